@@ -1,0 +1,56 @@
+"""Lengths to a plan (which sample in which step, rank and micro-batch); samples to flat arrays. No torch.
+
+    lengths ── plan() ──▶ BatchPlan ── micro_batches(step, rank) ──▶ indices
+    examples ── collate() ──▶ PackedBatch, one flat padding-free row
+
+`divide` and `pack_rows` are the pieces that `plan` is made of. Names are imported when they are first used, so that
+`import forge_packing` loads nothing, and `PlanSettings` can be read without numpy.
+"""
+
+import importlib
+from typing import TYPE_CHECKING
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from forge_packing._batch_plan import BatchPlan
+    from forge_packing._collate import PackedBatch, collate
+    from forge_packing._division import divide
+    from forge_packing._errors import PackingError
+    from forge_packing._plan import plan
+    from forge_packing._rows import pack_rows
+    from forge_packing._settings import PlanSettings
+
+__all__ = [
+    "BatchPlan",
+    "PackedBatch",
+    "PackingError",
+    "PlanSettings",
+    "collate",
+    "divide",
+    "pack_rows",
+    "plan",
+]
+
+_HOMES = {
+    "BatchPlan": "_batch_plan",
+    "PackedBatch": "_collate",
+    "PackingError": "_errors",
+    "PlanSettings": "_settings",
+    "collate": "_collate",
+    "divide": "_division",
+    "pack_rows": "_rows",
+    "plan": "_plan",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,86 @@
+"""What comes in to what can be planned: Python and numpy integers, int64 lengths, or a PackingError that says why not."""
+
+import numpy as np
+import numpy.typing as npt
+
+from forge_packing._errors import PackingError
+
+Int64Array = npt.NDArray[np.int64]
+
+# PackedBatch.cu_seqlens is int32, as attention kernels want it, so no micro-batch may be longer.
+MAX_TOKENS = 2**31 - 1
+
+
+def whole_number(name: str, value: object, minimum: int, maximum: int | None = None) -> int:
+    """The value as an int; PackingError unless it is an integer (no bool) from minimum to maximum."""
+    wish = f"an integer of at least {minimum}" if maximum is None else f"an integer from {minimum} to {maximum}"
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
+        raise PackingError(f"{name} must be {wish}, got {value!r} ({type(value).__name__})")
+    number = int(value)
+    if number < minimum or (maximum is not None and number > maximum):
+        raise PackingError(f"{name} must be {wish}, got {number}")
+    return number
+
+
+def integer_array(name: str, values: npt.ArrayLike) -> Int64Array:
+    """A fresh int64[N] copy of the values; PackingError unless they are a flat sequence of integers."""
+    try:
+        array = np.asarray(values)
+    except ValueError as error:  # ragged nesting
+        raise PackingError(f"{name} must be a flat sequence of integers: {error}") from error
+    if array.ndim != 1:
+        raise PackingError(f"{name} must be a flat sequence of integers, got an array of shape {array.shape}")
+    if array.size == 0:
+        return np.zeros(0, dtype=np.int64)
+    if array.dtype.kind not in "iu":
+        index, found = _first_non_integer(array)
+        raise PackingError(f"{name} must be integers, found {found!r} at index {index} (dtype {array.dtype})")
+    if array.dtype.kind == "u" and int(array.max()) > np.iinfo(np.int64).max:
+        raise PackingError(f"{name} must fit into int64, found {int(array.max())} at index {int(array.argmax())}")
+    return array.astype(np.int64, copy=True)
+
+
+def sample_lengths(lengths: npt.ArrayLike, max_tokens: int, budget_name: str) -> Int64Array:
+    """int64[N], every one from 1 to max_tokens; PackingError for anything else, empty input included."""
+    array = integer_array("lengths", lengths)
+    if array.size == 0:
+        raise PackingError("lengths is empty: there is no sample to plan. Check that the data has rows left after filtering")
+    bad = np.flatnonzero(array < 1)
+    if bad.size:
+        raise PackingError(
+            f"lengths must be at least 1 token, found {array[bad[0]]} at index {bad[0]}"
+            f"{_and_others(bad.size)}. Leave out empty samples before planning"
+        )
+    bad = np.flatnonzero(array > max_tokens)
+    if bad.size:
+        raise PackingError(
+            f"sample {bad[0]} has {array[bad[0]]} tokens, more than {budget_name}={max_tokens}{_and_others(bad.size)}. "
+            f"Set {budget_name} to at least {array.max()} (the longest sample), or leave out longer samples before planning"
+        )
+    return array
+
+
+def sample_loss_counts(loss_counts: npt.ArrayLike, lengths: Int64Array) -> Int64Array:
+    """int64[N], every one from 0 to the sample's length; PackingError for anything else."""
+    array = integer_array("loss_counts", loss_counts)
+    if array.shape != lengths.shape:
+        raise PackingError(f"loss_counts must have one entry a sample: got {array.size} for {lengths.size} lengths")
+    bad = np.flatnonzero((array < 0) | (array > lengths))
+    if bad.size:
+        raise PackingError(
+            f"loss_counts must lie between 0 and the sample's length, found {array[bad[0]]} at index {bad[0]}, "
+            f"a sample of {lengths[bad[0]]} tokens{_and_others(bad.size)}. "
+            "Count the labels after the first that are not -100"
+        )
+    return array
+
+
+def _first_non_integer(array: np.ndarray) -> tuple[int, object]:
+    for index, value in enumerate(array.tolist()):
+        if isinstance(value, bool) or not isinstance(value, int):
+            return index, value
+    return 0, array.tolist()[0]  # integers beyond int64, which numpy keeps as objects
+
+
+def _and_others(count: int) -> str:
+    return "" if count == 1 else f" (and {count - 1} more like it)"

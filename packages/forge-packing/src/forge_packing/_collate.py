@@ -1,0 +1,110 @@
+"""Samples to one flat, padding-free row: PackedBatch."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+
+from forge_packing._checks import MAX_TOKENS, Int64Array
+from forge_packing._errors import PackingError
+
+IGNORE = -100
+"""The label of a token that no loss is counted for, as in torch and transformers."""
+
+
+class Example(Protocol):
+    """Anything with these two, each of S integers: a list, an array, a slice of a memory map."""
+
+    @property
+    def input_ids(self) -> Any: ...
+
+    @property
+    def labels(self) -> Any: ...
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class PackedBatch:
+    """B samples of T tokens in all, one after another in one flat row.
+
+    The indices are int64, which torch.from_numpy makes into what embeddings and losses take without another copy.
+    """
+
+    input_ids: Int64Array
+    """int64[T]"""
+    labels: Int64Array
+    """int64[T]: not shifted; -100 where no loss is counted, and at the first token of every sample: a model that
+    predicts the next token would else be asked for it from another sample's last."""
+    position_ids: Int64Array
+    """int64[T]: 0, 1, 2, ... from 0 again in every sample."""
+    cu_seqlens: npt.NDArray[np.int32]
+    """int32[B+1]: where the samples start, and T at the end."""
+    max_seqlen: int
+    """Tokens in the longest sample; 0 in an empty batch."""
+
+
+def collate(examples: Iterable[Example | tuple[Sequence[int] | npt.ArrayLike, Sequence[int] | npt.ArrayLike]]) -> PackedBatch:
+    """Pack examples, objects with `input_ids` and `labels` or pairs of the two, into one flat row.
+
+    No examples give an empty row (cu_seqlens is [0]): a rank without work in this pass. The examples stay as they are.
+    Raises PackingError for an example that is empty, not of integers, or whose two lengths differ.
+
+    >>> batch = collate([([5, 6, 7], [5, 6, 7]), ([8, 9], [-100, 9])])
+    >>> batch.labels.tolist(), batch.position_ids.tolist(), batch.cu_seqlens.tolist()
+    ([-100, 6, 7, -100, 9], [0, 1, 2, 0, 1], [0, 3, 5])
+    """
+    ids: list[np.ndarray] = []
+    labels: list[np.ndarray] = []
+    for index, example in enumerate(examples):
+        these_ids, these_labels = _arrays(index, example)
+        ids.append(these_ids)
+        labels.append(these_labels)
+    lengths = np.array([array.size for array in ids], dtype=np.int64)
+    ends = np.cumsum(lengths)
+    total = int(ends[-1]) if ends.size else 0
+    if total > MAX_TOKENS:
+        raise PackingError(f"{total} tokens are too many for one row: cu_seqlens is int32, so at most {MAX_TOKENS}")
+    starts = ends - lengths
+    flat_labels = _flat(labels)
+    flat_labels[starts] = IGNORE
+    return PackedBatch(
+        input_ids=_flat(ids),
+        labels=flat_labels,
+        position_ids=np.arange(total, dtype=np.int64) - np.repeat(starts, lengths),
+        cu_seqlens=np.append(starts, total).astype(np.int32),
+        max_seqlen=int(lengths.max()) if lengths.size else 0,
+    )
+
+
+def _arrays(index: int, example: Any) -> tuple[np.ndarray, np.ndarray]:
+    try:
+        ids, labels = (example.input_ids, example.labels) if hasattr(example, "input_ids") else example
+    except (AttributeError, TypeError, ValueError) as error:
+        raise PackingError(
+            f"example {index} is a {type(example).__name__}: give objects with input_ids and labels, or pairs of the two"
+        ) from error
+    ids, labels = _integers(index, "input_ids", ids), _integers(index, "labels", labels)
+    if ids.size != labels.size:
+        raise PackingError(
+            f"example {index} has {ids.size} input_ids and {labels.size} labels: there must be one label a token"
+        )
+    return ids, labels
+
+
+def _integers(index: int, name: str, values: Any) -> np.ndarray:
+    try:
+        array = np.asarray(values)
+    except ValueError as error:
+        raise PackingError(f"example {index}: {name} must be a flat sequence of integers: {error}") from error
+    if array.ndim != 1 or array.size == 0 or array.dtype.kind not in "iu":
+        raise PackingError(
+            f"example {index}: {name} must be a flat sequence of integers, at least one; got {array.dtype}{list(array.shape)}"
+        )
+    return array
+
+
+def _flat(arrays: list[np.ndarray]) -> Int64Array:
+    if not arrays:
+        return np.zeros(0, dtype=np.int64)
+    return np.concatenate(arrays, dtype=np.int64, casting="same_kind")

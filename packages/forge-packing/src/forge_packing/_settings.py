@@ -1,0 +1,50 @@
+"""The settings of a plan, as a command line or a recipe states them. Needs attrs only."""
+
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+
+
+def _whole(minimum: int, maximum: int | None = None) -> Callable[[Any, "attrs.Attribute[Any]", Any], None]:
+    """A validator: an integer (no bool, which is an int to Python) from minimum to maximum."""
+    wish = f"an integer of at least {minimum}" if maximum is None else f"an integer from {minimum} to {maximum}"
+
+    def check(_instance: Any, attribute: "attrs.Attribute[Any]", value: Any) -> None:
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise TypeError(f"{attribute.name} must be {wish}, got {value!r} ({type(value).__name__})")
+        if value < minimum or (maximum is not None and value > maximum):
+            raise ValueError(f"{attribute.name} must be {wish}, got {value}")
+
+    return check
+
+
+@attrs.frozen(kw_only=True)
+class PlanSettings:
+    """How much is trained on in a step, for how long, and in which order.
+
+    >>> PlanSettings(max_steps=20).epochs is None
+    True
+    """
+
+    effective_batch_size: int = attrs.field(default=32, validator=_whole(1))
+    """Samples in one optimizer step, over all ranks and micro-batches together."""
+
+    max_tokens_per_gpu: int | None = attrs.field(default=None, validator=attrs.validators.optional(_whole(1, 2**31 - 1)))
+    """Tokens in one micro-batch. By default what suits the device, or the longest sample where that is more."""
+
+    num_epochs: int | None = attrs.field(default=None, validator=attrs.validators.optional(_whole(1)))
+    """Passes over the data. By default 1, or as many as max_steps takes when that is given."""
+
+    max_steps: int | None = attrs.field(default=None, validator=attrs.validators.optional(_whole(1)))
+    """Optimizer steps after which training ends. With num_epochs too, whichever is reached first."""
+
+    seed: int = attrs.field(default=42, validator=_whole(0, 2**32 - 1))
+    """Seed of everything random: the order of samples, the validation split, LoRA's start, dropout."""
+
+    @property
+    def epochs(self) -> int | None:
+        """`plan`'s argument `epochs`: num_epochs, else 1, or None (endless) where max_steps is the only limit."""
+        if self.num_epochs is None and self.max_steps is None:
+            return 1
+        return self.num_epochs

@@ -1,0 +1,70 @@
+"""The door: public names, lazy imports, and no import of what does not belong here."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import forge_packing
+
+SOURCE = Path(forge_packing.__file__).parent
+
+
+def python(code):
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+
+
+def test_public_names():
+    """__all__ is sorted, and is the table of homes; each name is found there and in dir()."""
+    assert forge_packing.__all__ == sorted(forge_packing.__all__) == sorted(forge_packing._HOMES)
+    for name in forge_packing.__all__:
+        assert getattr(forge_packing, name).__module__ == f"forge_packing.{forge_packing._HOMES[name]}"
+    assert set(forge_packing.__all__) <= set(dir(forge_packing))
+
+
+def test_type_checkers_see_the_same_names():
+    """The imports for type checkers name every public name, from its home."""
+    tree = ast.parse((SOURCE / "__init__.py").read_text())
+    (guarded,) = [node for node in tree.body if isinstance(node, ast.If)]
+    seen = {alias.name: node.module.removeprefix("forge_packing.") for node in guarded.body for alias in node.names}
+    assert seen == forge_packing._HOMES
+
+
+def test_unknown_name():
+    """A name that is not there is an AttributeError, as in any module."""
+    with pytest.raises(AttributeError, match="module 'forge_packing' has no attribute 'unpack'"):
+        _ = forge_packing.unpack
+
+
+def test_import_is_free():
+    """Importing the package loads neither numpy nor attrs; reading its settings loads no numpy."""
+    loaded = "[m for m in ('numpy', 'attrs', 'torch') if m in sys.modules]"
+    assert python(f"import sys, forge_packing; print({loaded})") == "[]"
+    assert python(f"import sys, forge_packing; forge_packing.PlanSettings(); print({loaded})") == "['attrs']"
+
+
+def test_use_loads_no_torch_and_no_sibling():
+    """Planning, saving, loading and collating load neither torch nor another of the house's packages."""
+    code = """
+import sys, tempfile, pathlib, forge_packing
+made = forge_packing.plan([3, 4, 5], batch_size=2, max_tokens=9, loss_counts=[1, 1, 1])
+with tempfile.TemporaryDirectory() as folder:
+    made.save(pathlib.Path(folder) / "plan.npz")
+    forge_packing.BatchPlan.load(pathlib.Path(folder) / "plan.npz").summary()
+forge_packing.collate([([1, 2], [1, 2])])
+foreign = {"torch", "transformers", "numba", "forge"}
+print([m for m in sys.modules if m in foreign or m.startswith("forge_") and m.split(".")[0] != "forge_packing"])
+"""
+    assert python(code) == "[]"
+
+
+def test_source_imports_only_what_is_declared():
+    """Every import in every file is of the standard library, numpy, attrs, or this package."""
+    allowed = {*sys.stdlib_module_names, "numpy", "attrs", "forge_packing"}
+    for file in SOURCE.glob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
+            assert {name.split(".")[0] for name in names} <= allowed, file.name

@@ -1,0 +1,172 @@
+"""plan: the laws of every plan, and what it refuses."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forge_packing import PackingError, plan
+
+
+@st.composite
+def arguments(draw):
+    """Lengths and every parameter of plan(), such that there is a plan."""
+    max_tokens = draw(st.integers(1, 50))
+    lengths = draw(st.lists(st.integers(1, max_tokens), min_size=1, max_size=40))
+    batch_size = draw(st.integers(1, 12))
+    max_steps = draw(st.none() | st.integers(1, 30))
+    epochs = draw(st.integers(1, 4)) if max_steps is None else draw(st.none() | st.integers(1, 4))
+    return {
+        "lengths": lengths,
+        "batch_size": batch_size,
+        "max_tokens": max_tokens,
+        "world_size": draw(st.integers(1, batch_size)),
+        "seed": draw(st.integers(0, 2**32 - 1)),
+        "epochs": epochs,
+        "max_steps": max_steps,
+        "loss_counts": [draw(st.integers(0, length)) for length in lengths],
+        "shuffle": draw(st.booleans()),
+        "drop_last": len(lengths) >= batch_size and draw(st.booleans()),
+    }
+
+
+@settings(deadline=None, max_examples=1000)
+@given(arguments())
+def test_a_step_is_divided_exactly(given_arguments):
+    """Each step: every sample once, in the order of the step; the budget; the same number on all ranks; right sums."""
+    made = plan(**given_arguments)
+    lengths, counts = np.asarray(given_arguments["lengths"]), np.asarray(given_arguments["loss_counts"])
+    for step in range(made.num_steps):
+        samples = made.samples(step)
+        ranks = [made.micro_batches(step, rank) for rank in range(made.world_size)]
+        assert len({len(rank) for rank in ranks}) == 1
+        micro_batches = [micro_batch for rank in ranks for micro_batch in rank]
+        assert sorted(np.concatenate(micro_batches).tolist()) == sorted(samples.tolist())
+        position = {sample: at for at, sample in enumerate(samples.tolist())}
+        for micro_batch in micro_batches:
+            assert lengths[micro_batch].sum() <= made.max_tokens
+            places = [position[sample] for sample in micro_batch.tolist()]
+            assert places == sorted(places)
+        assert made.tokens[step] == lengths[samples].sum()
+        assert made.loss_tokens[step] == counts[samples].sum()
+    made.check()
+
+
+@settings(deadline=None, max_examples=1000)
+@given(arguments())
+def test_epochs_hold_every_sample(given_arguments):
+    """Steps do not cross epochs; a whole epoch has every sample once; the run stops at the first of its limits."""
+    made = plan(**given_arguments)
+    n, batch_size = len(given_arguments["lengths"]), made.batch_size
+    per_epoch = n // batch_size if made.drop_last else -(-n // batch_size)
+    limits = [made.max_steps, None if made.epochs is None else made.epochs * per_epoch]
+    assert made.num_steps == min(limit for limit in limits if limit is not None)
+    assert made.num_samples == sum(made.samples(step).size for step in range(made.num_steps))
+    for epoch in range(made.epoch(made.num_steps - 1) + 1):
+        steps = [step for step in range(made.num_steps) if made.epoch(step) == epoch]
+        assert steps[0] == epoch * per_epoch
+        assert all(made.samples(step).size == batch_size for step in steps[:-1])
+        samples = np.concatenate([made.samples(step) for step in steps]).tolist()
+        assert len(set(samples)) == len(samples)
+        if len(steps) == per_epoch:
+            assert len(samples) == (n // batch_size * batch_size if made.drop_last else n)
+
+
+@settings(deadline=None, max_examples=1000)
+@given(arguments(), st.integers(1, 12), st.integers(0, 100))
+def test_order_is_global(given_arguments, world_size, more_tokens):
+    """A step's samples depend on neither the number of ranks nor the budget, nor on how long the run goes on."""
+    made = plan(**given_arguments)
+    other = plan(
+        **{
+            **given_arguments,
+            "world_size": min(world_size, made.batch_size),
+            "max_tokens": made.max_tokens + more_tokens,
+            "epochs": None,
+            "max_steps": made.num_steps + 3,
+        }
+    )
+    for step in range(made.num_steps):
+        assert made.samples(step).tolist() == other.samples(step).tolist()
+
+
+@settings(deadline=None, max_examples=300)
+@given(arguments())
+def test_deterministic(given_arguments):
+    """The same input makes the same plan, to the bit."""
+    assert plan(**given_arguments).fingerprint == plan(**given_arguments).fingerprint
+
+
+def test_epochs_and_seeds_have_their_own_order():
+    """Two epochs differ, two seeds differ; without shuffle every epoch is in the order of the data."""
+    two = plan([1] * 50, batch_size=50, max_tokens=50, epochs=2)
+    assert two.samples(0).tolist() != two.samples(1).tolist()
+    assert two.samples(0).tolist() != plan([1] * 50, batch_size=50, max_tokens=50, seed=1).samples(0).tolist()
+    plain = plan([1] * 50, batch_size=50, max_tokens=50, epochs=2, shuffle=False)
+    assert plain.samples(0).tolist() == plain.samples(1).tolist() == list(range(50))
+
+
+def test_the_order_does_not_follow_from_the_batch_size_in_disguise():
+    """Batches of another size cut the same order elsewhere."""
+    orders = []
+    for batch_size in (3, 7):
+        made = plan([2] * 21, batch_size=batch_size, max_tokens=9, seed=5)
+        orders.append(np.concatenate([made.samples(step) for step in range(made.num_steps)]).tolist())
+    assert orders[0] == orders[1]
+
+
+def test_lengths_may_change_afterwards():
+    """The plan keeps copies: an array that its caller changes later does not change it."""
+    lengths = np.array([3, 4, 5])
+    made = plan(lengths, batch_size=2, max_tokens=9, loss_counts=lengths)
+    before = made.fingerprint
+    lengths[:] = 1
+    assert made.lengths.tolist() == [3, 4, 5]
+    made.__dict__.pop("fingerprint")
+    assert made.fingerprint == before
+    assert made.loss_tokens.sum() == 12
+
+
+REFUSED = [
+    ({"lengths": []}, "lengths is empty"),
+    ({"lengths": np.zeros(0, dtype=np.int64)}, "lengths is empty"),
+    ({"lengths": [4, 0, 0]}, r"at least 1 token, found 0 at index 1 \(and 1 more like it\)"),
+    ({"lengths": [4, 2, -3]}, "at least 1 token, found -3 at index 2"),
+    ({"lengths": [4, 2.5]}, "lengths must be integers, found 4.0 at index 0"),
+    ({"lengths": [float("nan")]}, "lengths must be integers, found nan at index 0"),
+    ({"lengths": ["4"]}, "lengths must be integers, found '4' at index 0"),
+    ({"lengths": [True, True]}, "lengths must be integers, found True at index 0"),
+    ({"lengths": [2**70]}, f"lengths must be integers, found {2**70} at index 0"),
+    ({"lengths": np.array([1, 2**63], dtype=np.uint64)}, f"must fit into int64, found {2**63} at index 1"),
+    ({"lengths": [[4, 5], [6, 7]]}, r"flat sequence of integers, got an array of shape \(2, 2\)"),
+    ({"lengths": [[4], [6, 7]]}, "flat sequence of integers"),
+    ({"lengths": 7}, r"flat sequence of integers, got an array of shape \(\)"),
+    ({"lengths": [4, 11, 20]}, "sample 1 has 11 tokens, more than max_tokens=10 .and 1 more.*max_tokens to at least 20"),
+    ({"batch_size": 0}, "batch_size must be an integer of at least 1, got 0"),
+    ({"batch_size": 2.0}, r"batch_size must be an integer of at least 1, got 2.0 \(float\)"),
+    ({"batch_size": True}, r"batch_size must be .* got True \(bool\)"),
+    ({"batch_size": 2, "world_size": 3}, "batch_size=2 is less than world_size=3.*at least 3"),
+    ({"world_size": 0}, "world_size must be an integer of at least 1, got 0"),
+    ({"max_tokens": -5}, "max_tokens must be an integer from 1 to 2147483647, got -5"),
+    ({"max_tokens": 2**31}, "max_tokens must be an integer from 1 to 2147483647, got 2147483648"),
+    ({"max_tokens": None}, r"max_tokens must be .* got None \(NoneType\)"),
+    ({"epochs": 0}, "epochs must be an integer of at least 1, got 0"),
+    ({"epochs": -1}, "epochs must be an integer of at least 1, got -1"),
+    ({"epochs": None}, "epochs=None never ends"),
+    ({"max_steps": 0}, "max_steps must be an integer of at least 1, got 0"),
+    ({"seed": -1}, "seed must be an integer from 0 to 4294967295, got -1"),
+    ({"loss_counts": [1, 1]}, "one entry a sample: got 2 for 3 lengths"),
+    ({"loss_counts": [1, 9, 1]}, "between 0 and the sample's length, found 9 at index 1, a sample of 5 tokens"),
+    ({"loss_counts": [1, 1, -1]}, "between 0 and the sample's length, found -1 at index 2"),
+    ({"loss_counts": [1.0, 1.0, 1.0]}, "loss_counts must be integers"),
+    ({"drop_last": True, "batch_size": 4}, "drop_last leaves no step: 3 samples are fewer than batch_size=4"),
+]
+
+
+@pytest.mark.parametrize(("changed", "message"), REFUSED, ids=[f"{case[0]}"[:60] for case in REFUSED])
+def test_refuses(changed, message):
+    """Bad input is a PackingError that says what was found, where, and what to do."""
+    good = {"lengths": [4, 5, 6], "batch_size": 2, "max_tokens": 10}
+    plan(**good)
+    with pytest.raises(PackingError, match=message):
+        plan(**{**good, **changed})

@@ -1,0 +1,53 @@
+"""PlanSettings: defaults, limits, and what they mean to plan()."""
+
+import pytest
+
+from forge_packing import PlanSettings
+
+
+def test_defaults():
+    """The defaults are the documented ones."""
+    settings = PlanSettings()
+    assert (settings.effective_batch_size, settings.max_tokens_per_gpu, settings.seed) == (32, None, 42)
+    assert (settings.num_epochs, settings.max_steps) == (None, None)
+
+
+@pytest.mark.parametrize(("num_epochs", "max_steps", "epochs"), [(None, None, 1), (3, None, 3), (None, 20, None), (2, 20, 2)])
+def test_epochs_resolve(num_epochs, max_steps, epochs):
+    """One epoch unless max_steps is given, which alone is endless; with both, both limits stand."""
+    assert PlanSettings(num_epochs=num_epochs, max_steps=max_steps).epochs == epochs
+
+
+@pytest.mark.parametrize("name", ["effective_batch_size", "max_tokens_per_gpu", "num_epochs", "max_steps"])
+@pytest.mark.parametrize("value", [0, -1])
+def test_counts_are_at_least_one(name, value):
+    """A count below 1 is refused by name and value."""
+    with pytest.raises(ValueError, match=f"{name} must be an integer .*got {value}"):
+        PlanSettings(**{name: value})
+
+
+@pytest.mark.parametrize("name", ["effective_batch_size", "max_tokens_per_gpu", "num_epochs", "max_steps", "seed"])
+@pytest.mark.parametrize("value", [True, 2.0, "2", float("nan")])
+def test_only_integers(name, value):
+    """Bools, floats and strings are refused by name, value and type."""
+    with pytest.raises(TypeError, match=rf"{name} must be an integer .*\({type(value).__name__}\)"):
+        PlanSettings(**{name: value})
+
+
+@pytest.mark.parametrize("seed", [-1, 2**32])
+def test_seed_range(seed):
+    """A seed fits into 32 bits, as every generator that it feeds requires."""
+    with pytest.raises(ValueError, match="seed must be an integer from 0 to 4294967295"):
+        PlanSettings(seed=seed)
+
+
+def test_every_setting_has_help():
+    """Each field has a docstring below it: the command line's help is made from them."""
+    import ast
+    import inspect
+
+    body = ast.parse(inspect.getsource(PlanSettings)).body[0].body
+    for field, after in zip(body, [*body[1:], None], strict=True):
+        if isinstance(field, ast.AnnAssign):
+            assert isinstance(after, ast.Expr), field.target.id
+            assert after.value.value.endswith(".")
