@@ -1,0 +1,80 @@
+"""The quickstart: fine-tune SmolLM2-135M-Instruct on questions about the Python standard library, in a few minutes on two cores.
+
+    hatch run quickstart                 # a model, 2,000 real questions, a short run, one answer before and after
+    hatch run quickstart --steps 60      # longer
+
+Everything after the model and the data is one call of `forge.sft`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from model import smollm2
+from questions import stdlib_questions
+from rich.console import Console
+from rich.panel import Panel
+
+import forge
+
+QUESTION = "What does Python's `textwrap.dedent` do?"
+
+
+def main() -> None:
+    """Fetch, build, train, compare."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=16, help="optimizer steps of 16 samples (default 16)")
+    parser.add_argument("--runs", type=Path, default=Path("runs"), help="where runs are kept (default runs/)")
+    options = parser.parse_args()
+    console = Console(soft_wrap=True)
+
+    console.rule("[bold]1  a model")
+    model_path = smollm2(say=console.print)
+
+    console.rule("[bold]2  some data")
+    data_path = options.runs / "quickstart-data.jsonl"
+    data_path.parent.mkdir(parents=True, exist_ok=True)
+    rows = stdlib_questions(leave_out=QUESTION)
+    data_path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+    console.print(f"{len(rows):,} questions and answers from the standard library's docstrings: {data_path}")
+
+    console.rule("[bold]3  training")
+    answer_before = forge.generate(model_path, QUESTION, max_new_tokens=64)
+    result = forge.sft(
+        model_path=model_path,
+        data_path=data_path,
+        ckpt_output_dir=fresh(options.runs / "quickstart"),
+        validation_split=0.02,
+        max_steps=options.steps,
+        effective_batch_size=16,
+        learning_rate=1e-4,
+        warmup_steps=2,
+    )
+    answer_after = forge.generate(result.model_dir, QUESTION, max_new_tokens=64)
+
+    before, after = result.eval_loss_before, result.eval_loss_after
+    assert before is not None
+    assert after is not None
+    console.rule("[bold]4  what came of it")
+    console.print(f"held-out loss  {before:.4f} → {after:.4f}  ({100 * (after / before - 1):+.1f} %)")
+    console.print(Panel(answer_before, title=f"before: {QUESTION}", title_align="left"), markup=False)
+    console.print(Panel(answer_after, title=f"after: {QUESTION}", title_align="left"), markup=False)
+    console.print(f"the run    {result.output_dir}  (config.yaml, metrics.jsonl, log.txt)")
+    console.print(f"the model  {result.model_dir}  (a plain Hugging Face directory)")
+    console.print(f'try it     hatch run forge generate {result.model_dir} "What does Python\'s `json.loads` do?"')
+    console.print("next       hatch run forge sft --help")
+
+
+def fresh(path: Path) -> Path:
+    """Return `path`, or `path-2`, `path-3`, ... : a directory that holds no run yet."""
+    number, free = 1, path
+    while free.exists():
+        number += 1
+        free = path.with_name(f"{path.name}-{number}")
+    return free
+
+
+if __name__ == "__main__":
+    main()

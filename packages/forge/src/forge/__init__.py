@@ -1,0 +1,73 @@
+"""A few settings to a run: `forge.sft(...)` in Python, `forge sft` in a shell.
+
+A lazy door: importing `forge` loads none of the rooms behind it. `forge.data` is `forge_data`, `forge.packing` is
+`forge_packing`, and so on; the verbs (`forge.sft`, `forge.generate`) load what they need when they are called.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import forge_accel as accel
+    import forge_algos as algos
+    import forge_data as data
+    import forge_dist as dist
+    import forge_packing as packing
+    from forge._errors import ForgeError, RecipeError, RunDirectoryError, SettingsError
+    from forge._generate import generate
+    from forge._result import RunResult
+    from forge._sft import sft
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ForgeError",
+    "RecipeError",
+    "RunDirectoryError",
+    "RunResult",
+    "SettingsError",
+    "accel",
+    "algos",
+    "data",
+    "dist",
+    "generate",
+    "packing",
+    "sft",
+]
+
+_ROOMS = {
+    "accel": "forge_accel",
+    "algos": "forge_algos",
+    "data": "forge_data",
+    "dist": "forge_dist",
+    "packing": "forge_packing",
+}
+_HOMES = {
+    "ForgeError": "_errors",
+    "RecipeError": "_errors",
+    "RunDirectoryError": "_errors",
+    "RunResult": "_result",
+    "SettingsError": "_errors",
+    "generate": "_generate",
+    "sft": "_sft",
+}
+
+
+def __getattr__(name: str) -> object:
+    """Load a room or a verb when it is first asked for."""
+    if name in _ROOMS:
+        value: object = import_module(_ROOMS[name])
+    elif name in _HOMES:
+        value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    else:
+        msg = f"module {__name__!r} has no attribute {name!r}"
+        raise AttributeError(msg)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """List the public names."""
+    return [*__all__, "__version__"]

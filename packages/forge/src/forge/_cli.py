@@ -1,0 +1,136 @@
+"""The command `forge`: words of a shell → the same calls that Python makes, errors → one message and an exit status.
+
+Exit status: 0 finished; 2 bad input; 1 the run failed; 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, cast, get_args
+
+import cyclopts
+
+import forge
+from forge._recipe import read_recipe
+from forge._reference import field_texts
+from forge._settings import SFTSettings, flat_fields, groups, resolve, signature_of
+from forge._sft import run
+
+_DEBUG = "FORGE_DEBUG"
+
+
+def _whole(_kind: object, tokens: Sequence[cyclopts.Token]) -> int:
+    """Read a whole number strictly: cyclopts by itself rounds 1.5 to 2."""
+    return int(tokens[0].value)
+
+
+Whole = Annotated[int, cyclopts.Parameter(converter=_whole)]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit status; never shows a traceback unless `--debug` asks for it."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    debug = "--debug" in words or bool(os.environ.get(_DEBUG))
+    try:
+        command, bound, *_ = _app().parse_args(
+            [word for word in words if word != "--debug"], exit_on_error=False, print_error=False
+        )
+        command(*bound.args, **bound.kwargs)
+    except cyclopts.CycloptsError as error:
+        return _say(str(error), 2, debug=debug)
+    except KeyboardInterrupt:
+        return _say("interrupted.", 130, debug=debug)
+    except Exception as error:  # noqa: BLE001 - the last place that can turn an exception into a message
+        status = getattr(error, "exit_status", None)
+        if status is not None:
+            return _say(str(error), int(status), debug=debug)
+        what = f"{type(error).__name__}: {error}"
+        return _say(f"failed: {what}\n(--debug shows where; if the input is right, this is a defect of forge.)", 1, debug=debug)
+    return 0
+
+
+def _say(message: str, status: int, *, debug: bool) -> int:
+    if debug:
+        traceback.print_exc()
+    print(f"forge: {message}", file=sys.stderr)
+    return status
+
+
+def _app() -> cyclopts.App:
+    app = cyclopts.App(
+        name="forge",
+        help="Fine-tune language models, with proof that what was trained is what you asked for.",
+        version=forge.__version__,
+        help_format="plaintext",
+        help_epilogue="Every command takes --debug, which shows the traceback of an error.",
+    )
+    app.command(_sft_command(), name="sft")
+    app.command(generate)
+    return app
+
+
+def _sft_command() -> Callable[..., None]:
+    """Build `forge sft` from the settings classes: one option for each field, its docstring as help."""
+
+    def sft(recipe: str | None = None, /, **settings: object) -> None:
+        layers = [(f"recipe {recipe}", read_recipe(recipe))] if recipe else []
+        resolved = resolve(SFTSettings, *layers, ("flag", settings))
+        print(run(resolved).model_dir)
+
+    plain = signature_of(SFTSettings)
+    owners = groups(SFTSettings)
+    order = list(owners)
+    helps = {field.name: (group, field_texts(owners[group])[field.name]) for group, field in flat_fields(SFTSettings)}
+    parameters = []
+    for parameter in plain.parameters.values():
+        if parameter.name == "recipe":
+            about = cyclopts.Parameter(help="A YAML file of settings; options given beside it win.")
+        else:
+            group, text = helps[parameter.name]
+            about = cyclopts.Parameter(
+                help=text,
+                group=cyclopts.Group(group.capitalize(), sort_key=order.index(group)),
+                consume_multiple=True,
+                negative_iterable=(),
+                converter=_whole if int in (parameter.annotation, *get_args(parameter.annotation)) else None,
+            )
+        annotation = parameter.annotation
+        if parameter.default is None and parameter.name != "recipe":
+            annotation = annotation | None
+        parameters.append(parameter.replace(annotation=Annotated[annotation, about]))
+    cast("Any", sft).__signature__ = inspect.Signature(parameters)
+    sft.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    sft.__doc__ = (
+        "Supervised fine-tuning: train a model on conversations, prompts with completions, or tokens.\n\n"
+        "Prints the directory of the trained model. Example: forge sft --model-path org/model --data-path train.jsonl "
+        "--ckpt-output-dir runs/first"
+    )
+    return sft
+
+
+def generate(
+    model: str,
+    prompt: str,
+    /,
+    *,
+    max_new_tokens: Whole = 256,
+    temperature: float = 0.0,
+    system: str | None = None,
+    seed: Whole = 42,
+) -> None:
+    """Let a model answer a prompt, to try what was trained.
+
+    Args:
+        model: A model directory, a LoRA directory, a run directory (its last export), or a hub name.
+        prompt: What the user says.
+        max_new_tokens: Stop after so many tokens.
+        temperature: 0 always takes the likeliest token; higher draws more freely.
+        system: A system message before the prompt.
+        seed: Seed of the draw.
+
+    """
+    print(forge.generate(model, prompt, max_new_tokens=max_new_tokens, temperature=temperature, system=system, seed=seed))

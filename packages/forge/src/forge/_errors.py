@@ -1,0 +1,32 @@
+"""What can be wrong with a request, as a family of exceptions.
+
+    ForgeError
+    ├── SettingsError (ValueError)       a setting is unknown, mistyped, out of range, or would have no effect
+    ├── RecipeError (ValueError)         a recipe file cannot be read as settings
+    └── RunDirectoryError (OSError)      the output directory holds something else, is in use, or cannot be written
+
+Each room has a family of its own. All of them agree by shape: an exception that carries `exit_status` is an answer to the
+user, said in one message; any other exception is a defect of forge.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class ForgeError(Exception):
+    """Root of the facade's errors: bad input, exit status 2."""
+
+    exit_status: ClassVar[int] = 2
+
+
+class SettingsError(ForgeError, ValueError):
+    """A setting is unknown, mistyped, out of range, or would have no effect."""
+
+
+class RecipeError(ForgeError, ValueError):
+    """A recipe file cannot be read as settings."""
+
+
+class RunDirectoryError(ForgeError, OSError):
+    """The output directory holds something else, is in use, or cannot be written."""

@@ -1,0 +1,96 @@
+"""Steps → what a person sees: a live bar on a terminal, plain lines elsewhere; both end up in the run's log."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+
+class Reporter:
+    """Says what happens, on stderr and through `log`; a context manager around the steps.
+
+    Args:
+        log: takes a line for the run's log file.
+        num_steps: steps of the run, for the bar and the remaining time.
+        every: a plain line every so many steps.
+
+    """
+
+    def __init__(self, log: Callable[[str], None], *, every: int = 1) -> None:
+        self._log = log
+        self._every = every
+        self._console = Console(stderr=True, highlight=False, soft_wrap=True)
+        self._bar: Progress | None = None
+        self._task: TaskID | None = None
+        self._num_steps = 0
+        self._began = 0.0
+
+    def note(self, line: str) -> None:
+        """Say a line now."""
+        self._log(line)
+        self._console.print(line, markup=False)
+
+    def count(self, what: str) -> Callable[[int, int], None]:
+        """Return a function `(done, total)` that shows how far some preparation has come (terminal only)."""
+
+        def show(done: int, total: int) -> None:
+            if sys.stderr.isatty():
+                self._console.print(f"{what}: {done:,}" + (f" of {total:,}" if total else ""), end="\r", markup=False)
+
+        return show
+
+    def steps(self, num_steps: int) -> Self:
+        """Begin the steps; use as `with reporter.steps(n):`."""
+        self._num_steps = num_steps
+        return self
+
+    def __enter__(self) -> Self:
+        self._began = time.perf_counter()
+        if self._console.is_terminal:
+            self._bar = Progress(
+                TextColumn("[bold]step"),
+                MofNCompleteColumn(),
+                BarColumn(),
+                TextColumn("{task.description}"),
+                TimeElapsedColumn(),
+                TextColumn("left"),
+                TimeRemainingColumn(),
+                console=self._console,
+            )
+            self._task = self._bar.add_task("starting", total=self._num_steps)
+            self._bar.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+    def step(self, out: Any, tokens_per_second: float) -> None:
+        """Show one finished step (a `forge_algos.StepOutput`)."""
+        seen = f"loss {out.loss:.4f}  {tokens_per_second:,.0f} tokens/s"
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, completed=out.step, description=seen)
+        if out.step % self._every and out.step != self._num_steps:
+            return
+        spent = time.perf_counter() - self._began
+        left = spent / out.step * (self._num_steps - out.step)
+        line = (
+            f"step {out.step}/{self._num_steps}  loss {out.loss:.4f}  lr {out.learning_rate:.3g}  "
+            f"grad_norm {out.grad_norm:.3g}  {tokens_per_second:,.0f} tokens/s  ETA {_clock(left)}"
+        )
+        self._log(line)
+        if self._bar is None:
+            self._console.print(line, markup=False)
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

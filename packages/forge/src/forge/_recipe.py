@@ -1,0 +1,77 @@
+"""A YAML recipe → flat names and values, and a run's settings → a recipe that repeats it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from forge._errors import RecipeError
+from forge._settings import flat_fields
+
+
+class _NoDuplicates(yaml.SafeLoader):
+    """A safe loader that refuses a key given twice, which plain YAML readers settle silently."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[Any] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=deep)
+            if key in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"{key!r} is given twice", key_node.start_mark)
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+def read_recipe(path: str | Path) -> dict[str, object]:
+    """Read a flat mapping of setting names to values from a YAML file.
+
+    Raises `RecipeError` (with file and line) when the file is missing, is not YAML, holds a name twice, or is no mapping.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise RecipeError(f"{path}: there is no such recipe. Give a YAML file of settings, or settings alone.")
+    if path.is_dir():
+        raise RecipeError(f"{path} is a directory. Give a YAML file; a run's own is {path / 'config.yaml'}.")
+    try:
+        found = yaml.load(path.read_text(encoding="utf-8"), Loader=_NoDuplicates)  # noqa: S506 - a SafeLoader
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else "?"
+        raise RecipeError(
+            f"{path}:{line}: not a recipe: {error.problem}. A recipe has a line `name: value` for each setting."
+        ) from error
+    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
+        raise RecipeError(f"{path}: cannot be read as YAML: {error}.") from error
+    if found is None:
+        return {}
+    if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
+        raise RecipeError(f"{path}: a recipe is a mapping from setting names to values; found {type(found).__name__}.")
+    return found
+
+
+def as_recipe(settings: Any) -> str:
+    """Write composed settings as YAML, one line each, with where every value came from as its comment."""
+    lines = ["# Every setting of this run as resolved, and where it came from. `forge sft FILE` reads it as a recipe."]
+    group = None
+    for owner, field in flat_fields(type(settings)):
+        if owner != group:
+            lines.append(f"\n# {owner}")
+            group = owner
+        value = getattr(getattr(settings, owner), field.name)
+        origin = " ".join(settings.origins[field.name].split())
+        lines.append(f"{field.name}: {_one_line(list(value) if isinstance(value, tuple) else value)}  # {origin}")
+    return "\n".join(lines) + "\n"
+
+
+def _one_line(value: object) -> str:
+    """YAML for a scalar or a list of strings, on one line so that a comment can follow."""
+    text = yaml.safe_dump(value, default_flow_style=True, width=2**30, allow_unicode=True).removesuffix("...\n").rstrip("\n")
+    if "\n" in text:
+        text = yaml.safe_dump(value, default_flow_style=True, default_style='"', width=2**30).rstrip("\n")
+    return text
+
+
+def as_values(settings: Any) -> dict[str, object]:
+    """Flatten composed settings to names and plain values."""
+    return {field.name: getattr(getattr(settings, owner), field.name) for owner, field in flat_fields(type(settings))}

@@ -1,0 +1,188 @@
+"""Flat names and values → the settings of every room, each value with where it came from.
+
+Each leaf owns the settings of its room; this file only composes them: `SFTSettings` names the groups, and the signature of
+`forge.sft`, the command line, recipes and `config.yaml` are all derived from it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import types
+import typing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from os import PathLike, fspath
+from typing import Any, Literal, Self, TypeVar, Union, cast, get_args, get_origin
+
+import attrs
+
+import forge_accel
+import forge_algos
+import forge_data
+import forge_dist
+import forge_packing
+from forge._errors import SettingsError
+
+T = TypeVar("T")
+
+
+@attrs.frozen(kw_only=True)
+class ReportSettings:
+    """What a run says while it trains."""
+
+    eval_every_steps: int = attrs.field(default=0, validator=[attrs.validators.instance_of(int), attrs.validators.ge(0)])
+    """Measure the held-out loss every so many steps; 0 measures it before and after training only."""
+    logging_steps: int = attrs.field(default=1, validator=[attrs.validators.instance_of(int), attrs.validators.ge(1)])
+    """Print a line to the log every so many steps (metrics.jsonl has every step)."""
+
+
+@attrs.frozen(kw_only=True)
+class SFTSettings:
+    """Every setting of `forge.sft`, grouped by the room that owns it; `origins` says where each value came from."""
+
+    model: forge_dist.ModelSettings
+    data: forge_data.DataSettings
+    plan: forge_packing.PlanSettings
+    optimizer: forge_algos.OptimizerSettings
+    adapter: forge_algos.AdapterSettings
+    device: forge_accel.DeviceSettings
+    checkpoints: forge_dist.CheckpointSettings
+    report: ReportSettings
+    origins: Mapping[str, str]
+
+    def resolved(self, name: str, value: object, reason: str) -> Self:
+        """Return a copy in which a setting that was left open holds what was chosen for it, and why."""
+        group = next(owner for owner, field in flat_fields(type(self)) if field.name == name)
+        chosen = attrs.evolve(getattr(self, group), **{name: value})
+        return attrs.evolve(self, **{group: chosen}, origins={**self.origins, name: f"chosen: {reason}"})
+
+
+def flat_fields(settings_class: type) -> Iterator[tuple[str, attrs.Attribute[Any]]]:
+    """Yield `(group, field)` for every setting of a composed class, types resolved, in the order of its groups."""
+    for group, owner in groups(settings_class).items():
+        attrs.resolve_types(owner)
+        for field in attrs.fields(owner):
+            yield group, field
+
+
+def groups(settings_class: type) -> dict[str, type]:
+    """Name → attrs class of every group of a composed settings class."""
+    hints = typing.get_type_hints(settings_class)
+    return {field.name: hints[field.name] for field in attrs.fields(settings_class) if field.name != "origins"}
+
+
+def signature_of(settings_class: type) -> inspect.Signature:
+    """Signature `(recipe=None, /, *, setting=default, ...)` that a composed settings class stands for."""
+    recipe = inspect.Parameter("recipe", inspect.Parameter.POSITIONAL_ONLY, default=None, annotation=str | None)
+    keywords = [
+        inspect.Parameter(
+            field.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=None if field.default is attrs.NOTHING else field.default,
+            annotation=field.type,
+        )
+        for _, field in flat_fields(settings_class)
+    ]
+    return inspect.Signature([recipe, *keywords])
+
+
+def resolve(settings_class: type[T], *layers: tuple[str, Mapping[str, object]]) -> T:
+    """Compose settings from layers, later ones winning.
+
+    A layer is `(origin, values)`, such as `("recipe r.yaml", {...})` or `("flag", {...})`. Raises `SettingsError` on an
+    unknown name (with the nearest valid one), a value of the wrong type or range, or a required setting that is missing.
+    """
+    fields = {field.name: (group, field) for group, field in flat_fields(settings_class)}
+    values: dict[str, dict[str, object]] = {group: {} for group in groups(settings_class)}
+    origins = dict.fromkeys(fields, "default")
+    for origin, layer in layers:
+        for name, value in layer.items():
+            if name not in fields:
+                raise SettingsError(f"unknown setting {name!r} ({origin}).{_nearest(name, fields)}")
+            group, field = fields[name]
+            values[group][name] = _converted(field, value, origin)
+            origins[name] = origin
+    for name, (group, field) in fields.items():
+        if field.default is attrs.NOTHING and values[group].get(name) is None:
+            raise SettingsError(f"{name} is required: give {name}=... (on the command line --{dashed(name)}).")
+    built = {}
+    for group, owner in groups(settings_class).items():
+        try:
+            built[group] = owner(**values[group])
+        except (ValueError, TypeError) as error:
+            name = _named_in(str(error.args[0]), values[group])
+            where = f" ({origins[name]})" if name else ""
+            raise SettingsError(f"{error.args[0]}{where}") from error
+    compose = cast("Callable[..., T]", settings_class)
+    settings = compose(**built, origins=origins)
+    refuse_dead(settings)
+    return settings
+
+
+def refuse_dead(settings: Any) -> None:
+    """Refuse, by name, a setting that would change nothing beside the others."""
+    if settings.report.eval_every_steps and not (settings.data.eval_data_path or settings.data.validation_split):
+        raise SettingsError(
+            "eval_every_steps has no effect without held-out data: set eval_data_path or validation_split, or leave it out."
+        )
+
+
+def dashed(name: str) -> str:
+    """Return a setting's name as the command line spells it."""
+    return name.replace("_", "-")
+
+
+def _nearest(name: str, known: Mapping[str, object]) -> str:
+    close = difflib.get_close_matches(name.replace("-", "_"), known, n=1, cutoff=0.5)
+    return f" Did you mean {close[0]!r}?" if close else f" Known settings: {', '.join(known)}."
+
+
+def _named_in(message: str, given: Mapping[str, object]) -> str | None:
+    return next((name for name in given if f"'{name}'" in message or message.startswith(name)), None)
+
+
+def _converted(field: attrs.Attribute[Any], value: object, origin: str) -> object:
+    """Give back `value` as the field's type, or say what was wished and what came."""
+    kinds = get_args(field.type) if get_origin(field.type) in (Union, types.UnionType) else (field.type,)
+    if value is None and (types.NoneType in kinds or field.default is attrs.NOTHING):
+        return None
+    for kind in kinds:
+        converted = _as_kind(kind, value, from_text=origin.startswith("recipe"))
+        if converted is not None:
+            return converted
+    wish = " or ".join(_spelled(kind) for kind in kinds if kind is not types.NoneType)
+    close = ""
+    if isinstance(value, str) and get_origin(field.type) is Literal:
+        match = difflib.get_close_matches(value, get_args(field.type), n=1, cutoff=0.5)
+        close = f" Did you mean {match[0]!r}?" if match else ""
+    raise SettingsError(f"{field.name} must be {wish}, not {value!r} ({origin}).{close}")
+
+
+def _as_kind(kind: Any, value: object, *, from_text: bool) -> object | None:
+    if get_origin(kind) is Literal:
+        return value if value in get_args(kind) else None
+    if get_origin(kind) is tuple:
+        parts = (value,) if isinstance(value, str) else value
+        return tuple(parts) if isinstance(parts, Sequence) and all(isinstance(part, str) for part in parts) else None
+    if kind is str:
+        return fspath(cast("str | PathLike[str]", value)) if isinstance(value, (str, PathLike)) else None
+    if kind is bool:
+        return value if isinstance(value, bool) else None
+    if kind in (int, float) and not isinstance(value, bool):
+        # YAML 1.1 reads 1e-5 as a string; a person who writes it means the number.
+        if from_text and isinstance(value, str):
+            try:
+                return kind(value)
+            except ValueError:
+                return None
+        if isinstance(value, int) or (kind is float and isinstance(value, float)):
+            return kind(value)
+    return None
+
+
+def _spelled(kind: Any) -> str:
+    if get_origin(kind) is Literal:
+        return "one of " + ", ".join(repr(choice) for choice in get_args(kind))
+    if get_origin(kind) is tuple:
+        return "a list of strings"
+    return {str: "a string", int: "a whole number", float: "a number", bool: "true or false"}[kind]

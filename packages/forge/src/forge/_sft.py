@@ -1,0 +1,240 @@
+"""Supervised fine-tuning, the whole algorithm on one page: data → plan → launch → train → result."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import forge_accel
+import forge_algos
+import forge_data
+import forge_dist
+import forge_packing
+from forge._progress import Reporter
+from forge._recipe import as_recipe, read_recipe
+from forge._result import RunResult
+from forge._run_directory import RunDirectory
+from forge._settings import SFTSettings, resolve, signature_of
+
+
+def sft(recipe: str | Path | None = None, /, **settings: object) -> RunResult:
+    """Fine-tune a language model on conversations, prompts with completions, or tokens.
+
+    Takes every setting of `SFTSettings` by name (`help(forge.sft)` lists them; `docs/settings.md` explains them), and
+    optionally a YAML recipe that they override. `model_path`, `data_path` and `ckpt_output_dir` are required.
+
+    Returns:
+        A `RunResult`, once the export was loaded back and found to be the model that was trained.
+
+    Raises:
+        SettingsError, RecipeError, RunDirectoryError: the request is wrong; nothing was written.
+        forge_data.ForgeDataError, forge_packing.PackingError, forge_dist.ForgeDistError, forge_algos.ForgeAlgosError,
+        forge_accel.ForgeAccelError: a room refuses what it was given, saying what, where and what to do.
+
+    """
+    layers = [(f"recipe {recipe}", read_recipe(recipe))] if recipe else []
+    return run(resolve(SFTSettings, *layers, ("argument", settings)))
+
+
+sft.__signature__ = signature_of(SFTSettings)  # type: ignore[attr-defined]
+
+
+def run(s: SFTSettings) -> RunResult:
+    """Run supervised fine-tuning with settings that are already composed."""
+    forge_dist.require_single_process()
+    forge_dist.check_model_path(s.model.model_path)
+    with RunDirectory(s.checkpoints.ckpt_output_dir) as out:
+        report = Reporter(out.log, every=s.report.logging_steps)
+        try:
+            return _run(s, out, report)
+        except BaseException as error:
+            out.log(f"{'interrupted' if isinstance(error, KeyboardInterrupt) else 'failed'}: {type(error).__name__}: {error}")
+            raise
+
+
+def _run(s: SFTSettings, out: RunDirectory, report: Reporter) -> RunResult:
+    # data: records → tokens and labels, on disk
+    tokenizer = forge_data.load_tokenizer(s.model.model_path)
+    train = _prepare(s.data.data_path, tokenizer, out.root / "data" / "train", s, report)
+    held_out: forge_data.TokenStore | None = None
+    if s.data.eval_data_path:
+        held_out = _prepare(s.data.eval_data_path, tokenizer, out.root / "data" / "eval", s, report)
+    elif s.data.validation_split:
+        train, held_out = train.split(s.data.validation_split, seed=s.plan.seed)
+
+    # device: what this machine can do, each decision with its reason
+    machine = forge_accel.accelerator(s.device.device)
+    dtype = machine.dtype(s.device.dtype)
+    attention = machine.attention(s.device.attention, dtype.value)
+    s = _resolve_open(s, machine, dtype, attention, train, held_out)
+    for what, choice in (("device", machine.device), ("dtype", dtype), ("attention", attention)):
+        report.note(f"{what}: {choice.reason}")
+
+    # plan: which samples form which step, and how a step is cut into micro-batches
+    assert s.plan.max_tokens_per_gpu is not None
+    plan = forge_packing.plan(
+        train.lengths,
+        batch_size=s.plan.effective_batch_size,
+        max_tokens=s.plan.max_tokens_per_gpu,
+        seed=s.plan.seed,
+        epochs=s.plan.num_epochs,
+        max_steps=s.plan.max_steps,
+        loss_counts=train.loss_counts,
+    )
+    eval_rows = forge_packing.divide(held_out.lengths, max_tokens=s.plan.max_tokens_per_gpu)[0] if held_out is not None else []
+    (out.root / "plan").mkdir()
+    plan.save(out.root / "plan" / "plan.npz")
+    report.note(plan.summary())
+
+    # launch: the model on its device, with the adapter that was asked for
+    machine.seed(s.plan.seed)
+    model = forge_dist.load_model(
+        s.model.model_path,
+        # What is trained is held in float32, whatever it is computed in; a frozen base needs no more than it is computed in.
+        dtype=forge_accel.float32 if s.adapter.adapter == "none" else dtype.value,
+        device=machine.device.value,
+        attention=attention.value.name,
+        attention_function=attention.value.function,
+    )
+    if s.adapter.adapter == "lora":
+        model = forge_algos.attach_lora(model, s.adapter)
+    optimizer = forge_algos.adamw(model, s.optimizer, fused=machine.fused_optimizer.value)
+    scheduler = forge_algos.schedule(optimizer, s.optimizer, num_steps=plan.num_steps)
+    objective = forge_algos.SFT()
+    (out.root / "config.yaml").write_text(as_recipe(s), encoding="utf-8")
+    out.publish()
+
+    def autocast() -> Any:
+        return machine.autocast(dtype.value)
+
+    def batches(store: forge_data.TokenStore, rows: Sequence[Any]) -> list[forge_packing.PackedBatch]:
+        return [forge_packing.collate([store[int(i)] for i in indices]) for indices in rows]
+
+    def steps() -> Iterator[list[forge_packing.PackedBatch]]:
+        for step in range(plan.num_steps):
+            yield batches(train, plan.micro_batches(step))
+
+    def held_out_loss(step: int) -> float | None:
+        if held_out is None:
+            return None
+        found = forge_algos.evaluate(
+            model, batches(held_out, eval_rows), objective=objective, device=machine.device.value, autocast=autocast
+        )
+        out.metrics({"step": step, "eval_loss": found.loss, "eval_loss_tokens": found.loss_tokens})
+        report.note(f"held-out loss after step {step}: {found.loss:.4f} over {found.loss_tokens:,} tokens")
+        return found.loss
+
+    def export(samples: int) -> Path:
+        directory = out.path / "hf_format" / f"samples_{samples}"
+        if not directory.exists():
+            forge_dist.export_model(model, directory, tokenizer=tokenizer, dtype=forge_dist.base_dtype(s.model.model_path))
+            probe = held_out if held_out is not None else train
+            check = forge_dist.check_export(model, directory, [(e.input_ids, e.labels) for e in _few(probe)])
+            report.note(f"exported {directory}: loaded back, loss {check.reloaded:.4f} against {check.in_memory:.4f} in memory")
+        return directory
+
+    # train: the one loop; saving, measuring and reporting are the body of this `for`
+    began = time.perf_counter()
+    before = after = held_out_loss(0)
+    samples = 0
+    last = None
+    machine.reset_peak_memory()
+    with report.steps(plan.num_steps):
+        for last in forge_algos.train(
+            model,
+            steps(),
+            objective=objective,
+            optimizer=optimizer,
+            scheduler=scheduler,
+            max_grad_norm=s.optimizer.max_grad_norm,
+            device=machine.device.value,
+            autocast=autocast,
+        ):
+            seen, samples = samples, samples + last.samples
+            out.metrics(
+                {
+                    "step": last.step,
+                    "epoch": plan.epoch(last.step - 1),
+                    "samples": samples,
+                    "loss": last.loss,
+                    "lr": last.learning_rate,
+                    "grad_norm": last.grad_norm,
+                    "tokens": last.tokens,
+                    "loss_tokens": last.loss_tokens,
+                    "tokens_per_second": round(last.tokens / last.seconds, 1),
+                    "memory": machine.peak_memory_bytes(),
+                }
+            )
+            report.step(last, last.tokens / last.seconds)
+            final = last.step == plan.num_steps
+            if not final and s.report.eval_every_steps and last.step % s.report.eval_every_steps == 0:
+                held_out_loss(last.step)
+            epoch_ends = not final and plan.epoch(last.step) != plan.epoch(last.step - 1)
+            every = s.checkpoints.save_samples
+            if (every and seen // every != samples // every) or (s.checkpoints.checkpoint_at_epoch and epoch_ends):
+                export(samples)
+
+    # result: nothing is called a success before it was loaded back
+    assert last is not None
+    after = held_out_loss(last.step)
+    directory = export(samples)
+    seconds = time.perf_counter() - began
+    report.note(f"finished: {last.step} steps, {samples:,} samples, {seconds:.0f} s; the model lies in {directory}")
+    return RunResult(
+        output_dir=out.path,
+        model_dir=directory,
+        steps=last.step,
+        samples=samples,
+        loss=last.loss,
+        eval_loss_before=before,
+        eval_loss_after=after,
+        seconds=seconds,
+    )
+
+
+def _prepare(path: str, tokenizer: Any, directory: Path, s: SFTSettings, report: Reporter) -> forge_data.TokenStore:
+    directory.parent.mkdir(exist_ok=True)
+    store = forge_data.prepare(path, tokenizer, directory, max_seq_len=s.data.max_seq_len, progress=report.count("tokenising"))
+    account = store.accounting
+    lost = "".join(f", dropped {count:,} ({reason})" for reason, count in account.dropped.items())
+    report.note(
+        f"{path}: read {account.read:,} rows, kept {account.kept:,}{lost}; {int(store.loss_counts.sum()):,} tokens to learn"
+    )
+    return store
+
+
+def _resolve_open(
+    s: SFTSettings,
+    machine: forge_accel.Accelerator,
+    dtype: forge_accel.Choice[Any],
+    attention: forge_accel.Choice[Any],
+    train: forge_data.TokenStore,
+    held_out: forge_data.TokenStore | None,
+) -> SFTSettings:
+    """Fill in what was left open, so that config.yaml says what ran."""
+    if s.plan.num_epochs is None and s.plan.max_steps is None:
+        s = s.resolved("num_epochs", 1, "neither num_epochs nor max_steps was given")
+    if s.plan.max_tokens_per_gpu is None:
+        longest = max(int(store.lengths.max()) for store in (train, held_out) if store is not None)
+        if longest > machine.default_tokens:
+            s = s.resolved("max_tokens_per_gpu", longest, "the longest sample")
+        else:
+            s = s.resolved("max_tokens_per_gpu", machine.default_tokens, f"what suits {machine.name}")
+    if s.optimizer.learning_rate is None:
+        rate = s.optimizer.resolve(s.adapter.adapter).learning_rate
+        s = s.resolved("learning_rate", rate, f"the default with adapter={s.adapter.adapter}")
+    if s.device.device == "auto":
+        s = s.resolved("device", machine.name, machine.device.reason)
+    if s.device.dtype == "auto":
+        s = s.resolved("dtype", str(dtype.value).removeprefix("torch."), dtype.reason)
+    if s.device.attention == "auto":
+        s = s.resolved("attention", attention.value.name, attention.reason)
+    return s
+
+
+def _few(store: forge_data.TokenStore, most: int = 4) -> list[forge_data.TokenizedExample]:
+    """Pick the shortest few of the first samples that have something to learn: enough to compare two models by."""
+    rows = sorted(range(min(len(store), 64)), key=lambda row: int(store.lengths[row]))
+    return [store[row] for row in rows if store.loss_counts[row]][:most]

@@ -1,0 +1,62 @@
+"""Recipes in and out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forge import RecipeError
+from forge._recipe import as_recipe, as_values, read_recipe
+from forge._settings import SFTSettings, resolve
+
+REQUIRED: dict[str, Any] = {"model_path": "m", "data_path": "d", "ckpt_output_dir": "o"}
+
+
+@given(
+    text=st.text(alphabet=st.characters(exclude_categories=["Cs"]), min_size=1),
+    rate=st.floats(min_value=1e-12, max_value=1.0),
+    names=st.lists(st.text(alphabet="abc_.#: ", min_size=1), min_size=1, max_size=3),
+)
+def test_round_trip(text: str, rate: float, names: list[str], tmp_path_factory: pytest.TempPathFactory) -> None:
+    """config.yaml read back as a recipe gives the same settings, whatever is in the strings."""
+    given_values = {**REQUIRED, "data_path": text, "learning_rate": rate, "adapter": "lora", "target_modules": names}
+    first = resolve(SFTSettings, ("argument", given_values))
+    path = tmp_path_factory.getbasetemp() / "config.yaml"
+    path.write_text(as_recipe(first), encoding="utf-8", newline="\n")
+    again = resolve(SFTSettings, ("recipe", {name: value for name, value in read_recipe(path).items() if value is not None}))
+    assert as_values(again) == as_values(first)
+
+
+def test_an_empty_recipe_says_nothing(tmp_path: Path) -> None:
+    """A file of comments only is a recipe without settings."""
+    (tmp_path / "r.yaml").write_text("# nothing\n")
+    assert read_recipe(tmp_path / "r.yaml") == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: 1\na: 2\n", r":2: .*'a' is given twice"),
+        ("- a\n", "mapping"),
+        ("a: [\n", r"r\.yaml:2"),
+        ("1: 2\n", "mapping"),
+        ("!!python/object:x {}", "not a recipe"),
+    ],
+)
+def test_bad_recipes(text: str, message: str, tmp_path: Path) -> None:
+    """A recipe that cannot be read is refused with its file and line; no Python object is ever built from one."""
+    (tmp_path / "r.yaml").write_text(text)
+    with pytest.raises(RecipeError, match=message):
+        read_recipe(tmp_path / "r.yaml")
+
+
+def test_missing_and_directory(tmp_path: Path) -> None:
+    """A recipe that is not there, and a directory in its place, are named."""
+    with pytest.raises(RecipeError, match="no such recipe"):
+        read_recipe(tmp_path / "r.yaml")
+    with pytest.raises(RecipeError, match=r"config\.yaml"):
+        read_recipe(tmp_path)
