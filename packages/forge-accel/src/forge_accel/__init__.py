@@ -1,0 +1,75 @@
+"""A machine to what it can do: device, collective backend, dtype, memory, RNG, attention.
+
+A lazy door: importing `forge_accel`, or its settings, loads no torch; asking for a machine does.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from forge_accel._accelerator import Accelerator
+    from forge_accel._attention import Attention
+    from forge_accel._choice import Choice
+    from forge_accel._cpu import CPUAccelerator
+    from forge_accel._cuda import CUDAAccelerator
+    from forge_accel._describe import Row, describe
+    from forge_accel._documents import document_attention
+    from forge_accel._dtypes import bfloat16, float32
+    from forge_accel._errors import AccelError, AttentionError, ForgeAccelError
+    from forge_accel._registry import accelerator
+    from forge_accel._settings import DeviceSettings
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AccelError",
+    "Accelerator",
+    "Attention",
+    "AttentionError",
+    "CPUAccelerator",
+    "CUDAAccelerator",
+    "Choice",
+    "DeviceSettings",
+    "ForgeAccelError",
+    "Row",
+    "accelerator",
+    "bfloat16",
+    "describe",
+    "document_attention",
+    "float32",
+]
+
+_HOMES = {
+    "AccelError": "_errors",
+    "Accelerator": "_accelerator",
+    "Attention": "_attention",
+    "AttentionError": "_errors",
+    "CPUAccelerator": "_cpu",
+    "CUDAAccelerator": "_cuda",
+    "Choice": "_choice",
+    "DeviceSettings": "_settings",
+    "ForgeAccelError": "_errors",
+    "Row": "_describe",
+    "accelerator": "_registry",
+    "bfloat16": "_dtypes",
+    "describe": "_describe",
+    "document_attention": "_documents",
+    "float32": "_dtypes",
+}
+
+
+def __getattr__(name: str) -> object:
+    """Load a public name when it is first asked for."""
+    if name not in _HOMES:
+        msg = f"module {__name__!r} has no attribute {name!r}"
+        raise AttributeError(msg)
+    value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """List the public names."""
+    return [*__all__, "__version__"]

@@ -1,0 +1,102 @@
+"""Queries, keys and values of whole samples → causal attention, exactly, by torch's SDPA.
+
+The last query stands at the last key: with more keys than queries (a KV cache), the queries are the newest positions.
+torch's own `is_causal=True` aligns them to the first key instead, and is right only where both lengths agree.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+
+def causal_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *,
+    window: int | None = None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+) -> torch.Tensor:
+    """Attend to one's own position and those before it, of them to the last `window` where one is given.
+
+    Args:
+        query: [B, H, S, head]; H is a multiple of the number of key heads (grouped-query attention).
+        key: [B, Hk, S', head] with S' >= S.
+        value: [B, Hk, S', value head].
+        window: Positions that a query sees, its own included; None sees all.
+        scaling: Of the scores; None is head ** -0.5.
+        dropout: Probability of dropping a weight.
+
+    Returns:
+        [B, H, S, value head], in the dtype of `value`.
+
+    """
+    queries, keys = query.shape[2], key.shape[2]
+    windowed = window is not None and keys > window
+    if queries == keys:
+        if not windowed:
+            return sdpa(query, key, value, causal=True, scaling=scaling, dropout=dropout)
+        return _in_blocks(query, key, value, window, scaling=scaling, dropout=dropout)
+    if queries == 1:
+        # Decoding: the newest position sees all, or the window's worth of keys; no mask is needed.
+        if windowed:
+            key, value = key[:, :, -window:], value[:, :, -window:]
+        return sdpa(query, key, value, scaling=scaling, dropout=dropout)
+    mask = _band(queries, keys, window if windowed else None, query.device)
+    return sdpa(query, key, value, mask=mask, scaling=scaling, dropout=dropout)
+
+
+def sdpa(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *,
+    mask: torch.Tensor | None = None,
+    causal: bool = False,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+) -> torch.Tensor:
+    """Call torch's SDPA, with grouped heads in the way that is fast on the device. Shapes as in `causal_attention`."""
+    groups = query.shape[1] // key.shape[1]
+    if groups > 1 and mask is not None and query.device.type != "cpu":
+        # A GPU's kernels take either grouped heads or a mask; together they fall back to explicit score matrices.
+        key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
+        groups = 1
+    return scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, dropout_p=dropout, is_causal=causal, scale=scaling, enable_gqa=groups > 1
+    )
+
+
+def _in_blocks(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, window: int, *, scaling: float | None, dropout: float
+) -> torch.Tensor:
+    """Attend within a window, a window's worth of queries at a time: each block sees itself and the one before.
+
+    Work and masks grow with S x window, not S x S. Split and concatenated, because the gradient of a slice is a tensor
+    of the whole length, once for each slice.
+    """
+    queries, keys, values = query.split(window, dim=2), key.split(window, dim=2), value.split(window, dim=2)
+    outputs = [sdpa(queries[0], keys[0], values[0], causal=True, scaling=scaling, dropout=dropout)]
+    mask = _band(window, 2 * window, window, query.device)
+    for block in range(1, len(queries)):
+        size = queries[block].shape[2]
+        outputs.append(
+            sdpa(
+                queries[block],
+                torch.cat((keys[block - 1], keys[block]), dim=2),
+                torch.cat((values[block - 1], values[block]), dim=2),
+                mask=mask[:size, : window + size],
+                scaling=scaling,
+                dropout=dropout,
+            )
+        )
+    return torch.cat(outputs, dim=2)
+
+
+def _band(queries: int, keys: int, window: int | None, device: torch.device) -> torch.Tensor:
+    """Make the mask of the newest `queries` of `keys` positions: bool [queries, keys], True where a query may look."""
+    behind = torch.arange(keys - queries, keys, device=device)[:, None] - torch.arange(keys, device=device)[None, :]
+    mask = behind >= 0
+    return mask if window is None else mask & (behind < window)

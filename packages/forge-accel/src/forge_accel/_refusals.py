@@ -1,0 +1,130 @@
+"""A call of document attention → nothing, or the error that says why its answer would be wrong."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import torch
+
+from forge_accel._errors import AttentionError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_UNSUPPORTED = {
+    "softcap": "soft-capped scores (softcap)",
+    "s_aux": "attention sinks (s_aux)",
+    "position_bias": "a position bias",
+    "head_mask": "a head mask",
+    "output_attentions": "handing out attention weights (output_attentions)",
+    "cache": "a paged cache",
+}
+"""Arguments of transformers' models that change the result, and that document attention does not know."""
+
+
+def refuse_unsupported(module: object, is_causal: bool | None, rest: Mapping[str, object]) -> None:
+    """Refuse what would silently be left out of the result.
+
+    Raises:
+        AttentionError: the model wants something that document attention does not compute.
+
+    """
+    for name, what in _UNSUPPORTED.items():
+        if rest.get(name) is not None and rest[name] is not False:
+            raise AttentionError(
+                f"attention=documents does not compute {what}, which this model asks for: use attention=eager."
+            )
+    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    if not causal:
+        raise AttentionError("attention=documents is causal, and this layer is not (is_causal=False): use attention=eager.")
+
+
+def check_heads(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
+    """Check that the shapes belong together.
+
+    Raises:
+        AttentionError: they are not [B, H, S, head] with H a multiple of the key heads, or there are fewer keys than queries.
+
+    """
+    shapes = f"query {list(query.shape)}, key {list(key.shape)}, value {list(value.shape)}"
+    if not query.ndim == key.ndim == value.ndim == 4:
+        raise AttentionError(f"attention needs [batch, heads, tokens, head size], not {shapes}.")
+    if key.shape[:3] != value.shape[:3] or query.shape[0] != key.shape[0] or query.shape[1] % key.shape[1]:
+        raise AttentionError(f"these do not belong together: {shapes}.")
+    if key.shape[2] < query.shape[2]:
+        raise AttentionError(f"there are fewer keys than queries: {shapes}.")
+
+
+def check_packed(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    cu_seqlens: torch.Tensor,
+    rest: Mapping[str, object],
+) -> None:
+    """Check what stands beside a packed row, reading no tensor's contents (on a GPU that would wait for it).
+
+    Raises:
+        AttentionError: the documents would not be kept apart.
+
+    """
+    if attention_mask is not None:
+        raise AttentionError(
+            "a packed row (cu_seq_lens_q) came with an attention mask: the two contradict each other. Pass attention_mask=None."
+        )
+    if key.shape[2] != query.shape[2]:
+        raise AttentionError(
+            f"a packed row (cu_seq_lens_q) met a KV cache: {query.shape[2]} queries, {key.shape[2]} keys. Pass use_cache=False."
+        )
+    if query.shape[0] != 1:
+        raise AttentionError(f"a packed row is one row, but the batch has {query.shape[0]}: flatten it.")
+    if cu_seqlens.ndim != 1 or cu_seqlens.is_floating_point() or len(cu_seqlens) < 1:
+        raise AttentionError(
+            f"cu_seq_lens_q must be integers of shape [documents + 1], not {cu_seqlens.dtype} {list(cu_seqlens.shape)}."
+        )
+    other = rest.get("cu_seq_lens_k")
+    if isinstance(other, torch.Tensor) and other is not cu_seqlens and not torch.equal(other.to(cu_seqlens), cu_seqlens):
+        raise AttentionError("cu_seq_lens_k differs from cu_seq_lens_q: documents attend to themselves only.")
+
+
+def document_lengths(cu_seqlens: torch.Tensor, tokens: int) -> list[int]:
+    """Turn the documents' ends into their lengths, empty documents left out.
+
+    Raises:
+        AttentionError: they do not cover the row from 0 to `tokens` in order.
+
+    """
+    ends = cu_seqlens.tolist()
+    lengths = [end - start for start, end in pairwise(ends)]
+    if ends[0] != 0 or ends[-1] != tokens or any(length < 0 for length in lengths):
+        shown = ", ".join(map(str, ends[:4])) + (", ..." if len(ends) > 4 else "")
+        raise AttentionError(f"cu_seq_lens_q must rise from 0 to the row's {tokens} tokens; it goes {shown} to {ends[-1]}.")
+    return [length for length in lengths if length]
+
+
+def check_positions(position_ids: object, queries: int, keys: int) -> None:
+    """Check that an ordinary call without a mask needs none but the causal one.
+
+    Args:
+        position_ids: What the model was given, int64 [B, S]; anything else says nothing and is left alone.
+        queries: S.
+        keys: S' >= S; with a KV cache there are more keys than queries.
+
+    Raises:
+        AttentionError: positions restart or jump within a row, so samples are packed in it and would attend to each other; or
+            there are keys beyond the last position, so the cache has room that is not filled yet.
+
+    """
+    if not isinstance(position_ids, torch.Tensor) or position_ids.ndim != 2 or position_ids.shape[1] != queries or not queries:
+        return
+    if queries > 1 and bool((position_ids.diff(dim=1) != 1).any()):
+        raise AttentionError(
+            "position_ids restart or jump within a row. If several samples are packed in it, pass cu_seq_lens_q, which says where they end; "
+            "if the batch is padded, an attention mask must come along."
+        )
+    if keys > queries and int(position_ids[:, -1].min()) + 1 < keys:
+        raise AttentionError(
+            f"there are {keys} keys, but positions go to {int(position_ids[:, -1].min())} only: a KV cache of fixed size needs an attention "
+            "mask. Use a cache that grows, or register a mask function that builds one."
+        )

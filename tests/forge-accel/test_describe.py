@@ -1,0 +1,33 @@
+"""The rows for the log: every decision with its reason."""
+
+from __future__ import annotations
+
+import pytest
+
+from forge_accel import AccelError, CPUAccelerator, DeviceSettings, describe
+
+
+def test_every_decision_has_a_row_and_a_reason():
+    """The rows say what the accelerator decides for these wishes, and none is without a reason."""
+    acc = CPUAccelerator()
+    rows = {row.what: row for row in describe(acc, DeviceSettings(dtype="bfloat16", attention="eager"))}
+    assert list(rows) == ["machine", "device", "dtype", "attention", "fused_optimizer", "collective_backend", "default_tokens"]
+    assert [rows[what].value for what in ("device", "dtype", "attention", "collective_backend")] == [
+        "cpu",
+        "bfloat16",
+        "eager",
+        "gloo",
+    ]
+    assert all(row.value and row.reason for row in rows.values())
+    assert rows["dtype"].reason == acc.dtype("bfloat16").reason
+    assert describe(acc, DeviceSettings())[2].value == "float32"
+
+
+def test_a_wish_it_does_not_know_is_refused():
+    """A plug-in's settings object with another attention does not slip through."""
+
+    class Wishes:
+        dtype, attention = "auto", "flash"
+
+    with pytest.raises(AccelError, match="flash"):
+        describe(CPUAccelerator(), Wishes())

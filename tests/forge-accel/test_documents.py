@@ -1,0 +1,256 @@
+"""Document attention: each packed sample attends to itself alone, as if it were called by itself; ordinary calls stay ordinary."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forge_accel import AttentionError, document_attention
+
+LAYER = SimpleNamespace(is_causal=True)
+
+
+def states(T, H=9, Hk=3, D=64, B=1, keys=None, seed=0):
+    g = torch.Generator().manual_seed(seed)
+    query = torch.randn(B, T, H, D, generator=g).transpose(1, 2)
+    key, value = (torch.randn(B, keys or T, Hk, D, generator=g).transpose(1, 2) for _ in range(2))
+    return [x.detach().requires_grad_() for x in (query, key, value)]
+
+
+def ends(*lengths):
+    return torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0).to(torch.int32)
+
+
+def naive(query, key, value, lengths, window=None, scaling=None):
+    """The whole row's scores in float64 under an explicit mask: same sample, not later, not too far back. [1, T, H, D]."""
+    T, groups = query.shape[2], query.shape[1] // key.shape[1]
+    sample = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
+    position = torch.arange(T)
+    behind = position[:, None] - position[None, :]
+    see = (sample[:, None] == sample[None, :]) & (behind >= 0) & (behind < (window or T + 1))
+    keys, values = (x.double().repeat_interleave(groups, 1) for x in (key, value))
+    scores = query.double() @ keys.transpose(2, 3) * (query.shape[3] ** -0.5 if scaling is None else scaling)
+    return (torch.softmax(scores.masked_fill(~see, -torch.inf), -1) @ values).transpose(1, 2)
+
+
+@given(
+    lengths=st.lists(st.integers(0, 13), min_size=1, max_size=6).filter(sum),
+    shape=st.sampled_from([(9, 3, 64), (4, 4, 7), (3, 1, 1), (8, 2, 24)]),
+    window=st.none() | st.integers(1, 15),
+    scaling=st.none() | st.just(0.31),
+    seed=st.integers(0, 99),
+)
+def test_a_packed_row_agrees_with_the_explicit_mask(lengths, shape, window, scaling, seed):
+    """Ragged samples, empty ones among them, grouped heads, odd head sizes, windows: the same as explicit masked scores."""
+    H, Hk, D = shape
+    query, key, value = states(sum(lengths), H, Hk, D, seed=seed)
+    got, weights = document_attention(
+        LAYER, query, key, value, None, scaling, sliding_window=window, cu_seq_lens_q=ends(*lengths)
+    )
+    assert weights is None
+    assert got.shape == (1, sum(lengths), H, D)
+    assert got.is_contiguous()
+    torch.testing.assert_close(got.double(), naive(query, key, value, lengths, window, scaling), atol=2e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("window", [None, 4])
+def test_gradients_agree_with_the_explicit_mask(window):
+    """Query, key and value gradients of a packed row are those of explicit masked scores."""
+    lengths = [5, 1, 17, 2, 8]
+    inputs = states(sum(lengths))
+    twins = [x.detach().clone().requires_grad_() for x in inputs]
+    document_attention(LAYER, *inputs, None, sliding_window=window, cu_seq_lens_q=ends(*lengths))[0].square().sum().backward()
+    naive(*twins, lengths, window).square().sum().backward()
+    largest = max(x.grad.abs().max() for x in twins)
+    for got, expected in zip(inputs, twins, strict=True):
+        torch.testing.assert_close(got.grad, expected.grad, atol=2e-6 * float(largest), rtol=0)
+
+
+def test_a_sample_does_not_notice_its_neighbours():
+    """Changing one sample leaves the others' outputs and gradients the same, to the bit."""
+    lengths = [7, 12, 5]
+    runs = []
+    for seed in (0, 1):
+        inputs, other = states(24), states(24, seed=seed)
+        with torch.no_grad():
+            for x, y in zip(inputs, other, strict=True):
+                x[:, :, 7:19] = y[:, :, 7:19]
+        out, _ = document_attention(LAYER, *inputs, None, cu_seq_lens_q=ends(*lengths))
+        out.square().sum().backward()
+        runs.append([out.detach(), *(x.grad.transpose(1, 2) for x in inputs)])
+    for first, second in zip(*runs, strict=True):
+        assert torch.equal(first[:, :7], second[:, :7])
+        assert torch.equal(first[:, 19:], second[:, 19:])
+        assert not torch.equal(first[:, 7:19], second[:, 7:19])
+
+
+def test_a_packed_sample_equals_the_sample_alone():
+    """Packing is invisible: each sample's output is, to the bit, what an unpacked call gives."""
+    lengths = [3, 11, 6]
+    inputs = states(20)
+    packed, _ = document_attention(LAYER, *inputs, None, cu_seq_lens_q=ends(*lengths))
+    parts = zip(*(x.split(lengths, dim=2) for x in inputs), strict=True)
+    alone = torch.cat([document_attention(LAYER, *part, None)[0] for part in parts], dim=1)
+    assert torch.equal(packed, alone)
+
+
+def test_a_plain_batch_is_causal():
+    """Without cu_seq_lens_q a batch of several rows is ordinary causal attention, row by row."""
+    query, key, value = states(13, B=3)
+    got, _ = document_attention(LAYER, query, key, value, None, position_ids=torch.arange(13).expand(3, 13))
+    for row in range(3):
+        expected = naive(query[row : row + 1], key[row : row + 1], value[row : row + 1], [13])
+        torch.testing.assert_close(got[row : row + 1].double(), expected, atol=2e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("window", [None, 5])
+@pytest.mark.parametrize("chunks", [[16], [9, *[1] * 7], [4, 5, 7], [1] * 16])
+def test_decoding_with_a_cache_repeats_the_whole_call(chunks, window):
+    """Prefill and decoding in any steps give what one call over the whole sequence gives."""
+    query, key, value = states(16, B=2)
+    whole, _ = document_attention(LAYER, query, key, value, None, sliding_window=window)
+    parts, done = [], 0
+    for chunk in chunks:
+        seen = slice(0, done + chunk)
+        new = query[:, :, done : done + chunk]
+        positions = torch.arange(done, done + chunk).expand(2, chunk)
+        options = {"sliding_window": window, "position_ids": positions}
+        parts.append(document_attention(LAYER, new, key[:, :, seen], value[:, :, seen], None, **options)[0])
+        done += chunk
+    torch.testing.assert_close(torch.cat(parts, 1), whole, atol=2e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", [bool, float])
+def test_a_mask_of_an_ordinary_call_is_obeyed(kind):
+    """A padded batch brings a mask with causality in it, as bools or as what is added to the scores."""
+    query, key, value = states(8, B=2)
+    see = torch.ones(8, 8, dtype=torch.bool).tril().expand(2, 1, 8, 8).clone()
+    see[1, :, :, :3] = False
+    see[1, :, range(3), range(3)] = True
+    mask = see if kind is bool else torch.zeros(2, 1, 8, 8).masked_fill(~see, -torch.inf)
+    got, _ = document_attention(LAYER, query, key, value, mask, position_ids=torch.tensor([[*range(8)], [1, 1, 1, *range(5)]]))
+    alone, _ = document_attention(LAYER, query[1:, :, 3:], key[1:, :, 3:], value[1:, :, 3:], None)
+    torch.testing.assert_close(got[1:, 3:], alone, atol=2e-6, rtol=1e-5)
+
+
+def test_dropout_falls_in_a_packed_row():
+    """Dropout is handed on to every sample."""
+    query, key, value = states(12)
+    out, _ = document_attention(LAYER, query, key, torch.ones_like(value), None, None, 0.97, cu_seq_lens_q=ends(5, 7))
+    assert (out == 0).float().mean() > 0.3
+
+
+def test_a_rank_without_work_gets_an_empty_row():
+    """No tokens in, no tokens out, in the right shape."""
+    query, key, value = (x[:, :, :0] for x in states(2))
+    out, _ = document_attention(LAYER, query, key, value, None, cu_seq_lens_q=torch.zeros(1, dtype=torch.int32))
+    assert out.shape == (1, 0, 9, 64)
+
+
+@pytest.mark.parametrize(
+    ("extra", "said"),
+    [
+        ({"softcap": 50.0}, "softcap"),
+        ({"s_aux": torch.zeros(9)}, "sinks"),
+        ({"position_bias": torch.zeros(1)}, "position bias"),
+        ({"output_attentions": True}, "output_attentions"),
+        ({"is_causal": False}, "is_causal=False"),
+    ],
+)
+@pytest.mark.parametrize("packed", [True, False])
+def test_what_it_does_not_compute_is_refused(extra, said, packed):
+    """A variant of attention that would be left out of the result is an error that names the remedy, packed or not."""
+    more = {"cu_seq_lens_q": ends(4, 4)} if packed else {}
+    with pytest.raises(AttentionError, match=said) as caught:
+        document_attention(LAYER, *states(8), None, **extra, **more)
+    assert "attention=eager" in str(caught.value)
+
+
+def test_a_layer_that_is_not_causal_is_refused():
+    """The layer's own word counts where the call says nothing, and the call's where it does."""
+    layer = SimpleNamespace(is_causal=False)
+    with pytest.raises(AttentionError, match="causal"):
+        document_attention(layer, *states(4), None)
+    document_attention(layer, *states(4), None, is_causal=True)
+
+
+def test_what_means_nothing_passes():
+    """Arguments that models pass at rest do not trip the refusals."""
+    document_attention(
+        object(),
+        *states(4),
+        None,
+        softcap=None,
+        s_aux=None,
+        output_attentions=False,
+        cache_position=None,
+        cu_seq_lens_q=ends(4),
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"attention_mask": torch.ones(1, 8)}, "attention_mask=None"),
+        ({"cu_seq_lens_q": ends(4, 3)}, "8 tokens"),
+        ({"cu_seq_lens_q": ends(4, 4) + 1}, "8 tokens"),
+        ({"cu_seq_lens_q": torch.tensor([1, 5, 8])}, "rise from 0"),
+        ({"cu_seq_lens_q": torch.tensor([0, 5, 3, 8])}, "rise"),
+        ({"cu_seq_lens_q": ends(4, 4)[None]}, "shape"),
+        ({"cu_seq_lens_q": ends(4, 4).float()}, "integers"),
+        ({"cu_seq_lens_k": ends(3, 5)}, "cu_seq_lens_k"),
+    ],
+)
+def test_a_packed_row_that_contradicts_itself_is_refused(change, said):
+    """A mask beside a packed row, or ends that do not cover it, would mix samples up: an error says which."""
+    with pytest.raises(AttentionError, match=said):
+        document_attention(LAYER, *states(8), **{"attention_mask": None, "cu_seq_lens_q": ends(4, 4), **change})
+
+
+def test_a_cache_beside_a_packed_row_is_refused():
+    """More keys than queries in a packed row means a KV cache, which transformers does not keep apart by samples."""
+    with pytest.raises(AttentionError, match="use_cache=False"):
+        document_attention(LAYER, *states(8, keys=12), None, cu_seq_lens_q=ends(4, 4))
+
+
+def test_two_packed_rows_are_refused():
+    """A packed batch is one flat row."""
+    with pytest.raises(AttentionError, match="flatten"):
+        document_attention(LAYER, *states(8, B=2), None, cu_seq_lens_q=ends(4, 4))
+
+
+@pytest.mark.parametrize("positions", [[0, 1, 2, 0, 1], [0, 1, 2, 3, 9], [0, 0, 0, 0, 0]])
+def test_a_packed_row_without_its_ends_is_refused(positions):
+    """Positions that restart say that samples are packed; without cu_seq_lens_q they would see each other."""
+    with pytest.raises(AttentionError, match="cu_seq_lens_q"):
+        document_attention(LAYER, *states(5), None, position_ids=torch.tensor([positions]))
+
+
+@pytest.mark.parametrize("T", [1, 4])
+def test_a_cache_with_room_left_and_no_mask_is_refused(T):
+    """A cache of fixed size hands out keys that nobody has written: only a mask can hide them."""
+    query, key, value = states(T, keys=9)
+    with pytest.raises(AttentionError, match="9 keys, but positions go to 6"):
+        document_attention(LAYER, query, key, value, None, position_ids=torch.arange(7 - T, 7)[None])
+
+
+def test_a_cache_that_forgets_is_no_cache_with_room():
+    """The cache of a sliding-window layer holds fewer keys than there are positions."""
+    query, key, value = states(1, keys=5)
+    got, _ = document_attention(LAYER, query, key, value, None, sliding_window=5, position_ids=torch.tensor([[40]]))
+    assert torch.equal(got, document_attention(LAYER, query, key, value, None)[0])
+
+
+def test_shapes_that_do_not_belong_together_are_refused():
+    """The message shows the shapes."""
+    query, key, value = states(6)
+    with pytest.raises(AttentionError, match=r"\[1, 3, 5, 64\]"):
+        document_attention(LAYER, query, key[:, :, :5], value[:, :, :5], None)
+    with pytest.raises(AttentionError, match="belong together"):
+        document_attention(LAYER, query, key[:, :2], value[:, :2], None)
+    with pytest.raises(AttentionError, match="head size"):
+        document_attention(LAYER, query[0], key[0], value[0], None)

@@ -1,0 +1,34 @@
+"""DeviceSettings: its defaults, and what it refuses."""
+
+from __future__ import annotations
+
+import attrs
+import pytest
+
+from forge_accel import DeviceSettings
+
+
+def test_everything_is_automatic_by_default():
+    """Nobody has to know their machine."""
+    assert attrs.asdict(DeviceSettings()) == {"device": "auto", "dtype": "auto", "attention": "auto"}
+
+
+@pytest.mark.parametrize("wrong", [{"dtype": "float16"}, {"dtype": None}, {"attention": "flash"}, {"device": ""}])
+def test_a_value_out_of_the_choices_is_refused(wrong):
+    """The validator names the field."""
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        DeviceSettings(**wrong)
+
+
+def test_a_device_is_a_string():
+    """A number is no device."""
+    with pytest.raises(TypeError, match="device"):
+        DeviceSettings(device=0)
+
+
+def test_settings_are_frozen_and_keyword_only():
+    """What a run was asked stays what it was asked."""
+    with pytest.raises(TypeError):
+        DeviceSettings("cpu")
+    with pytest.raises(attrs.exceptions.FrozenInstanceError):
+        DeviceSettings().device = "cpu"
