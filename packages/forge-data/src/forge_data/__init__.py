@@ -1,0 +1,62 @@
+"""Records to tokens and labels: reading, formats, chat templates, loss masks, token store. No torch.
+
+Names load on first use, so `import forge_data` costs nothing and brings in neither transformers nor pyarrow.
+"""
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from forge_data._accounting import Accounting
+    from forge_data._errors import DataError, ForgeDataError, StoreError, TemplateError, TokenizerError
+    from forge_data._example import TokenizedExample
+    from forge_data._prepare import prepare
+    from forge_data._settings import DataSettings
+    from forge_data._store import TokenStore
+    from forge_data._tokenize import tokenize
+    from forge_data._tokenizer import load_tokenizer
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Accounting",
+    "DataError",
+    "DataSettings",
+    "ForgeDataError",
+    "StoreError",
+    "TemplateError",
+    "TokenStore",
+    "TokenizedExample",
+    "TokenizerError",
+    "load_tokenizer",
+    "prepare",
+    "tokenize",
+]
+
+_HOMES = {
+    "Accounting": "_accounting",
+    "DataError": "_errors",
+    "DataSettings": "_settings",
+    "ForgeDataError": "_errors",
+    "StoreError": "_errors",
+    "TemplateError": "_errors",
+    "TokenStore": "_store",
+    "TokenizedExample": "_example",
+    "TokenizerError": "_errors",
+    "load_tokenizer": "_tokenizer",
+    "prepare": "_prepare",
+    "tokenize": "_tokenize",
+}
+
+
+def __getattr__(name: str) -> object:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{home}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,87 @@
+"""Rows that are tokens already, checked before anything trains on them."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import numpy as np
+
+from forge_data._describe import describe
+from forge_data._errors import DataError
+from forge_data._example import IGNORED
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+@attrs.frozen(eq=False)
+class Tokens:
+    """A row that came as tokens; ids int32[S] and a mask bool[S], true where a token is learned."""
+
+    place: str
+    input_ids: "NDArray[np.int32]"
+    trained: "NDArray[np.bool_]"
+
+
+def checked_tokens(place: str, fields: Mapping[str, Any], vocabulary: int | None) -> Tokens:
+    """`input_ids` and `labels` of a row; every label is -100 or the id at the same position.
+
+    Raises:
+        DataError: not whole numbers, lengths that differ, ids outside the vocabulary, labels of something else.
+    """
+    ids, labels = _numbers(place, "input_ids", fields["input_ids"]), _numbers(place, "labels", fields["labels"])
+    if len(ids) != len(labels):
+        raise DataError(
+            f"{place}: input_ids holds {len(ids)} tokens and labels {len(labels)}; they must be as long as each other"
+        )
+    if "len" in fields and fields["len"] != len(ids):
+        raise DataError(f"{place}: field len is {describe(fields['len'])}, but input_ids holds {len(ids)} tokens")
+    if not all(fields.get("attention_mask", ())):
+        raise DataError(f"{place}: attention_mask holds zeros, so the row is padded; take the padding out of the row")
+    _check_range(place, ids, vocabulary)
+    trained = labels != IGNORED
+    wrong = np.flatnonzero(trained & (labels != ids))
+    if len(wrong):
+        raise DataError(_mislabelled(place, ids, labels, int(wrong[0])))
+    return Tokens(place, ids.astype(np.int32), trained)
+
+
+def _numbers(place: str, field: str, value: object) -> "NDArray[np.int64]":
+    if isinstance(value, np.ndarray):
+        if value.ndim != 1 or value.dtype.kind not in "iu":
+            raise DataError(
+                f"{place}: field {field} is an array {value.dtype}{list(value.shape)}; it must be one row of integers"
+            )
+        return value.astype(np.int64)
+    if not isinstance(value, list):
+        raise DataError(f"{place}: field {field} is {describe(value)}; it must be a list of token ids")
+    for index, item in enumerate(value):
+        # A bool is an int to Python, and a float that looks whole may have lost digits on its way.
+        if type(item) is not int or not -(2**31) <= item < 2**31:
+            raise DataError(f"{place}: field {field}[{index}] is {describe(item)}; token ids are whole numbers")
+    return np.array(value, dtype=np.int64)
+
+
+def _check_range(place: str, ids: "NDArray[np.int64]", vocabulary: int | None) -> None:
+    top = 2**31 if vocabulary is None else vocabulary
+    outside = np.flatnonzero((ids < 0) | (ids >= top))
+    if len(outside):
+        at = int(outside[0])
+        raise DataError(
+            f"{place}: field input_ids[{at}] is {ids[at]}, outside the vocabulary 0 to {top - 1}; "
+            "was the row made with another tokenizer?"
+        )
+
+
+def _mislabelled(place: str, ids: "NDArray[np.int64]", labels: "NDArray[np.int64]", at: int) -> str:
+    told = f"{place}: field labels[{at}] is {labels[at]} where input_ids[{at}] is {ids[at]}"
+    for shift, said in ((1, "next"), (-1, "previous")):
+        moved = np.roll(ids, -shift)
+        inner = slice(None, -1) if shift == 1 else slice(1, None)
+        learned = labels[inner] != IGNORED
+        if learned.any() and np.array_equal(labels[inner][learned], moved[inner][learned]):
+            return (
+                f"{told}: the labels are shifted, each is the {said} token; give labels[t] == input_ids[t] or -100, "
+                "for the loss does the shifting"
+            )
+    return f"{told}; a label must be the id at its own position, or {IGNORED} where nothing is learned"

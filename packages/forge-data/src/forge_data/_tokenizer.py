@@ -1,0 +1,88 @@
+"""A directory or a hub name to a tokenizer that knows where in the text its tokens stand."""
+
+import contextlib
+import importlib.util
+import os
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from forge_data._errors import TokenizerError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
+_ADVICE = "TRANSFORMERS_NO_ADVISORY_WARNINGS"
+
+
+def load_tokenizer(model_path: str | os.PathLike[str]) -> "PreTrainedTokenizerBase":
+    """The fast tokenizer of a local directory or of a model on the Hugging Face Hub.
+
+    A directory needs tokenizer files only, no model and no config.json. Code that comes with a model is never run.
+
+    Raises:
+        TokenizerError: neither a directory with a tokenizer nor a hub name that answers, or a tokenizer without offsets.
+    """
+    name = os.fspath(model_path)
+    local = Path(name).expanduser()
+    if not name or (not local.is_dir() and (local.exists() or not _HUB_NAME.fullmatch(name) or name.startswith("."))):
+        found = "a file" if local.is_file() else "nothing there"
+        raise TokenizerError(
+            f"no tokenizer at {name!r}: {found}; give a directory that holds tokenizer.json, or a name on the "
+            "Hugging Face Hub such as 'HuggingFaceTB/SmolLM2-135M-Instruct'"
+        )
+    with _without_advice():
+        from transformers import AutoTokenizer
+    try:
+        tokenizer: Any = AutoTokenizer.from_pretrained(str(local) if local.is_dir() else name, trust_remote_code=False)
+    except Exception as error:
+        # transformers raises OSError, ValueError, KeyError, TypeError or its libraries' own, by what is missing.
+        raise TokenizerError(_not_loaded(name, local, error)) from error
+    return as_tokenizer(tokenizer)
+
+
+def as_tokenizer(tokenizer: "PreTrainedTokenizerBase | str | os.PathLike[str]") -> "PreTrainedTokenizerBase":
+    """A loaded tokenizer as it is, a path or name through `load_tokenizer`.
+
+    Raises:
+        TokenizerError: the tokenizer has no fast (Rust) backend, so it cannot say where its tokens stand.
+    """
+    if isinstance(tokenizer, (str, os.PathLike)):
+        return load_tokenizer(tokenizer)
+    if not getattr(tokenizer, "is_fast", False):
+        raise TokenizerError(
+            f"{type(tokenizer).__name__} has no fast backend, so it cannot say which characters a token stands for; "
+            "use a tokenizer that has a tokenizer.json (transformers' PreTrainedTokenizerFast)"
+        )
+    return tokenizer
+
+
+def _not_loaded(name: str, local: Path, error: Exception) -> str:
+    reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    reason = reason.rstrip(".:")
+    if local.is_dir():
+        there = ", ".join(sorted(path.name for path in local.iterdir())[:8]) or "nothing"
+        return (
+            f"no usable tokenizer in the directory {name!r} (it holds {there}): {reason}; it needs tokenizer.json, and "
+            "tokenizer_config.json for its special tokens"
+        )
+    return (
+        f"no tokenizer called {name!r}: there is no such directory, and the Hugging Face Hub did not give one: {reason}; "
+        "check the spelling and the network, or give a local directory"
+    )
+
+
+@contextlib.contextmanager
+def _without_advice() -> Iterator[None]:
+    """Transformers complains on import that there is no torch; here that is no fault, so it is not heard."""
+    if "transformers" in sys.modules or _ADVICE in os.environ or importlib.util.find_spec("torch") is not None:
+        yield
+        return
+    os.environ[_ADVICE] = "1"
+    try:
+        yield
+    finally:
+        del os.environ[_ADVICE]

@@ -1,0 +1,30 @@
+"""The books balance, or there are none."""
+
+import pickle
+
+import pytest
+
+from forge_data import Accounting
+
+
+def test_balance():
+    """Kept and dropped add up to read, in words too."""
+    books = Accounting(10, 7, {"too_long": 3})
+    assert str(books) == "kept 7 of 10 rows; dropped 3 too_long"
+    assert books.as_dict() == {"read": 10, "kept": 7, "dropped": {"too_long": 3}}
+    assert str(Accounting(2000, 2000)) == "kept 2,000 of 2,000 rows"
+
+
+@pytest.mark.parametrize("counts", [(10, 7, {"x": 2}), (1, 2, {"x": -1}), (1, True, {}), (1.0, 1, {})])
+def test_no_balance(counts):
+    """Counts that do not add up, or are no counts, are refused."""
+    with pytest.raises(ValueError, match="add up|whole and not negative"):
+        Accounting(*counts)
+
+
+def test_travels():
+    """It cannot be changed, and it pickles."""
+    books = Accounting(10, 7, {"b": 2, "a": 1})
+    with pytest.raises(TypeError):
+        books.dropped["c"] = 3
+    assert pickle.loads(pickle.dumps(books)) == books

@@ -1,0 +1,135 @@
+"""Samples to examples: plain text, EOS, and tokenizers of other makes."""
+
+import pytest
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import PreTrainedTokenizerFast
+
+from forge_data import TokenizerError, tokenize
+from forge_data._encode import Encoder
+from forge_data._samples import Chat, Text
+
+
+def words(*, post=None, **names):
+    """A word-level tokenizer, whose tokens can be counted by eye."""
+    vocabulary = {word: i for i, word in enumerate(["<unk>", "<s>", "</s>", "a", "b", "c", "user", "assistant", ":"])}
+    backend = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    backend.add_special_tokens(["<s>", "</s>"])
+    if post:
+        backend.post_processor = processors.TemplateProcessing(single=post, special_tokens=[("<s>", 1), ("</s>", 2)])
+    return PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>", **names)
+
+
+def metaspace(template):
+    """A tokenizer of Llama-2's make: blanks written as ▁, one put before the text, unknown bytes spelled out."""
+    backend = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
+    backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    trainer = trainers.BpeTrainer(
+        vocab_size=400, special_tokens=["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256))], show_progress=False
+    )
+    backend.train_from_iterator(["hello there what is this it is a test of words and answers"] * 3, trainer)
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    made = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
+    made.chat_template = template
+    return made
+
+
+def test_the_tokenizers_own_special_tokens():
+    """Text gets the BOS that the tokenizer puts before it, not learned, and one EOS at the end, learned."""
+    example = tokenize({"prompt": "a b ", "completion": "c"}, words(post="<s> $A", bos_token="<s>", eos_token="</s>"))
+    assert example.input_ids.tolist() == [1, 3, 4, 5, 2]
+    assert example.labels.tolist() == [-100, -100, -100, 5, 2]
+
+
+@pytest.mark.parametrize("completion", ["c", "c</s>", ""])
+def test_eos_once(completion):
+    """A tokenizer that ends the text itself, or a completion that does, gets no second EOS."""
+    ends = tokenize({"prompt": "a ", "completion": completion}, words(post="$A </s>", eos_token="</s>"))
+    plain = tokenize({"prompt": "a ", "completion": completion}, words(eos_token="</s>"))
+    assert plain.input_ids.tolist() == [3, *([5] if "c" in completion else []), 2]
+    assert plain.labels.tolist() == [-100, *plain.input_ids.tolist()[1:]]
+    if completion != "c</s>":
+        assert ends.input_ids.tolist() == plain.input_ids.tolist()
+    assert ends.labels[-1] == 2
+
+
+def test_an_eos_of_the_prompt_is_none_of_the_completion():
+    """A prompt that ends with the EOS does not stand in for the completion's."""
+    example = tokenize({"prompt": "a</s>", "completion": ""}, words(eos_token="</s>"))
+    assert example.input_ids.tolist() == [3, 2, 2]
+    assert example.labels.tolist() == [-100, -100, 2]
+
+
+def test_no_eos():
+    """A tokenizer without EOS could not teach a completion to end."""
+    with pytest.raises(
+        TokenizerError, match="has no EOS token, so a completion could never learn to end; set tokenizer.eos_token"
+    ):
+        tokenize({"prompt": "a", "completion": "b"}, words())
+
+
+def test_a_token_that_merges_over_the_border(chatml_tokenizer):
+    """Prompt and completion are tokenised as one text; a token of both is learned."""
+    ids = chatml_tokenizer("assistant")["input_ids"]
+    assert len(ids) == 1
+    example = tokenize({"prompt": "assis", "completion": "tant"}, chatml_tokenizer)
+    assert example.labels.tolist() == [ids[0], chatml_tokenizer.eos_token_id]
+
+
+def test_blanks_that_are_added_tokens_end_no_turn(with_template, chat):
+    """Some vocabularies have runs of blanks as added tokens (Gemma, GPT-NeoX); the one after the turn end is not learned."""
+    tokenizer = with_template(
+        "{% for m in messages %}{{ m['role'] + ':' + m['content'] + '<|im_end|>\n\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}assistant:{% endif %}"
+    )
+    tokenizer.add_tokens([AddedToken("\n\n", normalized=False)])
+    example = tokenize(chat(("user", "x"), ("assistant", "a\n\nb")), tokenizer)
+    assert tokenizer.decode(example.labels[example.labels != -100].tolist()) == "a\n\nb<|im_end|>"
+
+
+def test_a_header_token_that_swallows_blanks(with_template, chat):
+    """Phi-3's header tokens take the blanks after them along; they are not learned, the ids are the template's."""
+    tokenizer = with_template(
+        "{% for m in messages %}{{ '<|' + m['role'] + '|>\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %}"
+    )
+    tokenizer.add_tokens(
+        [AddedToken(f"<|{role}|>", normalized=False, rstrip=True) for role in ("user", "assistant")], special_tokens=True
+    )
+    row = chat(("user", "x"), ("assistant", "\n  a"))
+    example = tokenize(row, tokenizer)
+    assert example.input_ids.tolist() == tokenizer.apply_chat_template(row["messages"])["input_ids"]
+    assert tokenizer.decode(example.labels[example.labels != -100].tolist()) == "a<|im_end|>"
+
+
+def test_metaspace(chat):
+    """Llama-2's make of tokenizer: ids as its template gives them, the answers and their EOS learned, with text it cannot spell."""
+    tokenizer = metaspace(
+        "{% for m in messages %}{% if m['role'] == 'assistant' %}{{ ' ' + m['content'] + ' </s>' }}"
+        "{% else %}{{ '<s>[INST] ' + m['content'] + ' [/INST]' }}{% endif %}{% endfor %}"
+    )
+    row = chat(("user", "what is this"), ("assistant", "it is é 🙂"), ("user", "<s> hello"), ("assistant", "a test"))
+    example = tokenize(row, tokenizer)
+    assert example.input_ids.tolist() == tokenizer.apply_chat_template(row["messages"])["input_ids"]
+    text = tokenizer.decode(example.labels[example.labels != -100].tolist())
+    assert (
+        text.split() == ["it", "is", "é", "🙂", "</s>a", "test", "</s>"]
+        or text.split() == "it is é 🙂 </s> a test </s>".split()
+    )
+
+
+def test_a_batch_is_of_one_kind(chatml_tokenizer):
+    """Samples of two kinds in one batch are a programmer's mistake."""
+    with pytest.raises(TypeError, match="must be of one kind"):
+        Encoder(chatml_tokenizer).encode([Text("f:1", "a", "b"), Chat("f:2", [{"role": "user", "content": "x"}], 0)])
+
+
+def test_a_batch_is_its_rows(chatml_tokenizer, small_chats):
+    """A batch gives what its rows give one by one."""
+    batch = Encoder(chatml_tokenizer).encode([Chat("f:1", row["messages"], 0) for row in small_chats])
+    for row, example in zip(small_chats, batch, strict=True):
+        alone = tokenize(row, chatml_tokenizer)
+        assert example.input_ids.tolist() == alone.input_ids.tolist()
+        assert example.labels.tolist() == alone.labels.tolist()

@@ -1,0 +1,26 @@
+"""The family of errors."""
+
+import pickle
+
+import pytest
+
+import forge_data
+from forge_data import DataError, ForgeDataError, StoreError, TemplateError, TokenizerError
+
+
+@pytest.mark.parametrize("kind", [DataError, StoreError, TemplateError, TokenizerError])
+def test_family(kind):
+    """Each is a ForgeDataError and a ValueError, ends a command with status 2, and pickles."""
+    error = kind("train.jsonl:7: what, and what to do")
+    assert isinstance(error, ForgeDataError)
+    assert isinstance(error, ValueError)
+    assert error.exit_status == 2
+    copy = pickle.loads(pickle.dumps(error))
+    assert type(copy) is kind
+    assert copy.args == error.args
+
+
+def test_the_tree_names_them_all():
+    """The drawing in the module's docstring shows every member."""
+    drawn = __import__("forge_data._errors", fromlist=["x"]).__doc__
+    assert all(name in drawn for name in forge_data.__all__ if name.endswith("Error"))

@@ -1,0 +1,76 @@
+"""The door: public names, lazy imports, no torch anywhere."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import forge_data
+
+SOURCE = Path(forge_data.__file__).parent
+
+
+def python(code, **environment):
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def test_public_names():
+    """__all__ is sorted, and is the table of homes; each name is found there and in dir()."""
+    assert forge_data.__all__ == sorted(forge_data.__all__) == sorted(forge_data._HOMES)
+    for name in forge_data.__all__:
+        assert getattr(forge_data, name).__module__ == f"forge_data.{forge_data._HOMES[name]}"
+    assert set(forge_data.__all__) <= set(dir(forge_data))
+
+
+def test_type_checkers_see_the_same_names():
+    """The imports for type checkers name every public name, from its home."""
+    tree = ast.parse((SOURCE / "__init__.py").read_text(encoding="utf-8"))
+    (guarded,) = [node for node in tree.body if isinstance(node, ast.If)]
+    seen = {alias.name: node.module.removeprefix("forge_data.") for node in guarded.body for alias in node.names}
+    assert seen == forge_data._HOMES
+
+
+def test_unknown_name():
+    """A name that is not there is an AttributeError, as in any module."""
+    with pytest.raises(AttributeError, match="module 'forge_data' has no attribute 'pack'"):
+        _ = forge_data.pack
+
+
+def test_import_is_free():
+    """Importing the package loads nothing; reading its settings loads attrs and no more."""
+    loaded = "[m for m in ('attrs', 'numpy', 'pyarrow', 'transformers', 'torch') if m in sys.modules]"
+    assert python(f"import sys, forge_data; print({loaded})").stdout.strip() == "[]"
+    code = f"import sys, forge_data; forge_data.DataSettings(data_path='x'); print({loaded})"
+    assert python(code).stdout.strip() == "['attrs']"
+
+
+def test_tokens_without_torch(chatml_tokenizer, small_chats, write_rows, tmp_path):
+    """On a machine where torch cannot be imported, a tokenizer loads and a file is prepared, and nobody complains about it."""
+    chatml_tokenizer.save_pretrained(tmp_path / "model")
+    rows = write_rows(small_chats)
+    code = f"""
+import importlib.util, sys
+sys.modules["torch"] = None
+found = importlib.util.find_spec
+importlib.util.find_spec = lambda name, package=None: None if name.split(".")[0] == "torch" else found(name, package)
+import forge_data
+store = forge_data.prepare({str(rows)!r}, {str(tmp_path / "model")!r}, {str(tmp_path / "store")!r})
+print(len(store), sys.modules["torch"])
+"""
+    done = python(code)
+    assert done.stdout.split() == ["12", "None"]
+    assert "PyTorch" not in done.stderr
+
+
+def test_source_imports_only_what_is_declared():
+    """Every import in every file is of the standard library, of a declared package, or of this one."""
+    allowed = {*sys.stdlib_module_names, "attrs", "numpy", "pyarrow", "transformers", "jinja2", "forge_data"}
+    for file in SOURCE.glob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
+            assert {name.split(".")[0] for name in names} <= allowed, file.name

@@ -1,0 +1,53 @@
+"""Parquet: the same rows as JSONL."""
+
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from forge_data import DataError, prepare
+from forge_data._read_parquet import ParquetFile
+
+
+def test_rows(tmp_path):
+    """Rows come in order with 1-based numbers, over row groups and batches; the footer has their count."""
+    values = [{"a": i, "b": [{"c": str(i)}]} for i in range(1000)]
+    parquet.write_table(pa.Table.from_pylist(values), tmp_path / "a.parquet", row_group_size=300)
+    source = ParquetFile(tmp_path / "a.parquet")
+    assert [(row, value) for row, value, _ in source.rows()] == list(enumerate(values, start=1))
+    assert source.count() == 1000
+
+
+def test_the_same_store_as_jsonl(tmp_path, write_rows, small_chats, chatml_tokenizer):
+    """Whether rows stand in JSONL or in Parquet, columns of nulls beside them, the tokens are the same."""
+    table = pa.Table.from_pylist([row | {"source": None, "note": "x"} for row in small_chats])
+    parquet.write_table(table, tmp_path / "a.parquet")
+    one = prepare(tmp_path / "a.parquet", chatml_tokenizer, tmp_path / "one")
+    two = prepare(write_rows(small_chats), chatml_tokenizer, tmp_path / "two")
+    assert one.fingerprint == two.fingerprint
+    assert one.source(4) == "a.parquet:5"
+
+
+def test_tokenised_rows(tmp_path, chatml_tokenizer):
+    """Lists of numbers come through as they are."""
+    row = {"input_ids": [5, 6, 7], "labels": [-100, 6, 7], "len": 3}
+    parquet.write_table(pa.Table.from_pylist([row]), tmp_path / "a.parquet")
+    store = prepare(tmp_path / "a.parquet", chatml_tokenizer, tmp_path / "store")
+    assert store[0].labels.tolist() == row["labels"]
+
+
+def test_no_parquet(tmp_path):
+    """A file that only has the name is refused by it."""
+    (tmp_path / "a.parquet").write_bytes(b"PAR1 this is no Parquet file")
+    with pytest.raises(DataError, match=r"a.parquet is not a Parquet file that can be read"):
+        list(ParquetFile(tmp_path / "a.parquet").rows())
+
+
+def test_damaged(tmp_path):
+    """A file whose pages are damaged is refused by name when they are reached."""
+    table = pa.table({"a": [f"row {i}" for i in range(5000)]})
+    parquet.write_table(table, tmp_path / "a.parquet", compression="gzip")
+    data = bytearray((tmp_path / "a.parquet").read_bytes())
+    data[100:2000] = b"\xff" * 1900
+    (tmp_path / "a.parquet").write_bytes(data)
+    with pytest.raises(DataError, match=r"a.parquet: unreadable after row 0"):
+        list(ParquetFile(tmp_path / "a.parquet").rows())

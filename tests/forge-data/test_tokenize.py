@@ -1,0 +1,55 @@
+"""One row in memory."""
+
+import numpy as np
+import pytest
+
+from forge_data import DataError, tokenize
+
+
+def test_a_row(chatml_tokenizer, chat):
+    """int32 arrays; where nothing is learned the label is -100, elsewhere it is the id."""
+    example = tokenize(chat(("user", "hi"), ("assistant", "ho")), chatml_tokenizer)
+    assert example.input_ids.dtype == example.labels.dtype == np.int32
+    seen = example.labels != -100
+    assert (example.labels[seen] == example.input_ids[seen]).all()
+    assert 0 < example.loss_count == seen.sum() < len(example)
+
+
+def test_tokens_come_through(chatml_tokenizer):
+    """A row that is tokens already is checked and kept, fields that are None beside it."""
+    example = tokenize({"input_ids": [5, 6], "labels": [-100, 6], "messages": None}, chatml_tokenizer)
+    assert (example.input_ids.tolist(), example.labels.tolist()) == ([5, 6], [-100, 6])
+    with pytest.raises(DataError, match=r"row: field input_ids\[0\] is 403, outside the vocabulary 0 to 402"):
+        tokenize({"input_ids": [403, 6], "labels": [-100, 6]}, chatml_tokenizer)
+
+
+def test_by_directory(chatml_tokenizer, chat, tmp_path):
+    """The tokenizer may be given as a directory."""
+    chatml_tokenizer.save_pretrained(tmp_path)
+    row = chat(("user", "hi"), ("assistant", "ho"))
+    assert tokenize(row, str(tmp_path)).labels.tolist() == tokenize(row, chatml_tokenizer).labels.tolist()
+    assert tokenize(row, tmp_path).labels.tolist() == tokenize(row, chatml_tokenizer).labels.tolist()
+
+
+def test_length(chatml_tokenizer, chat):
+    """A row of exactly max_seq_len tokens is kept, one more is refused, nothing is cut."""
+    row = chat(("user", "hi"), ("assistant", "ho"))
+    size = len(tokenize(row, chatml_tokenizer))
+    assert len(tokenize(row, chatml_tokenizer, max_seq_len=size)) == size
+    with pytest.raises(DataError, match=f"row: {size} tokens, and max_seq_len is {size - 1}; raise it or shorten"):
+        tokenize(row, chatml_tokenizer, max_seq_len=size - 1)
+
+
+def test_nothing_to_learn(chatml_tokenizer, chat):
+    """A row without a learned token is refused; a label that stands first does not count."""
+    with pytest.raises(DataError, match="row: no token of it is learned; it needs an assistant turn"):
+        tokenize(chat(("system", "x"), ("user", "hi")), chatml_tokenizer)
+    with pytest.raises(DataError, match="no token of it is learned"):
+        tokenize({"input_ids": [5, 6], "labels": [5, -100]}, chatml_tokenizer)
+
+
+@pytest.mark.parametrize("limit", [0, -1, True, 2.5, "9"])
+def test_limit(chatml_tokenizer, limit):
+    """A limit is a positive whole number."""
+    with pytest.raises(DataError, match="max_seq_len must be a whole number of at least 1"):
+        tokenize({"prompt": "a", "completion": "b"}, chatml_tokenizer, max_seq_len=limit)

@@ -1,0 +1,71 @@
+"""Loading tokenizers, and what is none."""
+
+import json
+
+import pytest
+
+from forge_data import TokenizerError, load_tokenizer
+from forge_data._tokenizer import as_tokenizer
+
+
+def test_a_directory_of_tokenizer_files(chatml_tokenizer, tmp_path, chat):
+    """A directory with tokenizer files and no config.json is enough; template and tokens come along."""
+    chatml_tokenizer.save_pretrained(tmp_path)
+    assert not (tmp_path / "config.json").exists()
+    loaded = load_tokenizer(str(tmp_path))
+    assert loaded.is_fast
+    messages = chat(("user", "hi"), ("assistant", "ho"))["messages"]
+    assert loaded.apply_chat_template(messages) == chatml_tokenizer.apply_chat_template(messages)
+
+
+@pytest.mark.parametrize("name", ["./nothing", "/no/such/directory", "a/b/c", "what is this?", ""])
+def test_no_directory(name):
+    """A path where nothing is, that is no hub name either, is said to be so at once."""
+    with pytest.raises(
+        TokenizerError, match=r"no tokenizer at .*: nothing there; give a directory that holds tokenizer.json, or a name"
+    ):
+        load_tokenizer(name)
+
+
+def test_a_file(tmp_path):
+    """A file is no directory."""
+    (tmp_path / "model.gguf").touch()
+    with pytest.raises(TokenizerError, match="a file; give a directory"):
+        load_tokenizer(str(tmp_path / "model.gguf"))
+
+
+def test_a_directory_of_other_things(tmp_path):
+    """A directory without a tokenizer is told what it holds and what it lacks."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    (tmp_path / "notes.txt").touch()
+    with pytest.raises(
+        TokenizerError, match=r"no usable tokenizer in the directory .*holds config.json, notes.txt.* it needs tokenizer.json"
+    ):
+        load_tokenizer(str(tmp_path))
+
+
+def test_a_broken_file(chatml_tokenizer, tmp_path):
+    """A tokenizer.json that is torn is refused by its directory."""
+    chatml_tokenizer.save_pretrained(tmp_path)
+    text = (tmp_path / "tokenizer.json").read_text()
+    (tmp_path / "tokenizer.json").write_text(text[: len(text) // 2])
+    with pytest.raises(TokenizerError, match="no usable tokenizer in the directory"):
+        load_tokenizer(str(tmp_path))
+
+
+def test_no_such_name_on_the_hub():
+    """A name that the hub does not answer for (here: no network) is told both ways out."""
+    with pytest.raises(
+        TokenizerError, match="no tokenizer called 'nobody/nothing': there is no such directory, and the Hugging Face Hub"
+    ):
+        load_tokenizer("nobody/nothing")
+
+
+def test_a_slow_tokenizer():
+    """A tokenizer that cannot say where its tokens stand is refused."""
+
+    class Slow:
+        is_fast = False
+
+    with pytest.raises(TokenizerError, match="Slow has no fast backend"):
+        as_tokenizer(Slow())
