@@ -26,13 +26,19 @@ from forge._errors import SettingsError
 T = TypeVar("T")
 
 
+def _whole(_: object, field: attrs.Attribute[int], value: object) -> None:
+    """Refuse what is no whole number; True is none, though Python calls it an int."""
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"{field.name} must be a whole number, not {value!r}")
+
+
 @attrs.frozen(kw_only=True)
 class ReportSettings:
     """What a run says while it trains."""
 
-    eval_every_steps: int = attrs.field(default=0, validator=[attrs.validators.instance_of(int), attrs.validators.ge(0)])
+    eval_every_steps: int = attrs.field(default=0, validator=[_whole, attrs.validators.ge(0)])
     """Measure the held-out loss every so many steps; 0 measures it before and after training only."""
-    logging_steps: int = attrs.field(default=1, validator=[attrs.validators.instance_of(int), attrs.validators.ge(1)])
+    logging_steps: int = attrs.field(default=1, validator=[_whole, attrs.validators.ge(1)])
     """Print a line to the log every so many steps (metrics.jsonl has every step)."""
 
 
