@@ -1,0 +1,89 @@
+"""Files and directories that are complete under their name, or are not there.
+
+Written under a hidden name beside the final one, made durable (fsync), then renamed. A process killed in between leaves a
+`.NAME.*.tmp` that nothing reads and that can be deleted; it never leaves half of NAME.
+"""
+
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from forge_dist._errors import ExportError
+
+
+def _hidden_sibling(target: Path) -> Path:
+    return target.with_name(f".{target.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+
+
+def _sync(path: Path) -> None:
+    """Make a file's bytes, or a directory's entries, survive a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _refuse_existing(target: Path) -> None:
+    # os.rename replaces an empty directory without a word, hence the question, asked again right before the rename.
+    if os.path.lexists(target):
+        raise ExportError(f"{target} exists already, and nothing is written over it: remove it or choose another name")
+
+
+@contextmanager
+def atomic_directory(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Yield an empty temporary directory that becomes `path` when the body ends, and vanishes when the body raises.
+
+    Parent directories are made. Every file is fsynced before the rename and the parent after it.
+
+    Raises:
+        ExportError: `path` exists (even if empty), or the place cannot be written; the body's own exceptions pass unchanged.
+    """
+    target = Path(os.path.abspath(path))
+    _refuse_existing(target)
+    temporary = _hidden_sibling(target)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary.mkdir()
+    except OSError as error:
+        raise ExportError(f"{target} cannot be written: {error}") from error
+    try:
+        yield temporary
+        try:
+            for folder, _, files in os.walk(temporary):
+                for name in files:
+                    _sync(Path(folder, name))
+                _sync(Path(folder))
+            _refuse_existing(target)
+            temporary.rename(target)
+            _sync(target.parent)
+        except OSError as error:
+            raise ExportError(f"{target} cannot be written: {error}") from error
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def write_text_atomically(path: str | os.PathLike[str], text: str) -> None:
+    """Make `path` hold `text` (UTF-8, newlines as given): a reader sees the old content or the new, never a part.
+
+    Raises:
+        ExportError: the place cannot be written; what `path` held before is still there.
+    """
+    target = Path(os.path.abspath(path))
+    temporary = _hidden_sibling(target)
+    try:
+        with open(temporary, "x", encoding="utf-8", newline="") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(target)
+        _sync(target.parent)
+    except OSError as error:
+        raise ExportError(f"{target} cannot be written: {error}") from error
+    finally:
+        with suppress(OSError):
+            temporary.unlink()

@@ -1,0 +1,45 @@
+"""A model's state → the same state in the float type of an export. The model in memory is left alone."""
+
+import re
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+def cast_state_dict(model: "PreTrainedModel", dtype: torch.dtype | None) -> dict[str, torch.Tensor]:
+    """Name → tensor of `model.state_dict()`, floats as `dtype`; what needs no cast is the model's own tensor, not a copy.
+
+    Casts lie on the CPU, so that a full device can still be exported. Tied weights are cast once and stay tied, for
+    save_pretrained finds them by their storage.
+
+    Raises:
+        ValueError: a tensor is on the meta device: its data is elsewhere.
+    """
+    kept = _kept_in_float32(model, dtype)
+    cast: dict[tuple[object, ...], torch.Tensor] = {}
+    state: dict[str, torch.Tensor] = {}
+    for name, tensor in model.state_dict().items():
+        if tensor.is_meta:
+            raise ValueError(f"the tensor {name} is offloaded (meta device); load the model whole to export it")
+        if dtype is None or tensor.dtype == dtype or not tensor.is_floating_point() or (kept and kept.search(name)):
+            state[name] = tensor
+            continue
+        key = (tensor.data_ptr(), tensor.device, tensor.dtype, tensor.shape, tensor.stride())
+        if key not in cast:
+            cast[key] = tensor.to(device="cpu", dtype=dtype)
+        state[name] = cast[key]
+    return state
+
+
+def _kept_in_float32(model: "PreTrainedModel", dtype: torch.dtype | None) -> re.Pattern[str] | None:
+    """What matches the tensors that transformers loads as float32 whatever is asked for (routers' biases, for example)."""
+    if dtype not in (torch.float16, torch.bfloat16):
+        return None
+    names = set(getattr(model, "_keep_in_fp32_modules_strict", None) or ())
+    if dtype == torch.float16:
+        names |= set(getattr(model, "_keep_in_fp32_modules", None) or ())
+    alternatives = "|".join(re.escape(name).replace(r"\*", ".*") for name in sorted(names))
+    return re.compile(rf"(^|\.)({alternatives})(\.|$)") if alternatives else None

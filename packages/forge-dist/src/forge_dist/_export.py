@@ -1,0 +1,121 @@
+"""A model in memory → a directory that plain transformers (or plain PEFT) loads, complete under its name or not there.
+
+Nothing of the model in memory changes, so training goes on from where it was.
+"""
+
+import copy
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from safetensors import SafetensorError
+
+from forge_dist._adapter import is_peft, write_adapter
+from forge_dist._atomic import atomic_directory
+from forge_dist._cast import cast_state_dict
+from forge_dist._errors import ExportError
+from forge_dist._quiet import quiet
+
+if TYPE_CHECKING:
+    from peft import PeftModel
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+EXPORTABLE = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+_WRITING = (OSError, SafetensorError, ValueError, TypeError, RuntimeError)
+
+
+def export_model(
+    model: "PreTrainedModel | PeftModel",
+    directory: str | os.PathLike[str],
+    *,
+    tokenizer: "PreTrainedTokenizerBase | None" = None,
+    dtype: torch.dtype | None = None,
+) -> Path:
+    """Write `model` to `directory` and return its absolute path.
+
+    A PreTrainedModel becomes config.json, generation_config.json and safetensors of at most 5 GB under the names of the checkpoint
+    that it came from, tied weights once. A PeftModel becomes adapter_config.json and adapter_model.safetensors. With `tokenizer` its
+    files and chat template come along. Floats are written as `dtype` (default: as they are in memory), except those that the
+    architecture keeps in float32. The directory names neither our attention function nor where this machine keeps its files (but
+    for an adapter's base model, which it must name), and a cache that was switched off for training is on again.
+
+    Raises:
+        ExportError: `directory` exists or cannot be written (full disk, no permission); the model is quantized, sharded off
+            to disk, or of another class. Nothing is left under the name then.
+    """
+    if dtype is not None and dtype not in EXPORTABLE:
+        raise ExportError(f"{directory}: dtype {dtype} cannot be exported; known: {', '.join(map(str, EXPORTABLE))}")
+    with atomic_directory(directory) as temporary:
+        try:
+            with quiet():
+                marker = write_adapter(model, temporary, dtype) if is_peft(model) else _write_model(model, temporary, dtype)
+                if tokenizer is not None:
+                    tokenizer.save_pretrained(temporary)
+            _share(temporary, marker)
+        except _WRITING as error:
+            raise ExportError(f"{directory} cannot be written: {error}") from error
+    return Path(os.path.abspath(directory))
+
+
+def _write_model(model: object, folder: Path, dtype: torch.dtype | None) -> Path:
+    from transformers import PreTrainedModel
+
+    if not isinstance(model, PreTrainedModel):
+        raise TypeError(f"a {type(model).__name__} is neither a transformers model nor a PeftModel")
+    if getattr(model, "hf_quantizer", None) is not None:
+        raise ValueError("the model is quantized, and its weights would not be what was trained; export a LoRA adapter instead")
+    state = cast_state_dict(model, dtype)
+    generation = model.generation_config
+    with _own_config(model):
+        model.save_pretrained(folder, state_dict=state, max_shard_size="5GB")
+    if model.can_generate() and generation is not None:
+        generation = copy.deepcopy(generation)
+        if getattr(generation, "use_cache", None) is False:
+            generation.use_cache = True
+        generation.to_json_file(folder / "generation_config.json")
+    _clean_config(folder / "config.json", dtype)
+    return folder / "config.json"
+
+
+@contextmanager
+def _own_config(model: "PreTrainedModel") -> Iterator[None]:
+    """Let save_pretrained write into a copy of the configuration: it sets dtype and architectures on the one that it finds.
+
+    The generation configuration is replaced by an empty one: transformers refuses to save one that it merely warns about when
+    loading (a temperature without do_sample), and a finished training must not be lost over that.
+    """
+    from transformers import GenerationConfig
+
+    config, generation = model.config, model.generation_config
+    model.config, model.generation_config = copy.deepcopy(config), GenerationConfig()
+    try:
+        yield
+    finally:
+        model.config, model.generation_config = config, generation
+
+
+def _clean_config(file: Path, dtype: torch.dtype | None) -> None:
+    config = json.loads(file.read_text(encoding="utf-8"))
+    config = {key: value for key, value in config.items() if not key.endswith("name_or_path")}
+    if config.get("use_cache") is False:
+        config["use_cache"] = True
+    if dtype is not None:
+        config["dtype"] = str(dtype).removeprefix("torch.")
+    rope = config.get("rope_parameters")
+    # Readers older than transformers 5 (mlx-lm among them) look for rope_theta at the top level only, and without a
+    # word take 10000 where it is not: a model that answers wrongly.
+    if isinstance(rope, dict) and isinstance(rope.get("rope_theta"), int | float):
+        config.setdefault("rope_theta", rope["rope_theta"])
+    file.write_text(json.dumps(config, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _share(folder: Path, marker: Path) -> None:
+    """Give every file the mode of `marker`, which the umask decided: safetensors makes its files readable by their owner alone."""
+    mode = marker.stat().st_mode & 0o777
+    for file in folder.rglob("*"):
+        if file.is_file():
+            file.chmod(mode)

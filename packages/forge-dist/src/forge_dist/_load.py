@@ -1,0 +1,100 @@
+"""A model path → a model in memory on one device, with every weight read from it, or an error. No pickles, no remote code."""
+
+from typing import TYPE_CHECKING
+
+import torch
+from safetensors import SafetensorError
+
+from forge_dist._attention import AttentionFunction, settle_attention
+from forge_dist._errors import ModelError
+from forge_dist._model_path import check_config, check_model_path, expanded, is_hub_name
+from forge_dist._quiet import quiet
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_LOADING = (OSError, ValueError, RuntimeError, KeyError, AttributeError, ImportError, SafetensorError)
+
+
+def load_model(
+    model_path: str,
+    *,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    attention: str = "sdpa",
+    attention_function: AttentionFunction | None = None,
+) -> "PreTrainedModel":
+    """Load the causal language model of `model_path` on `device`, its floats as `dtype`, in eval mode.
+
+    `attention` is transformers' name of an implementation; with `attention_function` (AttentionFunction) it is registered under that
+    name, and models of that name are given a mask only where a 2-D mask or a cache comes with the call. `config.use_cache` stays what the directory says: a packed row needs
+    `use_cache=False` in the call.
+
+    Transformers only warns where a tensor is missing, left over or of another shape, and trains on with random weights; here
+    that is an error. The weights are memory-mapped, so no second copy of the model is held while loading.
+
+    Raises:
+        ModelError: `check_model_path` refuses it; the hub has no such model or does not answer; a weight is missing, unexpected or of the
+            wrong shape; transformers knows no causal language model of this type; the attention does not exist or does not fit.
+    """
+    from transformers import AutoModelForCausalLM
+
+    check_model_path(model_path)
+    path = expanded(model_path)
+    settle_attention(attention, attention_function)
+    from_hub = is_hub_name(model_path)
+    try:
+        with quiet(bars=from_hub):  # a download deserves its bar
+            if from_hub:
+                _check_hub_config(model_path)
+            model, report = AutoModelForCausalLM.from_pretrained(
+                path,
+                dtype=dtype,
+                attn_implementation=attention,
+                use_safetensors=True,
+                trust_remote_code=False,
+                ignore_mismatched_sizes=True,  # so that the report below names the tensor, instead of a generic exception
+                output_loading_info=True,
+            )
+    except (ModelError, torch.OutOfMemoryError):
+        raise
+    except _LOADING as error:
+        raise ModelError(f"model_path {model_path} cannot be loaded: {error}") from error
+    check_report(report, model_path)
+    if attention_function is not None and "chunked_attention" in (getattr(model.config, "layer_types", None) or ()):
+        raise ModelError(
+            f"model_path {model_path}: its layers attend in chunks, which only a mask expresses, and attention={attention} gets none "
+            "for a packed row: use attention=sdpa or eager"
+        )
+    return model.to(device)
+
+
+def check_report(report: dict[str, object], where: str) -> None:
+    """Raise ModelError, naming the first tensor, unless transformers' loading report says that file and model agree."""
+    for what, key in (
+        ("lacks", "missing_keys"),
+        ("has the unexpected", "unexpected_keys"),
+        ("has another shape of", "mismatched_keys"),
+    ):
+        found = sorted(map(_describe, report[key]))  # pyrefly: ignore[bad-argument-type]
+        if found:
+            others = f" and {len(found) - 1} others" if len(found) > 1 else ""
+            raise ModelError(
+                f"{where} {what} weight {found[0]}{others}: its safetensors do not fit the architecture in its config.json"
+            )
+    if report["error_msgs"]:
+        raise ModelError(f"{where} cannot be loaded: {report['error_msgs']}")
+
+
+def _describe(entry: object) -> str:
+    """A tensor's name; of a mismatch (name, shape in the file, shape in the model) all three."""
+    if isinstance(entry, tuple):
+        name, in_file, in_model = entry
+        return f"{name} ({list(in_file)} in the file, {list(in_model)} in the model)"
+    return str(entry)
+
+
+def _check_hub_config(model_path: str) -> None:
+    from transformers import AutoConfig
+
+    check_config(AutoConfig.from_pretrained(model_path, trust_remote_code=False).to_dict(), f"{model_path} (hub)")

@@ -1,0 +1,110 @@
+"""A model path → nothing, or an error that says why no training can start from it. Reads headers only, and loads no torch."""
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from forge_dist._errors import ModelError
+from forge_dist._safetensors import read_directory
+
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_CAUSAL = ("ForCausalLM", "LMHeadModel")
+_CONVERT_GGUF = (
+    "convert it once: `model = AutoModelForCausalLM.from_pretrained(FOLDER, gguf_file=NAME)`, `model.hf_quantizer = None`, "
+    "`del model.config.quantization_config` if there is one, `model.save_pretrained(NEW_FOLDER)`, and the same for the tokenizer"
+)
+_CONVERT_PICKLE = (
+    "pickles can run code and are not read; convert once, where you trust them: "
+    "`AutoModelForCausalLM.from_pretrained(FOLDER, use_safetensors=False).save_pretrained(NEW_FOLDER)`"
+)
+_MERGE = "to train on from it, merge it first: `PeftModel.from_pretrained(BASE_MODEL, FOLDER).merge_and_unload().save_pretrained(NEW_FOLDER)`"
+
+
+def check_model_path(model_path: str) -> None:
+    """Return if training can start from `model_path`, as far as can be told in milliseconds and with no network.
+
+    A directory must hold a config.json of a causal language model and whole safetensors files. A name of the form org/name that
+    is no directory here is left to `load_model`, which asks the hub.
+
+    Raises:
+        ModelError: neither; a file; a LoRA adapter; pickled, GGUF, quantized or missing weights; another kind of model.
+    """
+    path = Path(model_path).expanduser()
+    if model_path and path.is_dir():  # an empty path is the current folder to pathlib, and a mistake to us
+        _check_directory(path)
+    elif model_path and path.exists():
+        what = "is a GGUF file" if path.suffix.lower() == ".gguf" else "is a file"
+        remedy = f"; {_CONVERT_GGUF}" if path.suffix.lower() == ".gguf" else ""
+        raise ModelError(f"model_path {model_path} {what}; it must be a directory with config.json and safetensors{remedy}")
+    elif not is_hub_name(model_path):
+        raise ModelError(
+            f"model_path {model_path!r} is neither a directory here nor a name on the Hugging Face Hub (org/name, "
+            f"for example HuggingFaceTB/SmolLM2-135M-Instruct); looked in {Path.cwd()}"
+        )
+
+
+def is_hub_name(model_path: str) -> bool:
+    """Whether `model_path` is no path here and has the form org/name."""
+    return not Path(model_path).expanduser().exists() and _HUB_NAME.fullmatch(model_path) is not None
+
+
+def expanded(model_path: str) -> str:
+    """What to hand to transformers: a hub name as it is, a path with its `~` expanded."""
+    return model_path if is_hub_name(model_path) else str(Path(model_path).expanduser())
+
+
+def check_config(config: Mapping[str, object], where: str) -> None:
+    """Raise ModelError unless `config`, read from `where`, is that of an unquantized decoder-only language model."""
+    architectures = config.get("architectures") or []
+    if not isinstance(architectures, list):
+        raise ModelError(f"{where}: architectures is {architectures!r}; it must be a list of class names")
+    if config.get("is_encoder_decoder"):
+        raise ModelError(f"{where}: an encoder-decoder model ({architectures}); only causal language models are trained")
+    if architectures and not any(str(name).endswith(_CAUSAL) for name in architectures):
+        raise ModelError(
+            f"{where}: architectures is {architectures}, which is no causal language model: a class named ...ForCausalLM is needed "
+            "(of a multi-modal model, its text part saved on its own)"
+        )
+    if not config.get("model_type"):
+        raise ModelError(f"{where}: no model_type, so transformers cannot tell what model this is")
+    if config.get("quantization_config"):
+        raise ModelError(f"{where}: quantized weights (quantization_config) are not trained; use the unquantized model")
+
+
+def _check_directory(directory: Path) -> None:
+    if (directory / "adapter_config.json").is_file():
+        raise ModelError(f"model_path {directory} is a LoRA adapter, not a model; {_MERGE}")
+    config_file = directory / "config.json"
+    if not config_file.is_file():
+        remedy = f"; it holds GGUF: {_CONVERT_GGUF}" if any(directory.glob("*.gguf")) else ""
+        raise ModelError(f"model_path {directory} is no model directory: it has no config.json{remedy}")
+    try:
+        config = json.loads(config_file.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise ModelError(f"{config_file} cannot be read as JSON: {error}") from None
+    if not isinstance(config, dict):
+        raise ModelError(f"{config_file} must hold a JSON object; found {type(config).__name__}")
+    check_config(config, str(config_file))
+    try:
+        stored = read_directory(directory)
+    except FileNotFoundError as error:
+        raise ModelError(f"model_path {directory} has no complete weights: {error}{_other_weights(directory)}") from None
+    except (ValueError, OSError) as error:
+        raise ModelError(f"model_path {directory} has broken weights: {error}; fetch or write it again") from None
+    if not stored:
+        raise ModelError(f"model_path {directory} has empty weights: its safetensors files hold no tensor")
+
+
+def _other_weights(directory: Path) -> str:
+    """What else lies there that somebody may have taken for weights, and what to do about it; empty if nothing does."""
+    for pattern, remedy in (
+        ("*.bin", _CONVERT_PICKLE),
+        ("*.pt*", _CONVERT_PICKLE),
+        ("*.gguf", _CONVERT_GGUF),
+        ("*.safetensors", "transformers reads only those two names"),
+    ):
+        names = sorted(file.name for file in directory.glob(pattern))
+        if names:
+            return f"; it holds {', '.join(names[:3])}: {remedy}"
+    return ""

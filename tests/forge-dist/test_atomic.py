@@ -1,0 +1,139 @@
+"""Complete under the name, or not there."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from forge_dist import ExportError, atomic_directory, write_text_atomically
+
+SLOW_BODY = """
+import sys, time
+from forge_dist import atomic_directory
+with atomic_directory(sys.argv[1]) as folder:
+    (folder / "first").write_text("half")
+    print("inside", flush=True)
+    time.sleep(60)
+    (folder / "second").write_text("half")
+"""
+
+
+def test_a_directory_appears_whole(tmp_path):
+    """Until the body has ended nothing is under the name; then all of it is, and nothing else was left beside it."""
+    target = tmp_path / "made" / "on the way" / "samples_10"
+    with atomic_directory(target) as folder:
+        (folder / "sub").mkdir()
+        (folder / "sub" / "file").write_text("text")
+        assert not target.exists()
+        assert folder.parent == target.parent
+    assert (target / "sub" / "file").read_text() == "text"
+    assert list(target.parent.iterdir()) == [target]
+
+
+def test_a_relative_path_is_taken_from_here(tmp_path, monkeypatch):
+    """The directory is made where the process stood, even if the body goes elsewhere."""
+    monkeypatch.chdir(tmp_path)
+    with atomic_directory("out") as folder:
+        (folder / "file").write_text("text")
+        os.chdir("/")
+    assert (tmp_path / "out" / "file").is_file()
+
+
+@pytest.mark.parametrize("error", [OSError("disk"), KeyboardInterrupt(), ValueError("x")])
+def test_a_body_that_raises_leaves_nothing(tmp_path, error):
+    """The body's own exception comes out, and neither the name nor the temporary directory is left."""
+    with pytest.raises(type(error)), atomic_directory(tmp_path / "out") as folder:
+        (folder / "file").write_text("text")
+        raise error
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", ["file", "empty directory", "full directory", "dangling link"])
+def test_nothing_is_written_over(tmp_path, kind):
+    """Whatever is under the name already, even an empty directory, is refused before the body runs, and stays."""
+    target = tmp_path / "out"
+    if kind == "file":
+        target.write_text("mine")
+    elif kind == "dangling link":
+        target.symlink_to(tmp_path / "nowhere")
+    else:
+        target.mkdir()
+    if kind == "full directory":
+        (target / "mine").write_text("mine")
+    with pytest.raises(ExportError, match="exists already"), atomic_directory(target):
+        pytest.fail("the body ran")
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_who_comes_second_loses(tmp_path):
+    """A name that somebody took while the body ran is refused too; theirs stays, ours goes."""
+    target = tmp_path / "out"
+    with pytest.raises(ExportError, match="exists already"), atomic_directory(target) as folder:
+        (folder / "ours").write_text("ours")
+        target.mkdir()
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert list(target.iterdir()) == []
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path):
+    """Under a file no directory can be made: the error says which one was wanted."""
+    (tmp_path / "file").write_text("")
+    target = tmp_path / "file" / "out"
+    with pytest.raises(ExportError, match="cannot be written") as caught, atomic_directory(target):
+        pytest.fail("the body ran")
+    assert str(target) in str(caught.value)
+
+
+def test_a_kill_leaves_nothing_under_the_name(tmp_path):
+    """SIGKILL inside the body: nothing under the name, and a second try succeeds."""
+    target = tmp_path / "out"
+    process = subprocess.Popen([sys.executable, "-c", SLOW_BODY, str(target)], stdout=subprocess.PIPE, text=True)
+    with process:
+        assert process.stdout.readline() == "inside\n"
+        process.send_signal(signal.SIGKILL)
+    assert not target.exists()
+    assert all(path.name.startswith(".out.") for path in tmp_path.iterdir())
+    with atomic_directory(target) as folder:
+        (folder / "file").write_text("text")
+    assert (target / "file").is_file()
+
+
+def test_text_is_written_as_it_is(tmp_path):
+    """UTF-8, newlines untouched, over an older file, with nothing left beside it."""
+    file = tmp_path / "config.yaml"
+    for text in ("é\r\nline\n", "", "second"):
+        write_text_atomically(file, text)
+        assert file.read_bytes() == text.encode()
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_text_that_cannot_be_written_spares_the_old(tmp_path, monkeypatch):
+    """When the disk fails the old content is still there, no temporary file is left, and the error names the file."""
+    file = tmp_path / "config.yaml"
+    write_text_atomically(file, "old")
+
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(ExportError, match=r"config\.yaml.*No space left"):
+        write_text_atomically(file, "new")
+    assert file.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_a_directory_that_cannot_be_made_durable_is_not_there(tmp_path, monkeypatch):
+    """A disk that fails at the last moment (fsync) costs the directory, not its completeness."""
+
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with (
+        pytest.raises(ExportError, match=r"out cannot be written.*No space left"),
+        atomic_directory(tmp_path / "out") as folder,
+    ):
+        (folder / "file").write_text("text")
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,41 @@
+"""The settings of this room."""
+
+import attrs
+import pytest
+
+from forge_dist import CheckpointSettings, ModelSettings
+
+
+def test_defaults():
+    """By default the model is exported once, at the end."""
+    settings = CheckpointSettings(ckpt_output_dir="out")
+    assert (settings.save_samples, settings.checkpoint_at_epoch) == (0, False)
+
+
+@pytest.mark.parametrize(
+    ("make", "field"),
+    [
+        (lambda: ModelSettings(model_path=3), "model_path"),
+        (lambda: ModelSettings(model_path=" "), "model_path"),
+        (lambda: CheckpointSettings(ckpt_output_dir=None), "ckpt_output_dir"),
+        (lambda: CheckpointSettings(ckpt_output_dir=""), "ckpt_output_dir"),
+        (lambda: CheckpointSettings(ckpt_output_dir="o", save_samples=-1), "save_samples"),
+        (lambda: CheckpointSettings(ckpt_output_dir="o", save_samples=True), "save_samples"),
+        (lambda: CheckpointSettings(ckpt_output_dir="o", save_samples=1.0), "save_samples"),
+        (lambda: CheckpointSettings(ckpt_output_dir="o", checkpoint_at_epoch=1), "checkpoint_at_epoch"),
+        (lambda: CheckpointSettings(ckpt_output_dir="o", checkpoint_at_epoch="yes"), "checkpoint_at_epoch"),
+    ],
+)
+def test_a_wrong_value_is_refused_by_name(make, field):
+    """A value of a wrong type or range raises, naming its field."""
+    with pytest.raises((TypeError, ValueError), match=field):
+        make()
+
+
+def test_settings_do_not_change():
+    """A settings object is frozen, and takes keywords only."""
+    settings = ModelSettings(model_path="m")
+    with pytest.raises(attrs.exceptions.FrozenInstanceError):
+        settings.model_path = "n"
+    with pytest.raises(TypeError):
+        ModelSettings("m")
