@@ -103,6 +103,8 @@ def _run(s: SFTSettings, out: RunDirectory, report: Reporter) -> RunResult:
     optimizer = forge_algos.adamw(model, s.optimizer, fused=machine.fused_optimizer.value)
     scheduler = forge_algos.schedule(optimizer, s.optimizer, num_steps=plan.num_steps)
     objective = forge_algos.SFT()
+    # A model goes back to the dtype of its directory; adapters stay in the float32 that they were trained in.
+    kept = forge_dist.base_dtype(s.model.model_path) if s.adapter.adapter == "none" else None
     (out.root / "config.yaml").write_text(as_recipe(s), encoding="utf-8")
     out.publish()
 
@@ -129,7 +131,7 @@ def _run(s: SFTSettings, out: RunDirectory, report: Reporter) -> RunResult:
     def export(samples: int) -> Path:
         directory = out.path / "hf_format" / f"samples_{samples}"
         if not directory.exists():
-            forge_dist.export_model(model, directory, tokenizer=tokenizer, dtype=forge_dist.base_dtype(s.model.model_path))
+            forge_dist.export_model(model, directory, tokenizer=tokenizer, dtype=kept)
             probe = held_out if held_out is not None else train
             check = forge_dist.check_export(model, directory, [(e.input_ids, e.labels) for e in _few(probe)])
             report.note(f"exported {directory}: loaded back, loss {check.reloaded:.4f} against {check.in_memory:.4f} in memory")

@@ -1,0 +1,70 @@
+"""Figures -> the one JSON line that a benchmark prints on stdout, with the machine and the versions it was taken on.
+
+Every line has the same shape: `benchmark`, `claim`, `ratio` (how many times better than the named baseline, so larger is better), `target`,
+`met` (null at toy size), `toy`, then what the benchmark measured, `machine` and `versions`. Notes for a person go to stderr.
+"""
+
+import importlib.metadata
+import json
+import os
+import platform
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+LIBRARIES = ("torch", "transformers", "peft", "trl", "accelerate", "datasets", "numpy")
+FORGE = ("forge-llm", "forge-data", "forge-packing", "forge-accel", "forge-dist", "forge-algos")
+
+
+def note(text: str) -> None:
+    """Say something to the person who runs the benchmark."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def versions(names: Iterable[str] = (*LIBRARIES, *FORGE)) -> dict[str, str]:
+    """Installed version of every distribution that a figure may depend on; what is not installed is left out."""
+    found = {"python": platform.python_version()}
+    for name in names:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def machine() -> dict[str, Any]:
+    """The processor, the cores this process may use, the memory in bytes and the load when the benchmark began."""
+    return {
+        "cpu": _cpu_model(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "platform": platform.platform(),
+        "load_1_minute": round(os.getloadavg()[0], 2),
+    }
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def emit(benchmark: str, claim: str, ratio: float, target: float, *, toy: bool, at: dict[str, Any], **figures: Any) -> None:
+    """Print the line. `at` is what `machine()` returned before the measuring began."""
+    line = {
+        "benchmark": benchmark,
+        "claim": claim,
+        "ratio": round(ratio, 4),
+        "target": target,
+        "met": None if toy else ratio >= target,
+        "toy": toy,
+        **figures,
+        "machine": at,
+        "versions": versions(),
+    }
+    print(json.dumps(line), flush=True)
+    verdict = "toy size, proves nothing" if toy else "met" if ratio >= target else "MISSED"
+    note(f"{benchmark}: ratio {ratio:.3f}, target {target}: {verdict}")

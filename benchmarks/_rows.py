@@ -1,0 +1,73 @@
+"""Chats -> packed rows that every side trains on, one row an optimizer step, written once and read by each side's process.
+
+File: an .npz of `input_ids`, `labels` (int32, all chats flat), `lengths` int64[B], and `row_samples`, `row_sizes` (which chats lie in which row).
+"""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from _chats import Chats
+
+
+class Sample(NamedTuple):
+    """One chat: `input_ids` int32[S], `labels` int32[S], -100 where no loss is counted."""
+
+    input_ids: np.ndarray
+    labels: np.ndarray
+
+
+class Rows(NamedTuple):
+    """Packed rows: `samples[i]` are the chats of row i, in order."""
+
+    samples: list[list[Sample]]
+
+    def lengths(self, row: int) -> list[int]:
+        """Tokens in each chat of this row."""
+        return [len(sample.input_ids) for sample in self.samples[row]]
+
+    def tokens(self, row: int) -> int:
+        """Tokens in this row; there is no padding."""
+        return sum(self.lengths(row))
+
+    def labelled(self, row: int) -> int:
+        """Positions whose next token is learned (the first label of a chat never counts)."""
+        return sum(int((sample.labels[1:] != -100).sum()) for sample in self.samples[row])
+
+
+def write_rows(path: Path, chats: Chats, capacity: int, steps: int) -> Rows:
+    """Pack all the chats into rows of at most `capacity` tokens with forge_packing and keep `steps` of the full ones.
+
+    The rows are drawn, not taken in order: best-fit decreasing puts the longest chats into the first rows and the shortest into the last.
+    """
+    from forge_packing import pack_rows
+
+    packed = [row for row in pack_rows(chats.lengths, capacity) if chats.lengths[row].sum() >= 0.95 * capacity]
+    if len(packed) < steps:
+        raise SystemExit(
+            f"{len(chats.lengths)} chats fill {len(packed)} rows of {capacity} tokens and {steps} steps want as many: lower --steps or --tokens"
+        )
+    rows = [packed[i] for i in np.random.default_rng(0).permutation(len(packed))[:steps]]
+    np.savez(
+        path,
+        input_ids=chats.input_ids,
+        labels=chats.labels,
+        lengths=chats.lengths,
+        row_samples=np.concatenate(rows),
+        row_sizes=np.array([len(row) for row in rows]),
+    )
+    return read_rows(path)
+
+
+def read_rows(path: Path) -> Rows:
+    """Read what `write_rows` wrote."""
+    with np.load(path, allow_pickle=False) as file:
+        ends = np.cumsum(file["lengths"])
+        starts = ends - file["lengths"]
+        input_ids, labels = file["input_ids"], file["labels"]
+        rows, at = [], 0
+        for size in file["row_sizes"]:
+            chosen = file["row_samples"][at : at + size]
+            rows.append([Sample(input_ids[starts[i] : ends[i]], labels[starts[i] : ends[i]]) for i in chosen])
+            at += int(size)
+    return Rows(rows)

@@ -1,0 +1,109 @@
+"""TRL's `SFTTrainer` as one side of a comparison: rows -> optimizer steps, with everything off that is no part of training.
+
+`packing: "rows"` feeds the very rows that the other sides train on (TRL takes pre-packed rows with `padding_free`), so tokens and losses agree
+row by row. `packing: "bfd"` lets TRL pack the same chats itself, as its users do.
+"""
+
+from typing import Any
+
+from _rows import Rows
+
+
+def run(job: dict[str, Any], rows: Rows, session: Any) -> None:
+    """Train until the session ends it."""
+    import torch
+    from datasets import Dataset
+    from datasets.utils.logging import disable_progress_bar
+    from peft import LoraConfig
+    from transformers import AutoModelForCausalLM, TrainerCallback
+    from trl import SFTConfig, SFTTrainer
+
+    disable_progress_bar()
+    # As on the other sides: what is trained is held in fp32, a frozen base in the dtype it is computed in.
+    dtype = torch.float32 if job["adapter"] == "none" else getattr(torch, job["dtype"])
+    model = AutoModelForCausalLM.from_pretrained(job["model"], dtype=dtype, attn_implementation=job["trl_attention"])
+    own_packing = job["trl_packing"] == "bfd"
+    if own_packing:
+        samples = [sample for row in rows.samples for sample in row]
+        dataset = Dataset.from_dict(
+            {"input_ids": [s.input_ids.tolist() for s in samples], "labels": [s.labels.tolist() for s in samples]}
+        )
+    else:
+        dataset = Dataset.from_dict(
+            {
+                "input_ids": [[t for s in row for t in s.input_ids.tolist()] for row in rows.samples],
+                "labels": [[t for s in row for t in s.labels.tolist()] for row in rows.samples],
+                "seq_lengths": [rows.lengths(i) for i in range(len(rows.samples))],
+            }
+        )
+    config = SFTConfig(
+        output_dir=job["scratch"],
+        max_steps=1_000_000,
+        per_device_train_batch_size=1,
+        gradient_accumulation_steps=1,
+        packing=own_packing,
+        padding_free=True,
+        max_length=job["tokens"] if own_packing else None,
+        train_sampling_strategy="sequential",
+        learning_rate=job["learning_rate"],
+        lr_scheduler_type="constant",
+        optim="adamw_torch_fused",
+        adam_beta1=0.9,
+        adam_beta2=0.95,
+        weight_decay=0.0,
+        max_grad_norm=1.0,
+        bf16=job["dtype"] == "bfloat16",
+        gradient_checkpointing=False,
+        use_cpu=job["device"] == "cpu",
+        dataloader_num_workers=0,
+        dataloader_pin_memory=job["device"] != "cpu",
+        save_strategy="no",
+        logging_strategy="no",
+        report_to=[],
+        disable_tqdm=True,
+        seed=0,
+    )
+    lora = None
+    if job["adapter"] == "lora":
+        lora = LoraConfig(r=16, lora_alpha=32, lora_dropout=0.0, target_modules="all-linear", task_type="CAUSAL_LM")
+
+    class Paced(SFTTrainer):
+        """Keeps the loss that the trainer computed anyway."""
+
+        loss_of_step = float("nan")
+        tokens_of_step = 0
+
+        def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            result = super().compute_loss(model, inputs, *args, **kwargs)
+            self.loss_of_step = result.detach()
+            self.tokens_of_step = inputs["input_ids"].numel()
+            return result
+
+    class Steps(TrainerCallback):
+        """Hands every step to the session, which waits there for leave to go on."""
+
+        def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
+            session.ready()
+
+        def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+            session.step_done(tokens=trainer.tokens_of_step, loss=float(trainer.loss_of_step))
+
+    trainer = Paced(
+        model=model,
+        args=config,
+        train_dataset=dataset,
+        processing_class=_any_tokenizer(job["vocabulary"]),
+        peft_config=lora,
+        callbacks=[Steps()],
+    )
+    trainer.train()
+
+
+def _any_tokenizer(vocabulary: int) -> Any:
+    """The trainer insists on a tokenizer although its rows are token ids already: one that knows a padding token, and nothing else."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from transformers import PreTrainedTokenizerFast
+
+    words = WordLevel({"<pad>": 0, "<eos>": 1, "<unk>": vocabulary - 1}, unk_token="<unk>")
+    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(words), pad_token="<pad>", eos_token="<eos>", unk_token="<unk>")

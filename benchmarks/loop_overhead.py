@@ -1,0 +1,177 @@
+"""Claim: `forge_algos.train` costs next to nothing over a bare PyTorch loop: at least 0.97 of its tokens per second.
+
+Both loops train a copy of one model on the same packed batches with the same attention function, the same chunked loss, the same fused AdamW,
+clipping and schedule, and read the loss after every step; only the loop differs. They take turns step by step in one process, each round in the
+opposite order of the round before. The ratio is the median over all rounds of the bare loop's seconds over forge's for the same batches.
+
+    python benchmarks/loop_overhead.py --steps 60
+"""
+
+import argparse
+import copy
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from _chats import MODULES, TOY_MODULES, make_chats, stand_in_encode, tokenise_with_stand_in
+from _models import SHAPES, describe, write_model
+from _report import emit, machine, note
+from _rows import write_rows
+
+Steps = list[list[Any]]
+
+
+def bare_loop(model: Any, steps: Steps, optimizer: Any, scheduler: Any, device: Any) -> Iterator[float]:
+    """Yield the loss after each step; everything that a loop must do, and nothing else."""
+    import torch
+
+    from forge_algos import nll
+
+    trained = [p for p in model.parameters() if p.requires_grad]
+    model.train()
+    for micro_batches in steps:
+        optimizer.zero_grad(set_to_none=True)
+        moved = []
+        for batch in micro_batches:
+            targets = torch.from_numpy(batch.labels).to(device).roll(-1)
+            targets[-1] = -100
+            ends = torch.from_numpy(batch.cu_seqlens).to(device)
+            moved.append(
+                (
+                    torch.from_numpy(batch.input_ids).to(device)[None],
+                    torch.from_numpy(batch.position_ids).to(device)[None],
+                    ends,
+                    targets,
+                    batch,
+                )
+            )
+        count = sum(int((targets != -100).sum()) for _, _, _, targets, _ in moved)
+        total = 0.0
+        for input_ids, position_ids, ends, targets, batch in moved:
+            hidden = model.model(
+                input_ids=input_ids,
+                position_ids=position_ids,
+                use_cache=False,
+                cu_seq_lens_q=ends,
+                cu_seq_lens_k=ends,
+                max_length_q=batch.max_seqlen,
+                max_length_k=batch.max_seqlen,
+            ).last_hidden_state[0]
+            loss = nll(hidden, model.lm_head.weight, targets).sum / count
+            loss.backward()
+            total += float(loss.detach())
+        torch.nn.utils.clip_grad_norm_(trained, 1.0)
+        optimizer.step()
+        scheduler.step()
+        yield total
+
+
+def main() -> None:
+    """Measure and print the line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", choices=sorted(SHAPES), default="tiny")
+    parser.add_argument("--tokens", type=int, default=512, help="most tokens in a micro-batch")
+    parser.add_argument("--micro-batches", type=int, default=2, help="micro-batches in a step")
+    parser.add_argument("--steps", type=int, default=40, help="measured steps")
+    parser.add_argument("--warmup", type=int, default=4, help="steps before them that are not counted")
+    parser.add_argument("--threads", type=int, default=None, help="threads of torch (default: its own choice)")
+    parser.add_argument("--toy", action="store_true", help="a size that runs in seconds and proves nothing")
+    options = parser.parse_args()
+    shape, tokens, warmup, measured = options.shape, options.tokens, options.warmup, options.steps
+    if options.toy:
+        shape, tokens, warmup, measured = "toy-llama", 128, 1, 4
+    at = machine()
+
+    import torch
+
+    from forge_accel import accelerator
+    from forge_algos import SFT, OptimizerSettings, adamw, schedule, train
+    from forge_dist import load_model
+    from forge_packing import collate
+
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    found = accelerator("cpu")
+    device, dtype = found.device.value, found.dtype("auto").value
+    attention = found.attention("auto", dtype).value
+    with tempfile.TemporaryDirectory(prefix="forge-bench-") as scratch:
+        directory = write_model(shape, Path(scratch) / "model")
+        encode = stand_in_encode(describe(directory, shape).vocabulary)
+        chats = make_chats(
+            lambda turns: tokenise_with_stand_in(turns, encode),
+            kind="both",
+            max_length=tokens,
+            modules=TOY_MODULES if options.toy else MODULES,
+        )
+        # A few packed rows, again and again: the loops are compared, not the data.
+        rows = write_rows(Path(scratch) / "rows.npz", chats, tokens, 4 * options.micro_batches)
+        model = load_model(
+            str(directory), dtype=dtype, device=device, attention=attention.name, attention_function=attention.function
+        )
+    batches = [collate(row) for row in rows.samples]
+    pool = [batches[i : i + options.micro_batches] for i in range(0, len(batches), options.micro_batches)]
+    steps: Steps = [pool[i % len(pool)] for i in range(warmup + measured)]
+
+    settings = OptimizerSettings(learning_rate=1e-5, lr_scheduler="cosine", warmup_steps=2, max_grad_norm=1.0)
+    loops: dict[str, Iterator[Any]] = {}
+    for side in ("forge", "bare"):
+        twin = copy.deepcopy(model)
+        optimizer = adamw(twin, settings, fused=found.fused_optimizer.value)
+        scheduler = schedule(optimizer, settings, num_steps=len(steps))
+        if side == "bare":
+            loops[side] = bare_loop(twin, steps, optimizer, scheduler, device)
+        else:
+            outputs = train(
+                twin, steps, objective=SFT(), optimizer=optimizer, scheduler=scheduler, max_grad_norm=1.0, device=device
+            )
+            loops[side] = (output.loss for output in outputs)
+
+    taken: dict[str, list[float]] = {side: [] for side in loops}
+    cpu: dict[str, list[float]] = {side: [] for side in loops}
+    losses: dict[str, float] = {}
+    for step in range(len(steps)):
+        for side in list(loops) if step % 2 == 0 else reversed(list(loops)):
+            start, cpu_start = time.perf_counter(), time.process_time()
+            losses[side] = next(loops[side])
+            taken[side].append(time.perf_counter() - start)
+            cpu[side].append(time.process_time() - cpu_start)
+        if abs(losses["forge"] - losses["bare"]) > 1e-3 * abs(losses["bare"]):
+            raise SystemExit(f"step {step + 1}: the loops do not train the same thing: losses {losses}")
+    seconds = {side: times[warmup:] for side, times in taken.items()}
+    tokens_of = [sum(len(batch.input_ids) for batch in micro_batches) for micro_batches in steps][warmup:]
+    sides = {
+        side: {
+            "tokens_per_second": round(statistics.median(t / s for t, s in zip(tokens_of, times, strict=True)), 1),
+            "seconds_per_step": round(statistics.median(times), 5),
+        }
+        for side, times in seconds.items()
+    }
+    note(f"loss after {len(steps)} steps: {losses}")
+    emit(
+        "loop_overhead",
+        "tokens per second of forge_algos.train over a bare PyTorch loop on the same packed batches",
+        statistics.median(bare / forge for bare, forge in zip(seconds["bare"], seconds["forge"], strict=True)),
+        0.97,
+        toy=options.toy,
+        at=at,
+        cpu_time_ratio=round(
+            statistics.median(b / f for b, f in zip(cpu["bare"][warmup:], cpu["forge"][warmup:], strict=True)), 4
+        ),
+        sides=sides,
+        final_loss=losses,
+        sizes={
+            "shape": shape,
+            "tokens_per_micro_batch": tokens,
+            "micro_batches": options.micro_batches,
+            "steps": measured,
+            "threads": torch.get_num_threads(),
+            "warmup": warmup,
+        },
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,164 @@
+"""How positions are scored is decided by asking the model, and is right for each."""
+
+import pytest
+import torch
+import transformers
+
+from forge_algos import AdapterSettings, attach_lora
+from forge_algos._isolation import packed_inputs
+from forge_algos.objectives import choose_head
+
+from .oracle import ARCHITECTURES, CPU, SIZES, make
+
+
+class Squashed(transformers.LlamaForCausalLM):
+    """A head that no config names: logits are bent by a function of its own, which small logits hardly show."""
+
+    def forward(self, *args, **kwargs):
+        out = super().forward(*args, **kwargs)
+        out.logits = 20 * torch.tanh(out.logits / 20)
+        return out
+
+
+class Terse(transformers.LlamaForCausalLM):
+    """A model whose forward cannot be told which logits are wanted, and whose logits are its head's times 3."""
+
+    def forward(self, input_ids, position_ids=None, use_cache=None, **kwargs):
+        out = super().forward(input_ids=input_ids, position_ids=position_ids, use_cache=use_cache, **kwargs)
+        out.logits = out.logits * 3
+        return out
+
+
+class Twice(transformers.LlamaForCausalLM):
+    """A model that asks its head two times."""
+
+    def forward(self, input_ids, logits_to_keep=0, **kwargs):
+        hidden = self.model(input_ids=input_ids, **kwargs).last_hidden_state[
+            :, logits_to_keep if torch.is_tensor(logits_to_keep) else slice(None)
+        ]
+        return transformers.modeling_outputs.CausalLMOutputWithPast(logits=self.lm_head(hidden) + self.lm_head(2 * hidden))
+
+
+class Detour(transformers.LlamaForCausalLM):
+    """A model that feeds its head something else than its decoder gives."""
+
+    def forward(self, input_ids, logits_to_keep=0, **kwargs):
+        hidden = self.model(input_ids=input_ids, **kwargs).last_hidden_state[
+            :, logits_to_keep if torch.is_tensor(logits_to_keep) else slice(None)
+        ]
+        return transformers.modeling_outputs.CausalLMOutputWithPast(logits=self.lm_head(hidden.flip(-1)))
+
+
+def odd(kind):
+    torch.manual_seed(0)
+    return kind(transformers.LlamaConfig(**SIZES)).train()
+
+
+def check(model, name, *, words=""):
+    """The chosen way gives cross entropy of the model's own logits, in value and gradients."""
+    head = choose_head(model, device=CPU)
+    assert head.name == name, head.reason
+    assert words in head.reason
+    ids = torch.arange(7, 14)
+    inputs = packed_inputs(ids, torch.arange(7), torch.tensor([0, 7]), 7)
+    rows, targets = torch.tensor([1, 2, 5]), torch.tensor([9, 3, 60])
+    model.zero_grad()
+    terms = head(inputs, rows, targets)
+    terms.sum.backward()
+    mine = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad()
+    logits = model(**inputs).logits[0, rows].float()
+    expected = torch.nn.functional.cross_entropy(logits, targets, reduction="sum")
+    expected.backward()
+    assert terms.count == 3
+    assert abs(terms.sum.item() / expected.item() - 1) < 1e-6
+    assert mine
+    for n, p in model.named_parameters():
+        if p.grad is not None:
+            torch.testing.assert_close(mine[n], p.grad, rtol=1e-4, atol=1e-5 * float(p.grad.norm()) + 1e-9)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_known_architectures_take_the_fast_way(architecture):
+    """Tied, untied, scaled and capped heads are scored in chunks."""
+    check(make(architecture), "chunked")
+
+
+@pytest.mark.parametrize(
+    ("architecture", "words"), [("gemma2", "capped at 3"), ("granite", "scaled by 0.125"), ("cohere", "scaled by 0.25")]
+)
+def test_the_reason_says_what_the_head_does(architecture, words):
+    """A scale or a softcap is named."""
+    assert words in choose_head(make(architecture), device=CPU).reason
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [(Squashed, "logits are not"), (Terse, "logits are not"), (Twice, "2 times"), (Detour, "not what the head is fed")],
+)
+def test_unknown_heads_fall_back(kind, words):
+    """What the config does not name is found out by asking, even with logits too small to show it, and scored by the model."""
+    check(odd(kind), "logits", words=words)
+
+
+def test_a_lora_head_falls_back_before_it_learns():
+    """An adapter on the head adds nothing yet, so logits agree; it is the layer's kind that decides."""
+    model = attach_lora(make("llama-untied"), AdapterSettings(adapter="lora", target_modules=("lm_head", "q_proj")))
+    check(model, "logits", words="no plain linear layer")
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.add_(torch.randn_like(parameter))
+    check(model, "logits")
+
+
+def test_a_trained_copy_of_the_head_falls_back():
+    """PEFT's modules_to_save puts a trained copy in the head's place: the model scores itself."""
+    from peft import LoraConfig, get_peft_model
+
+    config = LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj"], modules_to_save=["lm_head"])
+    model = get_peft_model(make("llama-untied"), config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "modules_to_save" in name:
+                parameter.add_(0.1)
+    check(model, "logits", words="no plain linear layer")
+
+
+def test_lora_elsewhere_takes_the_fast_way():
+    """Adapters in the body are in the decoder that is run."""
+    model = attach_lora(make("llama-tied"), AdapterSettings(adapter="lora"))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.add_(torch.randn_like(parameter) * 0.3)
+    check(model, "chunked")
+
+
+def test_a_hooked_head_falls_back():
+    """A hook on the head would be skipped by scoring with its weight."""
+    model = make()
+    model.lm_head.register_forward_hook(lambda _module, _args, out: out * 2)
+    check(model, "logits", words="hooks")
+
+
+def test_the_probe_leaves_no_trace():
+    """Random state, modes (those set by hand too), gradients and hooks are as before, with dropout in the model."""
+    model = make()
+    model.config.attention_dropout = 0.5
+    model.model.layers[0].eval()
+    modes = [m.training for m in model.modules()]
+    model(input_ids=torch.arange(5)[None], use_cache=False).logits.sum().backward()
+    grads = [p.grad.clone() for p in model.parameters()]
+    state = torch.get_rng_state()
+    choose_head(model, device=CPU)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert [m.training for m in model.modules()] == modes
+    assert all(torch.equal(p.grad, g) for p, g in zip(model.parameters(), grads, strict=True))
+    assert not model.lm_head._forward_pre_hooks
+
+
+def test_bfloat16_models_take_the_fast_way_too():
+    """The probe allows for what bfloat16 cannot say."""
+    assert choose_head(make("granite").bfloat16(), device=CPU).name == "chunked"
+    assert choose_head(odd(Squashed).bfloat16(), device=CPU).name == "logits"

@@ -1,0 +1,42 @@
+"""Parts of a model are found through PEFT's wrapper as without it."""
+
+import torch
+
+from forge_algos import AdapterSettings, attach_lora
+from forge_algos._modules import causal_model, decoder, head, mode, trainable, vocabulary
+
+from .oracle import VOCAB, make
+
+
+def test_the_parts_of_a_model():
+    """Causal model, decoder, head and vocabulary; and none of them where there is none."""
+    model = make("llama-untied")
+    for seen in (model, attach_lora(make("llama-untied"), AdapterSettings(adapter="lora"))):
+        assert type(causal_model(seen)) is type(model)
+        assert decoder(seen) is causal_model(seen).model
+        assert head(seen) is causal_model(seen).lm_head
+        assert vocabulary(seen) == VOCAB
+    plain = torch.nn.Linear(2, 2)
+    assert (decoder(plain), head(plain), vocabulary(plain), causal_model(plain)) == (None, None, None, plain)
+    assert decoder(model.model) is None
+
+
+def test_trainable():
+    """What needs a gradient."""
+    model = torch.nn.Linear(2, 2)
+    model.bias.requires_grad_(False)
+    assert [id(p) for p in trainable(model)] == [id(model.weight)]
+
+
+def test_modes_are_restored_one_by_one():
+    """After the block each module is as it was, an error inside or not."""
+    model = make()
+    model.lm_head.eval()
+    before = [m.training for m in model.modules()]
+    try:
+        with mode(model, training=False):
+            assert not any(m.training for m in model.modules())
+            raise KeyError
+    except KeyError:
+        pass
+    assert [m.training for m in model.modules()] == before

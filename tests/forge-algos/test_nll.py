@@ -1,0 +1,222 @@
+"""The chunked loss is cross entropy: same value, same gradients, less memory."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from forge_algos.losses import nll, nll_of_logits
+from forge_algos.losses._nll import _chunks
+
+
+def problem(T, D, V, *, dtype=torch.float64, seed=0, bias=False, masked=0.4, size=1.0):
+    g = torch.Generator().manual_seed(seed)
+    hidden = (torch.randn(T, D, generator=g, dtype=torch.float64) * size).to(dtype).requires_grad_()
+    weight = torch.randn(V, D, generator=g, dtype=torch.float64).to(dtype).requires_grad_()
+    b = torch.randn(V, generator=g, dtype=torch.float64).to(dtype).requires_grad_() if bias else None
+    targets = torch.randint(0, V, (T,), generator=g)
+    targets[torch.rand(T, generator=g) < masked] = -100
+    return hidden, weight, b, targets
+
+
+def full(hidden, weight, bias, targets, scale=1.0, softcap=None):
+    """The slow twin: all logits at once."""
+    logits = torch.nn.functional.linear(hidden, weight, bias) * scale
+    if softcap is not None:
+        logits = torch.tanh(logits / softcap) * softcap
+    return torch.nn.functional.cross_entropy(logits, targets, reduction="sum", ignore_index=-100)
+
+
+def grads_of(value, tensors):
+    return torch.autograd.grad(value, [t for t in tensors if t is not None], allow_unused=False)
+
+
+@given(
+    T=st.integers(1, 13),
+    D=st.integers(1, 7),
+    V=st.integers(1, 17),
+    chunk_rows=st.integers(1, 15),
+    bias=st.booleans(),
+    scale=st.sampled_from([1.0, 0.125, -3.0]),
+    softcap=st.sampled_from([None, 2.0, 30.0]),
+    upstream=st.sampled_from([1.0, 1 / 7, -2.5, 0.0]),
+    seed=st.integers(0, 99),
+)
+def test_equals_cross_entropy(T, D, V, chunk_rows, bias, scale, softcap, upstream, seed):
+    """Value and every gradient, at odd sizes, for any chunk, transform and upstream gradient."""
+    hidden, weight, b, targets = problem(T, D, V, seed=seed, bias=bias)
+    terms = nll(hidden, weight, targets, bias=b, scale=scale, softcap=softcap, chunk_rows=chunk_rows)
+    expected = full(hidden, weight, b, targets, scale, softcap)
+    assert terms.count == int((targets != -100).sum())
+    torch.testing.assert_close(terms.sum, expected, rtol=1e-10, atol=1e-10)
+    ours = grads_of(terms.sum * upstream, (hidden, weight, b))
+    for mine, theirs in zip(ours, grads_of(expected * upstream, (hidden, weight, b)), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("chunk_rows", [7, 64, 512])
+def test_float32_is_as_good_as_torch(chunk_rows):
+    """In float32: loss within 1e-6 and gradients within 1e-5 of the same in float64."""
+    hidden, weight, _, targets = problem(129, 48, 1009, dtype=torch.float32)
+    terms = nll(hidden, weight, targets, chunk_rows=chunk_rows)
+    exact = full(hidden.double(), weight.double(), None, targets)
+    assert terms.sum.dtype == torch.float32
+    assert abs(terms.sum.item() / exact.item() - 1) < 1e-6
+    for mine, theirs in zip(grads_of(terms.sum, (hidden, weight)), grads_of(exact, (hidden, weight)), strict=True):
+        assert float((mine - theirs).norm() / theirs.norm()) < 1e-5
+
+
+def test_far_apart_logits_stay_finite():
+    """A target 500 nats behind costs 500, not infinity; one 500 ahead costs 0 and moves nothing."""
+    hidden, weight = torch.tensor([[500.0], [500.0]], requires_grad=True), torch.tensor([[1.0], [0.0]], requires_grad=True)
+    terms = nll(hidden, weight, torch.tensor([1, 0]), chunk_rows=1)
+    terms.sum.backward()
+    assert terms.sum.item() == pytest.approx(500.0)
+    torch.testing.assert_close(hidden.grad, torch.tensor([[1.0], [0.0]]))
+    assert weight.grad.isfinite().all()
+
+
+class Largest(TorchDispatchMode):
+    """The most elements of any tensor that an operation makes; views of the inputs are as large as these."""
+
+    def __init__(self):
+        super().__init__()
+        self.numel, self.names = 0, set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        self.names.add(func.overloadpacket.__name__)
+        for tensor in out if isinstance(out, tuple | list) else [out]:
+            if isinstance(tensor, torch.Tensor):
+                self.numel = max(self.numel, tensor.numel())
+        return out
+
+
+def test_never_holds_all_logits():
+    """No tensor of the forward or the backward comes near [T, V]; torch's own way makes one, so the measure works."""
+    hidden, weight, _, targets = problem(400, 4, 300, dtype=torch.float32, masked=0.0)
+    with Largest() as chunked:
+        nll(hidden, weight, targets, chunk_rows=16).sum.backward()
+    with Largest() as whole:
+        full(hidden, weight, None, targets).backward()
+    assert whole.numel == 400 * 300
+    assert chunked.numel <= 16 * 300
+
+
+def test_only_labelled_rows_are_scored():
+    """Rows without a target meet no head at all."""
+    hidden, weight, _, targets = problem(100, 4, 300, dtype=torch.float32, masked=0.0)
+    targets[5:] = -100
+    with Largest() as seen:
+        terms = nll(hidden, weight, targets, chunk_rows=512)
+        terms.sum.backward()
+    assert terms.count == 5
+    assert seen.numel <= 5 * 300
+    assert hidden.grad[5:].abs().max() == 0
+
+
+@pytest.mark.parametrize(("train_hidden", "train_weight"), [(True, False), (False, True)])
+def test_a_frozen_side_costs_nothing(train_hidden, train_weight):
+    """A frozen head gets no gradient and no work for one, and so does a frozen body; the other side's is right."""
+    hidden, weight, _, targets = problem(9, 4, 11)
+    expected = grads_of(full(hidden, weight, None, targets), (hidden, weight))
+    hidden.requires_grad_(train_hidden)
+    weight.requires_grad_(train_weight)
+    with Largest() as seen:
+        nll(hidden, weight, targets, ignore_index=-100).sum.backward()
+    assert (hidden.grad is not None, weight.grad is not None) == (train_hidden, train_weight)
+    assert ("addmm_" in seen.names) == train_weight
+    torch.testing.assert_close(hidden.grad if train_hidden else weight.grad, expected[0 if train_hidden else 1])
+
+
+def test_without_gradients_there_is_no_graph():
+    """Under no_grad only the value is computed."""
+    hidden, weight, _, targets = problem(9, 4, 11)
+    with torch.no_grad(), Largest() as seen:
+        terms = nll(hidden, weight, targets)
+    assert not terms.sum.requires_grad
+    assert not {"addmm_", "scatter_add_"} & seen.names
+    torch.testing.assert_close(terms.sum, full(hidden, weight, None, targets).detach())
+
+
+def test_nothing_to_learn_is_zero():
+    """No labelled row: 0 over 0 terms, and gradients that are zero, not missing and not NaN."""
+    hidden, weight, _, targets = problem(5, 4, 11, dtype=torch.float32, masked=1.1)
+    terms = nll(hidden, weight, targets)
+    terms.sum.backward()
+    assert (terms.sum.item(), terms.count) == (0.0, 0)
+    assert hidden.grad.abs().max() == weight.grad.abs().max() == 0
+
+
+def test_every_row_has_a_target():
+    """ignore_index=None scores all rows and looks nothing up, so nothing waits for the device."""
+    hidden, weight, _, targets = problem(9, 4, 11, masked=0.0)
+    with Largest() as seen:
+        terms = nll(hidden, weight, targets, ignore_index=None)
+    assert terms.count == 9
+    assert "nonzero" not in seen.names
+    torch.testing.assert_close(terms.sum, full(hidden, weight, None, targets))
+
+
+def test_a_second_backward_is_refused():
+    """The gradients were given away; a second backward says so instead of scaling them twice."""
+    hidden, weight, _, targets = problem(5, 4, 11)
+    terms = nll(hidden, weight, targets)
+    terms.sum.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="run the forward again"):
+        terms.sum.backward()
+
+
+@pytest.mark.parametrize("way", ["weights", "autocast"])
+def test_bfloat16(way):
+    """bfloat16 by weights or by autocast: a float32 sum near the float32 one, gradients in the tensors' own dtypes."""
+    hidden, weight, _, targets = problem(64, 32, 101, dtype=torch.float32, size=0.3)
+    exact = full(hidden, weight, None, targets)
+    expected = grads_of(exact, (hidden, weight))
+    if way == "weights":
+        hidden, weight = (t.detach().bfloat16().requires_grad_() for t in (hidden, weight))
+    with torch.autocast("cpu", torch.bfloat16, enabled=way == "autocast"):
+        terms = nll(hidden, weight, targets, chunk_rows=10)
+    terms.sum.backward()
+    assert terms.sum.dtype == torch.float32
+    assert abs(terms.sum.item() / exact.item() - 1) < 5e-3
+    for tensor, theirs in zip((hidden, weight), expected, strict=True):
+        assert tensor.grad.dtype == tensor.dtype
+        assert float((tensor.grad.float() - theirs).norm() / theirs.norm()) < 2e-2
+
+
+@given(M=st.integers(1, 9), V=st.integers(1, 17), chunk_rows=st.integers(1, 10), upstream=st.sampled_from([1.0, -0.3, 0.0]))
+def test_logits_that_a_model_made(M, V, chunk_rows, upstream):
+    """nll_of_logits: the same law, from logits."""
+    g = torch.Generator().manual_seed(M * V)
+    logits = torch.randn(M, V, generator=g, dtype=torch.float64, requires_grad=True)
+    targets = torch.randint(0, V, (M,), generator=g)
+    before = logits.detach().clone()
+    terms = nll_of_logits(logits, targets, chunk_rows=chunk_rows)
+    expected = torch.nn.functional.cross_entropy(logits, targets, reduction="sum")
+    torch.testing.assert_close(terms.sum, expected)
+    (mine,) = torch.autograd.grad(terms.sum * upstream, logits)
+    (theirs,) = torch.autograd.grad(expected * upstream, logits)
+    torch.testing.assert_close(mine, theirs)
+    torch.testing.assert_close(logits.detach(), before, rtol=0, atol=0)
+
+
+def test_logits_in_bfloat16_are_summed_in_float32():
+    """bfloat16 logits: a float32 loss, and a gradient in bfloat16."""
+    logits = torch.randn(8, 33, generator=torch.Generator().manual_seed(0)).bfloat16().requires_grad_()
+    targets = torch.arange(8)
+    terms = nll_of_logits(logits, targets, chunk_rows=3)
+    terms.sum.backward()
+    expected = torch.nn.functional.cross_entropy(logits.float(), targets, reduction="sum")
+    torch.testing.assert_close(terms.sum, expected)
+    assert logits.grad.dtype == torch.bfloat16
+
+
+@given(rows=st.integers(0, 100), at_most=st.integers(1, 40))
+def test_chunks_are_few_and_even(rows, at_most):
+    """Every row once and in order, none above the limit, as few as possible, sizes within one chunk's rounding."""
+    found = _chunks(rows, at_most)
+    assert [i for s in found for i in range(s.start, s.stop)] == list(range(rows))
+    assert all(s.stop - s.start <= at_most for s in found)
+    assert len(found) == -(-rows // at_most)

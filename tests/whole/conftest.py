@@ -1,0 +1,83 @@
+"""A tiny chat model on disk and a few conversations: what the end-to-end tests train."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+CHATML = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+FRUITS = ["apple", "pear", "plum", "cherry", "melon", "quince", "fig", "date"]
+
+
+def conversations(number: int = 24) -> list[dict[str, list[dict[str, str]]]]:
+    """`number` short conversations of ragged lengths, every third with a second turn."""
+    rows = []
+    for index in range(number):
+        fruit = FRUITS[index % len(FRUITS)]
+        turns = [
+            ("user", f"what colour has the {fruit} number {index}?"),
+            ("assistant", f"the {fruit} is " + "very " * (index % 5) + "red."),
+        ]
+        if index % 3 == 0:
+            turns += [("user", "and why?"), ("assistant", f"because the {fruit} likes the sun.")]
+        rows.append({"messages": [{"role": role, "content": content} for role, content in turns]})
+    return rows
+
+
+def write_rows(path: Path, rows: list[dict]) -> Path:
+    """Write rows as JSONL."""
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.fixture(scope="session")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Llama with a byte-level tokenizer and a ChatML template, as a plain Hugging Face directory."""
+    import torch
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    directory = tmp_path_factory.mktemp("model")
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    texts = [message["content"] for row in conversations() for message in row["messages"]]
+    trainer = trainers.BpeTrainer(
+        vocab_size=384,
+        special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>")
+    fast.chat_template = CHATML
+    fast.save_pretrained(directory)
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(fast),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        tie_word_embeddings=True,
+        bos_token_id=1,
+        eos_token_id=2,
+        pad_token_id=0,
+    )
+    LlamaForCausalLM(config).save_pretrained(directory)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def chats(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """24 conversations as JSONL."""
+    return write_rows(tmp_path_factory.mktemp("data") / "chats.jsonl", conversations())

@@ -1,0 +1,210 @@
+"""The benchmarks run, at toy size, and print what their README says; the formulas behind their figures are right. No timing is judged."""
+
+import importlib
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+COMMON = {"benchmark", "claim", "ratio", "target", "met", "toy", "machine", "versions", "sizes"}
+needs_trl = pytest.mark.skipif(importlib.util.find_spec("trl") is None, reason="trl is not installed: hatch run bench:test")
+
+
+def run_toy(script, *arguments):
+    """Run a benchmark as a user does; return its one line as a dictionary."""
+    command = [sys.executable, str(BENCHMARKS / script), "--toy", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    (line,) = done.stdout.splitlines()
+    figures = json.loads(line)
+    assert set(figures) >= COMMON
+    assert figures["benchmark"] == script.removesuffix(".py")
+    assert figures["ratio"] > 0
+    assert figures["toy"] is True
+    assert figures["met"] is None
+    assert figures["machine"]["cores"] >= 1
+    assert figures["versions"]["forge-llm"]
+    return figures
+
+
+@pytest.fixture
+def benchmark_modules(monkeypatch):
+    """Import a private module of benchmarks/ by its name."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    before = set(sys.modules)
+    yield importlib.import_module
+    for name in set(sys.modules) - before:
+        if Path(getattr(sys.modules[name], "__file__", None) or "/").parent == BENCHMARKS:
+            del sys.modules[name]
+
+
+def test_imports():
+    """imports.py times the door, a leaf and the help page."""
+    figures = run_toy("imports.py")
+    assert figures["help_seconds"] > figures["bare_seconds"] > 0
+    assert figures["budgets"] == {"import_forge_over_bare_seconds": 0.1, "help_seconds": 0.5}
+
+
+def test_loop_overhead():
+    """loop_overhead.py drives two loops that train the same: after five steps with a schedule and clipping their losses are one."""
+    figures = run_toy("loop_overhead.py")
+    assert figures["final_loss"]["forge"] == pytest.approx(figures["final_loss"]["bare"], rel=1e-5)
+    assert {side["tokens_per_second"] > 0 for side in figures["sides"].values()} == {True}
+
+
+@pytest.mark.parametrize(("shape", "adapter"), [("llama-3.2-1b", "none"), ("qwen3-0.6b", "lora")])
+def test_gpu_sft(shape, adapter):
+    """gpu_sft.py runs every side on the same rows, on a CPU too, where it claims no MFU unless the peak is known."""
+    figures = run_toy("gpu_sft.py", "--shape", shape, "--adapter", adapter, "--sides", "forge", "bare", "--device", "cpu")
+    assert set(figures["sides"]) == {"forge", "bare"}
+    assert figures["first_loss"]["forge"] == pytest.approx(figures["first_loss"]["bare"], rel=1e-5)
+    assert figures["device"]["chip"] == "none: not run on a GPU"
+    assert figures["mfu"] is None
+    assert all(side["tflops"] > 0 and side["peak_rss_bytes"] > 0 for side in figures["sides"].values())
+    assert (figures["sizes"]["adapter_weights"] > 0) == (adapter == "lora")
+
+
+@needs_trl
+@pytest.mark.parametrize(("adapter", "packing"), [("none", "rows"), ("lora", "bfd")])
+def test_sft_vs_trl(adapter, packing):
+    """sft_vs_trl.py trains both sides on the same rows to the same first loss, and reports both sides' memory."""
+    figures = run_toy("sft_vs_trl.py", "--adapter", adapter, "--trl", packing)
+    if packing == "rows":
+        assert figures["first_loss"]["forge"] == pytest.approx(figures["first_loss"]["trl"], rel=1e-5)
+    assert all(side["peak_rss_bytes"] >= side["rss_before_steps_bytes"] > 0 for side in figures["sides"].values())
+    assert figures["memory_ratio"] > 0
+    assert figures["cpu_time_ratio"] > 0
+
+
+@needs_trl
+def test_gpu_sft_beside_trl():
+    """gpu_sft.py has TRL as a third side where it is installed."""
+    figures = run_toy("gpu_sft.py", "--device", "cpu")
+    assert set(figures["sides"]) == {"forge", "bare", "trl"}
+    assert figures["missing_sides"] == []
+
+
+@pytest.mark.skipif(importlib.util.find_spec("trl") is not None, reason="trl is installed here")
+def test_without_trl_the_comparison_does_not_start():
+    """sft_vs_trl.py says what is missing and how to run it, and prints no figure."""
+    done = subprocess.run(
+        [sys.executable, str(BENCHMARKS / "sft_vs_trl.py"), "--toy"], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert "trl is not installed" in done.stderr
+
+
+def test_a_side_that_dies_ends_the_benchmark(benchmark_modules, tmp_path):
+    """A worker that cannot start is an error that names its side, and leaves no other side running."""
+    lockstep = benchmark_modules("_lockstep")
+    with pytest.raises(lockstep.WorkerError, match="'nobody' ended with exit status 1"):
+        lockstep.race({"rows": str(tmp_path / "none.npz"), "device": "cpu"}, tmp_path, ["nobody"], 1)
+
+
+def test_sides_that_disagree_end_the_benchmark(benchmark_modules):
+    """First losses that differ are no comparison."""
+    agree = benchmark_modules("_lockstep").agree
+    assert agree({"a": [{"loss": 2.0}], "b": [{"loss": 2.0001}]}, tolerance=1e-4) == {"a": 2.0, "b": 2.0001}
+    with pytest.raises(SystemExit, match="do not train the same"):
+        agree({"a": [{"loss": 2.0}], "b": [{"loss": 2.01}]}, tolerance=1e-4)
+
+
+def test_chats_are_labelled_on_the_assistant_alone(benchmark_modules):
+    """Every chat has learned tokens, they are the answer's, and the answer does not stand in the question."""
+    chats = benchmark_modules("_chats")
+    encode = chats.stand_in_encode(1000)
+    seen = list(chats.conversations("both", ("textwrap", "heapq")))
+    assert len(seen) > 10
+    for question, answer in seen:
+        input_ids, labels = chats.tokenise_with_stand_in([question, answer], encode)
+        learned = encode(answer["content"] + "<|im_end|>")
+        assert labels == [-100] * (len(labels) - len(learned)) + learned
+        assert input_ids[-len(learned) :] == learned
+        assert answer["content"] not in question["content"]
+
+
+def test_rows_hold_each_chat_once_and_are_full(benchmark_modules, tmp_path):
+    """What the sides read is what was packed: no chat twice, none cut, each row between 95 % of its tokens and all of them."""
+    chats_module, rows_module = benchmark_modules("_chats"), benchmark_modules("_rows")
+    encode = chats_module.stand_in_encode(50_000)
+    chats = chats_module.make_chats(
+        lambda turns: chats_module.tokenise_with_stand_in(turns, encode),
+        kind="both",
+        max_length=256,
+        modules=chats_module.TOY_MODULES,
+    )
+    rows = rows_module.write_rows(tmp_path / "rows.npz", chats, 256, 5)
+    starts = chats.lengths.cumsum() - chats.lengths
+    left = {
+        (tuple(chats.input_ids[s : s + n]), tuple(chats.labels[s : s + n])) for s, n in zip(starts, chats.lengths, strict=True)
+    }
+    assert len(left) == len(chats.lengths)
+    assert len(rows.samples) == 5
+    for i, row in enumerate(rows.samples):
+        assert 0.95 * 256 <= rows.tokens(i) <= 256
+        assert rows.labelled(i) == sum(sum(label != -100 for label in s.labels[1:]) for s in row)
+        for sample in row:
+            left.remove((tuple(sample.input_ids), tuple(sample.labels)))
+    with pytest.raises(SystemExit, match="lower --steps or --tokens"):
+        rows_module.write_rows(tmp_path / "rows.npz", chats, 256, 500)
+
+
+@pytest.mark.parametrize("adapter", ["none", "lora"])
+def test_flops_agree_with_torchs_counter(benchmark_modules, adapter, tmp_path):
+    """The formula is what torch counts in a forward and a backward, once half of the attention is masked away.
+
+    Torch counts attention densely, so the causal half is added to the formula. For LoRA it also sees that nothing before the first adapter
+    needs a gradient, which the formula ignores: hence eight layers, and 5 %.
+    """
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+    from transformers import AutoModelForCausalLM
+
+    models, step_flops = benchmark_modules("_models"), benchmark_modules("_flops").step_flops
+    shape = {**models.SHAPES["toy-llama"], "num_hidden_layers": 8}
+    models.SHAPES["deep-toy"] = shape
+    directory = models.write_model("deep-toy", tmp_path / "model")
+    described = models.describe(directory, "deep-toy")
+    causal_lm = AutoModelForCausalLM.from_pretrained(directory, attn_implementation="eager")
+    model, adapter_weights = causal_lm, 0
+    if adapter == "lora":
+        from peft import LoraConfig, get_peft_model
+
+        model = get_peft_model(causal_lm, LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM"))
+        adapter_weights = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    tokens, labelled = 96, 40
+    with FlopCounterMode(display=False) as counter:
+        hidden = causal_lm.model(input_ids=torch.arange(tokens)[None], use_cache=False).last_hidden_state[0]
+        causal_lm.lm_head(hidden[:labelled]).sum().backward()
+    masked_half = 6 * described.layers * described.heads * described.head_dim * tokens**2
+    expected = step_flops(described, [tokens], labelled, lora_weights=adapter_weights) + masked_half
+    assert counter.get_total_flops() == pytest.approx(expected, rel=0.005 if adapter == "none" else 0.05)
+
+
+def test_flops_of_a_packed_row_are_those_of_its_documents(benchmark_modules):
+    """Attention between documents is not work: two documents in a row cost what they cost alone."""
+    models, step_flops = benchmark_modules("_models"), benchmark_modules("_flops").step_flops
+    model = models.Described("m", vocabulary=10, width=4, layers=2, heads=2, head_dim=2, linear_weights=100, tied=True)
+    for lora_weights in (0, 30):
+        together = step_flops(model, [30, 50], 20, lora_weights=lora_weights)
+        apart = [step_flops(model, [n], p, lora_weights=lora_weights) for n, p in ((30, 8), (50, 12))]
+        assert together == sum(apart)
+
+
+def test_the_entry_for_a_gpu_is_there():
+    """The results say whether there is a figure from a GPU: raw lines, or that there is none."""
+    entry = (BENCHMARKS / "results" / "gpu_sft.md").read_text(encoding="utf-8")
+    assert "not run on a GPU" in entry or '"benchmark": "gpu_sft"' in entry
+
+
+def test_every_script_is_in_the_readme():
+    """benchmarks/README.md names each claim's script and no other."""
+    scripts = {path.name for path in BENCHMARKS.glob("[!_]*.py")}
+    page = (BENCHMARKS / "README.md").read_text(encoding="utf-8")
+    named = {line.split("`")[1] for line in page.splitlines() if line.startswith("| `")}
+    assert named == scripts

@@ -1,0 +1,39 @@
+"""The examples in docstrings and READMEs are true."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+
+import pytest
+
+from .house import PACKAGES, ROOT
+
+MODULES = [
+    ".".join(source.path.relative_to(package.source_dir.parent).with_suffix("").parts)
+    for package in PACKAGES.values()
+    for source in package.sources
+    if ">>>" in source.path.read_text()
+]
+PAGES = [path.relative_to(ROOT).as_posix() for path in sorted(ROOT.glob("packages/*/README.md")) if ">>>" in path.read_text()]
+
+
+def test_there_are_examples() -> None:
+    """The tests below look at something."""
+    assert MODULES
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_the_examples_of_a_module(name: str) -> None:
+    """What a docstring's example shows is what it prints."""
+    result = doctest.testmod(importlib.import_module(name))
+    assert result.attempted
+    assert result.failed == 0
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_examples_of_a_page(page: str) -> None:
+    """A README's `>>>` examples run as they stand."""
+    result = doctest.testfile(str(ROOT / page), module_relative=False)
+    assert result.attempted
+    assert result.failed == 0

@@ -1,0 +1,187 @@
+"""The laws of the house that can be read in its source: who may import what, who may know a device, what nobody may do."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from .house import FACADE, LEAVES, PACKAGES, called, imports, prose
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from .house import Package
+
+MAX_LINES = 300
+DEVICES = re.compile(r"\b(cuda|nccl|hpu|hccl|mps|xpu|xccl|npu|rocm|rccl)\b", re.IGNORECASE)
+UNSAFE_MODULES = {"pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
+UNSAFE_CALLS = {"torch.load", "eval", "exec", "os.system", "yaml.unsafe_load", "yaml.full_load"}
+
+
+def stranger_imports(package: Package, tree: ast.Module) -> Iterator[str]:
+    """Imports of anything but the package itself, the standard library and what it declares (extras only where deferred)."""
+    own = sys.stdlib_module_names | {"__future__", package.import_name} | package.required
+    for found in imports(tree):
+        if found.name in own or (found.name in package.optional and found.deferred):
+            continue
+        why = "an extra, imported at module level" if found.name in package.optional else "declared nowhere"
+        yield f"{found.line}: {found.name} ({why})"
+
+
+def device_words(tree: ast.Module) -> Iterator[str]:
+    """What names a kind of accelerator: an attribute, a keyword or a string, documentation aside."""
+    documentation = prose(tree)
+    for node in ast.walk(tree):
+        texts = []
+        if isinstance(node, ast.Attribute):
+            texts = [node.attr]
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documentation:
+            texts = [node.value]
+        elif isinstance(node, ast.keyword) and node.arg:
+            texts = [node.arg]
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            texts = [getattr(node, "module", None) or "", *(alias.name for alias in node.names)]
+        for text in texts:
+            if DEVICES.search(text.replace("_", " ")):
+                yield f"{node.lineno if hasattr(node, 'lineno') else node.value.lineno}: {text!r}"
+
+
+def unsafe(tree: ast.Module) -> Iterator[str]:
+    """What runs code that a file brings along: pickles, `torch.load`, remote model code, `eval`."""
+    for found in imports(tree):
+        if found.name in UNSAFE_MODULES:
+            yield f"{found.line}: import {found.name}"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            if called(node) in UNSAFE_CALLS:
+                yield f"{node.lineno}: {called(node)}(...)"
+            for keyword in node.keywords:
+                off = isinstance(keyword.value, ast.Constant) and keyword.value.value is False
+                if keyword.arg in {"trust_remote_code", "allow_pickle", "shell"} and not off:
+                    yield f"{node.lineno}: {keyword.arg}={ast.unparse(keyword.value)}"
+
+
+def test_the_scan_sees_every_package() -> None:
+    """The laws below hold for files that are really there: every package of the folder, a door and more in each."""
+    on_disk = {path.parent.name for path in (next(iter(PACKAGES.values())).source_dir.parents[2]).glob("*/pyproject.toml")}
+    assert on_disk == set(PACKAGES)
+    for package in PACKAGES.values():
+        names = {source.path.name for source in package.sources}
+        assert len(names) >= 3, f"{package.folder}: only {names}"
+        assert "__init__.py" in names
+        assert (package.source_dir / "py.typed").is_file()
+
+
+@pytest.mark.parametrize("folder", LEAVES)
+def test_a_leaf_imports_no_other_room(folder: str) -> None:
+    """Leaves do not know each other or the trunk: no `forge_*` but its own, deferred imports included, nor a dependency on one."""
+    package = PACKAGES[folder]
+    rooms = {other.import_name for other in PACKAGES.values()} - {package.import_name}
+    found = [f"{s.where}:{i.line}: {i.name}" for s in package.sources for i in imports(s.tree) if i.name in rooms]
+    assert found == []
+    assert not rooms & (package.required | package.optional)
+
+
+@pytest.mark.parametrize("folder", PACKAGES)
+def test_a_package_imports_only_what_it_declares(folder: str) -> None:
+    """Whatever a package imports, its pyproject.toml declares; an extra is imported only where it is used."""
+    package = PACKAGES[folder]
+    assert [f"{s.where}:{line}" for s in package.sources for line in stranger_imports(package, s.tree)] == []
+
+
+@pytest.mark.parametrize("folder", ["forge-data", "forge-packing"])
+def test_the_rooms_without_torch_declare_none(folder: str) -> None:
+    """Who wants tokens or a plan installs no torch."""
+    assert not {"torch", "accelerate", "peft"} & (PACKAGES[folder].required | PACKAGES[folder].optional)
+
+
+@pytest.mark.parametrize("folder", [folder for folder in PACKAGES if folder != "forge-accel"])
+def test_only_forge_accel_knows_devices(folder: str) -> None:
+    """What differs by device is known in forge_accel alone: no `torch.cuda`, "cuda" or "nccl" elsewhere."""
+    assert [f"{s.where}:{line}" for s in PACKAGES[folder].sources for line in device_words(s.tree)] == []
+
+
+def test_forge_accel_knows_its_devices() -> None:
+    """The scan for device words is not blind: the room that may use them does."""
+    found = " ".join(line for s in PACKAGES["forge-accel"].sources for line in device_words(s.tree))
+    assert "cuda" in found
+    assert "nccl" in found
+
+
+@pytest.mark.parametrize("folder", PACKAGES)
+def test_no_file_of_a_user_is_executed(folder: str) -> None:
+    """No pickle, no `torch.load`, no `trust_remote_code`, no `eval`: data and models are read, never run."""
+    assert [f"{s.where}:{line}" for s in PACKAGES[folder].sources for line in unsafe(s.tree)] == []
+
+
+@pytest.mark.parametrize("folder", PACKAGES)
+def test_one_idea_a_file(folder: str) -> None:
+    """No source file reaches 300 lines: at that size there is a second idea in it."""
+    lengths = {source.where: len(source.path.read_text().splitlines()) for source in PACKAGES[folder].sources}
+    assert {where: lines for where, lines in lengths.items() if lines >= MAX_LINES} == {}
+
+
+def test_only_the_trunk_prints() -> None:
+    """A leaf returns and logs; only the facade writes to the terminal."""
+    found = [
+        f"{source.where}:{node.lineno}"
+        for folder in LEAVES
+        for source in PACKAGES[folder].sources
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.Call) and called(node) == "print"
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    ("scan", "planted"),
+    [
+        (device_words, "torch.cuda.empty_cache()"),
+        (device_words, "x = model.cuda()"),
+        (device_words, "device = f'cuda:{rank}'"),
+        (device_words, "init_process_group(backend='nccl')"),
+        (device_words, "from torch import mps"),
+        (unsafe, "import pickle"),
+        (unsafe, "def f():\n    from pickle import loads"),
+        (unsafe, "torch.load(path)"),
+        (unsafe, "np.load(path, allow_pickle=True)"),
+        (unsafe, "AutoModel.from_pretrained(path, trust_remote_code=trust)"),
+    ],
+)
+def test_the_scans_find_what_is_planted(scan: object, planted: str) -> None:
+    """Each scan sees the fault that it is there for."""
+    assert list(scan(ast.parse(planted)))
+
+
+@pytest.mark.parametrize(
+    "text", ["'''Runs on CUDA too.'''", "class A:\n    x: int\n    '''On cuda.'''", "# cuda", "accumulated = 1"]
+)
+def test_prose_may_name_a_device(text: str) -> None:
+    """Documentation and lookalikes are no device code."""
+    assert list(device_words(ast.parse(text))) == []
+
+
+@pytest.mark.parametrize(
+    ("planted", "allowed"),
+    [
+        ("import torch", False),
+        ("import numpy.linalg", True),
+        ("from json import loads", True),
+        ("def f():\n    import forge_data", False),
+        ("from importlib import import_module\nimport_module('forge_data')", False),
+        ("from forge_packing._plan import plan", True),
+        ("if TYPE_CHECKING:\n    import numba", False),
+    ],
+)
+def test_the_import_scan_finds_what_is_planted(planted: str, allowed: bool) -> None:
+    """The import law tells a declared import from a stranger, wherever it stands."""
+    assert (not list(stranger_imports(PACKAGES["forge-packing"], ast.parse(planted)))) is allowed
+
+
+def test_the_facade_declares_every_leaf() -> None:
+    """Installing the trunk installs the five rooms."""
+    assert {PACKAGES[leaf].import_name for leaf in LEAVES} <= PACKAGES[FACADE].required

@@ -1,0 +1,51 @@
+"""The pages that people read: their links lead somewhere, and the commands that they promise are there."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+
+import pytest
+
+from .house import PACKAGES, ROOT
+
+PAGES = [
+    ROOT / "README.md",
+    *sorted(ROOT.glob("docs/**/*.md")),
+    *sorted(ROOT.glob("packages/*/*.md")),
+    *sorted(ROOT.glob("*/README.md")),
+    *sorted(ROOT.glob("*/*/README.md")),
+]
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+
+
+@pytest.mark.parametrize("page", sorted({path.relative_to(ROOT).as_posix() for path in PAGES}))
+def test_links_lead_somewhere(page: str) -> None:
+    """Every relative link of a page names a file or folder of the repository."""
+    path = ROOT / page
+    links = [
+        link.partition("#")[0] for link in LINK.findall(path.read_text()) if "://" not in link and not link.startswith("#")
+    ]
+    assert [link for link in links if not (path.parent / link).exists()] == []
+
+
+def test_the_readme_links() -> None:
+    """The scan for links sees them: the top page leads to every package."""
+    links = LINK.findall((ROOT / "README.md").read_text())
+    assert {f"packages/{folder}" for folder in PACKAGES} <= set(links)
+
+
+@pytest.mark.parametrize("script", ["quickstart", "test"])
+def test_two_commands_do_all_the_set_up(script: str) -> None:
+    """The README's two commands stand on one line each, and hatch knows them."""
+    assert f"pip install hatch && hatch run {script}" in (ROOT / "README.md").read_text().splitlines()
+    assert script in tomllib.loads((ROOT / "hatch.toml").read_text())["envs"]["default"]["scripts"]
+
+
+def test_the_facade_is_never_called_forge_on_pypi() -> None:
+    """`forge` on PyPI is another project: no page and no requirement asks pip for it, but to say never to."""
+    for path in [*PAGES, *ROOT.glob("packages/*/pyproject.toml"), ROOT / "hatch.toml"]:
+        told = [line for line in path.read_text().splitlines() if re.search(r"pip install (?:-\S+ )*forge(?![\w-])", line)]
+        assert [line for line in told if "never" not in line.lower()] == [], path
+    assert "never `pip install forge`" in (ROOT / "README.md").read_text()
+    assert PACKAGES["forge"].project["name"] == "forge-llm"

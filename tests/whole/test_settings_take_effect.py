@@ -1,0 +1,153 @@
+"""No dead settings: each setting of `forge.sft` changes the plan, the run or its files, or is refused by name."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import forge
+from forge._settings import SFTSettings, flat_fields
+
+from .conftest import conversations, write_rows
+
+BASE: dict[str, Any] = {
+    "max_steps": 3,
+    "effective_batch_size": 4,
+    "max_tokens_per_gpu": 256,
+    "learning_rate": 1e-2,
+    "max_grad_norm": 1.0,
+}
+LORA = {"adapter": "lora", "lora_r": 4}
+HELD_OUT = {"validation_split": 0.25}
+
+# For every setting: what is given beside it, and two values that must tell two runs apart.
+CASES: dict[str, tuple[dict[str, Any], Any, Any]] = {
+    "model_path": ({}, "MODEL", "OTHER MODEL"),
+    "data_path": ({}, "DATA", "OTHER DATA"),
+    "eval_data_path": ({}, "DATA", "OTHER DATA"),
+    "validation_split": ({}, 0.2, 0.3),
+    "max_seq_len": ({}, 40, 60),
+    "effective_batch_size": ({}, 4, 5),
+    "max_tokens_per_gpu": ({}, 100, 256),
+    "num_epochs": ({"max_steps": None, "effective_batch_size": 12}, 1, 2),
+    "max_steps": ({}, 2, 3),
+    "seed": ({}, 1, 2),
+    "learning_rate": ({}, 1e-2, 2e-2),
+    "weight_decay": ({}, 0.0, 0.5),
+    "beta1": ({}, 0.9, 0.5),
+    "beta2": ({}, 0.95, 0.5),
+    "eps": ({}, 1e-8, 1e-2),
+    "max_grad_norm": ({}, 1.0, 0.1),
+    "warmup_steps": ({}, 0, 2),
+    "lr_scheduler": ({}, "cosine", "constant"),
+    "adapter": ({}, "none", "lora"),
+    "lora_r": (LORA, 4, 2),
+    "lora_alpha": (LORA, 8.0, 32.0),
+    "lora_dropout": (LORA, 0.0, 0.5),
+    "target_modules": (LORA, ("q_proj",), ("q_proj", "v_proj")),
+    "dtype": ({}, "float32", "bfloat16"),
+    "attention": ({}, "documents", "eager"),
+    "save_samples": ({}, 0, 4),
+    "checkpoint_at_epoch": ({"max_steps": None, "num_epochs": 2, "effective_batch_size": 12}, False, True),
+    "eval_every_steps": (HELD_OUT, 0, 1),
+    "logging_steps": ({}, 1, 2),
+}
+REFUSED = {"device": "abacus"}
+PLACES = {"ckpt_output_dir"}
+
+
+@pytest.fixture(scope="module")
+def places(model_dir: Path, chats: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Two models and two data sets by name."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    other = tmp_path_factory.mktemp("other")
+    model = AutoModelForCausalLM.from_pretrained(model_dir)
+    with torch.no_grad():
+        model.get_input_embeddings().weight.mul_(1.5)
+    model.save_pretrained(other / "model")
+    AutoTokenizer.from_pretrained(model_dir).save_pretrained(other / "model")
+    rows = write_rows(other / "rows.jsonl", conversations(15))
+    return {"MODEL": str(model_dir), "OTHER MODEL": str(other / "model"), "DATA": str(chats), "OTHER DATA": str(rows)}
+
+
+def traces(run: Path) -> str:
+    """What a run did and left, without its times, its place and the settings it merely wrote down."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for line in lines:
+        line.pop("tokens_per_second", None)
+        line.pop("memory", None)
+    files = sorted(path.relative_to(run).as_posix() for path in run.rglob("*") if path.is_file())
+    weights = {
+        name: hashlib.sha256((run / name).read_bytes()).hexdigest()
+        for name in files
+        if name.endswith((".safetensors", ".bin", ".npz"))
+    }
+    steps = [line for line in (run / "log.txt").read_text().splitlines() if re.search(r"step \d+/", line)]
+    return json.dumps([lines, files, weights, len(steps)], sort_keys=True)
+
+
+def run_with(options: dict[str, Any], places: dict[str, str], directory: Path) -> str:
+    given = {"model_path": "MODEL", "data_path": "DATA", **BASE, **options}
+    given = {name: places.get(value, value) if isinstance(value, str) else value for name, value in given.items()}
+    forge.sft(ckpt_output_dir=directory, **given)
+    return traces(directory)
+
+
+def test_every_setting_has_a_case() -> None:
+    """A setting that is added without a case here fails the suite."""
+    names = {field.name for _, field in flat_fields(SFTSettings)}
+    assert names == set(CASES) | set(REFUSED) | PLACES
+    assert not set(CASES) & set(REFUSED)
+
+
+def test_the_same_settings_leave_the_same_traces(places: dict[str, str], tmp_path: Path) -> None:
+    """Without this, any two runs would differ and the cases below would prove nothing."""
+    assert run_with({}, places, tmp_path / "a") == run_with({}, places, tmp_path / "b")
+
+
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_setting_takes_effect(name: str, places: dict[str, str], tmp_path: Path) -> None:
+    """Two values of one setting leave different traces."""
+    beside, one, other = CASES[name]
+    traced = [run_with({**beside, name: value}, places, tmp_path / str(index)) for index, value in enumerate((one, other))]
+    assert traced[0] != traced[1]
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED))
+def test_setting_is_refused_by_name(name: str, places: dict[str, str], tmp_path: Path) -> None:
+    """What this machine cannot do is refused, naming what was asked for."""
+    with pytest.raises(Exception, match=REFUSED[name]) as caught:
+        run_with({name: REFUSED[name]}, places, tmp_path / "run")
+    assert caught.value.exit_status == 2
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_place_is_where_the_run_goes(places: dict[str, str], tmp_path: Path) -> None:
+    """ckpt_output_dir is where everything of a run goes, and the only place."""
+    run_with({}, places, tmp_path / "here")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["here"]
+    assert (tmp_path / "here" / "config.yaml").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("lora_r", 4), ("lora_alpha", 4.0), ("lora_dropout", 0.1), ("target_modules", ("q_proj",))]
+)
+def test_adapter_settings_without_an_adapter_are_refused(
+    name: str, value: object, places: dict[str, str], tmp_path: Path
+) -> None:
+    """A LoRA setting beside adapter="none" would change nothing: refused by name."""
+    with pytest.raises(forge.SettingsError, match=f"{name}=.* has no effect"):
+        run_with({name: value}, places, tmp_path / "run")
+
+
+def test_eval_every_steps_without_held_out_data_is_refused(places: dict[str, str], tmp_path: Path) -> None:
+    """Measuring on nothing would change nothing: refused by name."""
+    with pytest.raises(forge.SettingsError, match="eval_every_steps has no effect"):
+        run_with({"eval_every_steps": 2}, places, tmp_path / "run")

@@ -1,0 +1,198 @@
+"""`forge.sft` end to end: the run directory, the model that comes out, the two doors, every kind of row."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import forge
+from forge._cli import main
+
+from .conftest import conversations, write_rows
+
+FEW: dict[str, Any] = {"max_steps": 4, "effective_batch_size": 8, "max_tokens_per_gpu": 256, "learning_rate": 1e-2}
+
+
+def metrics(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def learned(run: Path) -> list[tuple[float, float, float]]:
+    return [(line["loss"], line["grad_norm"], line["lr"]) for line in metrics(run) if "loss" in line]
+
+
+def test_a_run_leaves_what_the_design_names(model_dir: Path, chats: Path, tmp_path: Path) -> None:
+    """config.yaml, metrics.jsonl, log.txt, data/, plan/ and one export lie in the run directory, and nothing else."""
+    result = forge.sft(
+        model_path=model_dir, data_path=chats, ckpt_output_dir=tmp_path / "run", validation_split=0.2, eval_every_steps=2, **FEW
+    )
+    run = tmp_path / "run"
+    assert sorted(entry.name for entry in run.iterdir()) == [
+        "config.yaml",
+        "data",
+        "hf_format",
+        "log.txt",
+        "metrics.jsonl",
+        "plan",
+    ]
+    lines = metrics(run)
+    assert [line["step"] for line in lines if "loss" in line] == [1, 2, 3, 4]
+    assert [line["step"] for line in lines if "eval_loss" in line] == [0, 2, 4]
+    assert {"epoch", "samples", "lr", "grad_norm", "tokens", "loss_tokens", "tokens_per_second", "memory"} <= set(lines[1])
+    assert result.model_dir == run / "hf_format" / f"samples_{result.samples}"
+    assert result.eval_loss_after is not None
+    assert result.eval_loss_before is not None
+    assert result.eval_loss_after < result.eval_loss_before
+    assert "finished" in (run / "log.txt").read_text().splitlines()[-1]
+    assert "read 24 rows, kept 24" in (run / "log.txt").read_text()
+
+
+def test_the_export_is_plain(model_dir: Path, chats: Path, tmp_path: Path) -> None:
+    """Plain transformers loads the export, with the base's keys and dtypes, its tokenizer and chat template."""
+    import torch
+    from safetensors.torch import load_file
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    result = forge.sft(model_path=model_dir, data_path=chats, ckpt_output_dir=tmp_path / "run", **FEW)
+    before, after = (load_file(folder / "model.safetensors") for folder in (model_dir, result.model_dir))
+    assert {key: value.dtype for key, value in before.items()} == {key: value.dtype for key, value in after.items()}
+    assert any(not torch.equal(before[key], after[key]) for key in before)
+    AutoModelForCausalLM.from_pretrained(result.model_dir)
+    tokenizer = AutoTokenizer.from_pretrained(result.model_dir)
+    assert tokenizer.chat_template == AutoTokenizer.from_pretrained(model_dir).chat_template
+
+
+def test_lora_gives_a_plain_peft_directory(model_dir: Path, chats: Path, tmp_path: Path) -> None:
+    """adapter="lora" trains adapters alone; plain PEFT loads them onto an untouched base, and `forge.generate` answers."""
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    base_before = (model_dir / "model.safetensors").read_bytes()
+    result = forge.sft(model_path=model_dir, data_path=chats, ckpt_output_dir=tmp_path / "run", adapter="lora", lora_r=4, **FEW)
+    assert (result.model_dir / "adapter_model.safetensors").exists()
+    assert not (result.model_dir / "model.safetensors").exists()
+    PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(model_dir), result.model_dir)
+    assert (model_dir / "model.safetensors").read_bytes() == base_before
+    assert isinstance(forge.generate(result.model_dir, "what colour has the fig?", max_new_tokens=4), str)
+    losses = [loss for loss, _, _ in learned(tmp_path / "run")]
+    assert losses[-1] < losses[0]
+
+
+def test_both_doors_and_the_recipe_are_one_run(
+    model_dir: Path, chats: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Python, the command line and a run's own config.yaml give the same losses to the last bit."""
+    forge.sft(
+        model_path=model_dir,
+        data_path=chats,
+        ckpt_output_dir=tmp_path / "python",
+        lora_r=4,
+        adapter="lora",
+        lora_dropout=0.1,
+        **FEW,
+    )
+    words = ["sft", "--model-path", str(model_dir), "--data-path", str(chats), "--ckpt-output-dir", str(tmp_path / "shell")]
+    words += ["--adapter", "lora", "--lora-r", "4", "--lora-dropout", "0.1", "--max-steps", "4", "--effective-batch-size", "8"]
+    words += ["--max-tokens-per-gpu", "256", "--learning-rate", "1e-2"]
+    assert main(words) == 0
+    assert capsys.readouterr().out.strip().endswith("samples_32")
+    assert main(["sft", str(tmp_path / "python" / "config.yaml"), "--ckpt-output-dir", str(tmp_path / "again")]) == 0
+    runs = [learned(tmp_path / name) for name in ("python", "shell", "again")]
+    assert len(runs[0]) == 4
+    assert runs[0] == runs[1] == runs[2]
+    exports = {
+        (tmp_path / name / "hf_format/samples_32/adapter_model.safetensors").read_bytes()
+        for name in ("python", "shell", "again")
+    }
+    assert len(exports) == 1
+
+
+def test_config_says_where_every_value_came_from(model_dir: Path, chats: Path, tmp_path: Path) -> None:
+    """config.yaml holds every setting with its origin: default, recipe, flag, or chosen with the reason."""
+    (tmp_path / "recipe.yaml").write_text("effective_batch_size: 8\nlearning_rate: 1e-2\nmax_steps: 3\n")
+    words = ["sft", str(tmp_path / "recipe.yaml"), "--model-path", str(model_dir), "--data-path", str(chats)]
+    assert main([*words, "--ckpt-output-dir", str(tmp_path / "run"), "--max-steps", "2"]) == 0
+    text = (tmp_path / "run" / "config.yaml").read_text()
+    config = yaml.safe_load(text)
+    assert (config["max_steps"], config["effective_batch_size"], config["learning_rate"]) == (2, 8, 0.01)
+    line = {row.split(":")[0]: row for row in text.splitlines()}
+    assert line["max_steps"].endswith("# flag")
+    assert "# recipe" in line["learning_rate"]
+    assert line["beta1"].endswith("# default")
+    assert "# chosen: " in line["dtype"]
+    assert "# chosen: " in line["attention"]
+    from forge._settings import SFTSettings, flat_fields
+
+    assert set(config) == {field.name for _, field in flat_fields(SFTSettings)}
+
+
+@pytest.mark.parametrize("kind", ["prompt", "prompt messages", "tokens", "parquet"])
+def test_every_kind_of_row_trains(kind: str, model_dir: Path, tmp_path: Path) -> None:
+    """Prompt/completion (strings, messages), tokens and Parquet train as messages in JSONL do."""
+    rows: list[dict[str, Any]] = conversations()
+    if kind == "prompt":
+        rows = [{"prompt": row["messages"][0]["content"], "completion": row["messages"][1]["content"]} for row in rows]
+    elif kind == "prompt messages":
+        rows = [{"prompt": row["messages"][:1], "completion": row["messages"][1:2]} for row in rows]
+    elif kind == "tokens":
+        rows = [{"input_ids": [5, 6, 7 + i % 40, 9], "labels": [-100, -100, 7 + i % 40, 9], "len": 4} for i in range(24)]
+    path = tmp_path / "rows.jsonl"
+    write_rows(path, rows)
+    if kind == "parquet":
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        path = tmp_path / "rows.parquet"
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    result = forge.sft(model_path=model_dir, data_path=path, ckpt_output_dir=tmp_path / "run", **FEW)
+    losses = [loss for loss, _, _ in learned(tmp_path / "run")]
+    assert losses[-1] < losses[0]
+    assert result.samples == 32
+
+
+def test_save_samples_and_epochs_make_exports(model_dir: Path, chats: Path, tmp_path: Path) -> None:
+    """save_samples exports whenever that many more samples were seen, also where the batch does not divide it; epochs likewise."""
+    common = {
+        "model_path": model_dir,
+        "data_path": chats,
+        "effective_batch_size": 7,
+        "num_epochs": 2,
+        "max_tokens_per_gpu": 256,
+    }
+    forge.sft(ckpt_output_dir=tmp_path / "samples", save_samples=20, **common)
+    assert names(tmp_path / "samples") == ["samples_21", "samples_45", "samples_48"]
+    forge.sft(ckpt_output_dir=tmp_path / "epochs", checkpoint_at_epoch=True, **common)
+    assert names(tmp_path / "epochs") == ["samples_24", "samples_48"]
+
+
+def names(run: Path) -> list[str]:
+    return sorted(entry.name for entry in (run / "hf_format").iterdir())
+
+
+def test_held_out_loss_does_not_depend_on_the_budget(model_dir: Path, chats: Path, tmp_path: Path) -> None:
+    """The held-out loss before training is the same number whatever micro-batches it was measured in."""
+    losses = []
+    for budget in (64, 512):
+        options = {**FEW, "max_tokens_per_gpu": budget, "max_steps": 1}
+        result = forge.sft(
+            model_path=model_dir, data_path=chats, ckpt_output_dir=tmp_path / str(budget), validation_split=0.25, **options
+        )
+        losses.append(result.eval_loss_before)
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+
+
+def test_generate_takes_a_run_directory(
+    model_dir: Path, chats: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`forge generate` answers from a run's last export, and greedily twice the same."""
+    forge.sft(model_path=model_dir, data_path=chats, ckpt_output_dir=tmp_path / "run", **FEW)
+    said = []
+    for _ in range(2):
+        assert main(["generate", str(tmp_path / "run"), "what colour has the fig?", "--max-new-tokens", "8"]) == 0
+        said.append(capsys.readouterr().out)
+    assert said[0] == said[1]
+    assert said[0].strip()
