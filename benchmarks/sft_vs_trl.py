@@ -82,7 +82,7 @@ def main() -> None:
     options = arguments()
     if importlib.util.find_spec("trl") is None:
         raise SystemExit(
-            "trl is not installed here, and it is one side of this comparison: hatch run bench:python benchmarks/sft_vs_trl.py"
+            "trl is not installed here, and it is one side of this comparison: hatch run bench:sft"
         )
     if options.toy:
         options.model, options.tokens, options.steps, options.warmup = "toy-llama", 128, 2, 1

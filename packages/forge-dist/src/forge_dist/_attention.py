@@ -21,7 +21,8 @@ def _mask_of_ordinary_calls(**call: Any) -> Any:
         return None
     from transformers.masking_utils import sdpa_mask
 
-    return sdpa_mask(**{**call, "allow_is_causal_skip": False})
+    call["allow_is_causal_skip"] = False
+    return sdpa_mask(**call)
 
 
 def settle_attention(name: str, function: AttentionFunction | None) -> None:
