@@ -1,0 +1,36 @@
+"""What can go wrong in this room, as a family.
+
+ForgeAlgosError                       everything below; exit status 2
+├── AdapterError(ValueError)          an adapter that does not fit its model
+├── PackedBatchError(ValueError)      a packed row that is malformed, or that meets a KV cache or a 2-D mask
+├── NoTargetsError(ValueError)        an evaluation in which no token is learned
+└── DivergedError(FloatingPointError) a loss or a gradient norm that is no number; exit status 1
+
+`exit_status` is read by shape by whoever runs a command: 2 says that the input was bad, 1 that the run failed.
+"""
+
+from typing import ClassVar
+
+
+class ForgeAlgosError(Exception):
+    """The root of what forge_algos raises on purpose; its message is written for the person who started the run."""
+
+    exit_status: ClassVar[int] = 2
+
+
+class AdapterError(ForgeAlgosError, ValueError):
+    """An adapter does not fit its model: a target that matches nothing, or a layer that cannot carry one."""
+
+
+class PackedBatchError(ForgeAlgosError, ValueError):
+    """A packed row is malformed, or a forward would let its documents see each other."""
+
+
+class NoTargetsError(ForgeAlgosError, ValueError):
+    """Nothing in the batches is learned, so a mean over learned tokens does not exist."""
+
+
+class DivergedError(ForgeAlgosError, FloatingPointError):
+    """The loss or the gradient norm is NaN or infinite; raised before the optimizer moves, so the weights are still good."""
+
+    exit_status: ClassVar[int] = 1

@@ -1,0 +1,98 @@
+"""A model and its attention → shown to keep the documents of a packed row apart, or refused.
+
+Nothing about an architecture is assumed: two made-up documents are run packed and alone. A model with a state or a convolution
+(Mamba, LFM2) carries one document into the next; one that counts positions by itself (OPT) gives the second document others;
+one that builds its mask without positions (Falcon, Bloom) lets the second document see the first.
+"""
+
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import nn
+
+from forge_algos._errors import PackedBatchError
+from forge_algos._modules import causal_model, decoder, mode, vocabulary
+
+_LENGTHS = (5, 7)
+_shown: WeakKeyDictionary[nn.Module, tuple[Any, ...]] = WeakKeyDictionary()
+"""What was shown already, so that an evaluation every few steps does not show it again; it does not depend on the weights."""
+
+
+def packed_inputs(ids: torch.Tensor, positions: torch.Tensor, boundaries: torch.Tensor, longest: int) -> dict[str, Any]:
+    """The forward's arguments for one packed row: ids and positions int64[T], boundaries int[B+1]; no cache and no mask."""
+    boundaries = boundaries.to(ids.device, torch.int32)
+    return {
+        "input_ids": ids[None],
+        "position_ids": positions[None],
+        "use_cache": False,
+        "cu_seq_lens_q": boundaries,
+        "cu_seq_lens_k": boundaries,
+        "max_length_q": longest,
+        "max_length_k": longest,
+    }
+
+
+def require_isolation(model: nn.Module, *, device: torch.device) -> None:
+    """Raise unless two documents in one row come out as they do alone, and the second takes no notice of the first.
+
+    Raises:
+        PackedBatchError: they do not, or the model cannot run a packed row at all.
+    """
+    config = getattr(causal_model(model), "config", None)
+    attention = getattr(config, "_attn_implementation", None)
+    key = (attention, device)
+    if _shown.get(model) == key:
+        return
+    what = f"{type(causal_model(model)).__name__} with attention {attention!r}"
+    try:
+        with mode(model, training=False), torch.no_grad():
+            problem = _problem(model, device)
+    except torch.OutOfMemoryError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        raise PackedBatchError(f"{what} cannot run a packed row: {error}") from error
+    if problem:
+        raise PackedBatchError(f"{what} does not keep packed documents apart: {problem}. {_REMEDY}")
+    _shown[model] = key
+
+
+_REMEDY = "Load it with another attention implementation, or take a model whose attention goes by position_ids or cu_seq_lens"
+
+
+def _problem(model: nn.Module, device: torch.device) -> str | None:
+    vocab = vocabulary(model) or sum(_LENGTHS)
+    ids = (torch.arange(sum(_LENGTHS), device=device) * 7 + vocab // 3) % vocab
+    first, second = ids.split(list(_LENGTHS))
+    packed = _run(model, first, second)
+    for which, document, found in (("first", first, packed[0]), ("second", second, packed[1])):
+        if not _equal(found, _run(model, document)[0]):
+            return f"the {which} of two comes out otherwise than alone"
+    if not _equal(packed[1], _run(model, (first + 1) % vocab, second)[1]):
+        return "the second of two changes with the first"
+    return None
+
+
+def _run(model: nn.Module, *documents: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Hidden states (or logits) float[S, D] of each document, all in one row."""
+    lengths = [len(document) for document in documents]
+    positions = torch.cat([torch.arange(length) for length in lengths])
+    boundaries = torch.tensor([0, *lengths]).cumsum(0)
+    ids = torch.cat(documents)
+    body = decoder(model)
+    run = model if body is None else body
+    output = run(**packed_inputs(ids, positions.to(ids.device), boundaries, max(lengths)))
+    states = output.logits if body is None else output.last_hidden_state
+    return states[0].split(lengths)
+
+
+def _equal(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
+    """Equal within the dtype's noise: at every token in float32, at half of them in less.
+
+    In few digits an expert may change with nothing but the shape of a product; a leak or a wrong position shows at all tokens.
+    """
+    fine = torch.finfo(ours.dtype).eps < 1e-6
+    error = (ours.float() - theirs.float()).abs().amax(dim=-1) / theirs.float().abs().max()
+    # Not "larger than": a NaN is no equality.
+    within = error <= (1e-3 if fine else 0.05)
+    return bool(within.all() if fine else within.float().mean() >= 0.5)

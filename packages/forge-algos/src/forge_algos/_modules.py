@@ -1,0 +1,58 @@
+"""A causal language model, bare or wrapped by PEFT → its parts: the causal model, the decoder, the head.
+
+The head is looked up anew at each use, so that a replaced module or weight is seen.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+
+def causal_model(model: nn.Module) -> nn.Module:
+    """The transformers model inside a PeftModel (whose LoRA layers sit in that very model), or the model itself."""
+    inner = _ask(model, "get_base_model") if hasattr(model, "peft_config") else None
+    return model if inner is None else inner
+
+
+def decoder(model: nn.Module) -> nn.Module | None:
+    """The module that gives hidden states, or None where the model has no such part."""
+    causal = causal_model(model)
+    found = _ask(causal, "get_decoder")
+    return None if found is causal else found
+
+
+def head(model: nn.Module) -> nn.Module | None:
+    """The module that turns hidden states into logits, or None where the model names none."""
+    return _ask(causal_model(model), "get_output_embeddings")
+
+
+def vocabulary(model: nn.Module) -> int | None:
+    """V: how many token ids the model embeds, or None where it does not say."""
+    count = getattr(_ask(causal_model(model), "get_input_embeddings"), "num_embeddings", None)
+    return count if isinstance(count, int) else None
+
+
+def _ask(model: nn.Module, method: str) -> nn.Module | None:
+    """The module that a method without arguments returns, or None where there is no such method or module."""
+    find = getattr(model, method, None)
+    found: object = find() if callable(find) else None
+    return found if isinstance(found, nn.Module) else None
+
+
+@contextmanager
+def mode(model: nn.Module, *, training: bool) -> Iterator[None]:
+    """Training or evaluation mode inside the block; afterwards each module is as it was, those set by hand too."""
+    before = {module: module.training for module in model.modules()}
+    model.train(training)
+    try:
+        yield
+    finally:
+        for module, was in before.items():
+            module.training = was
+
+
+def trainable(model: nn.Module) -> list[torch.nn.Parameter]:
+    """The parameters that gradients reach."""
+    return [p for p in model.parameters() if p.requires_grad]

@@ -1,0 +1,81 @@
+"""A causal language model → the same model with low-rank adapters (arXiv 2106.09685), through PEFT."""
+
+import warnings
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from forge_algos._errors import AdapterError
+from forge_algos._modules import head
+from forge_algos._settings import AdapterSettings
+
+if TYPE_CHECKING:
+    from peft import PeftModel
+
+
+def attach_lora(model: nn.Module, settings: AdapterSettings) -> "PeftModel":
+    """Put an adapter beside each target and freeze everything else; the base's layers are changed in place.
+
+    Adapters are float32 whatever the base's dtype, and drawn from torch's random state: seed it before for the same adapters.
+    A fresh adapter adds exactly nothing.
+
+    Args:
+        model: a transformers causal language model.
+        settings: `adapter="lora"` with rank, scale, dropout and targets; no targets means every linear layer but the head.
+
+    Returns:
+        peft.PeftModel: holds `model`; its `save_pretrained` writes the adapter alone.
+
+    Raises:
+        AdapterError: a target matches nothing, a target cannot carry an adapter, the model has one already, or the settings
+            say adapter="none".
+    """
+    if settings.adapter != "lora":
+        raise AdapterError(f"attach_lora was called with adapter={settings.adapter!r}; it attaches adapter='lora' only")
+    if hasattr(model, "peft_config"):
+        raise AdapterError("the model carries a PEFT adapter already; merge it (merge_and_unload) or start from its base")
+    _check_targets(model, settings.target_modules)
+    # peft takes four seconds to import: only those who attach an adapter wait for it.
+    from peft import LoraConfig, get_peft_model
+
+    config = LoraConfig(
+        task_type="CAUSAL_LM",
+        r=settings.lora_r,
+        lora_alpha=settings.lora_alpha,  # pyrefly: ignore[bad-argument-type]  PEFT says int and only divides it
+        lora_dropout=settings.lora_dropout,
+        target_modules=list(settings.target_modules) if settings.target_modules else "all-linear",
+    )
+    target: Any = model
+    try:
+        with warnings.catch_warnings():
+            # PEFT 0.21 asks transformers 5.23 for an old name; nothing that the caller could change.
+            warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing.*", category=FutureWarning)
+            return get_peft_model(target, config)
+    except ValueError as error:
+        raise AdapterError(
+            f"PEFT cannot attach an adapter: {error}; linear layers here: {_list(linear_names(model))}"
+        ) from error
+
+
+def linear_names(model: nn.Module) -> list[str]:
+    """Last name parts of the model's linear layers but the head, sorted: what `target_modules` can say."""
+    skipped = head(model)
+    return sorted({n.rpartition(".")[2] for n, m in model.named_modules() if isinstance(m, nn.Linear) and m is not skipped})
+
+
+def _check_targets(model: nn.Module, targets: tuple[str, ...] | None) -> None:
+    names = [name for name, _ in model.named_modules() if name]
+    missing = [t for t in targets or () if not any(name == t or name.endswith(f".{t}") for name in names)]
+    if not missing:
+        return
+    known = linear_names(model)
+    nearest = [match for name in missing for match in get_close_matches(name, known, n=1)]
+    hint = f" Did you mean {_list(nearest)}?" if nearest else ""
+    raise AdapterError(
+        f"target_modules: {_list(missing)} matches no module of {type(model).__name__}.{hint} Linear layers here: {_list(known)}"
+    )
+
+
+def _list(names: list[str]) -> str:
+    return ", ".join(names) or "none"
