@@ -81,9 +81,7 @@ def main() -> None:
     """Measure and print the line."""
     options = arguments()
     if importlib.util.find_spec("trl") is None:
-        raise SystemExit(
-            "trl is not installed here, and it is one side of this comparison: hatch run bench:sft"
-        )
+        raise SystemExit("trl is not installed here, and it is one side of this comparison: hatch run bench:sft")
     if options.toy:
         options.model, options.tokens, options.steps, options.warmup = "toy-llama", 128, 2, 1
     tokens = options.tokens or (2048 if options.model in SHAPES else 1024)

@@ -11,7 +11,10 @@ import pytest
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 COMMON = {"benchmark", "claim", "ratio", "target", "met", "toy", "machine", "versions", "sizes"}
-needs_trl = pytest.mark.skipif(importlib.util.find_spec("trl") is None, reason="trl is not installed: hatch run peers:python -m pytest tests/whole/test_benchmarks.py")
+needs_trl = pytest.mark.skipif(
+    importlib.util.find_spec("trl") is None,
+    reason="trl is not installed: hatch run peers:python -m pytest tests/whole/test_benchmarks.py",
+)
 
 
 def run_toy(script, *arguments):
