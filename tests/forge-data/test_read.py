@@ -1,5 +1,9 @@
 """A path to rows: which reader, and what is no file of rows."""
 
+import errno
+import os
+from pathlib import Path
+
 import pytest
 
 from forge_data import DataError
@@ -16,6 +20,45 @@ def test_directory(tmp_path):
     """A directory is not read file by file."""
     with pytest.raises(DataError, match="is a directory; give one file"):
         open_source(str(tmp_path))
+
+
+def test_a_name_that_is_too_long():
+    """What the system says of a path is a fault of the path."""
+    with pytest.raises(DataError, match="x{300}.jsonl cannot be read: File name too long"):
+        open_source("x" * 300 + ".jsonl")
+
+
+def test_a_directory_that_may_not_be_entered(tmp_path, monkeypatch):
+    """A path that may not be looked at is refused with the reason."""
+
+    def refuse(self, **_):
+        raise PermissionError(errno.EACCES, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "stat", refuse)
+    with pytest.raises(DataError, match="private/rows.jsonl cannot be read: Permission denied"):
+        open_source(str(tmp_path / "private" / "rows.jsonl"))
+
+
+@pytest.mark.parametrize("path", ["~no-such-user-here/rows.jsonl", "rows\0.jsonl"])
+def test_no_path(path):
+    """What cannot be a path at all is refused as one."""
+    with pytest.raises(DataError, match="is no path to a file: "):
+        open_source(path)
+
+
+def test_no_regular_file(tmp_path):
+    """A pipe, a device and a link to itself are there, but are no files of rows; none of them is opened."""
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    (tmp_path / "loop.jsonl").symlink_to("loop.jsonl")
+    (tmp_path / "gone.jsonl").symlink_to("nowhere")
+    for path, said in [
+        (tmp_path / "pipe.jsonl", "is not a regular file but a named pipe; write the rows to a file"),
+        (tmp_path / "loop.jsonl", "is not a regular file but a loop of symbolic links"),
+        (tmp_path / "gone.jsonl", "no file at"),
+        (Path(os.devnull), "is not a regular file but a device"),
+    ]:
+        with pytest.raises(DataError, match=said):
+            open_source(str(path))
 
 
 def test_suffix(tmp_path):

@@ -32,6 +32,8 @@ def test_separators_within_a_string(tmp_path):
         (b"{'a': 1}", "train.jsonl:2 is not valid JSON: .* at column 2; found"),
         (b'{"a": 1} {"a": 2}', "train.jsonl:2 is not valid JSON: Extra data at column 10"),
         (b'{"a": "\xff"}', "train.jsonl:2 is not UTF-8: byte 0xff at position 8 of the line"),
+        (b'{"a": 1, "b": 2, "a": 1}', "train.jsonl:2 cannot be read: an object names the key 'a' more than once; keep one"),
+        (b'{"m": [{"role": 1, "role": 2}]}', "train.jsonl:2 cannot be read: an object names the key 'role' more than once"),
         (b"[" * 100_000, "train.jsonl:2 (is nested too deeply|is not valid JSON)"),
         (b'{"a": ' + b"9" * 5000 + b"}", "train.jsonl:2 cannot be read: Exceeds the limit"),
     ],

@@ -1,5 +1,6 @@
 """Parquet: the same rows as JSONL."""
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
@@ -50,4 +51,29 @@ def test_damaged(tmp_path):
     data[100:2000] = b"\xff" * 1900
     (tmp_path / "a.parquet").write_bytes(data)
     with pytest.raises(DataError, match=r"a.parquet: unreadable after row 0"):
+        list(ParquetFile(tmp_path / "a.parquet").rows())
+
+
+def test_text_that_is_not_utf8(tmp_path):
+    """Bytes that are no text are refused by row and column, with the rows of the batches before counted."""
+    words = [b"fine"] * 300 + [b"caf\xe9!"] + [b"fine"] * 10
+    ends = np.cumsum([0, *map(len, words)], dtype=np.int32)
+    text = pa.Array.from_buffers(pa.string(), len(words), [None, pa.py_buffer(ends.tobytes()), pa.py_buffer(b"".join(words))])
+    parquet.write_table(pa.table({"id": range(len(words)), "completion": text}), tmp_path / "a.parquet")
+    with pytest.raises(DataError, match="^a.parquet:301: field completion cannot be read: not UTF-8: byte 0xe9 at position 4"):
+        list(ParquetFile(tmp_path / "a.parquet").rows())
+
+
+def test_a_column_twice(tmp_path):
+    """Of two columns of one name none is taken over the other."""
+    parquet.write_table(pa.table([[1], [2], [3]], names=["a", "b", "a"]), tmp_path / "a.parquet")
+    with pytest.raises(DataError, match="^a.parquet: more than one column is called 'a'; keep one of them"):
+        list(ParquetFile(tmp_path / "a.parquet").rows())
+
+
+def test_a_field_twice(tmp_path):
+    """Nor of two fields within a column."""
+    inner = pa.StructArray.from_arrays([pa.array([1]), pa.array([2])], names=["x", "x"])
+    parquet.write_table(pa.table({"a": inner}), tmp_path / "a.parquet")
+    with pytest.raises(DataError, match="^a.parquet:1: field a cannot be read: .*duplicate field names"):
         list(ParquetFile(tmp_path / "a.parquet").rows())

@@ -1,5 +1,6 @@
 """Which shape a row has, and what is said when it has none."""
 
+import numpy as np
 import pytest
 
 from forge_data import DataError
@@ -59,3 +60,24 @@ def test_a_field_that_would_be_passed_over(field):
     with pytest.raises(DataError, match=f"f:1: field {field} is a list of 1, and"):
         shape_of("f:1", ROWS["messages"] | {field: ["x"]})
     assert shape_of("f:1", ROWS["messages"] | {field: []}) == "messages"
+
+
+@pytest.mark.parametrize("shape", ROWS)
+@pytest.mark.parametrize(
+    ("field", "what_to_do"),
+    [
+        ("loss_mask", "write the mask into labels as -100"),
+        ("completion_mask", "write the mask into labels as -100"),
+        ("assistant_masks", "write the mask into labels as -100"),
+        ("position_ids", "one row, one sample"),
+        ("token_type_ids", "not passed to the model"),
+        ("seq_lengths", "one row, one sample"),
+    ],
+)
+def test_a_column_beside_the_tokens(shape, field, what_to_do):
+    """Masks, positions and packing that would be ignored are refused, zeros and arrays too; empty ones say nothing."""
+    for value in ([0, 0], np.zeros(2, dtype=int)):
+        with pytest.raises(DataError, match=f"f:1: field {field} is .*, and .*{what_to_do}.*; take it out of the rows"):
+            shape_of("f:1", ROWS[shape] | {field: value})
+    for value in ([], np.zeros(0, dtype=int)):
+        assert shape_of("f:1", ROWS[shape] | {field: value}) == shape

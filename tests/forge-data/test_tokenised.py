@@ -21,7 +21,10 @@ def test_kept():
 
 def test_arrays():
     """Arrays of integers do as well as lists."""
-    assert check(np.array([3, 4], dtype=np.uint16), np.array([-100, 4])).trained.tolist() == [False, True]
+    assert check(np.array([3, 4], dtype=np.uint16), np.array([-100, 4]), attention_mask=np.ones(2, int)).trained.tolist() == [
+        False,
+        True,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -30,6 +33,14 @@ def test_arrays():
         ([1, 2], [1], {}, "f:5: input_ids holds 2 tokens and labels 1; they must be as long as each other"),
         ([1, 2], [1, 2], {"len": 3}, "f:5: field len is int 3, but input_ids holds 2 tokens"),
         ([1, 2], [1, 2], {"attention_mask": [1, 0]}, "f:5: attention_mask holds zeros, so the row is padded"),
+        ([1, 2], [1, 2], {"attention_mask": 5}, "f:5: field attention_mask is int 5; it must be a list of 0 and 1"),
+        ([1, 2], [1, 2], {"attention_mask": True}, "f:5: field attention_mask is true; it must be a list"),
+        ([1, 2], [1, 2], {"attention_mask": "11"}, "f:5: field attention_mask is the string '11'; it must be a list"),
+        ([1, 2], [1, 2], {"attention_mask": [1]}, "f:5: field attention_mask is a list of 1, but input_ids holds 2 tokens"),
+        ([1, 2], [1, 2], {"attention_mask": []}, "f:5: field attention_mask is a list of 0, but"),
+        ([1, 2], [1, 2], {"attention_mask": [1, 2]}, r"f:5: field attention_mask\[1\] is int 2; it must be 0 or 1"),
+        ([1, 2], [1, 2], {"attention_mask": ["1", 1]}, r"f:5: field attention_mask\[0\] is the string '1'; it must be 0 or 1"),
+        ([1, 2], [1, 2], {"attention_mask": np.array([1, 0])}, "f:5: attention_mask holds zeros"),
         ([1, 100], [1, 100], {}, r"f:5: field input_ids\[1\] is 100, outside the vocabulary 0 to 99; was the row made with another"),
         ([-1, 2], [-100, 2], {}, r"f:5: field input_ids\[0\] is -1, outside the vocabulary"),
         ([1, 2.0], [1, 2], {}, r"f:5: field input_ids\[1\] is float 2.0; token ids are whole numbers"),

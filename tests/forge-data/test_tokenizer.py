@@ -1,6 +1,8 @@
 """Loading tokenizers, and what is none."""
 
+import errno
 import json
+from pathlib import Path
 
 import pytest
 
@@ -32,6 +34,38 @@ def test_a_file(tmp_path):
     (tmp_path / "model.gguf").touch()
     with pytest.raises(TokenizerError, match="a file; give a directory"):
         load_tokenizer(str(tmp_path / "model.gguf"))
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("x" * 300, "File name too long"), ("a\0b", "null byte"), ("~no-such-user-here/model", "home directory")],
+)
+def test_a_path_that_cannot_be_looked_at(name, reason):
+    """What the system says of a path is told, though it might have been a hub name."""
+    with pytest.raises(TokenizerError, match=f"no tokenizer at .*: .*{reason}.*; check the path"):
+        load_tokenizer(name)
+
+
+def test_a_directory_that_may_not_be_entered(tmp_path, monkeypatch):
+    """A path that may not be looked at is refused with the reason."""
+
+    def refuse(self, **_):
+        raise PermissionError(errno.EACCES, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "stat", refuse)
+    with pytest.raises(TokenizerError, match="private/model': Permission denied; check the path and who may read it"):
+        load_tokenizer(tmp_path / "private" / "model")
+
+
+def test_a_directory_that_may_not_be_listed(tmp_path, monkeypatch):
+    """A directory that can be entered but not listed is still refused as one without a tokenizer."""
+
+    def refuse(self):
+        raise PermissionError(errno.EACCES, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    with pytest.raises(TokenizerError, match="it holds what cannot be listed: Permission denied"):
+        load_tokenizer(tmp_path)
 
 
 def test_a_directory_of_other_things(tmp_path):

@@ -1,12 +1,13 @@
 """LoRA adapters: out, back and proved."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from forge_dist import ExportError, check_export, export_model, load_model
+from forge_dist import ExportError, check_export, export_model, load_model, load_trained
 
 peft = pytest.importorskip("peft", reason="peft is an extra of forge-dist: pip install 'forge-dist[peft]'")
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
@@ -159,6 +160,31 @@ def test_the_hub_is_not_asked(base, tmp_path):
     model.peft_config["default"].base_model_name_or_path = "nobody/no-such-model"
     directory = export_model(model, tmp_path / "out")
     assert json.loads((directory / "adapter_config.json").read_text())["base_model_name_or_path"] == "nobody/no-such-model"
+
+
+def test_a_relative_base_is_found_from_anywhere(base, tmp_path, monkeypatch, samples):
+    """A base that was loaded by a relative path is named by its absolute one, in the export alone."""
+    from transformers import AutoModelForCausalLM
+
+    monkeypatch.chdir(Path(base).parent)
+    model = attach(Path(base).name)
+    before = model.peft_config["default"].to_dict()
+    directory = export_model(model, "out")
+    assert model.peft_config["default"].to_dict() == before
+    assert before["base_model_name_or_path"] == Path(base).name
+    config = json.loads((directory / "adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] == base
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    check_export(model, directory, samples)
+    plain = AutoModelForCausalLM.from_pretrained(peft.PeftConfig.from_pretrained(directory).base_model_name_or_path)
+    for back in (
+        load_trained(str(directory), dtype=torch.float32, device="cpu"),
+        peft.PeftModel.from_pretrained(plain, directory),
+        peft.AutoPeftModelForCausalLM.from_pretrained(directory),
+    ):
+        for key, tensor in model.state_dict().items():
+            assert torch.equal(back.state_dict()[key], tensor), key
 
 
 def test_several_adapters_are_refused(base, tmp_path):

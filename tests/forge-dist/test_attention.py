@@ -81,6 +81,26 @@ def test_a_function_takes_no_name_of_transformers(base, documents, name):
         load(base, name, documents)
 
 
+def test_an_architecture_without_a_place_for_a_function(tmp_path, documents):
+    """An architecture that looks its attention up in a table of its own is refused with the remedy, which works."""
+    from transformers import FalconConfig, FalconForCausalLM
+
+    config = FalconConfig(vocab_size=61, hidden_size=16, num_hidden_layers=1, num_attention_heads=4)
+    FalconForCausalLM(config).save_pretrained(tmp_path / "falcon")
+    path = str(tmp_path / "falcon")
+    with pytest.raises(ModelError, match=r"no place for an attention function of ours .*use attention=eager") as caught:
+        load(path, "documents", documents)
+    assert path in str(caught.value)
+    assert load(path, "eager").config._attn_implementation == "eager"
+
+
+def test_transformers_chooses_where_nothing_is_named(base, documents):
+    """None is transformers' own choice, and no name for a function."""
+    assert load(base, None).config._attn_implementation == "sdpa"
+    with pytest.raises(ModelError, match="name of your own"):
+        load(base, None, documents)
+
+
 @pytest.mark.parametrize("name", ["never_registered", "kernels-community/flash-attn", ""])
 def test_an_unknown_name_is_refused(base, name):
     """A name without a function must be known; nothing is fetched from the hub for it."""

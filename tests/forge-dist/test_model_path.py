@@ -1,5 +1,6 @@
 """What training can start from, told in milliseconds."""
 
+import errno
 import shutil
 from pathlib import Path
 
@@ -27,6 +28,49 @@ def test_neither_path_nor_name(name):
     with pytest.raises(ModelError, match="neither a directory here nor a name") as caught:
         check_model_path(name)
     assert str(Path.cwd()) in str(caught.value)
+
+
+def refuse(self, *args, **kwargs):
+    """What the system answers whoever may not (these tests may run as root, who may everything)."""
+    raise PermissionError(errno.EACCES, "Permission denied", str(self))
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("m" * 300, "File name too long"), ("a\0b", "null"), ("~no-such-user/m", "home directory"), ("loop/m", "symbolic links")],
+)
+def test_a_path_that_cannot_be_looked_up(tmp_path, monkeypatch, name, reason):
+    """A name that no file can have, an unknown user or a loop of links: the error says which path, and why."""
+    monkeypatch.chdir(tmp_path)
+    Path("loop").symlink_to("loop")
+    with pytest.raises(ModelError, match=f"cannot be looked up: .*{reason}") as caught:
+        check_model_path(name)
+    assert repr(name) in str(caught.value)
+
+
+def test_a_path_in_a_closed_directory(base, monkeypatch):
+    """A directory on the way that may not be entered is no absent model."""
+    monkeypatch.setattr(Path, "stat", refuse)
+    with pytest.raises(ModelError, match=f"{base}' cannot be looked up: Permission denied"):
+        check_model_path(base)
+
+
+@pytest.mark.parametrize(
+    ("method", "file"), [("forge_dist._safetensors.open", "model.safetensors"), ("pathlib.Path.read_text", "config.json")]
+)
+def test_files_that_may_not_be_read_are_not_broken(base, monkeypatch, method, file):
+    """No permission is called that, and the file is named."""
+    monkeypatch.setattr(method, refuse, raising=False)
+    with pytest.raises(ModelError, match=f"may not be read: .*Permission denied: .*{file}") as caught:
+        check_model_path(base)
+    assert "broken" not in str(caught.value)
+
+
+def test_a_closed_model_directory(base, monkeypatch):
+    """A model directory that may be seen and not entered says so."""
+    monkeypatch.setattr(Path, "is_file", refuse)
+    with pytest.raises(ModelError, match=f"model_path {base} may not be read: .*Permission denied"):
+        check_model_path(base)
 
 
 def test_a_home_directory_is_expanded(base, monkeypatch):

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forge import RecipeError
+from forge import RecipeError, SettingsError
 from forge._recipe import as_recipe, as_values, read_recipe
 from forge._settings import SFTSettings, resolve
 
@@ -43,7 +43,9 @@ def test_an_empty_recipe_says_nothing(tmp_path: Path) -> None:
         ("a: 1\na: 2\n", r":2: .*'a' is given twice"),
         ("- a\n", "mapping"),
         ("a: [\n", r"r\.yaml:2"),
-        ("1: 2\n", "mapping"),
+        ("1: 2\n", "1 is no setting's name"),
+        ("? [a]\n: 1\n", "no setting's name"),
+        ("a: " + "[" * 3000, "cannot be read"),
         ("!!python/object:x {}", "not a recipe"),
     ],
 )
@@ -60,3 +62,19 @@ def test_missing_and_directory(tmp_path: Path) -> None:
         read_recipe(tmp_path / "r.yaml")
     with pytest.raises(RecipeError, match=r"config\.yaml"):
         read_recipe(tmp_path)
+
+
+def test_numbers_are_what_a_person_reads(tmp_path: Path) -> None:
+    """YAML 1.1 would make 010 eight and 1:30 ninety: here the one is ten, and the other is refused."""
+    (tmp_path / "r.yaml").write_text("seed: 010\n")
+    assert resolve(SFTSettings, ("recipe", {**REQUIRED, **read_recipe(tmp_path / "r.yaml")})).plan.seed == 10
+    (tmp_path / "r.yaml").write_text("seed: 1:30\n")
+    with pytest.raises(SettingsError, match="1:30"):
+        resolve(SFTSettings, ("recipe", {**REQUIRED, **read_recipe(tmp_path / "r.yaml")}))
+
+
+def test_paths_that_cannot_be_asked_about(tmp_path: Path) -> None:
+    """A name that the file system refuses is a recipe that is not there, not a crash."""
+    for name in ("x" * 300, "a\0b"):
+        with pytest.raises(RecipeError):
+            read_recipe(tmp_path / name)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from forge import RunDirectoryError
+from forge import RunDirectoryError, RunWriteError, SettingsError
 from forge._run_directory import RunDirectory
 
 
@@ -75,3 +75,61 @@ def test_what_is_there_is_refused(tmp_path: Path) -> None:
             pass
     assert (tmp_path / "thesis" / "a.tex").exists()
     assert (tmp_path / "file").is_file()
+
+
+def test_home_and_dots_are_resolved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`~` and `..` name one place for everything in the run."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with RunDirectory("~/a/../run") as out:
+        out.publish()
+        assert out.root == tmp_path / "run"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["run"]
+
+
+@pytest.mark.parametrize(("began", "kept"), [(False, False), (True, True)])
+def test_a_refusal_before_the_first_step_leaves_nothing(began: bool, kept: bool, tmp_path: Path) -> None:
+    """Bad input that shows only when the model meets the data is bad input still: until a step was made nothing stays."""
+    with pytest.raises(SettingsError), RunDirectory(tmp_path / "a" / "run") as out:
+        (out.root / "data").mkdir()
+        (out.root / "config.yaml").touch()
+        out.publish()
+        out.began = began
+        raise SettingsError("no")
+    assert (tmp_path / "a").exists() == kept
+
+
+def test_a_failure_after_publishing_is_kept_and_named(tmp_path: Path) -> None:
+    """What is no refusal stays, and the log's last line says how it ended."""
+    with pytest.raises(RuntimeError), RunDirectory(tmp_path / "run") as out:
+        out.publish()
+        raise RuntimeError("boom")
+    assert (tmp_path / "run" / "log.txt").read_text().endswith("failed: RuntimeError: boom\n")
+
+
+def test_a_full_disk_is_said_with_the_file(tmp_path: Path) -> None:
+    """A line that the disk refuses is a failed run (status 1) that names the file; leaving does not hide it."""
+    full = open("/dev/full", "w")  # noqa: SIM115 - closed by the run directory
+    with pytest.raises(RunWriteError, match=r"full.*No space left") as caught, RunDirectory(tmp_path / "run") as out:
+        out.publish()
+        out._metrics.close()
+        out._metrics = full
+        out.metrics({"step": 1})
+    assert full.closed
+    assert caught.value.exit_status == 1
+
+
+def test_somebodys_files_are_never_removed(tmp_path: Path) -> None:
+    """Undoing removes what the run made, and only that."""
+    (tmp_path / "run").mkdir()
+    with pytest.raises(SettingsError), RunDirectory(tmp_path / "run") as out:
+        (tmp_path / "run" / "mine").touch()
+        out.publish()
+        raise SettingsError("no")
+    assert [entry.name for entry in (tmp_path / "run").iterdir()] == ["mine"]
+
+
+@pytest.mark.parametrize("name", ["a\0b", "\udcff"])
+def test_names_that_no_file_can_hold(name: str, tmp_path: Path) -> None:
+    """A name with a NUL, or one that is not UTF-8, is refused before any work is done."""
+    with pytest.raises(RunDirectoryError, match="name"):
+        RunDirectory(f"{tmp_path}/{name}")

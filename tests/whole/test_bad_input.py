@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -83,10 +86,28 @@ def test_bad_eval_file(refused: Any, tmp_path: Path) -> None:
 
 
 def test_sample_over_the_budget(refused: Any) -> None:
-    """A sample longer than max_tokens_per_gpu is named with its length and what to set."""
-    message = refused(max_tokens_per_gpu=20)
-    assert "max_tokens" in message
-    assert "20" in message
+    """A sample longer than max_tokens_per_gpu is named by file and row, with its length and what to set."""
+    message = refused(max_tokens_per_gpu=20, validation_split=0.3)
+    assert re.search(r"chats\.jsonl:\d+ has \d+ tokens, more than max_tokens_per_gpu=20", message)
+    assert "max_seq_len" in message
+
+
+def test_a_warm_up_longer_than_the_run(refused: Any) -> None:
+    """A warm-up that never reaches learning_rate is refused with the number of steps."""
+    assert "warmup_steps=5 is more than the 2 steps" in refused(warmup_steps=5)
+
+
+def test_a_model_that_cannot_run_packed_rows(refused: Any, model_dir: Path, tmp_path: Path) -> None:
+    """An architecture that would mix packed samples is refused by name on every attention, and nothing is left behind."""
+    import torch
+    from transformers import AutoTokenizer, BloomConfig, BloomForCausalLM
+
+    tokenizer = AutoTokenizer.from_pretrained(model_dir)
+    torch.manual_seed(0)
+    config = BloomConfig(vocab_size=len(tokenizer), hidden_size=32, n_layer=2, n_head=4)
+    BloomForCausalLM(config).save_pretrained(tmp_path / "bloom")
+    tokenizer.save_pretrained(tmp_path / "bloom")
+    assert "bloom" in refused(model_path=tmp_path / "bloom").lower()
 
 
 def test_everything_too_long(refused: Any) -> None:
@@ -261,3 +282,25 @@ def test_two_runs_at_once(model_dir: Path, tmp_path: Path, capsys: pytest.Captur
         )
         assert "another run is writing" in capsys.readouterr().err
         assert first.root.is_dir()
+
+
+@pytest.mark.parametrize(
+    ("number", "status", "word"), [(signal.SIGTERM, 143, "terminated"), (signal.SIGINT, 130, "interrupted")]
+)
+def test_a_stopped_run_says_so(number: int, status: int, word: str, model_dir: Path, chats: Path, tmp_path: Path) -> None:
+    """SIGTERM and SIGINT in the middle of training: a status of its own, a message, the log's last line, whole lines of metrics."""
+    words = ["sft", "--model-path", str(model_dir), "--data-path", str(chats), "--ckpt-output-dir", str(tmp_path / "run")]
+    command = [sys.executable, "-m", "forge", *words, "--max-steps", "100000", "--effective-batch-size", "2"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ)
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    deadline = time.monotonic() + 120
+    while not (metrics.exists() and metrics.read_text().count("\n") > 3):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(number)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == status
+    assert said.strip().splitlines()[-1] == f"forge: {word}."
+    assert "interrupted" in (tmp_path / "run" / "log.txt").read_text().splitlines()[-1]
+    assert all(json.loads(line) for line in metrics.read_text().splitlines())

@@ -196,3 +196,76 @@ def test_generate_takes_a_run_directory(
         said.append(capsys.readouterr().out)
     assert said[0] == said[1]
     assert said[0].strip()
+
+
+def test_a_run_in_fewer_digits_reports_the_model_that_is_there(model_dir: Path, chats: Path, tmp_path: Path) -> None:
+    """A bfloat16 directory is exported in bfloat16: the held-out loss reported is the exported model's, and a lost gain is said."""
+    import numpy as np
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    base = tmp_path / "bf16"
+    AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.bfloat16).save_pretrained(base)
+    AutoTokenizer.from_pretrained(model_dir).save_pretrained(base)
+    options = {**FEW, "learning_rate": 1e-6, "lr_scheduler": "constant", "validation_split": 0.25}
+    result = forge.sft(model_path=base, data_path=chats, ckpt_output_dir=tmp_path / "run", **options)
+    _, held_out = forge.data.TokenStore.open(tmp_path / "run" / "data" / "train").split(0.25, seed=42)
+    model = AutoModelForCausalLM.from_pretrained(result.model_dir, dtype=torch.float32)
+    assert AutoModelForCausalLM.from_pretrained(result.model_dir).dtype == torch.bfloat16
+    total = count = 0.0
+    for example in held_out:
+        ids, labels = (torch.from_numpy(np.array(array, dtype=np.int64))[None] for array in (example.input_ids, example.labels))
+        with torch.no_grad():
+            logits = model(input_ids=ids, use_cache=False).logits[0, :-1]
+        total += float(torch.nn.functional.cross_entropy(logits, labels[0, 1:], ignore_index=-100, reduction="sum"))
+        count += int((labels[0, 1:] != -100).sum())
+    assert result.eval_loss_after == pytest.approx(total / count, rel=1e-6)
+    lines = metrics(tmp_path / "run")
+    assert [line["exported_eval_loss"] for line in lines if "exported_eval_loss" in line] == [result.eval_loss_after]
+    assert "of the held-out gain was lost" in (tmp_path / "run" / "log.txt").read_text()
+
+
+def test_attention_that_does_not_fit_gives_way(model_dir: Path, chats: Path, tmp_path: Path) -> None:
+    """Gemma 2's soft-capped scores are beyond our attention: auto takes eager and says why; asked for by name, it is refused."""
+    import torch
+    from transformers import AutoTokenizer, Gemma2Config, Gemma2ForCausalLM
+
+    tokenizer = AutoTokenizer.from_pretrained(model_dir)
+    torch.manual_seed(0)
+    config = Gemma2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        query_pre_attn_scalar=8,
+        bos_token_id=1,
+        eos_token_id=2,
+        pad_token_id=0,
+    )
+    Gemma2ForCausalLM(config).save_pretrained(tmp_path / "gemma2")
+    tokenizer.save_pretrained(tmp_path / "gemma2")
+    common = {"model_path": tmp_path / "gemma2", "data_path": chats, **FEW}
+    result = forge.sft(ckpt_output_dir=tmp_path / "auto", **common)
+    written = yaml.safe_load((tmp_path / "auto" / "config.yaml").read_text())
+    assert written["attention"] == "eager"
+    assert "does not fit this model" in (tmp_path / "auto" / "log.txt").read_text()
+    assert isinstance(forge.generate(result.model_dir, "what colour has the fig?", max_new_tokens=4), str)
+    with pytest.raises(forge.algos.PackedBatchError, match="eager"):
+        forge.sft(ckpt_output_dir=tmp_path / "documents", attention="documents", **common)
+    assert not (tmp_path / "documents").exists()
+
+
+def test_a_run_from_relative_paths_works_from_anywhere(
+    model_dir: Path, chats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Trained with relative paths, an adapter answers and config.yaml repeats the run from another directory."""
+    monkeypatch.chdir(model_dir.parent)
+    forge.sft(model_path=model_dir.name, data_path=chats, ckpt_output_dir=tmp_path / "run", adapter="lora", lora_r=4, **FEW)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert isinstance(forge.generate("../run", "what colour has the fig?", max_new_tokens=4), str)
+    forge.sft("../run/config.yaml", ckpt_output_dir="again")
+    assert learned(tmp_path / "run") == learned(Path("again"))

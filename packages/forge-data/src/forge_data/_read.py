@@ -1,5 +1,7 @@
 """A path to the rows of its file, one by one, each with its number."""
 
+import errno
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -46,24 +48,20 @@ _SUFFIXES: dict[str, type[JsonLines] | type[ParquetFile]] = {
     ".ndjson": JsonLines,
     ".parquet": ParquetFile,
 }
+_KINDS = {stat.S_IFIFO: "a named pipe", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device", stat.S_IFSOCK: "a socket"}
 
 
 def open_source(data_path: str) -> Source:
     """The reader for a file, chosen by its suffix.
 
     Raises:
-        DataError: no such file, a directory, an empty file, or a suffix that no reader knows.
+        DataError: no file there that can be read, a directory, an empty file, or a suffix that no reader knows.
     """
-    path = Path(data_path).expanduser()
-    if path.is_dir():
-        raise DataError(f"{data_path} is a directory; give one file: {', '.join(_SUFFIXES)}")
-    if not path.is_file():
-        raise DataError(f"no file at {data_path!r} (looked from {Path.cwd()}); check the path")
+    path, size = _regular(data_path)
     reader = _SUFFIXES.get(path.suffix.lower())
     if reader is None:
         raise DataError(f"{data_path} has a suffix that is not known ({path.suffix or 'none'}); known: {', '.join(_SUFFIXES)}")
     try:
-        size = path.stat().st_size
         with path.open("rb"):
             pass
     except OSError as error:
@@ -71,6 +69,28 @@ def open_source(data_path: str) -> Source:
     if size == 0:
         raise DataError(f"{data_path} is empty: it holds no rows")
     return reader(path)
+
+
+def _regular(data_path: str) -> tuple[Path, int]:
+    """The path of a regular file and its bytes."""
+    try:
+        path = Path(data_path).expanduser()
+        found = path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        raise DataError(f"no file at {data_path!r} (looked from {Path.cwd()}); check the path") from None
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise DataError(f"{data_path} is not a regular file but a loop of symbolic links; check the path") from error
+        raise DataError(f"{data_path} cannot be read: {error.strerror}") from error
+    except (ValueError, RuntimeError) as error:
+        # A null byte, or a ~user that there is not.
+        raise DataError(f"{data_path!r} is no path to a file: {error}") from error
+    if stat.S_ISDIR(found.st_mode):
+        raise DataError(f"{data_path} is a directory; give one file: {', '.join(_SUFFIXES)}")
+    if not stat.S_ISREG(found.st_mode):
+        kind = _KINDS.get(stat.S_IFMT(found.st_mode), "something else")
+        raise DataError(f"{data_path} is not a regular file but {kind}; write the rows to a file and give that")
+    return path, found.st_size
 
 
 def read(source: Source) -> Iterator[Record]:

@@ -13,6 +13,19 @@ _WIDE_BOMS = (b"\xff\xfe", b"\xfe\xff")
 _CHUNK = 1 << 20
 
 
+def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """An object of JSON; json keeps the last of several values of a key and says nothing."""
+    made = dict(pairs)
+    if len(made) != len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(f"an object names the key {twice!r} more than once; keep one of them")
+    return made
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_unique)
+
+
 @attrs.frozen
 class JsonLines:
     """One JSON value a line, UTF-8, with or without a byte order mark; blank lines are passed over."""
@@ -23,7 +36,7 @@ class JsonLines:
         """(line, value, bytes) of every line that is not blank.
 
         Raises:
-            DataError: a line that is not UTF-8 or not JSON, by `file:line`.
+            DataError: a line that is not UTF-8 or not JSON, or names a key twice, by `file:line`.
         """
         with self.path.open("rb") as file:
             for number, line in enumerate(file, start=1):
@@ -45,7 +58,7 @@ class JsonLines:
     def _value(self, number: int, line: bytes) -> object:
         place = f"{self.path.name}:{number}"
         try:
-            return json.loads(line.decode("utf-8"))
+            return _DECODER.decode(line.decode("utf-8"))
         except UnicodeDecodeError as error:
             raise DataError(
                 f"{place} is not UTF-8: byte 0x{line[error.start]:02x} at position {error.start + 1} of the line "

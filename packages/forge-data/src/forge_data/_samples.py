@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import attrs
+import numpy as np
 
 from forge_data._describe import describe
 from forge_data._errors import DataError
@@ -71,6 +72,7 @@ SHAPES: dict[str, Shape] = {
     "tokenised": Shape(("input_ids", "labels"), None, _tokens),
 }
 
+_MASKS = "masks are not read: give input_ids and labels, and write the mask into labels as -100"
 # Fields that change what a row means. To pass over them would train something else than was asked.
 _MEANINGFUL = {
     "tools": "tool definitions are not passed to chat templates yet",
@@ -79,6 +81,12 @@ _MEANINGFUL = {
     "chat_template_kwargs": "template arguments are not passed on yet",
     "images": "only text is trained",
     "unmask": "loss is on assistant turns only",
+    "loss_mask": _MASKS,
+    "completion_mask": _MASKS,
+    "assistant_masks": _MASKS,
+    "position_ids": "positions are counted from 0 in every row: one row, one sample",
+    "token_type_ids": "token types are not passed to the model",
+    "seq_lengths": "packing is done while training: one row, one sample",
 }
 
 
@@ -91,7 +99,7 @@ def shape_of(place: str, fields: Mapping[str, Any]) -> str:
     fitting = [name for name, shape in SHAPES.items() if shape.fits(fields)]
     if len(fitting) == 1:
         for field, why in _MEANINGFUL.items():
-            if fields.get(field):
+            if _says_something(fields.get(field)):
                 raise DataError(f"{place}: field {field} is {describe(fields[field])}, and {why}; take it out of the rows")
         return fitting[0]
     has = f"{place} has the fields {', '.join(map(repr, fields)) or '(none)'}"
@@ -104,6 +112,10 @@ def shape_of(place: str, fields: Mapping[str, Any]) -> str:
         )
     known = "; ".join(f"{name} ({', '.join(shape.needs)})" for name, shape in SHAPES.items())
     raise DataError(f"{has}, which are no known shape; known: {known}")
+
+
+def _says_something(value: object) -> bool:
+    return bool(len(value) if isinstance(value, np.ndarray) else value)
 
 
 def parse(shape: str, place: str, fields: Mapping[str, Any], vocabulary: int | None) -> Sample:

@@ -125,7 +125,7 @@ class TokenStore:
         if not len(train) or not len(held_out):
             raise DataError(
                 f"a held-out share of {fraction} of {len(self)} samples leaves {len(train)} to train on and {len(held_out)} "
-                "held out; choose another share or give a file of held-out rows"
+                "held out; change validation_split, or give a file of held-out rows as eval_data_path"
             )
         return self.select(train), self.select(held_out)
 

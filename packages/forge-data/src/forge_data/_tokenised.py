@@ -27,7 +27,7 @@ def checked_tokens(place: str, fields: Mapping[str, Any], vocabulary: int | None
     """`input_ids` and `labels` of a row; every label is -100 or the id at the same position.
 
     Raises:
-        DataError: not whole numbers, lengths that differ, ids outside the vocabulary, labels of something else.
+        DataError: not whole numbers, lengths that differ, padding, ids outside the vocabulary, labels of something else.
     """
     ids, labels = _numbers(place, "input_ids", fields["input_ids"]), _numbers(place, "labels", fields["labels"])
     if len(ids) != len(labels):
@@ -36,8 +36,7 @@ def checked_tokens(place: str, fields: Mapping[str, Any], vocabulary: int | None
         )
     if "len" in fields and fields["len"] != len(ids):
         raise DataError(f"{place}: field len is {describe(fields['len'])}, but input_ids holds {len(ids)} tokens")
-    if not all(fields.get("attention_mask", ())):
-        raise DataError(f"{place}: attention_mask holds zeros, so the row is padded; take the padding out of the row")
+    _check_attention(place, fields.get("attention_mask"), len(ids))
     _check_range(place, ids, vocabulary)
     trained = labels != IGNORED
     wrong = np.flatnonzero(trained & (labels != ids))
@@ -60,6 +59,21 @@ def _numbers(place: str, field: str, value: object) -> "NDArray[np.int64]":
         if type(item) is not int or not -(2**31) <= item < 2**31:
             raise DataError(f"{place}: field {field}[{index}] is {describe(item)}; token ids are whole numbers")
     return np.array(value, dtype=np.int64)
+
+
+def _check_attention(place: str, mask: object, length: int) -> None:
+    if mask is None:
+        return
+    items = mask.tolist() if isinstance(mask, np.ndarray) else mask
+    if not isinstance(items, list):
+        raise DataError(f"{place}: field attention_mask is {describe(mask)}; it must be a list of 0 and 1, or not there")
+    if len(items) != length:
+        raise DataError(f"{place}: field attention_mask is a list of {len(items)}, but input_ids holds {length} tokens")
+    for index, item in enumerate(items):
+        if type(item) is not int or item not in (0, 1):
+            raise DataError(f"{place}: field attention_mask[{index}] is {describe(item)}; it must be 0 or 1")
+    if 0 in items:
+        raise DataError(f"{place}: attention_mask holds zeros, so the row is padded; take the padding out of the row")
 
 
 def _check_range(place: str, ids: "NDArray[np.int64]", vocabulary: int | None) -> None:

@@ -4,6 +4,7 @@ import contextlib
 import importlib.util
 import os
 import re
+import stat
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,9 +28,10 @@ def load_tokenizer(model_path: str | os.PathLike[str]) -> "PreTrainedTokenizerBa
         TokenizerError: neither a directory with a tokenizer nor a hub name that answers, or a tokenizer without offsets.
     """
     name = os.fspath(model_path)
-    local = Path(name).expanduser()
-    if not name or (not local.is_dir() and (local.exists() or not _HUB_NAME.fullmatch(name) or name.startswith("."))):
-        found = "a file" if local.is_file() else "nothing there"
+    local, mode = _look(name)
+    is_dir = stat.S_ISDIR(mode)
+    if not name or (not is_dir and (mode or not _HUB_NAME.fullmatch(name) or name.startswith("."))):
+        found = "nothing there" if not name or not mode else "a file" if stat.S_ISREG(mode) else "no directory"
         raise TokenizerError(
             f"no tokenizer at {name!r}: {found}; give a directory that holds tokenizer.json, or a name on the "
             "Hugging Face Hub such as 'HuggingFaceTB/SmolLM2-135M-Instruct'"
@@ -37,10 +39,10 @@ def load_tokenizer(model_path: str | os.PathLike[str]) -> "PreTrainedTokenizerBa
     with _without_advice():
         from transformers import AutoTokenizer
     try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(str(local) if local.is_dir() else name, trust_remote_code=False)
+        tokenizer: Any = AutoTokenizer.from_pretrained(str(local) if is_dir else name, trust_remote_code=False)
     except Exception as error:
         # transformers raises OSError, ValueError, KeyError, TypeError or its libraries' own, by what is missing.
-        raise TokenizerError(_not_loaded(name, local, error)) from error
+        raise TokenizerError(_not_loaded(name, local if is_dir else None, error)) from error
     return as_tokenizer(tokenizer)
 
 
@@ -60,11 +62,28 @@ def as_tokenizer(tokenizer: "PreTrainedTokenizerBase | str | os.PathLike[str]") 
     return tokenizer
 
 
-def _not_loaded(name: str, local: Path, error: Exception) -> str:
+def _look(name: str) -> tuple[Path, int]:
+    """Where a name leads on this machine, and the mode of what is there; 0 for nothing."""
+    try:
+        local = Path(name).expanduser()
+        return local, local.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return Path(name), 0
+    except OSError as error:
+        raise TokenizerError(f"no tokenizer at {name!r}: {error.strerror}; check the path and who may read it") from error
+    except (ValueError, RuntimeError) as error:
+        # A null byte, or a ~user that there is not.
+        raise TokenizerError(f"no tokenizer at {name!r}: {error}; check the path") from error
+
+
+def _not_loaded(name: str, directory: Path | None, error: Exception) -> str:
     reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
     reason = reason.rstrip(".:")
-    if local.is_dir():
-        there = ", ".join(sorted(path.name for path in local.iterdir())[:8]) or "nothing"
+    if directory is not None:
+        try:
+            there = ", ".join(sorted(path.name for path in directory.iterdir())[:8]) or "nothing"
+        except OSError as unlisted:
+            there = f"what cannot be listed: {unlisted.strerror}"
         return (
             f"no usable tokenizer in the directory {name!r} (it holds {there}): {reason}; it needs tokenizer.json, and "
             "tokenizer_config.json for its special tokens"

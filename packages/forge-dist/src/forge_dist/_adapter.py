@@ -1,5 +1,7 @@
 """A PeftModel ↔ the adapter directory that plain PEFT loads. peft is an extra, imported only where an adapter is read."""
 
+import json
+import os
 import sys
 import warnings
 from pathlib import Path
@@ -83,7 +85,8 @@ def write_adapter(model: "PeftModel", folder: Path, dtype: torch.dtype | None) -
     """Write adapter_config.json and adapter_model.safetensors, floats as `dtype` (None: as in memory); return the former's path.
 
     Embeddings are written only where they are part of the adapter (modules_to_save): PEFT's "auto" would ask the hub whether
-    the vocabulary grew.
+    the vocabulary grew. A base model that is a directory here is named by its absolute path: a relative one would be found from this
+    working directory alone.
     """
     name = active_adapter(model)
     model.save_pretrained(str(folder), safe_serialization=True, selected_adapters=[name], save_embedding_layers=False)
@@ -95,7 +98,17 @@ def write_adapter(model: "PeftModel", folder: Path, dtype: torch.dtype | None) -
     (folder / "README.md").unlink(missing_ok=True)
     if dtype is not None:
         _cast_file(folder / WEIGHTS, dtype)
-    return folder / "adapter_config.json"
+    config_file = folder / "adapter_config.json"
+    _name_base_from_anywhere(config_file)
+    return config_file
+
+
+def _name_base_from_anywhere(config_file: Path) -> None:
+    config = json.loads(config_file.read_text(encoding="utf-8"))
+    base = config.get("base_model_name_or_path")
+    if base and os.path.isdir(base) and not os.path.isabs(base):
+        config["base_model_name_or_path"] = os.path.abspath(base)
+        config_file.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def _cast_file(file: Path, dtype: torch.dtype) -> None:

@@ -25,8 +25,8 @@ def _mask_of_ordinary_calls(**call: Any) -> Any:
     return sdpa_mask(**call)
 
 
-def settle_attention(name: str, function: AttentionFunction | None) -> None:
-    """Register `function` under `name`, or see that transformers knows `name` where there is no function.
+def settle_attention(name: str | None, function: AttentionFunction | None) -> None:
+    """Register `function` under `name`, or see that transformers knows `name` where there is no function (None: left to transformers).
 
     Raises:
         ModelError: a function under a name that belongs to transformers, where it would change every other model of the process;
@@ -36,10 +36,10 @@ def settle_attention(name: str, function: AttentionFunction | None) -> None:
 
     known = {"eager", *AttentionInterface().valid_keys()}
     if function is None:
-        if name not in known:
+        if name is not None and name not in known:
             raise ModelError(f"attention {name!r} is unknown without an attention_function; known: {', '.join(sorted(known))}")
         return
-    if not name.isidentifier() or (name in known and name not in _registered):
+    if name is None or not name.isidentifier() or (name in known and name not in _registered):
         raise ModelError(f"attention {name!r} cannot name an attention_function: use a name of your own, such as 'documents'")
     AttentionInterface.register(name, function)
     AttentionMaskInterface.register(name, _mask_of_ordinary_calls)

@@ -11,7 +11,7 @@ from forge_dist._model_path import check_config, check_model_path, expanded, is_
 from forge_dist._quiet import quiet
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 _LOADING = (OSError, ValueError, RuntimeError, KeyError, AttributeError, ImportError, SafetensorError)
 
@@ -21,12 +21,13 @@ def load_model(
     *,
     dtype: torch.dtype,
     device: torch.device | str,
-    attention: str = "sdpa",
+    attention: str | None = "sdpa",
     attention_function: AttentionFunction | None = None,
 ) -> "PreTrainedModel":
     """Load the causal language model of `model_path` on `device`, its floats as `dtype`, in eval mode.
 
-    `attention` is transformers' name of an implementation; with `attention_function` (AttentionFunction) it is registered under that
+    `attention` is transformers' name of an implementation, or None for transformers' own choice (sdpa, or eager where the architecture
+    has no sdpa), whatever the directory names; with `attention_function` (AttentionFunction) it is registered under that
     name, and models of that name are given a mask only where a 2-D mask or a cache comes with the call. `config.use_cache` stays what the directory says: a packed row needs
     `use_cache=False` in the call.
 
@@ -35,7 +36,8 @@ def load_model(
 
     Raises:
         ModelError: `check_model_path` refuses it; the hub has no such model or does not answer; a weight is missing, unexpected or of the
-            wrong shape; transformers knows no causal language model of this type; the attention does not exist or does not fit.
+            wrong shape; transformers knows no causal language model of this type; the attention does not exist or does not fit,
+            or the architecture has no place for an attention function.
     """
     from transformers import AutoModelForCausalLM
 
@@ -47,6 +49,7 @@ def load_model(
         with quiet(bars=from_hub):  # a download deserves its bar
             if from_hub:
                 _check_hub_config(model_path)
+            own_choice = {"config": _config_without_attention(path)} if attention is None else {}
             model, report = AutoModelForCausalLM.from_pretrained(
                 path,
                 dtype=dtype,
@@ -55,10 +58,17 @@ def load_model(
                 trust_remote_code=False,
                 ignore_mismatched_sizes=True,  # so that the report below names the tensor, instead of a generic exception
                 output_loading_info=True,
+                **own_choice,
             )
     except (ModelError, torch.OutOfMemoryError):
         raise
     except _LOADING as error:
+        # Falcon, GPT-J and GPT-Neo choose the class of their attention from a table of their own, by its name.
+        if attention_function is not None and isinstance(error, KeyError) and error.args == (attention,):
+            raise ModelError(
+                f"model_path {model_path}: this architecture has no place for an attention function of ours (attention={attention}): "
+                "use attention=eager"
+            ) from error
         raise ModelError(f"model_path {model_path} cannot be loaded: {error}") from error
     check_report(report, model_path)
     if attention_function is not None and "chunked_attention" in (getattr(model.config, "layer_types", None) or ()):
@@ -92,6 +102,15 @@ def _describe(entry: object) -> str:
         name, in_file, in_model = entry
         return f"{name} ({list(in_file)} in the file, {list(in_model)} in the model)"
     return str(entry)
+
+
+def _config_without_attention(path: str) -> "PreTrainedConfig":
+    """The configuration of `path`, without the attention that it may name: a kernel that transformers would fetch from the hub, say."""
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(path, trust_remote_code=False)
+    config._attn_implementation = None
+    return config
 
 
 def _check_hub_config(model_path: str) -> None:

@@ -1,6 +1,6 @@
 """What was trained → a model to use: a model directory as it is, a LoRA directory on the base model that it names."""
 
-from pathlib import Path
+import os
 from typing import TYPE_CHECKING
 
 import torch
@@ -9,6 +9,7 @@ from safetensors import SafetensorError
 from forge_dist._adapter import base_path, read_adapter
 from forge_dist._errors import ModelError
 from forge_dist._load import load_model
+from forge_dist._model_path import find
 from forge_dist._quiet import quiet
 
 if TYPE_CHECKING:
@@ -17,16 +18,17 @@ if TYPE_CHECKING:
 
 
 def load_trained(model_path: str, *, dtype: torch.dtype, device: torch.device | str) -> "PreTrainedModel | PeftModel":
-    """Load what `export_model` wrote, or any model that `load_model` takes, for inference: eval mode, plain sdpa attention.
+    """Load what `export_model` wrote, or any model that `load_model` takes, for inference: eval mode, sdpa attention where the architecture
+    has it and eager where not.
 
     An adapter directory becomes a PeftModel on its base model, which must still be where adapter_config.json says.
 
     Raises:
         ModelError: as `load_model`; an adapter without its base model or with weights that do not fit its configuration; peft missing.
     """
-    folder = Path(model_path).expanduser()
-    if not (folder / "adapter_config.json").is_file():
-        return load_model(model_path, dtype=dtype, device=device)
+    folder = find(model_path)
+    if folder is None or not os.path.isfile(folder / "adapter_config.json"):
+        return load_model(model_path, dtype=dtype, device=device, attention=None)
     try:
         base = base_path(folder)
     except ImportError:
@@ -34,7 +36,7 @@ def load_trained(model_path: str, *, dtype: torch.dtype, device: torch.device | 
     except (ValueError, TypeError, KeyError, OSError) as error:
         raise ModelError(f"{folder} is no adapter that can be loaded: {error}") from error
     try:
-        model = load_model(base, dtype=dtype, device=device)
+        model = load_model(base, dtype=dtype, device=device, attention=None)
     except ModelError as error:
         raise ModelError(f"{folder} is a LoRA adapter, and its base model cannot be loaded: {error}") from error
     try:

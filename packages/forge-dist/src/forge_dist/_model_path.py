@@ -28,12 +28,15 @@ def check_model_path(model_path: str) -> None:
     is no directory here is left to `load_model`, which asks the hub.
 
     Raises:
-        ModelError: neither; a file; a LoRA adapter; pickled, GGUF, quantized or missing weights; another kind of model.
+        ModelError: neither; a path that cannot be looked up or read; a file; a LoRA adapter; pickled, GGUF, quantized or missing weights; another kind of model.
     """
-    path = Path(model_path).expanduser()
-    if model_path and path.is_dir():  # an empty path is the current folder to pathlib, and a mistake to us
-        _check_directory(path)
-    elif model_path and path.exists():
+    path = find(model_path)
+    if path is not None and path.is_dir():
+        try:
+            _check_directory(path)
+        except PermissionError as error:
+            raise ModelError(f"model_path {path} may not be read: {error}") from None
+    elif path is not None:
         what = "is a GGUF file" if path.suffix.lower() == ".gguf" else "is a file"
         remedy = f"; {_CONVERT_GGUF}" if path.suffix.lower() == ".gguf" else ""
         raise ModelError(f"model_path {model_path} {what}; it must be a directory with config.json and safetensors{remedy}")
@@ -44,9 +47,28 @@ def check_model_path(model_path: str) -> None:
         )
 
 
+def find(model_path: str) -> Path | None:
+    """The path, its `~` expanded, of what lies at `model_path`; None where nothing does.
+
+    Raises:
+        ModelError: that cannot be told: a folder on the way may not be entered, links form a loop, no file can have such a name.
+    """
+    if not model_path:  # the current folder to pathlib, and a mistake to us
+        return None
+    try:
+        path = Path(model_path).expanduser()
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError, RuntimeError) as error:  # the latter: a NUL in it; a ~user that is unknown
+        reason = getattr(error, "strerror", None) or error
+        raise ModelError(f"model_path {model_path!r} cannot be looked up: {reason}") from None
+    return path
+
+
 def is_hub_name(model_path: str) -> bool:
     """Whether `model_path` is no path here and has the form org/name."""
-    return not Path(model_path).expanduser().exists() and _HUB_NAME.fullmatch(model_path) is not None
+    return find(model_path) is None and _HUB_NAME.fullmatch(model_path) is not None
 
 
 def expanded(model_path: str) -> str:
@@ -81,6 +103,8 @@ def _check_directory(directory: Path) -> None:
         raise ModelError(f"model_path {directory} is no model directory: it has no config.json{remedy}")
     try:
         config = json.loads(config_file.read_text(encoding="utf-8"))
+    except PermissionError:
+        raise
     except (ValueError, OSError) as error:
         raise ModelError(f"{config_file} cannot be read as JSON: {error}") from None
     if not isinstance(config, dict):
@@ -90,6 +114,8 @@ def _check_directory(directory: Path) -> None:
         stored = read_directory(directory)
     except FileNotFoundError as error:
         raise ModelError(f"model_path {directory} has no complete weights: {error}{_other_weights(directory)}") from None
+    except PermissionError:
+        raise
     except (ValueError, OSError) as error:
         raise ModelError(f"model_path {directory} has broken weights: {error}; fetch or write it again") from None
     if not stored:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import forge_data as data
     import forge_dist as dist
     import forge_packing as packing
-    from forge._errors import ForgeError, RecipeError, RunDirectoryError, SettingsError
+    from forge._errors import ForgeError, RecipeError, RunDirectoryError, RunWriteError, SettingsError
     from forge._generate import generate
     from forge._result import RunResult
     from forge._sft import sft
@@ -27,6 +27,7 @@ __all__ = [
     "RecipeError",
     "RunDirectoryError",
     "RunResult",
+    "RunWriteError",
     "SettingsError",
     "accel",
     "algos",
@@ -49,6 +50,7 @@ _HOMES = {
     "RecipeError": "_errors",
     "RunDirectoryError": "_errors",
     "RunResult": "_result",
+    "RunWriteError": "_errors",
     "SettingsError": "_errors",
     "generate": "_generate",
     "sft": "_sft",

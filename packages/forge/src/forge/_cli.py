@@ -1,12 +1,13 @@
 """The command `forge`: words of a shell → the same calls that Python makes, errors → one message and an exit status.
 
-Exit status: 0 finished; 2 bad input; 1 the run failed; 130 interrupted.
+Exit status: 0 finished; 2 bad input; 1 the run failed; 130 interrupted, 143 terminated.
 """
 
 from __future__ import annotations
 
 import inspect
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -31,10 +32,19 @@ def _whole(_kind: object, tokens: Sequence[cyclopts.Token]) -> int:
 Whole = Annotated[int, cyclopts.Parameter(converter=_whole)]
 
 
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, on its way through the same clean-up as Ctrl-C."""
+
+
+def _terminate(*_: object) -> None:
+    raise Terminated("SIGTERM")
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status; never shows a traceback unless `--debug` asks for it."""
     words = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in words or bool(os.environ.get(_DEBUG))
+    before = signal.signal(signal.SIGTERM, _terminate)
     try:
         command, bound, *_ = _app().parse_args(
             [word for word in words if word != "--debug"], exit_on_error=False, print_error=False
@@ -42,6 +52,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         command(*bound.args, **bound.kwargs)
     except cyclopts.CycloptsError as error:
         return _say(str(error), 2, debug=debug)
+    except Terminated:
+        return _say("terminated.", 143, debug=debug)
     except KeyboardInterrupt:
         return _say("interrupted.", 130, debug=debug)
     except Exception as error:  # noqa: BLE001 - the last place that can turn an exception into a message
@@ -50,6 +62,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _say(str(error), int(status), debug=debug)
         what = f"{type(error).__name__}: {error}"
         return _say(f"failed: {what}\n(--debug shows where; if the input is right, this is a defect of forge.)", 1, debug=debug)
+    finally:
+        signal.signal(signal.SIGTERM, before)
     return 0
 
 
@@ -77,7 +91,7 @@ def _sft_command() -> Callable[..., None]:
     """Build `forge sft` from the settings classes: one option for each field, its docstring as help."""
 
     def sft(recipe: str | None = None, /, **settings: object) -> None:
-        layers = [(f"recipe {recipe}", read_recipe(recipe))] if recipe else []
+        layers = [(f"recipe {recipe}", read_recipe(recipe))] if recipe is not None else []
         resolved = resolve(SFTSettings, *layers, ("flag", settings))
         print(run(resolved).model_dir)
 

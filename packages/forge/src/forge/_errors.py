@@ -3,7 +3,8 @@
     ForgeError
     ├── SettingsError (ValueError)       a setting is unknown, mistyped, out of range, or would have no effect
     ├── RecipeError (ValueError)         a recipe file cannot be read as settings
-    └── RunDirectoryError (OSError)      the output directory holds something else, is in use, or cannot be written
+    ├── RunDirectoryError (OSError)      the output directory holds something else, is in use, or cannot be written
+    └── RunWriteError (OSError)          the disk refused a file of a run that had begun: exit status 1
 
 Each room has a family of its own. All of them agree by shape: an exception that carries `exit_status` is an answer to the
 user, said in one message; any other exception is a defect of forge.
@@ -30,3 +31,9 @@ class RecipeError(ForgeError, ValueError):
 
 class RunDirectoryError(ForgeError, OSError):
     """The output directory holds something else, is in use, or cannot be written."""
+
+
+class RunWriteError(ForgeError, OSError):
+    """The disk refused a file of a run that had begun: the run failed, its input was right."""
+
+    exit_status: ClassVar[int] = 1

@@ -40,10 +40,14 @@ def generate(
     """
     if max_new_tokens < 1:
         raise SettingsError(f"max_new_tokens must be at least 1, not {max_new_tokens}.")
-    if not 0 <= temperature < float("inf"):
-        raise SettingsError(f"temperature must be 0 or more, not {temperature}.")
+    if temperature and not 1e-3 <= temperature < float("inf"):
+        raise SettingsError(f"temperature must be 0 (always the likeliest token) or at least 0.001, not {temperature}.")
     if not prompt.strip():
         raise SettingsError("the prompt is empty: say something to the model.")
+    try:
+        f"{prompt}{system or ''}".encode()
+    except UnicodeEncodeError as error:
+        raise SettingsError(f"the prompt is not UTF-8: {error.reason} at character {error.start}.") from error
     directory = _last_export(str(model_path))
     machine = forge_accel.accelerator()
     machine.seed(seed)
@@ -76,10 +80,13 @@ def generate(
 
 def _last_export(path: str) -> str:
     """Turn a run directory into its export with the most samples; leave any other path as it is."""
-    exports = Path(path) / "hf_format"
-    if not (Path(path) / "config.yaml").exists() or not exports.is_dir():
-        return path
-    done = [entry for entry in exports.iterdir() if entry.name.removeprefix("samples_").isdigit()]
+    run = Path(path).expanduser()
+    try:
+        if not (run / "config.yaml").exists():
+            return path
+        done = [entry for entry in run.glob("hf_format/samples_*") if entry.name.removeprefix("samples_").isdigit()]
+    except OSError:
+        return path  # not a run, then; the loader says what it is
     if not done:
         raise SettingsError(f"{path}: this run has no export yet in hf_format/. Let it finish, or name a model directory.")
     return str(max(done, key=lambda entry: int(entry.name.removeprefix("samples_"))))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +12,27 @@ from forge._errors import RecipeError
 from forge._settings import flat_fields
 
 
-class _NoDuplicates(yaml.SafeLoader):
-    """A safe loader that refuses a key given twice, which plain YAML readers settle silently."""
+class _Loader(yaml.SafeLoader):
+    """A safe loader without two surprises of YAML 1.1: a key given twice is refused, and 010 and 1:30 are no numbers of another base."""
+
+    yaml_implicit_resolvers = {  # noqa: RUF012 - as the parent has it
+        first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:int"]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[Any] = set()
         for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=deep)
+            key = self.construct_object(key_node, deep=True)
+            if not isinstance(key, str):
+                raise yaml.constructor.ConstructorError(None, None, f"{key!r} is no setting's name", key_node.start_mark)
             if key in seen:
                 raise yaml.constructor.ConstructorError(None, None, f"{key!r} is given twice", key_node.start_mark)
             seen.add(key)
         return super().construct_mapping(node, deep)
+
+
+_Loader.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(r"[-+]?(0|[1-9][0-9_]*)$"), list("-+0123456789"))
 
 
 def read_recipe(path: str | Path) -> dict[str, object]:
@@ -29,23 +40,23 @@ def read_recipe(path: str | Path) -> dict[str, object]:
 
     Raises `RecipeError` (with file and line) when the file is missing, is not YAML, holds a name twice, or is no mapping.
     """
-    path = Path(path)
-    if not path.exists():
-        raise RecipeError(f"{path}: there is no such recipe. Give a YAML file of settings, or settings alone.")
-    if path.is_dir():
-        raise RecipeError(f"{path} is a directory. Give a YAML file; a run's own is {path / 'config.yaml'}.")
+    path = Path(path).expanduser()
     try:
-        found = yaml.load(path.read_text(encoding="utf-8"), Loader=_NoDuplicates)  # noqa: S506 - a SafeLoader
+        found = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)  # noqa: S506 - a SafeLoader
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else "?"
         raise RecipeError(
             f"{path}:{line}: not a recipe: {error.problem}. A recipe has a line `name: value` for each setting."
         ) from error
-    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
+    except FileNotFoundError as error:
+        raise RecipeError(f"{path}: there is no such recipe. Give a YAML file of settings, or settings alone.") from error
+    except IsADirectoryError as error:
+        raise RecipeError(f"{path} is a directory. Give a YAML file; a run's own is {path / 'config.yaml'}.") from error
+    except (yaml.YAMLError, ValueError, OSError, RecursionError) as error:
         raise RecipeError(f"{path}: cannot be read as YAML: {error}.") from error
     if found is None:
         return {}
-    if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
+    if not isinstance(found, dict):
         raise RecipeError(f"{path}: a recipe is a mapping from setting names to values; found {type(found).__name__}.")
     return found
 

@@ -24,6 +24,7 @@ class RunResult:
     eval_loss_before: float | None
     """Held-out loss before the first step; None where nothing was held out."""
     eval_loss_after: float | None
-    """Held-out loss after the last step; None where nothing was held out."""
+    """Held-out loss after the last step, of the model as it was exported (a bfloat16 directory is exported in bfloat16);
+    None where nothing was held out."""
     seconds: float
     """Wall-clock time from the first step to the last export."""

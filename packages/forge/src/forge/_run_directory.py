@@ -1,11 +1,12 @@
 """A path → a run directory that is either whole or not there, and the files in it that a person reads.
 
 Everything made before training begins (token stores, plan, config) is made in a hidden folder inside and moved out at once by
-`publish`. Until then a failure leaves the disk as it was found.
+`publish`. Until then a failure leaves the disk as it was found; so does a refusal (exit status 2) before the first step.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -16,9 +17,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, TextIO
 
-from forge._errors import RunDirectoryError
+from forge._errors import RunDirectoryError, RunWriteError
 
-_STAGING = ".preparing"
+_STAGING = ".forge-preparing"
 
 
 class RunDirectory:
@@ -28,12 +29,15 @@ class RunDirectory:
     """
 
     def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
+        self.path = Path(os.path.abspath(os.path.expanduser(_named(path))))
+        self.published = False
+        self.began = False
+        """Whether a step was made: from then on the run is kept, however it ends."""
         self._made: list[Path] = []
+        self._entries: list[Path] = []
         self._lock = -1
         self._log: TextIO | None = None
         self._metrics: TextIO | None = None
-        self.published = False
 
     def __enter__(self) -> Self:
         try:
@@ -41,6 +45,7 @@ class RunDirectory:
             self._claim()
             shutil.rmtree(self._staging, ignore_errors=True)
             self._staging.mkdir()
+            self._entries = [self._staging]
             # metrics.jsonl is opened here too, so that a directory that cannot be written is found before any work is done.
             self._log = (self._staging / "log.txt").open("a", encoding="utf-8")
             self._metrics = (self._staging / "metrics.jsonl").open("a", encoding="utf-8")
@@ -55,10 +60,17 @@ class RunDirectory:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        refused = not self.published or (not self.began and getattr(error, "exit_status", None) == 2)
+        # On a full disk the last words may not be written, which must not hide why the run ended.
+        with contextlib.suppress(OSError):
+            if error is not None and not refused:
+                how = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+                self.log(f"{how}: {type(error).__name__}: {error}")
         for handle in (self._log, self._metrics):
             if handle is not None:
-                handle.close()
-        if not self.published:
+                with contextlib.suppress(OSError):
+                    handle.close()
+        if refused:
             self._undo()
         if self._lock >= 0:
             os.close(self._lock)
@@ -76,22 +88,31 @@ class RunDirectory:
         """Move what was prepared to its place: from here on the directory is a run."""
         # config.yaml last: it is what makes the directory a run.
         for entry in sorted(self._staging.iterdir(), key=lambda entry: entry.name == "config.yaml"):
-            entry.rename(self.path / entry.name)
+            self._entries.append(entry.rename(self.path / entry.name))
         self._staging.rmdir()
         self.published = True
 
     def log(self, line: str) -> None:
-        """Append a line to `log.txt`, with the time."""
-        if self._log is not None:
-            stamp = time.strftime("%Y-%m-%d %H:%M:%S")
-            self._log.write("".join(f"{stamp}  {part}\n" for part in line.splitlines() or [""]))
-            self._log.flush()
+        """Append a line to `log.txt`, with the time. Raises RunWriteError."""
+        stamp = time.strftime("%Y-%m-%d %H:%M:%S")
+        self._append(self._log, "".join(f"{stamp}  {part}\n" for part in line.splitlines() or [""]))
 
     def metrics(self, values: Mapping[str, object]) -> None:
-        """Append one JSON line to `metrics.jsonl` and flush it."""
-        if self._metrics is not None:
-            self._metrics.write(json.dumps(values) + "\n")
-            self._metrics.flush()
+        """Append one JSON line to `metrics.jsonl` and flush it. Raises RunWriteError."""
+        self._append(self._metrics, json.dumps(values) + "\n")
+
+    def _append(self, handle: TextIO | None, text: str) -> None:
+        if handle is None:
+            return
+        try:
+            handle.write(text)
+            handle.flush()
+        except OSError as error:
+            name = Path(handle.name).name
+            raise RunWriteError(
+                f"{self.root / name}: cannot be written: {error.strerror or error}. What was exported before is whole; "
+                "make room and start again in a new directory."
+            ) from error
 
     def _make(self) -> None:
         missing = []
@@ -125,12 +146,27 @@ class RunDirectory:
             )
 
     def _undo(self) -> None:
-        """Leave the disk as it was found: remove the hidden folder and the directories that this object made."""
-        if self._lock >= 0 and not self.published and self._staging.exists() and self._log is not None:
-            shutil.rmtree(self._staging, ignore_errors=True)
+        """Leave the disk as it was found: remove what this object made, and only that."""
+        for entry in self._entries:
+            if entry.is_dir():
+                shutil.rmtree(entry, ignore_errors=True)
+            else:
+                entry.unlink(missing_ok=True)
         for folder in reversed(self._made):
             try:
                 folder.rmdir()
             except OSError:
                 break
         self._made.clear()
+
+
+def _named(path: str | Path) -> str:
+    """Return the path as text that can be written down in the run's own files."""
+    text = str(path)
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise RunDirectoryError(f"ckpt_output_dir {text!r}: the name is not UTF-8. Give another one.") from error
+    if "\0" in text:
+        raise RunDirectoryError(f"ckpt_output_dir {text!r}: the name holds a NUL. Give another one.")
+    return text

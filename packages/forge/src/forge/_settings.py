@@ -59,8 +59,12 @@ class SFTSettings:
     def resolved(self, name: str, value: object, reason: str) -> Self:
         """Return a copy in which a setting that was left open holds what was chosen for it, and why."""
         group = next(owner for owner, field in flat_fields(type(self)) if field.name == name)
-        chosen = attrs.evolve(getattr(self, group), **{name: value})
-        return attrs.evolve(self, **{group: chosen}, origins={**self.origins, name: f"chosen: {reason}"})
+        chosen = self.with_value(group, name, value)
+        return attrs.evolve(chosen, origins={**self.origins, name: f"chosen: {reason}"})
+
+    def with_value(self, group: str, name: str, value: object) -> Self:
+        """Return a copy in which a setting is spelled otherwise, its origin kept."""
+        return attrs.evolve(self, **{group: attrs.evolve(getattr(self, group), **{name: value})})
 
 
 def flat_fields(settings_class: type) -> Iterator[tuple[str, attrs.Attribute[Any]]]:
@@ -182,7 +186,8 @@ def _as_kind(kind: Any, value: object, *, from_text: bool) -> object | None:
             except ValueError:
                 return None
         if isinstance(value, int) or (kind is float and isinstance(value, float)):
-            return kind(value)
+            # An int beyond every float is as unreasonable as infinity, which the fields refuse.
+            return float("inf") if kind is float and isinstance(value, int) and abs(value) >= 2**1000 else kind(value)
     return None
 
 

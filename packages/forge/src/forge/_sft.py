@@ -12,6 +12,7 @@ import forge_algos
 import forge_data
 import forge_dist
 import forge_packing
+from forge._choices import absolute_paths, check_warmup, choose_machine, choose_sizes, load_fitting, warn_of_rounding
 from forge._progress import Reporter
 from forge._recipe import as_recipe, read_recipe
 from forge._result import RunResult
@@ -34,7 +35,7 @@ def sft(recipe: str | Path | None = None, /, **settings: object) -> RunResult:
         forge_accel.ForgeAccelError: a room refuses what it was given, saying what, where and what to do.
 
     """
-    layers = [(f"recipe {recipe}", read_recipe(recipe))] if recipe else []
+    layers = [(f"recipe {recipe}", read_recipe(recipe))] if recipe is not None else []
     return run(resolve(SFTSettings, *layers, ("argument", settings)))
 
 
@@ -45,16 +46,12 @@ def run(s: SFTSettings) -> RunResult:
     """Run supervised fine-tuning with settings that are already composed."""
     forge_dist.require_single_process()
     forge_dist.check_model_path(s.model.model_path)
+    s = absolute_paths(s)
     with RunDirectory(s.checkpoints.ckpt_output_dir) as out:
-        report = Reporter(out.log, every=s.report.logging_steps)
-        try:
-            return _run(s, out, report)
-        except BaseException as error:
-            out.log(f"{'interrupted' if isinstance(error, KeyboardInterrupt) else 'failed'}: {type(error).__name__}: {error}")
-            raise
+        return _run(s, out, Reporter(out.log, every=s.report.logging_steps))
 
 
-def _run(s: SFTSettings, out: RunDirectory, report: Reporter) -> RunResult:
+def _run(s: SFTSettings, out: RunDirectory, report: Reporter) -> RunResult:  # noqa: PLR0915 - one flat page, on purpose
     # data: records → tokens and labels, on disk
     tokenizer = forge_data.load_tokenizer(s.model.model_path)
     train = _prepare(s.data.data_path, tokenizer, out.root / "data" / "train", s, report)
@@ -67,10 +64,10 @@ def _run(s: SFTSettings, out: RunDirectory, report: Reporter) -> RunResult:
     # device: what this machine can do, each decision with its reason
     machine = forge_accel.accelerator(s.device.device)
     dtype = machine.dtype(s.device.dtype)
-    attention = machine.attention(s.device.attention, dtype.value)
-    s = _resolve_open(s, machine, dtype, attention, train, held_out)
-    for what, choice in (("device", machine.device), ("dtype", dtype), ("attention", attention)):
-        report.note(f"{what}: {choice.reason}")
+    s = choose_machine(s, machine, dtype)
+    s = choose_sizes(s, machine, [train] if held_out is None else [train, held_out])
+    report.note(f"device: {machine.device.reason}")
+    report.note(f"dtype: {dtype.reason}")
 
     # plan: which samples form which step, and how a step is cut into micro-batches
     assert s.plan.max_tokens_per_gpu is not None
@@ -83,28 +80,24 @@ def _run(s: SFTSettings, out: RunDirectory, report: Reporter) -> RunResult:
         max_steps=s.plan.max_steps,
         loss_counts=train.loss_counts,
     )
+    check_warmup(s, plan.num_steps)
     eval_rows = forge_packing.divide(held_out.lengths, max_tokens=s.plan.max_tokens_per_gpu)[0] if held_out is not None else []
     (out.root / "plan").mkdir()
     plan.save(out.root / "plan" / "plan.npz")
     report.note(plan.summary())
 
-    # launch: the model on its device, with the adapter that was asked for
+    # launch: the model on its device, with the attention that fits it and the adapter that was asked for
     machine.seed(s.plan.seed)
-    model = forge_dist.load_model(
-        s.model.model_path,
-        # What is trained is held in float32, whatever it is computed in; a frozen base needs no more than it is computed in.
-        dtype=forge_accel.float32 if s.adapter.adapter == "none" else dtype.value,
-        device=machine.device.value,
-        attention=attention.value.name,
-        attention_function=attention.value.function,
-    )
+    objective = forge_algos.SFT()
+    s, model, reason = load_fitting(s, machine, dtype, objective)
+    report.note(f"attention: {reason}")
     if s.adapter.adapter == "lora":
         model = forge_algos.attach_lora(model, s.adapter)
     optimizer = forge_algos.adamw(model, s.optimizer, fused=machine.fused_optimizer.value)
     scheduler = forge_algos.schedule(optimizer, s.optimizer, num_steps=plan.num_steps)
-    objective = forge_algos.SFT()
     # A model goes back to the dtype of its directory; adapters stay in the float32 that they were trained in.
     kept = forge_dist.base_dtype(s.model.model_path) if s.adapter.adapter == "none" else None
+    rounds = kept is not None and kept != forge_accel.float32
     (out.root / "config.yaml").write_text(as_recipe(s), encoding="utf-8")
     out.publish()
 
@@ -118,14 +111,18 @@ def _run(s: SFTSettings, out: RunDirectory, report: Reporter) -> RunResult:
         for step in range(plan.num_steps):
             yield batches(train, plan.micro_batches(step))
 
-    def held_out_loss(step: int) -> float | None:
+    def held_out_loss(step: int, of: Any = None, what: str = "eval_loss", where: str = "") -> float | None:
         if held_out is None:
             return None
         found = forge_algos.evaluate(
-            model, batches(held_out, eval_rows), objective=objective, device=machine.device.value, autocast=autocast
+            model if of is None else of,
+            batches(held_out, eval_rows),
+            objective=objective,
+            device=machine.device.value,
+            autocast=autocast,
         )
-        out.metrics({"step": step, "eval_loss": found.loss, "eval_loss_tokens": found.loss_tokens})
-        report.note(f"held-out loss after step {step}: {found.loss:.4f} over {found.loss_tokens:,} tokens")
+        out.metrics({"step": step, what: found.loss, "eval_loss_tokens": found.loss_tokens})
+        report.note(f"held-out loss after step {step}{where}: {found.loss:.4f} over {found.loss_tokens:,} tokens")
         return found.loss
 
     def export(samples: int) -> Path:
@@ -155,6 +152,7 @@ def _run(s: SFTSettings, out: RunDirectory, report: Reporter) -> RunResult:
             autocast=autocast,
         ):
             seen, samples = samples, samples + last.samples
+            out.began = True
             out.metrics(
                 {
                     "step": last.step,
@@ -182,6 +180,11 @@ def _run(s: SFTSettings, out: RunDirectory, report: Reporter) -> RunResult:
     assert last is not None
     after = held_out_loss(last.step)
     directory = export(samples)
+    if rounds and held_out is not None:
+        # What was trained in float32 is written in fewer digits: what counts is the model that is there now.
+        exported = load_fitting(s.with_value("model", "model_path", str(directory)), machine, dtype, objective)[1]
+        trained, after = after, held_out_loss(last.step, exported, "exported_eval_loss", f" as exported in {kept}")
+        warn_of_rounding(report, before, trained, after, str(kept))
     seconds = time.perf_counter() - began
     report.note(f"finished: {last.step} steps, {samples:,} samples, {seconds:.0f} s; the model lies in {directory}")
     return RunResult(
@@ -205,35 +208,6 @@ def _prepare(path: str, tokenizer: Any, directory: Path, s: SFTSettings, report:
         f"{path}: read {account.read:,} rows, kept {account.kept:,}{lost}; {int(store.loss_counts.sum()):,} tokens to learn"
     )
     return store
-
-
-def _resolve_open(
-    s: SFTSettings,
-    machine: forge_accel.Accelerator,
-    dtype: forge_accel.Choice[Any],
-    attention: forge_accel.Choice[Any],
-    train: forge_data.TokenStore,
-    held_out: forge_data.TokenStore | None,
-) -> SFTSettings:
-    """Fill in what was left open, so that config.yaml says what ran."""
-    if s.plan.num_epochs is None and s.plan.max_steps is None:
-        s = s.resolved("num_epochs", 1, "neither num_epochs nor max_steps was given")
-    if s.plan.max_tokens_per_gpu is None:
-        longest = max(int(store.lengths.max()) for store in (train, held_out) if store is not None)
-        if longest > machine.default_tokens:
-            s = s.resolved("max_tokens_per_gpu", longest, "the longest sample")
-        else:
-            s = s.resolved("max_tokens_per_gpu", machine.default_tokens, f"what suits {machine.name}")
-    if s.optimizer.learning_rate is None:
-        rate = s.optimizer.resolve(s.adapter.adapter).learning_rate
-        s = s.resolved("learning_rate", rate, f"the default with adapter={s.adapter.adapter}")
-    if s.device.device == "auto":
-        s = s.resolved("device", machine.name, machine.device.reason)
-    if s.device.dtype == "auto":
-        s = s.resolved("dtype", str(dtype.value).removeprefix("torch."), dtype.reason)
-    if s.device.attention == "auto":
-        s = s.resolved("attention", attention.value.name, attention.reason)
-    return s
 
 
 def _few(store: forge_data.TokenStore, most: int = 4) -> list[forge_data.TokenizedExample]:

@@ -1,0 +1,138 @@
+"""What the settings leave open → what fits this machine, these data and this model, each choice with its reason."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import forge_accel
+import forge_algos
+import forge_data
+import forge_dist
+from forge._errors import SettingsError
+from forge._progress import Reporter
+from forge._settings import SFTSettings
+
+
+def choose_sizes(s: SFTSettings, machine: forge_accel.Accelerator, stores: list[forge_data.TokenStore]) -> SFTSettings:
+    """Fill in epochs, the micro-batch's tokens and the learning rate.
+
+    Raises SettingsError, naming file and row, where a sample is longer than the `max_tokens_per_gpu` that was given.
+    """
+    if s.plan.num_epochs is None and s.plan.max_steps is None:
+        s = s.resolved("num_epochs", 1, "neither num_epochs nor max_steps was given")
+    longest = max(int(store.lengths.max()) for store in stores)
+    if s.plan.max_tokens_per_gpu is not None:
+        for store in stores:
+            row = int(store.lengths.argmax())
+            if store.lengths[row] > s.plan.max_tokens_per_gpu:
+                raise SettingsError(
+                    f"{store.source(row)} has {store.lengths[row]:,} tokens, more than max_tokens_per_gpu={s.plan.max_tokens_per_gpu:,}: "
+                    f"a sample is never cut. Set max_tokens_per_gpu to {longest:,} or more, or max_seq_len to drop longer rows."
+                )
+    elif longest > machine.default_tokens:
+        s = s.resolved("max_tokens_per_gpu", longest, "the longest sample")
+    else:
+        s = s.resolved("max_tokens_per_gpu", machine.default_tokens, f"what suits {machine.name}")
+    if s.optimizer.learning_rate is None:
+        rate = s.optimizer.resolve(s.adapter.adapter).learning_rate
+        s = s.resolved("learning_rate", rate, f"the default with adapter={s.adapter.adapter}")
+    return s
+
+
+def check_warmup(s: SFTSettings, num_steps: int) -> None:
+    """Refuse a warm-up that the run is too short for: its peak and its schedule would have no effect."""
+    if s.optimizer.warmup_steps > num_steps:
+        raise SettingsError(
+            f"warmup_steps={s.optimizer.warmup_steps} is more than the {num_steps} steps of this run: the learning rate would never "
+            "reach learning_rate. Lower warmup_steps, or train longer."
+        )
+
+
+def load_fitting(
+    s: SFTSettings, machine: forge_accel.Accelerator, dtype: forge_accel.Choice[Any], objective: forge_algos.Objective
+) -> tuple[SFTSettings, Any, str]:
+    """Load the model on the attention that was asked for, or on the first that keeps its packed samples apart.
+
+    Returns the settings with the choice, the model, and the choice's reason. Attention that the machine would choose does not
+    fit every architecture (soft-capped scores, say), so the model is asked; with `attention="auto"` eager is tried next.
+    """
+    choice = machine.attention(s.device.attention, dtype.value)
+    model = None
+    reason = choice.reason
+    try:
+        model = _loaded(s, machine, dtype, choice, objective)
+    except Exception as error:
+        refused = getattr(error, "exit_status", None) == forge_algos.ForgeAlgosError.exit_status
+        if s.device.attention != "auto" or choice.value.name == "eager" or not refused:
+            raise
+        first, choice = choice.value.name, machine.attention("eager", dtype.value)
+        reason = f"eager: {first} does not fit this model ({error})"
+        try:
+            model = _loaded(s, machine, dtype, choice, objective)
+        except Exception:  # noqa: BLE001 - whatever it is, the first refusal is the better answer
+            # Neither fits: what the usual choice said is the better answer.
+            raise error from None
+    if s.device.attention == "auto":
+        s = s.resolved("attention", choice.value.name, reason)
+    return s, model, reason
+
+
+def _loaded(
+    s: SFTSettings,
+    machine: forge_accel.Accelerator,
+    dtype: forge_accel.Choice[Any],
+    attention: forge_accel.Choice[forge_accel.Attention],
+    objective: forge_algos.Objective,
+) -> Any:
+    model = forge_dist.load_model(
+        s.model.model_path,
+        # What is trained is held in float32, whatever it is computed in; a frozen base needs no more than it is computed in.
+        dtype=forge_accel.float32 if s.adapter.adapter == "none" else dtype.value,
+        device=machine.device.value,
+        attention=attention.value.name,
+        attention_function=attention.value.function,
+    )
+    # Asked now, while a refusal still leaves nothing behind: does this model keep packed samples apart?
+    objective.bind(model, device=machine.device.value)
+    return model
+
+
+def choose_machine(s: SFTSettings, machine: forge_accel.Accelerator, dtype: forge_accel.Choice[Any]) -> SFTSettings:
+    """Write down the device and the dtype that were chosen."""
+    if s.device.device == "auto":
+        s = s.resolved("device", machine.name, machine.device.reason)
+    if s.device.dtype == "auto":
+        s = s.resolved("dtype", str(dtype.value).removeprefix("torch."), dtype.reason)
+    return s
+
+
+def warn_of_rounding(report: Reporter, before: float | None, trained: float | None, exported: float | None, dtype: str) -> None:
+    """Say so where writing the model in its directory's dtype lost a tenth or more of what training had gained."""
+    if before is None or trained is None or exported is None or trained >= before:
+        return
+    lost = (exported - trained) / (before - trained)
+    if lost >= 0.1:
+        report.note(
+            f"WARNING: {100 * lost:.0f} % of the held-out gain was lost by writing the model in {dtype}, the dtype of its directory: the "
+            "weights moved by less than its digits. Train longer or with a higher learning_rate, or with adapter=lora, whose adapters stay float32."
+        )
+
+
+def absolute_paths(s: SFTSettings) -> SFTSettings:
+    """Make the paths of files absolute, so that config.yaml repeats the run from any directory; hub names stay."""
+    for group, name in (
+        ("model", "model_path"),
+        ("data", "data_path"),
+        ("data", "eval_data_path"),
+        ("checkpoints", "ckpt_output_dir"),
+    ):
+        s = s.with_value(group, name, _absolute(getattr(getattr(s, group), name), only_existing=name == "model_path"))
+    return s
+
+
+def _absolute(path: str | None, *, only_existing: bool) -> str | None:
+    if not path:
+        return path
+    full = os.path.abspath(os.path.expanduser(path))
+    return path if only_existing and not os.path.exists(full) else full
