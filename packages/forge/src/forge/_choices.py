@@ -107,6 +107,17 @@ def choose_machine(s: SFTSettings, machine: forge_accel.Accelerator, dtype: forg
     return s
 
 
+def warn_of_positions(report: Reporter, model: Any, stores: list[forge_data.TokenStore]) -> None:
+    """Say so where samples are longer than the positions that the model was made for."""
+    limit = getattr(model.config, "max_position_embeddings", None)
+    over = sum(int((store.lengths > limit).sum()) for store in stores) if isinstance(limit, int) else 0
+    if over:
+        report.note(
+            f"WARNING: {over:,} samples have more tokens than the {limit:,} positions this model was made for "
+            f"(max_position_embeddings); max_seq_len={limit} would drop them."
+        )
+
+
 def warn_of_rounding(report: Reporter, before: float | None, trained: float | None, exported: float | None, dtype: str) -> None:
     """Say so where writing the model in its directory's dtype lost a tenth or more of what training had gained."""
     if before is None or trained is None or exported is None or trained >= before:

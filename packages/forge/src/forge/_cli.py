@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, cast, get_args
 
+import attrs
 import cyclopts
 
 import forge
@@ -27,6 +28,10 @@ _DEBUG = "FORGE_DEBUG"
 def _whole(_kind: object, tokens: Sequence[cyclopts.Token]) -> int:
     """Read a whole number strictly: cyclopts by itself rounds 1.5 to 2."""
     return int(tokens[0].value)
+
+
+def _required(field: attrs.Attribute[Any]) -> str:
+    return " Required, here or in the recipe." if field.default is attrs.NOTHING else ""
 
 
 Whole = Annotated[int, cyclopts.Parameter(converter=_whole)]
@@ -98,7 +103,10 @@ def _sft_command() -> Callable[..., None]:
     plain = signature_of(SFTSettings)
     owners = groups(SFTSettings)
     order = list(owners)
-    helps = {field.name: (group, field_texts(owners[group])[field.name]) for group, field in flat_fields(SFTSettings)}
+    helps = {
+        field.name: (group, field_texts(owners[group])[field.name] + _required(field))
+        for group, field in flat_fields(SFTSettings)
+    }
     parameters = []
     for parameter in plain.parameters.values():
         if parameter.name == "recipe":

@@ -58,6 +58,7 @@ class Reporter:
                 MofNCompleteColumn(),
                 BarColumn(),
                 TextColumn("{task.description}"),
+                TextColumn("after"),
                 TimeElapsedColumn(),
                 TextColumn("left"),
                 TimeRemainingColumn(),

@@ -41,12 +41,14 @@ def read_recipe(path: str | Path) -> dict[str, object]:
     Raises `RecipeError` (with file and line) when the file is missing, is not YAML, holds a name twice, or is no mapping.
     """
     path = Path(path).expanduser()
+    hint = f" Is it the data? Then give --data-path {path}." if path.suffix in {".jsonl", ".json", ".parquet"} else ""
     try:
-        found = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)  # noqa: S506 - a SafeLoader
+        text = path.read_text(encoding="utf-8")
+        found = yaml.load(text, Loader=_Loader)  # noqa: S506 - a SafeLoader
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else "?"
         raise RecipeError(
-            f"{path}:{line}: not a recipe: {error.problem}. A recipe has a line `name: value` for each setting."
+            f"{path}:{line}: not a recipe: {error.problem}. A recipe has a line `name: value` for each setting.{hint}"
         ) from error
     except FileNotFoundError as error:
         raise RecipeError(f"{path}: there is no such recipe. Give a YAML file of settings, or settings alone.") from error
@@ -57,13 +59,25 @@ def read_recipe(path: str | Path) -> dict[str, object]:
     if found is None:
         return {}
     if not isinstance(found, dict):
-        raise RecipeError(f"{path}: a recipe is a mapping from setting names to values; found {type(found).__name__}.")
-    return found
+        raise RecipeError(f"{path}: a recipe is a mapping from setting names to values; found {type(found).__name__}.{hint}")
+    return {name: value for name, value in found.items() if name not in _left_open(text)}
+
+
+def _left_open(text: str) -> set[str]:
+    """Names that a run's own config.yaml marks as default or chosen: nobody asked for them, so they are chosen anew.
+
+    Otherwise `forge sft RUN/config.yaml --adapter none` would train everything with the learning rate that was chosen for LoRA.
+    """
+    last_comments = re.findall(r"^(\w+): .*  # ((?:(?!  # ).)*)$", text, re.MULTILINE)
+    return {name for name, comment in last_comments if comment == "default" or comment.startswith("chosen: ")}
 
 
 def as_recipe(settings: Any) -> str:
     """Write composed settings as YAML, one line each, with where every value came from as its comment."""
-    lines = ["# Every setting of this run as resolved, and where it came from. `forge sft FILE` reads it as a recipe."]
+    lines = [
+        "# Every setting of this run as resolved, and where it came from. `forge sft FILE` reads it as a recipe:",
+        "# what is marked default or chosen is then left open again, everything else is as written.",
+    ]
     group = None
     for owner, field in flat_fields(type(settings)):
         if owner != group:

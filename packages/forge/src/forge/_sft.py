@@ -12,7 +12,15 @@ import forge_algos
 import forge_data
 import forge_dist
 import forge_packing
-from forge._choices import absolute_paths, check_warmup, choose_machine, choose_sizes, load_fitting, warn_of_rounding
+from forge._choices import (
+    absolute_paths,
+    check_warmup,
+    choose_machine,
+    choose_sizes,
+    load_fitting,
+    warn_of_positions,
+    warn_of_rounding,
+)
 from forge._progress import Reporter
 from forge._recipe import as_recipe, read_recipe
 from forge._result import RunResult
@@ -52,6 +60,13 @@ def run(s: SFTSettings) -> RunResult:
 
 
 def _run(s: SFTSettings, out: RunDirectory, report: Reporter) -> RunResult:  # noqa: PLR0915 - one flat page, on purpose
+    # device: what this machine can do, each decision with its reason
+    machine = forge_accel.accelerator(s.device.device)
+    dtype = machine.dtype(s.device.dtype)
+    s = choose_machine(s, machine, dtype)
+    report.note(f"device: {machine.device.reason}")
+    report.note(f"dtype: {dtype.reason}")
+
     # data: records → tokens and labels, on disk
     tokenizer = forge_data.load_tokenizer(s.model.model_path)
     train = _prepare(s.data.data_path, tokenizer, out.root / "data" / "train", s, report)
@@ -60,14 +75,10 @@ def _run(s: SFTSettings, out: RunDirectory, report: Reporter) -> RunResult:  # n
         held_out = _prepare(s.data.eval_data_path, tokenizer, out.root / "data" / "eval", s, report)
     elif s.data.validation_split:
         train, held_out = train.split(s.data.validation_split, seed=s.plan.seed)
-
-    # device: what this machine can do, each decision with its reason
-    machine = forge_accel.accelerator(s.device.device)
-    dtype = machine.dtype(s.device.dtype)
-    s = choose_machine(s, machine, dtype)
-    s = choose_sizes(s, machine, [train] if held_out is None else [train, held_out])
-    report.note(f"device: {machine.device.reason}")
-    report.note(f"dtype: {dtype.reason}")
+        report.note(f"held out {len(held_out):,} of these rows")
+    report.note(f"training on {len(train):,} rows, in which {int(train.loss_counts.sum()):,} tokens are learned")
+    stores = [train] if held_out is None else [train, held_out]
+    s = choose_sizes(s, machine, stores)
 
     # plan: which samples form which step, and how a step is cut into micro-batches
     assert s.plan.max_tokens_per_gpu is not None
@@ -91,6 +102,7 @@ def _run(s: SFTSettings, out: RunDirectory, report: Reporter) -> RunResult:  # n
     objective = forge_algos.SFT()
     s, model, reason = load_fitting(s, machine, dtype, objective)
     report.note(f"attention: {reason}")
+    warn_of_positions(report, model, stores)
     if s.adapter.adapter == "lora":
         model = forge_algos.attach_lora(model, s.adapter)
     optimizer = forge_algos.adamw(model, s.optimizer, fused=machine.fused_optimizer.value)
@@ -130,8 +142,12 @@ def _run(s: SFTSettings, out: RunDirectory, report: Reporter) -> RunResult:  # n
         if not directory.exists():
             forge_dist.export_model(model, directory, tokenizer=tokenizer, dtype=kept)
             probe = held_out if held_out is not None else train
-            check = forge_dist.check_export(model, directory, [(e.input_ids, e.labels) for e in _few(probe)])
-            report.note(f"exported {directory}: loaded back, loss {check.reloaded:.4f} against {check.in_memory:.4f} in memory")
+            few = [(example.input_ids, example.labels) for example in _few(probe)]
+            check = forge_dist.check_export(model, directory, few)
+            report.note(
+                f"exported {directory}: loaded back, on {len(few)} short samples its loss is {check.reloaded:.4f}, "
+                f"{check.in_memory:.4f} in memory"
+            )
         return directory
 
     # train: the one loop; saving, measuring and reporting are the body of this `for`
@@ -204,9 +220,7 @@ def _prepare(path: str, tokenizer: Any, directory: Path, s: SFTSettings, report:
     store = forge_data.prepare(path, tokenizer, directory, max_seq_len=s.data.max_seq_len, progress=report.count("tokenising"))
     account = store.accounting
     lost = "".join(f", dropped {count:,} ({reason})" for reason, count in account.dropped.items())
-    report.note(
-        f"{path}: read {account.read:,} rows, kept {account.kept:,}{lost}; {int(store.loss_counts.sum()):,} tokens to learn"
-    )
+    report.note(f"{path}: read {account.read:,} rows, kept {account.kept:,}{lost}")
     return store
 
 
