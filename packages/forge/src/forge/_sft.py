@@ -116,12 +116,12 @@ def _run(s: SFTSettings, out: RunDirectory, report: Reporter) -> RunResult:  # n
     def autocast() -> Any:
         return machine.autocast(dtype.value)
 
-    def batches(store: forge_data.TokenStore, rows: Sequence[Any]) -> list[forge_packing.PackedBatch]:
-        return [forge_packing.collate([store[int(i)] for i in indices]) for indices in rows]
+    def batches(store: forge_data.TokenStore, rows: Sequence[Any]) -> Iterator[forge_packing.PackedBatch]:
+        return (forge_packing.collate([store[int(i)] for i in indices]) for indices in rows)
 
     def steps() -> Iterator[list[forge_packing.PackedBatch]]:
         for step in range(plan.num_steps):
-            yield batches(train, plan.micro_batches(step))
+            yield list(batches(train, plan.micro_batches(step)))
 
     def held_out_loss(step: int, of: Any = None, what: str = "eval_loss", where: str = "") -> float | None:
         if held_out is None:
