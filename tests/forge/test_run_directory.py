@@ -70,7 +70,14 @@ def test_what_is_there_is_refused(tmp_path: Path) -> None:
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "a.tex").touch()
     (tmp_path / "file").touch()
-    for name, message in (("run", "holds another run"), ("thesis", r"a\.tex"), ("file", "is a file")):
+    (tmp_path / "finished" / "hf_format").mkdir(parents=True)
+    (tmp_path / "finished" / "config.yaml").touch()
+    for name, message in (
+        ("run", "holds another run, which made no export"),
+        ("finished", r"holds another run\. Give"),
+        ("thesis", r"a\.tex"),
+        ("file", "is a file"),
+    ):
         with pytest.raises(RunDirectoryError, match=message), RunDirectory(tmp_path / name):
             pass
     assert (tmp_path / "thesis" / "a.tex").exists()

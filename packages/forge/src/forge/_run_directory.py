@@ -136,9 +136,8 @@ class RunDirectory:
             ) from error
         held = sorted(entry.name for entry in self.path.iterdir() if entry.name != _STAGING)
         if "config.yaml" in held:
-            raise RunDirectoryError(
-                f"ckpt_output_dir {self.path}: holds another run. Give a new directory, or remove that run."
-            )
+            which = "another run" if "hf_format" in held else "another run, which made no export"
+            raise RunDirectoryError(f"ckpt_output_dir {self.path}: holds {which}. Give a new directory, or remove that run.")
         if held:
             shown = ", ".join(held[:5]) + (", ..." if len(held) > 5 else "")
             raise RunDirectoryError(
