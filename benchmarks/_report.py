@@ -13,7 +13,19 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-LIBRARIES = ("torch", "transformers", "peft", "trl", "accelerate", "datasets", "numpy")
+LIBRARIES = (
+    "torch",
+    "transformers",
+    "tokenizers",
+    "peft",
+    "trl",
+    "accelerate",
+    "datasets",
+    "numpy",
+    "numba",
+    "instructlab-training",
+    "rhai-innovation-mini-trainer",
+)
 FORGE = ("forge-llm", "forge-data", "forge-packing", "forge-accel", "forge-dist", "forge-algos")
 
 

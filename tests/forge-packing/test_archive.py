@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forge_packing import BatchPlan, PackingError, plan
+from forge_packing import BatchPlan, Cost, PackingError, _steps, plan
+from forge_packing._plan_file import ALGORITHM
 
 
 @pytest.fixture
@@ -35,6 +36,39 @@ def test_round_trip(tmp_path_factory, lengths, batch_size, max_steps, counted):
         assert loaded.samples(step).tolist() == made.samples(step).tolist()
         assert [m.tolist() for m in loaded.micro_batches(step)] == [m.tolist() for m in made.micro_batches(step)]
     assert (loaded.loss_counts is None) == (not counted)
+
+
+def test_every_part_comes_back(tmp_path):
+    """Sources, weights and cost are saved too; an endless plan is, as it is."""
+    given = {"lengths": [3, 5, 2, 7, 4], "batch_size": 2, "max_tokens": 9, "epochs": None}
+    made = plan(**given, sources=[0, 1, 0, 1, 1], weights=[0.3, 0.7], cost=Cost(0.1, 1 / 3, 7.0), drop_last=True)
+    made.save(tmp_path / "plan.npz")
+    loaded = BatchPlan.load(tmp_path / "plan.npz")
+    assert loaded.endless
+    assert loaded.cost == made.cost
+    assert loaded.weights.tolist() == [3, 7]
+    assert loaded.fingerprint == made.fingerprint
+    assert loaded.samples(10**9).tolist() == made.samples(10**9).tolist()
+
+
+def test_a_long_plan_is_a_small_file(tmp_path):
+    """A million steps take the room of the lengths alone."""
+    plan([3, 5, 2], batch_size=2, max_tokens=9, epochs=None, max_steps=10**6).save(tmp_path / "plan.npz")
+    assert (tmp_path / "plan.npz").stat().st_size < 3_000
+
+
+def test_another_division_is_noticed(made, tmp_path, monkeypatch):
+    """Where the steps come out otherwise than where the plan was saved, it is not loaded."""
+    made.save(tmp_path / "plan.npz")
+    divide_steps = _steps.divide_steps
+
+    def otherwise(*given):
+        order, starts, passes = divide_steps(*given)
+        return order[::-1].copy(), starts, passes
+
+    monkeypatch.setattr(_steps, "divide_steps", otherwise)
+    with pytest.raises(PackingError, match=r"worked out otherwise than here.*Install the versions"):
+        BatchPlan.load(tmp_path / "plan.npz")
 
 
 def test_the_name_is_the_given_one(made, tmp_path):
@@ -133,6 +167,13 @@ def header(file, **changes):
     return np.frombuffer(json.dumps({**content, **changes}).encode(), dtype=np.uint8)
 
 
+def parameters(file, **changes):
+    """The header of a saved plan with some of its parameters changed."""
+    with np.load(file) as loaded:
+        content = json.loads(loaded["header"].tobytes())
+    return header(file, parameters={**content["parameters"], **changes})
+
+
 def test_an_edited_plan(made, tmp_path):
     """A plan edited after it was saved does not match its fingerprint."""
     file = tmp_path / "plan.npz"
@@ -145,16 +186,22 @@ def test_an_edited_plan(made, tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda file: {"order": None}, r"it differs in \['order'\]"),
+        (lambda file: {"lengths": np.zeros(0, dtype=np.int64)}, "is not a plan: lengths is empty"),
         (lambda file: {"surprise": np.zeros(1, dtype=np.int64)}, r"it differs in \['surprise'\]"),
-        (lambda file: {"order": np.zeros(3)}, r"'order' is float64\[3\], not int64\[n\]"),
+        (lambda file: {"lengths": np.zeros(3)}, r"'lengths' is float64\[3\], not int64\[n\]"),
         (lambda file: {"header": None}, "it has no header"),
         (lambda file: {"header": np.frombuffer(b"{", dtype=np.uint8)}, "its header is not JSON"),
         (lambda file: {"header": np.frombuffer(b"\xff\xfe\x00", dtype=np.uint8)}, "its header is not JSON"),
         (lambda file: {"header": np.frombuffer(b"[]", dtype=np.uint8)}, "is not a plan"),
         (lambda file: {"header": header(file, format="somebody's")}, "is not a plan"),
-        (lambda file: {"header": header(file, version=99)}, "a plan of format 99; this version reads 1"),
-        (lambda file: {"header": header(file, parameters={})}, "it differs in"),
+        (lambda file: {"header": header(file, version=99)}, "a plan of format 99; this version reads 2"),
+        (lambda file: {"header": header(file, parameters={"algorithm": ALGORITHM})}, "it differs in"),
+        (lambda file: {"header": header(file, parameters={})}, "was made by version None of the planning"),
+        (lambda file: {"header": parameters(file, world_size="many")}, "is not a plan: world_size must be an integer"),
+        (lambda file: {"header": parameters(file, cost=None)}, "is not a plan"),
+        (lambda file: {"header": parameters(file, cost={"per_smile": 1})}, "is not a plan"),
+        (lambda file: {"header": parameters(file, seed=4)}, "was changed after it was saved"),
+        (lambda file: {"header": parameters(file, steps="0" * 64)}, "its steps were worked out otherwise than here"),
     ],
 )
 def test_foreign_archives(made, tmp_path, change, message):

@@ -21,4 +21,8 @@ def test_docstrings():
     modules = {name: importlib.import_module(f"forge_packing.{name}") for name in forge_packing._HOMES.values()}
     results = {name: doctest.testmod(module) for name, module in modules.items()}
     assert [name for name, result in results.items() if result.failed] == []
-    assert [name for name in ("_plan", "_division", "_rows", "_collate", "_settings") if not results[name].attempted] == []
+    assert [
+        name
+        for name in ("_plan", "_division", "_rows", "_collate", "_settings", "_blocks", "_cost")
+        if not results[name].attempted
+    ] == []

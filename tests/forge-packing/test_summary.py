@@ -1,28 +1,60 @@
 """summary: a few lines whose numbers can be checked by hand."""
 
-from forge_packing import plan
+from forge_packing import Cost, _steps, _summary, plan
 
 
 def test_one_rank():
-    """Samples, steps, epochs, tokens, micro-batches against the bound, fill."""
+    """Samples, steps, epochs, tokens, micro-batches and makespan against their bounds, fill."""
     made = plan([6, 6, 6, 2], batch_size=3, max_tokens=10, shuffle=False, loss_counts=[5, 5, 0, 0], epochs=2)
     assert made.summary().splitlines() == [
         "samples        8 (4 in the data), in the order of the data",
         "steps          4 of at most 3 samples, 2 epochs",
         "tokens         40, a step 2 to 18",
         "loss tokens    20, a step 0 to 10; steps with none: 2",
-        "micro-batches  8 on 1 rank, lower bound 6; at most 3 a step",
+        "micro-batches  8 on 1 rank, lower bound 8; at most 3 a step",
         "fill           50.0% of 10 tokens",
+        "makespan       1.000 of its lower bound; slowest rank of a pass over the mean 1.000",
     ]
 
 
 def test_several_ranks():
-    """The bound is for one rank, rounded up where the ranks are; empty micro-batches count as room not filled."""
-    made = plan([6, 6, 6], batch_size=3, max_tokens=10, world_size=2, seed=4)
+    """Bounds are of one rank, rounded up where the ranks are; empty micro-batches count as room not filled, and as waiting."""
+    made = plan([6, 6, 6], batch_size=3, max_tokens=10, world_size=2, seed=4, cost=Cost(1.0, 0.0))
     assert made.summary().splitlines() == [
         "samples        3 (3 in the data), shuffled by seed 4",
         "steps          1 of at most 3 samples, 1 epoch",
         "tokens         18, a step 18 to 18",
-        "micro-batches  2 on each of 2 ranks, lower bound 1; at most 2 a step",
+        "micro-batches  2 on each of 2 ranks, lower bound 2; at most 2 a step",
         "fill           45.0% of 10 tokens",
+        "makespan       1.000 of its lower bound; slowest rank of a pass over the mean 1.333",
+    ]
+
+
+def test_mixtures_say_their_shares():
+    """The sources' shares stand beside their number; of many, the first eight."""
+    made = plan([1, 1, 1], batch_size=3, max_tokens=10, sources=[0, 1, 1], weights=[3, 1])
+    assert "sources        2, with shares 0.75, 0.25" in made.summary().splitlines()
+    many = plan([1] * 10, batch_size=3, max_tokens=10, sources=list(range(10)), weights=[1] * 10)
+    assert many.summary().splitlines()[2].endswith("0.1, 0.1 and 2 more")
+
+
+def test_a_long_run_is_measured_in_part(monkeypatch):
+    """A long run says which of its steps were measured; what is known of all of them is said of all of them."""
+    monkeypatch.setattr(_steps, "BLOCK", 10)
+    monkeypatch.setattr(_summary, "MEASURED", 50)
+    made = plan([1] * 100, batch_size=1, max_tokens=1, max_steps=10**9, epochs=None)
+    assert made.summary().splitlines() == [
+        "samples        1,000,000,000 (100 in the data), shuffled by seed 0",
+        "steps          1,000,000,000 of at most 1 samples, 10,000,000 epochs",
+        "measured       50 steps, in 5 stretches from the first to the last:",
+        "tokens         50, a step 1 to 1",
+        "micro-batches  50 on 1 rank, lower bound 50; at most 1 a step",
+        "fill           100.0% of 1 tokens",
+        "makespan       1.000 of its lower bound; slowest rank of a pass over the mean 1.000",
+    ]
+    endless = plan([1] * 100, batch_size=1, max_tokens=1, epochs=None).summary().splitlines()
+    assert endless[:3] == [
+        "samples        100 in the data, shuffled by seed 0",
+        "steps          without end, of at most 1 samples",
+        "measured       the first 50 steps:",
     ]

@@ -2,6 +2,7 @@
 
     lengths ── plan() ──▶ BatchPlan ── micro_batches(step, rank) ──▶ indices
     examples ── collate() ──▶ PackedBatch, one flat padding-free row
+    documents' lengths ── split_documents() ──▶ Blocks, for training on plain text
 
 `divide` and `pack_rows` are the pieces that `plan` is made of. Names are imported when they are first used, so that
 `import forge_packing` loads nothing, and `PlanSettings` can be read without numpy.
@@ -10,37 +11,48 @@
 import importlib
 from typing import TYPE_CHECKING
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 if TYPE_CHECKING:
     from forge_packing._batch_plan import BatchPlan
+    from forge_packing._blocks import Blocks, split_documents
     from forge_packing._collate import PackedBatch, collate
+    from forge_packing._cost import Cost
     from forge_packing._division import divide
     from forge_packing._errors import PackingError
+    from forge_packing._figures import StepFigures
     from forge_packing._plan import plan
     from forge_packing._rows import pack_rows
     from forge_packing._settings import PlanSettings
 
 __all__ = [
     "BatchPlan",
+    "Blocks",
+    "Cost",
     "PackedBatch",
     "PackingError",
     "PlanSettings",
+    "StepFigures",
     "collate",
     "divide",
     "pack_rows",
     "plan",
+    "split_documents",
 ]
 
 _HOMES = {
     "BatchPlan": "_batch_plan",
+    "Blocks": "_blocks",
+    "Cost": "_cost",
     "PackedBatch": "_collate",
     "PackingError": "_errors",
     "PlanSettings": "_settings",
+    "StepFigures": "_figures",
     "collate": "_collate",
     "divide": "_division",
     "pack_rows": "_rows",
     "plan": "_plan",
+    "split_documents": "_blocks",
 }
 
 

@@ -15,7 +15,7 @@ from forge_packing._checks import Int64Array
 from forge_packing._errors import PackingError
 
 _FORMAT = "forge-packing plan"
-_VERSION = 1
+_VERSION = 2
 
 
 def write(file: str | os.PathLike[str], parameters: dict[str, Any], arrays: dict[str, Int64Array]) -> None:

@@ -1,45 +1,116 @@
-"""(seed, epoch) to the order of the samples, and epochs and steps to the places where a run's steps begin."""
+"""(seed, position) to samples, and steps to positions: what is trained on when, whoever trains it.
 
-from itertools import count
+A position is one integer: how many samples the run has seen. Nothing here is kept but a few numbers, and where sources are
+mixed an index of them; so a run of a billion steps costs what one of a thousand does.
+"""
 
+from functools import cached_property
+
+import attrs
 import numpy as np
 
 from forge_packing._checks import Int64Array
+from forge_packing._mixture import draws
+from forge_packing._permutation import shuffled
 
 
-def epoch_order(num_samples: int, seed: int, epoch: int) -> Int64Array:
-    """int64[N]: the samples' order in this epoch, a function of (N, seed, epoch) alone.
+@attrs.frozen(kw_only=True, eq=False, slots=False)
+class Order:
+    """The order of a run over N samples."""
 
-    Philox's raw numbers are sorted, instead of calling Generator.permutation: numpy promises that the raw stream stays
-    as it is on every machine and in every release (NEP 19), and does not promise that of a Generator's methods.
-    """
-    keys = np.random.Philox(np.random.SeedSequence([seed, epoch])).random_raw(num_samples)
-    return np.argsort(keys, kind="stable").astype(np.int64, copy=False)
+    num_samples: int
+    """N."""
+    batch_size: int
+    seed: int
+    epochs: int | None
+    """None is endless, unless max_steps ends it."""
+    max_steps: int | None
+    shuffle: bool
+    drop_last: bool
+    sources: Int64Array | None = None
+    """int64[N]: the source of each sample, 0 to M-1; needed where there are shares."""
+    shares: Int64Array | None = None
+    """int64[M]: draws of each source in every sum(shares). None is one source, every sample once an epoch."""
 
+    @cached_property
+    def per_epoch(self) -> int:
+        """Samples in an epoch: N, or without those of its last short step."""
+        return self.num_samples // self.batch_size * self.batch_size if self.drop_last else self.num_samples
 
-def run_order(
-    num_samples: int, *, batch_size: int, seed: int, epochs: int | None, max_steps: int | None, shuffle: bool, drop_last: bool
-) -> tuple[Int64Array, Int64Array, Int64Array]:
-    """The whole run's samples one after another, where each step starts in them, and each step's epoch.
+    @cached_property
+    def steps_per_epoch(self) -> int:
+        """Steps in an epoch: a step does not cross its end, so the last may be short."""
+        return -(-self.per_epoch // self.batch_size)
 
-    Returns (order int64[P], starts int64[steps+1], epoch int64[steps]). A step does not cross an epoch's end: the last
-    of an epoch may be short, or is left out with drop_last. epochs=None goes on until max_steps.
-    """
-    per_epoch = num_samples // batch_size * batch_size if drop_last else num_samples
-    steps_left = max_steps
-    orders: list[Int64Array] = []
-    sizes: list[int] = []
-    step_epochs: list[int] = []
-    for epoch in range(epochs) if epochs is not None else count():
-        take = per_epoch if steps_left is None else min(per_epoch, steps_left * batch_size)
-        order = epoch_order(num_samples, seed, epoch) if shuffle else np.arange(num_samples, dtype=np.int64)
-        orders.append(order[:take])
-        steps = -(-take // batch_size)
-        sizes += [batch_size] * (steps - 1) + [take - (steps - 1) * batch_size]
-        step_epochs += [epoch] * steps
-        if steps_left is not None:
-            steps_left -= steps
-            if steps_left == 0:
-                break
-    starts = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)]).astype(np.int64, copy=False)
-    return np.concatenate(orders), starts, np.array(step_epochs, dtype=np.int64)
+    @cached_property
+    def num_steps(self) -> int | None:
+        """Steps in the run, None where it is endless."""
+        whole = None if self.epochs is None else self.epochs * self.steps_per_epoch
+        limits = [limit for limit in (whole, self.max_steps) if limit is not None]
+        return min(limits) if limits else None
+
+    def position(self, step: int) -> int:
+        """Samples seen before the step."""
+        epoch, within = divmod(step, self.steps_per_epoch)
+        return epoch * self.per_epoch + within * self.batch_size
+
+    def step_at(self, position: int) -> int:
+        """The step that the sample at this position belongs to."""
+        epoch, within = divmod(position, self.per_epoch)
+        return epoch * self.steps_per_epoch + within // self.batch_size
+
+    def starts(self, first: int, stop: int) -> Int64Array:
+        """int64[steps+1]: where the steps from first to stop begin in `samples(first, stop)`, and its size."""
+        base = self.position(first)
+        epoch, within = divmod(first, self.steps_per_epoch)
+        at = within + np.arange(stop - first + 1, dtype=np.int64)
+        epochs, within_epoch = np.divmod(at, self.steps_per_epoch)
+        return epochs * self.per_epoch + within_epoch * self.batch_size - (base - epoch * self.per_epoch)
+
+    def samples(self, first: int, stop: int) -> Int64Array:
+        """int64[P]: the samples of the steps from first to stop, one after another."""
+        return self.drawn(self.position(first), self.position(stop))
+
+    def drawn(self, start: int, stop: int) -> Int64Array:
+        """int64[stop-start]: the samples at these positions."""
+        if self.shares is not None:
+            return self._mixed(start, stop)
+        parts = []
+        for epoch in range(start // self.per_epoch, -(-stop // self.per_epoch)):
+            before = epoch * self.per_epoch
+            places = np.arange(max(start - before, 0), min(stop - before, self.per_epoch), dtype=np.int64)
+            parts.append(self._places(places, self.num_samples, epoch, 0))
+        return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
+
+    def _places(self, places_P: Int64Array, size: int, epoch: int, source: int) -> Int64Array:
+        if not self.shuffle:
+            return places_P
+        return shuffled(places_P, size, seed=self.seed, epoch=epoch, source=source)
+
+    def _mixed(self, start: int, stop: int) -> Int64Array:
+        """Each source is walked through in an order of its own, shuffled anew each time it begins again."""
+        assert self.shares is not None
+        members_N, source_starts = self._members
+        source_P, nth_P = draws(self.shares, start, stop)
+        found = np.empty(stop - start, dtype=np.int64)
+        by_source = np.argsort(source_P, kind="stable")
+        cuts = np.searchsorted(source_P[by_source], np.arange(1, self.shares.size))
+        for source, here in enumerate(np.split(by_source, cuts)):
+            if here.size == 0:
+                continue
+            first, size = int(source_starts[source]), int(source_starts[source + 1] - source_starts[source])
+            nth = nth_P[here]
+            # Draws of one source come in its order, so those of one walk through it lie side by side.
+            walks = range(int(nth[0]) // size, int(nth[-1]) // size + 1)
+            ends = np.searchsorted(nth, [walk * size for walk in walks[1:]])
+            for walk, at, these in zip(walks, np.split(here, ends), np.split(nth, ends), strict=True):
+                found[at] = members_N[first + self._places(these - walk * size, size, walk, source)]
+        return found
+
+    @cached_property
+    def _members(self) -> tuple[Int64Array, Int64Array]:
+        """(int64[N] samples source by source, int64[M+1] where each source begins in them)."""
+        assert self.sources is not None
+        assert self.shares is not None
+        counts = np.bincount(self.sources, minlength=self.shares.size)
+        return np.argsort(self.sources, kind="stable"), np.concatenate([[0], np.cumsum(counts)])

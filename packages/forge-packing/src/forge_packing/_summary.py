@@ -2,36 +2,66 @@
 
 from typing import TYPE_CHECKING
 
-import numpy as np
+from forge_packing._figures import BlockFigures, block_figures, together
+from forge_packing._sampled import sampled_blocks
 
 if TYPE_CHECKING:
     from forge_packing._batch_plan import BatchPlan
 
+MEASURED = 2**17
+"""Samples whose steps are measured; a longer run is measured at so many, from its first step to its last."""
+
 
 def summarise(plan: "BatchPlan") -> str:
-    """Samples, steps and epochs; tokens; micro-batches against their lower bound; fill. No line end at the last line.
+    """Samples, steps and epochs; shares; tokens; micro-batches, fill and makespan beside their bounds. No line end at the end.
 
-    The bound for a step on R ranks is ceil(tokens / (max_tokens * R)) micro-batches a rank. Fill is the share of all
-    micro-batches' budgets, empty ones included, that holds a token.
+    Fill is the share of all micro-batches' budgets, empty ones included, that holds a token. The makespan adds up, pass by
+    pass, the slowest rank's cost; its bound is what no division of those samples could beat.
     """
-    tokens = plan.tokens
-    micro_batches = np.diff(plan._pass_starts)
-    bound = -(-tokens // (plan.max_tokens * plan.world_size))
-    epochs = plan.epoch(plan.num_steps - 1) + 1
-    run = "1 epoch" if epochs == 1 else f"{epochs:,} epochs"
-    fill = tokens.sum() / (micro_batches.sum() * plan.world_size * plan.max_tokens)
+    steps = plan._steps
+    blocks = sampled_blocks(steps, max(1, MEASURED // plan.batch_size))
+    divided = (steps.divided(number) for number in blocks)
+    parts = [block_figures(plan, block, 0, block.pass_starts.size - 1) for block in divided]
+    found = together(parts)
+    measured = found.tokens.size
     order = f"shuffled by seed {plan.seed}" if plan.shuffle else "in the order of the data"
+    if plan.endless:
+        lines = [
+            f"samples        {plan.lengths.size:,} in the data, {order}",
+            f"steps          without end, of at most {plan.batch_size:,} samples",
+        ]
+    else:
+        epochs = plan.epoch(plan.num_steps - 1) + 1
+        run = "1 epoch" if epochs == 1 else f"{epochs:,} epochs"
+        lines = [
+            f"samples        {plan.num_samples:,} ({plan.lengths.size:,} in the data), {order}",
+            f"steps          {plan.num_steps:,} of at most {plan.batch_size:,} samples, {run}",
+        ]
+    if plan.weights is not None:
+        shown = ", ".join(f"{share:.4g}" for share in (plan.weights / plan.weights.sum())[:8].tolist())
+        more = f" and {plan.weights.size - 8} more" if plan.weights.size > 8 else ""
+        lines.append(f"sources        {plan.weights.size:,}, with shares {shown}{more}")
+    if plan.endless or measured < plan.num_steps:
+        if plan.endless or len(blocks) == 1:
+            lines.append(f"measured       the first {measured:,} steps:")
+        else:
+            lines.append(f"measured       {measured:,} steps, in {len(blocks)} stretches from the first to the last:")
+    return "\n".join([*lines, *_measured(plan, found)])
+
+
+def _measured(plan: "BatchPlan", found: BlockFigures) -> list[str]:
     ranks = "on 1 rank" if plan.world_size == 1 else f"on each of {plan.world_size} ranks"
+    fill = found.tokens.sum() / (found.micro_batches.sum() * plan.world_size * plan.max_tokens)
     lines = [
-        f"samples        {plan.num_samples:,} ({plan.lengths.size:,} in the data), {order}",
-        f"steps          {plan.num_steps:,} of at most {plan.batch_size:,} samples, {run}",
-        f"tokens         {tokens.sum():,}, a step {tokens.min():,} to {tokens.max():,}",
-        f"micro-batches  {micro_batches.sum():,} {ranks}, lower bound {bound.sum():,}; at most {micro_batches.max():,} a step",
+        f"tokens         {found.tokens.sum():,}, a step {found.tokens.min():,} to {found.tokens.max():,}",
+        f"micro-batches  {found.micro_batches.sum():,} {ranks}, lower bound {found.fewest.sum():,}; "
+        f"at most {found.micro_batches.max():,} a step",
         f"fill           {fill:.1%} of {plan.max_tokens:,} tokens",
+        f"makespan       {found.makespan.sum() / found.least.sum():.3f} of its lower bound; "
+        f"slowest rank of a pass over the mean {found.makespan.sum() / found.even.sum():.3f}",
     ]
-    if plan.loss_counts is not None:
-        learned = plan.loss_tokens
-        none = int((learned == 0).sum())
-        line = f"loss tokens    {learned.sum():,}, a step {learned.min():,} to {learned.max():,}"
-        lines.insert(3, line + (f"; steps with none: {none:,}" if none else ""))
-    return "\n".join(lines)
+    if found.loss_tokens is not None:
+        none = int((found.loss_tokens == 0).sum())
+        line = f"loss tokens    {found.loss_tokens.sum():,}, a step {found.loss_tokens.min():,} to {found.loss_tokens.max():,}"
+        lines.insert(1, line + (f"; steps with none: {none:,}" if none else ""))
+    return lines

@@ -1,0 +1,158 @@
+"""Documents to blocks of at most `block_size` tokens, for training on plain text without losing or padding a token."""
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from typing import overload
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+
+from forge_packing._checks import MAX_TOKENS, Int64Array, sample_lengths, whole_number
+
+Span = tuple[int, int, int]
+"""(document, start, stop): tokens start to stop-1 of one document."""
+
+
+@attrs.frozen(eq=False, repr=False)
+class Blocks(Sequence[list[Span]]):
+    """What `split_documents` returns: `blocks[i]` is a list of `(document, start, stop)`, `len(blocks)` their number."""
+
+    document: Int64Array
+    """int64[P]: the document of each span, block after block."""
+    start: Int64Array
+    """int64[P]: its first token."""
+    stop: Int64Array
+    """int64[P]: the token after its last."""
+    block_starts: Int64Array
+    """int64[blocks+1]: where each block begins in the spans."""
+    cross_documents: bool
+    """Whether a block is one sample, its documents in one another's sight, or each span is a sample of its own."""
+
+    @property
+    def lengths(self) -> Int64Array:
+        """int64[blocks]: tokens of each block, as `plan` takes them."""
+        return np.add.reduceat(self.stop - self.start, self.block_starts[:-1])
+
+    @property
+    def loss_counts(self) -> Int64Array:
+        """int64[blocks]: tokens that are predicted in each block, as `plan` takes them: all but the first of each sample."""
+        samples = np.ones(len(self), dtype=np.int64) if self.cross_documents else np.diff(self.block_starts)
+        return self.lengths - samples
+
+    def __len__(self) -> int:
+        return self.block_starts.size - 1
+
+    @overload
+    def __getitem__(self, at: int) -> list[Span]: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[list[Span]]: ...
+
+    def __getitem__(self, at: int | slice) -> list[Span] | list[list[Span]]:
+        places = range(len(self))[at]
+        return [self._block(place) for place in places] if isinstance(places, range) else self._block(places)
+
+    def __iter__(self) -> Iterator[list[Span]]:
+        return (self._block(place) for place in range(len(self)))
+
+    def __repr__(self) -> str:
+        return f"Blocks({len(self):,} blocks of {self.document.size:,} spans)"
+
+    def _block(self, at: int) -> list[Span]:
+        these = slice(int(self.block_starts[at]), int(self.block_starts[at + 1]))
+        return list(zip(self.document[these].tolist(), self.start[these].tolist(), self.stop[these].tolist(), strict=True))
+
+
+def split_documents(lengths: npt.ArrayLike, block_size: int, *, cross_documents: bool = False) -> Blocks:
+    """Documents, in their order, cut into blocks of at most `block_size` tokens.
+
+    lengths: N integers, the tokens of each document, its EOS included, each at least 1.
+    block_size: tokens of a block, at least 2.
+    cross_documents: False makes each span a sample of its own, so that neither attention nor targets cross documents.
+        True makes each block one sample, cut from all documents as one stream.
+
+    A piece that goes on with a document begins with the last token of the piece before, as context whose label does not
+    count (`collate` masks the first label of every sample). So each token is the target of exactly one loss term, but for
+    a document's first, which nothing comes before (with cross_documents, but for the very first). Blocks are never padded:
+    the last is as short as what is left, and one is a token short where that token could only be another's context.
+    Raises PackingError for other lengths or sizes.
+
+    >>> list(split_documents([5, 2, 4], block_size=4))
+    [[(0, 0, 4)], [(0, 3, 5), (1, 0, 2)], [(2, 0, 4)]]
+    >>> list(split_documents([5, 2, 4], block_size=4, cross_documents=True))
+    [[(0, 0, 4)], [(0, 3, 5), (1, 0, 2)], [(1, 1, 2), (2, 0, 3)], [(2, 2, 4)]]
+    """
+    block_size = whole_number("block_size", block_size, 2, MAX_TOKENS)
+    lengths_N = sample_lengths(lengths, np.iinfo(np.int64).max, "block_size")
+    return _stream(lengths_N, block_size) if cross_documents else _documents(lengths_N, block_size)
+
+
+def _stream(lengths_N: Int64Array, block_size: int) -> Blocks:
+    """One stream, cut; each block begins with the last token of the block before."""
+    ends = np.cumsum(lengths_N)
+    total = int(ends[-1])
+    begin = np.arange(0, max(total - 1, 1), block_size - 1, dtype=np.int64)
+    end = np.minimum(begin + block_size, total)
+    first, last = np.searchsorted(ends, begin, side="right"), np.searchsorted(ends, end, side="left")
+    counts = last - first + 1
+    block_starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64, copy=False)
+    document = np.arange(int(block_starts[-1]), dtype=np.int64) - np.repeat(block_starts[:-1] - first, counts)
+    before = (ends - lengths_N)[document]
+    start = np.maximum(np.repeat(begin, counts) - before, 0)
+    stop = np.minimum(np.repeat(end, counts) - before, lengths_N[document])
+    return Blocks(document, start, stop, block_starts, cross_documents=True)
+
+
+def _documents(lengths_N: Int64Array, block_size: int) -> Blocks:
+    """Each block holds the rest of a document that was cut, whole documents, and the beginning of one that is cut.
+
+    The loop finds the whole documents of a block by bisection, and the blocks that one long document fills by division;
+    they become spans afterwards, all at once.
+    """
+    lengths: list[int] = lengths_N.tolist()
+    ends: list[int] = np.cumsum(lengths_N).tolist()
+    n = len(lengths)
+    step = block_size - 1  # a piece that goes on repeats one token
+    # First document, its start and stop, where the whole ones end, the stop of a last one, how many blocks are like this.
+    rows: list[tuple[int, int, int, int, int, int]] = []
+    document, cut = 0, 0  # the next token to be learned is this one of this document
+    while document < n:
+        room = block_size
+        first, start, stop = document, 0, 0
+        if cut:
+            start = cut - 1
+            # All but the last piece fill a block each: those with start + block_size below the length.
+            filled = max(-((start + block_size - lengths[document]) // step), 0)
+            if filled:
+                rows.append((first, start, start + block_size, document, 0, filled))
+                start += filled * step
+            stop = lengths[document]
+            room -= stop - start
+            document += 1
+        before = ends[document - 1] if document else 0
+        whole = bisect_right(ends, before + room, lo=document)
+        if whole > document:
+            room -= ends[whole - 1] - before
+        # With room for one token alone nothing of the next document could be learned here.
+        cut = room if whole < n and room >= 2 else 0
+        rows.append((first, start, stop, whole, cut, 1))
+        document = whole
+    return _spans(np.array(rows, dtype=np.int64), step, lengths_N)
+
+
+def _spans(rows: Int64Array, step: int, lengths_N: Int64Array) -> Blocks:
+    """The spans of a block are of documents that follow each other: only the first may begin late, only the last stop early."""
+    alike = rows[:, 5]
+    first, rest_start, rest_stop, whole, beginning, _ = np.repeat(rows, alike, axis=0).T
+    further = (np.arange(first.size) - np.repeat(np.cumsum(alike) - alike, alike)) * step
+    rest_start, rest_stop = rest_start + further, rest_stop + further
+    has_rest = rest_stop > 0
+    unfinished = has_rest & (whole == first)
+    counts = whole - first + (beginning > 0) + unfinished
+    block_starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64, copy=False)
+    document = np.arange(int(block_starts[-1]), dtype=np.int64) - np.repeat(block_starts[:-1] - first, counts)
+    start, stop = np.zeros_like(document), lengths_N[document]
+    at = block_starts[:-1][has_rest]
+    start[at], stop[at] = rest_start[has_rest], rest_stop[has_rest]
+    stop[block_starts[1:][beginning > 0] - 1] = beginning[beginning > 0]
+    return Blocks(document, start, stop, block_starts, cross_documents=False)

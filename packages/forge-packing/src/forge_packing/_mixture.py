@@ -1,0 +1,115 @@
+"""Weights of M sources to the source of every draw, so evenly that each share is kept over any stretch of the run.
+
+Shares are whole numbers that sum to a period D; one period is a table, and the run repeats it. So any draw is looked up at
+once, and over every W draws a source with share s has more than s·W - 2 and fewer than s·W + 2 of them, wherever they begin.
+Source: Tijdeman, The chairman assignment problem, Discrete Mathematics 32, 1980: prefixes stay within 1 - 1/(2M-2).
+"""
+
+import heapq
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+from functools import lru_cache
+
+import numpy as np
+
+from forge_packing._checks import Int64Array
+from forge_packing._errors import PackingError
+
+MAX_PERIOD = 10**6
+"""The longest period: 12 MB of table. Finer shares are rounded to a multiple of 1/MAX_PERIOD, so six decimal digits are exact."""
+
+MAX_SOURCES = 4096
+
+
+def whole_shares(weights: object) -> Int64Array:
+    """int64[M]: how many of every sum(...) draws each source has, from its weight, a number above 0.
+
+    A float means the decimal that it prints as: 0.7 and 0.3 are 7 and 3. Raises PackingError for anything but finite
+    numbers above 0.
+
+    >>> whole_shares([0.7, 0.3]).tolist(), whole_shares([2, 1, 1]).tolist()
+    ([7, 3], [2, 1, 1])
+    """
+    if isinstance(weights, (str, bytes)) or not isinstance(weights, (Sequence, np.ndarray)):
+        raise PackingError(f"weights must be a sequence of numbers, one a source, got {weights!r}")
+    if not 1 <= len(weights) <= MAX_SOURCES:
+        raise PackingError(f"weights must be between 1 and {MAX_SOURCES} numbers, got {len(weights)}")
+    exact = [_exact(index, weight) for index, weight in enumerate(weights)]
+    total = sum(exact)
+    parts = [weight / total for weight in exact]
+    period = math.lcm(*(part.denominator for part in parts))
+    if period > MAX_PERIOD:
+        return _rounded(parts)
+    return np.array([part.numerator * (period // part.denominator) for part in parts], dtype=np.int64)
+
+
+def _exact(index: int, weight: object) -> Fraction:
+    number = None
+    if not isinstance(weight, (bool, np.bool_, str, bytes)):
+        try:
+            number = Fraction(str(weight))
+        except (ValueError, ZeroDivisionError):  # nan, inf, and what is no number at all
+            number = None
+    if number is None or number <= 0:
+        raise PackingError(
+            f"weights must be finite numbers above 0, found {weight!r} at index {index}. Leave out a source without weight"
+        )
+    return number
+
+
+def _rounded(parts: list[Fraction]) -> Int64Array:
+    """Shares of MAX_PERIOD by largest remainder, at least 1 each: within 1/MAX_PERIOD of what was asked for."""
+    wanted = [part * MAX_PERIOD for part in parts]
+    shares = [max(1, math.floor(want)) for want in wanted]
+    left = MAX_PERIOD - sum(shares)
+    by_remainder = sorted(range(len(parts)), key=lambda i: (shares[i] - wanted[i], i))
+    for i in by_remainder[: max(left, 0)]:
+        shares[i] += 1
+    for _ in range(-min(left, 0)):  # what was lifted to 1 is paid for by the largest
+        shares[shares.index(max(shares))] -= 1
+    divisor = math.gcd(*shares)
+    return np.array([share // divisor for share in shares], dtype=np.int64)
+
+
+def draws(shares: Int64Array, start: int, stop: int) -> tuple[Int64Array, Int64Array]:
+    """(source int64[P], nth int64[P]) of the draws from start to stop: it is that source's nth draw, counted from 0."""
+    table_source, table_nth = _period(tuple(shares.tolist()))
+    cycle, place = np.divmod(start % table_source.size + np.arange(stop - start, dtype=np.int64), table_source.size)
+    source = table_source[place].astype(np.int64)
+    return source, table_nth[place] + (cycle + start // table_source.size) * shares[source]
+
+
+@lru_cache(maxsize=4)
+def _period(shares: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """(source int32[D], nth int64[D]) of one period.
+
+    Draw j of a source may come as soon as the source is not too far ahead, and must come before it is too far behind;
+    of those that may, the one that must come first is drawn, which meets every deadline because Tijdeman's theorem says
+    that some order does.
+    """
+    period, sources = sum(shares), len(shares)
+    if sources == 1:
+        return np.zeros(period, dtype=np.int32), np.arange(period, dtype=np.int64)
+    unit, slack = 2 * sources - 2, 2 * sources - 3  # the greatest deviation allowed is slack / unit draws
+    jobs = []
+    for source, share in enumerate(shares):
+        j = np.arange(share, dtype=np.int64)
+        release = -(-(period * ((j + 1) * unit - slack)) // (share * unit))
+        deadline = (period * (j * unit + slack)) // (share * unit) + 1
+        jobs.append(np.stack([release, deadline, np.full(share, source, dtype=np.int64), j]))
+    table = np.concatenate(jobs, axis=1)
+    table = table[:, np.argsort(table[0], kind="stable")]
+    release, deadline, source, nth = table
+    # One number that orders by deadline, then by place among the released.
+    keys = (deadline * period + np.arange(period, dtype=np.int64)).tolist()
+    waiting: list[int] = []
+    order = []
+    released = 0
+    for ready in np.searchsorted(release, np.arange(1, period + 1), side="right").tolist():
+        for job in range(released, ready):
+            heapq.heappush(waiting, keys[job])
+        released = ready
+        order.append(heapq.heappop(waiting) % period)
+    drawn = np.array(order, dtype=np.int64)
+    return source[drawn].astype(np.int32), nth[drawn]

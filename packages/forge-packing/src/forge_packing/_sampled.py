@@ -1,0 +1,23 @@
+"""A run of any length to the blocks of steps that are looked at: all, or the first, the last and some evenly between."""
+
+import numpy as np
+
+from forge_packing._errors import PackingError
+from forge_packing._steps import Steps
+
+
+def sampled_blocks(steps: Steps, most_steps: int | None) -> list[int]:
+    """Numbers of blocks, ascending, that hold at most about `most_steps` steps; None is all of them.
+
+    An endless run is looked at from its beginning. Raises PackingError where it is to be looked at whole.
+    """
+    total = steps.order.num_steps
+    if most_steps is not None and most_steps < 1:
+        raise PackingError(f"most_steps must be at least 1, got {most_steps}")
+    if total is None:
+        if most_steps is None:
+            raise PackingError("an endless plan cannot be looked at whole: say how many steps, as in check(most_steps=1000)")
+        return list(range(-(-most_steps // steps.per_block)))
+    blocks = -(-total // steps.per_block)
+    most = blocks if most_steps is None else min(blocks, max(1, most_steps // steps.per_block))
+    return sorted({round(at) for at in np.linspace(0, blocks - 1, most).tolist()})
