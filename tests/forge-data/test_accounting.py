@@ -11,20 +11,41 @@ def test_balance():
     """Kept and dropped add up to read, in words too."""
     books = Accounting(10, 7, {"too_long": 3})
     assert str(books) == "kept 7 of 10 rows; dropped 3 too_long"
-    assert books.as_dict() == {"read": 10, "kept": 7, "dropped": {"too_long": 3}}
+    assert books.as_dict() == {
+        "read": 10, "kept": 7, "dropped": {"too_long": 3}, "samples": 7, "tokens_read": 0, "tokens_kept": 0, "tokens_lost": {},
+    }  # fmt: skip
     assert str(Accounting(2000, 2000)) == "kept 2,000 of 2,000 rows"
 
 
-@pytest.mark.parametrize("counts", [(10, 7, {"x": 2}), (1, 2, {"x": -1}), (1, True, {}), (1.0, 1, {})])
+def test_tokens_balance():
+    """Tokens have books too; what was cut off rows that were kept is told beside what was dropped."""
+    books = Accounting(10, 7, {"too_long": 3}, 9, 1000, 700, {"too_long": 250, "truncated": 50})
+    assert str(books) == "kept 7 of 10 rows as 9 samples; dropped 3 too_long; lost 50 tokens truncated"
+
+
+@pytest.mark.parametrize(
+    "counts",
+    [
+        (10, 7, {"x": 2}),
+        (1, 2, {"x": -1}),
+        (1, True, {}),
+        (1.0, 1, {}),
+        (2, 2, {}, 1),
+        (2, 2, {}, 2, 10, 9),
+        (2, 2, {}, 2, 10, 9, {"x": 2}),
+        (2, 2, {}, 2, 10, 11, {"x": -1}),
+    ],
+)
 def test_no_balance(counts):
     """Counts that do not add up, or are no counts, are refused."""
-    with pytest.raises(ValueError, match="add up|whole and not negative"):
+    with pytest.raises(ValueError, match="add up|whole and not negative|each becomes one at least"):
         Accounting(*counts)
 
 
 def test_travels():
     """It cannot be changed, and it pickles."""
-    books = Accounting(10, 7, {"b": 2, "a": 1})
+    books = Accounting(10, 7, {"b": 2, "a": 1}, 8, 20, 15, {"a": 5})
     with pytest.raises(TypeError):
         books.dropped["c"] = 3
     assert pickle.loads(pickle.dumps(books)) == books
+    assert Accounting(**books.as_dict()) == books

@@ -1,12 +1,18 @@
 """Samples to examples: plain text, EOS, and tokenizers of other makes."""
 
+import numpy as np
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from forge_data import TokenizerError, tokenize
+from forge_data import DataError, TokenizerError, tokenize
 from forge_data._encode import Encoder
-from forge_data._samples import Chat, Text
+from forge_data._sample_types import Chat, Document, Preference, Text, Tokens, Unpaired
+
+
+def learned(tokenizer, example):
+    """The learned text."""
+    return tokenizer.decode(example.labels[example.labels != -100].tolist())
 
 
 def words(*, post=None, **names):
@@ -120,16 +126,74 @@ def test_metaspace(chat):
     )
 
 
-def test_a_batch_is_of_one_kind(chatml_tokenizer):
-    """Samples of two kinds in one batch are a programmer's mistake."""
-    with pytest.raises(TypeError, match="must be of one kind"):
-        Encoder(chatml_tokenizer).encode([Text("f:1", "a", "b"), Chat("f:2", [{"role": "user", "content": "x"}], 0)])
+def test_a_batch_of_many_kinds(chatml_tokenizer, chat):
+    """Samples of all kinds may stand in one batch, and what they become stands in their order."""
+    said = Chat("f:1", chat(("user", "hi"), ("assistant", "ho"))["messages"])
+    text = Text("f:2", "a ", "b")
+    samples = [
+        text, said, Document("f:3", "paper"), Tokens("f:4", np.array([5, 6], np.int32), np.array([False, True])),
+        Preference("f:5", said, Chat("f:5", chat(("user", "hi"), ("assistant", "no"))["messages"])), Unpaired("f:6", text, desirable=False),
+    ]  # fmt: skip
+    encoded = Encoder(chatml_tokenizer).encode(samples)
+    assert [len(made.examples) for made in encoded] == [1, 1, 1, 1, 2, 1]
+    assert [made.desirable for made in encoded] == [None, None, None, None, None, False]
+    told = [[learned(chatml_tokenizer, example) for example in made.examples] for made in encoded]
+    assert told[:3] == [["b<|im_end|>"], ["ho<|im_end|>"], ["paper<|im_end|>"]]
+    assert told[4:] == [["ho<|im_end|>", "no<|im_end|>"], ["b<|im_end|>"]]
+    assert encoded[3].examples[0].labels.tolist() == [-100, 6]
+    roles = [made.examples[0].roles for made in encoded]
+    assert roles == [
+        ("prompt", "completion"),
+        ("user", "assistant"),
+        ("document",),
+        ("tokens",),
+        ("user", "assistant"),
+        ("prompt", "completion"),
+    ]
+    for made in encoded:
+        for example in made.examples:
+            bounds = example.segments
+            assert bounds.dtype == np.int32
+            assert bounds[0, 0] == 0
+            assert bounds[-1, 1] == len(example)
+            assert (bounds[1:, 0] == bounds[:-1, 1]).all()
+
+
+def test_an_empty_batch(chatml_tokenizer):
+    """Nothing becomes nothing."""
+    assert Encoder(chatml_tokenizer).encode([]) == []
+
+
+@pytest.mark.parametrize("sample", [Text("f:1", "a ", "b"), Document("f:1", "a b")])
+def test_every_token(chatml_tokenizer, chat, sample):
+    """Under `all` every token is learned, the template's own too."""
+    said = Chat("f:2", chat(("user", "hi"), ("assistant", "ho"))["messages"])
+    for made in Encoder(chatml_tokenizer, "all").encode([sample, said]):
+        assert (made.examples[0].labels == made.examples[0].input_ids).all()
+
+
+def test_what_has_no_completion(chatml_tokenizer):
+    """Documents and rows of tokens know no last turn and no completion: refused by place."""
+    for sample in (Document("f:1", "a"), Tokens("f:1", np.array([5], np.int32), np.array([True]))):
+        for train_on in ("last", "completion"):
+            with pytest.raises(DataError, match=f"f:1: train_on is '{train_on}', and the row"):
+                Encoder(chatml_tokenizer, train_on).encode([sample])
+
+
+def test_documents_begin_and_end_as_text(chat):
+    """A document gets the BOS that the tokenizer itself puts before text and one EOS, all of it learned."""
+    made = Encoder(words(post="<s> $A", bos_token="<s>", eos_token="</s>")).encode([Document("f:1", "a b")])
+    assert made[0].examples[0].input_ids.tolist() == [1, 3, 4, 2]
+    assert made[0].examples[0].labels.tolist() == [1, 3, 4, 2]
+    empty = Encoder(words(eos_token="</s>")).encode([Document("f:1", "")])
+    assert empty[0].examples[0].labels.tolist() == [2]
 
 
 def test_a_batch_is_its_rows(chatml_tokenizer, small_chats):
     """A batch gives what its rows give one by one."""
-    batch = Encoder(chatml_tokenizer).encode([Chat("f:1", row["messages"], 0) for row in small_chats])
-    for row, example in zip(small_chats, batch, strict=True):
+    batch = Encoder(chatml_tokenizer).encode([Chat("f:1", row["messages"]) for row in small_chats])
+    for row, encoded in zip(small_chats, batch, strict=True):
+        (example,) = encoded.examples
         alone = tokenize(row, chatml_tokenizer)
         assert example.input_ids.tolist() == alone.input_ids.tolist()
         assert example.labels.tolist() == alone.labels.tolist()

@@ -2,24 +2,55 @@
 
 import ast
 import inspect
+from typing import get_args
 
+import attrs
 import pytest
 
 from forge_data import DataSettings
+from forge_data._formats import FORMATS
+from forge_data._options import ON_OVERFLOW, TRAIN_ON
+from forge_data._settings import Format, OnOverflow, TrainOn
 
 
 def test_defaults():
-    """Only the file is required."""
+    """Only the data is required."""
     made = DataSettings(data_path="train.jsonl")
-    assert (made.eval_data_path, made.validation_split, made.max_seq_len) == (None, 0.0, None)
+    assert attrs.asdict(made) == {
+        "data_path": "train.jsonl",
+        "eval_data_path": None,
+        "validation_split": 0.0,
+        "max_seq_len": None,
+        "data_format": "auto",
+        "train_on": "assistant",
+        "on_overflow": "drop",
+        "preprocess": None,
+        "num_proc": None,
+        "lint": "on",
+    }
     with pytest.raises(TypeError):
         DataSettings()
+
+
+@pytest.mark.parametrize("path", ["a.jsonl", ["a", "b"], {"a": 1, "b": 0.5}])
+@pytest.mark.parametrize("field", ["data_path", "eval_data_path"])
+def test_paths(field, path):
+    """One path, a list of them, or a mapping to weights; a list becomes a tuple, which cannot be changed."""
+    assert getattr(DataSettings(**({"data_path": "x"} | {field: path})), field) == (
+        tuple(path) if isinstance(path, list) else path
+    )
 
 
 @pytest.mark.parametrize(
     ("field", "value"),
     [
         ("data_path", ""),
+        ("data_path", []),
+        ("data_path", ["a", ""]),
+        ("data_path", {}),
+        ("data_path", {"a": 0}),
+        ("data_path", {"a": float("nan")}),
+        ("data_path", {"a": float("inf")}),
         ("eval_data_path", ""),
         ("validation_split", 1.0),
         ("validation_split", -0.1),
@@ -27,6 +58,15 @@ def test_defaults():
         ("validation_split", float("inf")),
         ("max_seq_len", 0),
         ("max_seq_len", -5),
+        ("num_proc", 0),
+        ("data_format", ""),
+        ("data_format", "mesages"),
+        ("train_on", "user"),
+        ("on_overflow", "cut"),
+        ("lint", "maybe"),
+        ("preprocess", "function"),
+        ("preprocess", "a.b:"),
+        ("preprocess", "a-b:c"),
     ],
 )
 def test_out_of_range(field, value):
@@ -37,8 +77,10 @@ def test_out_of_range(field, value):
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("data_path", None), ("data_path", 3), ("eval_data_path", True), ("validation_split", True), ("validation_split", "0.1"),
-     ("max_seq_len", True), ("max_seq_len", 512.0), ("max_seq_len", "512")],
+    [("data_path", None), ("data_path", 3), ("data_path", ["a", 3]), ("data_path", {"a": "1"}), ("data_path", {"a": True}),
+     ("eval_data_path", True), ("validation_split", True), ("validation_split", "0.1"), ("max_seq_len", True),
+     ("max_seq_len", 512.0), ("max_seq_len", "512"), ("num_proc", 2.0), ("train_on", 1), ("lint", 1), ("preprocess", len),
+     ("data_format", None)],
 )  # fmt: skip
 def test_wrong_type(field, value):
     """A value of another type is a TypeError that names the field; a bool is no number."""
@@ -51,6 +93,12 @@ def test_an_integer_is_a_number():
     assert DataSettings(data_path="x", validation_split=0).validation_split == 0
 
 
+@pytest.mark.parametrize(("given", "meant"), [(True, "on"), (False, "off"), ("off", "off")])
+def test_yaml_reads_off_as_false(given, meant):
+    """What YAML makes of a bare on or off is understood."""
+    assert DataSettings(data_path="x", lint=given).lint == meant
+
+
 def test_one_source_of_held_out_rows():
     """A file of held-out rows and a share of the training rows exclude each other."""
     with pytest.raises(ValueError, match="eval_data_path .* and validation_split .* give one of them"):
@@ -58,11 +106,25 @@ def test_one_source_of_held_out_rows():
     assert DataSettings(data_path="x", eval_data_path="y").eval_data_path == "y"
 
 
+def test_no_dead_setting():
+    """What happens to rows that are too long says nothing where no row is."""
+    with pytest.raises(ValueError, match="on_overflow='split' has no effect without a limit"):
+        DataSettings(data_path="x", on_overflow="split")
+    assert DataSettings(data_path="x", on_overflow="split", max_seq_len=9).on_overflow == "split"
+
+
+def test_the_same_words():
+    """Settings and `prepare` know the same words."""
+    assert get_args(TrainOn) == TRAIN_ON
+    assert get_args(OnOverflow) == ON_OVERFLOW
+    assert get_args(Format) == ("auto", *FORMATS)
+
+
 def test_every_setting_has_help():
     """Each field has a docstring below it: the command line's help is made from them."""
     body = ast.parse(inspect.getsource(DataSettings)).body[0].body
     fields = [node for node in body if isinstance(node, ast.AnnAssign)]
-    assert len(fields) == 4
+    assert len(fields) == 10
     for field in fields:
         after = body[body.index(field) + 1]
         assert isinstance(after, ast.Expr), field.target.id

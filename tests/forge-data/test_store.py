@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forge_data import DataError, StoreError, TokenStore, prepare
-from forge_data._format import DTYPES
+from forge_data._manifest import SUPERVISED, arrays_of
 
 
 @pytest.fixture(scope="module")
@@ -133,11 +133,13 @@ def test_verify(copy):
         TokenStore.open(copy).verify()
 
 
-@pytest.mark.parametrize("name", DTYPES)
+@pytest.mark.parametrize("name", [*arrays_of(SUPERVISED), "dropped.jsonl", "lint.json", "tokenizer/tokenizer.json"])
 def test_torn(copy, name):
     """A file that is too short, too long or missing is refused by name, with the sizes."""
     data = (copy / name).read_bytes()
     for spoilt in (data[:-1], data + b"\0"):
+        if spoilt == data:
+            continue
         (copy / name).write_bytes(spoilt)
         with pytest.raises(StoreError, match=f"{name} is torn: {len(spoilt):,} bytes where {len(data):,} bytes were written"):
             TokenStore.open(copy)
@@ -146,12 +148,23 @@ def test_torn(copy, name):
         TokenStore.open(copy)
 
 
-def test_offsets_that_do_not_rise(copy):
+@pytest.mark.parametrize("name", ["offsets.bin", "segment_offsets.bin"])
+def test_offsets_that_do_not_rise(copy, name):
     """Offsets of the right size and the wrong values would read the wrong tokens: refused."""
-    offsets = np.fromfile(copy / "offsets.bin", dtype="<i8")
+    offsets = np.fromfile(copy / name, dtype="<i8")
     offsets[[1, 2]] = offsets[[2, 1]]
-    offsets.tofile(copy / "offsets.bin")
-    with pytest.raises(StoreError, match="offsets.bin is damaged: it does not rise from 0"):
+    offsets.tofile(copy / name)
+    with pytest.raises(StoreError, match=f"{name} is damaged: it does not rise from 0"):
+        TokenStore.open(copy)
+
+
+@pytest.mark.parametrize("name", ["/etc/hostname", "../outside"])
+def test_a_file_outside(copy, name):
+    """A store.json that vouches for files elsewhere is not followed there."""
+    told = json.loads((copy / "store.json").read_text())
+    told["sizes"][name] = 1
+    (copy / "store.json").write_text(json.dumps(told))
+    with pytest.raises(StoreError, match="a file outside the store is named"):
         TokenStore.open(copy)
 
 
@@ -167,12 +180,16 @@ def test_no_store(tmp_path):
     ("change", "said"),
     [
         ({"format": "something else"}, "belongs to something else"),
-        ({"version": 2}, "has format version 2, this forge-data reads 1; prepare it again"),
+        ({"version": 3}, "has format version 3, this forge-data reads 2; prepare it again"),
         ({"samples": "many"}, r"is damaged \(ValueError"),
+        ({"kind": "songs"}, r"is damaged \(ValueError: kind 'songs' is none of"),
+        ({"unknown": 1}, r"is damaged \(TypeError"),
         ({"sha256": {}}, r"is damaged \(KeyError: 'input_ids.bin'\)"),
+        ({"sizes": {}}, r"is damaged \(KeyError: 'input_ids.bin'\)"),
         ({"accounting": {"read": 5, "kept": 12, "dropped": {}}}, r"is damaged \(ValueError: rows do not add up"),
-        ({"accounting": {"read": 11, "kept": 11, "dropped": {}}}, "is damaged: 12 samples, but 11 rows kept"),
-        ({"sources": []}, "is damaged: 12 samples, but 12 rows kept"),
+        ({"accounting": {"read": 11, "kept": 11, "dropped": {}}}, "is damaged: 12 samples, but 11 were kept"),
+        ({"accounting": {"read": 12, "kept": 12, "dropped": {}}}, r"is damaged: \d+ tokens, but 0 were kept"),
+        ({"sources": []}, "is damaged: 12 samples, but 12 were kept"),
         ({"sources": [{"name": "x"}]}, r"is damaged \(TypeError"),
     ],
 )

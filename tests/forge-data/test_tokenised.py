@@ -19,6 +19,14 @@ def test_kept():
     assert sample.trained.tolist() == [True, False, True]
 
 
+@pytest.mark.parametrize("count", [2, 1])
+def test_counted(count):
+    """mini-trainer's count of learned tokens is checked; a label that stands first may be counted or not."""
+    assert check([3, 4, 5], [3, -100, 5], num_loss_counted_tokens=count).trained.sum() == 2
+    with pytest.raises(DataError, match="f:5: field num_loss_counted_tokens is int 3, but 2 labels are not -100"):
+        check([3, 4, 5], [3, -100, 5], num_loss_counted_tokens=3)
+
+
 def test_arrays():
     """Arrays of integers do as well as lists."""
     assert check(np.array([3, 4], dtype=np.uint16), np.array([-100, 4]), attention_mask=np.ones(2, int)).trained.tolist() == [

@@ -36,8 +36,48 @@ def test_length(chatml_tokenizer, chat):
     row = chat(("user", "hi"), ("assistant", "ho"))
     size = len(tokenize(row, chatml_tokenizer))
     assert len(tokenize(row, chatml_tokenizer, max_seq_len=size)) == size
-    with pytest.raises(DataError, match=f"row: {size} tokens, and max_seq_len is {size - 1}; raise it or shorten"):
+    with pytest.raises(DataError, match=f"row: {size} tokens, and max_seq_len is {size - 1}; raise it, shorten"):
         tokenize(row, chatml_tokenizer, max_seq_len=size - 1)
+    cut = tokenize(row, chatml_tokenizer, max_seq_len=size - 1, on_overflow="truncate")
+    assert cut.input_ids.tolist() == tokenize(row, chatml_tokenizer).input_ids[:-1].tolist()
+    with pytest.raises(DataError, match=r"row: no token of it is learned within max_seq_len \(3 tokens\)"):
+        tokenize(row, chatml_tokenizer, max_seq_len=3, on_overflow="truncate")
+    long = chat(("user", "hi"), ("assistant", "ho " * 50))
+    with pytest.raises(DataError, match=r"row: it becomes \d+ samples of 20 tokens; prepare\(...\) makes them all"):
+        tokenize(long, chatml_tokenizer, max_seq_len=20, on_overflow="split")
+
+
+def test_options(chatml_tokenizer, chat):
+    """Format and train_on are those of prepare, and so is what they refuse."""
+    row = chat(("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d"))
+    every = tokenize(row, chatml_tokenizer, format="messages")
+    last = tokenize(row, chatml_tokenizer, train_on="last")
+    whole = tokenize(row, chatml_tokenizer, train_on="all")
+    assert last.loss_count < every.loss_count < whole.loss_count == len(whole) - 1
+    with pytest.raises(DataError, match="format is 'chat'; allowed"):
+        tokenize(row, chatml_tokenizer, format="chat")
+    with pytest.raises(DataError, match="row has the fields 'messages', but the format text needs text or document"):
+        tokenize(row, chatml_tokenizer, format="text")
+
+
+def test_preprocess(chatml_tokenizer, chat):
+    """The function sees the row first; one sample comes of one row, or none does."""
+    row = {"question": "hi", "answer": "ho"}
+
+    def turned(fields):
+        return chat(("user", fields["question"]), ("assistant", fields["answer"]))
+
+    made = tokenize(row, chatml_tokenizer, preprocess=turned)
+    assert made.input_ids.tolist() == tokenize(turned(row), chatml_tokenizer).input_ids.tolist()
+    for back in (None, [row, row]):
+        with pytest.raises(DataError, match=r"row: preprocess .* gave back [02] rows; tokenize makes one sample of one row"):
+            tokenize(row, chatml_tokenizer, preprocess=lambda _, back=back: back)
+
+
+def test_a_preference(chatml_tokenizer):
+    """A row of two answers is two samples, which prepare makes."""
+    with pytest.raises(DataError, match="row: a row of preference becomes two samples, chosen and rejected"):
+        tokenize({"prompt": "a", "chosen": "b", "rejected": "c"}, chatml_tokenizer)
 
 
 def test_nothing_to_learn(chatml_tokenizer, chat):

@@ -2,12 +2,14 @@
 
 import errno
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from forge_data import TokenizerError, load_tokenizer
-from forge_data._tokenizer import as_tokenizer
+from forge_data._tokenizer import _loader, as_tokenizer
 
 
 def test_a_directory_of_tokenizer_files(chatml_tokenizer, tmp_path, chat):
@@ -18,6 +20,24 @@ def test_a_directory_of_tokenizer_files(chatml_tokenizer, tmp_path, chat):
     assert loaded.is_fast
     messages = chat(("user", "hi"), ("assistant", "ho"))["messages"]
     assert loaded.apply_chat_template(messages) == chatml_tokenizer.apply_chat_template(messages)
+
+
+def test_tokenizer_files_need_no_torch(chatml_tokenizer, tmp_path):
+    """A directory of tokenizer files alone is read without loading torch, also where it is installed, to what transformers makes of
+    it; a config.json beside them leaves the choice to transformers."""
+    from transformers import AutoTokenizer
+
+    chatml_tokenizer.save_pretrained(tmp_path)
+    loaded, chosen = load_tokenizer(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
+    assert type(loaded) is type(chosen)
+    assert loaded.backend_tokenizer.to_str() == chosen.backend_tokenizer.to_str()
+    assert loaded.init_kwargs == chosen.init_kwargs
+    assert loaded.chat_template == chosen.chat_template
+    code = f"import sys, forge_data; forge_data.load_tokenizer({str(tmp_path)!r}); print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True)
+    assert done.stdout.split() == ["False"], done.stderr
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    assert _loader(tmp_path) == AutoTokenizer.from_pretrained
 
 
 @pytest.mark.parametrize("name", ["./nothing", "/no/such/directory", "a/b/c", "what is this?", ""])

@@ -1,6 +1,6 @@
-"""Records to tokens and labels: reading, formats, chat templates, loss masks, token store. No torch.
+"""Records to tokens and labels: reading, formats, chat templates, loss masks, lint, viewer, token store. No torch.
 
-Names load on first use, so `import forge_data` costs nothing and brings in neither transformers nor pyarrow.
+Names load on first use, so `import forge_data` costs nothing and brings in neither transformers nor datasets nor pyarrow.
 """
 
 import importlib
@@ -10,26 +10,36 @@ if TYPE_CHECKING:
     from forge_data._accounting import Accounting
     from forge_data._errors import DataError, ForgeDataError, StoreError, TemplateError, TokenizerError
     from forge_data._example import TokenizedExample
+    from forge_data._findings import Finding, LintReport
+    from forge_data._lint import lint
     from forge_data._prepare import prepare
     from forge_data._settings import DataSettings
+    from forge_data._show import show
+    from forge_data._stats import Stats, stats
     from forge_data._store import TokenStore
     from forge_data._tokenize import tokenize
     from forge_data._tokenizer import load_tokenizer
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "Accounting",
     "DataError",
     "DataSettings",
+    "Finding",
     "ForgeDataError",
+    "LintReport",
+    "Stats",
     "StoreError",
     "TemplateError",
     "TokenStore",
     "TokenizedExample",
     "TokenizerError",
+    "lint",
     "load_tokenizer",
     "prepare",
+    "show",
+    "stats",
     "tokenize",
 ]
 
@@ -37,14 +47,20 @@ _HOMES = {
     "Accounting": "_accounting",
     "DataError": "_errors",
     "DataSettings": "_settings",
+    "Finding": "_findings",
     "ForgeDataError": "_errors",
+    "LintReport": "_findings",
+    "Stats": "_stats",
     "StoreError": "_errors",
     "TemplateError": "_errors",
     "TokenStore": "_store",
     "TokenizedExample": "_example",
     "TokenizerError": "_errors",
+    "lint": "_lint",
     "load_tokenizer": "_tokenizer",
     "prepare": "_prepare",
+    "show": "_show",
+    "stats": "_stats",
     "tokenize": "_tokenize",
 }
 

@@ -1,12 +1,17 @@
-"""Rows read, kept and dropped: the books that must balance."""
+"""Rows and tokens read, kept and lost: the books that must balance."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Any
 
 import attrs
 
 NO_TRAINED_TOKEN = "no_trained_token"  # noqa: S105
 TOO_LONG = "longer_than_max_seq_len"
+NOTHING_WITHIN = "no_trained_token_within_max_seq_len"
+PREPROCESS = "preprocess"
+TRUNCATED = "truncated"
+UNTRAINED_PIECE = "piece_without_trained_token"
 
 
 def _frozen(reasons: Mapping[str, int]) -> Mapping[str, int]:
@@ -15,14 +20,14 @@ def _frozen(reasons: Mapping[str, int]) -> Mapping[str, int]:
 
 @attrs.frozen
 class Accounting:
-    """What became of every row of a file; `kept + sum(dropped.values()) == read`, always.
+    """What became of every row and every token; `kept + sum(dropped.values()) == read`, always, and so for tokens.
 
     >>> print(Accounting(read=10, kept=7, dropped={"no_trained_token": 1, "longer_than_max_seq_len": 2}))
     kept 7 of 10 rows; dropped 2 longer_than_max_seq_len, 1 no_trained_token
     """
 
     read: int
-    """Rows in the file."""
+    """Rows read. Where `preprocess` makes several rows of one, each counts; a row that it leaves out counts as one."""
 
     kept: int
     """Rows that became samples."""
@@ -30,22 +35,51 @@ class Accounting:
     dropped: Mapping[str, int] = attrs.field(converter=_frozen, factory=dict)
     """Rows left out, by reason."""
 
+    samples: int = attrs.field(default=attrs.Factory(lambda self: self.kept, takes_self=True))
+    """Samples in the store: more than rows where long rows are split, and two a row where rows are preferences."""
+
+    tokens_read: int = 0
+    """Tokens of all rows as they were tokenised; a row that `preprocess` left out has none."""
+
+    tokens_kept: int = 0
+    """Tokens of all samples."""
+
+    tokens_lost: Mapping[str, int] = attrs.field(converter=_frozen, factory=dict)
+    """Tokens left out, by reason: those of dropped rows, and what was cut off others."""
+
     def __attrs_post_init__(self) -> None:
-        counts = (self.read, self.kept, *self.dropped.values())
+        numbers = (self.read, self.kept, self.samples, self.tokens_read, self.tokens_kept)
+        counts = (*numbers, *self.dropped.values(), *self.tokens_lost.values())
         if any(isinstance(count, bool) or not isinstance(count, int) or count < 0 for count in counts):
-            raise ValueError(f"counts of rows must be whole and not negative, got {counts}")
+            raise ValueError(f"counts of rows and tokens must be whole and not negative, got {counts}")
         if self.kept + sum(self.dropped.values()) != self.read:
             raise ValueError(f"rows do not add up: read {self.read}, kept {self.kept}, dropped {dict(self.dropped)}")
+        if self.tokens_kept + sum(self.tokens_lost.values()) != self.tokens_read:
+            raise ValueError(
+                f"tokens do not add up: read {self.tokens_read}, kept {self.tokens_kept}, lost {dict(self.tokens_lost)}"
+            )
+        if self.samples < self.kept:
+            raise ValueError(f"{self.kept} rows were kept but became {self.samples} samples; each becomes one at least")
 
     def __str__(self) -> str:
         text = f"kept {self.kept:,} of {self.read:,} rows"
-        reasons = ", ".join(f"{count:,} {reason}" for reason, count in self.dropped.items())
-        return f"{text}; dropped {reasons}" if reasons else text
+        if self.samples != self.kept:
+            text += f" as {self.samples:,} samples"
+        text += _listed("dropped", self.dropped)
+        # Tokens of dropped rows were told with the rows; what was cut off rows that were kept was not.
+        cut = {reason: count for reason, count in self.tokens_lost.items() if reason not in self.dropped}
+        return text + _listed("lost", cut, " tokens")
 
-    def __reduce__(self) -> tuple[type["Accounting"], tuple[int, int, dict[str, int]]]:
+    def __reduce__(self) -> tuple[type["Accounting"], tuple[Any, ...]]:
         # A read-only mapping does not pickle; the plain one that it was made of does.
-        return Accounting, (self.read, self.kept, dict(self.dropped))
+        return Accounting, tuple(self.as_dict().values())
 
-    def as_dict(self) -> dict[str, object]:
+    def as_dict(self) -> dict[str, Any]:
         """Plain numbers and strings, for JSON."""
-        return {"read": self.read, "kept": self.kept, "dropped": dict(self.dropped)}
+        plain = attrs.asdict(self, recurse=False)
+        return {name: dict(value) if isinstance(value, Mapping) else value for name, value in plain.items()}
+
+
+def _listed(verb: str, reasons: Mapping[str, int], unit: str = "") -> str:
+    told = ", ".join(f"{count:,}{unit} {reason}" for reason, count in reasons.items())
+    return f"; {verb} {told}" if told else ""

@@ -11,6 +11,13 @@ if TYPE_CHECKING:
 IGNORED = -100
 """The label that PyTorch's cross entropy skips."""
 
+ROLES = ("template", "system", "developer", "user", "assistant", "tool", "prompt", "completion", "document", "tokens")
+"""Whose text a segment is; a store keeps the place in this table, so names are only ever appended."""
+
+
+def _no_segments() -> "NDArray[np.int32]":
+    return np.zeros((0, 2), dtype=np.int32)
+
 
 @attrs.frozen(eq=False)
 class TokenizedExample:
@@ -26,10 +33,24 @@ class TokenizedExample:
     labels: "NDArray[np.int32]"
     """int32[S], the same ids where loss is counted, -100 elsewhere."""
 
+    segments: "NDArray[np.int32]" = attrs.field(factory=_no_segments)
+    """int32[K, 2], the tokens [start, stop) of each segment; together they are all S tokens, in order. A turn's header and
+    end belong to the turn; what the template writes of itself is a segment of the role `template`."""
+
+    roles: tuple[str, ...] = ()
+    """K names of `ROLES`: whose text each segment is."""
+
     @classmethod
-    def from_mask(cls, input_ids: "NDArray[np.int32]", trained: "NDArray[np.bool_]") -> "TokenizedExample":
+    def from_mask(
+        cls,
+        input_ids: "NDArray[np.int32]",
+        trained: "NDArray[np.bool_]",
+        segments: "NDArray[np.int32] | None" = None,
+        roles: tuple[str, ...] = (),
+    ) -> "TokenizedExample":
         """From ids int32[S] and a mask bool[S], true where a token is learned."""
-        return cls(input_ids, np.where(trained, input_ids, np.int32(IGNORED)))
+        labels = np.where(trained, input_ids, np.int32(IGNORED))
+        return cls(input_ids, labels, _no_segments() if segments is None else segments, roles)
 
     def __len__(self) -> int:
         return len(self.input_ids)

@@ -4,6 +4,7 @@ The ids are never touched: spans are characters, tokens say which characters the
 over the other.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -50,13 +51,14 @@ def trained_tokens(offsets: "NDArray[np.int64]", spans: Iterable[Span], added: "
         added: bool[S], true for special and added tokens that are not blank.
     """
     begins, ends = offsets[:, 0], offsets[:, 1]
-    empty = begins == ends
     trained = np.zeros(len(offsets), dtype=np.bool_)
+    closings = np.flatnonzero(added)
+    closing_begins = begins[closings].tolist()
     for span in spans:
-        closings = np.flatnonzero(added & (ends > span.content_end) & (begins < span.stop))
-        stop = int(ends[closings[-1]]) if len(closings) else span.closing_end
-        # An empty token is one that the tokenizer put in of itself; it goes with the text after it.
-        inside = np.where(empty, begins > span.start, ends > span.start) & (begins < stop)
-        straddling = ~empty & (begins < span.start)
-        trained |= inside & ~(straddling & (added | (ends <= span.content)))
+        last = bisect_left(closing_begins, span.stop) - 1
+        closed = last >= 0 and ends[closings[last]] > span.content_end
+        stop = ends[closings[last]] if closed else span.closing_end
+        # A token that the tokenizer put in of itself stands for no character, and goes with the text after it.
+        inside = (ends > span.start) & (begins < stop)
+        trained |= inside & ((begins >= span.start) | ~(added | (ends <= span.content)))
     return trained

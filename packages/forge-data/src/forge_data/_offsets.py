@@ -6,6 +6,7 @@ indentation that an answer begins with, so what was trimmed is put back.
 """
 
 from functools import cached_property
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,9 +26,10 @@ class Offsets:
     def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
         self._tokenizer = tokenizer
 
-    def of(self, ids: "NDArray[np.int32]", reported: list[tuple[int, int]]) -> "NDArray[np.int64]":
-        """int64[S, 2]: token t stands for the characters [a, b), from what the tokenizer reported."""
-        offsets = np.array(reported, dtype=np.int64).reshape(-1, 2)
+    def of(self, ids: "NDArray[np.int32]", reported: list[list[tuple[int, int]]]) -> "NDArray[np.int64]":
+        """int64[T, 2]: token t stands for the characters [a, b) of its text, from what the tokenizer reported text by text."""
+        flat = chain.from_iterable(chain.from_iterable(reported))
+        offsets = np.fromiter(flat, dtype=np.int64, count=2 * len(ids)).reshape(-1, 2)
         if not self._trims or not len(ids):
             return offsets
         leading, trailing = self._blanks

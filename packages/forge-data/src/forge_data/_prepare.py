@@ -1,116 +1,160 @@
-"""A file of rows to a token store: read, checked, tokenised, counted, written."""
+"""Rows of whatever files to a token store: read, understood, tokenised, counted, written, looked over."""
 
+import logging
 import os
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from forge_data._accounting import NO_TRAINED_TOKEN, TOO_LONG, Accounting
-from forge_data._encode import Encoder
-from forge_data._errors import DataError
-from forge_data._format import SourceFile
-from forge_data._read import Record, open_source, read
-from forge_data._samples import Sample, parse, shape_of
+import attrs
+
+from forge_data import _formats
+from forge_data._errors import DataError, StoreError
+from forge_data._fingerprint import check_stamps, fingerprint_of_inputs, stamps_of
+from forge_data._lint import store_findings
+from forge_data._manifest import own_files
+from forge_data._options import Options
+from forge_data._pipeline import Outcome, run
+from forge_data._preprocess import load_preprocess
+from forge_data._progress import Progress, teller, wanted
+from forge_data._replace import require_room
+from forge_data._sources import DataPath, Source, resolve
 from forge_data._store import TokenStore
-from forge_data._tokenize import check_max_seq_len
 from forge_data._tokenizer import as_tokenizer
+from forge_data._work import Job
 from forge_data._writer import StoreWriter
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-# A batch is tokenised in one call; these keep it large enough to be quick and small enough to fit anywhere.
-_ROWS = 512
-_BYTES = 4 << 20
+_log = logging.getLogger("forge_data")
 
 
 def prepare(
-    data_path: str | os.PathLike[str],
+    data_path: DataPath,
     tokenizer: "PreTrainedTokenizerBase | str | os.PathLike[str]",
     store_dir: str | os.PathLike[str],
     *,
+    format: str = "auto",  # noqa: A002 - what it is called everywhere else
+    train_on: str = "assistant",
     max_seq_len: int | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    on_overflow: str = "drop",
+    preprocess: str | Callable[[dict[str, Any]], Any] | None = None,
+    num_proc: int | None = None,
+    seed: int = 0,
+    progress: Progress = True,
 ) -> TokenStore:
-    """The rows of a file as a token store in `store_dir`, a new directory.
+    """The rows of some files as a token store in `store_dir`.
 
-    Rows without a learned token and rows longer than `max_seq_len` tokens are left out and counted, nothing is
-    truncated. If anything fails, `store_dir` is not there.
+    A store that was made there from the same content, tokenizer, template and settings is opened again; one that was made
+    from others is replaced when the new one is whole. Rows that are left out are counted by reason, and said. If anything
+    fails, `store_dir` is as it was.
 
     Args:
-        data_path: a JSONL or Parquet file; all its rows have one shape.
+        data_path: a file, glob, directory, URL or `name:split`; a list of them; or a mapping of them to their weights.
         tokenizer: a loaded tokenizer, a directory or a name on the hub.
-        store_dir: where the store is to be; new, or an empty directory.
+        store_dir: where the store is to be: nothing, an empty directory, or a token store.
+        format: name of the rows' format; "auto" tells it from the rows, which must all have one.
+        train_on: `assistant` learns every assistant turn, `last` the last one, `completion` the completions of
+            prompt/completion rows, `all` every token.
         max_seq_len: longest sample in tokens; no limit by default.
-        progress: called with (row reached, last row) after every batch.
+        on_overflow: what becomes of a longer row: `drop`, `truncate`, `split` or `error`.
+        preprocess: a function of a row's fields, or its name as "package.module:function", that gives the row to use, a list
+            of rows, or None to leave it out; it runs before anything else looks at the row.
+        num_proc: processes that tokenise; by default one for little data, else as many as this process may use, up to 16.
+            The store is the same for any number.
+        seed: what `store.split` draws by where it is given no other.
+        progress: a line on a terminal, or nothing, or a callable that gets (row reached, last row).
 
     Raises:
-        DataError: the file, or a row of it by `file:row`; no row that can be trained on.
+        DataError: a file, or a row of it by `file:row`; no row that can be trained on.
         TemplateError: no chat template, or one that leaves open which tokens the assistant wrote.
         TokenizerError: no tokenizer there, or one without offsets.
-        StoreError: `store_dir` is taken or cannot be written.
+        StoreError: `store_dir` holds something else, or cannot be written.
     """
-    check_max_seq_len(max_seq_len)
-    source = open_source(os.fspath(data_path))
-    loaded = as_tokenizer(tokenizer)
-    encoder = Encoder(loaded)
-    last = source.count() if progress is not None else 0
-    dropped: Counter[str] = Counter()
-    shortest_left_out: int | None = None
-    with StoreWriter(Path(store_dir).expanduser()) as writer:
-        for records in _batches(_checked(read(source), source.path.name, encoder.vocabulary)):
-            rows, samples = zip(*records, strict=True)
-            kept, kept_rows = [], []
-            for row, example in zip(rows, encoder.encode(samples), strict=True):
-                if not example.loss_count:
-                    dropped[NO_TRAINED_TOKEN] += 1
-                elif max_seq_len is not None and len(example) > max_seq_len:
-                    dropped[TOO_LONG] += 1
-                    shortest_left_out = min(len(example), shortest_left_out or len(example))
-                else:
-                    kept.append(example)
-                    kept_rows.append(row.row)
-            writer.add(kept, kept_rows)
-            if progress is not None:
-                progress(rows[-1].row, last)
-        accounting = Accounting(writer.samples + dropped.total(), writer.samples, dropped)
+    options = Options(format=format, train_on=train_on, max_seq_len=max_seq_len, on_overflow=on_overflow)
+    _formats.check_name(format)
+    _check_whole("num_proc", num_proc, at_least=1)
+    _check_whole("seed", seed)
+    function = load_preprocess(preprocess)
+    directory = Path(store_dir).expanduser()
+    require_room(directory)
+    sources = resolve(data_path)
+    job = Job(tokenizer=as_tokenizer(tokenizer), options=options, preprocess=function)
+    return build(job, sources, directory, num_proc=num_proc, seed=seed, progress=progress)
+
+
+def build(
+    job: Job, sources: list[Source], directory: Path, *, num_proc: int | None, seed: int = 0, progress: Progress = False
+) -> TokenStore:
+    """The store of some sources: the one that is there where it was made from the same, else a new one."""
+    stamps = stamps_of(sources)
+    inputs = fingerprint_of_inputs(sources, job.tokenizer, job.options, job.preprocess, seed)
+    there = _made_from(directory, inputs)
+    if there is not None:
+        return there
+    counts = [source.count() for source in sources] if wanted(progress) else []
+    last = sum(count for count in counts if count is not None) if counts and None not in counts else None
+    with teller(progress, last) as tell, StoreWriter(directory) as writer:
+        outcome = run(job, sources, writer, num_proc, tell)
+        check_stamps(sources, stamps)
+        accounting = outcome.accounting(writer)
         if not writer.samples:
-            raise DataError(_nothing_left(source.path, accounting, max_seq_len, shortest_left_out))
-        settings = {"tokenizer": loaded.name_or_path, "max_seq_len": max_seq_len}
-        writer.commit([SourceFile(source.path.name, str(source.path.absolute()), writer.samples)], accounting, settings)
-    return TokenStore.open(writer.directory)
+            raise DataError(_nothing_left(sources, outcome, str(accounting), job.options))
+        manifest = writer.finish(
+            outcome.kind,
+            outcome.files(sources),
+            accounting,
+            tokenizer=job.tokenizer,
+            inputs=inputs,
+            settings=_settings(job, outcome, seed),
+        )
+        outcome.findings.add(store_findings(TokenStore(writer.partial, manifest)))
+        try:
+            writer.commit(manifest, outcome.findings.report(accounting.read).dumps())
+        except StoreError:
+            # Several processes may prepare the same store at once, as ranks do; all of them want the one that is there.
+            there = _made_from(directory, inputs)
+            if there is None:
+                raise
+            return there
+    if accounting.dropped or accounting.tokens_lost:
+        _log.warning("%s: %s", ", ".join(source.name for source in sources[:3]), accounting)
+    return TokenStore.open(directory)
 
 
-def _checked(records: Iterable[Record], name: str, vocabulary: int) -> Iterator[tuple[Record, Sample]]:
-    """Rows as samples, all of the shape that the first one has."""
-    first: tuple[str, str] | None = None
-    for record in records:
-        place = f"{name}:{record.row}"
-        shape = shape_of(place, record.fields)
-        first = first or (place, shape)
-        if shape != first[1]:
-            raise DataError(
-                f"{place} is a row of {shape}, but {first[0]} is one of {first[1]}; put them into files of their own"
-            )
-        yield record, parse(shape, place, record.fields, vocabulary)
+def _made_from(directory: Path, inputs: str | None) -> TokenStore | None:
+    ours = own_files(directory)
+    if inputs is None or ours is None:
+        return None
+    try:
+        store = TokenStore.open(directory)
+    except StoreError:
+        return None
+    return store if store.inputs == inputs else None
 
 
-def _batches(samples: Iterable[tuple[Record, Sample]]) -> Iterator[list[tuple[Record, Sample]]]:
-    batch: list[tuple[Record, Sample]] = []
-    size = 0
-    for record, sample in samples:
-        batch.append((record, sample))
-        size += record.size
-        if len(batch) >= _ROWS or size >= _BYTES:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
+def _settings(job: Job, outcome: Outcome, seed: int) -> dict[str, Any]:
+    named = job.tokenizer.name_or_path if job.tokenizer is not None else None
+    function = job.preprocess.name if job.preprocess is not None else None
+    options = attrs.asdict(job.options) | {"format": outcome.format_name or job.options.format}
+    return {"tokenizer": named, **options, "preprocess": function, "seed": seed}
 
 
-def _nothing_left(path: Path, accounting: Accounting, max_seq_len: int | None, shortest: int | None) -> str:
-    told = f"{path}: no row is left to train on: {accounting}"
-    if shortest is not None:
-        return f"{told}; the shortest that was too long has {shortest} tokens, max_seq_len is {max_seq_len}: raise it"
+def _check_whole(name: str, value: object, at_least: int | None = None) -> None:
+    if value is None and name != "seed":
+        return
+    if isinstance(value, bool) or not isinstance(value, int) or (at_least is not None and value < at_least):
+        limit = f" of at least {at_least}" if at_least is not None else ""
+        raise DataError(f"{name} must be a whole number{limit}, got {value!r}")
+
+
+def _nothing_left(sources: list[Source], outcome: Outcome, told: str, options: Options) -> str:
+    paths = ", ".join(source.path for source in sources[:3]) + (" and more" if len(sources) > 3 else "")
+    told = f"{paths}: no row is left to train on: {told}"
+    if outcome.shortest_too_long is not None:
+        return (
+            f"{told}; the shortest that was too long has {outcome.shortest_too_long} tokens, max_seq_len is "
+            f"{options.max_seq_len}: raise it"
+        )
     return f"{told}; rows need an assistant turn, a completion, or labels that are not -100"

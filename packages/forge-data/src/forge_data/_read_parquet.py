@@ -1,83 +1,68 @@
-"""A Parquet file to its rows, a record batch at a time."""
+"""A Parquet file to its record batches; pyarrow, which `datasets` reads it with too, keeps one in memory and no more."""
 
-import itertools
 from collections.abc import Iterator
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import attrs
 
 from forge_data._errors import DataError
+from forge_data._read_file import DataFile
+from forge_data._read_table import TableRows, first_line, rows_for, table_chunks
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyarrow import parquet
 
-_BATCH = 256
-
 
 @attrs.frozen
 class ParquetFile:
-    """Rows of a Parquet file; read with pyarrow, which keeps a record batch in memory and no more."""
+    """Rows of a Parquet file, from 1."""
 
-    path: Path
+    name: str
+    file: DataFile
+    indexed = False
 
-    def rows(self) -> Iterator[tuple[int, object, int]]:
-        """(row, value, bytes) of every row, 1-based.
+    def chunks(self, size: int) -> Iterator[TableRows]:
+        """Record batches of about `size` bytes.
 
         Raises:
-            DataError: the file is not Parquet, breaks off, has two columns of one name, or a value that cannot be read.
+            DataError: the file is not Parquet, breaks off, or has two columns of one name.
         """
         import pyarrow as pa
 
-        row = 0
-        with self._open() as file:
-            names = file.schema_arrow.names
-            if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
-                raise DataError(f"{self.path.name}: more than one column is called {twice[0]!r}; keep one of them")
+        with self._open() as opened:
+            row = 0
             try:
-                for batch in file.iter_batches(batch_size=_BATCH):
-                    size = max(1, batch.nbytes // max(1, batch.num_rows))
-                    for value in self._values(batch, row):
-                        row += 1
-                        yield row, value, size
+                for chunk in table_chunks(self.name, self._batches(opened, size), size):
+                    yield chunk
+                    row = chunk.last_row
             except (pa.ArrowException, OSError) as error:
-                raise DataError(f"{self.path.name}: unreadable after row {row}: {_first_line(error)}") from error
+                raise DataError(f"{self.name}: unreadable after row {row}: {first_line(error)}") from error
 
-    def _values(self, batch: "pa.RecordBatch", before: int) -> list[dict[str, Any]]:
-        try:
-            return batch.to_pylist()
-        except (ValueError, OverflowError) as error:
-            # Text that is not UTF-8, a date beyond what Python has: looked for again, value by value, to name it.
-            for index, name in itertools.product(range(batch.num_rows), batch.schema.names):
-                try:
-                    batch.column(name)[index].as_py()
-                except (ValueError, OverflowError) as fault:
-                    place = f"{self.path.name}:{before + index + 1}"
-                    raise DataError(f"{place}: field {name} cannot be read: {_reason(fault)}") from fault
-            last = before + batch.num_rows
-            raise DataError(f"{self.path.name}: a row of {before + 1} to {last} cannot be read: {_reason(error)}") from error
-
-    def count(self) -> int:
+    def count(self) -> int | None:
         """Rows in the file, from its footer."""
-        with self._open() as file:
-            return file.metadata.num_rows
+        with self._open() as opened:
+            return opened.metadata.num_rows
 
-    def _open(self) -> "parquet.ParquetFile":
+    def digest(self) -> str:
+        """SHA-256 in hex of the file."""
+        return self.file.digest()
+
+    def _batches(self, opened: "parquet.ParquetFile", size: int) -> "Iterator[pa.RecordBatch]":
+        groups = [opened.metadata.row_group(index) for index in range(opened.metadata.num_row_groups)]
+        total = sum(group.total_byte_size for group in groups)
+        return opened.iter_batches(batch_size=rows_for(size, total, opened.metadata.num_rows))
+
+    @contextmanager
+    def _open(self) -> "Iterator[parquet.ParquetFile]":
         import pyarrow as pa
         from pyarrow import parquet
 
-        try:
-            return parquet.ParquetFile(self.path, memory_map=True)
-        except (pa.ArrowException, OSError) as error:
-            raise DataError(f"{self.path} is not a Parquet file that can be read: {_first_line(error)}") from error
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, UnicodeDecodeError):
-        return f"not UTF-8: byte 0x{error.object[error.start]:02x} at position {error.start + 1} ({error.reason})"
-    return _first_line(error)
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).split("\n", 1)[0][:200]
+        with self.file.opened() as raw:
+            try:
+                opened = parquet.ParquetFile(raw if self.file.local is None else self.file.local, memory_map=True)
+            except (pa.ArrowException, OSError) as error:
+                raise DataError(f"{self.file.path} is not a Parquet file that can be read: {first_line(error)}") from error
+            with opened:
+                yield opened

@@ -1,29 +1,49 @@
-"""A number of samples and a share to the ones that are held out."""
+"""A number of samples and a share to the ones that are held out; indices of samples to the pairs among them."""
 
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from forge_data._errors import DataError
+from forge_data._errors import DataError, StoreError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-def split_indices(count: int, fraction: float, seed: int) -> tuple["NDArray[np.int64]", "NDArray[np.int64]"]:
-    """(kept, held out), both int64 and rising; `round(count * fraction)` are held out.
+def split_indices(groups: "NDArray[np.int64]", fraction: float, seed: int) -> tuple["NDArray[np.int64]", "NDArray[np.int64]"]:
+    """(kept, held out), both int64 and rising; about `round(count * fraction)` are held out, and whole groups only.
 
-    Each index gets a hash of (seed, index) and the smallest hashes are held out. A library's shuffle may change from
-    release to release; this does not, so a held-out set stays unseen.
+    groups: int64[N], for each sample the first one that it must not be parted from; a sample that stands alone names itself.
+
+    Each group gets a hash of (seed, its first sample) and the smallest hashes are held out. A library's shuffle may change
+    from release to release; this does not, so a held-out set stays unseen.
 
     Raises:
         DataError: a share that is not between 0 and 1.
     """
     if not 0 < fraction < 1:
         raise DataError(f"a held-out share must lie between 0 and 1, got {fraction!r}")
-    order = np.argsort(_mixed(count, seed), kind="stable")
-    held_out = round(count * fraction)
+    count = len(groups)
+    order = np.lexsort((groups, _mixed(count, seed)[groups]))
+    ordered = groups[order]
+    borders = np.concatenate(([0], np.flatnonzero(ordered[1:] != ordered[:-1]) + 1, [count]))
+    # The border that is nearest to the share; of two, the one that holds out more.
+    held_out = int(borders[np.lexsort((-borders, np.abs(borders - round(count * fraction))))[0]])
     return np.sort(order[held_out:]).astype(np.int64), np.sort(order[:held_out]).astype(np.int64)
+
+
+def pairs_of(indices: "NDArray[np.int64]") -> "NDArray[np.int64]":
+    """int64[P, 2], places of the two sides of each pair among indices of a store in which 2j and 2j + 1 are pair j.
+
+    Raises:
+        StoreError: one side is there without the other.
+    """
+    places = np.argsort(indices, kind="stable")
+    sides = indices[places]
+    if len(sides) % 2 or np.any(sides[::2] % 2) or np.any(sides[::2] + 1 != sides[1::2]):
+        raise StoreError("this view holds one side of a preference without the other; select samples by store.pairs")
+    pairs = places.reshape(-1, 2).astype(np.int64)
+    return pairs[np.argsort(pairs[:, 0], kind="stable")]
 
 
 def _mixed(count: int, seed: int) -> "NDArray[np.uint64]":

@@ -12,12 +12,22 @@ import numpy as np
 
 from forge_data._accounting import Accounting
 from forge_data._errors import DataError, StoreError
-from forge_data._example import IGNORED, TokenizedExample
-from forge_data._format import DTYPES, Manifest, read_manifest
-from forge_data._split import split_indices
+from forge_data._example import TokenizedExample
+from forge_data._loss_counts import loss_counts
+from forge_data._manifest import DROPPED, LINT, PREFERENCE, TOKENIZER, UNPAIRED, Manifest, read_manifest
+from forge_data._open import Files, undisturbed, verify
+from forge_data._record import place_of
+from forge_data._split import pairs_of, split_indices
+from forge_data._stored_example import stored_example
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
+    from transformers import PreTrainedTokenizerBase
+
+    from forge_data._findings import LintReport
+
+_PASS = 4096
+"""Samples after which a pass over all of them gives back the memory that they were read into."""
 
 
 class TokenStore:
@@ -31,14 +41,13 @@ class TokenStore:
         """The directory."""
         self._manifest = manifest
         self._indices = indices
-        self._arrays: dict[str, NDArray[Any]] = {
-            name: np.asarray(np.memmap(path / name, dtype=dtype, mode="r")) for name, dtype in DTYPES.items()
-        }
-        offsets = self._arrays["offsets.bin"]
-        if offsets[0] != 0 or offsets[-1] != manifest.tokens or np.any(np.diff(offsets) < 1):
-            raise StoreError(
-                f"{path / 'offsets.bin'} is damaged: it does not rise from 0 to {manifest.tokens}; prepare the store again"
-            )
+        self._files = Files(path, manifest)
+        self._arrays = self._files.arrays
+        self._ids = self._arrays["input_ids.bin"]
+        # A memoryview gives Python's integers several times quicker than an array does.
+        self._bounds = self._arrays["offsets.bin"].data
+        self._bases = None if indices is None else indices.data
+        self._count = manifest.samples if indices is None else len(indices)
 
     @classmethod
     def open(cls, directory: str | os.PathLike[str]) -> "TokenStore":
@@ -48,23 +57,58 @@ class TokenStore:
             StoreError: no store, a torn one, or one of another format.
         """
         path = Path(directory).expanduser()
-        return cls(path, read_manifest(path))
+        return undisturbed(path, lambda: cls(path, read_manifest(path)))
+
+    @classmethod
+    def from_jsonl(
+        cls,
+        file: str | os.PathLike[str],
+        directory: str | os.PathLike[str],
+        *,
+        tokenizer: "PreTrainedTokenizerBase | str | os.PathLike[str] | None" = None,
+    ) -> "TokenStore":
+        """The store of a file of `{"input_ids": [...], "labels": [...], "len": n}`, mini-trainer's form, in a directory.
+
+        A tokenizer is not needed; with one, ids are held against its vocabulary and the viewer can show text.
+
+        Raises:
+            DataError: the file, or a row of it by `file:row`.
+            StoreError: the directory holds something else, or cannot be written.
+        """
+        from forge_data._jsonl import read_jsonl
+
+        return read_jsonl(file, directory, tokenizer)
+
+    def to_jsonl(self, file: str | os.PathLike[str]) -> Path:
+        """Every sample as a line `{"input_ids": [...], "labels": [...], "len": n}`; the file is there when it is whole.
+
+        Raises:
+            StoreError: the file cannot be written.
+        """
+        from forge_data._jsonl import write_jsonl
+
+        return write_jsonl(self, file)
 
     def __len__(self) -> int:
-        return self._manifest.samples if self._indices is None else len(self._indices)
+        return self._count
 
     def __getitem__(self, index: int) -> TokenizedExample:
-        at = self._base(index)
-        offsets = self._arrays["offsets.bin"]
-        here = slice(int(offsets[at]), int(offsets[at + 1]))
-        ids = self._arrays["input_ids.bin"][here]
-        return TokenizedExample(ids, np.where(self._arrays["loss_mask.bin"][here], ids, np.int32(IGNORED)))
+        if type(index) is int and 0 <= index < self._count:
+            at = index if self._bases is None else self._bases[index]
+        else:
+            at = self._base(index)
+        bounds = self._bounds
+        return stored_example(self._arrays, at, self._ids[bounds[at] : bounds[at + 1]])
 
     def __iter__(self) -> Iterator[TokenizedExample]:
-        return (self[index] for index in range(len(self)))
+        for index in range(len(self)):
+            yield self[index]
+            if not (index + 1) % _PASS:
+                self._files.release()
 
     def __repr__(self) -> str:
-        return f"TokenStore({str(self.path)!r}, samples={len(self)}, tokens={int(self.lengths.sum())})"
+        kind = "" if self.kind == "supervised" else f", kind={self.kind!r}"
+        return f"TokenStore({str(self.path)!r}, samples={len(self)}, tokens={int(self.lengths.sum())}{kind})"
 
     def __reduce__(self) -> tuple[Callable[..., "TokenStore"], tuple[Any, ...]]:
         # Another process maps the files itself; a pickled map would carry all the tokens along.
@@ -78,10 +122,56 @@ class TokenStore:
     @cached_property
     def loss_counts(self) -> "NDArray[np.int64]":
         """int64[N], how many of each sample's tokens count in the loss: those of `labels[1:]` that are not -100."""
-        mask, starts = self._arrays["loss_mask.bin"], self._arrays["offsets.bin"][:-1]
-        return self._pick(np.add.reduceat(mask, starts, dtype=np.int64) - mask[starts])
+        return self._pick(loss_counts(self._files))
+
+    @property
+    def kind(self) -> str:
+        """`supervised`, `preference` (two samples a row, see `pairs`) or `unpaired_preference` (see `desirable`)."""
+        return self._manifest.kind
 
     @cached_property
+    def pairs(self) -> "NDArray[np.int64]":
+        """int64[P, 2], the samples (chosen, rejected) of each preference.
+
+        Raises:
+            StoreError: the store holds no preferences, or this view only one side of one.
+        """
+        if self.kind != PREFERENCE:
+            raise StoreError(
+                f"{self.path} holds {self.kind} samples, so it has no pairs; they come of rows with chosen and rejected"
+            )
+        if self._indices is None:
+            return np.arange(len(self), dtype=np.int64).reshape(-1, 2)
+        return pairs_of(self._indices)
+
+    @cached_property
+    def desirable(self) -> "NDArray[np.bool_]":
+        """bool[N], whether each answer is wanted.
+
+        Raises:
+            StoreError: the store holds no unpaired preferences.
+        """
+        if self.kind != UNPAIRED:
+            raise StoreError(
+                f"{self.path} holds {self.kind} samples; which are desirable is known of unpaired preferences only"
+            )
+        return self._pick(self._arrays["desirable.bin"]).astype(np.bool_)
+
+    @cached_property
+    def sources(self) -> "NDArray[np.int64]":
+        """int64[N], which entry of `data_path` each sample came from, from 0."""
+        files = self._manifest.sources
+        groups = np.array([file.group for file in files], dtype=np.int64)
+        return self._pick(np.repeat(groups, [file.samples for file in files]))
+
+    @property
+    def weights(self) -> list[float] | None:
+        """The weight that was given to each entry of `data_path`; None where none was."""
+        weights = {file.group: file.weight for file in self._manifest.sources}
+        known = [weight for _, weight in sorted(weights.items()) if weight is not None]
+        return known or None
+
+    @property
     def fingerprint(self) -> str:
         """SHA-256 of the arrays that are trained on, in hex; a view's is of the store's and of its indices."""
         if self._indices is None:
@@ -89,16 +179,57 @@ class TokenStore:
         return hashlib.sha256(self._manifest.fingerprint.encode() + self._indices.astype("<i8").tobytes()).hexdigest()
 
     @property
+    def inputs(self) -> str | None:
+        """SHA-256 of all that the store was made from, in hex: equal means that preparing again would make the same."""
+        return self._manifest.inputs
+
+    @property
+    def sha256(self) -> dict[str, str]:
+        """SHA-256 of every file of the store but store.json, in hex, by name."""
+        return dict(self._manifest.sha256)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What it was prepared with: tokenizer, format, train_on, max_seq_len, on_overflow, preprocess, seed."""
+        return dict(self._manifest.settings)
+
+    @property
     def accounting(self) -> Accounting:
         """Rows read, kept and dropped when the store was prepared; a view has its store's."""
         return self._manifest.accounting
 
+    @cached_property
+    def lint(self) -> "LintReport":
+        """What the lint found while the store was prepared; a view has its store's."""
+        from forge_data._findings import LintReport
+
+        return LintReport.loads((self.path / LINT).read_text("utf-8"), str(self.path / LINT))
+
+    def dropped(self) -> Iterator[dict[str, Any]]:
+        """The rows that were left out, in order: file, row, reason, tokens."""
+        from forge_data._jsonl import lines_of
+
+        return lines_of(self.path / DROPPED)
+
+    def tokenizer(self) -> "PreTrainedTokenizerBase":
+        """The tokenizer that the store was made with, from the store.
+
+        Raises:
+            StoreError: it was made without one.
+        """
+        from forge_data._tokenizer import load_tokenizer
+
+        if not (self.path / TOKENIZER).is_dir():
+            raise StoreError(
+                f"{self.path} was made from token ids without a tokenizer; from_jsonl(..., tokenizer=...) keeps one"
+            )
+        return load_tokenizer(self.path / TOKENIZER)
+
     def source(self, index: int) -> str:
         """Where a sample came from, such as `train.jsonl:417`."""
         at = self._base(index)
-        ends = np.cumsum([source.samples for source in self._manifest.sources])
-        name = self._manifest.sources[int(np.searchsorted(ends, at, side="right"))].name
-        return f"{name}:{self._arrays['rows.bin'][at]}"
+        file = self._manifest.sources[int(np.searchsorted(self._ends, at, side="right"))]
+        return place_of(file.name, int(self._arrays["rows.bin"][at]), indexed=file.indexed)
 
     def select(self, indices: "ArrayLike") -> "TokenStore":
         """A view of some samples, in the order given.
@@ -115,18 +246,26 @@ class TokenStore:
             raise IndexError(f"indices run from {wanted.min()} to {wanted.max()}, the store has 0 to {len(self) - 1}")
         return TokenStore(self.path, self._manifest, wanted if self._indices is None else self._indices[wanted])
 
-    def split(self, fraction: float, seed: int) -> tuple["TokenStore", "TokenStore"]:
+    def split(self, fraction: float, seed: int | None = None) -> tuple["TokenStore", "TokenStore"]:
         """(train, held out): a share of the samples held out, the same ones for the same seed on every machine.
+
+        What was one preference or one row is held out whole, and so are samples of the same tokens: none of what is
+        measured by was trained on. Without a seed, the one that the store was prepared with draws.
 
         Raises:
             DataError: the share leaves one of the two without a sample.
         """
-        train, held_out = split_indices(len(self), fraction, seed)
-        if not len(train) or not len(held_out):
+        from forge_data._twins import twins_of
+
+        pairs = self.pairs if self.kind == PREFERENCE else None
+        count = len(self) if pairs is None else len(pairs)
+        parts = split_indices(twins_of(self), fraction, int(self.settings.get("seed", 0)) if seed is None else seed)
+        if not all(map(len, parts)):
             raise DataError(
-                f"a held-out share of {fraction} of {len(self)} samples leaves {len(train)} to train on and {len(held_out)} "
+                f"a held-out share of {fraction} of {count} samples leaves {len(parts[0])} to train on and {len(parts[1])} "
                 "held out; change validation_split, or give a file of held-out rows as eval_data_path"
             )
+        train, held_out = parts if pairs is None else (pairs[part].reshape(-1) for part in parts)
         return self.select(train), self.select(held_out)
 
     def verify(self) -> None:
@@ -135,10 +274,11 @@ class TokenStore:
         Raises:
             StoreError: naming the first file that differs.
         """
-        for name, expected in self._manifest.sha256.items():
-            with (self.path / name).open("rb") as file:
-                if hashlib.file_digest(file, "sha256").hexdigest() != expected:
-                    raise StoreError(f"{self.path / name} does not hold what was written to it; prepare the store again")
+        verify(self.path, self._manifest)
+
+    @cached_property
+    def _ends(self) -> "NDArray[np.int64]":
+        return np.cumsum([file.samples for file in self._manifest.sources])
 
     def _base(self, index: int) -> int:
         at = operator.index(index)
@@ -147,7 +287,7 @@ class TokenStore:
         at %= len(self)
         return at if self._indices is None else int(self._indices[at])
 
-    def _pick(self, values: "NDArray[np.int64]") -> "NDArray[np.int64]":
+    def _pick(self, values: "NDArray[Any]") -> "NDArray[np.int64]":
         return values.astype(np.int64) if self._indices is None else values[self._indices].astype(np.int64)
 
 

@@ -1,33 +1,54 @@
-"""A conversation to its text, as the tokenizer's own chat template writes it, and the spans that the assistant wrote.
+"""A conversation to its text, as the tokenizer's own chat template writes it, with its trace.
 
-Nothing is put into the text to find the spans. Where turn i begins is how long the template's text is for the messages
-before it with the generation prompt; where it ends, how long the text is with it. Both must be beginnings of the whole
-text, to the character; if the template rewrites earlier turns later on, there is no telling and the row is refused.
+The text is always the tokenizer's. The trace is written beside it, by the same template (`_trace_jinja`), and has to be the same
+text to the character; so what the trace says of a place is true of the ids that are trained on.
 """
 
-import os
+import json
 import re
-from collections.abc import Callable
-from typing import TYPE_CHECKING, NoReturn, cast
+from collections.abc import Mapping
+from difflib import get_close_matches
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import attrs
 
 from forge_data._errors import DataError, TemplateError
-from forge_data._mask import Span
-from forge_data._messages import Message
-from forge_data._samples import Chat
-from forge_data._turns import find_turn, is_written
+from forge_data._header import Messages, RefusedError, Renderer
+from forge_data._messages import REASONING
+from forge_data._sample_types import Chat
+from forge_data._trace_messages import traced_tools
+from forge_data._trace_render import Trace, render
+from forge_data._written import tool_names
 
 if TYPE_CHECKING:
+    from jinja2 import Template
     from transformers import PreTrainedTokenizerBase
 
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
-_REMEDY = (
-    "give the rows as prompt and completion (lists of messages) with the turn to learn last, or use a template that marks "
-    "the assistant's text with {% generation %}"
-)
+_REMEDY = "use another chat template, or give the rows as prompt and completion strings"
+_SEEN = "{{ messages | tojson }}"
 
 
-class _RefusedError(Exception):
-    """The template raised; the message is its own."""
+@attrs.frozen(eq=False)
+class Written:
+    """A conversation as text."""
+
+    trace: Trace
+    messages: Messages
+    """As the template got them: where it cannot take a content of null, that is an empty string."""
+    renderer: Renderer
+    marks: bool
+    """Whether the template marks what the assistant wrote."""
+
+
+class _Program(NamedTuple):
+    """A template as it is traced."""
+
+    template: "Template"
+    reads: frozenset[str]
+    """What it reads of what it is told."""
+    marks: bool
 
 
 class ChatTemplate:
@@ -41,123 +62,139 @@ class ChatTemplate:
                 f"{self.name.removeprefix('the chat template of ')} has no chat template, and rows of messages need one: use "
                 "the instruct model's tokenizer, set tokenizer.chat_template, or give rows of prompt and completion strings"
             )
-        try:
-            self._source = tokenizer.get_chat_template()
-        except ValueError as error:
-            raise TemplateError(f"{self.name} cannot be chosen: {error}") from error
-        self._marks_generation = _GENERATION.search(self._source) is not None
-        # Roles before an assistant's turn for which the template is known to write its header as a generation prompt.
-        self._opened: set[tuple[str, ...]] = set()
+        self._special: dict[str, Any] = dict(tokenizer.special_tokens_map)
+        self._programs: dict[str, _Program] = {}
 
-    def text(self, chat: Chat) -> str:
-        """The whole conversation as text.
+    def write(self, chat: Chat) -> Written:
+        """The whole conversation.
 
         Raises:
             DataError: the template refuses the conversation; its own words are in the message.
-            TemplateError: the template leaves a message out.
+            TemplateError: it does not take what the row tells it, or does not write the same text twice.
         """
+        source = self._source(chat)
+        told = {"tools": chat.tools, "documents": chat.documents, **chat.template_kwargs}
         try:
-            text = self._render(chat.messages)
-        except _RefusedError as error:
+            messages, text = self._text(chat.messages, told)
+        except RefusedError as error:
             raise DataError(f"{chat.place}: {self.name} refuses the conversation: {error}") from error
-        for index, message in enumerate(chat.messages):
-            if message["role"] != "assistant" and not is_written(text, message["content"]):
-                raise TemplateError(
-                    f"{chat.place}: {self.name} does not write out message {index} (role {message['role']}) as it stands; "
-                    "use a template that writes plain text of this role, or take the message out"
-                )
-        return text
-
-    def spans(self, chat: Chat, text: str) -> list[Span]:
-        """What the assistant wrote of `text`, turn by turn.
-
-        Raises:
-            TemplateError: the template leaves open where a turn begins or ends.
-        """
-        if self._marks_generation:
-            return self._marked_spans(chat, text)
-        learned = range(chat.first_trained, len(chat.messages))
-        return [self._span(chat, text, i) for i in learned if chat.messages[i]["role"] == "assistant"]
-
-    def _render(self, messages: list[Message], *, opening: bool = False) -> str:
+        program = self._program(chat.place, source)
         try:
-            return str(self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=opening))
+            trace = self._trace(program.template, messages, told)
+            if trace.text != text:
+                # A template that writes the time may have been asked before and after midnight.
+                text, trace = self._native(messages, told), self._trace(program.template, messages, told)
+        except RefusedError as error:
+            raise TemplateError(f"{chat.place}: {self.name} cannot be traced: {error}; {_REMEDY}") from error
+        if trace.text != text:
+            raise TemplateError(f"{chat.place}: {self.name} writes the same conversation in two ways; it must be repeatable")
+        self._check_told(chat, told, text, program.reads)
+        renderer = Renderer(
+            lambda part, opening=False: self._native(part, told, opening=opening),
+            lambda part: self._trace(program.template, part, told),
+        )
+        return Written(trace, messages, renderer, program.marks)
+
+    def _source(self, chat: Chat) -> str:
+        try:
+            return self._tokenizer.get_chat_template(tools=chat.tools)
+        except ValueError as error:
+            raise TemplateError(f"{self.name} cannot be chosen: {error}") from error
+
+    def _text(self, messages: Messages, told: Mapping[str, Any]) -> tuple[Messages, str]:
+        try:
+            return messages, self._native(messages, told)
+        except RefusedError:
+            # Null is what the format says of a turn that only calls tools, and some templates can only add strings.
+            filled = [message | {"content": message.get("content") or ""} for message in messages]
+            if filled == messages:
+                raise
+        return filled, self._native(filled, told)
+
+    def _native(self, messages: Messages, told: Mapping[str, Any], *, opening: bool = False) -> str:
+        try:
+            return str(self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=opening, **told))
         except Exception as error:
             # A template is a program of somebody else's: it may raise whatever it likes.
             ours = type(error).__module__.startswith("jinja2")
-            raise _RefusedError(str(error) if ours else f"{type(error).__name__}: {error}") from error
+            raise RefusedError(str(error) if ours else f"{type(error).__name__}: {error}") from error
 
-    def _part(self, chat: Chat, text: str, messages: list[Message], index: int, *, opening: bool) -> int:
-        """How long the text of some of the messages is, which must be how the whole text begins."""
+    def _program(self, place: str, source: str) -> "_Program":
+        if source not in self._programs:
+            from forge_data._trace_jinja import compile_template
+
+            try:
+                template, reads = compile_template(source)
+            except Exception as error:
+                raise TemplateError(f"{place}: {self.name} cannot be traced: {error}; {_REMEDY}") from error
+            self._programs[source] = _Program(template, reads, _GENERATION.search(source) is not None)
+        return self._programs[source]
+
+    def _trace(self, template: "Template", messages: Messages, told: Mapping[str, Any]) -> Trace:
+        variables = {"add_generation_prompt": False, **self._special, **told}
+        if told.get("tools"):
+            variables["tools"] = traced_tools(told["tools"])
         try:
-            part = self._render(messages, opening=opening)
-        except _RefusedError as error:
-            self._undecidable(chat, index, f"the template cannot write the messages up to there alone: {error}", error)
-        if not text.startswith(part):
-            at = len(os.path.commonprefix([part, text]))
-            alone, whole = part[at : at + 40], text[at : at + 40]
-            self._undecidable(
-                chat, index, f"written up to there alone the text goes on {alone!r}, in the whole conversation {whole!r}"
-            )
-        return len(part)
+            return render(template, self._as_seen(messages), variables)
+        except Exception as error:
+            raise RefusedError(f"{type(error).__name__}: {error}") from error
 
-    def _span(self, chat: Chat, text: str, index: int) -> Span:
-        messages = chat.messages
-        if index == 0:
-            raise DataError(
-                f"{chat.place}: the conversation begins with an assistant message, so there is nothing that it answers and no "
-                "telling where its header ends; put a user or system message before it"
-            )
-        start = self._part(chat, text, messages[:index], index, opening=True)
-        last = index + 1 == len(messages)
-        stop = len(text) if last else self._part(chat, text, messages[: index + 1], index, opening=False)
-        self._check_header(chat, index, text[:start])
-        span = find_turn(text, start, stop, messages[index]["content"]) if stop >= start else None
-        if span is None:
-            self._undecidable(chat, index, f"the template writes other words than the message has: {text[start:stop][:60]!r}")
-        return span
+    def _as_seen(self, messages: Messages) -> Messages:
+        """The messages as transformers hands them to a template, which depends on its version."""
+        if not self._knows_how:
+            seen = self._tokenizer.apply_chat_template(messages, chat_template=_SEEN, tokenize=False)
+            return json.loads(str(seen))
+        return [_as_seen(message) for message in messages]
 
-    def _check_header(self, chat: Chat, index: int, head: str) -> None:
-        """A template that ignores add_generation_prompt must write no header, or the header would be learned."""
-        before = chat.messages[:index]
-        roles = tuple(message["role"] for message in before)
-        if roles in self._opened:
-            return
+    @cached_property
+    def _knows_how(self) -> bool:
+        """Whether transformers hands over messages as `_as_seen` has it; otherwise it is asked each time."""
+        probe: Messages = [
+            {"role": "user", "content": "0"},
+            {"role": "assistant", "content": None, "tool_calls": None, "reasoning": "1"},
+            {"role": "assistant", "content": "2", "reasoning_content": "", "thinking": "3"},
+        ]
+        seen = self._tokenizer.apply_chat_template(probe, chat_template=_SEEN, tokenize=False)
+        if seen == json.dumps([_as_seen(message) for message in probe], ensure_ascii=False):
+            return True
         try:
-            prompted = self._render(before) != head
-            # Two answers with nothing in common: what both turns begin with is the template's.
-            turns = [self._render([*before, {"role": "assistant", "content": word}])[len(head) :] for word in ("0", "1")]
-        except _RefusedError as error:
-            self._undecidable(chat, index, f"the template cannot write the messages up to there alone: {error}", error)
-        header = os.path.commonprefix(turns)
-        if header.strip() and not prompted:
-            why = f"the template opens the turn with {header!r}, but not when add_generation_prompt asks for it"
-            self._undecidable(chat, index, why)
-        self._opened.add(roles)
+            json.loads(str(seen))
+        except ValueError:
+            # Whoever answers does not render the template that it is given, so there is nothing to learn from it.
+            return True
+        return False
 
-    def _marked_spans(self, chat: Chat, text: str) -> list[Span]:
-        """The spans that the template itself marks with {% generation %}, as the tokenizer's assistant mask has them."""
-        from transformers.utils.chat_template_utils import render_jinja_template
+    def _check_told(self, chat: Chat, told: Mapping[str, Any], text: str, reads: frozenset[str]) -> None:
+        """What a row tells the template must make a difference, or it is passed over in silence."""
+        for name in chat.template_kwargs:
+            if name not in reads:
+                near = get_close_matches(name, reads, 1)
+                raise TemplateError(
+                    f"{chat.place}: {self.name} reads no argument {name!r} of chat_template_kwargs"
+                    f"{f'; did you mean {near[0]!r}?' if near else ''}; take it out of the row"
+                )
+        if chat.tools:
+            missing = [name for name in tool_names(chat.tools) if name not in text]
+            if missing or text == self._without(chat, told, "tools"):
+                raise TemplateError(
+                    f"{chat.place}: {self.name} does not write out the tool {(missing or tool_names(chat.tools) or ['?'])[0]!r} of "
+                    "the row's tools; use a template that takes tools, or take the tools out of the row"
+                )
+        if chat.documents and text == self._without(chat, told, "documents"):
+            raise TemplateError(
+                f"{chat.place}: {self.name} does not write out the row's documents; use a template that takes documents, or write "
+                "them into a message"
+            )
 
-        # Typed to return a string; it returns the texts, and the marked spans of each.
-        render = cast("Callable[..., tuple[list[str], list[list[tuple[int, int]]]]]", render_jinja_template)
-        rendered, marked = render(
-            conversations=[chat.messages],
-            chat_template=self._source,
-            return_assistant_tokens_mask=True,
-            **self._tokenizer.special_tokens_map,
-        )
-        if rendered[0] != text:
-            raise TemplateError(f"{chat.place}: {self.name} writes the same conversation in two ways; it must be repeatable")
-        for index, message in enumerate(chat.messages[chat.first_trained :], start=chat.first_trained):
-            if message["role"] == "assistant" and find_turn(text, 0, len(text), message["content"]) is None:
-                self._undecidable(chat, index, "the template writes other words than the message has")
-        before, first = 0, chat.first_trained
-        if first:
-            before = self._part(chat, text, chat.messages[:first], first, opening=True)
-        return [Span.plain(max(start, before), stop) for start, stop in marked[0] if stop > before]
+    def _without(self, chat: Chat, told: Mapping[str, Any], name: str) -> str | None:
+        try:
+            return self._native(chat.messages, {**told, name: None})
+        except RefusedError:
+            return None
 
-    def _undecidable(self, chat: Chat, index: int, why: str, error: Exception | None = None) -> NoReturn:
-        raise TemplateError(
-            f"{chat.place}: {self.name} leaves open which tokens the assistant wrote in message {index}: {why}; {_REMEDY}"
-        ) from error
+
+def _as_seen(message: dict[str, Any]) -> dict[str, Any]:
+    """As transformers has it: what is null is not there, and reasoning goes by the names that templates know."""
+    seen = {name: value for name, value in message.items() if value is not None}
+    reasoning = next((seen[name] for name in REASONING if name in seen), None)
+    return {"thinking": reasoning, **seen, "reasoning_content": reasoning} if reasoning is not None else seen

@@ -3,24 +3,15 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import attrs
 import numpy as np
 
 from forge_data._describe import describe
 from forge_data._errors import DataError
 from forge_data._example import IGNORED
+from forge_data._sample_types import Tokens
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-
-@attrs.frozen(eq=False)
-class Tokens:
-    """A row that came as tokens; ids int32[S] and a mask bool[S], true where a token is learned."""
-
-    place: str
-    input_ids: "NDArray[np.int32]"
-    trained: "NDArray[np.bool_]"
 
 
 def checked_tokens(place: str, fields: Mapping[str, Any], vocabulary: int | None) -> Tokens:
@@ -39,6 +30,7 @@ def checked_tokens(place: str, fields: Mapping[str, Any], vocabulary: int | None
     _check_attention(place, fields.get("attention_mask"), len(ids))
     _check_range(place, ids, vocabulary)
     trained = labels != IGNORED
+    _check_count(place, fields.get("num_loss_counted_tokens"), trained)
     wrong = np.flatnonzero(trained & (labels != ids))
     if len(wrong):
         raise DataError(_mislabelled(place, ids, labels, int(wrong[0])))
@@ -54,11 +46,11 @@ def _numbers(place: str, field: str, value: object) -> "NDArray[np.int64]":
         return value.astype(np.int64)
     if not isinstance(value, list):
         raise DataError(f"{place}: field {field} is {describe(value)}; it must be a list of token ids")
-    for index, item in enumerate(value):
-        # A bool is an int to Python, and a float that looks whole may have lost digits on its way.
-        if type(item) is not int or not -(2**31) <= item < 2**31:
-            raise DataError(f"{place}: field {field}[{index}] is {describe(item)}; token ids are whole numbers")
-    return np.array(value, dtype=np.int64)
+    # A bool is an int to Python, and a float that looks whole may have lost digits on its way.
+    if set(map(type, value)) <= {int} and (not value or (min(value) >= -(2**31) and max(value) < 2**31)):
+        return np.array(value, dtype=np.int64)
+    at, item = next((at, item) for at, item in enumerate(value) if type(item) is not int or not -(2**31) <= item < 2**31)
+    raise DataError(f"{place}: field {field}[{at}] is {describe(item)}; token ids are whole numbers")
 
 
 def _check_attention(place: str, mask: object, length: int) -> None:
@@ -74,6 +66,15 @@ def _check_attention(place: str, mask: object, length: int) -> None:
             raise DataError(f"{place}: field attention_mask[{index}] is {describe(item)}; it must be 0 or 1")
     if 0 in items:
         raise DataError(f"{place}: attention_mask holds zeros, so the row is padded; take the padding out of the row")
+
+
+def _check_count(place: str, told: object, trained: "NDArray[np.bool_]") -> None:
+    """mini-trainer's count of learned tokens; it counts a label that stands first, others do not."""
+    if told is not None and told not in (int(trained.sum()), int(trained[1:].sum())):
+        raise DataError(
+            f"{place}: field num_loss_counted_tokens is {describe(told)}, but {int(trained.sum())} labels are not {IGNORED}; "
+            "mend it or take it out"
+        )
 
 
 def _check_range(place: str, ids: "NDArray[np.int64]", vocabulary: int | None) -> None:

@@ -2,11 +2,12 @@
 
 import contextlib
 import importlib.util
+import json
 import os
 import re
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
+_PLAIN = ("TokenizersBackend", "PreTrainedTokenizerFast")
 _ADVICE = "TRANSFORMERS_NO_ADVISORY_WARNINGS"
 
 
@@ -36,10 +38,8 @@ def load_tokenizer(model_path: str | os.PathLike[str]) -> "PreTrainedTokenizerBa
             f"no tokenizer at {name!r}: {found}; give a directory that holds tokenizer.json, or a name on the "
             "Hugging Face Hub such as 'HuggingFaceTB/SmolLM2-135M-Instruct'"
         )
-    with _without_advice():
-        from transformers import AutoTokenizer
     try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(str(local) if is_dir else name, trust_remote_code=False)
+        tokenizer: Any = _loader(local if is_dir else None)(str(local) if is_dir else name, trust_remote_code=False)
     except Exception as error:
         # transformers raises OSError, ValueError, KeyError, TypeError or its libraries' own, by what is missing.
         raise TokenizerError(_not_loaded(name, local if is_dir else None, error)) from error
@@ -60,6 +60,25 @@ def as_tokenizer(tokenizer: "PreTrainedTokenizerBase | str | os.PathLike[str]") 
             "use a tokenizer that has a tokenizer.json (transformers' PreTrainedTokenizerFast)"
         )
     return tokenizer
+
+
+def _loader(directory: Path | None) -> Callable[..., Any]:
+    """What reads a tokenizer: transformers' choice by name, or its plain fast tokenizer where there is nothing to choose.
+
+    Making the choice loads torch where that is installed, which takes longer than all the rest. A directory of tokenizer files
+    alone that names no class of its own, as `save_pretrained` writes it and every token store holds one, leaves no choice.
+    """
+    with _without_advice():
+        if directory is not None and not (directory / "config.json").exists() and (directory / "tokenizer.json").is_file():
+            with contextlib.suppress(OSError, ValueError, AttributeError):
+                told = json.loads((directory / "tokenizer_config.json").read_text("utf-8"))
+                if told.get("tokenizer_class") in _PLAIN and "auto_map" not in told:
+                    from transformers import PreTrainedTokenizerFast
+
+                    return PreTrainedTokenizerFast.from_pretrained
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained
 
 
 def _look(name: str) -> tuple[Path, int]:

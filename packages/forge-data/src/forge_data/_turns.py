@@ -1,32 +1,54 @@
-"""One assistant turn as the template wrote it: where in it stands what was said."""
-
-import json
+"""One turn as the template wrote it, to the stretch of it that is learned."""
 
 from forge_data._mask import Span
+from forge_data._trace import Leaf
+from forge_data._trace_render import Trace
 
 
-def find_turn(text: str, start: int, stop: int, content: str) -> Span | None:
-    """The span of a turn that the template wrote as `text[start:stop]`, or None if the content is not all there.
+def literal(trace: Trace, message: int, start: int, stop: int) -> tuple[str, bool]:
+    """What a turn begins with that came from no message, and whether it is what the message says that comes next.
 
-    Templates trim the content, or set blanks or an empty reasoning block before it; all of that is what the model has to
-    write. Content that is changed in more than its blanks is not found.
+    It may be a name or an id, or another message's; then what comes before is not all that the template writes of itself.
     """
-    turn = text[start:stop]
-    found = _find(turn, content)
-    if found is None:
-        return None
-    content_begin, content_end = found
-    closing_end = len(turn.rstrip()) if turn[content_end:].strip() else content_end
-    return Span(start, start + content_begin, start + content_end, start + closing_end, stop)
+    told = trace.within(start, stop)
+    if not told:
+        return trace.text[start:stop], True
+    first, _, leaf, _ = told[0]
+    return trace.text[start:first], leaf.message == message and (says(leaf) or leaf.field.startswith("tool_calls"))
 
 
-def is_written(text: str, content: str) -> bool:
-    """Whether a template wrote a message's content: as it stands, trimmed, or as a JSON string (tool results)."""
-    wanted = content.strip()
-    return wanted in text or json.dumps(wanted)[1:-1] in text or json.dumps(wanted, ensure_ascii=False)[1:-1] in text
+def stranger(trace: Trace, message: int, start: int, stop: int) -> str:
+    """What of a stretch of the text another message says, if it is more than blanks."""
+    others = (
+        trace.text[first:last] for first, last, leaf, _ in trace.within(start, stop) if leaf.message != message and says(leaf)
+    )
+    return next((text for text in others if text.strip()), "")
 
 
-def _find(turn: str, content: str) -> tuple[int, int] | None:
+def says(leaf: Leaf) -> bool:
+    """Whether a leaf is what a message says, rather than its name or an id."""
+    return leaf.field.startswith(("content", "reasoning", "thinking"))
+
+
+def turn_span(trace: Trace, message: int, start: int, stop: int) -> Span:
+    """The span of a turn whose header ends at `start`, and whose body ends at `stop`.
+
+    Where the template wrote what was said in another spelling, memory of single characters is lost; then its content is
+    looked for in this very stretch.
+    """
+    text = trace.text
+    own = [(first, last) for first, last, leaf, _ in trace.within(start, stop) if leaf.message == message]
+    content = trace.leaves[message].get("content")
+    if content is not None and content.text.strip() and all(leaf is not content for _, _, leaf, _ in trace.of(message)):
+        found = find(text[start:stop], content.text)
+        own += [(start + found[0], start + found[1])] if found is not None else []
+    begin, end = (min(first for first, _ in own), max(last for _, last in own)) if own else (start, start)
+    closing = start + len(text[start:stop].rstrip()) if text[end:stop].strip() else end
+    return Span(start, begin, end, closing, stop)
+
+
+def find(turn: str, content: str) -> tuple[int, int] | None:
+    """Where in a turn its content stands, by its words: as it is, trimmed, or but for its blanks."""
     if turn.startswith(content):
         return 0, len(content)
     lead = len(turn) - len(turn.lstrip())

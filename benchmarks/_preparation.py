@@ -1,0 +1,142 @@
+"""The standard library's docstrings -> a file of conversations and a tokenizer's directory, and two ways to prepare them, timed in turn.
+
+Both sides of a preparation benchmark get the same JSONL file and the same directory, and must write the same ids and labels: `agree` ends the
+benchmark if one token differs. Every run gets a file of its own, so that no side finds what an earlier run has cached.
+"""
+
+import contextlib
+import io
+import json
+import os
+import random
+import shutil
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+# Before datasets is imported: no bar costs time, no network is asked.
+os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_DISABLE_PROGRESS_BARS="1", HF_HUB_DISABLE_TELEMETRY="1")
+
+from _chats import MODULES, TOY_MODULES, conversations
+from _report import note
+
+CHATML = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+MARKED = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}{% if message['role'] == 'assistant' %}{% generation %}"
+    "{{ message['content'] + '<|im_end|>' }}{% endgeneration %}{% else %}{{ message['content'] + '<|im_end|>' }}{% endif %}{{ '\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+"""The same text, with the marks that TRL's `assistant_only_loss` asks for."""
+
+Rows = list[dict[str, Any]]
+Prepare = Callable[[Path, Path, Path], None]
+"""(the JSONL file, the tokenizer's directory, an empty folder to write into)."""
+
+
+def make_rows(count: int, *, toy: bool) -> Rows:
+    """`count` conversations of one to three questions and answers; the same on every run of one Python version."""
+    pairs = list(conversations("both", TOY_MODULES if toy else MODULES))
+    draw, rows = random.Random(0), []
+    while len(rows) < count:
+        turns = [turn for pair in draw.choices(pairs, k=draw.randint(1, 3)) for turn in pair]
+        # Wrapped in tokens, as instructlab does it, outer blanks would merge otherwise than in the native text.
+        rows.append({"messages": [{**turn, "content": turn["content"].strip()} for turn in turns]})
+    return rows
+
+
+def write_tokenizer(folder: Path, rows: Rows, template: str, *, vocabulary: int) -> Path:
+    """A byte-level BPE tokenizer trained on the rows, with a chat template, and the config.json that instructlab asks for."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.post_processor = processors.ByteLevel(trim_offsets=False)
+    backend.decoder = decoders.ByteLevel()
+    texts = (turn["content"] for row in rows[:1000] for turn in row["messages"])
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend.train_from_iterator(
+        texts, trainers.BpeTrainer(vocab_size=vocabulary, initial_alphabet=alphabet, show_progress=False)
+    )
+    backend.add_special_tokens([AddedToken(token, normalized=False) for token in ("<|im_start|>", "<|im_end|>")])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|im_end|>", pad_token="<|im_end|>")
+    tokenizer.chat_template = template
+    tokenizer.save_pretrained(folder)
+    (folder / "config.json").write_text('{"model_type": "llama"}', encoding="utf-8")
+    return folder
+
+
+def forge(data: Path, tokenizer: Path, folder: Path) -> None:
+    """Our side: all that `prepare` does by default, in one process."""
+    import forge_data
+
+    forge_data.prepare(data, str(tokenizer), folder / "store", num_proc=1, progress=False)
+
+
+def forge_wrote(folder: Path) -> Rows:
+    """What our side has written."""
+    import forge_data
+
+    store = forge_data.TokenStore.open(folder / "store")
+    return [{"input_ids": store[i].input_ids.tolist(), "labels": store[i].labels.tolist()} for i in range(len(store))]
+
+
+def timed(run: Prepare, rows: Path, tokenizer: Path, folder: Path) -> float:
+    """Seconds that one preparation of a fresh copy of the rows takes, with what it prints kept from the benchmark's one line."""
+    folder.mkdir(parents=True)
+    data = folder / "train.jsonl"
+    shutil.copyfile(rows, data)
+    with contextlib.redirect_stdout(io.StringIO()):
+        start = time.perf_counter()
+        run(data, tokenizer, folder)
+        return time.perf_counter() - start
+
+
+def take_turns(
+    sides: dict[str, Prepare], rows: Path, tokenizer: Path, scratch: Path, *, repeats: int
+) -> dict[str, list[float]]:
+    """Seconds of every run of every side: once to warm up, then `repeats` times A B, B A, A B, ..."""
+    seconds: dict[str, list[float]] = {side: [] for side in sides}
+    for turn in range(-1, repeats):
+        for side in sorted(sides, reverse=turn % 2 == 1):
+            taken = timed(sides[side], rows, tokenizer, scratch / f"{side}-{turn}")
+            note(f"{side:14} {'warm-up' if turn < 0 else f'run {turn + 1}'}: {taken:.2f} s")
+            if turn >= 0:
+                seconds[side].append(taken)
+    return seconds
+
+
+def agree(ours: Rows, theirs: Rows, named: str) -> dict[str, int]:
+    """How many rows, tokens and learned tokens both sides wrote; ends the benchmark where one differs."""
+    if len(ours) != len(theirs):
+        raise SystemExit(f"{len(ours)} rows here and {len(theirs)} of {named}: they do not prepare the same")
+    for number, (one, other) in enumerate(zip(ours, theirs, strict=True)):
+        for name in ("input_ids", "labels"):
+            if one[name] != list(other[name]):
+                raise SystemExit(f"row {number}: {name} differ from those of {named}: they do not prepare the same")
+    return {
+        "rows": len(ours),
+        "tokens": sum(len(row["input_ids"]) for row in ours),
+        "learned_tokens": sum(label != -100 for row in ours for label in row["labels"]),
+    }
+
+
+def read_rows(file: Path) -> Iterator[dict[str, Any]]:
+    """The rows of a JSONL file."""
+    with file.open(encoding="utf-8") as lines:
+        yield from map(json.loads, lines)
+
+
+def summary(seconds: list[float], tokens: int) -> dict[str, Any]:
+    """One side's figures."""
+    median = statistics.median(seconds)
+    return {
+        "seconds": round(median, 4),
+        "tokens_per_second": round(tokens / median, 1),
+        "all_seconds": [round(taken, 3) for taken in seconds],
+    }

@@ -1,0 +1,80 @@
+"""Claim: `forge_data.prepare` is at least 5 times as fast as instructlab-training's `process_data`, for the same ids and labels.
+
+3,000 conversations of one to three questions and answers, one process a side. Each side reads a JSONL file and a tokenizer's directory and
+writes what it trains from: ours a token store with its lint, theirs `data.jsonl`. They take turns in one process with all libraries loaded;
+every run gets a fresh copy of the file, so that datasets' cache helps nobody. Every id and every label must be the same.
+The ratio is their seconds over ours, medians.
+
+    python benchmarks/data_vs_instructlab.py
+"""
+
+import argparse
+import importlib.util
+import json
+import tempfile
+from pathlib import Path
+
+import _preparation as preparation
+from _report import emit, machine
+
+TARGET = 5.0
+
+
+def instructlab(data: Path, tokenizer: Path, folder: Path) -> None:
+    """Their side: what `run_training` calls before it trains."""
+    from instructlab.training.data_process import process_data
+
+    process_data(
+        data_path=str(data),
+        data_output_path=str(folder / "out"),
+        max_seq_len=1_000_000,
+        model_path=str(tokenizer),
+        num_cpu_procs=1,
+    )
+
+
+def main() -> None:
+    """Measure and print the line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=3000, help="conversations")
+    parser.add_argument("--repeats", type=int, default=5, help="measured runs of each side")
+    parser.add_argument("--vocabulary", type=int, default=32_000)
+    parser.add_argument("--toy", action="store_true", help="a size that runs in seconds and proves nothing")
+    options = parser.parse_args()
+    if importlib.util.find_spec("instructlab") is None:
+        raise SystemExit(
+            "instructlab-training is not installed here, and it is one side of this comparison: benchmarks/README.md"
+        )
+    if options.toy:
+        options.rows, options.repeats, options.vocabulary = 40, 1, 500
+    at = machine()
+    rows = preparation.make_rows(options.rows, toy=options.toy)
+    with tempfile.TemporaryDirectory(prefix="forge-bench-") as scratch:
+        folder = Path(scratch)
+        tokenizer = preparation.write_tokenizer(folder / "tokenizer", rows, preparation.CHATML, vocabulary=options.vocabulary)
+        file = folder / "rows.jsonl"
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        sides = {"forge": preparation.forge, "instructlab": instructlab}
+        seconds = preparation.take_turns(sides, file, tokenizer, folder, repeats=options.repeats)
+        theirs = list(preparation.read_rows(folder / "instructlab-0" / "out" / "data.jsonl"))
+        sizes = preparation.agree(preparation.forge_wrote(folder / "forge-0"), theirs, "instructlab")
+    measured = {side: preparation.summary(taken, sizes["tokens"]) for side, taken in seconds.items()}
+    emit(
+        "data_vs_instructlab",
+        "instructlab-training's process_data's seconds over forge_data.prepare's, one process each, same ids and labels",
+        measured["instructlab"]["seconds"] / measured["forge"]["seconds"],
+        TARGET,
+        toy=options.toy,
+        at=at,
+        sides=measured,
+        sizes={
+            **sizes,
+            "bytes": sum(len(json.dumps(row)) + 1 for row in rows),
+            "vocabulary": options.vocabulary,
+            "repeats": options.repeats,
+        },
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+"""`prompt` and `completion`, both text or both messages, to one answer; with a `label`, to one that is wanted or not."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from forge_data._chat import TOLD, chat
+from forge_data._describe import describe
+from forge_data._errors import DataError
+from forge_data._messages import Turns, checked_messages
+from forge_data._sample_types import Chat, Text, Unpaired
+from forge_data._text import checked_text
+
+
+def prompt_completion(place: str, fields: Mapping[str, Any]) -> Chat | Text:
+    """A row with `prompt` and `completion`.
+
+    Raises:
+        DataError: one is text and the other messages, or one of them is neither.
+    """
+    return answer(place, fields, "completion")
+
+
+def unpaired(place: str, fields: Mapping[str, Any]) -> Unpaired:
+    """A row with `prompt`, `completion` and `label`, true where the completion is wanted.
+
+    Raises:
+        DataError: as above, or a label that is neither true nor false.
+    """
+    label = fields["label"]
+    known = {"true": True, "false": False, "1": True, "0": False}
+    desirable = known.get(str(label).lower()) if isinstance(label, (bool, int, str)) else None
+    if desirable is None:
+        raise DataError(
+            f"{place}: field label is {describe(label)}; it must be true (wanted) or false (unwanted). "
+            'Where it says something else, format="prompt_completion" passes over it'
+        )
+    return Unpaired(place, answer(place, fields, "completion"), desirable)
+
+
+def answer(place: str, fields: Mapping[str, Any], field: str) -> Chat | Text:
+    """The prompt of a row with what `field` answers to it.
+
+    Raises:
+        DataError: one is text and the other messages, or one of them is neither.
+    """
+    prompt, given = fields["prompt"], fields[field]
+    if isinstance(prompt, str) and isinstance(given, str):
+        for name in TOLD:
+            if fields.get(name):
+                raise DataError(
+                    f"{place}: field {name} is {describe(fields[name])}, but prompt and {field} are text, which no chat template "
+                    "writes; make both lists of messages, or take it out"
+                )
+        return Text(place, checked_text(place, "prompt", prompt), checked_text(place, field, given))
+    if not isinstance(prompt, list) or not isinstance(given, list):
+        raise DataError(
+            f"{place}: prompt is {describe(prompt)} and {field} is {describe(given)}; make both strings, or both lists of messages"
+        )
+    before, after = checked_messages(place, "prompt", prompt), checked_messages(place, field, given)
+    return chat(place, fields, joined(before, after), len(before.messages))
+
+
+def joined(before: Turns, after: Turns) -> Turns:
+    """Two runs of messages as one."""
+    said = None
+    if before.trains is not None or after.trains is not None:
+        said = (before.trains or (True,) * len(before.messages)) + (after.trains or (True,) * len(after.messages))
+    return Turns(before.messages + after.messages, said)

@@ -1,0 +1,84 @@
+"""An example to the pieces of it that fit into `max_seq_len`, and what of it is lost, by reason."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from forge_data._accounting import NO_TRAINED_TOKEN, NOTHING_WITHIN, TOO_LONG, TRUNCATED, UNTRAINED_PIECE
+from forge_data._errors import DataError
+from forge_data._example import TokenizedExample
+from forge_data._options import Options
+
+
+class Fitted(NamedTuple):
+    """What became of the examples of one row."""
+
+    kept: tuple[TokenizedExample, ...]
+    """Samples, in order; none where the row is dropped."""
+
+    reason: str | None
+    """Why the row is dropped, None where it is kept."""
+
+    lost: dict[str, int]
+    """Tokens that are in no sample, by reason."""
+
+
+def fit(place: str, examples: tuple[TokenizedExample, ...], options: Options) -> Fitted:
+    """The samples of one row: as it is where it fits, or what `on_overflow` makes of it.
+
+    A row of exactly `max_seq_len` tokens fits. A row of two examples is a preference: both sides stay or both go, for
+    half a pair teaches nothing.
+
+    Raises:
+        DataError: a row that is too long under `on_overflow="error"`, or a preference under "split".
+    """
+    tokens = sum(map(len, examples))
+    if not all(example.loss_count for example in examples):
+        return Fitted((), NO_TRAINED_TOKEN, {NO_TRAINED_TOKEN: tokens})
+    limit = options.max_seq_len
+    longest = max(map(len, examples))
+    if limit is None or longest <= limit:
+        return Fitted(examples, None, {})
+    match options.on_overflow:
+        case "drop":
+            return Fitted((), TOO_LONG, {TOO_LONG: tokens})
+        case "truncate":
+            return _truncated(examples, limit, tokens)
+        case "split":
+            return _split(place, examples, limit, tokens)
+        case _:
+            raise DataError(
+                f"{place}: {longest} tokens, and max_seq_len is {limit}; raise it, shorten the row, or say what shall become "
+                "of such rows with on_overflow: drop, truncate or split"
+            )
+
+
+def _truncated(examples: tuple[TokenizedExample, ...], limit: int, tokens: int) -> Fitted:
+    kept = tuple(piece(example, 0, limit) if len(example) > limit else example for example in examples)
+    if not all(example.loss_count for example in kept):
+        return Fitted((), NOTHING_WITHIN, {NOTHING_WITHIN: tokens})
+    return Fitted(kept, None, {TRUNCATED: tokens - sum(map(len, kept))})
+
+
+def _split(place: str, examples: tuple[TokenizedExample, ...], limit: int, tokens: int) -> Fitted:
+    if len(examples) > 1:
+        raise DataError(
+            f"{place}: a preference of which one side is longer than max_seq_len ({limit}) cannot be split; "
+            "use on_overflow='drop' or 'truncate'"
+        )
+    (whole,) = examples
+    pieces = [piece(whole, start, min(start + limit, len(whole))) for start in range(0, len(whole), limit)]
+    kept = tuple(each for each in pieces if each.loss_count)
+    if not kept:
+        return Fitted((), NOTHING_WITHIN, {NOTHING_WITHIN: tokens})
+    lost = tokens - sum(map(len, kept))
+    return Fitted(kept, None, {UNTRAINED_PIECE: lost} if lost else {})
+
+
+def piece(example: TokenizedExample, start: int, stop: int) -> TokenizedExample:
+    """Tokens [start, stop) of an example, with the segments that reach into them."""
+    spans = example.segments
+    inside = (spans[:, 1] > start) & (spans[:, 0] < stop)
+    cut = (np.clip(spans[inside], start, stop) - start).astype(np.int32)
+    roles = tuple(role for role, there in zip(example.roles, inside, strict=True) if there)
+    return TokenizedExample(example.input_ids[start:stop], example.labels[start:stop], cut, roles)

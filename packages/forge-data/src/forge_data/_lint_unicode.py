@@ -1,0 +1,62 @@
+"""A text to the first sign that its characters were lost or read in the wrong encoding."""
+
+import re
+from typing import NamedTuple
+
+# What the bytes 0x80 to 0xBF of UTF-8 look like once they were read as Windows-1252 or Latin-1.
+_CONTINUATION = "\u0080-\u00bf" + "".join(
+    bytes([byte]).decode("cp1252") for byte in range(0x80, 0xA0) if byte not in {0x81, 0x8D, 0x8F, 0x90, 0x9D}
+)
+# A capital before it makes a word in capitals (NÃO”) of what looks broken; two in a row are needed where the first byte is a
+# letter that begins many words (Cyrillic read as Latin).
+_MOJIBAKE = re.compile(
+    f"(?<![A-ZÀ-ÖØ-Þ])[ÃÂ][{_CONTINUATION}]|â[€\u0080][{_CONTINUATION}]|(?:[ÐÑ][{_CONTINUATION}]){{2}}|ï»¿|ð[Ÿ\u009f][{_CONTINUATION}]{{1,2}}"
+)
+# Tab, line feed and carriage return are text; so is NEL, which old files hold as a line end.
+_CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f]")
+SUSPECTS = "\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f\ufffdÃÂâðÐÑï\ud800-\udfff"
+"""The characters without one of which a text holds nothing that `broken` finds; for a character class."""
+
+
+class Broken(NamedTuple):
+    """The first broken place in a text."""
+
+    at: int
+    what: str
+    surrogate: bool
+
+
+def broken(text: str) -> Broken | None:
+    r"""The first sign of the gravest kind: half a character, a lost one, one read in the wrong encoding, a control one.
+
+    >>> broken("Itâ€™s").what
+    "'â€™' at character 2, which is '’' in UTF-8 read as Windows-1252"
+    >>> broken("It’s\ta café")
+    """
+    half = re.search("[\ud800-\udfff]", text)
+    if half:
+        what = f"half a surrogate pair (U+{ord(half[0]):04X}) at character {half.start()}"
+        return Broken(half.start(), what, surrogate=True)
+    lost = text.find("\ufffd")
+    if lost >= 0:
+        return Broken(lost, f"U+FFFD at character {lost}, which stands for a character that was lost", surrogate=False)
+    # Both readings of wrong bytes hold C1 controls, so they are looked for before the controls are.
+    wrong = _MOJIBAKE.search(text)
+    if wrong:
+        meant, encoding = _meant(wrong[0])
+        reading = f", which is {meant!r} in UTF-8 read as {encoding}" if meant else ", UTF-8 read in another encoding"
+        return Broken(wrong.start(), f"{wrong[0]!r} at character {wrong.start()}{reading}", surrogate=False)
+    control = _CONTROL.search(text)
+    if control:
+        what = f"the control character U+{ord(control[0]):04X} at character {control.start()}"
+        return Broken(control.start(), what, surrogate=False)
+    return None
+
+
+def _meant(wrong: str) -> tuple[str, str]:
+    for encoding, name in (("cp1252", "Windows-1252"), ("latin-1", "Latin-1")):
+        try:
+            return wrong.encode(encoding).decode("utf-8"), name
+        except UnicodeError:
+            continue
+    return "", ""

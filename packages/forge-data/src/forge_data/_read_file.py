@@ -1,0 +1,137 @@
+"""A path or a URL to its bytes, decompressed where its suffix says that they are compressed."""
+
+import gzip
+import hashlib
+import importlib
+import json
+import sys
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
+
+import attrs
+
+from forge_data._errors import DataError
+
+if TYPE_CHECKING:
+    from fsspec import AbstractFileSystem
+
+COMPRESSED = (".gz", ".zst")
+_BLOCK = 1 << 20
+
+
+@attrs.frozen
+class DataFile:
+    """A file of rows, here or elsewhere. It pickles, so that another process can open it again."""
+
+    path: str
+    """Absolute path, or URL."""
+
+    @property
+    def local(self) -> Path | None:
+        """Where it is on this machine; None for a URL."""
+        return None if "://" in self.path else Path(self.path)
+
+    @property
+    def suffixes(self) -> tuple[str, str]:
+        """(what it is, how it is compressed): (".jsonl", ".gz"); the second is empty where it is not."""
+        path = PurePosixPath(self.path.split("?")[0])
+        last = path.suffix.lower()
+        return (path.with_suffix("").suffix.lower(), last) if last in COMPRESSED else (last, "")
+
+    @property
+    def plain(self) -> bool:
+        """Whether another process can go to a place in it at no cost: it is here, and not compressed."""
+        return self.local is not None and not self.suffixes[1]
+
+    @contextmanager
+    def opened(self, *, decompressed: bool = True) -> Iterator[BinaryIO]:
+        """The file, opened for reading.
+
+        Raises:
+            DataError: it cannot be opened or read, breaks off, or is not compressed as its suffix says.
+        """
+        try:
+            with self._raw() as file:
+                if not decompressed or not self.suffixes[1]:
+                    yield file
+                else:
+                    with self._decompressed(file) as text:
+                        yield text
+        except EOFError as error:
+            raise DataError(f"{self.path} breaks off in the middle: it was not written or copied to its end") from error
+        except (gzip.BadGzipFile, zlib.error, _zstd_error()) as error:
+            raise DataError(f"{self.path} is damaged, or is no {self.suffixes[1]} file: {error}") from error
+        except OSError as error:
+            raise DataError(f"{self.path} cannot be read: {error.strerror or error}") from error
+
+    def size(self) -> int:
+        """Bytes, as it lies there."""
+        if self.local is not None:
+            return self.local.stat().st_size
+        return int(filesystem(self.path)[0].size(self.path) or 0)
+
+    def digest(self) -> str:
+        """SHA-256 in hex of the file as it lies there. Where a remote store vouches for the content by an ETag, of that."""
+        if self.local is None:
+            info = filesystem(self.path)[0].info(self.path)
+            if tag := info.get("ETag"):
+                return hashlib.sha256(json.dumps([self.path, str(tag), info.get("size")]).encode()).hexdigest()
+        with self.opened(decompressed=False) as file:
+            digest = hashlib.sha256()
+            while block := file.read(_BLOCK):
+                digest.update(block)
+        return digest.hexdigest()
+
+    @contextmanager
+    def _raw(self) -> Iterator[BinaryIO]:
+        if self.local is not None:
+            with self.local.open("rb") as file:
+                yield file
+        else:
+            system, path = filesystem(self.path)
+            with system.open(path, "rb") as file:
+                yield cast("BinaryIO", file)
+
+    def _decompressed(self, file: BinaryIO) -> BinaryIO:
+        if self.suffixes[1] == ".gz":
+            return cast("BinaryIO", gzip.GzipFile(fileobj=file))
+        module = _zstd()
+        if module is None:
+            raise DataError(f"{self.path} needs a package to be decompressed: pip install 'forge-data[zst]'")
+        return module.ZstdFile(file)
+
+
+def filesystem(url: str) -> tuple["AbstractFileSystem", str]:
+    """The file system of fsspec for a URL, and the path in it.
+
+    Raises:
+        DataError: a protocol that is not known, or whose package is not installed.
+    """
+    from fsspec import url_to_fs
+
+    protocol = url.split("://", 1)[0]
+    try:
+        return url_to_fs(url)
+    except ImportError as error:
+        extra = f"pip install 'forge-data[{protocol}]'" if protocol == "s3" else str(error)
+        raise DataError(f"{url} needs a package that is not installed: {extra}") from error
+    except ValueError as error:
+        raise DataError(
+            f"{url} cannot be opened: {error}; known are paths, s3://, https:// and what else fsspec knows"
+        ) from error
+
+
+def _zstd() -> Any:
+    """The module that the standard library has from 3.14 on. Others stop silently at the end of the first of several frames."""
+    try:
+        return importlib.import_module("compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd")
+    except ImportError:
+        return None
+
+
+def _zstd_error() -> type[Exception]:
+    module = _zstd()
+    return module.ZstdError if module is not None else zlib.error

@@ -1,0 +1,64 @@
+"""A sample of a store as an example that reads what it is asked for: the ids are a view of the file, the rest is made when wanted."""
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from forge_data._example import IGNORED, ROLES, TokenizedExample
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+Arrays = dict[str, "NDArray[Any]"]
+"""File name → array, as in `_manifest`."""
+
+_new = object.__new__
+_set_ids = TokenizedExample.__dict__["input_ids"].__set__
+
+
+class StoredExample(TokenizedExample):
+    """Sample `_at` of a store. An attrs class with slots asks `__getattr__` for what was not set yet."""
+
+    __slots__ = ("_arrays", "_at")
+
+    _arrays: Arrays
+    _at: int
+
+    def __getattr__(self, name: str) -> Any:
+        match name:
+            case "labels":
+                offsets = self._arrays["offsets.bin"]
+                mask = self._arrays["loss_mask.bin"][offsets[self._at] : offsets[self._at + 1]]
+                made: Any = np.where(mask, self.input_ids, np.int32(IGNORED))
+            case "segments":
+                starts = self._segments("segment_starts.bin")
+                made = (
+                    np.stack([starts, np.append(starts[1:], np.int32(len(self)))], axis=1) if len(starts) else np.zeros((0, 2))
+                )
+                made = made.astype(np.int32)
+            case "roles":
+                made = tuple(ROLES[number] for number in self._segments("segment_roles.bin"))
+            case _:
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        object.__setattr__(self, name, made)
+        return made
+
+    def __reduce__(self) -> tuple[type[TokenizedExample], tuple[Any, ...]]:
+        return TokenizedExample, (np.array(self.input_ids), self.labels, self.segments, self.roles)
+
+    def _segments(self, name: str) -> "NDArray[Any]":
+        offsets = self._arrays["segment_offsets.bin"]
+        return self._arrays[name][offsets[self._at] : offsets[self._at + 1]]
+
+
+_set_arrays = StoredExample.__dict__["_arrays"].__set__
+_set_at = StoredExample.__dict__["_at"].__set__
+
+
+def stored_example(arrays: Arrays, at: int, ids: "NDArray[np.int32]") -> StoredExample:
+    """Sample `at`, of which only the ids are read. It goes round `__init__`, which would have to be given everything."""
+    example = _new(StoredExample)
+    _set_ids(example, ids)
+    _set_arrays(example, arrays)
+    _set_at(example, at)
+    return example

@@ -1,0 +1,42 @@
+"""Stores of a few tokens, written without a tokenizer: for tests of what becomes of a store once its samples are known."""
+
+import numpy as np
+
+from forge_data import Accounting, TokenizedExample, TokenStore
+from forge_data._batch import BatchBuilder
+from forge_data._fit import Fitted
+from forge_data._manifest import SourceFile
+from forge_data._sample_types import Encoded
+from forge_data._writer import StoreWriter
+
+EXAMPLE = TokenizedExample(np.array([1, 2], dtype=np.int32), np.array([-100, 2], dtype=np.int32), np.array([[0, 1], [1, 2]], dtype=np.int32), ("user", "assistant"))  # fmt: skip
+
+
+def arrays(rows, *, sides=1, desirable=None):
+    """What a batch of rows holds, one example (or two) a row."""
+    builder = BatchBuilder()
+    for row in rows:
+        examples = (EXAMPLE,) * sides
+        builder.add(row, Encoded(examples, desirable), Fitted(examples, None, {}))
+    return builder.build(0, rows[-1] if rows else 0, None).arrays
+
+
+def write(
+    directory, rows=(1,), *, kind="supervised", sources=None, inputs="x", commit=True, before=lambda writer: None, **about
+):
+    """A store of rows."""
+    with StoreWriter(directory) as writer:
+        writer.add(arrays(rows, **about))
+        count, tokens = writer.samples, writer.tokens
+        manifest = writer.finish(
+            kind,
+            sources or [SourceFile("a", "/a", count)],
+            Accounting(len(rows), len(rows), {}, count, tokens, tokens),
+            tokenizer=None,
+            inputs=inputs,
+            settings={},
+        )
+        before(writer)
+        if commit:
+            writer.commit(manifest, '{"findings": []}\n')
+    return TokenStore.open(directory) if commit else None

@@ -1,0 +1,80 @@
+"""Who wrote which tokens."""
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forge_data._segments import segments, speakers
+from forge_data._trace_jinja import compile_template
+from forge_data._trace_render import NOBODY, render
+
+MESSAGES = [
+    {"role": "system", "content": "be brief"},
+    {"role": "user", "content": "hi"},
+    {"role": "assistant", "content": "ho"},
+]
+
+
+def told(template, messages=MESSAGES):
+    trace = render(compile_template(template)[0], messages, {})
+    return [
+        ("" if owner == NOBODY else f"{messages[owner]['role']}:") + trace.text[start:stop]
+        for start, stop, owner in speakers(trace)
+    ]
+
+
+def test_turns():
+    """A turn is its message's, header and end with it."""
+    assert told("<s>{% for m in messages %}[{{ m.content }}]{% endfor %}</s>") == [
+        "<s>", "system:[be brief]", "user:[hi]", "assistant:[ho]", "</s>",
+    ]  # fmt: skip
+
+
+def test_a_guest():
+    """A system message that stands within the first user's turn is the system's, one before all turns too."""
+    within = "{% for m in messages[1:] %}[{% if loop.first %}{{ messages[0].content }}{% endif %}{{ m.content }}]{% endfor %}"
+    assert told(within) == ["user:[", "system:be brief", "user:hi]", "assistant:[ho]"]
+    assert told("<{{ messages[0].content }}>{% for m in messages[1:] %}{{ m.content }}{% endfor %}") == [
+        "<", "system:be brief", ">", "user:hi", "assistant:ho",
+    ]  # fmt: skip
+
+
+def test_a_tools_name_is_no_speech():
+    """The name of a called function within the tool's turn is the tool's turn, nobody speaks there."""
+    messages = [
+        {"role": "assistant", "content": "x", "tool_calls": [{"function": {"name": "f", "arguments": {}}}]},
+        {"role": "tool", "content": "42"},
+    ]
+    template = "{% for m in messages %}{% if m.role == 'tool' %}{{ messages[0].tool_calls[0].function.name }}={% endif %}{{ m.content }}{% endfor %}"
+    assert told(template, messages) == ["assistant:x", "tool:f=42"]
+
+
+def test_tokens():
+    """A token is whose its first character is; tokens of one message are one segment, of two messages two."""
+    offsets = np.array([(0, 0), (0, 2), (2, 5), (5, 6), (6, 8)])
+    bounds, roles = segments(offsets, [(0, 1, NOBODY), (1, 3, 0), (3, 6, 1), (6, 8, 2)], ["user", "user", "assistant"])
+    assert bounds.tolist() == [[0, 2], [2, 3], [3, 4], [4, 5]]
+    assert roles == ("template", "user", "user", "assistant")
+
+
+@given(
+    sizes=st.lists(st.integers(0, 4), min_size=1, max_size=12), cuts=st.lists(st.integers(0, 20), max_size=4), data=st.data()
+)
+def test_they_tile(sizes, cuts, data):
+    """Segments are all tokens, in order, each with a token in it, and no two neighbours are one message's."""
+    ends = np.cumsum(sizes)
+    offsets = np.stack([ends - sizes, ends], axis=1)
+    borders = sorted({0, *(cut for cut in cuts if cut < ends[-1])})
+    owners = data.draw(st.lists(st.integers(-1, 3), min_size=len(borders), max_size=len(borders)))
+    runs = [(start, stop, owner) for start, stop, owner in zip(borders, [*borders[1:], int(ends[-1])], owners, strict=True)]
+    bounds, roles = segments(offsets, [run for run in runs if run[1] > run[0]], ["system", "user", "assistant", "tool"])
+    assert bounds.dtype == np.int32
+    assert [place for pair in bounds.tolist() for place in range(*pair)] == list(range(len(sizes)))
+    assert len(roles) == len(bounds)
+    assert (bounds[:, 0] < bounds[:, 1]).all()
+
+
+def test_nothing():
+    """No token has no segment."""
+    bounds, roles = segments(np.zeros((0, 2), dtype=np.int64), [], [])
+    assert (bounds.shape, roles) == ((0, 2), ())
