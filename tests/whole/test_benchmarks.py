@@ -102,6 +102,31 @@ def test_without_trl_the_comparison_does_not_start():
     assert "trl is not installed" in done.stderr
 
 
+@pytest.mark.parametrize(
+    "script", ["data_small.py", "data_workers.py", "data_memory.py", "data_store.py", "packing_order.py", "packing_plan.py"]
+)
+def test_a_side_of_our_own(script):
+    """The claims that need no other library measure what they say."""
+    assert run_toy(script)["claim"]
+
+
+@pytest.mark.parametrize(
+    ("script", "module"),
+    [
+        ("data_vs_trl.py", "trl"),
+        ("data_vs_instructlab.py", "instructlab"),
+        ("packing_quality.py", "trl"),
+        ("packing_speed.py", "mini_trainer"),
+        ("packing_collate.py", "mini_trainer"),
+    ],
+)
+def test_beside_another_library(script, module):
+    """The claims against another library run where it is installed, and compare the same work."""
+    if importlib.util.find_spec(module) is None:
+        pytest.skip(f"{module} is not installed: hatch run peers:python -m pytest tests/whole/test_benchmarks.py")
+    assert run_toy(script)["claim"]
+
+
 def test_a_side_that_dies_ends_the_benchmark(benchmark_modules, tmp_path):
     """A worker that cannot start is an error that names its side, and leaves no other side running."""
     lockstep = benchmark_modules("_lockstep")

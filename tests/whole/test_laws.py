@@ -174,7 +174,7 @@ def test_prose_may_name_a_device(text: str) -> None:
         ("def f():\n    import forge_data", False),
         ("from importlib import import_module\nimport_module('forge_data')", False),
         ("from forge_packing._plan import plan", True),
-        ("if TYPE_CHECKING:\n    import numba", False),
+        ("if TYPE_CHECKING:\n    import pandas", False),
     ],
 )
 def test_the_import_scan_finds_what_is_planted(planted: str, allowed: bool) -> None:

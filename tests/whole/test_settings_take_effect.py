@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,11 @@ CASES: dict[str, tuple[dict[str, Any], Any, Any]] = {
     "eval_data_path": ({}, "DATA", "OTHER DATA"),
     "validation_split": ({}, 0.2, 0.3),
     "max_seq_len": ({}, 40, 60),
+    "data_format": ({"data_path": "TWO WAYS"}, "messages", "text"),
+    "train_on": ({}, "assistant", "last"),
+    "on_overflow": ({"max_seq_len": 40}, "drop", "truncate"),
+    "preprocess": ({}, None, "forge_test_hooks:shout"),
+    "lint": ({"data_path": "DOUBTFUL"}, "on", "off"),
     "effective_batch_size": ({}, 4, 5),
     "max_tokens_per_gpu": ({}, 100, 256),
     "num_epochs": ({"max_steps": None, "effective_batch_size": 12}, 1, 2),
@@ -59,11 +65,22 @@ CASES: dict[str, tuple[dict[str, Any], Any, Any]] = {
 }
 REFUSED = {"device": "abacus"}
 PLACES = {"ckpt_output_dir"}
+# How many processes tokenise decides how long it takes and nothing else: the promise is that the traces are the same.
+SPEEDS = {"num_proc": (1, 2)}
 
 
 @pytest.fixture(scope="module")
-def places(model_dir: Path, chats: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Two models and two data sets by name."""
+def monkeypatch() -> Iterator[pytest.MonkeyPatch]:
+    """A monkeypatch for the whole file."""
+    with pytest.MonkeyPatch.context() as patch:
+        yield patch
+
+
+@pytest.fixture(scope="module")
+def places(
+    model_dir: Path, chats: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> dict[str, str]:
+    """Two models and several data sets by name, and a module of hooks that can be imported."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -74,7 +91,21 @@ def places(model_dir: Path, chats: Path, tmp_path_factory: pytest.TempPathFactor
     model.save_pretrained(other / "model")
     AutoTokenizer.from_pretrained(model_dir).save_pretrained(other / "model")
     rows = write_rows(other / "rows.jsonl", conversations(15))
-    return {"MODEL": str(model_dir), "OTHER MODEL": str(other / "model"), "DATA": str(chats), "OTHER DATA": str(rows)}
+    ambiguous = write_rows(other / "two_ways.jsonl", [{**row, "text": "an apple is red"} for row in conversations(15)])
+    silent = [{"messages": [*row["messages"][:1], {"role": "assistant", "content": ""}]} for row in conversations(2)]
+    doubtful = write_rows(other / "doubtful.jsonl", conversations(15) + silent)
+    (other / "forge_test_hooks.py").write_text(
+        "def shout(row):\n    return {'messages': [m | {'content': m['content'].upper()} for m in row['messages']]}\n"
+    )
+    monkeypatch.syspath_prepend(other)
+    return {
+        "MODEL": str(model_dir),
+        "OTHER MODEL": str(other / "model"),
+        "DATA": str(chats),
+        "OTHER DATA": str(rows),
+        "TWO WAYS": str(ambiguous),
+        "DOUBTFUL": str(doubtful),
+    }
 
 
 def traces(run: Path) -> str:
@@ -103,7 +134,7 @@ def run_with(options: dict[str, Any], places: dict[str, str], directory: Path) -
 def test_every_setting_has_a_case() -> None:
     """A setting that is added without a case here fails the suite."""
     names = {field.name for _, field in flat_fields(SFTSettings)}
-    assert names == set(CASES) | set(REFUSED) | PLACES
+    assert names == set(CASES) | set(REFUSED) | PLACES | set(SPEEDS)
     assert not set(CASES) & set(REFUSED)
 
 
@@ -116,8 +147,23 @@ def test_the_same_settings_leave_the_same_traces(places: dict[str, str], tmp_pat
 def test_setting_takes_effect(name: str, places: dict[str, str], tmp_path: Path) -> None:
     """Two values of one setting leave different traces."""
     beside, one, other = CASES[name]
-    traced = [run_with({**beside, name: value}, places, tmp_path / str(index)) for index, value in enumerate((one, other))]
+    traced = [outcome({**beside, name: value}, places, tmp_path / str(index)) for index, value in enumerate((one, other))]
     assert traced[0] != traced[1]
+
+
+def outcome(options: dict[str, Any], places: dict[str, str], directory: Path) -> str:
+    """What a run left, or why it was refused."""
+    try:
+        return run_with(options, places, directory)
+    except forge.DataLintError as error:
+        return f"refused: {error}"
+
+
+@pytest.mark.parametrize("name", sorted(SPEEDS))
+def test_speed_settings_change_nothing_else(name: str, places: dict[str, str], tmp_path: Path) -> None:
+    """A setting that is about speed leaves the same traces, whatever its value."""
+    traced = [run_with({name: value}, places, tmp_path / str(value)) for value in SPEEDS[name]]
+    assert traced[0] == traced[1]
 
 
 @pytest.mark.parametrize("name", sorted(REFUSED))

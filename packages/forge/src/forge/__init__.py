@@ -15,14 +15,15 @@ if TYPE_CHECKING:
     import forge_data as data
     import forge_dist as dist
     import forge_packing as packing
-    from forge._errors import ForgeError, RecipeError, RunDirectoryError, RunWriteError, SettingsError
+    from forge._errors import DataLintError, ForgeError, RecipeError, RunDirectoryError, RunWriteError, SettingsError
     from forge._generate import generate
     from forge._result import RunResult
     from forge._sft import sft
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
+    "DataLintError",
     "ForgeError",
     "RecipeError",
     "RunDirectoryError",
@@ -46,6 +47,7 @@ _ROOMS = {
     "packing": "forge_packing",
 }
 _HOMES = {
+    "DataLintError": "_errors",
     "ForgeError": "_errors",
     "RecipeError": "_errors",
     "RunDirectoryError": "_errors",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Any
 
 import forge_accel
@@ -131,19 +132,24 @@ def warn_of_rounding(report: Reporter, before: float | None, trained: float | No
 
 
 def absolute_paths(s: SFTSettings) -> SFTSettings:
-    """Make the paths of files absolute, so that config.yaml repeats the run from any directory; hub names stay."""
-    for group, name in (
-        ("model", "model_path"),
-        ("data", "data_path"),
-        ("data", "eval_data_path"),
-        ("checkpoints", "ckpt_output_dir"),
-    ):
-        s = s.with_value(group, name, _absolute(getattr(getattr(s, group), name), only_existing=name == "model_path"))
-    return s
+    """Make the paths of files absolute, so that config.yaml repeats the run from any directory; hub names and URLs stay."""
+    s = s.with_value("model", "model_path", _absolute(s.model.model_path))
+    s = s.with_value("data", "data_path", _absolute_sources(s.data.data_path))
+    if s.data.eval_data_path is not None:
+        s = s.with_value("data", "eval_data_path", _absolute_sources(s.data.eval_data_path))
+    return s.with_value("checkpoints", "ckpt_output_dir", os.path.abspath(os.path.expanduser(s.checkpoints.ckpt_output_dir)))
 
 
-def _absolute(path: str | None, *, only_existing: bool) -> str | None:
-    if not path:
-        return path
+def _absolute_sources(path: Any) -> Any:
+    if isinstance(path, str):
+        return _absolute(path)
+    if isinstance(path, Mapping):
+        return {_absolute(one): share for one, share in path.items()}
+    return tuple(_absolute(one) for one in path)
+
+
+def _absolute(path: str) -> str:
+    """Make a path absolute where it leads to something here; `name:split` by what stands before the colon."""
     full = os.path.abspath(os.path.expanduser(path))
-    return path if only_existing and not os.path.exists(full) else full
+    pattern = "://" not in path and any(sign in path for sign in "*?[")
+    return full if pattern or os.path.exists(full) or os.path.exists(full.rpartition(":")[0] or full) else path

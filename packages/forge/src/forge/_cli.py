@@ -1,6 +1,6 @@
 """The command `forge`: words of a shell → the same calls that Python makes, errors → one message and an exit status.
 
-Exit status: 0 finished; 2 bad input; 1 the run failed; 130 interrupted, 143 terminated.
+Exit status: 0 finished; 2 bad input; 1 the run failed, or `forge data lint` found what stops one; 130 interrupted, 143 terminated.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Sequence
-from typing import Annotated, Any, cast, get_args
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, cast, get_args, get_origin
 
 import attrs
 import cyclopts
 
 import forge
+from forge._plan_command import plan_command
 from forge._recipe import read_recipe
 from forge._reference import field_texts
 from forge._settings import SFTSettings, flat_fields, groups, resolve, signature_of
@@ -54,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         command, bound, *_ = _app().parse_args(
             [word for word in words if word != "--debug"], exit_on_error=False, print_error=False
         )
-        command(*bound.args, **bound.kwargs)
+        status = command(*bound.args, **bound.kwargs)
     except cyclopts.CycloptsError as error:
         return _say(str(error), 2, debug=debug)
     except Terminated:
@@ -69,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _say(f"failed: {what}\n(--debug shows where; if the input is right, this is a defect of forge.)", 1, debug=debug)
     finally:
         signal.signal(signal.SIGTERM, before)
-    return 0
+    return status if isinstance(status, int) else 0
 
 
 def _say(message: str, status: int, *, debug: bool) -> int:
@@ -89,6 +90,9 @@ def _app() -> cyclopts.App:
     )
     app.command(_sft_command(), name="sft")
     app.command(generate)
+    # forge-data reads its own words, `--help` too, so that it has the same command line without this package.
+    app.command(data, help_flags=(), version_flags=())
+    app.command(plan_command(_whole), name="plan")
     return app
 
 
@@ -97,9 +101,19 @@ def _sft_command() -> Callable[..., None]:
 
     def sft(recipe: str | None = None, /, **settings: object) -> None:
         layers = [(f"recipe {recipe}", read_recipe(recipe))] if recipe is not None else []
-        resolved = resolve(SFTSettings, *layers, ("flag", settings))
+        flags = {
+            name: value[0] if name in several and isinstance(value, tuple) and len(value) == 1 else value
+            for name, value in settings.items()
+        }
+        resolved = resolve(SFTSettings, *layers, ("flag", flags))
         print(run(resolved).model_dir)
 
+    # One path or several are words of a shell; a mapping of paths to weights is for recipes.
+    several = {
+        field.name
+        for _, field in flat_fields(SFTSettings)
+        if any(get_origin(kind) is Mapping for kind in get_args(field.type))
+    }
     plain = signature_of(SFTSettings)
     owners = groups(SFTSettings)
     order = list(owners)
@@ -120,7 +134,7 @@ def _sft_command() -> Callable[..., None]:
                 negative_iterable=(),
                 converter=_whole if int in (parameter.annotation, *get_args(parameter.annotation)) else None,
             )
-        annotation = parameter.annotation
+        annotation = tuple[str, ...] if parameter.name in several else parameter.annotation
         if parameter.default is None and parameter.name != "recipe":
             annotation = annotation | None
         parameters.append(parameter.replace(annotation=Annotated[annotation, about]))
@@ -132,6 +146,13 @@ def _sft_command() -> Callable[..., None]:
         "--ckpt-output-dir runs/first"
     )
     return sft
+
+
+def data(*words: Annotated[str, cyclopts.Parameter(show=False, allow_leading_hyphen=True)]) -> int:
+    """Prepare, show, lint and count tokens: `forge data --help` says how."""
+    from forge_data.__main__ import run as run_verb
+
+    return run_verb(words, prog="forge data")
 
 
 def generate(

@@ -3,6 +3,7 @@
     ForgeError
     ├── SettingsError (ValueError)       a setting is unknown, mistyped, out of range, or would have no effect
     ├── RecipeError (ValueError)         a recipe file cannot be read as settings
+    ├── DataLintError (ValueError)       the rows would teach something false, as their lint says
     ├── RunDirectoryError (OSError)      the output directory holds something else, is in use, or cannot be written
     └── RunWriteError (OSError)          the disk refused a file of a run that had begun: exit status 1
 
@@ -27,6 +28,10 @@ class SettingsError(ForgeError, ValueError):
 
 class RecipeError(ForgeError, ValueError):
     """A recipe file cannot be read as settings."""
+
+
+class DataLintError(ForgeError, ValueError):
+    """The rows would teach something false, as their lint says; `lint=off` overrules it."""
 
 
 class RunDirectoryError(ForgeError, OSError):

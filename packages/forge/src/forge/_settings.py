@@ -170,10 +170,20 @@ def _converted(field: attrs.Attribute[Any], value: object, origin: str) -> objec
 
 def _as_kind(kind: Any, value: object, *, from_text: bool) -> object | None:
     if get_origin(kind) is Literal:
-        return value if value in get_args(kind) else None
+        if from_text and isinstance(value, bool):
+            # YAML 1.1 reads a bare on or off as true or false; a person who writes it means the word.
+            value = "on" if value else "off"
+        return value if isinstance(value, str) and value in get_args(kind) else None
     if get_origin(kind) is tuple:
         parts = (value,) if isinstance(value, str) else value
-        return tuple(parts) if isinstance(parts, Sequence) and all(isinstance(part, str) for part in parts) else None
+        if not isinstance(parts, Sequence) or not all(isinstance(part, (str, PathLike)) for part in parts):
+            return None
+        return tuple(fspath(part) for part in parts)
+    if get_origin(kind) is Mapping:
+        if not isinstance(value, Mapping) or not all(isinstance(name, (str, PathLike)) for name in value):
+            return None
+        # What the values may be, the room's own validator says.
+        return {fspath(name): share for name, share in value.items()}
     if kind is str:
         return fspath(cast("str | PathLike[str]", value)) if isinstance(value, (str, PathLike)) else None
     if kind is bool:
@@ -196,4 +206,6 @@ def _spelled(kind: Any) -> str:
         return "one of " + ", ".join(repr(choice) for choice in get_args(kind))
     if get_origin(kind) is tuple:
         return "a list of strings"
+    if get_origin(kind) is Mapping:
+        return "a mapping from strings to numbers"
     return {str: "a string", int: "a whole number", float: "a number", bool: "true or false"}[kind]

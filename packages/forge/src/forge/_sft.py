@@ -21,6 +21,7 @@ from forge._choices import (
     warn_of_positions,
     warn_of_rounding,
 )
+from forge._lint import check_data
 from forge._progress import Reporter
 from forge._recipe import as_recipe, read_recipe
 from forge._result import RunResult
@@ -77,6 +78,7 @@ def _run(s: SFTSettings, out: RunDirectory, report: Reporter) -> RunResult:  # n
         train, held_out = train.split(s.data.validation_split, seed=s.plan.seed)
         report.note(f"held out {len(held_out):,} of these rows")
     report.note(f"training on {len(train):,} rows, in which {int(train.loss_counts.sum()):,} tokens are learned")
+    check_data(s, report, train, held_out)
     stores = [train] if held_out is None else [train, held_out]
     s = choose_sizes(s, machine, stores)
 
@@ -90,6 +92,8 @@ def _run(s: SFTSettings, out: RunDirectory, report: Reporter) -> RunResult:  # n
         epochs=s.plan.num_epochs,
         max_steps=s.plan.max_steps,
         loss_counts=train.loss_counts,
+        sources=None if train.weights is None else train.sources,
+        weights=train.weights,
     )
     check_warmup(s, plan.num_steps)
     eval_rows = forge_packing.divide(held_out.lengths, max_tokens=s.plan.max_tokens_per_gpu)[0] if held_out is not None else []
@@ -215,9 +219,20 @@ def _run(s: SFTSettings, out: RunDirectory, report: Reporter) -> RunResult:  # n
     )
 
 
-def _prepare(path: str, tokenizer: Any, directory: Path, s: SFTSettings, report: Reporter) -> forge_data.TokenStore:
+def _prepare(path: Any, tokenizer: Any, directory: Path, s: SFTSettings, report: Reporter) -> forge_data.TokenStore:
     directory.parent.mkdir(exist_ok=True)
-    store = forge_data.prepare(path, tokenizer, directory, max_seq_len=s.data.max_seq_len, progress=report.count("tokenising"))
+    store = forge_data.prepare(
+        path,
+        tokenizer,
+        directory,
+        format=s.data.data_format,
+        train_on=s.data.train_on,
+        max_seq_len=s.data.max_seq_len,
+        on_overflow=s.data.on_overflow,
+        preprocess=s.data.preprocess,
+        num_proc=s.data.num_proc,
+        progress=report.count("tokenising"),
+    )
     account = store.accounting
     lost = "".join(f", dropped {count:,} ({reason})" for reason, count in account.dropped.items())
     report.note(f"{path}: read {account.read:,} rows, kept {account.kept:,}{lost}")

@@ -1,0 +1,98 @@
+"""What the lint stops, `forge.sft` does not train on, unless it is told to; and what it trains on may come from several places."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import forge
+from forge._cli import main
+
+from .conftest import conversations, write_rows
+
+FEW: dict[str, Any] = {"max_steps": 2, "effective_batch_size": 4, "max_tokens_per_gpu": 256}
+
+
+@pytest.fixture(scope="module")
+def doubtful(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Conversations, and on line 13 one whose answer is empty."""
+    rows = [*conversations(12), {"messages": [{"role": "user", "content": "hello?"}, {"role": "assistant", "content": ""}]}]
+    return write_rows(tmp_path_factory.mktemp("doubtful") / "doubtful.jsonl", rows)
+
+
+def test_what_the_lint_stops_is_not_trained_on(model_dir: Path, doubtful: Path, tmp_path: Path) -> None:
+    """The refusal names file, row, field, what was found and what overrules it; nothing is left behind."""
+    with pytest.raises(forge.DataLintError, match="1 reasons? not to train on it") as caught:
+        forge.sft(model_path=model_dir, data_path=doubtful, ckpt_output_dir=tmp_path / "run", **FEW)
+    assert "doubtful.jsonl:13 messages[1].content" in str(caught.value)
+    assert "lint=off" in str(caught.value)
+    assert caught.value.exit_status == 2
+    assert not (tmp_path / "run").exists()
+
+
+def test_lint_off_is_recorded(model_dir: Path, doubtful: Path, tmp_path: Path) -> None:
+    """With lint=off the run goes on, says so in its log, and config.yaml records who overruled what; a bare off in YAML is the word."""
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("lint: off\n")
+    forge.sft(recipe, model_path=model_dir, data_path=doubtful, ckpt_output_dir=tmp_path / "run", **FEW)
+    config = (tmp_path / "run" / "config.yaml").read_text()
+    assert yaml.safe_load(config)["lint"] == "off"
+    assert "recipe" in next(line for line in config.splitlines() if line.startswith("lint:"))
+    assert "WARNING: lint=off" in (tmp_path / "run" / "log.txt").read_text()
+
+
+def test_held_out_rows_that_are_trained_on_are_found(model_dir: Path, chats: Path, tmp_path: Path) -> None:
+    """Measuring on rows that are trained on would flatter the model: refused, naming the row."""
+    copy = write_rows(tmp_path / "held_out.jsonl", conversations(30)[22:])
+    with pytest.raises(forge.DataLintError, match=r"held_out.jsonl:1\b.*trained on"):
+        forge.sft(model_path=model_dir, data_path=chats, eval_data_path=copy, ckpt_output_dir=tmp_path / "run", **FEW)
+
+
+def test_a_split_keeps_repetitions_on_one_side(model_dir: Path, tmp_path: Path) -> None:
+    """Rows that are there twice are held out together or trained on together, so a split of them is no overlap."""
+    rows = write_rows(tmp_path / "twice.jsonl", conversations(20) * 2)
+    result = forge.sft(model_path=model_dir, data_path=rows, validation_split=0.3, ckpt_output_dir=tmp_path / "run", **FEW)
+    assert result.eval_loss_after is not None
+
+
+def test_preferences_are_not_imitated(model_dir: Path, tmp_path: Path) -> None:
+    """A file of preferences is refused by `forge.sft`: imitating the rejected answers too is not what anybody asked for."""
+    rows = write_rows(
+        tmp_path / "pairs.jsonl", [{"prompt": f"{n}?", "chosen": f"yes {n}", "rejected": f"no {n}"} for n in range(8)]
+    )
+    with pytest.raises(forge.SettingsError, match="preference"):
+        forge.sft(model_path=model_dir, data_path=rows, ckpt_output_dir=tmp_path / "run", **FEW)
+    assert not (tmp_path / "run").exists()
+
+
+def test_several_files_with_weights(model_dir: Path, chats: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Several files train together; weights give each its share of every step, whatever its size."""
+    few = write_rows(tmp_path / "few.jsonl", conversations(40)[36:])
+    assert (
+        main(
+            [
+                "sft",
+                "--model-path",
+                str(model_dir),
+                "--data-path",
+                str(chats),
+                str(few),
+                "--ckpt-output-dir",
+                str(tmp_path / "a"),
+                "--effective-batch-size",
+                "4",
+                "--max-tokens-per-gpu",
+                "256",
+            ]
+        )
+        == 0
+    )
+    assert "read 28 rows" in (tmp_path / "a" / "log.txt").read_text()
+    capsys.readouterr()
+    forge.sft(model_path=model_dir, data_path={chats: 1, few: 1}, ckpt_output_dir=tmp_path / "b", **FEW)
+    plan = forge.packing.BatchPlan.load(tmp_path / "b" / "plan" / "plan.npz")
+    for step in range(plan.num_steps):
+        assert sum(sample >= 24 for sample in plan.samples(step)) == 2
