@@ -193,6 +193,7 @@ def test_an_edited_plan(made, tmp_path):
         (lambda file: {"header": np.frombuffer(b"{", dtype=np.uint8)}, "its header is not JSON"),
         (lambda file: {"header": np.frombuffer(b"\xff\xfe\x00", dtype=np.uint8)}, "its header is not JSON"),
         (lambda file: {"header": np.frombuffer(b"[]", dtype=np.uint8)}, "is not a plan"),
+        (lambda file: {"header": np.frombuffer(b"[" * 10**5, dtype=np.uint8)}, "its header is not JSON"),
         (lambda file: {"header": header(file, format="somebody's")}, "is not a plan"),
         (lambda file: {"header": header(file, version=99)}, "a plan of format 99; this version reads 2"),
         (lambda file: {"header": header(file, parameters={"algorithm": ALGORITHM})}, "it differs in"),
@@ -211,6 +212,30 @@ def test_foreign_archives(made, tmp_path, change, message):
     rewritten(file, **change(file))
     with pytest.raises(PackingError, match=message):
         BatchPlan.load(file)
+
+
+SHAPED = "{{'descr': '<i8', 'fortran_order': False, 'shape': ({},), }}"
+
+
+@pytest.mark.parametrize("text", ["(((((", "{'descr':", "\n  x\n y", *(SHAPED.format(10**power) for power in (15, 18, 30))])
+def test_members_that_numpy_chokes_on(made, tmp_path, text):
+    """A member whose header is no literal, or claims more than memory holds, is refused like any damage."""
+    file = tmp_path / "plan.npz"
+    made.save(file)
+    with zipfile.ZipFile(file) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    members["lengths.npy"] = b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text.encode()
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    with pytest.raises(PackingError, match="is not a plan, or only a part of one"):
+        BatchPlan.load(file)
+
+
+def test_a_name_that_no_system_takes(made):
+    """A null in a name is bad input too."""
+    with pytest.raises(PackingError, match="cannot be written to"):
+        made.save("plan\0.npz")
 
 
 class Bomb:

@@ -163,6 +163,10 @@ def test_an_endless_plan():
     assert [endless.samples(step).tolist() for step in range(40)] == [ends.samples(step).tolist() for step in range(40)]
     assert endless.tokens[:40].tolist() == ends.tokens.tolist()
     assert endless.step_at(endless.position(10**15)) == 10**15
+    mixed = plan([3, 5, 2, 7, 4], batch_size=2, max_tokens=8, epochs=None, sources=[0, 1, 1, 0, 1], weights=[0.4, 0.6])
+    assert (endless.samples(10**30).size, mixed.samples(10**18).size) in {(1, 2), (2, 2)}
+    with pytest.raises(IndexError, match=f"is out of range: draws of weighted sources are counted up to {2**62}"):
+        mixed.samples(2**62)
     for ask in (lambda: endless.num_steps, lambda: endless.num_samples, lambda: len(endless.tokens)):
         with pytest.raises(PackingError, match="this plan is endless: epochs=None and no max_steps"):
             ask()
@@ -178,7 +182,7 @@ def test_reshape_refuses(made):
         made.reshape(max_tokens=6)
     with pytest.raises(PackingError, match="batch_size=2 is less than world_size=3"):
         made.reshape(world_size=3)
-    with pytest.raises(PackingError, match="world_size must be an integer of at least 1, got 0"):
+    with pytest.raises(PackingError, match="world_size must be an integer from 1 to 1048576, got 0"):
         made.reshape(world_size=0)
     assert made.reshape().fingerprint == made.fingerprint
 

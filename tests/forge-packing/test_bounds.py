@@ -10,7 +10,7 @@ from forge_packing._bounds import makespan_bound, micro_batch_bound, row_bound
 from .twins import COSTS, best_possible, steps
 
 
-@settings(deadline=None, max_examples=1000)
+@settings(deadline=None, max_examples=500)
 @given(steps(most_samples=7, most_ranks=4), COSTS)
 def test_nothing_beats_the_bounds(step, cost):
     """No partition of seven samples has fewer rows or passes, or a smaller makespan, than the bounds say."""
@@ -45,6 +45,19 @@ def test_makespan_of_one_giant():
     assert makespan_bound(np.array([100] + [10] * 30), 100, 4, cost) == 10_100
     # Twice as many samples as find room beside it (3 ranks * 100 tokens): the rest is spread over four ranks.
     assert makespan_bound(np.array([100] + [10] * 60), 100, 4, cost) == 10_100 + 30 * 110 / 4
+
+
+@pytest.mark.parametrize(
+    ("lengths", "ranks", "least"),
+    [
+        ([4], 8, 4),  # one sample lies on one rank, however many there are
+        ([4, 4, 3, 1], 2, 7),  # of the three dearest, one rank has two
+        ([3, 3, 3, 3, 3], 2, 9),  # of five, three
+    ],
+)
+def test_the_busiest_rank(lengths, ranks, least):
+    """Few samples for the ranks: no rank can have its even share of them."""
+    assert makespan_bound(np.array(lengths), 100, ranks, Cost(1.0, 0.0)) == least
 
 
 def test_makespan_counts_every_pass():

@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,9 @@ import pytest
 import forge_packing
 from forge_packing import Cost, _compile, pack_rows
 from forge_packing._division import divide_steps
+
+# Together they compile for some twenty seconds of one core. pytest ends the whole run where a test takes 240 seconds.
+SECONDS = 180.0
 
 # Packs 20,000 samples twice: plain below the threshold, then compiled. Tells where the compiled code came from.
 PACK = """
@@ -52,8 +56,13 @@ def start(environment, code=PACK):
     )
 
 
-def finish(process):
-    out, err = process.communicate(timeout=200)
+def finish(process, until=None):
+    """(rows' digest, times that kept code was loaded, where it is kept, stderr); the process is ended where it has not ended in time."""
+    until = time.monotonic() + SECONDS if until is None else until
+    try:
+        out, err = process.communicate(timeout=max(1.0, until - time.monotonic()))
+    finally:
+        process.kill()
     assert process.returncode == 0, err
     digest, hits, where = out.split()
     return digest, int(hits), where, err
@@ -109,7 +118,8 @@ def test_nothing_may_be_written(installed):
 def test_eight_processes_at_once(installed):
     """Eight processes that start on an empty cache all get the right rows, and leave code that a ninth can load."""
     _, _, environment = installed
-    found = [finish(process) for process in [start(environment) for _ in range(8)]]
+    until = time.monotonic() + SECONDS
+    found = [finish(process, until) for process in [start(environment) for _ in range(8)]]
     assert {digest for digest, *_ in found} == {expected()}
     assert finish(start(environment))[:2] == (expected(), 1)
 
@@ -121,6 +131,12 @@ def test_without_numba(installed):
     digest, hits, _, err = finish(start(environment, broken + PACK))
     assert (digest, hits) == (expected(), -1)
     assert err.count("numba cannot be imported") == 1
+
+
+def test_numba_told_not_to_compile(installed):
+    """NUMBA_DISABLE_JIT leaves the work to Python, with the same rows."""
+    _, _, environment = installed
+    assert finish(start({**environment, "NUMBA_DISABLE_JIT": "1"}))[:2] == (expected(), -1)
 
 
 @pytest.fixture

@@ -79,7 +79,7 @@ def test_frozen():
         Cost().per_token = 2.0
 
 
-@settings(deadline=None, max_examples=1000)
+@settings(deadline=None, max_examples=200)
 @given(COSTS, st.lists(st.lists(st.integers(1, 2**31 - 1), min_size=1, max_size=20), min_size=1, max_size=5))
 def test_integer_costs(cost, given_steps):
     """As integers costs keep their order, their proportions to a billionth of the dearest, and their sums below 2**62."""

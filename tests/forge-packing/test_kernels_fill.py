@@ -9,7 +9,7 @@ from forge_packing._kernels_rows import best_fit
 from .twins import partitions, steps
 
 
-@settings(deadline=None, max_examples=1000)
+@settings(deadline=None, max_examples=300)
 @given(steps())
 def test_exact_rows(step):
     """Every sample is in a row, no row is empty or over capacity."""

@@ -10,7 +10,7 @@ from forge_packing._kernels_rows import best_fit
 from .twins import steps
 
 
-@settings(deadline=None, max_examples=1000)
+@settings(deadline=None, max_examples=300)
 @given(steps(most_ranks=5), st.sampled_from([0, 5, 10_000]))
 def test_never_worse(step, work):
     """From any packing within the budget to one within the budget, of the same samples, with no larger makespan."""

@@ -38,7 +38,7 @@ def naive_spread(lengths, costs, ranks, capacity, aims):
     return bin_of
 
 
-@settings(deadline=None, max_examples=1000)
+@settings(deadline=None, max_examples=300)
 @given(steps(most_ranks=4), st.integers(1, 8))
 def test_spread_equals_the_naive_version(step, passes):
     """The heap and the waiting line make the very choices of looking at every bin, failure included."""
@@ -54,7 +54,7 @@ def test_spread_equals_the_naive_version(step, passes):
         assert bin_of == naive
 
 
-@settings(deadline=None, max_examples=1000)
+@settings(deadline=None, max_examples=300)
 @given(steps(most_samples=30))
 def test_greedy_is_mini_trainers_packer(step):
     """One run makes the passes that searching for the longest prefix again and again makes, load for load."""

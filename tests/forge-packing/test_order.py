@@ -44,7 +44,7 @@ def orders(draw):
     )
 
 
-@settings(deadline=None, max_examples=1000)
+@settings(deadline=None, max_examples=300)
 @given(orders(), st.data())
 def test_any_stretch_is_a_part_of_the_whole(order, data):
     """Steps asked for together are those asked for one by one, wherever one begins."""
@@ -57,7 +57,7 @@ def test_any_stretch_is_a_part_of_the_whole(order, data):
     assert starts[-1] == samples.size
 
 
-@settings(deadline=None, max_examples=1000)
+@settings(deadline=None, max_examples=300)
 @given(orders(), st.data())
 def test_a_position_is_one_integer(order, data):
     """position and step_at undo each other; every position lies in the step that step_at names."""
@@ -68,7 +68,7 @@ def test_a_position_is_one_integer(order, data):
     assert order.position(step) <= position < order.position(step + 1)
 
 
-@settings(deadline=None, max_examples=1000)
+@settings(deadline=None, max_examples=300)
 @given(orders())
 def test_an_epoch_holds_every_sample(order):
     """Without shares: each epoch has each sample once, but for those that drop_last leaves out."""
@@ -82,7 +82,7 @@ def test_an_epoch_holds_every_sample(order):
         )
 
 
-@settings(deadline=None, max_examples=1000)
+@settings(deadline=None, max_examples=300)
 @given(orders())
 def test_a_source_is_walked_through_before_it_begins_again(order):
     """With shares: each source's draws go through all of its samples, one walk after another, in an order of its own."""

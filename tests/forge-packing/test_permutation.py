@@ -15,7 +15,7 @@ def order(n, seed=0, epoch=0, source=0):
     return shuffled(np.arange(n), n, seed=seed, epoch=epoch, source=source)
 
 
-@settings(deadline=None, max_examples=1000)
+@settings(deadline=None, max_examples=500)
 @given(st.integers(1, 300), SEEDS, st.integers(0, 2**40), st.integers(0, 50))
 def test_a_permutation(n, seed, epoch, source):
     """Every sample comes once."""
@@ -24,7 +24,7 @@ def test_a_permutation(n, seed, epoch, source):
     assert sorted(found.tolist()) == list(range(n))
 
 
-@settings(deadline=None, max_examples=1000)
+@settings(deadline=None, max_examples=500)
 @given(st.integers(1, 3000), st.lists(st.integers(0, 2**64 - 1), min_size=1, max_size=9))
 def test_the_bijection_is_one_whatever_its_keys(n, keys):
     """Every number below N comes once out of the network, with any keys and any number of rounds."""

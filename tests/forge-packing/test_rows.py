@@ -24,7 +24,7 @@ def test_exact_partition_within_budget(step):
         assert (np.diff(row) > 0).all()
 
 
-@settings(deadline=None, max_examples=1000)
+@settings(deadline=None, max_examples=300)
 @given(steps())
 def test_no_more_rows_than_the_textbook(step):
     """Never more rows than best-fit decreasing, nor fewer than the bound."""
@@ -36,7 +36,7 @@ def test_no_more_rows_than_the_textbook(step):
     )
 
 
-@settings(deadline=None, max_examples=1000)
+@settings(deadline=None, max_examples=300)
 @given(steps(most_samples=8))
 def test_eight_samples_are_packed_optimally_or_nearly(step):
     """At most one row more than the optimum for eight samples, which best fit alone would allow too."""

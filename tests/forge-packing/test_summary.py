@@ -1,6 +1,9 @@
 """summary: a few lines whose numbers can be checked by hand."""
 
-from forge_packing import Cost, _steps, _summary, plan
+import pytest
+
+from forge_packing import Cost, _compile, _summary, plan
+from forge_packing._sampled import sampled_stretches
 
 
 def test_one_rank():
@@ -40,15 +43,14 @@ def test_mixtures_say_their_shares():
 
 def test_a_long_run_is_measured_in_part(monkeypatch):
     """A long run says which of its steps were measured; what is known of all of them is said of all of them."""
-    monkeypatch.setattr(_steps, "BLOCK", 10)
-    monkeypatch.setattr(_summary, "MEASURED", 50)
+    monkeypatch.setattr(_summary, "MEASURED_SAMPLES", 57)
     made = plan([1] * 100, batch_size=1, max_tokens=1, max_steps=10**9, epochs=None)
     assert made.summary().splitlines() == [
         "samples        1,000,000,000 (100 in the data), shuffled by seed 0",
         "steps          1,000,000,000 of at most 1 samples, 10,000,000 epochs",
-        "measured       50 steps, in 5 stretches from the first to the last:",
-        "tokens         50, a step 1 to 1",
-        "micro-batches  50 on 1 rank, lower bound 50; at most 1 a step",
+        "measured       56 steps, in 8 stretches from the first to the last:",
+        "tokens         56, a step 1 to 1",
+        "micro-batches  56 on 1 rank, lower bound 56; at most 1 a step",
         "fill           100.0% of 1 tokens",
         "makespan       1.000 of its lower bound; slowest rank of a pass over the mean 1.000",
     ]
@@ -56,5 +58,34 @@ def test_a_long_run_is_measured_in_part(monkeypatch):
     assert endless[:3] == [
         "samples        100 in the data, shuffled by seed 0",
         "steps          without end, of at most 1 samples",
-        "measured       the first 50 steps:",
+        "measured       the first 57 steps:",
     ]
+
+
+@pytest.mark.parametrize(("batch_size", "epochs"), [(1, 1), (2, None), (64, 3), (200_000, 1)])
+def test_it_asks_for_little(monkeypatch, batch_size, epochs):
+    """However long the run and however short its steps, few samples are divided, with no wait for a compiler, and few bounds are counted."""
+    divided, bounded = [], []
+    monkeypatch.setattr(_compile, "compiled", lambda name: pytest.fail(f"{name} was compiled"))
+    monkeypatch.setattr(_compile, "_seen", dict.fromkeys(_compile._seen, 0))
+    whole = _summary.block_figures
+    monkeypatch.setattr(_summary, "block_figures", lambda plan, block, *at: _note(whole(plan, block, *at), divided, bounded))
+    plan([5] * 30_000, batch_size=batch_size, max_tokens=5 * batch_size, epochs=epochs).summary()
+    assert sum(divided) <= 30_000
+    assert sum(bounded) <= 1024
+
+
+def _note(found, divided, bounded):
+    divided.append(found.samples.sum())
+    bounded.append(found.samples.size)
+    return found
+
+
+def test_stretches_reach_from_the_first_step_to_the_last():
+    """Every run's first and last step is measured, and no step twice."""
+    for total in (1, 7, 8, 9, 56, 57, 58, 1000, 10**9):
+        made = plan([1] * 10, batch_size=1, max_tokens=1, epochs=None, max_steps=total)
+        for most in (2, 7, 8, 57):
+            steps = [step for first, stop in sampled_stretches(made._steps, most, 8) for step in range(first, stop)]
+            assert len(set(steps)) == len(steps) <= most
+            assert (steps[0], steps[-1]) == (0, total - 1)

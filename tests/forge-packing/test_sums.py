@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from forge_packing import PackingError, _steps, plan
 
 
-@settings(deadline=None, max_examples=1000)
+@settings(deadline=None, max_examples=200)
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=30), st.integers(1, 5), st.integers(1, 3), st.slices(20))
 def test_as_an_array(lengths, batch_size, epochs, asked):
     """Steps, slices, loops and arrays say the same, across the borders of blocks."""

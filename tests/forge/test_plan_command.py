@@ -77,6 +77,18 @@ def test_tokens_that_suit_the_machine(store: forge_data.TokenStore, capsys: pyte
     assert "5 of at most 32 samples" in said
 
 
+def test_a_run_without_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An endless plan is summed up and drawn from its beginning; every step of it can be looked at."""
+    endless = forge_packing.plan([3, 9, 4], batch_size=2, max_tokens=12, epochs=None)
+    endless.save(tmp_path / "plan.npz")
+    words = ["plan", str(tmp_path / "plan.npz"), "--step", str(10**12)]
+    assert _cli.main([*words, "--packing", str(tmp_path / "drawing.svg")]) == 0
+    assert f"step {10**12}: {endless.figures(10**12).samples} samples" in capsys.readouterr().out
+    assert "the first 1,024 steps, measured at" in (tmp_path / "drawing.svg").read_text()
+    assert _cli.main([*words[:-1], "-1"]) == 2
+    assert "--step -1 is not in this plan: steps are counted from 0" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

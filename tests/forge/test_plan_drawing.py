@@ -72,13 +72,26 @@ def test_nothing_but_itself() -> None:
         forge_packing.plan([5], batch_size=1, max_tokens=9),
         forge_packing.plan([3] * 600, batch_size=600, max_tokens=9, world_size=300),
         forge_packing.plan([3, 4], batch_size=2, max_tokens=9, epochs=None, max_steps=10**8),
+        forge_packing.plan([3, 4], batch_size=2, max_tokens=9, epochs=None),
         forge_packing.plan([1], batch_size=1, max_tokens=9, cost=forge_packing.Cost(1e-6, 0.0)),
     ],
-    ids=["one sample", "many ranks", "many steps", "a small unit"],
+    ids=["one sample", "many ranks", "many steps", "no last step", "a small unit"],
 )
 def test_extremes(plan: forge_packing.BatchPlan) -> None:
-    """One sample, hundreds of ranks, a hundred million steps and any unit of cost can be drawn, in a moderate file."""
+    """One sample, hundreds of ranks, a hundred million steps, a run without end and any unit of cost can be drawn, in a moderate file."""
     drawing = draw(plan, 0)
     numbers = re.findall(r' (?:x|y|width|height|x1|y2)="([^"%]+)"', drawing)
     assert all(-1 <= float(number) < 20_000 for number in numbers)
     assert len(drawing) < 200_000
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 64])
+def test_few_steps_are_measured(monkeypatch: pytest.MonkeyPatch, batch_size: int) -> None:
+    """A step's bounds take time, so of many small steps as few are measured as of a run with many samples; the drawing says so."""
+    plan = forge_packing.plan([5] * 5_000, batch_size=batch_size, max_tokens=5 * batch_size)
+    measured = []
+    whole = forge_packing.BatchPlan.figures
+    monkeypatch.setattr(forge_packing.BatchPlan, "figures", lambda plan, step: (measured.append(step), whole(plan, step))[1])
+    drawing = draw(plan, 0)
+    assert len(measured) <= 2**11 + 1
+    assert ("measured at the first 16 of each of 32 stretches" in drawing) == (batch_size < 64)

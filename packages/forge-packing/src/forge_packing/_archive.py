@@ -3,6 +3,7 @@
 import json
 import os
 import secrets
+import tokenize
 import zipfile
 import zlib
 from contextlib import suppress
@@ -16,6 +17,21 @@ from forge_packing._errors import PackingError
 
 _FORMAT = "forge-packing plan"
 _VERSION = 2
+# What numpy and the standard library raise, one way or another, for bytes that are no archive of arrays: a header that is
+# no Python literal, a size that no memory holds.
+_DAMAGE = (
+    ValueError,
+    EOFError,
+    KeyError,
+    NotImplementedError,
+    OverflowError,
+    MemoryError,
+    RuntimeError,
+    SyntaxError,
+    tokenize.TokenError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
 
 
 def write(file: str | os.PathLike[str], parameters: dict[str, Any], arrays: dict[str, Int64Array]) -> None:
@@ -31,12 +47,12 @@ def write(file: str | os.PathLike[str], parameters: dict[str, Any], arrays: dict
             stream.flush()
             os.fsync(stream.fileno())
         temporary.replace(path)
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: a name with a null in it
         raise PackingError(
             f"the plan cannot be written to {path}: {error}. The directory must exist and be writable"
         ) from error
     finally:
-        with suppress(OSError):  # it was renamed, or never made
+        with suppress(OSError, ValueError):  # it was renamed, or never made
             temporary.unlink()
 
 
@@ -53,7 +69,7 @@ def read(file: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Int64A
                 arrays = {name: loaded[name] for name in loaded.files}
     except OSError as error:
         raise PackingError(f"the plan {path} cannot be read: {error}") from error
-    except (ValueError, EOFError, KeyError, NotImplementedError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
+    except _DAMAGE as error:
         raise PackingError(f"{path} is not a plan, or only a part of one: {error}. Plan again") from error
     parameters = _parameters(path, arrays.pop("header", None))
     for name, array in arrays.items():
@@ -69,7 +85,7 @@ def _parameters(path: Path, header: object) -> dict[str, Any]:
         raise PackingError(f"{path} is not a plan: it has no header. Give a file that BatchPlan.save wrote")
     try:
         content = json.loads(header.tobytes())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise PackingError(f"{path} is not a plan: its header is not JSON ({error})") from error
     if not isinstance(content, dict) or content.get("format") != _FORMAT or not isinstance(content.get("parameters"), dict):
         raise PackingError(f"{path} is not a plan. Give a file that BatchPlan.save wrote")

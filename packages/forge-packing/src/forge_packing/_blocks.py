@@ -9,6 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from forge_packing._checks import MAX_TOKENS, Int64Array, sample_lengths, whole_number
+from forge_packing._errors import PackingError
+
+_MOST = 2**52
+"""Tokens of all documents together: places in them are int64, with room to spare."""
 
 Span = tuple[int, int, int]
 """(document, start, stop): tokens start to stop-1 of one document."""
@@ -84,6 +88,13 @@ def split_documents(lengths: npt.ArrayLike, block_size: int, *, cross_documents:
     """
     block_size = whole_number("block_size", block_size, 2, MAX_TOKENS)
     lengths_N = sample_lengths(lengths, np.iinfo(np.int64).max, "block_size")
+    total = float(lengths_N.sum(dtype=np.float64))  # which int64 might not hold
+    if total > _MOST:
+        at = int(lengths_N.argmax())
+        raise PackingError(
+            f"the documents have {total:.3g} tokens in all, more than {_MOST:.3g}; the longest, {lengths_N[at]} tokens, is at index "
+            f"{at}. lengths are counted in tokens"
+        )
     return _stream(lengths_N, block_size) if cross_documents else _documents(lengths_N, block_size)
 
 

@@ -1,6 +1,7 @@
 """Lengths to what no packing can beat: rows, micro-batches a rank, and the makespan of a step."""
 
 import numpy as np
+import numpy.typing as npt
 
 from forge_packing._checks import Int64Array
 from forge_packing._cost import Cost
@@ -31,7 +32,7 @@ def makespan_bound(lengths: Int64Array, max_tokens: int, world_size: int, cost: 
     Samples of more than half the budget lie in different micro-batches, so the (k * R)th longest of them is a floor for
     pass k, and their number caps how much of the rest fits beside them: a micro-batch without one is filled with samples of
     at most half the budget, which are cheap for their tokens. What has no room below the floors raises passes, by no more
-    than R units of work for one unit of time.
+    than R units of work for one unit of time. Nor does any rank do more than the makespan, the busiest one included.
     """
     values = cost.of(lengths)
     total = float(values.sum())
@@ -44,7 +45,18 @@ def makespan_bound(lengths: Int64Array, max_tokens: int, world_size: int, cost: 
     held = float(np.repeat(floors, world_size)[: descending.size].sum())
     held += float(np.minimum(floors[-1:], others).sum()) * (floors.size * world_size - descending.size)
     least = float(floors.sum()) + max(0.0, total - held) / world_size
+    least = max(least, _busiest_rank(values, world_size))
     return least + micro_batch_bound(lengths, max_tokens, world_size) * cost.per_micro_batch
+
+
+def _busiest_rank(values: npt.NDArray[np.float64], world_size: int) -> float:
+    """Of the k*R + 1 dearest samples one rank has k + 1, which cost as much as the cheapest k + 1 of them at least, for every k.
+
+    So the dearest sample (k = 0), however few the samples are; and all of them where there is one rank.
+    """
+    below = np.concatenate([[0.0], np.cumsum(np.sort(values)[::-1])])
+    last = np.arange(0, values.size, world_size)
+    return float((below[last + 1] - below[last - np.arange(last.size)]).max())
 
 
 def _martello_toth(ascending: Int64Array, capacity: int) -> int:

@@ -10,6 +10,9 @@ Int64Array = npt.NDArray[np.int64]
 # PackedBatch.cu_seqlens is int32, as attention kernels want it, so no micro-batch may be longer.
 MAX_TOKENS = 2**31 - 1
 
+MAX_RANKS = 2**20
+"""Beyond any machine: what is more is a slip, and would fill the memory with empty micro-batches."""
+
 
 def whole_number(name: str, value: object, minimum: int, maximum: int | None = None) -> int:
     """The value as an int; PackingError unless it is an integer (no bool) from minimum to maximum."""
@@ -22,16 +25,30 @@ def whole_number(name: str, value: object, minimum: int, maximum: int | None = N
     return number
 
 
+def truth(name: str, value: object) -> bool:
+    """The value as a bool; PackingError for anything else, as "false" would be true."""
+    if not isinstance(value, (bool, np.bool_)):
+        raise PackingError(f"{name} must be True or False, got {value!r} ({type(value).__name__})")
+    return bool(value)
+
+
 def integer_array(name: str, values: npt.ArrayLike) -> Int64Array:
     """A fresh int64[N] copy of the values; PackingError unless they are a flat sequence of integers."""
     try:
         array = np.asarray(values)
     except ValueError as error:  # ragged nesting
         raise PackingError(f"{name} must be a flat sequence of integers: {error}") from error
+    if array.ndim == 0:
+        raise PackingError(f"{name} must be a flat sequence of integers, got {type(values).__name__}")
     if array.ndim != 1:
         raise PackingError(f"{name} must be a flat sequence of integers, got an array of shape {array.shape}")
     if array.size == 0:
         return np.zeros(0, dtype=np.int64)
+    if array.dtype == object:  # as columns of tables are, whatever is in them
+        array = np.asarray(array.tolist())
+    if array.dtype == object and all(isinstance(value, int) for value in array):
+        beyond = next(at for at, value in enumerate(array) if not -(2**63) <= value < 2**63)
+        raise PackingError(f"{name} must fit into int64, found {array[beyond]} at index {beyond}")
     if array.dtype.kind not in "iu":
         index, found = _first_non_integer(array)
         raise PackingError(f"{name} must be integers, found {found!r} at index {index} (dtype {array.dtype})")
@@ -76,10 +93,8 @@ def sample_loss_counts(loss_counts: npt.ArrayLike, lengths: Int64Array) -> Int64
 
 
 def _first_non_integer(array: np.ndarray) -> tuple[int, object]:
-    for index, value in enumerate(array.tolist()):
-        if isinstance(value, bool) or not isinstance(value, int):
-            return index, value
-    return 0, array.tolist()[0]  # integers beyond int64, which numpy keeps as objects
+    values = array.tolist()
+    return next((at, value) for at, value in enumerate(values) if isinstance(value, bool) or not isinstance(value, int))
 
 
 def _and_others(count: int) -> str:

@@ -68,6 +68,8 @@ def compiled(name: str) -> Any:
     except ImportError as error:
         _log.warning("forge_packing goes on uncompiled, about twenty times slower: numba cannot be imported (%s)", error)
         return None
+    if getattr(numba.config, "DISABLE_JIT", 0):  # then it would run the same Python, on arrays, which is slower than on lists
+        return None
     # Files that another process or a full disk has torn can fail in any way when they are read; under a second name they
     # are written anew, and without a cache nothing is read or written at all.
     for kept_under in (_digest(), f"{_digest()}_anew"):

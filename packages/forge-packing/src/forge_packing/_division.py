@@ -3,7 +3,7 @@
 import numpy as np
 import numpy.typing as npt
 
-from forge_packing._checks import MAX_TOKENS, Int64Array, sample_lengths, whole_number
+from forge_packing._checks import MAX_RANKS, MAX_TOKENS, Int64Array, sample_lengths, whole_number
 from forge_packing._compile import run
 from forge_packing._cost import DEFAULT_COST, Cost, integer_costs
 from forge_packing._errors import PackingError
@@ -25,7 +25,7 @@ def divide(
     [[0], [2]]
     """
     max_tokens = whole_number("max_tokens", max_tokens, 1, MAX_TOKENS)
-    world_size = whole_number("world_size", world_size, 1)
+    world_size = whole_number("world_size", world_size, 1, MAX_RANKS)
     if not isinstance(cost, Cost):
         raise PackingError(f"cost must be a Cost, got {cost!r} ({type(cost).__name__}). Give Cost(...) or Cost.for_model(...)")
     passes = divide_step(sample_lengths(lengths, max_tokens, "max_tokens"), max_tokens, world_size, cost)

@@ -6,7 +6,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from forge_packing._checks import MAX_TOKENS, Int64Array, integer_array, sample_lengths, sample_loss_counts, whole_number
+from forge_packing._checks import (
+    MAX_RANKS,
+    MAX_TOKENS,
+    Int64Array,
+    integer_array,
+    sample_lengths,
+    sample_loss_counts,
+    truth,
+    whole_number,
+)
 from forge_packing._cost import Cost
 from forge_packing._errors import PackingError
 from forge_packing._mixture import whole_shares
@@ -20,11 +29,12 @@ def checked(given: Mapping[str, Any]) -> dict[str, Any]:
     """Every argument of `plan`, as a BatchPlan holds it: ints, bools, read-only int64 arrays. Raises PackingError."""
     max_tokens = whole_number("max_tokens", given["max_tokens"], 1, MAX_TOKENS)
     batch_size = whole_number("batch_size", given["batch_size"], 1, _MAX_BATCH)
-    world_size = whole_number("world_size", given["world_size"], 1)
+    world_size = whole_number("world_size", given["world_size"], 1, MAX_RANKS)
     limits = {
         name: None if given[name] is None else whole_number(name, given[name], 1, most)
         for name, most in (("epochs", 2**32), ("max_steps", _MAX_STEPS))
     }
+    drop_last, shuffle = (truth(name, given[name]) for name in ("drop_last", "shuffle"))
     seed = whole_number("seed", given["seed"], 0, 2**32 - 1)
     if batch_size < world_size:
         raise PackingError(
@@ -34,7 +44,6 @@ def checked(given: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(given["cost"], Cost):
         raise PackingError(f"cost must be a Cost, got {given['cost']!r}. Give Cost(...), or Cost.for_model(...)")
     lengths = sample_lengths(given["lengths"], max_tokens, "max_tokens")
-    drop_last = bool(given["drop_last"])
     if drop_last and lengths.size < batch_size:
         raise PackingError(
             f"drop_last leaves no step: {lengths.size} samples are fewer than batch_size={batch_size}. "
@@ -55,7 +64,7 @@ def checked(given: Mapping[str, Any]) -> dict[str, Any]:
         "world_size": world_size,
         "seed": seed,
         **limits,
-        "shuffle": bool(given["shuffle"]),
+        "shuffle": shuffle,
         "drop_last": drop_last,
         "cost": given["cost"],
     }

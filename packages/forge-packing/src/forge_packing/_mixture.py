@@ -48,7 +48,7 @@ def _exact(index: int, weight: object) -> Fraction:
     number = None
     if not isinstance(weight, (bool, np.bool_, str, bytes)):
         try:
-            number = Fraction(str(weight))
+            number = Fraction(int(weight)) if isinstance(weight, (int, np.integer)) else Fraction(str(weight))
         except (ValueError, ZeroDivisionError):  # nan, inf, and what is no number at all
             number = None
     if number is None or number <= 0:
@@ -107,9 +107,12 @@ def _period(shares: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
     order = []
     released = 0
     for ready in np.searchsorted(release, np.arange(1, period + 1), side="right").tolist():
-        for job in range(released, ready):
-            heapq.heappush(waiting, keys[job])
+        if ready == released:
+            order.append(heapq.heappop(waiting))
+            continue
+        for key in keys[released : ready - 1]:
+            heapq.heappush(waiting, key)
+        order.append(heapq.heappushpop(waiting, keys[ready - 1]))
         released = ready
-        order.append(heapq.heappop(waiting) % period)
-    drawn = np.array(order, dtype=np.int64)
+    drawn = np.array(order, dtype=np.int64) % period
     return source[drawn].astype(np.int32), nth[drawn]

@@ -13,6 +13,9 @@ from forge_packing._checks import Int64Array
 from forge_packing._mixture import draws
 from forge_packing._permutation import shuffled
 
+FURTHEST = 2**62
+"""Draws of sources are int64. No run comes here: at a billion samples a second it takes a century."""
+
 
 @attrs.frozen(kw_only=True, eq=False, slots=False)
 class Order:
@@ -90,6 +93,8 @@ class Order:
     def _mixed(self, start: int, stop: int) -> Int64Array:
         """Each source is walked through in an order of its own, shuffled anew each time it begins again."""
         assert self.shares is not None
+        if stop > FURTHEST:
+            raise IndexError(f"position {stop} is out of range: draws of weighted sources are counted up to {FURTHEST}")
         members_N, source_starts = self._members
         source_P, nth_P = draws(self.shares, start, stop)
         found = np.empty(stop - start, dtype=np.int64)

@@ -43,6 +43,7 @@ def plan(
     sources, weights: N integers from 0 to M-1, the source of each sample (by default all 0), and M numbers above 0, the
         sources' shares of the samples drawn. Over any W samples in a row a source has its share of them to within 2.
         An epoch is then N draws; each source is walked through in its own order, anew each time it begins again.
+        Shares are kept as millionths where they are no coarser fractions: what is finer is rounded, to one at least.
         Without weights, every sample comes once an epoch.
     cost: what is balanced between ranks.
 

@@ -16,7 +16,7 @@ def pack_rows(lengths: npt.ArrayLike, capacity: int) -> list[Int64Array]:
     Source: Johnson, Near-optimal bin packing algorithms, MIT 1973; Dósa et al., Tight absolute bound for FFD, 2013.
 
     >>> [row.tolist() for row in pack_rows([51, 49, 49, 51], capacity=100)]
-    [[0, 2], [1, 3]]
+    [[0, 1], [2, 3]]
     """
     capacity = whole_number("capacity", capacity, 1, MAX_TOKENS)
     lengths_N = sample_lengths(lengths, capacity, "capacity")

@@ -1,4 +1,4 @@
-"""A run of any length to the blocks of steps that are looked at: all, or the first, the last and some evenly between."""
+"""A run of any length to the steps that are looked at: all, or the first, the last and some evenly between."""
 
 import numpy as np
 
@@ -21,3 +21,16 @@ def sampled_blocks(steps: Steps, most_steps: int | None) -> list[int]:
     blocks = -(-total // steps.per_block)
     most = blocks if most_steps is None else min(blocks, max(1, most_steps // steps.per_block))
     return sorted({round(at) for at in np.linspace(0, blocks - 1, most).tolist()})
+
+
+def sampled_stretches(steps: Steps, most_steps: int, most_stretches: int) -> list[tuple[int, int]]:
+    """(first, stop) of stretches of steps that hold at most `most_steps`, at least one, together; all where that is enough.
+
+    An endless run is looked at from its beginning.
+    """
+    total = steps.order.num_steps
+    if total is None or total <= most_steps:
+        return [(0, most_steps if total is None else total)]
+    count = min(most_stretches, most_steps)
+    each = most_steps // count
+    return [(first, first + each) for first in (at * (total - each) // max(count - 1, 1) for at in range(count))]

@@ -68,6 +68,10 @@ class Steps:
         """The block of this number, divided."""
         return _kept(self._divided, number, self._divide_block)
 
+    def stretch(self, first: int, stop: int) -> Divided:
+        """The steps from first to stop, divided, for once: they are not kept."""
+        return self._divide_stretch(self._order_stretch(first, stop))
+
     def sums(self, values_N: Int64Array, first: int, stop: int) -> Int64Array:
         """int64[stop-first]: the sum over each step's samples of their values."""
         parts = [np.zeros(0, dtype=np.int64)]
@@ -92,10 +96,15 @@ class Steps:
         stop = first + self.per_block
         if self.order.num_steps is not None:
             stop = min(stop, self.order.num_steps)
-        return Ordered(first, self.order.samples(first, stop), self.order.starts(first, stop))
+        return self._order_stretch(first, stop)
 
     def _divide_block(self, number: int) -> Divided:
-        ordered = self.ordered(number)
+        return self._divide_stretch(self.ordered(number))
+
+    def _order_stretch(self, first: int, stop: int) -> Ordered:
+        return Ordered(first, self.order.samples(first, stop), self.order.starts(first, stop))
+
+    def _divide_stretch(self, ordered: Ordered) -> Divided:
         lengths_P = self.lengths[ordered.samples]
         return Divided(ordered, *divide_steps(lengths_P, ordered.step_starts, self.max_tokens, self.world_size, self.cost))
 

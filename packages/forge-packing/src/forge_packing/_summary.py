@@ -3,13 +3,16 @@
 from typing import TYPE_CHECKING
 
 from forge_packing._figures import BlockFigures, block_figures, together
-from forge_packing._sampled import sampled_blocks
+from forge_packing._sampled import sampled_stretches
 
 if TYPE_CHECKING:
     from forge_packing._batch_plan import BatchPlan
 
-MEASURED = 2**17
-"""Samples whose steps are measured; a longer run is measured at so many, from its first step to its last."""
+MEASURED_SAMPLES, MEASURED_STEPS, STRETCHES = 2**14 - 1, 2**10, 8
+"""A longer run is measured in part: in so many stretches from its first step to its last, which hold so many at most.
+
+Python divides so few before compiled code is asked for, and the bounds of so many steps take under a second.
+"""
 
 
 def summarise(plan: "BatchPlan") -> str:
@@ -19,9 +22,9 @@ def summarise(plan: "BatchPlan") -> str:
     pass, the slowest rank's cost; its bound is what no division of those samples could beat.
     """
     steps = plan._steps
-    blocks = sampled_blocks(steps, max(1, MEASURED // plan.batch_size))
-    divided = (steps.divided(number) for number in blocks)
-    parts = [block_figures(plan, block, 0, block.pass_starts.size - 1) for block in divided]
+    most = max(1, min(MEASURED_STEPS, MEASURED_SAMPLES // min(plan.batch_size, plan.lengths.size)))
+    stretches = sampled_stretches(steps, most, STRETCHES)
+    parts = [block_figures(plan, steps.stretch(first, stop), 0, stop - first) for first, stop in stretches]
     found = together(parts)
     measured = found.tokens.size
     order = f"shuffled by seed {plan.seed}" if plan.shuffle else "in the order of the data"
@@ -42,10 +45,10 @@ def summarise(plan: "BatchPlan") -> str:
         more = f" and {plan.weights.size - 8} more" if plan.weights.size > 8 else ""
         lines.append(f"sources        {plan.weights.size:,}, with shares {shown}{more}")
     if plan.endless or measured < plan.num_steps:
-        if plan.endless or len(blocks) == 1:
+        if len(stretches) == 1:
             lines.append(f"measured       the first {measured:,} steps:")
         else:
-            lines.append(f"measured       {measured:,} steps, in {len(blocks)} stretches from the first to the last:")
+            lines.append(f"measured       {measured:,} steps, in {len(stretches)} stretches from the first to the last:")
     return "\n".join([*lines, *_measured(plan, found)])
 
 

@@ -136,7 +136,10 @@ def _fits(longest: int, tokens: int | None) -> None:
 
 
 def _step(step: int, batch_plan: forge_packing.BatchPlan) -> int:
-    if not 0 <= step < batch_plan.num_steps:
+    if batch_plan.endless:
+        if step < 0:
+            raise SettingsError(f"--step {step} is not in this plan: steps are counted from 0.")
+    elif not 0 <= step < batch_plan.num_steps:
         raise SettingsError(f"--step {step} is not in this plan: it has {batch_plan.num_steps:,} steps, counted from 0.")
     return step
 

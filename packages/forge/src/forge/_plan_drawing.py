@@ -16,8 +16,10 @@ _WIDTH, _LEFT, _RIGHT = 960, 84, 24
 _PLOT = _WIDTH - _LEFT - _RIGHT
 _MOST_RANKS = 256
 _MOST_COLUMNS = 96
-# A run with more samples than this is measured in stretches: few columns, a few steps in each.
-_MEASURED, _STRETCHES, _STEPS_EACH = 2**17, 32, 16
+# A run with more samples or steps than this is measured in stretches: few columns, a few steps in each.
+_MEASURED, _MEASURED_STEPS, _STRETCHES, _STEPS_EACH = 2**17, 2**11, 32, 16
+# An endless run is drawn up to here.
+_ENDLESS = 2**10
 # Okabe and Ito's blues: told apart in every kind of colour blindness, and by lightness alone.
 _STYLE = """
 text { font: 13px system-ui, sans-serif; fill: #1a1a1a }
@@ -116,13 +118,22 @@ class _Column(NamedTuple):
         return self.tokens / (self.micro_batches * room)
 
 
+def _steps(plan: forge_packing.BatchPlan) -> int:
+    return _ENDLESS if plan.endless else plan.num_steps
+
+
+def _whole(plan: forge_packing.BatchPlan) -> bool:
+    """Whether every step of the run is measured."""
+    return not plan.endless and plan.num_samples <= _MEASURED and plan.num_steps <= _MEASURED_STEPS
+
+
 def _columns(plan: forge_packing.BatchPlan) -> list[_Column]:
     """The run in at most so many columns; of a long run only a few steps of each are measured."""
-    whole = plan.num_samples <= _MEASURED
-    count = min(plan.num_steps, _MOST_COLUMNS if whole else _STRETCHES)
+    whole, steps = _whole(plan), _steps(plan)
+    count = min(steps, _MOST_COLUMNS if whole else _STRETCHES)
     columns = []
     for number in range(count):
-        first, stop = number * plan.num_steps // count, (number + 1) * plan.num_steps // count
+        first, stop = number * steps // count, (number + 1) * steps // count
         measured = range(first, stop if whole else min(stop, first + _STEPS_EACH))
         found = [plan.figures(step) for step in measured]
         fills = [each.fill for each in found]
@@ -139,11 +150,14 @@ def _fill(plan: forge_packing.BatchPlan, top: float) -> tuple[list[str], float]:
     each = _PLOT / len(columns)
     room = plan.max_tokens * plan.world_size
     together = sum(column.tokens for column in columns) / (sum(column.micro_batches for column in columns) * room)
-    about = f"{plan.num_steps:,} step{'s' if plan.num_steps > 1 else ''}"
-    if plan.num_samples > _MEASURED:
+    steps = _steps(plan)
+    about = f"{steps:,} step{'s' if steps > 1 else ''}"
+    if plan.endless:
+        about = f"the first {about}"
+    if not _whole(plan):
         about += f", measured at the first {_STEPS_EACH} of each of {len(columns)} stretches"
-    if len(columns) < plan.num_steps:
-        about += "; strokes: from the emptiest to the fullest step"
+    if len(columns) < steps:
+        about += "; strokes: emptiest to fullest step"
     parts = [
         _text(_LEFT, top + 14, f"Fill over the run: {together:.1%} of {plan.max_tokens:,} tokens", "title"),
         _text(_LEFT, top + 33, about, "soft"),
@@ -155,8 +169,8 @@ def _fill(plan: forge_packing.BatchPlan, top: float) -> tuple[list[str], float]:
     for number, column in enumerate(columns):
         x, width = _LEFT + number * each, max(each - (1 if each > 4 else 0), 0.5)
         fill = column.fill(room)
-        steps = f"step {column.first:,}" if column.first == column.last else f"steps {column.first:,} to {column.last:,}"
-        about = f"{steps}: fill {fill:.1%}, from {column.lowest:.1%} to {column.highest:.1%}"
+        which = f"step {column.first:,}" if column.first == column.last else f"steps {column.first:,} to {column.last:,}"
+        about = f"{which}: fill {fill:.1%}, from {column.lowest:.1%} to {column.highest:.1%}"
         tall = fill * height
         parts.append(f"<g><title>{escape(about)}</title>")
         parts.append(f'<rect class="odd" x="{x:.2f}" y="{base - tall:.2f}" width="{width:.2f}" height="{tall:.2f}"/>')
@@ -166,7 +180,7 @@ def _fill(plan: forge_packing.BatchPlan, top: float) -> tuple[list[str], float]:
         parts.append("</g>")
     parts.append(_line(_LEFT, base, _WIDTH - _RIGHT, base, "axis"))
     parts.append(_text(_LEFT, base + 20, "step 0", "soft"))
-    parts.append(_text(_WIDTH - _RIGHT, base + 20, f"step {plan.num_steps - 1:,}", "soft", "end"))
+    parts.append(_text(_WIDTH - _RIGHT, base + 20, f"step {steps - 1:,}", "soft", "end"))
     return parts, base + 34
 
 
