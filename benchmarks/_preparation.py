@@ -72,7 +72,14 @@ def write_tokenizer(folder: Path, rows: Rows, template: str, *, vocabulary: int)
 
 
 def forge(data: Path, tokenizer: Path, folder: Path) -> None:
-    """Our side: all that `prepare` does by default, in one process."""
+    """Our side as it comes: `prepare` with its defaults."""
+    import forge_data
+
+    forge_data.prepare(data, str(tokenizer), folder / "store", progress=False)
+
+
+def forge_in_one(data: Path, tokenizer: Path, folder: Path) -> None:
+    """Our side in one process of one thread."""
     import forge_data
 
     forge_data.prepare(data, str(tokenizer), folder / "store", num_proc=1, progress=False)

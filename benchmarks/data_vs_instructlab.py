@@ -54,7 +54,7 @@ def main() -> None:
         tokenizer = preparation.write_tokenizer(folder / "tokenizer", rows, preparation.CHATML, vocabulary=options.vocabulary)
         file = folder / "rows.jsonl"
         file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-        sides = {"forge": preparation.forge, "instructlab": instructlab}
+        sides = {"forge": preparation.forge_in_one, "instructlab": instructlab}
         seconds = preparation.take_turns(sides, file, tokenizer, folder, repeats=options.repeats)
         theirs = list(preparation.read_rows(folder / "instructlab-0" / "out" / "data.jsonl"))
         sizes = preparation.agree(preparation.forge_wrote(folder / "forge-0"), theirs, "instructlab")

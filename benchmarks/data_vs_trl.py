@@ -1,7 +1,7 @@
 """Claim: `forge_data.prepare` is at least 3 times as fast as TRL's dataset preparation with `assistant_only_loss`, for the same ids and labels.
 
-Conversations of one to three questions and answers, one process a side, a chat template that marks the assistant's text with
-{% generation %}, as TRL asks for. Preparation is not a call of its own in TRL: it happens while `SFTTrainer` is made. So theirs is the time to
+Conversations of one to three questions and answers, each side with its default settings (both stay in this process), a chat template that
+marks the assistant's text with {% generation %}, as TRL asks for. Preparation is not a call of its own in TRL: it happens while `SFTTrainer` is made. So theirs is the time to
 read the file and make a trainer, less the time to make a trainer (same model, same settings) from rows that are prepared already.
 They take turns in one process with all libraries loaded; every run gets a fresh copy of the file. Every id and every label must be the same.
 The ratio is their seconds over ours, medians.
@@ -97,7 +97,7 @@ def main() -> None:
     measured = {side: preparation.summary(taken, sizes["tokens"]) for side, taken in seconds.items()}
     emit(
         "data_vs_trl",
-        "seconds of TRL's dataset preparation with assistant_only_loss over forge_data.prepare's, one process each, same ids and labels",
+        "seconds of TRL's dataset preparation with assistant_only_loss over forge_data.prepare's, default settings of both, same ids and labels",
         measured["trl"]["seconds"] / measured["forge"]["seconds"],
         TARGET,
         toy=options.toy,

@@ -88,6 +88,15 @@ def test_made_anew(make, families, change):
     assert not made_anew(store, lambda: make(**change))
 
 
+def test_special_tokens_read_as_letters(make, families):
+    """An attribute of the tokenizer that no file of its backend tells, and that makes other ids of the same text."""
+    store = make(max_seq_len=500)
+    split = families["chatml"].tokenizer()
+    split.split_special_tokens = True
+    assert made_anew(store, lambda: make(max_seq_len=500, tokenizer=split))
+    assert make(max_seq_len=500, tokenizer=split).fingerprint != store.fingerprint
+
+
 def test_other_content(make, write_rows, small_chats):
     """Another row in the file makes another store; who has the old one mapped still reads it."""
     store = make()
@@ -169,6 +178,16 @@ def test_a_store_that_failed_to_be_replaced(make, write_rows, small_chats):
         make()
     assert len(TokenStore.open(store.path)) == 12
     assert [path.name for path in store.path.parent.iterdir() if "partial" in path.name] == []
+
+
+def test_a_damaged_store_is_made_anew(make):
+    """A store of which a byte has changed is not vouched for by its own manifest: preparing again mends it."""
+    store = make()
+    array = store.path / "loss_mask.bin"
+    data = bytearray(array.read_bytes())
+    data[-1] ^= 1
+    array.write_bytes(data)
+    make().verify()
 
 
 def test_a_torn_store_is_not_reused(make):

@@ -24,6 +24,16 @@ def test_lines(write_rows, small_chats, chatml_tokenizer, tmp_path):
     ]
 
 
+@pytest.mark.parametrize("name", ["", "store/loss_mask.bin", "store/deep/out.jsonl"])
+def test_lines_are_no_part_of_the_store(write_rows, small_chats, chatml_tokenizer, tmp_path, monkeypatch, name):
+    """A file that would stand in the store's own directory, or has no name, is refused, and the store stays whole."""
+    monkeypatch.chdir(tmp_path)
+    store = prepare(write_rows(small_chats), chatml_tokenizer, tmp_path / "store")
+    with pytest.raises(StoreError, match="must be a file, and outside of the store"):
+        store.to_jsonl(name)
+    store.verify()
+
+
 @settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.lists(st.tuples(st.integers(0, 2**31 - 1), st.booleans()), min_size=2, max_size=30), min_size=1, max_size=8))
 def test_there_and_back(tmp_path_factory, rows):

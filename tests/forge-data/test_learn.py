@@ -2,7 +2,7 @@
 
 import pytest
 
-from forge_data import DataError
+from forge_data import DataError, tokenize
 from forge_data._learn import learned
 from forge_data._sample_types import Chat
 
@@ -43,3 +43,10 @@ def test_unmask_against_train_on(train_on):
     """A row that learns everything and a setting that learns one turn contradict each other."""
     with pytest.raises(DataError, match="the row says unmask, .* and train_on is"):
         learned(Chat("f:1", MESSAGES, first_completion=1, unmask=True), train_on)
+
+
+def test_all_and_a_message_that_is_not_to_be_trained(chatml_tokenizer):
+    """`train: false` beside train_on="all" contradict each other: refused, naming the message."""
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho", "train": False}]
+    with pytest.raises(DataError, match="message 1 says that it is not to be trained, and train_on is 'all'"):
+        tokenize({"messages": messages}, chatml_tokenizer, train_on="all")

@@ -130,6 +130,17 @@ def test_a_link_to_nothing(folder):
             located(entry)
 
 
+def test_a_name_that_is_no_utf8(tmp_path):
+    """Bytes that no JSON can hold as a name are refused at once, not when the store has been written."""
+    path = tmp_path / os.fsdecode(b"a\xff.jsonl")
+    try:
+        path.write_text("{}\n")
+    except OSError:
+        pytest.skip("this file system has UTF-8 names only")
+    with pytest.raises(DataError, match="has a name that is not UTF-8, which no store can note; rename it"):
+        located(str(path))
+
+
 def test_a_directory_of_other_things(tmp_path):
     """A directory without a file of rows is refused."""
     (tmp_path / "README.md").write_text("x")

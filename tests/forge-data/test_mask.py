@@ -1,8 +1,10 @@
 """Spans of characters to learned tokens, by hand."""
 
 import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
 
-from forge_data._mask import Span, trained_tokens
+from forge_data._mask import Span, trained_in_order, trained_tokens
 
 
 def trained(offsets, spans, added=()):
@@ -50,3 +52,31 @@ def test_several_spans():
     offsets = [(i, i + 1) for i in range(6)]
     assert trained(offsets, [Span.plain(1, 2), Span.plain(4, 6)]) == [1, 4, 5]
     assert trained(offsets, []) == []
+
+
+@st.composite
+def texts(draw):
+    """Tokens of a text, which hardly ever overlap, some of them added, and spans that may do anything."""
+    places = sorted(draw(st.lists(st.integers(0, 12), max_size=9)))
+    ends = np.maximum.accumulate([place + draw(st.integers(0, 3)) for place in places]) if places else []
+    spans = draw(st.lists(st.lists(st.integers(0, 15), min_size=5, max_size=5).map(sorted), max_size=3))
+    added = draw(st.lists(st.booleans(), min_size=len(places), max_size=len(places)))
+    return (
+        np.array([places, ends], dtype=np.int64).T.reshape(-1, 2),
+        [Span(*span) for span in spans],
+        np.array(added, dtype=bool),
+    )
+
+
+@given(st.lists(texts(), min_size=1, max_size=5))
+def test_many_texts_at_once(rows):
+    """All at once is what each is alone."""
+    firsts = np.cumsum([0, *(len(offsets) for offsets, _, _ in rows)]).tolist()
+    apart = 100 * np.arange(len(rows))
+    made = trained_in_order(
+        np.concatenate([offsets + shift for (offsets, _, _), shift in zip(rows, apart, strict=True)]),
+        [Span(*(np.array(span) + shift).tolist()) for (_, spans, _), shift in zip(rows, apart, strict=True) for span in spans],
+        np.concatenate([added for _, _, added in rows]),
+        [first for (_, spans, _), first in zip(rows, firsts, strict=False) for _ in spans],
+    )
+    assert made.tolist() == [trained for row in rows for trained in trained_tokens(*row).tolist()]

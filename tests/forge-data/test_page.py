@@ -102,6 +102,15 @@ def test_no_place_to_write(store, tmp_path):
     assert sorted(each.name for each in tmp_path.iterdir()) == ["file", "folder"]
 
 
+def test_a_page_is_no_part_of_the_store(chatml_tokenizer, small_chats, write_rows, tmp_path):
+    """A page never takes the place of an array, nor lies where the next store would have to make room for it; nor has it no name."""
+    store = forge_data.prepare(write_rows(small_chats), chatml_tokenizer, tmp_path / "store", progress=False)
+    for path in (store.path / "input_ids.bin", store.path / "new" / "page.html", ""):
+        with pytest.raises(forge_data.StoreError, match="cannot be written: it must be a file, and outside of the store"):
+            forge_data.show(store, [0], html=path)
+    store.verify()
+
+
 def test_a_damaged_store_has_no_page(chatml_tokenizer, small_chats, write_rows, tmp_path):
     """A page vouches for the arrays, so a store whose arrays changed gets none."""
     forge_data.prepare(write_rows(small_chats), chatml_tokenizer, tmp_path / "store", progress=False)

@@ -102,8 +102,8 @@ def test_large_rows_make_small_batches(write_rows, small_chats, chatml_tokenizer
     monkeypatch.setattr(_work, "_ROWS", rows)
     monkeypatch.setattr(_work, "_BYTES", size)
     seen = []
-    inner = _work.encode
-    monkeypatch.setattr(_work, "encode", lambda encoder, samples: seen.append(len(samples)) or inner(encoder, samples))
+    inner = _work.Encoder.begin
+    monkeypatch.setattr(_work.Encoder, "begin", lambda encoder, samples: seen.append(len(samples)) or inner(encoder, samples))
     assert prepare(write_rows(small_chats), chatml_tokenizer, tmp_path / "store").fingerprint == whole
     assert seen == [1] * 12
 
@@ -348,3 +348,13 @@ def test_seed(write_rows, small_chats, chatml_tokenizer, tmp_path):
     one = prepare(write_rows(small_chats), chatml_tokenizer, tmp_path / "one", seed=1)
     two = prepare(write_rows(small_chats), chatml_tokenizer, tmp_path / "two", seed=2)
     assert one.split(0.5)[1].fingerprint == two.split(0.5, seed=1)[1].fingerprint != two.split(0.5)[1].fingerprint
+
+
+def test_a_link_to_where_the_store_is_to_be(write_rows, small_chats, chatml_tokenizer, tmp_path):
+    """A link stays a link, to the store in the place that it leads to, when the store is made and when it is made anew."""
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real", target_is_directory=True)
+    for rows in (small_chats, small_chats[:5]):
+        prepare(write_rows(rows), chatml_tokenizer, tmp_path / "link")
+        assert (tmp_path / "link").is_symlink()
+        assert len(TokenStore.open(tmp_path / "real")) == len(rows)

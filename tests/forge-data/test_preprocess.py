@@ -85,6 +85,19 @@ def test_what_has_no_identity():
         assert made("f:1", {"text": "a"})[0]["text"] == "a"
 
 
+def test_a_function_that_was_made():
+    """What a function was made with may stand in its defaults: two of one factory are not the same, and no file tells them apart."""
+
+    def made_with(limit):
+        def first(row, limit=limit):
+            return row if limit else None
+
+        return first
+
+    assert load_preprocess(made_with(1)).identity is None
+    assert load_preprocess(made_with).identity is not None
+
+
 def test_a_function():
     """A function of a module is known as the file it stands in."""
     made = load_preprocess(test_a_function)

@@ -40,6 +40,7 @@ def write(tmp_path, name, data):
         ("/a/b.gz", ("", ".gz")),
         ("https://x/b.csv.zst?download=true", (".csv", ".zst")),
         ("/a.csv/b", ("", "")),
+        ("/a/why?.jsonl", (".jsonl", "")),
     ],
 )
 def test_suffixes(path, suffixes):

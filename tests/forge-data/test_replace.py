@@ -2,6 +2,7 @@
 
 import json
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -48,6 +49,23 @@ def test_what_is_no_store_stays(tmp_path, name):
     assert path.read_text() == '{"years": "of work"}'
     with pytest.raises(StoreError, match="exists already and is no directory"):
         write(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("", "names no directory that can be made"),
+        ("x/..", "names no directory that can be made"),
+        ("x" * 300, "can hold no token store: .*File name too long"),
+        ("a\0b", "can hold no token store: .*null byte"),
+        ("a\udcffb", "can hold no token store: .*surrogates not allowed"),
+    ],
+)
+def test_no_such_place(tmp_path, monkeypatch, name, said):
+    """A name that no directory can have is one clear error, before anything is read."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(StoreError, match=said):
+        require_room(Path(name))
 
 
 def test_a_strangers_file_in_a_store(tmp_path):

@@ -4,7 +4,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forge_data._segments import segments, speakers
+from forge_data import _segments
+from forge_data._segments import speakers
 from forge_data._trace_jinja import compile_template
 from forge_data._trace_render import NOBODY, render
 
@@ -21,6 +22,12 @@ def told(template, messages=MESSAGES):
         ("" if owner == NOBODY else f"{messages[owner]['role']}:") + trace.text[start:stop]
         for start, stop, owner in speakers(trace)
     ]
+
+
+def segments(offsets, runs, roles):
+    """The segments of one text."""
+    ((bounds, names),) = _segments.segments(offsets[:, 0], [len(offsets)], [runs], [roles])
+    return bounds, names
 
 
 def test_turns():
@@ -78,3 +85,21 @@ def test_nothing():
     """No token has no segment."""
     bounds, roles = segments(np.zeros((0, 2), dtype=np.int64), [], [])
     assert (bounds.shape, roles) == ((0, 2), ())
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.lists(st.integers(1, 4), max_size=4), st.data()), min_size=1, max_size=5))
+def test_many_at_once(texts):
+    """Of many texts each has the segments that it has alone, those without a token or a run too."""
+    begins, sizes, runs, roles = [], [], [], []
+    for size, lengths, data in texts:
+        ends = np.cumsum([0, *lengths]).tolist()
+        places = data.draw(st.lists(st.integers(0, ends[-1]), min_size=size, max_size=size))
+        begins.append(np.array(sorted(places), dtype=np.int64))
+        sizes.append(size)
+        owners = data.draw(st.lists(st.integers(-1, 1), min_size=len(lengths), max_size=len(lengths)))
+        runs.append(list(zip(ends, ends[1:], owners, strict=False)))
+        roles.append(["user", "assistant"])
+    found = _segments.segments(np.concatenate([*begins, np.zeros(0, dtype=np.int64)]), sizes, runs, roles)
+    for number, (bounds, names) in enumerate(found):
+        ((alone, same),) = _segments.segments(begins[number], [sizes[number]], [runs[number]], [roles[number]])
+        assert (bounds.tolist(), bounds.dtype, names) == (alone.tolist(), alone.dtype, same)

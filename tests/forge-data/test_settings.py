@@ -93,12 +93,6 @@ def test_an_integer_is_a_number():
     assert DataSettings(data_path="x", validation_split=0).validation_split == 0
 
 
-@pytest.mark.parametrize(("given", "meant"), [(True, "on"), (False, "off"), ("off", "off")])
-def test_yaml_reads_off_as_false(given, meant):
-    """What YAML makes of a bare on or off is understood."""
-    assert DataSettings(data_path="x", lint=given).lint == meant
-
-
 def test_one_source_of_held_out_rows():
     """A file of held-out rows and a share of the training rows exclude each other."""
     with pytest.raises(ValueError, match="eval_data_path .* and validation_split .* give one of them"):

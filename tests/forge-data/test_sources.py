@@ -104,6 +104,11 @@ def test_names_tell_files_apart(files):
     ]
 
 
+def test_a_question_mark_in_a_name(files):
+    """What ends a URL's path is a letter like any other in the name of a file here."""
+    assert [source.name for source in resolve(files("a?1.jsonl", "a?2.jsonl"))] == ["a?1.jsonl", "a?2.jsonl"]
+
+
 def test_a_file_twice(files):
     """A file that is named twice, by whatever entries, would be learned twice."""
     (path,) = files("a.jsonl")
@@ -111,6 +116,18 @@ def test_a_file_twice(files):
         DataError, match="a.jsonl is named more than once in data_path; to see its rows more often, give it a weight"
     ):
         resolve([path, path.parent / "*.jsonl"])
+
+
+def test_a_file_twice_by_a_link(files):
+    """A link to a file, or to a folder that leads back to it, does not make its rows count more often."""
+    (path,) = files("a.jsonl")
+    (path.parent / "round").symlink_to(path.parent, target_is_directory=True)
+    with pytest.raises(DataError, match=r"/a.jsonl is named more than once in data_path"):
+        resolve(path.parent / "**" / "*.jsonl")
+    (path.parent / "round").unlink()
+    (path.parent / "b.jsonl").symlink_to(path)
+    with pytest.raises(DataError, match=r"/a.jsonl is named more than once in data_path"):
+        resolve(path.parent)
 
 
 @pytest.mark.parametrize(

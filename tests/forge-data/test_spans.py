@@ -2,7 +2,7 @@
 
 import pytest
 
-from forge_data import TemplateError
+from forge_data import TemplateError, tokenize
 from forge_data._encode import Encoder
 from forge_data._sample_types import Chat
 
@@ -172,3 +172,47 @@ def test_calls_are_learned_and_results_are_not(with_template):
         "<|im_start|>tool\n42<|im_end|><|im_end|>\n<|im_start|>assistant\n⟦so<|im_end|>⟧\n"
     )
     assert encoded.examples[0].roles == ("user", "assistant", "tool", "assistant")
+
+
+def test_a_comment_is_no_mark(with_template, chat):
+    """A template that only speaks of generation blocks, in a comment or as text, has none."""
+    body = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    row = chat(("user", "hi"), ("assistant", "ho"))
+    for before in ("{# uses no {% generation %} #}", "{% raw %}{% generation %}{% endraw %}"):
+        tokenizer = with_template(before + body)
+        example = tokenize(row, tokenizer)
+        assert tokenizer.decode(example.labels[example.labels != -100].tolist()) == "ho<|im_end|>"
+
+
+def test_unmask_leaves_out_what_stands_between(with_template):
+    """Where a template writes a content twice with another message's between, only the message's own words are learned."""
+    tokenizer = with_template(
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
+        "{% if m.role == 'user' %} [{{ messages[0].content }}] {{ m.content }}{% endif %}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    turns = [("system", "SYS"), ("user", "one"), ("assistant", "ho")]
+    row = {"messages": [{"role": role, "content": content} for role, content in turns], "unmask": True}
+    example = tokenize(row, tokenizer)
+    assert "SYS" not in tokenizer.decode(example.labels[example.labels != -100].tolist())
+
+
+def test_a_turn_that_is_not_marked_is_noted(with_template):
+    """A template that marks some of the assistant's turns and passes over others does not do so in silence."""
+    tokenizer = with_template(
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.tool_calls %}{{ m.tool_calls[0].function.name }}"
+        "{{ m.tool_calls[0].function.arguments | tojson }}<|im_end|>{% elif m.role == 'assistant' %}{% generation %}"
+        "{{ m.content }}<|im_end|>{% endgeneration %}{% else %}{{ m.content }}<|im_end|>{% endif %}\n{% endfor %}"
+    )
+    call = {"type": "function", "function": {"name": "look", "arguments": {"city": "Ulm"}}}
+    messages = [
+        {"role": "user", "content": "q"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "42"},
+        {"role": "assistant", "content": "ok"},
+    ]
+    (encoded,) = Encoder(tokenizer).encode([Chat("row", messages)])
+    assert [(note.rule, note.field) for note in encoded.notes] == [("untrained_turn", "messages[1]")]

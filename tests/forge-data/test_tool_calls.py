@@ -2,7 +2,7 @@
 
 import pytest
 
-from forge_data import DataError
+from forge_data import DataError, tokenize
 from forge_data._tool_calls import checked_calls, function_call
 
 
@@ -71,3 +71,16 @@ def test_refused(value, said):
     """What is wrong is named by its field."""
     with pytest.raises(DataError, match=said):
         checked_calls("f:1", "calls", value)
+
+
+def test_arguments_as_a_string_for_templates_that_want_one(with_template):
+    """A template that can only add strings gets a call's arguments as the JSON that OpenAI has, and the call is learned."""
+    tokenizer = with_template(
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}{% for c in m.tool_calls or [] %}"
+        "{{ c.function.name + ' ' + c.function.arguments }}{% endfor %}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    call = {"type": "function", "function": {"name": "look", "arguments": '{"city": "Ulm"}'}}
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    example = tokenize({"messages": messages}, tokenizer)
+    assert tokenizer.decode(example.labels[example.labels != -100].tolist()) == 'look {"city": "Ulm"}<|im_end|>'

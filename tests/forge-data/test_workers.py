@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import threading
 
 import pytest
 
@@ -59,11 +60,11 @@ def digests(directory):
 
 
 def test_the_same_bytes(write_rows, small_chats, chatml_tokenizer, tmp_path, started, functions):
-    """Every file of the store is the same for one, two and three processes: dropped rows, findings and all."""
+    """Every file of the store is the same for one, two and three processes and for threads: dropped rows, findings and all."""
     untrained = {"messages": [{"role": "user", "content": "nobody answers"}]}
     paths = [write_rows([*small_chats, untrained] * 3), write_rows(small_chats[::-1], "more.jsonl")]
     seen = {}
-    for num_proc in (1, 2, 3):
+    for num_proc in (1, 2, 3, None):
         store = prepare(
             paths,
             chatml_tokenizer,
@@ -75,7 +76,7 @@ def test_the_same_bytes(write_rows, small_chats, chatml_tokenizer, tmp_path, sta
         )
         seen[num_proc] = digests(store.path)
         store.verify()
-    assert seen[1] == seen[2] == seen[3]
+    assert seen[1] == seen[2] == seen[3] == seen[None]
     assert len(started) == 5
     assert all(process.poll() is not None for process in started)
     assert store.accounting.read == 51
@@ -86,7 +87,7 @@ def test_the_first_row_at_fault(write_rows, small_chats, chatml_tokenizer, tmp_p
     broken = [*small_chats, {"messages": [{"role": "bot", "content": "x"}]}, *small_chats[:2], "{broken"]
     path = write_rows(broken)
     before = sorted(tmp_path.rglob("*"))
-    for num_proc in (1, 3):
+    for num_proc in (1, 3, None):
         with pytest.raises(DataError, match=r"train.jsonl:13: field messages\[0\].role"):
             prepare(path, chatml_tokenizer, tmp_path / "store", num_proc=num_proc)
     assert sorted(tmp_path.rglob("*")) == before
@@ -175,3 +176,22 @@ def test_one_thread(write_rows, small_chats, chatml_tokenizer, tmp_path, monkeyp
         prepare(write_rows(small_chats), chatml_tokenizer, tmp_path / f"store-{before}", num_proc=1)
         assert os.environ.get("TOKENIZERS_PARALLELISM") == before
     assert seen == ["false", "false"]
+
+
+@pytest.mark.parametrize("said", [None, "true", "false"])
+def test_the_machine(write_rows, small_chats, chatml_tokenizer, tmp_path, monkeypatch, said):
+    """Where nobody says how many, little data starts no process, the user's word on the tokenizer's threads holds, and ours ends."""
+    monkeypatch.delenv("TOKENIZERS_PARALLELISM", raising=False)
+    if said:
+        monkeypatch.setenv("TOKENIZERS_PARALLELISM", said)
+    monkeypatch.setattr(_pipeline, "_cores", lambda: 2)
+    monkeypatch.setattr(_workers.subprocess, "Popen", None)
+    seen = []
+    prepare(
+        write_rows(small_chats),
+        chatml_tokenizer,
+        tmp_path / "store",
+        preprocess=lambda row: seen.append(os.environ.get("TOKENIZERS_PARALLELISM")) or row,
+    )
+    assert set(seen) == {said}
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("forge-data")]

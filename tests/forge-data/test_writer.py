@@ -6,7 +6,7 @@ import os
 import numpy as np
 import pytest
 
-from forge_data import Accounting, StoreError, TokenStore
+from forge_data import Accounting, StoreError, TokenStore, prepare
 from forge_data._batch import Dropped
 from forge_data._manifest import SourceFile
 from forge_data._writer import StoreWriter
@@ -69,6 +69,18 @@ def test_full_disk(tmp_path, monkeypatch, call):
         monkeypatch.setattr(writer, "_append", full)
         writer.add(arrays([1])) if call == "add" else writer.drop("a", [Dropped(1, "x", 2)])
     assert list(tmp_path.iterdir()) == []
+
+
+def test_full_disk_for_the_tokenizer(write_rows, small_chats, chatml_tokenizer, tmp_path, monkeypatch):
+    """The library that writes tokenizer.json says of a full disk no more than Exception; it is named as others are."""
+
+    def full(*_, **__):
+        raise Exception("No space left on device (os error 28)")  # noqa: TRY002 - as the library has it
+
+    monkeypatch.setattr(chatml_tokenizer, "save_pretrained", full)
+    with pytest.raises(StoreError, match=r"the tokenizer could not be written to .*: No space left on device"):
+        prepare(write_rows(small_chats), chatml_tokenizer, tmp_path / "new" / "store", progress=False)
+    assert not (tmp_path / "new").exists()
 
 
 def test_sources_in_order(tmp_path):

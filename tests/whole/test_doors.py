@@ -130,7 +130,9 @@ def test_a_door_is_instant(folder: str) -> None:
     assert loaded(f"import {PACKAGES[folder].import_name}") & (HEAVY | {"numpy", "attrs", "rich", "cyclopts"}) == set()
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["sft", "--help"], ["generate", "--help"], ["data", "--help"], ["plan", "--help"], ["--version"]])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["sft", "--help"], ["generate", "--help"], ["data", "--help"], ["plan", "--help"], ["--version"]]
+)
 def test_help_loads_nothing_heavy(arguments: list[str]) -> None:
     """`forge --help`, and the help of each command, answers without torch, transformers, trl or numba."""
     command = Path(sysconfig.get_path("scripts")) / "forge"

@@ -6,6 +6,7 @@ Exit status: 0 done; 1 the lint found something that stops a training; 2 bad inp
 
 import argparse
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
@@ -23,8 +24,12 @@ class _Parser(argparse.ArgumentParser):
 
 def main(argv: Sequence[str] | None = None, prog: str = "forge_data") -> int:
     """Run the command line and return its exit status; bad input is one line on stderr, never a traceback."""
+    before = signal.signal(signal.SIGTERM, _terminate)
     try:
         return run(argv, prog)
+    except _Terminated:
+        sys.stderr.write(f"{prog}: terminated.\n")
+        return 143
     except KeyboardInterrupt:
         sys.stderr.write(f"{prog}: interrupted.\n")
         return 130
@@ -34,6 +39,16 @@ def main(argv: Sequence[str] | None = None, prog: str = "forge_data") -> int:
             raise
         sys.stderr.write(f"{prog}: {error}\n")
         return int(status)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM, by which schedulers stop a job, on its way through the same clean-up as Ctrl-C."""
+
+
+def _terminate(*_: object) -> None:
+    raise _Terminated("SIGTERM")
 
 
 def run(argv: Sequence[str] | None = None, prog: str = "forge_data") -> int:

@@ -48,18 +48,23 @@ class Conversations:
         # How turns are opened may depend on what else the template is told.
         self._openings: dict[str, Opening | UndecidableError | None] = {}
 
-    def read(self, chat: Chat, what: Sequence[str]) -> Conversation:
+    def texts(self, chats: Sequence[Chat]) -> list[str | None]:
+        """What the template writes for each conversation, as far as it can be asked of many at once."""
+        return self._template.together(chats)
+
+    def read(self, chat: Chat, what: Sequence[str], text: str | None = None) -> Conversation:
         """A conversation's text and spans.
 
         Args:
             chat: the conversation.
             what: what is learned of each message, as `_learn.learned` has it.
+            text: what `texts` gave for it.
 
         Raises:
             DataError: the template refuses the conversation; its own words are in the message.
             TemplateError: it leaves out what a message says, or leaves open which tokens are to be learned.
         """
-        written = self._template.write(chat)
+        written = self._template.write(chat, text)
         notes = [note for index in range(len(what)) if (note := self._left_out(chat, written, index)) and what[index] == TURN]
         try:
             spans, noticed = spans_of(Reading(written, lambda: self._opening(chat, written), self._ends_turn), what)

@@ -1,26 +1,33 @@
 """Samples to ids and labels: rendered, tokenised a batch at a time, masked."""
 
-from collections.abc import Sequence
-from functools import cached_property
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property, partial
 from itertools import chain, pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import numpy as np
 
 from forge_data._conversation import Conversation, Conversations
 from forge_data._errors import DataError, TokenizerError
-from forge_data._example import TokenizedExample
+from forge_data._example import IGNORED, TokenizedExample
 from forge_data._learn import learned
-from forge_data._mask import Span, trained_tokens
+from forge_data._mask import Span, trained_in_order, trained_tokens
 from forge_data._offsets import Offsets
 from forge_data._sample_types import Chat, Document, Encoded, Note, Preference, Sample, Text, Tokens, Unpaired
 from forge_data._segments import segments
 from forge_data._trace_render import Run
 
 if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
     from numpy.typing import NDArray
     from transformers import PreTrainedTokenizerBase
+
+_Ids = np.ndarray[Any, np.dtype[np.int32]]
+_Offsets = np.ndarray[Any, np.dtype[np.int64]]
+_Tokenised = tuple[_Ids, _Offsets, list[int]]
+"""Ids int32[T] and offsets int64[T, 2] of several texts, one after the other, and how many tokens each has."""
 
 Single = Chat | Text | Document | Tokens
 """What becomes one example."""
@@ -41,11 +48,29 @@ class _Job:
     notes: tuple[Note, ...] = ()
 
 
+@attrs.frozen
+class Begun:
+    """Samples that wait for their tokens."""
+
+    samples: Sequence[Sample]
+    counts: list[int]
+    """How many examples each sample becomes."""
+    made: list[TokenizedExample | _Job]
+    chats: list[_Job]
+    texts: list[_Job]
+    of_chats: Callable[[], _Tokenised]
+    """Their tokens, once they are asked for."""
+    of_texts: Callable[[], _Tokenised]
+
+
 class Encoder:
     """Turns samples into `TokenizedExample`s with one tokenizer."""
 
-    def __init__(self, tokenizer: "PreTrainedTokenizerBase", train_on: str = "assistant") -> None:
+    def __init__(
+        self, tokenizer: "PreTrainedTokenizerBase", train_on: str = "assistant", thread: "Executor | None" = None
+    ) -> None:
         self._tokenizer = tokenizer
+        self._thread = thread
         self._train_on = train_on
         self.vocabulary = len(tokenizer)
         self._offsets = Offsets(tokenizer)
@@ -76,36 +101,61 @@ class Encoder:
         Raises:
             DataError, TemplateError, TokenizerError: by the sample's place; the first one in order.
         """
+        return self.finish(self.begin(samples))
+
+    def begin(self, samples: Sequence[Sample]) -> Begun:
+        """All that is to be done before the tokenizer is asked; where it has a thread of its own, it starts with these.
+
+        Raises:
+            DataError, TemplateError, TokenizerError: as `encode`.
+        """
         parts = [_parts(sample) for sample in samples]
-        singles = iter(self._encode([part for several in parts for part in several]))
-        encoded = []
-        for sample, several in zip(samples, parts, strict=True):
-            examples, notes = zip(*[next(singles) for _ in several], strict=True)
+        singles = [part for several in parts for part in several]
+        written = self._written(singles)
+        made = [
+            self._tokens(part)
+            if isinstance(part, Tokens)
+            else self._job(part, next(written) if isinstance(part, Chat) else None)
+            for part in singles
+        ]
+        jobs = [job for job in made if isinstance(job, _Job)]
+        # One call for text, which gets the tokenizer's own special tokens, and one for conversations, which have theirs.
+        chats = [job for job in jobs if job.ends_from is None]
+        texts = [job for job in jobs if job.ends_from is not None]
+        asked = [self._ask([job.text for job in some], special=some is texts) for some in (chats, texts)]
+        return Begun(samples, [len(several) for several in parts], made, chats, texts, *asked)
+
+    def finish(self, begun: Begun) -> list[Encoded]:
+        """What the samples of `begin` become, in order."""
+        of_chats = iter(self._examples(begun.chats, *begun.of_chats()))
+        of_texts = iter(self._examples(begun.texts, *self._ended(begun.texts, *begun.of_texts())))
+        singles: list[tuple[TokenizedExample, tuple[Note, ...]]] = []
+        for job in begun.made:
+            if isinstance(job, TokenizedExample):
+                singles.append((job, ()))
+            else:
+                singles.append((next(of_chats if job.ends_from is None else of_texts), job.notes))
+        encoded, left = [], iter(singles)
+        for sample, count in zip(begun.samples, begun.counts, strict=True):
+            examples, notes = zip(*[next(left) for _ in range(count)], strict=True)
             desirable = sample.desirable if isinstance(sample, Unpaired) else None
             encoded.append(Encoded(examples, desirable, tuple(note for some in notes for note in some)))
         return encoded
 
-    def _encode(self, parts: list[Single]) -> list[tuple[TokenizedExample, tuple[Note, ...]]]:
-        made = [self._tokens(part) if isinstance(part, Tokens) else self._job(part) for part in parts]
-        jobs = [job for job in made if isinstance(job, _Job)]
-        # One call for text, which gets the tokenizer's own special tokens, and one for conversations, which have theirs.
-        chats = iter(self._ids([job.text for job in jobs if job.ends_from is None], special=False))
-        texts = iter(self._ids([job.text for job in jobs if job.ends_from is not None], special=True))
-        encoded: list[tuple[TokenizedExample, tuple[Note, ...]]] = []
-        for job in made:
-            if isinstance(job, TokenizedExample):
-                encoded.append((job, ()))
-            elif job.ends_from is None:
-                encoded.append((self._example(job, *next(chats)), job.notes))
-            else:
-                encoded.append((self._example(job, *self._ended(job.ends_from, *next(texts))), job.notes))
-        return encoded
+    def _written(self, parts: list[Single]) -> Iterator[str | None]:
+        """What the template writes for the conversations among them, from when the first is asked for."""
+        yield from self._conversations.texts([part for part in parts if isinstance(part, Chat)])
 
-    def _job(self, part: Chat | Text | Document) -> _Job:
+    def _ask(self, texts: list[str], *, special: bool) -> Callable[[], _Tokenised]:
+        if self._thread is None or not texts:
+            return partial(self._ids, texts, special=special)
+        return self._thread.submit(self._ids, texts, special=special).result
+
+    def _job(self, part: Chat | Text | Document, written: str | None = None) -> _Job:
         everything = self._train_on == "all"
         match part:
             case Chat():
-                read: Conversation = self._conversations.read(part, learned(part, self._train_on))
+                read: Conversation = self._conversations.read(part, learned(part, self._train_on), written)
                 roles = [message["role"] for message in part.messages]
                 return _Job(read.text, read.spans, read.runs, roles, everything, notes=read.notes)
             case Text():
@@ -127,35 +177,68 @@ class Encoder:
                 "train_on 'assistant', or 'all' to learn every token"
             )
         trained = np.ones_like(part.trained) if self._train_on == "all" else part.trained
-        every, roles = segments(np.zeros((len(trained), 2), dtype=np.int64), [(0, 1, 0)], ("tokens",))
+        places = np.zeros(len(trained), dtype=np.int64)
+        ((every, roles),) = segments(places, [len(trained)], [[(0, 1, 0)]], [("tokens",)])
         return TokenizedExample.from_mask(part.input_ids, trained, every, roles)
 
-    def _example(self, job: _Job, ids: "NDArray[np.int32]", offsets: "NDArray[np.int64]") -> TokenizedExample:
-        if job.whole:
-            trained = np.ones(len(ids), dtype=np.bool_)
-        elif job.ends_from is None:
-            trained = trained_tokens(offsets, job.spans, self._added[ids])
-        else:
-            trained = trained_tokens(offsets, job.spans, np.zeros(len(ids), dtype=np.bool_))
-            trained[-1] = True
-        return TokenizedExample.from_mask(ids, trained, *segments(offsets, job.runs, job.roles))
-
-    def _ended(
-        self, ends_from: int, ids: "NDArray[np.int32]", offsets: "NDArray[np.int64]"
-    ) -> tuple["NDArray[np.int32]", "NDArray[np.int64]"]:
-        """Plain text with one EOS at its end.
-
-        The tokenizer may end the text itself, with a token that stands for no character; or the completion may.
-        """
-        if len(ids) and ids[-1] == self._eos and (offsets[-1, 0] == offsets[-1, 1] or offsets[-1, 1] > ends_from):
-            return ids, offsets
-        end = offsets[-1:, 1].repeat(2) if len(ids) else np.zeros(2, dtype=np.int64)
-        return np.append(ids, np.int32(self._eos)), np.concatenate([offsets, end.reshape(1, 2)])
-
-    def _ids(self, texts: list[str], *, special: bool) -> list[tuple["NDArray[np.int32]", "NDArray[np.int64]"]]:
-        """Ids int32[S] and offsets int64[S, 2] of each text, exactly as the tokenizer gives them."""
-        if not texts:
+    def _examples(self, jobs: list[_Job], ids: _Ids, offsets: _Offsets, sizes: list[int]) -> list[TokenizedExample]:
+        """Their examples, from the tokens of all of them, one after the other."""
+        if not jobs:
             return []
+        bounds = list(pairwise([0, *np.cumsum(sizes).tolist()]))
+        trained = self._trained(jobs, ids, offsets, sizes, bounds)
+        for job, (first, last) in zip(jobs, bounds, strict=True):
+            if job.whole:
+                trained[first:last] = True
+            elif job.ends_from is not None:
+                trained[last - 1] = True
+        labels = np.where(trained, ids, np.int32(IGNORED))
+        found = segments(offsets[:, 0], sizes, [job.runs for job in jobs], [job.roles for job in jobs])
+        return [
+            TokenizedExample(ids[first:last], labels[first:last], spans, roles)
+            for (first, last), (spans, roles) in zip(bounds, found, strict=True)
+        ]
+
+    def _trained(
+        self, jobs: list[_Job], ids: _Ids, offsets: _Offsets, sizes: list[int], bounds: list[tuple[int, int]]
+    ) -> "NDArray[np.bool_]":
+        """bool[T]: which of the tokens of all the texts their spans say to learn."""
+        # What the tokenizer writes around plain text ends no completion: its EOS is looked after by `_ended`.
+        added = self._added[ids] if jobs[0].ends_from is None else np.zeros(len(ids), dtype=np.bool_)
+        before = np.cumsum([0, *(len(job.text) + 1 for job in jobs)])[:-1]
+        places = offsets + np.repeat(before, sizes)[:, None]
+        if (places[1:] >= places[:-1]).all():
+            spans = [(job.spans, shift, first) for job, shift, (first, _) in zip(jobs, before.tolist(), bounds, strict=True)]
+            apart = [tuple([place + shift for place in span]) for each, shift, _ in spans for span in each]
+            return trained_in_order(places, apart, added, [first for each, _, first in spans for _ in each])
+        parts = [
+            trained_tokens(offsets[first:last], job.spans, added[first:last])
+            for job, (first, last) in zip(jobs, bounds, strict=True)
+        ]
+        return np.concatenate(parts)
+
+    def _ended(self, jobs: list[_Job], ids: _Ids, offsets: _Offsets, sizes: list[int]) -> _Tokenised:
+        """Plain texts with one EOS at the end of each.
+
+        The tokenizer may end a text itself, with a token that stands for no character; or the completion may.
+        """
+        if not jobs:
+            return ids, offsets, sizes
+        ended: list[tuple[_Ids, _Offsets]] = []
+        for job, (first, last) in zip(jobs, pairwise([0, *np.cumsum(sizes).tolist()]), strict=True):
+            assert job.ends_from is not None
+            own, places = ids[first:last], offsets[first:last]
+            if not len(own) or own[-1] != self._eos or (places[-1, 0] != places[-1, 1] and places[-1, 1] <= job.ends_from):
+                end = places[-1:, 1].repeat(2) if len(own) else np.zeros(2, dtype=np.int64)
+                own, places = np.append(own, np.int32(self._eos)), np.concatenate([places, end.reshape(1, 2)])
+            ended.append((own, places))
+        texts, places = zip(*ended, strict=True)
+        return np.concatenate(texts), np.concatenate(places), [len(own) for own in texts]
+
+    def _ids(self, texts: list[str], *, special: bool) -> _Tokenised:
+        """Ids int32[T] and offsets int64[T, 2] of all texts one after the other, as the tokenizer gives them, and their sizes."""
+        if not texts:
+            return np.zeros(0, dtype=np.int32), np.zeros((0, 2), dtype=np.int64), []
         encoded = self._tokenizer(
             texts,
             add_special_tokens=special,
@@ -164,12 +247,9 @@ class Encoder:
             return_token_type_ids=False,
             verbose=False,
         )
-        # All rows in one array: what is done to each token alone is done to all of them at once.
-        sizes = np.array([len(ids) for ids in encoded["input_ids"]])
-        ids = np.fromiter(chain.from_iterable(encoded["input_ids"]), dtype=np.int32, count=int(sizes.sum()))
-        offsets = self._offsets.of(ids, encoded["offset_mapping"])
-        bounds = pairwise([0, *np.cumsum(sizes).tolist()])
-        return [(ids[start:stop], offsets[start:stop]) for start, stop in bounds]
+        sizes = [len(ids) for ids in encoded["input_ids"]]
+        ids = np.fromiter(chain.from_iterable(encoded["input_ids"]), dtype=np.int32, count=sum(sizes))
+        return ids, self._offsets.of(ids, encoded["offset_mapping"]), sizes
 
 
 def _parts(sample: Sample) -> tuple[Single, ...]:

@@ -82,6 +82,8 @@ def _tokenizer(tokenizer: "PreTrainedTokenizerBase") -> list[Any]:
         type(tokenizer).__name__,
         hashlib.sha256(_backend(tokenizer).encode()).hexdigest(),
         {name: str(token) for name, token in tokenizer.special_tokens_map.items()},
+        # An attribute of transformers' own: whether `<|im_end|>` in a text is that token or letters.
+        bool(getattr(tokenizer, "split_special_tokens", False)),
     ]
 
 

@@ -22,6 +22,8 @@ def write_jsonl(store: "TokenStore", file: str | os.PathLike[str]) -> Path:
         StoreError: the file cannot be written.
     """
     path = Path(file).expanduser()
+    if not path.name or store.path.resolve() in path.resolve().parents:
+        raise StoreError(f"{str(path)!r} cannot be written: it must be a file, and outside of the store {store.path}")
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
     try:
         with partial.open("x", encoding="ascii") as lines:

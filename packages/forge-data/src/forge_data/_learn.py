@@ -16,7 +16,7 @@ def learned(chat: Chat, train_on: str) -> list[str]:
     Of `all` nothing is said here: every token is learned, whoever wrote it.
 
     Raises:
-        DataError: the row has no completion, or says `unmask` where `train_on` says otherwise.
+        DataError: the row has no completion, or says `unmask` or `train: false` where `train_on` says otherwise.
     """
     if train_on == "completion" and not chat.first_completion:
         raise DataError(
@@ -27,6 +27,11 @@ def learned(chat: Chat, train_on: str) -> list[str]:
         raise DataError(
             f"{chat.place}: the row says unmask, which learns every message but the system's, and train_on is {train_on!r}; take "
             "out one of the two"
+        )
+    if train_on == "all" and not all(chat.trains or ()):
+        index = (chat.trains or ()).index(False)
+        raise DataError(
+            f"{chat.place}: message {index} says that it is not to be trained, and train_on is 'all'; take out one of the two"
         )
     roles = [message["role"] for message in chat.messages]
     answers = [index for index in range(chat.first_completion, len(roles)) if roles[index] == "assistant"]

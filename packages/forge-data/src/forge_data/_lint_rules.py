@@ -39,6 +39,11 @@ RULES: dict[str, Rule] = {
         "the model never learns to stop",
         "use a chat template that closes the assistant's turn with a token, such as the instruct model's",
     ),
+    "untrained_turn": Rule(
+        STOP,
+        "the template marks what is learned, and passes over a turn of the assistant",
+        "use a template that marks every turn of the assistant, or none",
+    ),
     "double_bos": Rule(
         STOP,
         "every sample begins as no text does when the model is used",

@@ -90,6 +90,10 @@ def _file(path: Path, entry: str) -> DataFile:
     mode = _mode(str(path))
     if mode is None:
         raise DataError(f"{path} is a link to nothing; mend it or take it away")
+    try:
+        str(path).encode()
+    except UnicodeEncodeError as error:
+        raise DataError(f"{str(path)!r} has a name that is not UTF-8, which no store can note; rename it") from error
     if not stat.S_ISREG(mode):
         kind = _KINDS.get(stat.S_IFMT(mode), "something else")
         raise DataError(f"{entry} is not a regular file but {kind}; write the rows to a file and give that")

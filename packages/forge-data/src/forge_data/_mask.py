@@ -5,7 +5,7 @@ over the other.
 """
 
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -61,4 +61,41 @@ def trained_tokens(offsets: "NDArray[np.int64]", spans: Iterable[Span], added: "
         # A token that the tokenizer put in of itself stands for no character, and goes with the text after it.
         inside = (ends > span.start) & (begins < stop)
         trained |= inside & ((begins >= span.start) | ~(added | (ends <= span.content)))
+    return trained
+
+
+def trained_in_order(
+    offsets: "NDArray[np.int64]", spans: Sequence[Span], added: "NDArray[np.bool_]", first_tokens: Sequence[int]
+) -> "NDArray[np.bool_]":
+    """bool[T]: what `trained_tokens` says of each of many texts, all at once.
+
+    Args:
+        offsets: int64[T, 2], as of `trained_tokens`, text after text, no two of which share a place; neither begins nor ends
+            ever go back.
+        spans: the learned stretches, in the same places.
+        added: bool[T], true for special and added tokens that are not blank.
+        first_tokens: of each span, the first token of its text.
+    """
+    trained = np.zeros(len(offsets), dtype=np.bool_)
+    if not spans or not len(offsets):
+        return trained
+    begins, ends = np.ascontiguousarray(offsets[:, 0]), np.ascontiguousarray(offsets[:, 1])
+    start, content, content_end, closing_end, stop = np.array(spans, dtype=np.int64).T
+    closings = np.flatnonzero(added)
+    if len(closings):
+        last = np.searchsorted(begins[closings], stop) - 1
+        closing = closings[last]
+        closed = (last >= 0) & (closing >= np.asarray(first_tokens)) & (ends[closing] > content_end)
+        closing_end = np.where(closed, ends[closing], closing_end)
+    first = np.searchsorted(ends, start, side="right")
+    inner = np.maximum(first, np.searchsorted(begins, start))
+    after = np.searchsorted(begins, closing_end)
+    turns = np.zeros(len(offsets) + 1, dtype=np.int64)
+    whole = after > inner
+    np.add.at(turns, inner[whole], 1)
+    np.add.at(turns, after[whole], -1)
+    trained = np.cumsum(turns[:-1]) > 0
+    for span in np.flatnonzero(inner > first).tolist():
+        over = slice(first[span], min(inner[span], after[span]))
+        trained[over] |= ~(added[over] | (ends[over] <= content[span]))
     return trained

@@ -34,6 +34,8 @@ def write_page(store: "TokenStore", indices: list[int], path: Path) -> Path:
     Raises:
         StoreError: the store is damaged, or the page cannot be written.
     """
+    if not path.name or store.path.resolve() in path.resolve().parents:
+        raise StoreError(f"the page {str(path)!r} cannot be written: it must be a file, and outside of the store {store.path}")
     store.verify()
     text = page(store, indices)
     partial = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.partial")

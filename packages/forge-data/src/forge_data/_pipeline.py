@@ -158,8 +158,11 @@ def _tasks(sources: Sequence["Source"]) -> Iterator[Task | Rows]:
             return
 
 
-def _processes(tasks: Iterator[Task | Rows], num_proc: int | None) -> tuple[int, Iterator[Task | Rows]]:
-    """How many processes to use, and the tasks: where nobody said, one for little data, else what the machine gives."""
+def _processes(tasks: Iterator[Task | Rows], num_proc: int | None) -> tuple[int | None, Iterator[Task | Rows]]:
+    """How many processes to use, and the tasks: where nobody said, what the machine gives.
+
+    That is None for little data: this process, in which the tokenizer takes the threads that it likes.
+    """
     if num_proc is not None:
         return num_proc, tasks
     most = min(_cores(), _MOST_WORKERS)
@@ -172,7 +175,7 @@ def _processes(tasks: Iterator[Task | Rows], num_proc: int | None) -> tuple[int,
         size += task.chunk.size if isinstance(task, Task) else 0
         if size >= _WORTH_WORKERS:
             return most, itertools.chain(seen, tasks)
-    return 1, iter(seen)
+    return None, iter(seen)
 
 
 def _cores() -> int:

@@ -61,8 +61,9 @@ def prepare(
         on_overflow: what becomes of a longer row: `drop`, `truncate`, `split` or `error`.
         preprocess: a function of a row's fields, or its name as "package.module:function", that gives the row to use, a list
             of rows, or None to leave it out; it runs before anything else looks at the row.
-        num_proc: processes that tokenise; by default one for little data, else as many as this process may use, up to 16.
-            The store is the same for any number.
+        num_proc: processes that tokenise, of one thread each. By default this machine is used as it best can be: for little data
+            this process alone, in which the tokenizer has its own threads (as `TOKENIZERS_PARALLELISM` allows); for more a
+            process for each core that this one may use, up to 16. The store is the same, byte for byte, in every case.
         seed: what `store.split` draws by where it is given no other.
         progress: a line on a terminal, or nothing, or a callable that gets (row reached, last row).
 
@@ -78,6 +79,9 @@ def prepare(
     _check_whole("seed", seed)
     function = load_preprocess(preprocess)
     directory = Path(store_dir).expanduser()
+    if directory.is_symlink():
+        # The store is renamed into its place: the link is to stay, and what it leads to is to be replaced.
+        directory = directory.resolve()
     require_room(directory)
     sources = resolve(data_path)
     job = Job(tokenizer=as_tokenizer(tokenizer), options=options, preprocess=function)
@@ -129,9 +133,13 @@ def _made_from(directory: Path, inputs: str | None) -> TokenStore | None:
         return None
     try:
         store = TokenStore.open(directory)
-    except StoreError:
+        if store.inputs != inputs:
+            return None
+        # What is damaged is made anew, as its own errors ask for; to read the store costs no more than its sources just did.
+        store.verify()
+    except (StoreError, OSError):
         return None
-    return store if store.inputs == inputs else None
+    return store
 
 
 def _settings(job: Job, outcome: Outcome, seed: int) -> dict[str, Any]:

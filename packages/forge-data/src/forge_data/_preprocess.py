@@ -112,6 +112,9 @@ def _identity(function: Any) -> str | None:
     """Module, name and SHA-256 of the source file; None for what carries state of its own, which no file tells."""
     if not inspect.isfunction(function) or function.__closure__ or "<lambda>" in function.__qualname__:
         return None
+    # A function that another one makes may keep in its defaults what it was made with.
+    if "<locals>" in function.__qualname__ and (function.__defaults__ or function.__kwdefaults__):
+        return None
     try:
         source = inspect.getsourcefile(function)
         if source is None:

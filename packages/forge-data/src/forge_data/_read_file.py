@@ -37,7 +37,7 @@ class DataFile:
     @property
     def suffixes(self) -> tuple[str, str]:
         """(what it is, how it is compressed): (".jsonl", ".gz"); the second is empty where it is not."""
-        path = PurePosixPath(self.path.split("?")[0])
+        path = PurePosixPath(self.path if self.local is not None else self.path.split("?")[0])
         last = path.suffix.lower()
         return (path.with_suffix("").suffix.lower(), last) if last in COMPRESSED else (last, "")
 

@@ -17,9 +17,20 @@ def require_room(directory: Path) -> None:
     """Make sure that a store may be written at a place: nothing is there, an empty directory, or a store of ours.
 
     Raises:
-        StoreError: something else is there, a store that is torn, or one with files that are not its own.
+        StoreError: something else is there, a store that is torn, or one with files that are not its own; or there is no such place.
     """
-    undisturbed(directory, lambda: _require_room(directory))
+    if directory.name in ("", ".."):
+        raise StoreError(f"{directory} names no directory that can be made; give a new directory for the token store")
+    try:
+        str(directory).encode()
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            directory.lstat()
+        undisturbed(directory, lambda: _require_room(directory))
+    except StoreError:
+        raise
+    except (OSError, ValueError) as error:
+        # Too long a name, a null byte, one that is no UTF-8, a folder that may not be looked into.
+        raise StoreError(f"{str(directory)!r} can hold no token store: {error}; give another directory") from error
 
 
 def _require_room(directory: Path) -> None:

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 TEMPLATE = "template"
+_APART = 1 << 40
+"""What the places of one text and the next are set apart by; no text is as long."""
 
 
 def speakers(trace: Trace) -> list[Run]:
@@ -43,25 +45,35 @@ def speakers(trace: Trace) -> list[Run]:
 
 
 def segments(
-    offsets: "NDArray[np.int64]", runs: Sequence[Run], roles: Sequence[str]
-) -> tuple["NDArray[np.int32]", tuple[str, ...]]:
-    """int32[K, 2] and K roles: the tokens [start, stop) of each segment; a token is whose its first character is.
+    begins: "NDArray[np.int64]", sizes: Sequence[int], runs: Sequence[Sequence[Run]], roles: Sequence[Sequence[str]]
+) -> "list[tuple[NDArray[np.int32], tuple[str, ...]]]":
+    """int32[K, 2] and K roles of each text: the tokens [start, stop) of each segment; a token is whose its first character is.
 
     Args:
-        offsets: int64[S, 2], the characters that each token stands for.
-        runs: the text in order, by who wrote it.
-        roles: the role of each owner; of `NOBODY` it is `template`.
+        begins: int64[T], the first character that each token stands for, text after text.
+        sizes: how many tokens each text has.
+        runs: of each text, who wrote it, in order.
+        roles: of each text, the role of each owner; of `NOBODY` it is `template`.
     """
-    count = len(offsets)
-    if not count:
-        return np.zeros((0, 2), dtype=np.int32), ()
-    if not runs:
-        return np.array([[0, count]], dtype=np.int32), (TEMPLATE,)
-    starts = np.array([start for start, _, _ in runs])
-    owners = np.array([owner for _, _, owner in runs])
-    owned = owners[np.searchsorted(starts, offsets[:, 0], side="right") - 1]
-    borders = np.flatnonzero(np.diff(owned)) + 1
-    bounds = np.concatenate([[0], borders, [count]]).astype(np.int32)
-    owners_in_order: list[int] = owned[bounds[:-1]].tolist()
-    named = tuple([TEMPLATE if owner == NOBODY else roles[owner] for owner in owners_in_order])
-    return np.stack([bounds[:-1], bounds[1:]], axis=1), named
+    # All texts at once, each in places of its own: a few large arrays take less time than many small ones.
+    every = [of_text or [(0, 0, NOBODY)] for of_text in runs]
+    counts = np.array([len(of_text) for of_text in every])
+    starts, owners = np.array([(start, owner) for of_text in every for start, _, owner in of_text]).reshape(-1, 2).T
+    firsts = np.cumsum(sizes) - sizes
+    apart = _APART * np.arange(len(every))
+    at = np.searchsorted(starts + np.repeat(apart, counts), begins + np.repeat(apart, sizes), side="right") - 1
+    owned = owners[at]
+    changes = np.ones(len(begins), dtype=np.bool_)
+    changes[1:] = owned[1:] != owned[:-1]
+    changes[firsts[np.asarray(sizes) > 0]] = True
+    borders = np.flatnonzero(changes)
+    edges = np.append(borders, len(begins))
+    bounds = np.stack([edges[:-1], edges[1:]], axis=1)
+    held = np.searchsorted(borders, firsts).tolist()
+    bounds = (bounds - np.repeat(firsts, np.diff([*held, len(borders)]))[:, None]).astype(np.int32)
+    of_segments: list[int] = owned[borders].tolist()
+    told = []
+    for first, last, names in zip(held, [*held[1:], len(borders)], roles, strict=True):
+        named = tuple([TEMPLATE if owner == NOBODY else names[owner] for owner in of_segments[first:last]])
+        told.append((bounds[first:last], named))
+    return told

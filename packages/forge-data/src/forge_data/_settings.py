@@ -71,11 +71,6 @@ def _function(_: object, attribute: "attrs.Attribute[Any]", value: Any) -> None:
         raise ValueError(f"{attribute.name} must name a function as 'package.module:function', got {value!r}")
 
 
-def _switch(value: Any) -> Any:
-    # YAML reads a bare on or off as true or false.
-    return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
-
-
 _POSITIVE = validators.optional([_whole, validators.ge(1)])
 
 
@@ -111,7 +106,7 @@ class DataSettings:
     num_proc: int | None = attrs.field(default=None, validator=_POSITIVE)
     """Processes that tokenise. By default one for little data, else one a core, up to 16; the tokens are the same."""
 
-    lint: Lint = attrs.field(default="on", converter=_switch, validator=_choice(Lint))
+    lint: Lint = attrs.field(default="on", validator=_choice(Lint))
     """Whether a run is refused where the lint finds what would be learned wrongly. Off trains on it all the same."""
 
     def __attrs_post_init__(self) -> None:

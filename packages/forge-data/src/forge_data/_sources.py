@@ -118,7 +118,9 @@ def resolve(data_path: DataPath) -> list[Source]:
         found += [(group, weight, each) for each in (named if isinstance(named, list) else [named])]
     files = [each.path for _, _, each in found if isinstance(each, DataFile)]
     splits = [entries[group][0] for group, _, each in found if isinstance(each, DatasetSplit)]
-    twice = [path for path, count in Counter(files + splits).items() if count > 1]
+    # A link to a file is that file: `**` goes round and round through a link to a folder above.
+    real = [path if "://" in path else os.path.realpath(path) for path in files]
+    twice = [path for path, count in Counter(real + splits).items() if count > 1]
     if twice:
         raise DataError(f"{twice[0]} is named more than once in data_path; to see its rows more often, give it a weight")
     names = iter(_names(files))
@@ -177,7 +179,7 @@ def _reader(name: str, file: DataFile) -> Reader:
 
 def _names(paths: Sequence[str]) -> list[str]:
     """What to call each file: its own name, with as many of its folders as it takes to tell them apart."""
-    parts = [PurePosixPath(path.split("?")[0].replace(os.sep, "/")).parts for path in paths]
+    parts = [PurePosixPath((path.split("?")[0] if "://" in path else path).replace(os.sep, "/")).parts for path in paths]
     depths = [1] * len(paths)
     while True:
         names = ["/".join(each[-depth:]) for each, depth in zip(parts, depths, strict=True)]

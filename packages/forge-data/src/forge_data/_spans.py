@@ -51,8 +51,10 @@ def spans_of(reading: Reading, what: Sequence[str]) -> tuple[list[Span], list[No
     spans = {index: span for index, span in turns if span is not None}
     # Of several marks in one turn the last one has its end.
     notes = [note for index, span in spans.items() if (note := _untrained_end(reading.written, index, span))]
-    contents = [_content(reading.written, index) for index, says in enumerate(what) if says == CONTENT]
-    return sorted([span for _, span in turns if span is not None] + [span for span in contents if span is not None]), notes
+    if marks:
+        notes += [_unmarked(index) for index, says in enumerate(what) if says == TURN and index not in spans]
+    contents = [span for index, says in enumerate(what) if says == CONTENT for span in _content(reading.written, index)]
+    return sorted([span for _, span in turns if span is not None] + contents), notes
 
 
 def _turn(reading: Reading, index: int) -> Span | None:
@@ -97,22 +99,26 @@ def _stop(written: Written, index: int, start: int, stop: int) -> int:
     return end
 
 
-def _content(written: Written, index: int) -> Span | None:
-    """What a message says, without a token of the template's."""
+def _unmarked(index: int) -> Note:
+    return Note("untrained_turn", f"messages[{index}]", "the template marks nothing of this turn with {% generation %}")
+
+
+def _content(written: Written, index: int) -> list[Span]:
+    """What a message says, without a token of the template's or a word of another message."""
     trace = written.trace
     said = trace.leaves[index].get("content")
     if said is None or not said.text.strip():
-        return None
+        return []
     stretches = [(start, stop) for start, stop, leaf, offset in trace.of(index) if leaf is said and offset >= 0]
     if stretches:
-        return Span.plain(stretches[0][0], stretches[-1][1])
+        return [Span.plain(start, stop) for start, stop in stretches]
     start, stop = trace.body(index) or (0, 0)
     found = find(trace.text[start:stop], said.text)
     if found is None:
         raise UnclearError(
             index, "the template writes its content in another spelling, so its tokens cannot be told from others"
         )
-    return Span.plain(start + found[0], start + found[1])
+    return [Span.plain(start + found[0], start + found[1])]
 
 
 def _marked(written: Written, what: Sequence[str]) -> list[tuple[int, Span | None]]:

@@ -5,8 +5,7 @@ text to the character; so what the trace says of a place is true of the ids that
 """
 
 import json
-import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,6 +16,7 @@ from forge_data._errors import DataError, TemplateError
 from forge_data._header import Messages, RefusedError, Renderer
 from forge_data._messages import REASONING
 from forge_data._sample_types import Chat
+from forge_data._tool_calls import spelled_out
 from forge_data._trace_messages import traced_tools
 from forge_data._trace_render import Trace, render
 from forge_data._written import tool_names
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from jinja2 import Template
     from transformers import PreTrainedTokenizerBase
 
-_GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _REMEDY = "use another chat template, or give the rows as prompt and completion strings"
 _SEEN = "{{ messages | tojson }}"
 
@@ -64,9 +63,25 @@ class ChatTemplate:
             )
         self._special: dict[str, Any] = dict(tokenizer.special_tokens_map)
         self._programs: dict[str, _Program] = {}
+        self._all_at_once = True
 
-    def write(self, chat: Chat) -> Written:
-        """The whole conversation.
+    def together(self, chats: Sequence[Chat]) -> list[str | None]:
+        """What the template writes for each of many conversations, in one call; None for one that has to be asked for alone."""
+        plain = [not (chat.tools or chat.documents or chat.template_kwargs) for chat in chats]
+        texts: list[str] = []
+        if self._all_at_once and any(plain):
+            try:
+                asked = [chat.messages for chat, alone in zip(chats, plain, strict=True) if alone]
+                texts = [*self._tokenizer.apply_chat_template(asked, tokenize=False)]
+            except Exception:  # noqa: BLE001 - a template is a program of somebody else's; each row is to hear of its own fault
+                self._all_at_once = False
+        if len(texts) != sum(plain) or not all(isinstance(text, str) for text in texts):
+            return [None] * len(chats)
+        told = iter(texts)
+        return [next(told) if alone else None for alone in plain]
+
+    def write(self, chat: Chat, text: str | None = None) -> Written:
+        """The whole conversation; `text` is what the template was found to write for it, if it was asked.
 
         Raises:
             DataError: the template refuses the conversation; its own words are in the message.
@@ -75,7 +90,7 @@ class ChatTemplate:
         source = self._source(chat)
         told = {"tools": chat.tools, "documents": chat.documents, **chat.template_kwargs}
         try:
-            messages, text = self._text(chat.messages, told)
+            messages, text = (chat.messages, text) if text is not None else self._text(chat.messages, told)
         except RefusedError as error:
             raise DataError(f"{chat.place}: {self.name} refuses the conversation: {error}") from error
         program = self._program(chat.place, source)
@@ -102,14 +117,19 @@ class ChatTemplate:
             raise TemplateError(f"{self.name} cannot be chosen: {error}") from error
 
     def _text(self, messages: Messages, told: Mapping[str, Any]) -> tuple[Messages, str]:
-        try:
-            return messages, self._native(messages, told)
-        except RefusedError:
-            # Null is what the format says of a turn that only calls tools, and some templates can only add strings.
-            filled = [message | {"content": message.get("content") or ""} for message in messages]
-            if filled == messages:
-                raise
-        return filled, self._native(filled, told)
+        # Null is what the format says of a turn that only calls tools, and some templates can only add strings; others (DeepSeek's)
+        # want a call's arguments as the string that OpenAI has.
+        filled = [message | {"content": message.get("content") or ""} for message in messages]
+        refused: RefusedError | None = None
+        for tried in (messages, filled, spelled_out(messages), spelled_out(filled)):
+            if refused is not None and tried == messages:
+                continue
+            try:
+                return tried, self._native(tried, told)
+            except RefusedError as error:
+                refused = refused or error
+        assert refused is not None
+        raise refused
 
     def _native(self, messages: Messages, told: Mapping[str, Any], *, opening: bool = False) -> str:
         try:
@@ -121,13 +141,13 @@ class ChatTemplate:
 
     def _program(self, place: str, source: str) -> "_Program":
         if source not in self._programs:
-            from forge_data._trace_jinja import compile_template
+            from forge_data._trace_jinja import compile_template, marks_turns
 
             try:
                 template, reads = compile_template(source)
             except Exception as error:
                 raise TemplateError(f"{place}: {self.name} cannot be traced: {error}; {_REMEDY}") from error
-            self._programs[source] = _Program(template, reads, _GENERATION.search(source) is not None)
+            self._programs[source] = _Program(template, reads, marks_turns(source))
         return self._programs[source]
 
     def _trace(self, template: "Template", messages: Messages, told: Mapping[str, Any]) -> Trace:

@@ -1,5 +1,6 @@
 """The tool calls of a message, as OpenAI writes them, to what chat templates read."""
 
+import json
 from typing import Any
 
 from forge_data._describe import describe
@@ -31,6 +32,21 @@ def function_call(place: str, field: str, value: object) -> dict[str, Any]:
         DataError: no object, no name, or another field.
     """
     return {"type": "function", "function": _function(place, field, value)}
+
+
+def spelled_out(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Messages whose calls have their arguments as a string of JSON, for templates that read no object."""
+    return [
+        message | {"tool_calls": [*map(_spelled, message["tool_calls"])]} if message.get("tool_calls") else message
+        for message in messages
+    ]
+
+
+def _spelled(call: dict[str, Any]) -> dict[str, Any]:
+    function = call["function"]
+    arguments = function["arguments"]
+    text = json.dumps(arguments, ensure_ascii=False) if isinstance(arguments, dict) else arguments
+    return call | {"function": function | {"arguments": text}}
 
 
 def _checked(place: str, field: str, call: object) -> dict[str, Any]:

@@ -187,6 +187,12 @@ def _check_name(name: object) -> None:
         raise SecurityError(f"chat templates cannot store {name!r} on a namespace: it begins with an underscore")
 
 
+def marks_turns(source: str) -> bool:
+    """Whether a template has `{% generation %}` blocks; a comment or a text that only spells one is none."""
+    parsed = _TracingEnvironment(extensions=[_Generation, loopcontrols]).parse(source)
+    return any(node.name == _LEARN for node in parsed.find_all(nodes.Filter))
+
+
 def compile_template(source: str) -> tuple[Template, frozenset[str]]:
     """The program that a template's source is, and the names that it reads of what it is told.
 

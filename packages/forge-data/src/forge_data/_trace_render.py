@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from forge_data._trace import Leaf, pieces_of
+from forge_data._trace import Leaf, Traced, pieces_of
 from forge_data._trace_messages import turns_of
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ def assemble(chunks: Iterable[str], leaves: list[dict[str, Leaf]]) -> Trace:
     stretches: list[Stretch] = []
     at = 0
     for chunk in chunks:
-        if type(chunk) is not str:
+        if type(chunk) is Traced:
             for start, stop, origin, offset in pieces_of(chunk):
                 if isinstance(origin, Leaf):
                     stretches.append((at + start, at + stop, origin, offset))

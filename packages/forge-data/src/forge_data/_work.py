@@ -8,6 +8,7 @@ import numpy as np
 from forge_data import _formats
 from forge_data._accounting import PREPROCESS
 from forge_data._batch import Batch, BatchBuilder, Seen
+from forge_data._encode import Begun as Asked
 from forge_data._encode import Encoder
 from forge_data._errors import ForgeDataError
 from forge_data._example import TokenizedExample
@@ -19,6 +20,8 @@ from forge_data._record import Chunk, Record
 from forge_data._sample_types import Encoded, Sample, Tokens
 
 if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
     from transformers import PreTrainedTokenizerBase
 
 # One call to the tokenizer takes so many rows, or so many bytes: enough to be quick, few enough to fit anywhere.
@@ -47,6 +50,24 @@ class Rows(NamedTuple):
     error: Exception | None
 
 
+class _Flush(NamedTuple):
+    """Rows for one call to the tokenizer."""
+
+    rows: list[tuple[Record, Sample]]
+    asked: Asked | None
+    """What the tokenizer was asked; None without one, or if one of the rows is at fault."""
+
+
+class Begun(NamedTuple):
+    """A chunk that waits for the tokenizer."""
+
+    rows: Rows
+    builder: BatchBuilder
+    flushes: list[_Flush]
+    error: ForgeDataError | None
+    """What is wrong with the row after those of the flushes."""
+
+
 @attrs.frozen(kw_only=True)
 class Job:
     """All that a process needs to know. It pickles where its preprocess does."""
@@ -60,44 +81,64 @@ class Job:
 class Work:
     """Does one job, chunk by chunk."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, thread: "Executor | None" = None) -> None:
         self._job = job
-        self._encoder = Encoder(job.tokenizer, job.options.train_on) if job.tokenizer is not None else None
+        self._encoder = Encoder(job.tokenizer, job.options.train_on, thread) if job.tokenizer is not None else None
         self._lint = RowLint(job.tokenizer, job.options) if job.tokenizer is not None else None
 
     def __call__(self, task: "Task | Rows") -> Batch:
         """What became of a chunk. What is wrong with a row is an `error` of the batch, not raised: rows before it count first."""
+        return self.finish(self.begin(task))
+
+    def begin(self, task: "Task | Rows") -> "Begun":
+        """All that is to be done with a chunk before the tokenizer is asked."""
         rows = task if isinstance(task, Rows) else read(task, self._job.preprocess)
         builder = BatchBuilder()
-        try:
-            error = self._all(rows, builder)
-            if error is None and len(builder.formats) < 2:
-                error = rows.error
-        except ForgeDataError as found:
-            error = found
-        return builder.build(rows.source, rows.last_row, error)
-
-    def _all(self, rows: Rows, builder: BatchBuilder) -> Exception | None:
+        flushes: list[_Flush] = []
         pending: list[tuple[Record, Sample]] = []
         size = 0
+        error: ForgeDataError | None = None
         for record, stays in rows.records:
             if not stays:
                 builder.leave_out(record.row, PREPROCESS)
                 continue
             try:
                 sample = self._understood(record, builder)
-            except ForgeDataError as error:
-                self._flush(pending, builder, rows.file)
-                return error
+            except ForgeDataError as found:
+                error = found
+                break
             if sample is None:
                 break
             pending.append((record, sample))
             size += record.size
             if len(pending) >= _ROWS or size >= _BYTES:
-                self._flush(pending, builder, rows.file)
+                flushes.append(self._asked(pending))
                 pending, size = [], 0
-        self._flush(pending, builder, rows.file)
-        return None
+                if flushes[-1].asked is None and self._encoder is not None:
+                    break
+        if pending:
+            flushes.append(self._asked(pending))
+        return Begun(rows, builder, flushes, error)
+
+    def finish(self, begun: "Begun") -> Batch:
+        """What became of the chunk of `begin`."""
+        rows, builder, flushes, error = begun
+        try:
+            for flush in flushes:
+                self._flush(flush, builder, rows.file)
+            if error is None and len(builder.formats) < 2:
+                error = rows.error
+        except ForgeDataError as found:
+            error = found
+        return builder.build(rows.source, rows.last_row, error)
+
+    def _asked(self, pending: list[tuple[Record, Sample]]) -> "_Flush":
+        if self._encoder is None:
+            return _Flush(pending, None)
+        try:
+            return _Flush(pending, self._encoder.begin([sample for _, sample in pending]))
+        except ForgeDataError:
+            return _Flush(pending, None)
 
     def _understood(self, record: Record, builder: BatchBuilder) -> Sample | None:
         """A row as a sample; None where it has another format than those before it, which ends the batch."""
@@ -111,17 +152,19 @@ class Work:
         vocabulary = self._encoder.vocabulary if self._encoder is not None else None
         return _formats.convert(name, record.place, record.fields, vocabulary)
 
-    def _flush(self, pending: list[tuple[Record, Sample]], builder: BatchBuilder, file: str) -> None:
-        if not pending:
-            return
+    def _flush(self, flush: "_Flush", builder: BatchBuilder, file: str) -> None:
+        samples = [sample for _, sample in flush.rows]
         try:
-            encoded = encode(self._encoder, [sample for _, sample in pending])
+            if self._encoder is not None and flush.asked is not None:
+                encoded = self._encoder.finish(flush.asked)
+            else:
+                encoded = encode(self._encoder, samples)
         except ForgeDataError:
             # The rows one by one, in order: the first of them that is at fault, for whatever reason, is the one to name.
-            for each in pending:
+            for each in flush.rows:
                 self._add([each], encode(self._encoder, [each[1]]), builder, file)
             raise
-        self._add(pending, encoded, builder, file)
+        self._add(flush.rows, encoded, builder, file)
 
     def _add(self, rows: list[tuple[Record, Sample]], encoded: list[Encoded], builder: BatchBuilder, file: str) -> None:
         for (record, sample), made in zip(rows, encoded, strict=True):

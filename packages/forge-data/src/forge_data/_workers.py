@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Client, Connection, wait
 from typing import Any
 
@@ -26,12 +27,20 @@ _WAITING = 2
 """Tasks that each worker has in hand: one to do and one to do next."""
 
 
-def batches(job: Job, tasks: "Iterator[Task | Rows]", num_proc: int) -> Iterator[Batch]:
+def batches(job: Job, tasks: "Iterator[Task | Rows]", num_proc: int | None) -> Iterator[Batch]:
     """What became of each task, in order. Where one is at fault its error is raised when its turn comes.
+
+    Args:
+        job: what is to be done.
+        tasks: the rows to do it to.
+        num_proc: processes of one thread each; None for this one, and all the threads that the tokenizer takes.
 
     Raises:
         DataError: a worker could not start, or ended before its work was done.
     """
+    if num_proc is None:
+        yield from _side_by_side(job, tasks)
+        return
     if num_proc == 1:
         with _one_thread():
             work = Work(job)
@@ -47,6 +56,23 @@ def batches(job: Job, tasks: "Iterator[Task | Rows]", num_proc: int) -> Iterator
         for worker in workers:
             worker.connect(stack, sent)
         yield from _in_order(workers, todo)
+
+
+def _side_by_side(job: Job, tasks: "Iterator[Task | Rows]") -> Iterator[Batch]:
+    """The tokenizer, which is not Python, works in a thread on one task while the next is read and rendered in this one."""
+    thread = ThreadPoolExecutor(1, "forge-data-tokenizer")
+    try:
+        work = Work(job, thread)
+        begun = None
+        for task in tasks:
+            following = work.begin(task)
+            if begun is not None:
+                yield work.finish(begun)
+            begun = following
+        if begun is not None:
+            yield work.finish(begun)
+    finally:
+        thread.shutdown(cancel_futures=True)
 
 
 def _in_order(workers: "list[_Worker]", tasks: "Iterator[Task | Rows]") -> Iterator[Batch]:

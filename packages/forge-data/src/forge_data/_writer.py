@@ -126,7 +126,7 @@ class StoreWriter:
             for name in set(DTYPES) - set(arrays_of(kind)):
                 (self.partial / name).unlink()
             if tokenizer is not None:
-                tokenizer.save_pretrained(self.partial / TOKENIZER)
+                self._save(tokenizer)
             sha256 = {name: self._hashes[name].hexdigest() for name in (*arrays_of(kind), DROPPED)}
             sizes = {name: (self.partial / name).stat().st_size for name in sha256}
             for path in sorted(path for path in self.partial.glob(f"{TOKENIZER}/**/*") if path.is_file()):
@@ -176,6 +176,13 @@ class StoreWriter:
         sha256[name] = hashlib.sha256(path.read_bytes()).hexdigest()
         sizes[name] = path.stat().st_size
         _sync(path)
+
+    def _save(self, tokenizer: "PreTrainedTokenizerBase") -> None:
+        try:
+            tokenizer.save_pretrained(self.partial / TOKENIZER)
+        except Exception as error:
+            # A full disk is a bare Exception to the Rust library that writes tokenizer.json.
+            raise StoreError(f"the tokenizer could not be written to {self.partial / TOKENIZER}: {error}") from error
 
     def _write(self, name: str, values: "np.ndarray[Any, Any]") -> None:
         self._append(name, np.ascontiguousarray(values, dtype=DTYPES[name]).data)

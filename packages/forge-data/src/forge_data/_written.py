@@ -33,6 +33,8 @@ def left_out(trace: Trace, message: int, said: Mapping[str, Any], matters: Calla
         LeftOutError: something else is left out, or a part of the reasoning only.
     """
     leaves, answers = trace.leaves[message], said["role"] == "assistant"
+    if len(leaves) == 1 and _as_it_stands(trace, message, leaves.get("content"), answers=answers):
+        return None
     # What an answer says must be in its own turn, if it has one; the same words elsewhere do not count.
     begin, end = trace.body(message) or (0, len(trace.text))
     # Of others than the assistant the template may write what they say wherever it likes: none of it is learned as a turn.
@@ -54,6 +56,16 @@ def left_out(trace: Trace, message: int, said: Mapping[str, Any], matters: Calla
     names = {leaf.text: next((name for name in REASONING if said.get(name) == leaf.text), leaf.field) for leaf in reasoning}
     field = _field_dropped(reasoning, names, inside, trace.text[begin:end], matters)
     return dropped if field is None else _dropped(message, field)
+
+
+def _as_it_stands(trace: Trace, message: int, leaf: Leaf | None, *, answers: bool) -> bool:
+    """A quick look: true only where all that a message says is its content, and its turn has it in one piece, as most have."""
+    told = trace.of(message)
+    if leaf is None or len(told) != 1:
+        return False
+    start, stop, origin, offset = told[0]
+    begin, end = trace.body(message) or (0, len(trace.text))
+    return origin is leaf and not offset and stop - start == len(leaf.text) and (not answers or begin <= start < end)
 
 
 def _field_dropped(

@@ -110,9 +110,7 @@ def _sft_command() -> Callable[..., None]:
 
     # One path or several are words of a shell; a mapping of paths to weights is for recipes.
     several = {
-        field.name
-        for _, field in flat_fields(SFTSettings)
-        if any(get_origin(kind) is Mapping for kind in get_args(field.type))
+        field.name for _, field in flat_fields(SFTSettings) if any(get_origin(kind) is Mapping for kind in get_args(field.type))
     }
     plain = signature_of(SFTSettings)
     owners = groups(SFTSettings)
