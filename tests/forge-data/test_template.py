@@ -5,6 +5,9 @@ import re
 import pytest
 
 from forge_data import DataError, TemplateError, tokenize
+from forge_data._encode import Encoder
+from forge_data._sample_types import Chat
+from forge_data._template import ChatTemplate
 
 
 def learned(tokenizer, example):
@@ -266,3 +269,21 @@ def test_another_transformers(chatml_tokenizer, with_template):
         tokenize({"messages": messages}, tokenizer)
     tokenizer.chat_template = tokenizer.chat_template.replace("' ' + m.name + ", "' x' + ")
     assert learned(tokenizer, tokenize({"messages": messages}, tokenizer)) == "ho<|im_end|>"
+
+
+def test_many_at_once(with_template):
+    """A template that is asked for many conversations at once writes what it writes for each; one that it refuses spoils none."""
+    tokenizer = with_template(
+        "{% for m in messages %}{% if m.content == 'no' %}{{ raise_exception('no') }}{% endif %}[{{ m.content }}]{% endfor %}"
+        "{% if add_generation_prompt %}[{% endif %}{{ who }}"
+    )
+    turns = [[{"role": "user", "content": text}, {"role": "assistant", "content": text}] for text in ("a", "no", "c")]
+    sound = [Chat("f:1", turns[0]), Chat("f:2", turns[2], template_kwargs={"who": "x"}), Chat("f:3", turns[2])]
+    assert ChatTemplate(tokenizer).together(sound) == ["[a][a]", None, "[c][c]"]
+    alone = [Encoder(tokenizer).encode([each])[0].examples[0].labels.tolist() for each in sound]
+    assert [made.examples[0].labels.tolist() for made in Encoder(tokenizer).encode(sound)] == alone
+    template = ChatTemplate(tokenizer)
+    assert template.together([sound[0], Chat("f:2", turns[1])]) == [None, None]
+    assert template.write(sound[0]).trace.text == "[a][a]"
+    with pytest.raises(DataError, match="f:2: .* refuses the conversation: no"):
+        Encoder(tokenizer).encode([sound[0], Chat("f:2", turns[1])])

@@ -209,7 +209,7 @@ class Encoder:
         places = offsets + np.repeat(before, sizes)[:, None]
         if (places[1:] >= places[:-1]).all():
             spans = [(job.spans, shift, first) for job, shift, (first, _) in zip(jobs, before.tolist(), bounds, strict=True)]
-            apart = [tuple([place + shift for place in span]) for each, shift, _ in spans for span in each]
+            apart = [Span(*[place + shift for place in span]) for each, shift, _ in spans for span in each]
             return trained_in_order(places, apart, added, [first for each, _, first in spans for _ in each])
         parts = [
             trained_tokens(offsets[first:last], job.spans, added[first:last])

@@ -68,7 +68,7 @@ class ChatTemplate:
     def together(self, chats: Sequence[Chat]) -> list[str | None]:
         """What the template writes for each of many conversations, in one call; None for one that has to be asked for alone."""
         plain = [not (chat.tools or chat.documents or chat.template_kwargs) for chat in chats]
-        texts: list[str] = []
+        texts: list[Any] = []
         if self._all_at_once and any(plain):
             try:
                 asked = [chat.messages for chat, alone in zip(chats, plain, strict=True) if alone]
