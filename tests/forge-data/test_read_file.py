@@ -13,7 +13,7 @@ from forge_data._read_file import DataFile, filesystem
 
 DATA = b'{"a": 1}\n' * 20_000
 needs_zstd = pytest.mark.skipif(
-    sys.version_info < (3, 14) and importlib.util.find_spec("backports.zstd") is None,
+    sys.version_info < (3, 14) and not (importlib.util.find_spec("backports") and importlib.util.find_spec("backports.zstd")),
     reason="the zst extra is not installed: pip install 'forge-data[zst]'",
 )
 
