@@ -6,7 +6,22 @@ A defect knows which rule has to find it, how gravely, and in which field; whoev
 import json
 
 from .defect_corpus import DEFECTS, defect
-from .lint_rows import MUTE, OPEN, STRICT, WORDS, call, completion, preference, question, reply, tokens, tooled, turn, words
+from .lint_rows import (
+    MUTE,
+    OPEN,
+    SOME,
+    STRICT,
+    WORDS,
+    call,
+    completion,
+    preference,
+    question,
+    reply,
+    tokens,
+    tooled,
+    turn,
+    words,
+)
 
 __all__ = ["DEFECTS"]
 
@@ -52,6 +67,17 @@ def role_the_template_refuses(rng, row):
 @defect("untrained_turn_end", "stop", template=OPEN)
 def no_turn_end(rng, row):
     row["messages"] = [turn("user", words(rng)), turn("assistant", words(rng))]
+    return "messages[1]"
+
+
+@defect("untrained_turn", "stop", template=SOME)
+def turn_that_is_not_marked(rng, row):
+    called = {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"type": "function", "function": {"name": "look", "arguments": {"at": words(rng)}}}],
+    }
+    row["messages"] = [turn("user", words(rng)), called, turn("tool", words(rng)), turn("assistant", words(rng))]
     return "messages[1]"
 
 

@@ -36,6 +36,13 @@ STRICT = (
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 """Refuses tool messages."""
+SOME = (
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' }}{% if m['role'] == 'assistant' and not m['tool_calls'] %}"
+    "{% generation %}{{ m['content'] + '<|im_end|>' }}{% endgeneration %}{% else %}{{ m['content'] or '' }}"
+    "{% for c in m['tool_calls'] or [] %}{{ c['function']['name'] + (c['function']['arguments'] | tojson) }}{% endfor %}"
+    "{{ '<|im_end|>' }}{% endif %}{{ '\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+"""Marks what the assistant says, and passes over what it calls."""
 
 
 def tokenizer(template: str = TOOLED) -> Any:
