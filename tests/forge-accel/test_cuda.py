@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from forge_accel import AccelError, CUDAAccelerator, accelerator, document_attention
+from forge_accel import AccelError, CUDAAccelerator, accelerator, device_count, document_attention
 
 
 @pytest.fixture
@@ -109,11 +109,17 @@ def test_rocm_is_called_cuda(gpus):
     assert acc.peak_flops(torch.bfloat16) == 1307e12
 
 
+def test_the_devices_of_one_name_are_counted(gpus):
+    """`device_count` says how many processes of their own a device can serve: all GPUs, one that is named, and no CPU."""
+    gpus(count=2)
+    assert (device_count("cuda"), device_count("cuda:1"), device_count("auto"), device_count("cpu")) == (2, 1, 2, 0)
+
+
 @pytest.mark.parametrize("nccl", [True, False])
 def test_the_backend_is_nccl_where_torch_has_it(gpus, nccl):
     """Without NCCL it is gloo, and the reason says so."""
     gpus(nccl=nccl)
-    assert accelerator("cuda").collective_backend.value == ("nccl" if nccl else "gloo")
+    assert accelerator("cuda").collective_backend.value == ("cpu:gloo,cuda:nccl" if nccl else "gloo")
 
 
 @pytest.mark.parametrize(

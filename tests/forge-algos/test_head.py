@@ -4,7 +4,7 @@ import pytest
 import torch
 import transformers
 
-from forge_algos import AdapterSettings, attach_lora
+from forge_algos import AdapterSettings, attach_lora, nll
 from forge_algos._isolation import packed_inputs
 from forge_algos.objectives import choose_head
 
@@ -49,12 +49,40 @@ class Detour(transformers.LlamaForCausalLM):
         return transformers.modeling_outputs.CausalLMOutputWithPast(logits=self.lm_head(hidden.flip(-1)))
 
 
+class Last(transformers.LlamaForCausalLM):
+    """A model that by itself scores the last position only."""
+
+    def forward(self, input_ids, logits_to_keep=1, **kwargs):
+        return super().forward(input_ids=input_ids, logits_to_keep=logits_to_keep, **kwargs)
+
+
+class Counting(transformers.LlamaForCausalLM):
+    """A model that counts the rows of its logits."""
+
+    def forward(self, input_ids, **kwargs):
+        out = super().forward(input_ids=input_ids, **kwargs)
+        kept = kwargs.get("logits_to_keep")
+        out.logits = out.logits.view(1, input_ids.shape[1] if kept is None else len(kept), self.config.vocab_size)
+        return out
+
+
+class Turned(transformers.LlamaForCausalLM):
+    """A model that turns its hidden states round before the head, and the logits back behind it."""
+
+    def forward(self, input_ids, logits_to_keep=None, **kwargs):
+        hidden = self.model(input_ids=input_ids, **kwargs).last_hidden_state
+        logits = self.lm_head(hidden.flip(1)).flip(1)
+        return transformers.modeling_outputs.CausalLMOutputWithPast(
+            logits=logits if logits_to_keep is None else logits[:, logits_to_keep]
+        )
+
+
 def odd(kind):
     torch.manual_seed(0)
     return kind(transformers.LlamaConfig(**SIZES)).train()
 
 
-def check(model, name, *, words=""):
+def check(model, name, *, words="", **keep):
     """The chosen way gives cross entropy of the model's own logits, in value and gradients."""
     head = choose_head(model, device=CPU)
     assert head.name == name, head.reason
@@ -67,7 +95,7 @@ def check(model, name, *, words=""):
     terms.sum.backward()
     mine = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
     model.zero_grad()
-    logits = model(**inputs).logits[0, rows].float()
+    logits = model(**inputs, **keep).logits[0, rows].float()
     expected = torch.nn.functional.cross_entropy(logits, targets, reduction="sum")
     expected.backward()
     assert terms.count == 3
@@ -94,11 +122,23 @@ def test_the_reason_says_what_the_head_does(architecture, words):
 
 @pytest.mark.parametrize(
     ("kind", "words"),
-    [(Squashed, "logits are not"), (Terse, "logits are not"), (Twice, "2 times"), (Detour, "not what the head is fed")],
+    [
+        (Squashed, "logits are not"),
+        (Terse, "logits are not"),
+        (Twice, "2 times"),
+        (Last, "fed [1, 1, 16] for a row of 4"),
+        (Counting, "needs all rows"),
+        (Turned, "logits are not"),
+    ],
 )
 def test_unknown_heads_fall_back(kind, words):
     """What the config does not name is found out by asking, even with logits too small to show it, and scored by the model."""
-    check(odd(kind), "logits", words=words)
+    check(odd(kind), "logits", words=words, **({"logits_to_keep": 0} if kind is Last else {}))
+
+
+def test_what_the_head_is_fed_is_what_is_scored():
+    """A model that bends the hidden states on the way to its head is scored as it is, with the head's weight."""
+    check(odd(Detour), "chunked")
 
 
 def test_a_lora_head_falls_back_before_it_learns():
@@ -135,11 +175,107 @@ def test_lora_elsewhere_takes_the_fast_way():
     check(model, "chunked")
 
 
-def test_a_hooked_head_falls_back():
-    """A hook on the head would be skipped by scoring with its weight."""
+def test_a_hook_that_bends_logits_falls_back():
+    """What a hook on the head does to its output is no scale that the config names."""
     model = make()
     model.lm_head.register_forward_hook(lambda _module, _args, out: out * 2)
-    check(model, "logits", words="hooks")
+    check(model, "logits", words="logits are not")
+
+
+def test_a_hook_that_bends_what_the_head_is_fed_is_seen():
+    """The loss is computed inside the head's own call, behind such a hook."""
+    model = make()
+    model.lm_head.register_forward_pre_hook(lambda _module, args: (args[0] * 1.5,))
+    check(model, "chunked")
+
+
+def test_a_head_with_a_forward_of_its_own_falls_back():
+    """What others have put in the place of its forward (accelerate does) is not put aside."""
+    model = make()
+    plain = model.lm_head.forward
+    model.lm_head.forward = lambda hidden: plain(hidden) * 2
+    check(model, "logits", words="no plain linear layer")
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_the_same_bits_as_decoder_and_loss(architecture):
+    """Scoring in the head's place gives the loss and the gradients of the decoder followed by the chunked loss, to the bit."""
+    model = make(architecture)
+    head = choose_head(model, device=CPU)
+    inputs = packed_inputs(torch.arange(7, 14), torch.arange(7), torch.tensor([0, 7]), 7)
+    rows, targets = torch.tensor([1, 2, 5]), torch.tensor([9, 3, 60])
+    found = []
+    for run in ("head", "parts"):
+        model.zero_grad()
+        if run == "head":
+            terms = head(inputs, rows, targets)
+        else:
+            hidden = model.model(**inputs).last_hidden_state[0].index_select(0, rows)
+            terms = nll(hidden, model.lm_head.weight, targets, scale=head.scale, softcap=head.softcap)
+        (terms.sum / 7).backward()
+        found.append((terms.sum.detach(), [p.grad for p in model.parameters()]))
+    (loss, mine), (expected, theirs) = found
+    assert torch.equal(loss, expected)
+    assert all(torch.equal(m, t) for m, t in zip(mine, theirs, strict=True))
+
+
+class Sharded:
+    """A head whose weight is there during its own call and from its output's gradient on, as where it is divided over ranks."""
+
+    def __init__(self, head):
+        self.weight, self.whole, self.log = head.weight, head.weight.data, []
+        head.register_forward_pre_hook(self.gather)
+        head.register_forward_hook(self.after)
+        self.free()
+
+    def free(self):
+        self.weight.data = torch.full((), torch.nan).expand(self.whole.shape)
+
+    def gather(self, _module, _args):
+        self.weight.data = self.whole
+
+    def after(self, _module, _args, out):
+        self.free()
+        if out.requires_grad:
+            out.register_hook(lambda _grad: self.log.append("head"))
+
+    def root(self, _module, _args, out):
+        if out.logits.requires_grad:
+            out.logits.register_hook(lambda _grad: self.log.append("root"))
+
+
+def test_the_weight_is_used_inside_the_heads_call_only():
+    """Probe, loss and gradients are right where the weight is garbage outside; hooks on outputs see the backward pass first."""
+    expected, model = make("llama-untied"), make("llama-untied")
+    sharded = Sharded(model.lm_head)
+    model.register_forward_hook(sharded.root)
+    model.model.norm.weight.register_hook(lambda _grad: sharded.log.append("below"))
+    model.lm_head.weight.register_post_accumulate_grad_hook(lambda _p: sharded.log.append("weight"))
+    inputs = packed_inputs(torch.arange(7, 14), torch.arange(7), torch.tensor([0, 7]), 7)
+    rows, targets = torch.tensor([1, 2, 5]), torch.tensor([9, 3, 60])
+    found = []
+    for each in (expected, model):
+        head = choose_head(each, device=CPU)
+        assert head.name == "chunked", head.reason
+        terms = head(inputs, rows, targets)
+        terms.sum.backward()
+        found.append((terms.sum.detach(), [p.grad for p in each.parameters()]))
+    assert torch.equal(found[0][0], found[1][0])
+    assert all(torch.equal(m, t) for m, t in zip(found[0][1], found[1][1], strict=True))
+    assert set(sharded.log[:2]) == {"root", "head"}
+    assert set(sharded.log[2:]) == {"below", "weight"}
+
+
+def test_the_head_is_as_before():
+    """After a forward, and after one that failed, the head has its class's forward again."""
+    model = make()
+    head = choose_head(model, device=CPU)
+    inputs = packed_inputs(torch.arange(7), torch.arange(7), torch.tensor([0, 7]), 7)
+    head(inputs, torch.tensor([1]), torch.tensor([3]))
+    assert "forward" not in vars(model.lm_head)
+    with pytest.raises(IndexError):
+        head(inputs, torch.tensor([99]), torch.tensor([3]))
+    assert "forward" not in vars(model.lm_head)
 
 
 def test_the_probe_leaves_no_trace():

@@ -3,19 +3,37 @@
 import torch
 
 from forge_algos import AdapterSettings, attach_lora
-from forge_algos._modules import causal_model, decoder, head, mode, trainable, vocabulary
+from forge_algos._modules import causal_model, decoder, head, mode, trainable, unwrap, vocabulary
 
 from .oracle import VOCAB, make
 
 
+class Wrapper(torch.nn.Module):
+    """Holds a model as what divides it over ranks does, and answers for it as DeepSpeed's engine does."""
+
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+
+    def __getattr__(self, name):
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("module"), name)
+
+
 def test_the_parts_of_a_model():
-    """Causal model, decoder, head and vocabulary; and none of them where there is none."""
+    """Causal model, decoder, head and vocabulary, through every wrapper; and none of them where there is none."""
     model = make("llama-untied")
     for seen in (model, attach_lora(make("llama-untied"), AdapterSettings(adapter="lora"))):
         assert type(causal_model(seen)) is type(model)
         assert decoder(seen) is causal_model(seen).model
         assert head(seen) is causal_model(seen).lm_head
         assert vocabulary(seen) == VOCAB
+        wrapped = Wrapper(Wrapper(seen))
+        assert unwrap(wrapped) is seen
+        assert causal_model(wrapped) is causal_model(seen)
+        assert (decoder(wrapped), head(wrapped), vocabulary(wrapped)) == (decoder(seen), head(seen), VOCAB)
     plain = torch.nn.Linear(2, 2)
     assert (decoder(plain), head(plain), vocabulary(plain), causal_model(plain)) == (None, None, None, plain)
     assert decoder(model.model) is None

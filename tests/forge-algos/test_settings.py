@@ -18,6 +18,7 @@ from forge_algos import AdapterSettings, OptimizerSettings
         *(("max_grad_norm", bad) for bad in (-1.0, math.nan, math.inf)),
         *(("warmup_steps", bad) for bad in (-1, 1.5, True, "3")),
         *(("lr_scheduler", bad) for bad in ("cosin", None)),
+        *(("on_nan", bad) for bad in ("ignore", None, True)),
     ],
 )
 def test_optimizer_settings_refuse(name, bad):

@@ -142,6 +142,35 @@ def test_show_findings(model, chat, write_rows, tmp_path, capsys):
     assert "duplicate_row" in said(capsys)[1]
 
 
+def test_show_findings_of_other_samples(model, chat, write_rows, tmp_path, capsys):
+    """Samples without the finding, or a finding on a row that was left out, are said, not shown as nothing."""
+    rows = [chat(("user", f"What is {n}?"), ("assistant", f"{n} it is")) for n in range(4)]
+    rows += [rows[1], chat(("user", "Hi"))]
+    store = str(tmp_path / "store")
+    forge_data.prepare(write_rows(rows), model, store, progress=False)
+    assert _cli.main(["show", store, "0", "--finding", "duplicate_row"]) == 2
+    assert "none of these samples" in said(capsys)[1]
+    assert _cli.main(["show", store, "--finding", "no_trained_token"]) == 2
+    assert "train.jsonl:6" in (told := said(capsys)[1])
+    assert "dropped.jsonl" in told
+
+
+@pytest.mark.parametrize("words", ["3:1", "20:", "5:2"])
+def test_show_of_no_range(store, words, capsys):
+    """A range in which no sample lies is refused, with the samples that there are."""
+    assert _cli.main(["show", store, words]) == 2
+    assert f"no sample lies in {words}: the store has 0 to 11" in said(capsys)[1]
+
+
+def test_a_home_that_is_not_there(model, store, tmp_path, capsys):
+    """A `~user` whom nobody knows is named in each place where a path is given, and nothing is made."""
+    away = "~nouser-of-this-machine/x"
+    for words in (["show", away], ["stats", away], ["show", store, "--html", away], ["lint", away, "--tokenizer", model]):
+        assert _cli.main([str(word) for word in words]) == 2
+        assert "~nouser-of-this-machine" in (told := said(capsys)[1])
+        assert "Traceback" not in told
+
+
 def test_show_html(store, tmp_path, capsys):
     """`--html` writes the page and says where."""
     page = tmp_path / "page.html"

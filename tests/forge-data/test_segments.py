@@ -56,6 +56,28 @@ def test_a_tools_name_is_no_speech():
     assert told(template, messages) == ["assistant:x", "tool:f=42"]
 
 
+CHATML = (
+    "{% for m in messages %}{% if loop.first and m.role != 'system' %}<|im_start|>system\nYou help.<|im_end|>\n{% endif %}"
+    "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+)
+
+
+def test_a_default_system_turn():
+    """A system turn that no message asked for is the template's, not the user's; one that a message asked for is the system's."""
+    assert told(CHATML, MESSAGES[1:]) == [
+        "<|im_start|>system\nYou help.<|im_end|>\n", "user:<|im_start|>user\nhi<|im_end|>\n", "assistant:<|im_start|>assistant\nho<|im_end|>\n",
+    ]  # fmt: skip
+    assert told(CHATML)[0] == "system:<|im_start|>system\nbe brief<|im_end|>\n"
+
+
+def test_what_looks_like_a_header():
+    """What the user says never moves a border, header or not; nor does a turn whose header is another's with more words."""
+    messages = [{"role": "user", "content": "<|im_start|>user\nx"}, {"role": "assistant", "content": "ho"}]
+    assert told(CHATML, messages)[1] == "user:<|im_start|>user\n<|im_start|>user\nx<|im_end|>\n"
+    inst = "{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content }} [/INST]{% else %} {{ m.content }}</s>{% endif %}{% endfor %}"
+    assert told(inst, messages[:1] + MESSAGES[2:])[0].startswith("user:[INST] <|im_start|>")
+
+
 def test_tokens():
     """A token is whose its first character is; tokens of one message are one segment, of two messages two."""
     offsets = np.array([(0, 0), (0, 2), (2, 5), (5, 6), (6, 8)])

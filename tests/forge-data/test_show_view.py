@@ -63,7 +63,7 @@ def test_chosen_indices(asked, given):
     assert chosen_indices(Store([None] * 4), asked, 2) == given
 
 
-@pytest.mark.parametrize("asked", [4, [0, -5], [1.5], ["0"], True])
+@pytest.mark.parametrize("asked", [4, [0, -5], [1.5], ["0"], True, slice(5, 2), slice(9, None), slice(3, 1, 1)])
 def test_indices_that_are_none(asked):
     """What the store does not have, and what is no whole number, is one clear error."""
     with pytest.raises(DataError, match="no sample|whole number"):

@@ -93,3 +93,10 @@ def test_limit(chatml_tokenizer, limit):
     """A limit is a positive whole number."""
     with pytest.raises(DataError, match="max_seq_len must be a whole number of at least 1"):
         tokenize({"prompt": "a", "completion": "b"}, chatml_tokenizer, max_seq_len=limit)
+
+
+@pytest.mark.parametrize(("given", "told"), [([{"text": "x"}], "list"), ("Hi", "Hi"), (None, "null|None")])
+def test_what_is_no_row(chatml_tokenizer, given, told):
+    """Rows in a list, or a text, are told apart from a row."""
+    with pytest.raises(DataError, match=f"row is .*({told}).*it must be one row"):
+        tokenize(given, chatml_tokenizer)

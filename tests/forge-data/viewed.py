@@ -76,7 +76,7 @@ class Store:
         return f"{self._source}:{index + 1}"
 
     def dropped(self):
-        return iter(self._dropped)
+        return iter([{"place": f"{row['file']}:{row['row']}"} | row for row in self._dropped])
 
     def tokenizer(self):
         if self._tokenizer is None:

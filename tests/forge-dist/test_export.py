@@ -246,6 +246,7 @@ def before_the_rename(die):
     place._refuse_existing = lambda target: die() if any(into.glob(f".{target.name}.*/model.safetensors")) else None
 
 
+export_model(model, into / "first")  # with it come imports, which the children need not make again
 began = time.perf_counter()
 export_model(model, into / "whole")
 one = time.perf_counter() - began

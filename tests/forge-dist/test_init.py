@@ -27,7 +27,7 @@ def test_an_unknown_name_is_refused():
     [
         "forge_dist.ModelSettings(model_path='a/b')",
         "forge_dist.check_model_path('a/b')",
-        "forge_dist.require_single_process({})",
+        "forge_dist.topology(forge_dist.LaunchSettings(), environ={})",
         "forge_dist.write_text_atomically(sys.argv[1], 'text')",
     ],
 )

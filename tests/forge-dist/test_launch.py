@@ -1,64 +1,235 @@
-"""One process, or a refusal."""
+"""Workers started, watched and ended; their own exceptions in the launcher."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from forge_dist import LaunchError, require_single_process
+from forge_dist import ExportError, LaunchError, LaunchSettings, WorkerError, launch, topology
+
+# A worker that needs no torch, so that ten launches cost seconds.
+WORKER = """
+import os, signal, sys, time
+from pathlib import Path
+from forge_dist import ExportError, worker_report
+
+here, what = Path(sys.argv[1]), sys.argv[2]
+rank = int(os.environ["RANK"])
+print("rank", rank, "of", os.environ["WORLD_SIZE"], "threads", os.environ["OMP_NUM_THREADS"])
+print("to stderr", rank, file=sys.stderr)
+# Both are here before either does what the test is about.
+(here / f"here_{rank}").touch()
+while not (here / "here_0").exists() or not (here / "here_1").exists():
+    time.sleep(0.01)
+signals = []
+with worker_report():
+    if what == "signals":
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda n, _: signals.append(n))
+        (here / f"ready_{rank}").write_text(str(os.getpid()))
+        while len(signals) < 2:
+            time.sleep(0.02)
+        (here / f"got_{rank}").write_text(" ".join(map(str, signals)))
+        time.sleep(1)
+        sys.exit(75)
+    if what == "orphan":
+        (here / f"ready_{rank}").write_text(str(os.getpid()))
+        time.sleep(120)
+    if what == "ignore":
+        # As a worker that hangs in a collective: it does not end by being asked.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(120)
+    if what == "again" and not (here / "failed").exists():
+        (here / "failed").touch()
+        raise RuntimeError("the first time")
+    if rank == 1:
+        if what == "own":
+            (here / "raised").touch()
+            raise ExportError("no space left")
+        if what == "stranger":
+            class Stranger(Exception):
+                pass
+            raise Stranger("who am I")
+        if what == "exit":
+            sys.exit(3)
+        if what == "gone":
+            os._exit(9)
+        if what == "75":
+            sys.exit(75)
+        if what == "echo":
+            sys.exit(0)
+    elif what == "own":
+        while not (here / "raised").exists():
+            time.sleep(0.001)
+        # What follows from rank 1's end must not hide it.
+        raise RuntimeError("Connection closed by peer [127.0.0.1]:1234")
+    elif what in ("stranger", "exit", "gone"):
+        time.sleep(120)
+"""
 
 
-@pytest.mark.parametrize(
-    "environ",
-    [
-        {},
-        {"PATH": "/bin"},
-        {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"},
-        {"PET_NNODES": "1", "PET_NPROC_PER_NODE": "1"},
-        {"RANK": "0", "WORLD_SIZE": "1", "PET_NPROC_PER_NODE": "auto"},
-        {"SLURM_STEP_NUM_TASKS": "1", "SLURM_NTASKS": "4"},
-        {"WORLD_SIZE": ""},
-    ],
-)
-def test_one_process_is_let_through(environ):
-    """An environment that asks for one process, or says nothing, passes; a launcher's WORLD_SIZE outranks PET_*."""
-    require_single_process(environ)
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """`run(what, processes=2)`: launch the worker; returns the status."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    (tmp_path / "worker.py").write_text(WORKER)
+
+    def go(what, **settings):
+        here = topology(LaunchSettings(nproc_per_node=2, **settings), environ={}, cores=6)
+        return launch(here, [str(tmp_path / "worker.py"), str(tmp_path), what], log_dir=tmp_path / "logs")
+
+    return go
 
 
-@pytest.mark.parametrize(
-    ("environ", "named"),
-    [
-        ({"RANK": "0", "WORLD_SIZE": "2"}, "WORLD_SIZE=2"),
-        ({"RANK": "0"}, "RANK=0 and not WORLD_SIZE"),
-        ({"WORLD_SIZE": "2"}, "WORLD_SIZE=2 and not RANK"),
-        ({"RANK": "1", "WORLD_SIZE": "1"}, "RANK=1"),
-        ({"RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "4"}, "LOCAL_WORLD_SIZE=4"),
-        ({"RANK": "zero", "WORLD_SIZE": "1"}, "RANK is 'zero'"),
-        ({"PET_NNODES": "2"}, "PET_NNODES=2"),
-        ({"PET_NNODES": "1:4"}, "PET_NNODES is '1:4'"),
-        ({"PET_NNODES": "1", "PET_NPROC_PER_NODE": "auto"}, "PET_NPROC_PER_NODE is 'auto'"),
-        ({"PET_NPROC_PER_NODE": "8"}, "PET_NPROC_PER_NODE=8"),
-        ({"SLURM_STEP_NUM_TASKS": "4"}, "SLURM_STEP_NUM_TASKS=4"),
-        ({"OMPI_COMM_WORLD_SIZE": "2"}, "OMPI_COMM_WORLD_SIZE=2"),
-        ({"PET_NNODES": "0"}, "PET_NNODES=0"),
-    ],
-)
-def test_more_than_one_is_refused_by_name(environ, named):
-    """More processes, a contradiction, or half an environment is refused; the message names the variable and what to do."""
-    with pytest.raises(LaunchError, match=named) as caught:
-        require_single_process(environ)
-    assert "start it once" in str(caught.value)
+def test_output_is_kept_and_rank_0_is_heard(run, tmp_path, capfd):
+    """Every rank's output lies in its log, appended by the next run; rank 0's, and only that, also comes out here; cores are divided."""
+    assert run("echo") == 0
+    out, err = capfd.readouterr()
+    assert (out, err) == ("rank 0 of 2 threads 3\n", "to stderr 0\n")
+    assert sorted((tmp_path / "logs" / "rank_1.log").read_text().splitlines()) == ["rank 1 of 2 threads 3", "to stderr 1"]
+    assert run("echo") == 0
+    for rank in range(2):
+        assert len((tmp_path / "logs" / f"rank_{rank}.log").read_text().splitlines()) == 4
+    assert sorted(path.name for path in (tmp_path / "logs").iterdir()) == ["rank_0.log", "rank_1.log"]
 
 
-@given(st.integers(min_value=2, max_value=10**6), st.sampled_from(["WORLD_SIZE", "PET_NNODES", "PET_NPROC_PER_NODE"]))
-def test_no_world_above_one_passes(number, name):
-    """Whatever the number, more than one process never passes."""
-    with pytest.raises(LaunchError):
-        require_single_process({name: str(number)} | ({"RANK": "0"} if name == "WORLD_SIZE" else {}))
+def test_a_ranks_own_exception_is_raised(run):
+    """The class, the message with rank and host, the exit status, and the worker's traceback; though rank 0 fails in its wake."""
+    with pytest.raises(ExportError) as caught:
+        run("own")
+    assert str(caught.value) == f"no space left (rank 1 on {os.uname().nodename})"
+    assert caught.value.exit_status == 1
+    assert 'raise ExportError("no space left")' in "".join(caught.value.__notes__)
 
 
-def test_the_real_environment_is_the_default(monkeypatch):
-    """Without an argument, os.environ is read."""
-    monkeypatch.setenv("RANK", "3")
-    monkeypatch.setenv("WORLD_SIZE", "4")
-    with pytest.raises(LaunchError, match="WORLD_SIZE=4"):
-        require_single_process()
+def test_an_exception_of_an_unknown_class(run):
+    """A class that the launcher cannot find is named in a WorkerError."""
+    with pytest.raises(WorkerError, match=r"^rank 1 on \S+ ended: Stranger: who am I\n"):
+        run("stranger")
+
+
+def test_an_exit_status_is_kept(run):
+    """sys.exit(3) in a worker is a WorkerError whose exit status is 3."""
+    with pytest.raises(WorkerError, match="rank 1 on .* left with exit status 3") as caught:
+        run("exit")
+    assert caught.value.exit_status == 3
+
+
+def test_an_end_without_a_word(run, tmp_path):
+    """A worker that ends without a report is named with its status and its log, whose last lines are quoted."""
+    with pytest.raises(WorkerError, match="rank 1 on .* ended with exit status 9") as caught:
+        run("gone")
+    assert str(tmp_path / "logs" / "rank_1.log") in str(caught.value)
+    assert "to stderr 1" in "".join(caught.value.__notes__)
+
+
+def test_a_killed_rank_is_named_within_seconds(run):
+    """SIGKILL of a rank is named as such, and a rank that hangs on does not hold its launcher up for torch's thirty seconds."""
+    began = time.monotonic()
+    with pytest.raises(WorkerError, match="rank 1 on .* was killed by SIGKILL; out of memory"):
+        run("ignore")
+    assert time.monotonic() - began < 25
+
+
+def test_status_75_is_no_failure(run):
+    """A worker that leaves with 75 makes launch() return 75, and is not started again."""
+    assert run("75", max_restarts=2) == 75
+
+
+def test_restarts(run, tmp_path):
+    """With max_restarts the processes are started again, and only a failure that is left at the end counts."""
+    assert run("again", max_restarts=1) == 0
+    assert (tmp_path / "logs" / "rank_0.log").read_text().count("rank 0 of 2") == 2
+
+
+def wait_for(*paths):
+    end = time.monotonic() + 60
+    while not all(path.exists() and path.read_text() for path in paths):
+        assert time.monotonic() < end, f"{paths} did not appear"
+        time.sleep(0.02)
+
+
+def test_signals_are_passed_on(run, tmp_path):
+    """SIGTERM, then SIGINT, reach every worker in this order; nobody is killed, and the status is the workers'."""
+
+    def send():
+        wait_for(tmp_path / "ready_0", tmp_path / "ready_1")
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.3)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+    thread = threading.Thread(target=send)
+    thread.start()
+    assert run("signals") == 75
+    thread.join()
+    expected = f"{int(signal.SIGTERM)} {int(signal.SIGINT)}"
+    assert [(tmp_path / f"got_{rank}").read_text() for rank in range(2)] == [expected, expected]
+    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
+
+
+def test_a_signal_before_the_workers_listen(run, tmp_path):
+    """Workers that die of the signal itself have nothing to save: that is a preemption too."""
+
+    def send():
+        wait_for(tmp_path / "ready_0", tmp_path / "ready_1")
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    assert run("orphan") == 75
+    thread.join()
+
+
+def alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
+def test_workers_do_not_outlive_their_launcher(tmp_path):
+    """kill -9 of the launcher: its workers are gone within seconds, without anybody telling them."""
+    (tmp_path / "worker.py").write_text(WORKER)
+    code = (
+        "import sys; from pathlib import Path; from forge_dist import *; here = Path(sys.argv[1]);"
+        " launch(topology(LaunchSettings(nproc_per_node=2), environ={}), [str(here / 'worker.py'), str(here), 'orphan'], log_dir=here)"
+    )
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        wait_for(tmp_path / "ready_0", tmp_path / "ready_1")
+        pids = [int((tmp_path / f"ready_{rank}").read_text()) for rank in range(2)]
+    finally:
+        launcher.kill()
+        launcher.wait()
+    end = time.monotonic() + 10
+    while any(map(alive, pids)) and time.monotonic() < end:
+        time.sleep(0.05)
+    survivors = [pid for pid in pids if alive(pid)]
+    for pid in survivors:
+        os.kill(pid, signal.SIGKILL)
+    assert not survivors
+
+
+def test_nodes_that_do_not_meet(tmp_path):
+    """What the rendezvous says reaches the caller, and nothing is started."""
+    here = LaunchSettings(nnodes=2, node_rank=1, master_addr="127.0.0.1", master_port=1, connect_seconds=1.0)
+    with pytest.raises(LaunchError, match="node 1 did not reach node 0 at 127.0.0.1:1 within 1 s"):
+        launch(topology(here, environ={}), ["-c", f"open({str(tmp_path / 'started')!r}, 'w')"], log_dir=tmp_path / "logs")
+    assert not (tmp_path / "started").exists()
+
+
+def test_only_a_launcher_launches(tmp_path):
+    """A single process's topology is refused."""
+    with pytest.raises(LaunchError, match="is single"):
+        launch(topology(LaunchSettings(), environ={}), ["-c", ""], log_dir=tmp_path)

@@ -253,6 +253,14 @@ def test_no_pickle(tmp_path):
         BatchPlan.load(file)
 
 
+def test_no_advice_to_load_unsafely(tmp_path):
+    """A file of text is no plan; that numpy would unpickle it if it were asked to is not said."""
+    (tmp_path / "plan.json").write_text('{"lengths": [1, 2]}')
+    with pytest.raises(PackingError, match="is not a plan. Give a file that BatchPlan.save wrote") as caught:
+        BatchPlan.load(tmp_path / "plan.json")
+    assert "pickle" not in str(caught.value)
+
+
 @pytest.mark.parametrize("content", [b"", b"hello", b"\x93NUMPY", b"PK\x03\x04"])
 def test_other_files(tmp_path, content):
     """Text, an empty file, an .npy, the beginning of a zip."""

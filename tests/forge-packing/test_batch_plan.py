@@ -107,6 +107,18 @@ def test_fingerprint_tells_plans_apart():
     assert all(len(fingerprint) == 64 for fingerprint in fingerprints)
 
 
+def test_the_orders_fingerprint_is_that_of_what_decides_the_samples():
+    """It changes with the data, the batch size, the seed and the shuffling, and with nothing that leaves `samples(step)` as it is."""
+    base = {"lengths": [5, 4, 3, 2, 6], "batch_size": 2, "max_tokens": 10, "loss_counts": [1, 1, 1, 1, 1]}
+    first = plan(**base).order_fingerprint
+    same = [{"max_tokens": 20}, {"world_size": 2}, {"epochs": 3}, {"max_steps": 1}, {"loss_counts": None}]
+    assert all(plan(**{**base, **change}).order_fingerprint == first for change in same)
+    other = [{"seed": 1}, {"batch_size": 3}, {"shuffle": False}, {"drop_last": True}, {"lengths": [5, 4, 3, 2, 7]}]
+    other.append({"sources": [0, 0, 0, 1, 1], "weights": [1, 1]})
+    other.append({"sources": [0, 0, 0, 1, 1], "weights": [1, 2]})
+    assert len({first, *(plan(**{**base, **change}).order_fingerprint for change in other)}) == 1 + len(other)
+
+
 def test_golden_fingerprint():
     """The same plan on every machine and in every version that can read its file."""
     made = plan([3, 5, 2, 7, 4, 8, 1], batch_size=3, max_tokens=9, world_size=2, seed=11, epochs=2, loss_counts=[1] * 7)

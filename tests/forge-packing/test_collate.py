@@ -77,6 +77,7 @@ def test_examples_may_come_one_by_one():
         (([[1], [1, 2]], [1]), "example 1: input_ids must be a flat sequence of integers"),
         (([1, 2], [1, 2], [0, 1]), "example 1 is a tuple: give objects with input_ids and labels, or pairs"),
         (7, "example 1 is a int: give objects"),
+        ({"input_ids": [1], "labels": [1]}, r'example 1 is a dict: .*\(row\["input_ids"\], row\["labels"\]\)'),
         (SimpleNamespace(input_ids=[1]), "example 1 is a SimpleNamespace: give objects"),
     ],
 )

@@ -3,6 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from forge_packing import _kernels_spread
 from forge_packing._kernels_spread import greedy, levels, spread
 
 from .twins import mini_trainers, steps
@@ -67,3 +68,22 @@ def test_greedy_is_mini_trainers_packer(step):
         for k in range(passes)
     ]
     assert ours == [sorted(map(sum, row)) for row in mini_trainers(lengths, capacity, ranks)]
+
+
+def test_spread_takes_lines_not_bins(monkeypatch):
+    """However many bins there are, the heap holds about as many lines as there are costs: looking them up stays n."""
+    looked_up = [0]
+
+    class Counted(list):
+        def __getitem__(self, at):
+            looked_up[0] += 1
+            return super().__getitem__(at)
+
+    monkeypatch.setattr(_kernels_spread, "zeros", lambda size: Counted([0] * size))
+    for n in (400, 6400):
+        looked_up[0] = 0
+        lengths = sorted([(7 * i) % 20 + 1 for i in range(n)], reverse=True)
+        assert spread(lengths, lengths, 2, 100, [10 * sum(lengths)] * (n // 8), [0] * n)
+        if n == 400:
+            few = looked_up[0]
+    assert looked_up[0] < 1.2 * 16 * few

@@ -12,8 +12,9 @@ from forge import _cli
 from forge._settings import SFTSettings, dashed, flat_fields
 
 
-def test_help_names_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_names_every_setting(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """`forge sft --help` lists every setting with dashes, and exits with 0."""
+    monkeypatch.setenv("COLUMNS", "120")
     assert _cli.main(["sft", "--help"]) == 0
     text = capsys.readouterr().out
     for _, field in flat_fields(SFTSettings):
@@ -29,7 +30,13 @@ def test_version_and_unknown_command(capsys: pytest.CaptureFixture[str]) -> None
 
 
 @pytest.mark.parametrize(
-    ("error", "status"), [(RuntimeError("boom"), 1), (forge.SettingsError("no"), 2), (KeyboardInterrupt(), 130)]
+    ("error", "status"),
+    [
+        (RuntimeError("boom"), 1),
+        (forge.SettingsError("no"), 2),
+        (forge.PreemptedError("later"), 75),
+        (KeyboardInterrupt(), 130),
+    ],
 )
 def test_exit_statuses(
     error: BaseException, status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

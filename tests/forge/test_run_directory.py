@@ -73,12 +73,12 @@ def test_what_is_there_is_refused(tmp_path: Path) -> None:
     (tmp_path / "finished" / "hf_format").mkdir(parents=True)
     (tmp_path / "finished" / "config.yaml").touch()
     for name, message in (
-        ("run", "holds another run, which made no export"),
-        ("finished", r"holds another run\. Give"),
+        ("run", "holds another run, which made no export, and resume=never"),
+        ("finished", r"holds another run, and resume=never\. Give"),
         ("thesis", r"a\.tex"),
         ("file", "is a file"),
     ):
-        with pytest.raises(RunDirectoryError, match=message), RunDirectory(tmp_path / name):
+        with pytest.raises(RunDirectoryError, match=message), RunDirectory(tmp_path / name, resume="never"):
             pass
     assert (tmp_path / "thesis" / "a.tex").exists()
     assert (tmp_path / "file").is_file()
@@ -140,3 +140,69 @@ def test_names_that_no_file_can_hold(name: str, tmp_path: Path) -> None:
     """A name with a NUL, or one that is not UTF-8, is refused before any work is done."""
     with pytest.raises(RunDirectoryError, match="name"):
         RunDirectory(f"{tmp_path}/{name}")
+
+
+def published(path: Path) -> None:
+    """Make a run with two lines of metrics and two exports."""
+    with RunDirectory(path) as out:
+        (out.root / "plan").mkdir()
+        (out.root / "plan" / "plan.npz").write_bytes(b"old")
+        (out.root / "config.yaml").write_text("seed: 1\n")
+        out.log("first start")
+        out.publish()
+        out.metrics({"step": 1})
+        out.metrics({"step": 2})
+        for samples in (4, 8):
+            (out.path / "hf_format" / f"samples_{samples}").mkdir(parents=True)
+
+
+def test_a_run_goes_on_in_its_directory(tmp_path: Path) -> None:
+    """The log is gone on with, plan and config.yaml are replaced, what a killed run left half-written goes, all else stays."""
+    published(tmp_path)
+    (tmp_path / "hf_format" / ".samples_9.1-aa.tmp").mkdir()
+    with RunDirectory(tmp_path) as out:
+        assert out.resuming
+        (out.root / "plan").mkdir()
+        (out.root / "plan" / "plan.npz").write_bytes(b"new")
+        (out.root / "config.yaml").write_text("seed: 2\n")
+        out.log("second start")
+        out.publish()
+        out.metrics({"step": 3})
+    assert (tmp_path / "plan" / "plan.npz").read_bytes() == b"new"
+    assert (tmp_path / "config.yaml").read_text() == "seed: 2\n"
+    assert [line.split("  ")[1] for line in (tmp_path / "log.txt").read_text().splitlines()] == ["first start", "second start"]
+    assert [json.loads(line)["step"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()] == [1, 2, 3]
+    assert sorted(entry.name for entry in (tmp_path / "hf_format").iterdir()) == ["samples_4", "samples_8"]
+
+
+def test_a_refused_start_leaves_the_run_alone(tmp_path: Path) -> None:
+    """An error before `publish` changes not a byte of the run that lies there, its log included."""
+    published(tmp_path)
+    before = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
+    with pytest.raises(SettingsError), RunDirectory(tmp_path) as out:
+        out.log("second start")
+        raise SettingsError("no")
+    assert {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()} == before
+
+
+def test_rewinding(tmp_path: Path) -> None:
+    """Lines after a position go, and exports of more samples; a file that is shorter than it was is said."""
+    published(tmp_path)
+    with RunDirectory(tmp_path) as out:
+        (out.root / "plan").mkdir()
+        (out.root / "plan" / "plan.npz").touch()
+        (out.root / "config.yaml").touch()
+        out.publish()
+        assert out.rewind(len('{"step": 1}\n'), 4) == ["samples_8"]
+        out.metrics({"step": 2, "again": True})
+        with pytest.raises(RunDirectoryError, match=r"metrics\.jsonl"):
+            out.rewind(1000, 4)
+    assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 1}\n{"step": 2, "again": true}\n'
+
+
+def test_figures_that_are_not_finite_stay_json(tmp_path: Path) -> None:
+    """NaN is no JSON: it becomes null."""
+    with RunDirectory(tmp_path) as out:
+        out.publish()
+        out.metrics({"loss": float("nan"), "lr": 0.1})
+    assert json.loads((tmp_path / "metrics.jsonl").read_text(), parse_constant=pytest.fail) == {"loss": None, "lr": 0.1}

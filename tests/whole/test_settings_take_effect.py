@@ -62,11 +62,35 @@ CASES: dict[str, tuple[dict[str, Any], Any, Any]] = {
     "checkpoint_at_epoch": ({"max_steps": None, "num_epochs": 2, "effective_batch_size": 12}, False, True),
     "eval_every_steps": (HELD_OUT, 0, 1),
     "logging_steps": ({}, 1, 2),
+    "full_state_every_steps": ({}, 0, 1),
+    "full_state_every_minutes": ({}, 30.0, 1e-9),
+    "accelerate_full_state_at_epoch": ({"max_steps": None, "num_epochs": 2, "effective_batch_size": 12}, True, False),
+    "keep_last_n": ({"full_state_every_steps": 1}, 1, 2),
+    "keep_last_checkpoint_only": ({"save_samples": 4}, False, True),
+    "on_nan": ({"learning_rate": 1e38, "max_grad_norm": 0.0, "max_steps": 4}, "stop", "skip"),
 }
 REFUSED = {"device": "abacus"}
 PLACES = {"ckpt_output_dir"}
 # How many processes tokenise decides how long it takes and nothing else: the promise is that the traces are the same.
-SPEEDS = {"num_proc": (1, 2)}
+SPEEDS = {"num_proc": (1, 2), "async_save": (True, False), "activation_checkpointing": (False, True)}
+# What takes several processes, or a run that goes on, to be seen: where it is.
+ELSEWHERE = {
+    "strategy": "tests/whole/test_any_ranks.py",
+    "shard_size": "tests/whole/test_any_ranks.py",
+    "gather_dtype": "tests/forge-dist/test_fsdp.py",
+    "reshard_after_forward": "tests/forge-dist/test_fsdp.py",
+    "cpu_offload": "tests/forge-dist/test_fsdp.py",
+    "resume": "tests/whole/test_resume.py",
+    "nproc_per_node": "tests/whole/test_launched.py",
+    "nnodes": "tests/forge-dist/test_topology.py",
+    "node_rank": "tests/forge-dist/test_topology.py",
+    "rdzv_id": "tests/forge-dist/test_topology.py",
+    "rdzv_endpoint": "tests/forge-dist/test_topology.py",
+    "master_addr": "tests/forge-dist/test_topology.py",
+    "master_port": "tests/forge-dist/test_topology.py",
+    "max_restarts": "tests/forge-dist/test_topology.py",
+    "connect_seconds": "tests/forge-dist/test_topology.py",
+}
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +158,9 @@ def run_with(options: dict[str, Any], places: dict[str, str], directory: Path) -
 def test_every_setting_has_a_case() -> None:
     """A setting that is added without a case here fails the suite."""
     names = {field.name for _, field in flat_fields(SFTSettings)}
-    assert names == set(CASES) | set(REFUSED) | PLACES | set(SPEEDS)
+    assert names == set(CASES) | set(REFUSED) | PLACES | set(SPEEDS) | set(ELSEWHERE)
+    root = Path(__file__).parents[2]
+    assert all(name in (root / file).read_text() for name, file in ELSEWHERE.items())
     assert not set(CASES) & set(REFUSED)
 
 
@@ -155,8 +181,8 @@ def outcome(options: dict[str, Any], places: dict[str, str], directory: Path) ->
     """What a run left, or why it was refused."""
     try:
         return run_with(options, places, directory)
-    except forge.DataLintError as error:
-        return f"refused: {error}"
+    except (forge.DataLintError, forge.algos.DivergedError, forge.dist.ExportError) as error:
+        return f"refused: {type(error).__name__}"
 
 
 @pytest.mark.parametrize("name", sorted(SPEEDS))

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from forge_accel._documents import document_attention
     from forge_accel._dtypes import bfloat16, float32
     from forge_accel._errors import AccelError, AttentionError, ForgeAccelError
-    from forge_accel._registry import accelerator
+    from forge_accel._registry import accelerator, device_count
     from forge_accel._settings import DeviceSettings
 
 __version__ = "0.1.0"
@@ -37,6 +37,7 @@ __all__ = [
     "accelerator",
     "bfloat16",
     "describe",
+    "device_count",
     "document_attention",
     "float32",
 ]
@@ -55,6 +56,7 @@ _HOMES = {
     "accelerator": "_registry",
     "bfloat16": "_dtypes",
     "describe": "_describe",
+    "device_count": "_registry",
     "document_attention": "_documents",
     "float32": "_dtypes",
 }

@@ -44,6 +44,11 @@ class Accelerator(ABC):
     def available(cls) -> Choice[bool]:
         """Say whether this machine has such a device, and what torch sees. Must not raise or initialise a device."""
 
+    @classmethod
+    def count(cls) -> int:
+        """How many of these devices this machine has, each fit for a process of its own; 0 for what all processes share."""
+        return 1
+
     @property
     @abstractmethod
     def device(self) -> Choice[torch.device]:
@@ -57,7 +62,7 @@ class Accelerator(ABC):
     @property
     @abstractmethod
     def collective_backend(self) -> Choice[str]:
-        """What `torch.distributed` should speak on this device."""
+        """What `torch.distributed` should speak on this device, and between the CPUs beside it: `gloo`, `cpu:gloo,cuda:nccl`."""
 
     @property
     @abstractmethod

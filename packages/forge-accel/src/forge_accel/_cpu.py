@@ -28,6 +28,11 @@ class CPUAccelerator(Accelerator):
         """Say that it is there."""
         return Choice(value=True, reason="the CPU is always there")
 
+    @classmethod
+    def count(cls) -> int:
+        """0: all processes of a machine share its cores."""
+        return 0
+
     @property
     def device(self) -> Choice[torch.device]:
         """The device `cpu`."""

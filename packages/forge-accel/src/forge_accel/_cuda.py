@@ -45,6 +45,11 @@ class CUDAAccelerator(Accelerator):
             return Choice(value=False, reason=f"torch {torch.__version__}, built for {built}, sees no GPU or no driver{note}")
         return Choice(value=True, reason=f"torch sees {torch.cuda.device_count()} GPU(s) through {built}")
 
+    @classmethod
+    def count(cls) -> int:
+        """What torch sees."""
+        return torch.cuda.device_count()
+
     @property
     def _properties(self) -> Any:
         return torch.cuda.get_device_properties(self._index)
@@ -62,9 +67,9 @@ class CUDAAccelerator(Accelerator):
 
     @property
     def collective_backend(self) -> Choice[str]:
-        """NCCL (RCCL on ROCm, under the same name), or gloo where this torch has none."""
+        """NCCL (RCCL on ROCm, under the same name) beside gloo for what lies on the CPU, or gloo alone where this torch has no NCCL."""
         if torch.distributed.is_available() and torch.distributed.is_nccl_available():
-            return Choice("nccl", f"nccl: GPUs talk directly{' (RCCL, on ROCm)' if torch.version.hip else ''}")
+            return Choice("cpu:gloo,cuda:nccl", f"nccl: GPUs talk directly{' (RCCL, on ROCm)' if torch.version.hip else ''}")
         return Choice("gloo", "gloo: this torch is built without NCCL, so collectives go through the CPU")
 
     @property

@@ -45,6 +45,16 @@ def accelerator(name: str = "auto") -> Accelerator:
     return found(index=index)
 
 
+def device_count(name: str = "auto") -> int:
+    """How many devices `device=name` can give to processes of their own; 0 for the CPU, which all processes share.
+
+    Raises:
+        AccelError: as `accelerator`.
+
+    """
+    return 1 if ":" in name else type(accelerator(name)).count()
+
+
 def _known() -> dict[str, EntryPoint]:
     known = dict(_BUILT_IN)
     for entry in entry_points(group=GROUP):

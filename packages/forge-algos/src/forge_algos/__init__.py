@@ -9,10 +9,18 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from forge_algos import adaptations, losses, objectives
     from forge_algos._batch import PackedBatch
-    from forge_algos._errors import AdapterError, DivergedError, ForgeAlgosError, NoTargetsError, PackedBatchError
+    from forge_algos._errors import (
+        AdapterError,
+        DivergedError,
+        ForgeAlgosError,
+        NoTargetsError,
+        PackedBatchError,
+        UnevenRanksError,
+    )
     from forge_algos._evaluate import Evaluation, evaluate
     from forge_algos._guard import PackedGuard, guard_packed
     from forge_algos._optimizers import adamw
+    from forge_algos._parallel import ALONE, Parallel
     from forge_algos._schedules import lr_factor, schedule
     from forge_algos._settings import AdapterSettings, OptimizerSettings
     from forge_algos._train import StepOutput, train
@@ -23,6 +31,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "ALONE",
     "AdapterError",
     "AdapterSettings",
     "DivergedError",
@@ -35,8 +44,10 @@ __all__ = [
     "PackedBatch",
     "PackedBatchError",
     "PackedGuard",
+    "Parallel",
     "SFT",
     "StepOutput",
+    "UnevenRanksError",
     "adamw",
     "adaptations",
     "attach_lora",
@@ -51,6 +62,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "ALONE": "_parallel",
     "AdapterError": "_errors",
     "AdapterSettings": "_settings",
     "DivergedError": "_errors",
@@ -63,8 +75,10 @@ _HOMES = {
     "PackedBatch": "_batch",
     "PackedBatchError": "_errors",
     "PackedGuard": "_guard",
+    "Parallel": "_parallel",
     "SFT": "objectives",
     "StepOutput": "_train",
+    "UnevenRanksError": "_errors",
     "adamw": "_optimizers",
     "attach_lora": "adaptations",
     "evaluate": "_evaluate",

@@ -4,6 +4,7 @@ ForgeAlgosError                       everything below; exit status 2
 ├── AdapterError(ValueError)          an adapter that does not fit its model
 ├── PackedBatchError(ValueError)      a packed row that is malformed, or that meets a KV cache or a 2-D mask
 ├── NoTargetsError(ValueError)        an evaluation in which no token is learned
+├── UnevenRanksError(ValueError)      ranks that were not given equally many batches
 └── DivergedError(FloatingPointError) a loss or a gradient norm that is no number; exit status 1
 
 `exit_status` is read by shape by whoever runs a command: 2 says that the input was bad, 1 that the run failed.
@@ -28,6 +29,10 @@ class PackedBatchError(ForgeAlgosError, ValueError):
 
 class NoTargetsError(ForgeAlgosError, ValueError):
     """Nothing in the batches is learned, so a mean over learned tokens does not exist."""
+
+
+class UnevenRanksError(ForgeAlgosError, ValueError):
+    """The ranks were not given equally many batches, so that some would wait for the others for ever."""
 
 
 class DivergedError(ForgeAlgosError, FloatingPointError):

@@ -79,11 +79,18 @@ def _run(model: nn.Module, *documents: torch.Tensor) -> tuple[torch.Tensor, ...]
     positions = torch.cat([torch.arange(length) for length in lengths])
     boundaries = torch.tensor([0, *lengths]).cumsum(0)
     ids = torch.cat(documents)
+    inputs = packed_inputs(ids, positions.to(ids.device), boundaries, max(lengths))
     body = decoder(model)
-    run = model if body is None else body
-    output = run(**packed_inputs(ids, positions.to(ids.device), boundaries, max(lengths)))
-    states = output.logits if body is None else output.last_hidden_state
-    return states[0].split(lengths)
+    if body is None:
+        return model(**inputs).logits[0].split(lengths)
+    # Seen on the way, not called for: a decoder called beside its wrappers would find weights that nobody gathered.
+    seen: list[torch.Tensor] = []
+    handle = body.register_forward_hook(lambda _module, _args, output: seen.append(output.last_hidden_state))
+    try:
+        model(**inputs)
+    finally:
+        handle.remove()
+    return seen[0][0].split(lengths)
 
 
 def _equal(ours: torch.Tensor, theirs: torch.Tensor) -> bool:

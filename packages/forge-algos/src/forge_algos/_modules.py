@@ -1,5 +1,6 @@
-"""A causal language model, bare or wrapped by PEFT → its parts: the causal model, the decoder, the head.
+"""A causal language model, bare or wrapped (by PEFT, by what divides it over ranks) → its parts: causal model, decoder, head.
 
+Parts are looked at and never called: a forward goes through the outermost module, whose hooks gather weights and sum gradients.
 The head is looked up anew at each use, so that a replaced module or weight is seen.
 """
 
@@ -10,8 +11,16 @@ import torch
 from torch import nn
 
 
+def unwrap(model: nn.Module) -> nn.Module:
+    """What DistributedDataParallel, DeepSpeed's engine and their like hold as `module`; the model itself where nothing wraps it."""
+    while isinstance(inner := getattr(model, "module", None), nn.Module):
+        model = inner
+    return model
+
+
 def causal_model(model: nn.Module) -> nn.Module:
-    """The transformers model inside a PeftModel (whose LoRA layers sit in that very model), or the model itself."""
+    """The transformers model inside wrappers and a PeftModel (whose LoRA layers sit in that very model), or the model itself."""
+    model = unwrap(model)
     inner = _ask(model, "get_base_model") if hasattr(model, "peft_config") else None
     return model if inner is None else inner
 

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from forge_algos._modules import trainable
+from forge_algos._modules import trainable, unwrap
 from forge_algos._settings import OptimizerSettings
 
 
@@ -18,7 +18,7 @@ def adamw(model: nn.Module, settings: OptimizerSettings, *, fused: bool = False)
         settings: where no learning rate is set, that of the model's adapter (`OptimizerSettings.resolve`).
         fused: one kernel a dtype instead of several passes over memory; say True where the device has it.
     """
-    settings = settings.resolve("lora" if hasattr(model, "peft_config") else "none")
+    settings = settings.resolve("lora" if hasattr(unwrap(model), "peft_config") else "none")
     assert settings.learning_rate is not None
     parameters = trainable(model)
     groups = [

@@ -10,6 +10,7 @@ import attrs
 
 Schedule = Literal["cosine", "linear", "constant"]
 Adapter = Literal["none", "lora"]
+OnNaN = Literal["stop", "skip"]
 
 _LEARNING_RATE: dict[str, float] = {"none": 2e-5, "lora": 2e-4}
 
@@ -110,6 +111,8 @@ class OptimizerSettings:
     """Steps over which the learning rate rises linearly to its highest value, which the last of them has."""
     lr_scheduler: Schedule = attrs.field(default="cosine", validator=_one_of(Schedule))
     """How the learning rate goes on after the warm-up: down to 0 as a cosine or a line, or constant."""
+    on_nan: OnNaN = attrs.field(default="stop", validator=_one_of(OnNaN))
+    """What a loss or gradient that is NaN or infinite does: stop the run before the weights move, or skip that step's move."""
 
     def resolve(self, adapter: Adapter = "none") -> "OptimizerSettings":
         """The same settings with the learning rate that is used where none is given."""

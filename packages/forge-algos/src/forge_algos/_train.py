@@ -8,30 +8,31 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, Literal
 
 import attrs
 import torch
 from torch import nn
 
-from forge_algos._batch import sample_count, token_count
+from forge_algos._columns import Columns, columns
 from forge_algos._errors import DivergedError
 from forge_algos._guard import guard_packed
 from forge_algos._modules import mode
+from forge_algos._parallel import ALONE, Parallel
 from forge_algos.losses import LossTerms
 from forge_algos.objectives import Objective
 
 
 @attrs.frozen(kw_only=True)
 class StepOutput:
-    """What one optimizer step did."""
+    """What one optimizer step did; the same on every rank, but for `seconds`."""
 
     step: int
-    """Counted from 1."""
+    """Counted from 1, or from where the run went on."""
     loss: float
     """Mean over the global batch's learned tokens, in nats, before the step; 0 where nothing was learned."""
     loss_tokens: int
-    """Learned tokens of the global batch."""
+    """Learned tokens of the global batch: of all ranks."""
     tokens: int
     """All its tokens."""
     samples: int
@@ -39,9 +40,11 @@ class StepOutput:
     grad_norm: float
     """Global norm of the gradients before clipping."""
     learning_rate: float
-    """The rate that this step used."""
+    """The rate that this step used, or would have used."""
     seconds: float
     """From asking for the batches to the optimizer's move; the caller's own work between steps is not in it."""
+    skipped: bool = False
+    """Whether the weights stayed because the loss or the gradient norm was no number (`on_nan="skip"`)."""
 
 
 def train(
@@ -54,103 +57,132 @@ def train(
     max_grad_norm: float = 1.0,
     device: torch.device | None = None,
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    parallel: Parallel = ALONE,
+    first_step: int = 1,
+    on_nan: Literal["stop", "skip"] = "stop",
 ) -> Iterator[StepOutput]:
     """Take one optimizer step for each element of `steps`.
 
-    A step's loss is the sum over its micro-batches divided by the learned tokens of all of them, counted before the first
-    forward: the gradients do not depend on how the step is cut. Micro-batches with nothing to learn (empty ones too) are
-    skipped. A step with nothing to learn moves no weight and no optimizer state, only the schedule; its `loss_tokens` is 0.
+    A step's loss is the sum over the micro-batches of all ranks divided by the learned tokens of all of them, counted before
+    the first forward: the gradients do not depend on how the step is cut. Micro-batches with nothing to learn (empty ones too)
+    are skipped. A step with nothing to learn moves no weight and no optimizer state, only the schedule; its `loss_tokens` is 0.
 
     Gradients stay on the parameters until the next step begins. The host waits for the device once a step. Guards against
     packed rows with a cache or a mask while it runs; the end, or closing the generator, restores the modules' modes.
 
     Args:
         model: on `device`, whose trainable parameters `optimizer` holds.
-        steps: for each step its micro-batches, `PackedBatch` shaped.
+        steps: for each step this rank's micro-batches, `PackedBatch` shaped; on every rank equally many, in as many steps.
         objective: what is learned; `SFT()`.
         optimizer: moved once a step.
         scheduler: stepped once a step.
         max_grad_norm: gradients are scaled down to this global norm; 0 turns clipping off.
         device: where batches go; the model's by default.
         autocast: makes the context that forwards run in, for instance `partial(torch.autocast, "cpu", torch.bfloat16)`.
+        parallel: the ranks that share each step, which divided `model` and wrapped `optimizer`; this process alone by default.
+        first_step: the number of the first element of `steps`, where a run goes on.
+        on_nan: what a loss or gradient norm that is no number does: "stop" raises, "skip" leaves the weights and the
+            optimizer's state as they are, moves the schedule, and says `skipped=True`.
 
     Yields:
         StepOutput: after each step.
 
     Raises:
-        DivergedError: the loss or the gradient norm is NaN or infinite; the optimizer has not moved.
+        DivergedError: the loss or the gradient norm is NaN or infinite and on_nan="stop"; on all ranks together, and the
+            optimizer has not moved on any.
         PackedBatchError: a batch is malformed, or a forward would mix documents.
+        UnevenRanksError: the ranks were not given equally many steps or micro-batches.
     """
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     device = next(model.parameters()).device if device is None else device
     with mode(model, training=True), guard_packed(model):
         terms_of = objective.bind(model, device=device)
+        remaining, step = iter(steps), first_step
         started = time.perf_counter()
-        for step, micro_batches in enumerate(steps, start=1):
+        while True:
+            micro_batches = next(remaining, None)
+            counted = columns(micro_batches, objective, parallel)
+            if counted is None or micro_batches is None:
+                return
             if not model.training:
                 # The caller's own work between two steps may have left it in evaluation mode.
                 model.train()
             learning_rate = float(optimizer.param_groups[0]["lr"])
-            counts = [objective.count(batch) for batch in micro_batches]
-            optimizer.zero_grad(set_to_none=True)
-            work = [batch for batch, count in zip(micro_batches, counts, strict=True) if count]
+            parallel.zero_grad(optimizer)
             loss = grad_norm = 0.0
-            if work:
-                sums = _accumulate(work, terms_of, sum(counts), autocast)
-                norm = _norm(parameters)
-                loss, grad_norm = _finite(step, sums, norm, sum(counts))
-                # Torch's clipping passes over every gradient, to multiply by 1 where there is nothing to clip.
+            moves = bool(counted.loss_tokens)
+            if counted.loss_tokens:
+                sums = _accumulate(micro_batches, counted, terms_of, objective, autocast, parallel)
+                loss, grad_norm, problem = _read(sums, parallel.grad_norm(parameters), counted.loss_tokens, parallel)
+                if problem and on_nan == "stop":
+                    raise DivergedError(
+                        f"step {step}: {problem}. The optimizer did not move. Lower the learning rate, warm up longer, "
+                        "look at this step's samples, or train in float32"
+                    )
+                moves = not problem
+            if moves:
+                # Only then: scaling passes over every gradient, to multiply by 1 where there is nothing to clip.
                 if max_grad_norm and grad_norm + 1e-6 > max_grad_norm:
-                    torch.nn.utils.clip_grads_with_norm_(parameters, max_grad_norm, norm)
-                optimizer.step()
-            _advance(scheduler, moved=bool(work))
+                    parallel.scale_grads(parameters, _clip_factor(max_grad_norm, grad_norm))
+                parallel.step(optimizer)
+            _advance(scheduler, moved=moves)
             yield StepOutput(
                 step=step,
                 loss=loss,
-                loss_tokens=sum(counts),
-                tokens=sum(token_count(batch) for batch in micro_batches),
-                samples=sum(sample_count(batch) for batch in micro_batches),
+                loss_tokens=counted.loss_tokens,
+                tokens=counted.tokens,
+                samples=counted.samples,
                 grad_norm=grad_norm,
                 learning_rate=learning_rate,
                 seconds=time.perf_counter() - started,
+                skipped=bool(counted.loss_tokens) and not moves,
             )
+            step += 1
             started = time.perf_counter()
 
 
 def _accumulate(
     micro_batches: Sequence[Any],
+    counted: Columns,
     terms_of: Callable[[Any], LossTerms],
-    count: int,
+    objective: Objective,
     autocast: Callable[[], AbstractContextManager[Any]],
+    parallel: Parallel,
 ) -> list[torch.Tensor]:
-    """Gradients of the sum divided by `count`, added up over the micro-batches; returns their sums, not yet waited for."""
+    """Gradients of the global mean, added up over the active columns; returns this rank's sums, not yet waited for."""
     sums = []
-    for batch in micro_batches:
-        with autocast():
-            terms = terms_of(batch)
-        (terms.sum / count).backward()
-        sums.append(terms.sum.detach())
+    active = counted.active
+    for k in active:
+        mine = counted.mine[k] > 0
+        with parallel.micro_batch(last=k == active[-1]):
+            with autocast():
+                terms = terms_of(micro_batches[k] if mine else objective.idle())
+            # Times 0 and not left out: every parameter takes part in the backward pass, as on the ranks that learn.
+            parallel.backward(terms.sum / counted.loss_tokens if mine else terms.sum * 0)
+        if mine:
+            sums.append(terms.sum.detach())
     return sums
 
 
-def _finite(step: int, sums: list[torch.Tensor], norm: torch.Tensor, count: int) -> tuple[float, float]:
-    """(loss, gradient norm): the step's one wait for the device, before the optimizer moves."""
-    *totals, grad_norm = torch.stack([*(s.float() for s in sums), norm]).tolist()
-    loss = math.fsum(totals) / count if all(map(math.isfinite, totals)) else sum(totals)
-    if not math.isfinite(loss) or not math.isfinite(grad_norm):
-        what = f"the loss is {loss}" if not math.isfinite(loss) else f"the gradient norm is {grad_norm} (loss {loss:.4g})"
-        raise DivergedError(
-            f"step {step}: {what}. The optimizer did not move. Lower the learning rate, warm up longer, "
-            "look at this step's samples, or train in float32"
-        )
-    return loss, grad_norm
+def _read(sums: list[torch.Tensor], norm: torch.Tensor, count: int, parallel: Parallel) -> tuple[float, float, str | None]:
+    """(loss, gradient norm, what is wrong with them), the same on every rank: the step's one wait for the device."""
+    *totals, grad_norm = torch.stack([*(s.float() for s in sums), norm.to(sums[0].device if sums else norm.device)]).tolist()
+    # fsum refuses to add opposite infinities.
+    mine = math.fsum(totals) if all(map(math.isfinite, totals)) else sum(totals)
+    total, bad_norms = parallel.sum([mine, float(not math.isfinite(grad_norm))])
+    loss = total / count
+    if not math.isfinite(loss):
+        return loss, grad_norm, f"the loss is {loss}"
+    if bad_norms:
+        # All ranks say the same, should a norm have become no number on one of them alone.
+        grad_norm = math.nan if math.isfinite(grad_norm) else grad_norm
+        return loss, grad_norm, f"the gradient norm is {grad_norm} (loss {loss:.4g})"
+    return loss, grad_norm, None
 
 
-def _norm(parameters: list[nn.Parameter]) -> torch.Tensor:
-    """Global 2-norm of the gradients, float32[]: also where they are bfloat16, whose own norm would keep 3 digits."""
-    grads = [p.grad for p in parameters if p.grad is not None]
-    norms = [torch.linalg.vector_norm(g, dtype=torch.promote_types(g.dtype, torch.float32)) for g in grads]
-    return torch.linalg.vector_norm(torch.stack(norms)).float()
+def _clip_factor(max_grad_norm: float, grad_norm: float) -> float:
+    """What brings gradients of this norm down to the limit: torch's own clipping, to the bit, which is done in float32."""
+    return min(1.0, float(max_grad_norm / (torch.tensor(grad_norm, dtype=torch.float32) + 1e-6)))
 
 
 def _advance(scheduler: torch.optim.lr_scheduler.LRScheduler, *, moved: bool) -> None:

@@ -13,6 +13,7 @@ from forge_data._learn import TURN
 from forge_data._mask import Span
 from forge_data._sample_types import Chat, Note
 from forge_data._segments import speakers
+from forge_data._skeleton import Found, Skeletons, watched
 from forge_data._spans import Reading, UnclearError, spans_of
 from forge_data._template import ChatTemplate, Written
 from forge_data._trace_render import Run
@@ -47,6 +48,7 @@ class Conversations:
         self._ends = re.compile("|".join([r"\s", *sorted(tokens, key=len, reverse=True)]))
         # How turns are opened may depend on what else the template is told.
         self._openings: dict[str, Opening | UndecidableError | None] = {}
+        self._skeletons = Skeletons()
 
     def texts(self, chats: Sequence[Chat]) -> list[str | None]:
         """What the template writes for each conversation, as far as it can be asked of many at once."""
@@ -64,13 +66,19 @@ class Conversations:
             DataError: the template refuses the conversation; its own words are in the message.
             TemplateError: it leaves out what a message says, or leaves open which tokens are to be learned.
         """
-        written = self._template.write(chat, text)
+        if text is not None and (found := self._skeletons.find(chat, what, text)) is not None:
+            return Conversation(text, *found, ())
+        written, asked = watched(self._template.write(chat, text))
         notes = [note for index in range(len(what)) if (note := self._left_out(chat, written, index)) and what[index] == TURN]
         try:
             spans, noticed = spans_of(Reading(written, lambda: self._opening(chat, written), self._ends_turn), what)
         except UnclearError as error:
             self._undecidable(chat, error.index, error.why, error)
-        return Conversation(written.trace.text, spans, speakers(written.trace), (*notes, *noticed))
+        read = Conversation(written.trace.text, spans, speakers(written.trace), (*notes, *noticed))
+        if self._template.is_blind and self._skeletons.wanted(chat, what):
+            known = not (asked() or read.notes)
+            self._skeletons.learn(chat, what, written, Found(read.spans, read.runs) if known else None)
+        return read
 
     def _left_out(self, chat: Chat, written: Written, index: int) -> Note | None:
         role = chat.messages[index]["role"]

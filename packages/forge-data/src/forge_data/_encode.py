@@ -16,6 +16,7 @@ from forge_data._mask import Span, trained_in_order, trained_tokens
 from forge_data._offsets import Offsets
 from forge_data._sample_types import Chat, Document, Encoded, Note, Preference, Sample, Text, Tokens, Unpaired
 from forge_data._segments import segments
+from forge_data._token_bytes import TokenBytes, Tokenised
 from forge_data._trace_render import Run
 
 if TYPE_CHECKING:
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
 
 _Ids = np.ndarray[Any, np.dtype[np.int32]]
 _Offsets = np.ndarray[Any, np.dtype[np.int64]]
-_Tokenised = tuple[_Ids, _Offsets, list[int]]
-"""Ids int32[T] and offsets int64[T, 2] of several texts, one after the other, and how many tokens each has."""
 
 Single = Chat | Text | Document | Tokens
 """What becomes one example."""
@@ -58,9 +57,9 @@ class Begun:
     made: list[TokenizedExample | _Job]
     chats: list[_Job]
     texts: list[_Job]
-    of_chats: Callable[[], _Tokenised]
+    of_chats: Callable[[], Tokenised]
     """Their tokens, once they are asked for."""
-    of_texts: Callable[[], _Tokenised]
+    of_texts: Callable[[], Tokenised]
 
 
 class Encoder:
@@ -74,6 +73,7 @@ class Encoder:
         self._train_on = train_on
         self.vocabulary = len(tokenizer)
         self._offsets = Offsets(tokenizer)
+        self._bytes = TokenBytes(tokenizer, partial(self._told, special=False))
         # By id: is it a special or added token? Runs of blanks are added tokens in some vocabularies (Gemma, GPT-NeoX),
         # and end no turn.
         self._added = np.zeros(self.vocabulary, dtype=np.bool_)
@@ -146,7 +146,7 @@ class Encoder:
         """What the template writes for the conversations among them, from when the first is asked for."""
         yield from self._conversations.texts([part for part in parts if isinstance(part, Chat)])
 
-    def _ask(self, texts: list[str], *, special: bool) -> Callable[[], _Tokenised]:
+    def _ask(self, texts: list[str], *, special: bool) -> Callable[[], Tokenised]:
         if self._thread is None or not texts:
             return partial(self._ids, texts, special=special)
         return self._thread.submit(self._ids, texts, special=special).result
@@ -217,7 +217,7 @@ class Encoder:
         ]
         return np.concatenate(parts)
 
-    def _ended(self, jobs: list[_Job], ids: _Ids, offsets: _Offsets, sizes: list[int]) -> _Tokenised:
+    def _ended(self, jobs: list[_Job], ids: _Ids, offsets: _Offsets, sizes: list[int]) -> Tokenised:
         """Plain texts with one EOS at the end of each.
 
         The tokenizer may end a text itself, with a token that stands for no character; or the completion may.
@@ -235,10 +235,14 @@ class Encoder:
         texts, places = zip(*ended, strict=True)
         return np.concatenate(texts), np.concatenate(places), [len(own) for own in texts]
 
-    def _ids(self, texts: list[str], *, special: bool) -> _Tokenised:
+    def _ids(self, texts: list[str], *, special: bool) -> Tokenised:
         """Ids int32[T] and offsets int64[T, 2] of all texts one after the other, as the tokenizer gives them, and their sizes."""
         if not texts:
             return np.zeros(0, dtype=np.int32), np.zeros((0, 2), dtype=np.int64), []
+        return self._told(texts, special=True) if special else self._bytes.of(texts)
+
+    def _told(self, texts: list[str], *, special: bool) -> Tokenised:
+        """The same, with places as the tokenizer tells them."""
         encoded = self._tokenizer(
             texts,
             add_special_tokens=special,

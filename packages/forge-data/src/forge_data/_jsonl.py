@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forge_data._errors import StoreError
+from forge_data._home import at_home
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -21,7 +22,7 @@ def write_jsonl(store: "TokenStore", file: str | os.PathLike[str]) -> Path:
     Raises:
         StoreError: the file cannot be written.
     """
-    path = Path(file).expanduser()
+    path = at_home(file, StoreError)
     if not path.name or store.path.resolve() in path.resolve().parents:
         raise StoreError(f"{str(path)!r} cannot be written: it must be a file, and outside of the store {store.path}")
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
@@ -54,7 +55,7 @@ def read_jsonl(
     from forge_data._tokenizer import as_tokenizer
     from forge_data._work import Job
 
-    where = Path(directory).expanduser()
+    where = at_home(directory, StoreError)
     require_room(where)
     sources = resolve(file)
     loaded = as_tokenizer(tokenizer) if tokenizer is not None else None

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
 from forge_data._findings import STOP
-from forge_data._show_view import place_of_dropped
 
 if TYPE_CHECKING:
     from forge_data._findings import LintReport
@@ -106,7 +105,7 @@ def _dropped(store: "TokenStore") -> Iterator[str]:
     for row in itertools.islice(store.dropped(), LISTED):
         tokens = f"{row['tokens']:,}" if row.get("tokens") is not None else ""
         yield (
-            f'<tr><th scope="row" class="place">{safe(place_of_dropped(row))}</th><td>{safe(str(row["reason"]))}</td>'
+            f'<tr><th scope="row" class="place">{safe(row["place"])}</th><td>{safe(str(row["reason"]))}</td>'
             f'<td class="number">{tokens}</td></tr>'
         )
     yield "</table>"

@@ -1,5 +1,6 @@
 """Sources to a store that is being written: chunks to workers, batches back in order, the books kept."""
 
+import contextlib
 import itertools
 import os
 from collections import Counter
@@ -78,16 +79,18 @@ def run(
     at = 0
     reached = 0
     processes, tasks = _processes(_tasks(sources), num_proc)
-    for batch in batches(job, tasks, processes):
-        _check(outcome, batch, job, sources)
-        writer.add(batch.arrays)
-        if batch.dropped:
-            writer.drop(sources[batch.source].name, batch.dropped)
-        _book(outcome, batch)
-        if batch.source != at:
-            rows_before, at = rows_before + reached, batch.source
-        reached = batch.last_row + sources[at].indexed
-        tell(rows_before + reached)
+    # Closed however this ends: what it holds (workers, the collector of cycles) is not to wait for an error to be forgotten.
+    with contextlib.closing(batches(job, tasks, processes)) as done:
+        for batch in done:
+            _check(outcome, batch, job, sources)
+            writer.add(batch.arrays)
+            if batch.dropped:
+                writer.drop(sources[batch.source].name, batch.dropped)
+            _book(outcome, batch)
+            if batch.source != at:
+                rows_before, at = rows_before + reached, batch.source
+            reached = batch.last_row + sources[at].indexed
+            tell(rows_before + reached)
     return outcome
 
 

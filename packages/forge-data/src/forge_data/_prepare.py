@@ -11,6 +11,8 @@ import attrs
 from forge_data import _formats
 from forge_data._errors import DataError, StoreError
 from forge_data._fingerprint import check_stamps, fingerprint_of_inputs, stamps_of
+from forge_data._home import at_home
+from forge_data._leftovers import partial_of, remove_leftovers
 from forge_data._lint import store_findings
 from forge_data._manifest import own_files
 from forge_data._options import Options
@@ -78,7 +80,7 @@ def prepare(
     _check_whole("num_proc", num_proc, at_least=1)
     _check_whole("seed", seed)
     function = load_preprocess(preprocess)
-    directory = Path(store_dir).expanduser()
+    directory = at_home(store_dir, StoreError)
     if directory.is_symlink():
         # The store is renamed into its place: the link is to stay, and what it leads to is to be replaced.
         directory = directory.resolve()
@@ -99,7 +101,10 @@ def build(
         return there
     counts = [source.count() for source in sources] if wanted(progress) else []
     last = sum(count for count in counts if count is not None) if counts and None not in counts else None
-    with teller(progress, last) as tell, StoreWriter(directory) as writer:
+    remove_leftovers(directory)
+    writing = StoreWriter(directory)
+    writing.partial = partial_of(directory)
+    with teller(progress, last) as tell, writing as writer:
         outcome = run(job, sources, writer, num_proc, tell)
         check_stamps(sources, stamps)
         accounting = outcome.accounting(writer)

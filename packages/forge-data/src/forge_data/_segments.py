@@ -1,17 +1,20 @@
 """Who wrote which characters to who wrote which tokens: the segments of an example."""
 
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from forge_data._trace_render import NOBODY, Run, Trace
-from forge_data._turns import says
+from forge_data._turns import literal, says
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 TEMPLATE = "template"
+_HEADER = re.compile(r"(.*\W)\w+(\W*)", re.DOTALL)
+"""Marks, a role's name, and marks."""
 _APART = 1 << 40
 """What the places of one text and the next are set apart by; no text is as long."""
 
@@ -19,7 +22,8 @@ _APART = 1 << 40
 def speakers(trace: Trace) -> list[Run]:
     """The runs of a conversation, where what a message says is its own even if another's turn, or none, holds it.
 
-    A system message that a template writes into the first user's turn is the system's.
+    A system message that a template writes into the first user's turn is the system's; what it writes there of its own, such
+    as a default system turn, is nobody's.
     """
     guests = iter(
         [
@@ -30,7 +34,7 @@ def speakers(trace: Trace) -> list[Run]:
     )
     runs: list[Run] = []
     guest = next(guests, None)
-    for start, stop, owner in trace.runs:
+    for start, stop, owner in _without_preface(trace):
         at = start
         while guest is not None and guest[0] < stop:
             first, last = max(guest[0], at), min(guest[1], stop)
@@ -42,6 +46,33 @@ def speakers(trace: Trace) -> list[Run]:
             guest = next(guests, None)
         runs.append((at, stop, owner))
     return [(start, stop, owner) for start, stop, owner in runs if stop > start]
+
+
+def _without_preface(trace: Trace) -> list[Run]:
+    """The runs of a trace, where what the template writes before the first turn's own header is no part of that turn.
+
+    A header is a role's name between the same marks in every turn: `<|im_start|>user` and a newline, `<|im_start|>assistant`
+    and a newline. Where the first turn begins with more than that, and later ones do not, the rest is the template's.
+    """
+    runs = trace.runs
+    first = next((at for at, run in enumerate(runs) if run[2] >= 0), len(runs))
+    if first == len(runs):
+        return runs
+    start, stop, owner = runs[first]
+    begins, clear = literal(trace, owner, start, stop)
+    if not clear:
+        return runs
+    for later_start, later_stop, later in runs[first + 1 :]:
+        if later < 0 or later == owner:
+            continue
+        header, told = literal(trace, later, later_start, later_stop)
+        if told and (marks := _HEADER.fullmatch(header)):
+            own = re.search(re.escape(marks[1]) + r"\w+" + re.escape(marks[2]) + r"\Z", begins)
+            if own is None or not own.start():
+                return runs
+            turn = start + own.start()
+            return [*runs[:first], (start, turn, NOBODY), (turn, stop, owner), *runs[first + 1 :]]
+    return runs
 
 
 def segments(

@@ -8,8 +8,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from forge_data._errors import StoreError
+from forge_data._home import at_home
 from forge_data._show_terminal import lines, visible
-from forge_data._show_view import chosen_indices, place_of_dropped, views
+from forge_data._show_view import chosen_indices, views
 
 if TYPE_CHECKING:
     from forge_data._store import TokenStore
@@ -51,7 +53,7 @@ def show(
     if html is not None:
         from forge_data._page import write_page
 
-        return write_page(store, chosen_indices(store, indices, ON_PAGE), Path(html).expanduser())
+        return write_page(store, chosen_indices(store, indices, ON_PAGE), at_home(html, StoreError))
     chosen = chosen_indices(store, indices, ON_SCREEN)
     for line in text_of(store, chosen, colour=wants_colour(sys.stdout), width=shutil.get_terminal_size((100, 24)).columns):
         write_line(sys.stdout, line)
@@ -114,7 +116,7 @@ def _findings(store: "TokenStore", places: set[str]) -> Iterator[str]:
 def _dropped(store: "TokenStore") -> Iterator[str]:
     for row in itertools.islice(store.dropped(), _LISTED):
         length = f", {row['tokens']:,} tokens" if row.get("tokens") else ""
-        yield plain(f"  {place_of_dropped(row)} {row['reason']}{length}")
+        yield plain(f"  {row['place']} {row['reason']}{length}")
     left = sum(store.accounting.dropped.values()) - _LISTED
     if left > 0:
         yield f"  and {left:,} more, in {store.path.name}/dropped.jsonl"

@@ -1,7 +1,7 @@
 """A store and some indices to what a viewer shows of each sample: read from the very arrays that are trained on."""
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
 
 import attrs
 import numpy as np
@@ -90,11 +90,6 @@ def stored_tokenizer(store: "TokenStore") -> "PreTrainedTokenizerBase | None":
         return None
 
 
-def place_of_dropped(row: Mapping[str, Any]) -> str:
-    """Where a row of dropped.jsonl stands in its file."""
-    return f"{row['file']}:{row['row']}"
-
-
 def chosen_indices(store: "TokenStore", indices: int | slice | Iterable[int] | None, default: int) -> list[int]:
     """Indices as they were asked for, counted from the front; the first `default` samples for None.
 
@@ -105,7 +100,10 @@ def chosen_indices(store: "TokenStore", indices: int | slice | Iterable[int] | N
     if indices is None:
         return list(range(min(default, count)))
     if isinstance(indices, slice):
-        return list(range(count))[indices]
+        found = list(range(count))[indices]
+        if count and not found:
+            raise DataError(f"no sample lies in {_words(indices)}: the store has 0 to {count - 1}")
+        return found
     wanted = [indices] if isinstance(indices, (int, np.integer)) else list(indices)
     for index in wanted:
         if isinstance(index, (bool, np.bool_)) or not isinstance(index, (int, np.integer)):
@@ -113,6 +111,12 @@ def chosen_indices(store: "TokenStore", indices: int | slice | Iterable[int] | N
         if not -count <= index < count:
             raise DataError(f"no sample {index}: the store has 0 to {count - 1}")
     return [int(index) % count for index in wanted]
+
+
+def _words(asked: slice) -> str:
+    return ":".join(
+        "" if edge is None else str(edge) for edge in (asked.start, asked.stop, *([asked.step] if asked.step else []))
+    )
 
 
 def _standings(store: "TokenStore") -> dict[int, tuple[str, int | None]]:

@@ -13,6 +13,7 @@ import numpy as np
 from forge_data._accounting import Accounting
 from forge_data._errors import DataError, StoreError
 from forge_data._example import TokenizedExample
+from forge_data._home import at_home
 from forge_data._loss_counts import loss_counts
 from forge_data._manifest import DROPPED, LINT, PREFERENCE, TOKENIZER, UNPAIRED, Manifest, read_manifest
 from forge_data._open import Files, undisturbed, verify
@@ -56,7 +57,7 @@ class TokenStore:
         Raises:
             StoreError: no store, a torn one, or one of another format.
         """
-        path = Path(directory).expanduser()
+        path = at_home(directory, StoreError)
         return undisturbed(path, lambda: cls(path, read_manifest(path)))
 
     @classmethod
@@ -206,10 +207,12 @@ class TokenStore:
         return LintReport.loads((self.path / LINT).read_text("utf-8"), str(self.path / LINT))
 
     def dropped(self) -> Iterator[dict[str, Any]]:
-        """The rows that were left out, in order: file, row, reason, tokens."""
+        """The rows that were left out, in order: file, row, reason, tokens, and place, as messages name it."""
         from forge_data._jsonl import lines_of
 
-        return lines_of(self.path / DROPPED)
+        indexed = {file.name for file in self._manifest.sources if file.indexed}
+        for row in lines_of(self.path / DROPPED):
+            yield row | {"place": place_of(row["file"], row["row"], indexed=row["file"] in indexed)}
 
     def tokenizer(self) -> "PreTrainedTokenizerBase":
         """The tokenizer that the store was made with, from the store.
@@ -288,7 +291,7 @@ class TokenStore:
         return at if self._indices is None else int(self._indices[at])
 
     def _pick(self, values: "NDArray[Any]") -> "NDArray[np.int64]":
-        return values.astype(np.int64) if self._indices is None else values[self._indices].astype(np.int64)
+        return (values if self._indices is None else values[self._indices]).astype(np.int64)
 
 
 def _reopen(path: Path, fingerprint: str, indices: "NDArray[np.int64] | None") -> TokenStore:

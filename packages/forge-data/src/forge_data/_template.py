@@ -1,7 +1,8 @@
 """A conversation to its text, as the tokenizer's own chat template writes it, with its trace.
 
 The text is always the tokenizer's. The trace is written beside it, by the same template (`_trace_jinja`), and has to be the same
-text to the character; so what the trace says of a place is true of the ids that are trained on.
+text to the character; so what the trace says of a place is true of the ids that are trained on. Of a template that never looks at
+what messages say, one trace holds for all conversations of the same roles (`_skeleton`); the text is asked for every time.
 """
 
 import json
@@ -109,6 +110,13 @@ class ChatTemplate:
             lambda part: self._trace(program.template, part, told),
         )
         return Written(trace, messages, renderer, program.marks)
+
+    @cached_property
+    def is_blind(self) -> bool:
+        """Whether it never looks at what messages say, asked without tools."""
+        from forge_data._trace_opaque import is_blind
+
+        return is_blind(self._tokenizer.get_chat_template())
 
     def _source(self, chat: Chat) -> str:
         try:

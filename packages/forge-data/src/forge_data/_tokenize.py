@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from forge_data import _formats
+from forge_data._describe import describe
 from forge_data._encode import Encoder
 from forge_data._errors import DataError
 from forge_data._example import TokenizedExample
@@ -41,6 +42,8 @@ def tokenize(
         TemplateError: no chat template, or one that leaves open which tokens the assistant wrote.
         TokenizerError: no tokenizer there, or one without offsets.
     """
+    if not isinstance(row, Mapping):
+        raise DataError(f"row is {describe(row)}; it must be one row, a mapping of its fields; for many rows there is prepare")
     options = Options(format=format, train_on=train_on, max_seq_len=max_seq_len, on_overflow=on_overflow)
     _formats.check_name(format)
     function = load_preprocess(preprocess)

@@ -189,8 +189,12 @@ def _check_name(name: object) -> None:
 
 def marks_turns(source: str) -> bool:
     """Whether a template has `{% generation %}` blocks; a comment or a text that only spells one is none."""
-    parsed = _TracingEnvironment(extensions=[_Generation, loopcontrols]).parse(source)
-    return any(node.name == _LEARN for node in parsed.find_all(nodes.Filter))
+    return any(node.name == _LEARN for node in parse(source).find_all(nodes.Filter))
+
+
+def parse(source: str) -> nodes.Template:
+    """A template's source as the tree of its statements."""
+    return _TracingEnvironment(extensions=[_Generation, loopcontrols]).parse(source)
 
 
 def compile_template(source: str) -> tuple[Template, frozenset[str]]:

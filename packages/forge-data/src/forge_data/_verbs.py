@@ -5,10 +5,10 @@ import re
 import sys
 from argparse import Namespace
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forge_data._errors import DataError
+from forge_data._home import at_home
 
 if TYPE_CHECKING:
     from forge_data._store import TokenStore
@@ -93,7 +93,7 @@ def _opened(directory: str) -> "TokenStore":
 def _store_or_path(path: str) -> "TokenStore | str":
     from forge_data._manifest import MANIFEST
 
-    return _opened(path) if (Path(path).expanduser() / MANIFEST).is_file() else path
+    return _opened(path) if (at_home(path, DataError) / MANIFEST).is_file() else path
 
 
 def _chosen(store: "TokenStore", wanted: list[str]) -> Iterator[int]:
@@ -102,13 +102,15 @@ def _chosen(store: "TokenStore", wanted: list[str]) -> Iterator[int]:
     Raises:
         DataError: a word that names none.
     """
+    from forge_data._show_view import chosen_indices
+
     places: dict[str, list[int]] = {}
     for word in wanted:
         if word.removeprefix("-").isdecimal():
             yield int(word)
         elif (span := _RANGE.fullmatch(word)) and word != ":":
             start, stop = (None if edge is None else int(edge) for edge in span.groups())
-            yield from range(len(store))[start:stop]
+            yield from chosen_indices(store, slice(start, stop), len(store))
         else:
             # Made once and only if needed: it asks every sample where it came from.
             places = places or _by_place(store)
@@ -125,7 +127,15 @@ def _with_finding(store: "TokenStore", rule: str, indices: list[int] | None) -> 
         found = ", ".join(store.lint.counts) or "nothing"
         raise DataError(f"the lint found no {rule!r} in {store.path}; it found {found}")
     rows = {finding.place for finding in store.lint.findings if finding.rule == rule}
-    return [index for index in (range(len(store)) if indices is None else indices) if store.source(index) in rows]
+    found = [index for index in (range(len(store)) if indices is None else indices) if store.source(index) in rows]
+    if not found:
+        where = ", ".join(sorted(rows)[:3]) + (" and more" if len(rows) > 3 else "")
+        asked = "none of these samples is" if indices is not None else "no sample of the store is"
+        raise DataError(
+            f"{asked} of a row on which the lint found {rule!r}; it found that on {where}. Rows that were left out stand in "
+            f"{store.path / 'dropped.jsonl'}"
+        )
+    return found
 
 
 def _by_place(store: "TokenStore") -> dict[str, list[int]]:

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from multiprocessing.connection import Connection, Listener
 from typing import Any, NamedTuple
 
+from forge_data._garbage import collected
 from forge_data._work import Work
 
 
@@ -35,7 +36,7 @@ def main() -> None:
         connection = listener.accept()
     with contextlib.suppress(EOFError, ConnectionError), connection:
         work = Work(connection.recv())
-        for number, task in _received(connection):
+        for number, task in collected(_received(connection)):
             try:
                 answer: Any = work(task)
             except Exception:  # noqa: BLE001 - a fault of ours: told with its trace in the process that people watch

@@ -12,13 +12,14 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Client, Connection, wait
 from typing import Any
 
 from forge_data._batch import Batch
 from forge_data._errors import DataError
+from forge_data._garbage import collected
 from forge_data._work import Job, Rows, Task, Work, read
 from forge_data._worker import Failure
 
@@ -27,7 +28,7 @@ _WAITING = 2
 """Tasks that each worker has in hand: one to do and one to do next."""
 
 
-def batches(job: Job, tasks: "Iterator[Task | Rows]", num_proc: int | None) -> Iterator[Batch]:
+def batches(job: Job, tasks: "Iterator[Task | Rows]", num_proc: int | None) -> Generator[Batch, None, None]:
     """What became of each task, in order. Where one is at fault its error is raised when its turn comes.
 
     Args:
@@ -39,12 +40,12 @@ def batches(job: Job, tasks: "Iterator[Task | Rows]", num_proc: int | None) -> I
         DataError: a worker could not start, or ended before its work was done.
     """
     if num_proc is None:
-        yield from _side_by_side(job, tasks)
+        yield from collected(_side_by_side(job, tasks))
         return
     if num_proc == 1:
         with _one_thread():
             work = Work(job)
-            yield from map(work, tasks)
+            yield from collected(map(work, tasks))
         return
     # A function that has no name to import it by cannot travel; then rows are read here, and tokenised there.
     local = job.preprocess if job.preprocess is not None and ":" not in job.preprocess.name else None

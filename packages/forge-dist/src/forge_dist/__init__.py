@@ -1,4 +1,4 @@
-"""Models into ranks and back out: loading, verified exports, atomic directories.
+"""Models into ranks and back out: launching, loading, strategies, full-state checkpoints, verified exports.
 
 Every public name is imported when it is first asked for, so that `import forge_dist` and the settings classes load neither torch nor
 transformers.
@@ -10,53 +10,95 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from forge_dist._atomic import atomic_directory, write_text_atomically
     from forge_dist._check import check_export
+    from forge_dist._checkpoints import Checkpoint, Checkpoints
     from forge_dist._dtype import base_dtype
-    from forge_dist._errors import ExportError, ForgeDistError, LaunchError, ModelError
+    from forge_dist._errors import (
+        CheckpointError,
+        ExportError,
+        ForgeDistError,
+        LaunchError,
+        ModelError,
+        StrategyError,
+        WorkerError,
+    )
     from forge_dist._export import export_model
     from forge_dist._export_check import ExportCheck
-    from forge_dist._launch import require_single_process
+    from forge_dist._launch import launch
     from forge_dist._load import load_model
     from forge_dist._load_trained import load_trained
     from forge_dist._model_path import check_model_path
-    from forge_dist._settings import CheckpointSettings, ModelSettings
+    from forge_dist._ranks import Ranks, join
+    from forge_dist._report import worker_report
+    from forge_dist._settings import CheckpointSettings, LaunchSettings, ModelSettings, StrategySettings
+    from forge_dist._strategies import make_strategy
+    from forge_dist._strategy import Strategy
+    from forge_dist._topology import Topology, topology
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Checkpoint",
+    "CheckpointError",
     "CheckpointSettings",
+    "Checkpoints",
     "ExportCheck",
     "ExportError",
     "ForgeDistError",
     "LaunchError",
+    "LaunchSettings",
     "ModelError",
     "ModelSettings",
+    "Ranks",
+    "Strategy",
+    "StrategyError",
+    "StrategySettings",
+    "Topology",
+    "WorkerError",
     "atomic_directory",
     "base_dtype",
     "check_export",
     "check_model_path",
     "export_model",
+    "join",
+    "launch",
     "load_model",
     "load_trained",
-    "require_single_process",
+    "make_strategy",
+    "topology",
+    "worker_report",
     "write_text_atomically",
 ]
 
 _HOMES = {
+    "Checkpoint": "_checkpoints",
+    "CheckpointError": "_errors",
     "CheckpointSettings": "_settings",
+    "Checkpoints": "_checkpoints",
     "ExportCheck": "_export_check",
     "ExportError": "_errors",
     "ForgeDistError": "_errors",
     "LaunchError": "_errors",
+    "LaunchSettings": "_settings",
     "ModelError": "_errors",
     "ModelSettings": "_settings",
+    "Ranks": "_ranks",
+    "Strategy": "_strategy",
+    "StrategyError": "_errors",
+    "StrategySettings": "_settings",
+    "Topology": "_topology",
+    "WorkerError": "_errors",
     "atomic_directory": "_atomic",
     "base_dtype": "_dtype",
     "check_export": "_check",
     "check_model_path": "_model_path",
     "export_model": "_export",
+    "join": "_ranks",
+    "launch": "_launch",
     "load_model": "_load",
     "load_trained": "_load_trained",
-    "require_single_process": "_launch",
+    "make_strategy": "_strategies",
+    "topology": "_topology",
+    "worker_report": "_report",
     "write_text_atomically": "_atomic",
 }
 

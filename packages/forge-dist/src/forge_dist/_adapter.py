@@ -4,8 +4,9 @@ import json
 import os
 import sys
 import warnings
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeGuard, cast
+from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 import torch
 
@@ -20,6 +21,13 @@ def is_peft(model: object) -> "TypeGuard[PeftModel]":
     """Whether `model` is a PeftModel; asked without importing peft (4 seconds), which a PeftModel has already done."""
     peft = sys.modules.get("peft")
     return peft is not None and isinstance(model, peft.PeftModel)
+
+
+def unwrapped(model: torch.nn.Module) -> "PreTrainedModel | PeftModel":
+    """The model inside what a strategy put around it (DistributedDataParallel, DeepSpeed's engine: each has it as `.module`)."""
+    while not is_peft(model) and isinstance(inner := getattr(model, "module", None), torch.nn.Module):
+        model = inner
+    return cast("PreTrainedModel", model)
 
 
 def base_of(model: "PreTrainedModel | PeftModel") -> "PreTrainedModel":
@@ -41,8 +49,13 @@ def base_path(folder: Path) -> str:
     return str(path)
 
 
-def read_adapter(base: "PreTrainedModel", folder: Path, name: str = "default") -> "PeftModel":
-    """Put the adapter of `folder` on `base` by plain PEFT, from safetensors alone.
+def read_adapter(
+    base: "PreTrainedModel",
+    folder: Path,
+    name: str = "default",
+    attach: "Callable[[PreTrainedModel, str, str], PeftModel] | None" = None,
+) -> "PeftModel":
+    """Put the adapter of `folder` on `base` by plain PEFT (or by `attach`, of base, folder and name), from safetensors alone.
 
     Raises:
         ValueError: there are no safetensors (PEFT would unpickle adapter_model.bin), or they are not the adapter that the
@@ -50,7 +63,6 @@ def read_adapter(base: "PreTrainedModel", folder: Path, name: str = "default") -
     """
     from peft import PeftModel
 
-    from forge_dist._proof import adapter_tensors
     from forge_dist._safetensors import read_directory
 
     stored = read_directory(folder, "adapter_model")
@@ -58,8 +70,11 @@ def read_adapter(base: "PreTrainedModel", folder: Path, name: str = "default") -
         # PEFT asks transformers by an older name, and warns of missing keys, which are checked right below.
         warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated", category=FutureWarning)
         warnings.filterwarnings("ignore", message="Found missing adapter keys", category=UserWarning)
-        model = PeftModel.from_pretrained(base, str(folder), adapter_name=name)
-    differing = stored.keys() ^ adapter_tensors(model, name).keys()
+        if attach is not None:
+            model = attach(base, str(folder), name)
+        else:
+            model = PeftModel.from_pretrained(base, str(folder), adapter_name=name)
+    differing = stored.keys() ^ _picked(model, name)[1].keys()
     if differing:
         raise ValueError(
             f"{folder / WEIGHTS} and adapter_config.json disagree about the tensor {min(differing)} ({len(differing)} such)"
@@ -81,15 +96,46 @@ def active_adapter(model: "PeftModel") -> str:
     return names[0]
 
 
-def write_adapter(model: "PeftModel", folder: Path, dtype: torch.dtype | None) -> Path:
+def _picked(model: "PeftModel", name: str) -> tuple[list[str], dict[str, torch.Tensor]]:
+    """The names of the model's state, and what PEFT picks of it, under the names of a file: numbers in the former.
+
+    What matters is which: the tensors of a divided model would each have to be put together.
+    """
+    from peft import get_peft_model_state_dict
+
+    names = list(model.state_dict())
+    state = {key: torch.tensor(number) for number, key in enumerate(names)}
+    return names, get_peft_model_state_dict(model, state_dict=state, adapter_name=name, save_embedding_layers=False)
+
+
+def adapter_sources(model: "PeftModel", name: str) -> dict[str, str]:
+    """Name in adapter_model.safetensors → name in the model's state.
+
+    Raises:
+        ValueError: PEFT makes a tensor of this kind of adapter out of others.
+    """
+    names, picked = _picked(model, name)
+    made = [key for key, number in picked.items() if number.dtype != torch.int64 or number.ndim]
+    if made:
+        kind = model.peft_config[name].peft_type
+        raise ValueError(f"the tensor {made[0]} of this adapter ({kind}) is not one of the model's, and the model is divided")
+    return {key: names[int(number)] for key, number in picked.items()}
+
+
+def write_adapter(
+    model: "PeftModel", folder: Path, dtype: torch.dtype | None, state: Mapping[str, torch.Tensor] | None = None
+) -> Path:
     """Write adapter_config.json and adapter_model.safetensors, floats as `dtype` (None: as in memory); return the former's path.
+
+    The tensors are those of `state`, a part of the model's state that holds all of the adapter's; None: those of the model.
 
     Embeddings are written only where they are part of the adapter (modules_to_save): PEFT's "auto" would ask the hub whether
     the vocabulary grew. A base model that is a directory here is named by its absolute path: a relative one would be found from this
     working directory alone.
     """
     name = active_adapter(model)
-    model.save_pretrained(str(folder), safe_serialization=True, selected_adapters=[name], save_embedding_layers=False)
+    given: dict[str, Any] = {} if state is None else {"state_dict": dict(state)}
+    model.save_pretrained(str(folder), safe_serialization=True, selected_adapters=[name], save_embedding_layers=False, **given)
     if name != "default":  # PEFT gives any other name a folder of its own
         for file in (folder / name).iterdir():
             file.rename(folder / file.name)

@@ -1,6 +1,7 @@
 """A model's state → the same state in the float type of an export. The model in memory is left alone."""
 
 import re
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,20 +19,33 @@ def cast_state_dict(model: "PreTrainedModel", dtype: torch.dtype | None) -> dict
     Raises:
         ValueError: a tensor is on the meta device: its data is elsewhere.
     """
-    kept = _kept_in_float32(model, dtype)
+    stored = stored_dtype(model, dtype)
     cast: dict[tuple[object, ...], torch.Tensor] = {}
     state: dict[str, torch.Tensor] = {}
     for name, tensor in model.state_dict().items():
         if tensor.is_meta:
             raise ValueError(f"the tensor {name} is offloaded (meta device); load the model whole to export it")
-        if dtype is None or tensor.dtype == dtype or not tensor.is_floating_point() or (kept and kept.search(name)):
+        target = stored(name, tensor)
+        if tensor.dtype == target:
             state[name] = tensor
             continue
         key = (tensor.data_ptr(), tensor.device, tensor.dtype, tensor.shape, tensor.stride())
         if key not in cast:
-            cast[key] = tensor.to(device="cpu", dtype=dtype)
+            cast[key] = tensor.to(device="cpu", dtype=target)
         state[name] = cast[key]
     return state
+
+
+def stored_dtype(model: "PreTrainedModel", dtype: torch.dtype | None) -> Callable[[str, torch.Tensor], torch.dtype]:
+    """What tells, of a name in the model's state and its tensor, the type in which an export as `dtype` holds it."""
+    kept = _kept_in_float32(model, dtype)
+
+    def stored(name: str, tensor: torch.Tensor) -> torch.dtype:
+        if dtype is None or not tensor.is_floating_point() or (kept and kept.search(name)):
+            return tensor.dtype
+        return dtype
+
+    return stored
 
 
 def _kept_in_float32(model: "PreTrainedModel", dtype: torch.dtype | None) -> re.Pattern[str] | None:

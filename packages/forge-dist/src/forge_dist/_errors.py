@@ -4,7 +4,10 @@
 
     ForgeDistError                    exit status 2: something that was asked for cannot be done
     ├── ModelError (ValueError)       a model path or directory that cannot be trained from
-    ├── LaunchError (RuntimeError)    an environment that asks for another number of processes than run
+    ├── LaunchError (RuntimeError)    settings and environment that contradict each other, or ranks that do not meet or agree
+    ├── StrategyError (ValueError)    a strategy that these ranks, this model or this installation cannot follow
+    ├── WorkerError (RuntimeError)    exit status 1: a rank ended without saying why, or was not heard of any more
+    ├── CheckpointError (RuntimeError)  exit status 1: a full state cannot be written, or is not whole
     └── ExportError (RuntimeError)    exit status 1: what was trained could not be written, or does not read back the same
 """
 
@@ -23,7 +26,23 @@ class ModelError(ForgeDistError, ValueError):
 
 
 class LaunchError(ForgeDistError, RuntimeError):
-    """The environment asks for a number of processes that is not the number that runs."""
+    """Settings and environment contradict each other, or the ranks do not meet or do not agree."""
+
+
+class StrategyError(ForgeDistError, ValueError):
+    """These ranks, this model or this installation cannot follow the strategy."""
+
+
+class WorkerError(ForgeDistError, RuntimeError):
+    """A rank ended without saying why, or was not heard of any more."""
+
+    exit_status: ClassVar[int] = 1
+
+
+class CheckpointError(ForgeDistError, RuntimeError):
+    """A full state could not be written, or what lies there is not a whole one of this run."""
+
+    exit_status: ClassVar[int] = 1
 
 
 class ExportError(ForgeDistError, RuntimeError):

@@ -1,6 +1,7 @@
 """A model in memory → a directory that plain transformers (or plain PEFT) loads, complete under its name or not there.
 
-Nothing of the model in memory changes, so training goes on from where it was.
+Nothing of the model in memory changes, so training goes on from where it was. `_export_divided` does it for a model that is divided over
+ranks.
 """
 
 import copy
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 from safetensors import SafetensorError
 
-from forge_dist._adapter import is_peft, write_adapter
+from forge_dist._adapter import is_peft, unwrapped, write_adapter
 from forge_dist._atomic import atomic_directory
 from forge_dist._cast import cast_state_dict
 from forge_dist._errors import ExportError
@@ -24,16 +25,19 @@ if TYPE_CHECKING:
     from peft import PeftModel
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+    from forge_dist._strategy import Strategy
+
 EXPORTABLE = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-_WRITING = (OSError, SafetensorError, ValueError, TypeError, RuntimeError)
+WRITING = (OSError, SafetensorError, ValueError, TypeError, RuntimeError)
 
 
 def export_model(
-    model: "PreTrainedModel | PeftModel",
+    model: "PreTrainedModel | PeftModel | torch.nn.Module",
     directory: str | os.PathLike[str],
     *,
     tokenizer: "PreTrainedTokenizerBase | None" = None,
     dtype: torch.dtype | None = None,
+    strategy: "Strategy | None" = None,
 ) -> Path:
     """Write `model` to `directory` and return its absolute path.
 
@@ -43,35 +47,61 @@ def export_model(
     architecture keeps in float32. The directory names neither our attention function nor where this machine keeps its files (but
     for an adapter's base model, which it must name), and a cache that was switched off for training is on again.
 
+    With the `strategy` that the model was loaded by, all ranks call this together, with what `wrap` returned. Rank 0 writes the same
+    files that one process would, each tensor as it comes, and holds no more than two at a time; of an architecture whose files are laid out
+    otherwise than its memory, the tensors of one layer, or, where even those are not enough, the whole model.
+
     Raises:
         ExportError: `directory` exists or cannot be written (full disk, no permission); the model is quantized, sharded off
-            to disk, or of another class. Nothing is left under the name then.
+            to disk, or of another class. Nothing is left under the name then. With a strategy it is raised on all ranks.
     """
     if dtype is not None and dtype not in EXPORTABLE:
         raise ExportError(f"{directory}: dtype {dtype} cannot be exported; known: {', '.join(map(str, EXPORTABLE))}")
+    if strategy is not None and strategy.name != "single":
+        from forge_dist._export_divided import export_divided
+
+        return export_divided(model, Path(os.path.abspath(directory)), tokenizer=tokenizer, dtype=dtype, strategy=strategy)
+    if strategy is not None:
+        model = unwrapped(model)
     with atomic_directory(directory) as temporary:
         try:
             with quiet():
                 marker = write_adapter(model, temporary, dtype) if is_peft(model) else _write_model(model, temporary, dtype)
                 if tokenizer is not None:
                     tokenizer.save_pretrained(temporary)
-            _share(temporary, marker)
-        except _WRITING as error:
+            share(temporary, marker)
+        except WRITING as error:
             raise ExportError(f"{directory} cannot be written: {error}") from error
     return Path(os.path.abspath(directory))
 
 
 def _write_model(model: object, folder: Path, dtype: torch.dtype | None) -> Path:
+    known = exportable(model)
+    state = cast_state_dict(known, dtype)
+    with _own_config(known):
+        known.save_pretrained(folder, state_dict=state, max_shard_size="5GB")
+    return finish_configs(known, folder, dtype)
+
+
+def exportable(model: object) -> "PreTrainedModel":
+    """`model`, if its weights can be exported.
+
+    Raises:
+        TypeError: it is no transformers model.
+        ValueError: it is quantized.
+    """
     from transformers import PreTrainedModel
 
     if not isinstance(model, PreTrainedModel):
         raise TypeError(f"a {type(model).__name__} is neither a transformers model nor a PeftModel")
     if getattr(model, "hf_quantizer", None) is not None:
         raise ValueError("the model is quantized, and its weights would not be what was trained; export a LoRA adapter instead")
-    state = cast_state_dict(model, dtype)
+    return model
+
+
+def finish_configs(model: "PreTrainedModel", folder: Path, dtype: torch.dtype | None) -> Path:
+    """Beside the config.json that transformers wrote, which is cleaned, put generation_config.json; return the former's path."""
     generation = model.generation_config
-    with _own_config(model):
-        model.save_pretrained(folder, state_dict=state, max_shard_size="5GB")
     if model.can_generate() and generation is not None:
         generation = copy.deepcopy(generation)
         if getattr(generation, "use_cache", None) is False:
@@ -113,7 +143,7 @@ def _clean_config(file: Path, dtype: torch.dtype | None) -> None:
     file.write_text(json.dumps(config, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def _share(folder: Path, marker: Path) -> None:
+def share(folder: Path, marker: Path) -> None:
     """Give every file the mode of `marker`, which the umask decided: safetensors makes its files readable by their owner alone."""
     mode = marker.stat().st_mode & 0o777
     for file in folder.rglob("*"):

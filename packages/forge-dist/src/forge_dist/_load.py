@@ -1,6 +1,6 @@
 """A model path → a model in memory on one device, with every weight read from it, or an error. No pickles, no remote code."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError
@@ -12,6 +12,7 @@ from forge_dist._quiet import quiet
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
+    from transformers.distributed import DistributedConfig
 
 _LOADING = (OSError, ValueError, RuntimeError, KeyError, AttributeError, ImportError, SafetensorError)
 
@@ -39,6 +40,18 @@ def load_model(
             wrong shape; transformers knows no causal language model of this type; the attention does not exist or does not fit,
             or the architecture has no place for an attention function.
     """
+    return read_model(model_path, dtype=dtype, attention=attention, attention_function=attention_function).to(device)
+
+
+def read_model(
+    model_path: str,
+    *,
+    dtype: torch.dtype,
+    attention: str | None,
+    attention_function: AttentionFunction | None,
+    divided: "DistributedConfig | None" = None,
+) -> "PreTrainedModel":
+    """`load_model` on whatever device transformers reads to: the CPU, or with `divided` this rank's shards on its own device."""
     from transformers import AutoModelForCausalLM
 
     check_model_path(model_path)
@@ -50,7 +63,10 @@ def load_model(
             if from_hub:
                 _check_hub_config(model_path)
             own_choice = {"config": _config_without_attention(path)} if attention is None else {}
-            model, report = AutoModelForCausalLM.from_pretrained(
+            kind: Any = AutoModelForCausalLM
+            if divided is not None:
+                kind, own_choice = _divided_kind(path, own_choice.get("config"), divided)
+            model, report = kind.from_pretrained(
                 path,
                 dtype=dtype,
                 attn_implementation=attention,
@@ -76,7 +92,23 @@ def load_model(
             f"model_path {model_path}: its layers attend in chunks, which only a mask expresses, and attention={attention} gets none "
             "for a packed row: use attention=sdpa or eager"
         )
-    return model.to(device)
+    return model
+
+
+def _divided_kind(
+    path: str, config: "PreTrainedConfig | None", divided: "DistributedConfig"
+) -> "tuple[type[PreTrainedModel], dict[str, object]]":
+    """The class that reads this rank's shards alone, and what it is called with."""
+    from transformers import AutoConfig
+
+    from forge_dist._shardable import shardable
+
+    config = AutoConfig.from_pretrained(path, trust_remote_code=False) if config is None else config
+    # Asked with a configuration of its own: the one it is asked with may name an attention that is not installed.
+    kind = shardable(_config_without_attention(path))
+    if kind.config_class is not None and not isinstance(config, kind.config_class):
+        config = config.get_text_config()  # what AutoModelForCausalLM does for a model of text inside a larger one
+    return kind, {"config": config, "distributed_config": divided}
 
 
 def check_report(report: dict[str, object], where: str) -> None:

@@ -3,15 +3,17 @@
 Losses alone prove little (an expert that the samples did not reach may be wrong); bits prove the export, and cost one reading.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from safetensors import safe_open
 
 from forge_dist._errors import ExportError
+from forge_dist._layout import as_stored, kept_once
 from forge_dist._safetensors import read_directory
 
 if TYPE_CHECKING:
@@ -29,12 +31,7 @@ def same_bits(first: torch.Tensor, second: torch.Tensor) -> bool:
 
 def model_tensors(model: "PreTrainedModel") -> dict[str, torch.Tensor]:
     """Name in a checkpoint → tensor in memory: tied weights once, and an architecture's internal layout turned back."""
-    from transformers.core_model_loading import revert_weight_conversion
-    from transformers.modeling_utils import remove_tied_weights_from_state_dict
-
-    ignored = set(getattr(model, "_keys_to_ignore_on_save", None) or ())
-    state = {name: tensor for name, tensor in model.state_dict().items() if name not in ignored}
-    return revert_weight_conversion(model, remove_tied_weights_from_state_dict(state, model))
+    return as_stored(model, kept_once(model, model.state_dict()))
 
 
 def adapter_tensors(model: Any, name: str) -> dict[str, torch.Tensor]:
@@ -50,27 +47,56 @@ def prove_files(expected: Mapping[str, torch.Tensor], directory: Path, stem: str
     Raises:
         ExportError: a file is missing or broken, or a tensor is missing, too many, or differs; the first one is named.
     """
-    try:
-        stored = read_directory(directory, stem)
-    except (ValueError, OSError) as error:
-        raise ExportError(f"{directory} does not hold what was exported: {error}") from error
-    for what, names in (("lacks", expected.keys() - stored.keys()), ("has the unknown", stored.keys() - expected.keys())):
-        if names:
-            raise ExportError(f"{directory} {what} tensor {min(names)} ({len(names)} such)")
-    floats: set[torch.dtype] = set()
-    with ExitStack() as stack:
-        open_files: dict[Path, Any] = {}
-        for name, place in sorted(stored.items()):
-            if place.file not in open_files:
-                open_files[place.file] = stack.enter_context(safe_open(place.file, framework="pt"))
-            found, wanted = open_files[place.file].get_tensor(name), expected[name]
-            if not same_bits(wanted.to(device="cpu", dtype=found.dtype), found):
-                raise ExportError(f"{place.file}: the tensor {name} is not the one in memory{_difference(wanted, found)}")
-            if found.is_floating_point():
-                floats.add(found.dtype)
-            elif wanted.is_floating_point():
-                raise ExportError(f"{place.file}: the tensor {name} is stored as {found.dtype}, which no float can be")
-    return floats
+    with Files(directory, stem) as files:
+        files.prove_names(expected)
+        for name in sorted(expected):
+            files.prove(name, expected[name])
+        return files.floats
+
+
+class Files:
+    """The safetensors files of a directory, to be compared tensor by tensor. A context manager.
+
+    Raises:
+        ExportError: a file is missing or broken.
+    """
+
+    def __init__(self, directory: Path, stem: str) -> None:
+        self._directory = directory
+        try:
+            self._stored = read_directory(directory, stem)
+        except (ValueError, OSError) as error:
+            raise ExportError(f"{directory} does not hold what was exported: {error}") from error
+        self._stack = ExitStack()
+        self._open: dict[Path, Any] = {}
+        self.floats: set[torch.dtype] = set()
+        """The float types of the tensors that were compared."""
+
+    def prove_names(self, expected: Collection[str]) -> None:
+        """Raise ExportError unless the files hold tensors of the `expected` names and no others; the first one is named."""
+        wanted, stored = set(expected), set(self._stored)
+        for what, names in (("lacks", wanted - stored), ("has the unknown", stored - wanted)):
+            if names:
+                raise ExportError(f"{self._directory} {what} tensor {min(names)} ({len(names)} such)")
+
+    def prove(self, name: str, wanted: torch.Tensor) -> None:
+        """Raise ExportError unless the stored tensor is `wanted`, cast to the type in which it is stored."""
+        file = self._stored[name].file
+        if file not in self._open:
+            self._open[file] = self._stack.enter_context(safe_open(file, framework="pt"))
+        found = self._open[file].get_tensor(name)
+        if not same_bits(wanted.to(device="cpu", dtype=found.dtype), found):
+            raise ExportError(f"{file}: the tensor {name} is not the one in memory{_difference(wanted, found)}")
+        if found.is_floating_point():
+            self.floats.add(found.dtype)
+        elif wanted.is_floating_point():
+            raise ExportError(f"{file}: the tensor {name} is stored as {found.dtype}, which no float can be")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        self._stack.close()
 
 
 def prove_reloaded(model: torch.nn.Module, reloaded: torch.nn.Module, types: set[torch.dtype], where: Path) -> bool:
@@ -80,19 +106,30 @@ def prove_reloaded(model: torch.nn.Module, reloaded: torch.nn.Module, types: set
         ExportError: a tensor is missing, too many, or differs; the first one is named.
     """
     ours, theirs = model.state_dict(), reloaded.state_dict()
-    for what, names in (("without", ours.keys() - theirs.keys()), ("with the unknown", theirs.keys() - ours.keys())):
+    prove_reloaded_names(ours, theirs, where)
+    rounded = [prove_reloaded_tensor(name, wanted, theirs[name], types, where) for name, wanted in ours.items()]
+    return any(rounded)
+
+
+def prove_reloaded_names(ours: Collection[str], theirs: Collection[str], where: Path) -> None:
+    """Raise ExportError unless both models have tensors of the same names; the first one that differs is named."""
+    for what, names in (("without", set(ours) - set(theirs)), ("with the unknown", set(theirs) - set(ours))):
         if names:
             raise ExportError(f"{where} loads {what} tensor {min(names)} ({len(names)} such)")
-    rounded = False
-    for name, wanted in ours.items():
-        found = theirs[name]
-        if same_bits(wanted.to(found.dtype), found):
-            continue
-        rounded = True
-        ways = types if wanted.is_floating_point() else ()
-        if not any(same_bits(wanted.to(dtype).to(found.dtype), found) for dtype in ways):
-            raise ExportError(f"{where} loads a tensor {name} that is not the one in memory{_difference(wanted, found)}")
-    return rounded
+
+
+def prove_reloaded_tensor(name: str, wanted: torch.Tensor, found: torch.Tensor, types: set[torch.dtype], where: Path) -> bool:
+    """Whether a tensor was rounded: False if `found` is `wanted` to the bit, True if it is that through one of the stored float `types`.
+
+    Raises:
+        ExportError: it is neither.
+    """
+    if same_bits(wanted.to(found.dtype), found):
+        return False
+    ways = types if wanted.is_floating_point() else ()
+    if not any(same_bits(wanted.to(dtype).to(found.dtype), found) for dtype in ways):
+        raise ExportError(f"{where} loads a tensor {name} that is not the one in memory{_difference(wanted, found)}")
+    return True
 
 
 def _difference(wanted: torch.Tensor, found: torch.Tensor) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from forge_dist._adapter import base_of
+from forge_dist._adapter import base_of, unwrapped
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -24,6 +24,7 @@ class Score(NamedTuple):
 
     nll: float  # summed negative log-likelihood in nats
     loss_tokens: int
+    in_16_bits: bool = False  # whether the logits came in 16 bits
 
     @property
     def mean(self) -> float:
@@ -31,13 +32,14 @@ class Score(NamedTuple):
         return self.nll / self.loss_tokens
 
 
-def score(model: "PreTrainedModel | PeftModel", samples: Sequence[Sample], device: torch.device) -> Score:
+def score(model: "PreTrainedModel | PeftModel | torch.nn.Module", samples: Sequence[Sample], device: torch.device) -> Score:
     """Sum over `samples` of -log p(labels[t] | input_ids[:t]) for every t > 0 with a label, in float32.
 
-    Only learned positions are sent through the head where the architecture allows it, so [S, V] logits need not fit.
+    Only learned positions are sent through the head where the architecture allows it, so [S, V] logits need not fit. A divided model is
+    called as what its strategy put around it, by all ranks together.
     """
-    selects = "logits_to_keep" in inspect.signature(base_of(model).forward).parameters
-    nll, count = 0.0, 0
+    selects = "logits_to_keep" in inspect.signature(base_of(unwrapped(model)).forward).parameters
+    nll, count, in_16_bits = 0.0, 0, False
     with torch.no_grad(), torch.autocast(device.type, enabled=False):
         for input_ids, labels in samples:
             input_ids_S, labels_S = _vector(input_ids, device), _vector(labels, device)
@@ -49,7 +51,8 @@ def score(model: "PreTrainedModel | PeftModel", samples: Sequence[Sample], devic
             logits = logits if selects else logits[positions]
             nll += torch.nn.functional.cross_entropy(logits.float(), labels_S[1:][positions], reduction="sum").item()
             count += len(positions)
-    return Score(nll, count)
+            in_16_bits = logits.element_size() == 2
+    return Score(nll, count, in_16_bits)
 
 
 def has_learned_token(labels: Any) -> bool:

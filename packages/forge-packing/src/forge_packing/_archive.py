@@ -70,6 +70,8 @@ def read(file: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Int64A
     except OSError as error:
         raise PackingError(f"the plan {path} cannot be read: {error}") from error
     except _DAMAGE as error:
+        if "allow_pickle" in str(error):  # numpy's advice is to load it unsafely
+            raise PackingError(f"{path} is not a plan. Give a file that BatchPlan.save wrote") from None
         raise PackingError(f"{path} is not a plan, or only a part of one: {error}. Plan again") from error
     parameters = _parameters(path, arrays.pop("header", None))
     for name, array in arrays.items():

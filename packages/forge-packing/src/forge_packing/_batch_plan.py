@@ -132,6 +132,14 @@ class BatchPlan:
         """sha256 (hex) over all that the plan was made from, and the version of the way in which it is worked out."""
         return _plan_file.fingerprint(self)
 
+    @cached_property
+    def order_fingerprint(self) -> str:
+        """sha256 (hex) over what decides `samples(step)` of any step: not the ranks, not the micro-batches, not the run's length.
+
+        Two plans of which one goes on from the other's position agree in it.
+        """
+        return _plan_file.order_fingerprint(self)
+
     def reshape(self, *, world_size: int | None = None, max_tokens: int | None = None) -> Self:
         """The same steps over other ranks, or in micro-batches of another size: `samples(step)` stays. Raises PackingError."""
         changed = {"world_size": world_size, "max_tokens": max_tokens}

@@ -1,6 +1,6 @@
 """Samples to one flat, padding-free row: PackedBatch."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import attrs
@@ -78,6 +78,11 @@ def collate(examples: Iterable[Example | tuple[Sequence[int] | npt.ArrayLike, Se
 
 
 def _arrays(index: int, example: Any) -> tuple[np.ndarray, np.ndarray]:
+    if isinstance(example, Mapping):  # of two columns it would unpack, into their names
+        raise PackingError(
+            f"example {index} is a {type(example).__name__}: give objects with input_ids and labels, or pairs of the two, such as "
+            '(row["input_ids"], row["labels"])'
+        )
     try:
         ids, labels = (example.input_ids, example.labels) if hasattr(example, "input_ids") else example
     except (AttributeError, TypeError, ValueError) as error:

@@ -22,10 +22,20 @@ from forge_packing import (
     _kernels_refine,
     _kernels_rows,
     _kernels_spread,
+    _kernels_wait,
 )
 from forge_packing._checks import Int64Array
 
-_MODULES = (_kernels_heap, _kernels_spread, _kernels_rows, _kernels_fill, _kernels_makespan, _kernels_refine, _kernels_divide)
+_MODULES = (
+    _kernels_heap,
+    _kernels_wait,
+    _kernels_spread,
+    _kernels_rows,
+    _kernels_fill,
+    _kernels_makespan,
+    _kernels_refine,
+    _kernels_divide,
+)
 _NAMES = {name: value for module in _MODULES for name, value in vars(module).items()}
 _KERNELS = {name: value for name, value in _NAMES.items() if isinstance(value, FunctionType)}
 _CONSTANTS = {name: value for name, value in _NAMES.items() if isinstance(value, int)}

@@ -114,5 +114,7 @@ def integer_costs(cost: Cost, lengths: Int64Array, step_starts: Int64Array) -> I
     values = cost.of(lengths)
     _, exponents = np.frexp(values[step_starts[:-1]])
     bits = np.minimum(40, 61 - np.frexp(sizes.astype(np.float64))[1])
-    scaled = np.ldexp(values, np.repeat(bits - exponents, sizes))
-    return np.maximum(np.rint(scaled), 1).astype(np.int64)
+    # Times a power of two is exact; in place, for ten million samples fill a new array as slowly as they are computed.
+    values *= np.repeat(np.ldexp(1.0, bits - exponents), sizes)
+    np.maximum(np.rint(values, out=values), 1, out=values)
+    return values.astype(np.int64)

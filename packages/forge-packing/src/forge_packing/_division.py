@@ -7,6 +7,7 @@ from forge_packing._checks import MAX_RANKS, MAX_TOKENS, Int64Array, sample_leng
 from forge_packing._compile import run
 from forge_packing._cost import DEFAULT_COST, Cost, integer_costs
 from forge_packing._errors import PackingError
+from forge_packing._sorting import cut, narrow
 
 
 def divide(
@@ -28,21 +29,11 @@ def divide(
     world_size = whole_number("world_size", world_size, 1, MAX_RANKS)
     if not isinstance(cost, Cost):
         raise PackingError(f"cost must be a Cost, got {cost!r} ({type(cost).__name__}). Give Cost(...) or Cost.for_model(...)")
-    passes = divide_step(sample_lengths(lengths, max_tokens, "max_tokens"), max_tokens, world_size, cost)
-    return [[row[rank] for row in passes] for rank in range(world_size)]
-
-
-def divide_step(
-    lengths: Int64Array,
-    max_tokens: int,
-    world_size: int,
-    cost: Cost = DEFAULT_COST,
-) -> list[list[Int64Array]]:
-    """`divide` without its checks, indexed [micro-batch][rank]. lengths: int64[B]."""
-    step_starts = np.array([0, lengths.size], dtype=np.int64)
-    order, starts, pass_starts = divide_steps(lengths, step_starts, max_tokens, world_size, cost)
-    rows = np.split(order, starts[1:-1])
-    return [rows[at : at + world_size] for at in range(0, int(pass_starts[-1]) * world_size, world_size)]
+    lengths_B = sample_lengths(lengths, max_tokens, "max_tokens")
+    step_starts = np.array([0, lengths_B.size], dtype=np.int64)
+    order, starts, _ = divide_steps(lengths_B, step_starts, max_tokens, world_size, cost)
+    micro_batches = cut(order, starts)
+    return [micro_batches[rank::world_size] for rank in range(world_size)]
 
 
 def divide_steps(
@@ -55,16 +46,25 @@ def divide_steps(
     micro-batch after micro-batch (by step, pass, rank), ascending within each; where each micro-batch starts in them; and
     each step's first pass, of `world_size` micro-batches. M is pass_starts[-1] * world_size.
     """
-    step_of = np.repeat(np.arange(step_starts.size - 1), np.diff(step_starts))
-    # Longest first within each step, equal lengths as they came. One sort of one key for all steps.
-    by_length = np.argsort(step_of * (MAX_TOKENS + 1) - lengths, kind="stable")
+    by_length = _longest_first(lengths, step_starts)
     sorted_lengths = lengths[by_length]
     costs = integer_costs(cost, sorted_lengths, step_starts)
     slot_of = np.zeros(lengths.size, dtype=np.int64)
     passes = np.zeros(step_starts.size - 1, dtype=np.int64)
     run("divide_all", (sorted_lengths, costs, step_starts), (world_size, max_tokens), slot_of, passes)
     pass_starts = np.concatenate([[0], np.cumsum(passes)])
+    if passes.size > 1:
+        slot_of += np.repeat(pass_starts[:-1] * world_size, np.diff(step_starts))
     micro_batch_of = np.empty_like(slot_of)
-    micro_batch_of[by_length] = slot_of + pass_starts[step_of] * world_size
+    micro_batch_of[by_length] = slot_of
     sizes = np.bincount(micro_batch_of, minlength=int(pass_starts[-1]) * world_size)
-    return np.argsort(micro_batch_of, kind="stable"), np.concatenate([[0], np.cumsum(sizes)]), pass_starts
+    return np.argsort(narrow(micro_batch_of), kind="stable"), np.concatenate([[0], np.cumsum(sizes)]), pass_starts
+
+
+def _longest_first(lengths: Int64Array, step_starts: Int64Array) -> Int64Array:
+    """int64[P]: positions step after step, longest first within each, equal lengths as they came."""
+    by_length = np.argsort(narrow(lengths.max() - lengths), kind="stable")
+    if step_starts.size == 2:
+        return by_length
+    step_of = narrow(np.repeat(np.arange(step_starts.size - 1), np.diff(step_starts)))
+    return by_length[np.argsort(step_of[by_length], kind="stable")]

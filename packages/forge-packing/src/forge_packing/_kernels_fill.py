@@ -6,6 +6,7 @@ Gupta and Ho, Production Planning & Control 10, 1999; Fleszar and Hindi, Compute
 
 from forge_packing._kernels_heap import Ints, zeros
 from forge_packing._kernels_rows import best_fit
+from forge_packing._kernels_wait import first_of_at_most
 
 # Sets that are tried for one row; more make no difference that could be measured on lengths of chats.
 TRIES = 100
@@ -18,14 +19,7 @@ def next_left(lengths: Ints, left: Ints, start: int, limit: int) -> int:
 
     `left` leads from each sample towards the next one that is left, itself if it is; ways that are long are shortened.
     """
-    low = start
-    high = len(lengths)
-    while low < high:
-        middle = (low + high) // 2
-        if lengths[middle] <= limit:
-            high = middle
-        else:
-            low = middle + 1
+    low = first_of_at_most(lengths, start, limit)
     while left[low] != low:
         left[low] = left[left[low]]
         low = left[low]

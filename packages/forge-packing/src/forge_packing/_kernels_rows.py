@@ -1,11 +1,12 @@
 """Samples, longest first, to as few rows as best-fit decreasing finds, in n log n whatever the lengths and the capacity.
 
 What is asked of the rows only becomes less, as lengths descend. So a row that has space for the sample at hand has it for
-every later one, until it gets one itself: those rows stand in one heap, the fullest first. The others wait in a second one,
-the emptiest first, until samples are short enough.
+every later one, until it gets one itself: those rows stand in a heap, the fullest first. The others wait for the first
+sample that is short enough.
 """
 
 from forge_packing._kernels_heap import Ints, pop, push, zeros
+from forge_packing._kernels_wait import first_of_at_most, first_waiting, wait
 
 
 def best_fit(lengths: Ints, capacity: int, row_of: Ints) -> int:
@@ -15,23 +16,21 @@ def best_fit(lengths: Ints, capacity: int, row_of: Ints) -> int:
     """
     n = len(lengths)
     space = zeros(n)  # a row's tokens that are left, which the fitting are ordered by
-    loads = zeros(n)  # and those that are taken, which the waiting are ordered by
     fitting = zeros(n)
     fit = 0
     waiting = zeros(n)
-    parked = 0
+    after = zeros(n)
     rows = 0
     for i in range(n):
         length = lengths[i]
         following = lengths[i + 1] if i + 1 < n else length
-        while parked > 0 and space[waiting[0]] >= length:
-            row = waiting[0]
-            parked = pop(waiting, parked, loads)
-            fit = push(fitting, fit, space, row)
+        entering = first_waiting(waiting, after, i)
+        while entering > 0:
+            fit = push(fitting, fit, space, entering - 1)
+            entering = after[entering - 1]
         if fit > 0:
             row = fitting[0]
             space[row] -= length
-            loads[row] += length
             # The fullest is fuller now: where it still fits the next one, it stays the first.
             if space[row] >= following:
                 row_of[i] = row
@@ -41,10 +40,9 @@ def best_fit(lengths: Ints, capacity: int, row_of: Ints) -> int:
             row = rows
             rows += 1
             space[row] = capacity - length
-            loads[row] = length
         row_of[i] = row
         if space[row] >= following:
             fit = push(fitting, fit, space, row)
         elif space[row] >= lengths[n - 1]:  # else nothing fits into it any more
-            parked = push(waiting, parked, loads, row)
+            wait(waiting, after, first_of_at_most(lengths, i + 2, space[row]), row)
     return rows

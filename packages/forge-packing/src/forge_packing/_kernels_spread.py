@@ -4,6 +4,7 @@
 """
 
 from forge_packing._kernels_heap import Ints, pop, push, sift_down, zeros
+from forge_packing._kernels_wait import first_of_at_most, first_waiting, wait
 
 
 def levels(costs: Ints, passes: int, ranks: int) -> Ints:
@@ -33,40 +34,65 @@ def levels(costs: Ints, passes: int, ranks: int) -> Ints:
 def spread(lengths: Ints, costs: Ints, ranks: int, capacity: int, aims: Ints, bin_of: Ints) -> bool:
     """Each sample to the bin that is furthest below its pass's aim, of those that have room. False where one fits nowhere.
 
-    With equal aims this is "longest processing time first" (Graham 1969) under a token budget. A bin without room for the
-    next sample waits, ordered by room, until samples are short enough; it leaves the waiting line only for a sample that
-    it can take, so every sample moves a bin twice at most: n log n.
+    With equal aims this is "longest processing time first" (Graham 1969) under a token budget. Bins with room stand in
+    lines, each from the furthest below its aim, and only the first of each line is in a heap: samples of one cost leave
+    their bins in the order in which they took them, so there are about as many lines as costs, few enough for a cache
+    however many bins there are. A bin without room for the next sample waits for the first that it can take, so every
+    sample moves a bin twice at most: n log n.
     """
     n = len(lengths)
     bins = len(aims) * ranks
     keys = zeros(bins)  # cost so far less the aim
-    loads = zeros(bins)  # tokens so far: the first of the waiting line has most room
-    heap = zeros(bins)
+    loads = zeros(bins)  # tokens so far
+    after = zeros(bins)  # number + 1 of the next bin of the same line, 0 behind the last
     for b in range(bins):
         keys[b] = -aims[b // ranks]
-        heap[b] = b  # aims descend, so this is in order
-    size = bins
-    waiting = zeros(bins)
-    parked = 0
+        after[b] = b + 2
+    after[bins - 1] = 0  # aims descend, so all bins in order are one line
+    heap = zeros(bins)
+    size = 1
+    last = bins - 1  # the last bin of the line that was joined last, -1 where that bin has left it
+    waiting = zeros(n)
     for i in range(n):
-        length = lengths[i]
-        while parked > 0 and loads[waiting[0]] + length <= capacity:
-            b = waiting[0]
-            parked = pop(waiting, parked, loads)
-            size = push(heap, size, keys, b)
+        entering = first_waiting(waiting, after, i)
+        while entering > 0:
+            b = entering - 1
+            entering = after[b]
+            size = join(heap, size, keys, after, last, b)
+            last = b
         if size == 0:
             return False
         b = heap[0]
+        if after[b] > 0:
+            heap[0] = after[b] - 1
+            sift_down(heap, size, keys)
+        else:
+            size = pop(heap, size, keys)
+            if last == b:
+                last = -1
         bin_of[i] = b
         keys[b] += costs[i]
-        loads[b] += length
-        if i + 1 < n and loads[b] + lengths[i + 1] > capacity:
-            size = pop(heap, size, keys)
-            if loads[b] + lengths[n - 1] <= capacity:
-                parked = push(waiting, parked, loads, b)
+        loads[b] += lengths[i]
+        room = capacity - loads[b]
+        if i + 1 < n and room < lengths[i + 1]:
+            if room >= lengths[n - 1]:
+                wait(waiting, after, first_of_at_most(lengths, i + 2, room), b)
         else:
-            sift_down(heap, size, keys)
+            size = join(heap, size, keys, after, last, b)
+            last = b
     return True
+
+
+def join(heap: Ints, size: int, keys: Ints, after: Ints, last: int, b: int) -> int:
+    """Put a bin behind the last one of a line, or, where it is further below its aim, into a line of its own.
+
+    Returns how many lines there are.
+    """
+    after[b] = 0
+    if last >= 0 and (keys[last] < keys[b] or (keys[last] == keys[b] and last < b)):
+        after[last] = b + 1
+        return size
+    return push(heap, size, keys, b)
 
 
 def greedy(lengths: Ints, ranks: int, capacity: int, bin_of: Ints) -> int:

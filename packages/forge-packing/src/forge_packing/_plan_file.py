@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 ALGORITHM = 3
 """Counts up whenever the same input would make other steps."""
 
+ORDER = 1
+"""Counts up whenever the same data, batch size and seed would make steps of other samples."""
+
 _ARRAYS = ("lengths", "loss_counts", "sources", "weights")
 
 
@@ -31,6 +34,16 @@ def fingerprint(plan: "BatchPlan") -> str:
     digest = hashlib.sha256(json.dumps({"algorithm": ALGORITHM, **_parameters(plan)}, sort_keys=True).encode())
     for name, array in _arrays(plan).items():
         _update(digest, name, array)
+    return digest.hexdigest()
+
+
+def order_fingerprint(plan: "BatchPlan") -> str:
+    """sha256 (hex) over what decides which samples a step holds, and ORDER."""
+    decides = ("batch_size", "drop_last", "seed", "shuffle")
+    digest = hashlib.sha256(json.dumps({"order": ORDER, **{name: getattr(plan, name) for name in decides}}).encode())
+    for name, array in _arrays(plan).items():
+        if name != "loss_counts":
+            _update(digest, name, array)
     return digest.hexdigest()
 
 

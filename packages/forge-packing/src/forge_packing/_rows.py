@@ -6,6 +6,7 @@ import numpy.typing as npt
 from forge_packing._bounds import row_bound
 from forge_packing._checks import MAX_TOKENS, Int64Array, sample_lengths, whole_number
 from forge_packing._compile import run
+from forge_packing._sorting import cut, narrow
 
 
 def pack_rows(lengths: npt.ArrayLike, capacity: int) -> list[Int64Array]:
@@ -20,10 +21,10 @@ def pack_rows(lengths: npt.ArrayLike, capacity: int) -> list[Int64Array]:
     """
     capacity = whole_number("capacity", capacity, 1, MAX_TOKENS)
     lengths_N = sample_lengths(lengths, capacity, "capacity")
-    longest_first = np.argsort(-lengths_N, kind="stable")
+    longest_first = np.argsort(narrow(lengths_N.max() - lengths_N), kind="stable")
     placed = np.zeros(lengths_N.size, dtype=np.int64)
     rows = run("pack", (lengths_N[longest_first],), (capacity, row_bound(lengths_N, capacity)), placed)
     row_of = np.empty_like(placed)
     row_of[longest_first] = placed
     sizes = np.bincount(row_of, minlength=rows)
-    return np.split(np.argsort(row_of, kind="stable"), np.cumsum(sizes)[:-1])
+    return cut(np.argsort(narrow(row_of), kind="stable"), np.concatenate([[0], np.cumsum(sizes)]))

@@ -15,7 +15,15 @@ if TYPE_CHECKING:
     import forge_data as data
     import forge_dist as dist
     import forge_packing as packing
-    from forge._errors import DataLintError, ForgeError, RecipeError, RunDirectoryError, RunWriteError, SettingsError
+    from forge._errors import (
+        DataLintError,
+        ForgeError,
+        PreemptedError,
+        RecipeError,
+        RunDirectoryError,
+        RunWriteError,
+        SettingsError,
+    )
     from forge._generate import generate
     from forge._result import RunResult
     from forge._sft import sft
@@ -25,6 +33,7 @@ __version__ = "0.2.0"
 __all__ = [
     "DataLintError",
     "ForgeError",
+    "PreemptedError",
     "RecipeError",
     "RunDirectoryError",
     "RunResult",
@@ -49,6 +58,7 @@ _ROOMS = {
 _HOMES = {
     "DataLintError": "_errors",
     "ForgeError": "_errors",
+    "PreemptedError": "_errors",
     "RecipeError": "_errors",
     "RunDirectoryError": "_errors",
     "RunResult": "_result",

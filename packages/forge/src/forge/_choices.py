@@ -51,7 +51,11 @@ def check_warmup(s: SFTSettings, num_steps: int) -> None:
 
 
 def load_fitting(
-    s: SFTSettings, machine: forge_accel.Accelerator, dtype: forge_accel.Choice[Any], objective: forge_algos.Objective
+    s: SFTSettings,
+    machine: forge_accel.Accelerator,
+    dtype: forge_accel.Choice[Any],
+    objective: forge_algos.Objective,
+    strategy: forge_dist.Strategy,
 ) -> tuple[SFTSettings, Any, str]:
     """Load the model on the attention that was asked for, or on the first that keeps its packed samples apart.
 
@@ -62,7 +66,7 @@ def load_fitting(
     model = None
     reason = choice.reason
     try:
-        model = _loaded(s, machine, dtype, choice, objective)
+        model = _loaded(s, machine, dtype, choice, objective, strategy)
     except Exception as error:
         refused = getattr(error, "exit_status", None) == forge_algos.ForgeAlgosError.exit_status
         if s.device.attention != "auto" or choice.value.name == "eager" or not refused:
@@ -70,7 +74,7 @@ def load_fitting(
         first, choice = choice.value.name, machine.attention("eager", dtype.value)
         reason = f"eager: {first} does not fit this model ({error})"
         try:
-            model = _loaded(s, machine, dtype, choice, objective)
+            model = _loaded(s, machine, dtype, choice, objective, strategy)
         except Exception:  # noqa: BLE001 - whatever it is, the first refusal is the better answer
             # Neither fits: what the usual choice said is the better answer.
             raise error from None
@@ -85,17 +89,19 @@ def _loaded(
     dtype: forge_accel.Choice[Any],
     attention: forge_accel.Choice[forge_accel.Attention],
     objective: forge_algos.Objective,
+    strategy: forge_dist.Strategy,
 ) -> Any:
-    model = forge_dist.load_model(
+    model = strategy.load(
         s.model.model_path,
         # What is trained is held in float32, whatever it is computed in; a frozen base needs no more than it is computed in.
         dtype=forge_accel.float32 if s.adapter.adapter == "none" else dtype.value,
-        device=machine.device.value,
         attention=attention.value.name,
         attention_function=attention.value.function,
     )
     # Asked now, while a refusal still leaves nothing behind: does this model keep packed samples apart?
-    objective.bind(model, device=machine.device.value)
+    with strategy.computing(model):
+        objective.bind(model, device=machine.device.value)
+    strategy.settle(model)
     return model
 
 

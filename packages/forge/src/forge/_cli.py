@@ -1,6 +1,7 @@
 """The command `forge`: words of a shell → the same calls that Python makes, errors → one message and an exit status.
 
-Exit status: 0 finished; 2 bad input; 1 the run failed, or `forge data lint` found what stops one; 130 interrupted, 143 terminated.
+Exit status: 0 finished; 2 bad input; 1 the run failed, or `forge data lint` found what stops one; 75 stopped by a signal
+with its state saved; 130 interrupted, 143 terminated before there was a state.
 """
 
 from __future__ import annotations
@@ -29,6 +30,18 @@ _DEBUG = "FORGE_DEBUG"
 def _whole(_kind: object, tokens: Sequence[cyclopts.Token]) -> int:
     """Read a whole number strictly: cyclopts by itself rounds 1.5 to 2."""
     return int(tokens[0].value)
+
+
+def _whole_or_word(_kind: object, tokens: Sequence[cyclopts.Token]) -> int | str:
+    """Read a whole number where one is written, and a word (`auto`, `1:4`) elsewhere."""
+    word = tokens[0].value
+    return int(word) if word.isdecimal() else word
+
+
+def _converter(kinds: set[Any]) -> Callable[..., int | str] | None:
+    if int not in kinds:
+        return None
+    return _whole_or_word if str in kinds else _whole
 
 
 def _required(field: attrs.Attribute[Any]) -> str:
@@ -106,7 +119,9 @@ def _sft_command() -> Callable[..., None]:
             for name, value in settings.items()
         }
         resolved = resolve(SFTSettings, *layers, ("flag", flags))
-        print(run(resolved).model_dir)
+        result = run(resolved)
+        if os.environ.get("RANK", "0") == "0":
+            print(result.model_dir)
 
     # One path or several are words of a shell; a mapping of paths to weights is for recipes.
     several = {
@@ -130,7 +145,7 @@ def _sft_command() -> Callable[..., None]:
                 group=cyclopts.Group(group.capitalize(), sort_key=order.index(group)),
                 consume_multiple=True,
                 negative_iterable=(),
-                converter=_whole if int in (parameter.annotation, *get_args(parameter.annotation)) else None,
+                converter=_converter({parameter.annotation, *get_args(parameter.annotation)}),
             )
         annotation = tuple[str, ...] if parameter.name in several else parameter.annotation
         if parameter.default is None and parameter.name != "recipe":

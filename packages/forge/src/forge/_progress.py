@@ -19,16 +19,18 @@ class Reporter:
         log: takes a line for the run's log file.
         num_steps: steps of the run, for the bar and the remaining time.
         every: a plain line every so many steps.
+        quiet: show nothing, for the ranks beside the first.
 
     """
 
-    def __init__(self, log: Callable[[str], None], *, every: int = 1) -> None:
+    def __init__(self, log: Callable[[str], None], *, every: int = 1, quiet: bool = False) -> None:
         self._log = log
         self._every = every
-        self._console = Console(stderr=True, highlight=False, soft_wrap=True)
+        self._quiet = quiet
+        self._console = Console(stderr=True, highlight=False, soft_wrap=True, quiet=quiet)
         self._bar: Progress | None = None
         self._task: TaskID | None = None
-        self._num_steps = 0
+        self._num_steps = self._done = 0
         self._began = 0.0
 
     def note(self, line: str) -> None:
@@ -40,19 +42,19 @@ class Reporter:
         """Return a function `(done, total)` that shows how far some preparation has come (terminal only)."""
 
         def show(done: int, total: int) -> None:
-            if sys.stderr.isatty():
+            if sys.stderr.isatty() and not self._quiet:
                 self._console.print(f"{what}: {done:,}" + (f" of {total:,}" if total else ""), end="\r", markup=False)
 
         return show
 
-    def steps(self, num_steps: int) -> Self:
-        """Begin the steps; use as `with reporter.steps(n):`."""
-        self._num_steps = num_steps
+    def steps(self, num_steps: int, *, done: int = 0) -> Self:
+        """Begin the steps, of which some were made before this start; use as `with reporter.steps(n):`."""
+        self._num_steps, self._done = num_steps, done
         return self
 
     def __enter__(self) -> Self:
         self._began = time.perf_counter()
-        if self._console.is_terminal:
+        if self._console.is_terminal and not self._quiet:
             self._bar = Progress(
                 TextColumn("[bold]step"),
                 MofNCompleteColumn(),
@@ -64,7 +66,7 @@ class Reporter:
                 TimeRemainingColumn(),
                 console=self._console,
             )
-            self._task = self._bar.add_task("starting", total=self._num_steps)
+            self._task = self._bar.add_task("starting", total=self._num_steps, completed=self._done)
             self._bar.start()
         return self
 
@@ -81,7 +83,7 @@ class Reporter:
         if out.step % self._every and out.step != self._num_steps:
             return
         spent = time.perf_counter() - self._began
-        left = spent / out.step * (self._num_steps - out.step)
+        left = spent / (out.step - self._done) * (self._num_steps - out.step)
         line = (
             f"step {out.step}/{self._num_steps}  loss {out.loss:.4f}  lr {out.learning_rate:.3g}  "
             f"grad_norm {out.grad_norm:.3g}  {tokens_per_second:,.0f} tokens/s  ETA {_clock(left)}"

@@ -69,14 +69,16 @@ def _left_open(text: str) -> set[str]:
     Otherwise `forge sft RUN/config.yaml --adapter none` would train everything with the learning rate that was chosen for LoRA.
     """
     last_comments = re.findall(r"^(\w+): .*  # ((?:(?!  # ).)*)$", text, re.MULTILINE)
-    return {name for name, comment in last_comments if comment == "default" or comment.startswith("chosen: ")}
+    return {
+        name for name, comment in last_comments if comment == "default" or comment.startswith(("chosen: ", "environment: "))
+    }
 
 
 def as_recipe(settings: Any) -> str:
     """Write composed settings as YAML, one line each, with where every value came from as its comment."""
     lines = [
         "# Every setting of this run as resolved, and where it came from. `forge sft FILE` reads it as a recipe:",
-        "# what is marked default or chosen is then left open again, everything else is as written.",
+        "# what is marked default, chosen or environment is then left open again, everything else is as written.",
     ]
     group = None
     for owner, field in flat_fields(type(settings)):

@@ -1,10 +1,15 @@
-"""What a finished run hands back."""
+"""What a finished run hands back, and the file that says that it is finished."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import attrs
+
+import forge_dist
+
+_FILE = "result.json"
 
 
 @attrs.frozen(kw_only=True)
@@ -12,7 +17,7 @@ class RunResult:
     """A finished run: where it lies and what it measured. Losses are in nats per learned token."""
 
     output_dir: Path
-    """The run directory: `config.yaml`, `metrics.jsonl`, `log.txt`, `data/`, `plan/`, `hf_format/`."""
+    """The run directory: `config.yaml`, `metrics.jsonl`, `log.txt`, `data/`, `plan/`, `hf_format/`, `full_state/`."""
     model_dir: Path
     """The last export, `hf_format/samples_N`: a plain Hugging Face directory, or a plain PEFT one with `adapter="lora"`."""
     steps: int
@@ -27,4 +32,28 @@ class RunResult:
     """Held-out loss after the last step, of the model as it was exported (a bfloat16 directory is exported in bfloat16);
     None where nothing was held out."""
     seconds: float
-    """Wall-clock time from the first step to the last export."""
+    """Wall-clock time from the first step to the last export, of all starts together."""
+
+
+def write_result(result: RunResult) -> None:
+    """Write `result.json` into the run directory: from then on the run is finished. Paths are written relative to it."""
+    values = attrs.asdict(result)
+    del values["output_dir"]
+    values["model_dir"] = str(result.model_dir.relative_to(result.output_dir))
+    forge_dist.write_text_atomically(result.output_dir / _FILE, json.dumps(values, indent=2) + "\n")
+
+
+def read_result(path: Path) -> RunResult:
+    """Read the result of the finished run in `path`. Raises FileNotFoundError where it is not finished."""
+    values = json.loads((path / _FILE).read_text(encoding="utf-8"))
+    return RunResult(output_dir=path, **{**values, "model_dir": path / values["model_dir"]})
+
+
+def is_finished(path: Path) -> bool:
+    """Whether the run in `path` came to its end."""
+    return (path / _FILE).exists()
+
+
+def reopen(path: Path) -> None:
+    """Take back that the run is finished: it goes on."""
+    (path / _FILE).unlink(missing_ok=True)

@@ -1,7 +1,8 @@
-"""A path → a run directory that is either whole or not there, and the files in it that a person reads.
+"""A path → a run directory that is whole, or not there; the files in it that a person reads; and a run that goes on in it.
 
 Everything made before training begins (token stores, plan, config) is made in a hidden folder inside and moved out at once by
-`publish`. Until then a failure leaves the disk as it was found; so does a refusal (exit status 2) before the first step.
+`publish`. Until then a failure leaves the disk as it was found; so does a refusal (exit status 2) before the first step. A directory
+that holds a run already is that run's, `resuming`: what is prepared again is compared with what lies there, and thrown away.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import math
 import os
 import shutil
 import time
@@ -17,22 +19,33 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, TextIO
 
+import forge_dist
 from forge._errors import RunDirectoryError, RunWriteError
 
 _STAGING = ".forge-preparing"
+_LOGS = "logs"
+"""Where a launcher keeps its ranks' output: made before the run itself."""
 
 
 class RunDirectory:
     """The run directory, claimed for this process; use as a context manager.
 
     The lock is on the directory itself and is held by the process, so it dies with its owner.
+
+    Args:
+        path: of the directory; new, empty, or a run's.
+        resume: `never` refuses a directory that holds a run.
+
     """
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, *, resume: str = "auto") -> None:
         self.path = Path(os.path.abspath(os.path.expanduser(_named(path))))
         self.published = False
+        self.resuming = False
+        """Whether the directory holds a run that is to go on."""
         self.began = False
         """Whether a step was made: from then on the run is kept, however it ends."""
+        self._resume = resume
         self._made: list[Path] = []
         self._entries: list[Path] = []
         self._lock = -1
@@ -43,12 +56,12 @@ class RunDirectory:
         try:
             self._make()
             self._claim()
-            shutil.rmtree(self._staging, ignore_errors=True)
-            self._staging.mkdir()
-            self._entries = [self._staging]
+            shutil.rmtree(self.staging, ignore_errors=True)
+            self.staging.mkdir()
+            self._entries = [self.staging]
             # metrics.jsonl is opened here too, so that a directory that cannot be written is found before any work is done.
-            self._log = (self._staging / "log.txt").open("a", encoding="utf-8")
-            self._metrics = (self._staging / "metrics.jsonl").open("a", encoding="utf-8")
+            self._log = (self.staging / "log.txt").open("a", encoding="utf-8")
+            self._metrics = (self.staging / "metrics.jsonl").open("a", encoding="utf-8")
         except RunDirectoryError:
             self._undo()
             raise
@@ -62,35 +75,88 @@ class RunDirectory:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         refused = not self.published or (not self.began and getattr(error, "exit_status", None) == 2)
         # On a full disk the last words may not be written, which must not hide why the run ended.
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, RunWriteError):
             if error is not None and not refused:
-                how = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
-                self.log(f"{how}: {type(error).__name__}: {error}")
+                self.log(_how(error))
         for handle in (self._log, self._metrics):
             if handle is not None:
                 with contextlib.suppress(OSError):
                     handle.close()
         if refused:
             self._undo()
-        if self._lock >= 0:
-            os.close(self._lock)
+        self._release()
 
     @property
-    def _staging(self) -> Path:
+    def staging(self) -> Path:
+        """The hidden folder in which a run is prepared."""
         return self.path / _STAGING
 
     @property
     def root(self) -> Path:
         """Where files go now: the hidden folder until `publish`, the run directory from then on."""
-        return self.path if self.published else self._staging
+        return self.path if self.published else self.staging
 
     def publish(self) -> None:
-        """Move what was prepared to its place: from here on the directory is a run."""
-        # config.yaml last: it is what makes the directory a run.
-        for entry in sorted(self._staging.iterdir(), key=lambda entry: entry.name == "config.yaml"):
-            self._entries.append(entry.rename(self.path / entry.name))
-        self._staging.rmdir()
+        """Move what was prepared to its place: from here on the directory is a run.
+
+        A run that goes on keeps its own data; its log is gone on with, and plan and config.yaml, which say how it is divided
+        now, take the place of the former.
+        """
+        if self.resuming:
+            self._publish_anew()
+        else:
+            # config.yaml last: it is what makes the directory a run.
+            for entry in sorted(self.staging.iterdir(), key=lambda entry: entry.name == "config.yaml"):
+                self._entries.append(entry.rename(self.path / entry.name))
+        shutil.rmtree(self.staging)
         self.published = True
+
+    def _publish_anew(self) -> None:
+        assert self._log is not None
+        assert self._metrics is not None
+        self._log.close()
+        self._metrics.close()
+        said = (self.staging / "log.txt").read_text(encoding="utf-8")
+        self._log = (self.path / "log.txt").open("a", encoding="utf-8")
+        self._append(self._log, said)
+        self._metrics = (self.path / "metrics.jsonl").open("a", encoding="utf-8")
+        for name in ("plan/plan.npz", "config.yaml"):
+            (self.path / name).parent.mkdir(exist_ok=True)
+            (self.staging / name).replace(self.path / name)
+        # What a killed run left half-written has hidden names, which nothing reads; its owner is gone, for the lock is ours.
+        for folder in (self.path, self.path / "hf_format"):
+            for left in folder.glob(".*.tmp"):
+                shutil.rmtree(left) if left.is_dir() else left.unlink()
+
+    def rewind(self, metrics_bytes: int, samples: int) -> list[str]:
+        """Forget what came after a position: later lines of metrics.jsonl, and exports of more samples, which will be made again.
+
+        Returns the names of the exports that went. Raises RunDirectoryError where metrics.jsonl is shorter than it was.
+        """
+        file = self.path / "metrics.jsonl"
+        found = file.read_bytes()
+        if len(found) < metrics_bytes:
+            raise RunDirectoryError(
+                f"{file}: has {len(found):,} bytes, and had {metrics_bytes:,} when the state to go on from was saved: it was cut or "
+                "replaced. Put it back, or give another ckpt_output_dir."
+            )
+        if len(found) > metrics_bytes:
+            if self._metrics is not None:
+                self._metrics.close()
+            forge_dist.write_text_atomically(file, found[:metrics_bytes].decode("utf-8"))
+            self._metrics = file.open("a", encoding="utf-8")
+        gone = []
+        for export in sorted(self.path.glob("hf_format/samples_*")):
+            count = export.name.removeprefix("samples_")
+            if count.isdigit() and int(count) > samples:
+                discard(export)
+                gone.append(export.name)
+        return gone
+
+    @property
+    def metrics_bytes(self) -> int:
+        """How long metrics.jsonl is now."""
+        return (self.root / "metrics.jsonl").stat().st_size
 
     def log(self, line: str) -> None:
         """Append a line to `log.txt`, with the time. Raises RunWriteError."""
@@ -98,8 +164,9 @@ class RunDirectory:
         self._append(self._log, "".join(f"{stamp}  {part}\n" for part in line.splitlines() or [""]))
 
     def metrics(self, values: Mapping[str, object]) -> None:
-        """Append one JSON line to `metrics.jsonl` and flush it. Raises RunWriteError."""
-        self._append(self._metrics, json.dumps(values) + "\n")
+        """Append one JSON line to `metrics.jsonl` and flush it; a figure that is not finite becomes null. Raises RunWriteError."""
+        finite = {name: None if isinstance(v, float) and not math.isfinite(v) else v for name, v in values.items()}
+        self._append(self._metrics, json.dumps(finite) + "\n")
 
     def _append(self, handle: TextIO | None, text: str) -> None:
         if handle is None:
@@ -110,21 +177,12 @@ class RunDirectory:
         except OSError as error:
             name = Path(handle.name).name
             raise RunWriteError(
-                f"{self.root / name}: cannot be written: {error.strerror or error}. What was exported before is whole; "
-                "make room and start again in a new directory."
+                f"{self.root / name}: cannot be written: {error.strerror or error}. What was saved before is whole: make room, and "
+                "the same command goes on from there."
             ) from error
 
     def _make(self) -> None:
-        missing = []
-        path = self.path.absolute()
-        while not path.exists():
-            missing.append(path)
-            path = path.parent
-        for folder in reversed(missing):
-            folder.mkdir()
-            self._made.append(folder)
-        if not self.path.is_dir():
-            raise RunDirectoryError(f"ckpt_output_dir {self.path}: is a file. Give a directory, new or empty.")
+        self._made = make_directories(self.path)
 
     def _claim(self) -> None:
         self._lock = os.open(self.path, os.O_RDONLY)
@@ -134,29 +192,97 @@ class RunDirectory:
             raise RunDirectoryError(
                 f"ckpt_output_dir {self.path}: another run is writing to it now. Give another directory, or wait for that run."
             ) from error
-        held = sorted(entry.name for entry in self.path.iterdir() if entry.name != _STAGING)
-        if "config.yaml" in held:
+        held = sorted(entry.name for entry in self.path.iterdir() if entry.name not in (_STAGING, _LOGS))
+        self.resuming = "config.yaml" in held
+        if self.resuming and self._resume == "never":
             which = "another run" if "hf_format" in held else "another run, which made no export"
-            raise RunDirectoryError(f"ckpt_output_dir {self.path}: holds {which}. Give a new directory, or remove that run.")
-        if held:
+            raise RunDirectoryError(
+                f"ckpt_output_dir {self.path}: holds {which}, and resume=never. Give a new directory, or resume=auto to go on with it."
+            )
+        if held and not self.resuming:
             shown = ", ".join(held[:5]) + (", ..." if len(held) > 5 else "")
             raise RunDirectoryError(
                 f"ckpt_output_dir {self.path}: is not empty (it holds {shown}). Give a new or empty directory."
             )
 
     def _undo(self) -> None:
-        """Leave the disk as it was found: remove what this object made, and only that."""
+        """Leave the disk as it was found: remove what this object made, and only that; and let go of the directory."""
         for entry in self._entries:
             if entry.is_dir():
                 shutil.rmtree(entry, ignore_errors=True)
             else:
                 entry.unlink(missing_ok=True)
-        for folder in reversed(self._made):
-            try:
-                folder.rmdir()
-            except OSError:
-                break
+        remove_empty(self._made)
         self._made.clear()
+        self._release()
+
+    def _release(self) -> None:
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+
+class NoDirectory:
+    """What the other ranks have in its place: the first rank alone writes the run's files, and the others know where they are."""
+
+    resuming = published = began = False
+    metrics_bytes = 0
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(os.path.abspath(os.path.expanduser(_named(path))))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return
+
+    def publish(self) -> None:
+        """Do nothing."""
+
+    def log(self, line: str) -> None:
+        """Do nothing."""
+
+    def metrics(self, values: Mapping[str, object]) -> None:
+        """Do nothing."""
+
+
+def make_directories(path: Path) -> list[Path]:
+    """Make a directory with its parents; return those that were not there. Raises RunDirectoryError where it is a file."""
+    missing, made = [], []
+    above = path
+    while not above.exists():
+        missing.append(above)
+        above = above.parent
+    for folder in reversed(missing):
+        folder.mkdir(exist_ok=True)
+        made.append(folder)
+    if not path.is_dir():
+        raise RunDirectoryError(f"ckpt_output_dir {path}: is a file. Give a directory, new or empty.")
+    return made
+
+
+def remove_empty(folders: list[Path]) -> None:
+    """Remove directories, the last first, as far as they are empty."""
+    for folder in reversed(folders):
+        try:
+            folder.rmdir()
+        except OSError:
+            break
+
+
+def discard(directory: Path) -> None:
+    """Remove a directory so that a kill on the way leaves no half of it under its name."""
+    hidden = directory.with_name(f".{directory.name}.{os.getpid()}.tmp")
+    directory.rename(hidden)
+    shutil.rmtree(hidden)
+
+
+def _how(error: BaseException) -> str:
+    if getattr(error, "exit_status", None) == 75:
+        return str(error)
+    how = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+    return f"{how}: {type(error).__name__}: {error}"
 
 
 def _named(path: str | Path) -> str:

@@ -7,7 +7,9 @@ Each leaf owns the settings of its room; this file only composes them: `SFTSetti
 from __future__ import annotations
 
 import difflib
+import hashlib
 import inspect
+import json
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -52,6 +54,8 @@ class SFTSettings:
     optimizer: forge_algos.OptimizerSettings
     adapter: forge_algos.AdapterSettings
     device: forge_accel.DeviceSettings
+    strategy: forge_dist.StrategySettings
+    launch: forge_dist.LaunchSettings
     checkpoints: forge_dist.CheckpointSettings
     report: ReportSettings
     origins: Mapping[str, str]
@@ -61,6 +65,11 @@ class SFTSettings:
         group = next(owner for owner, field in flat_fields(type(self)) if field.name == name)
         chosen = self.with_value(group, name, value)
         return attrs.evolve(chosen, origins={**self.origins, name: f"chosen: {reason}"})
+
+    def digest(self) -> str:
+        """sha256 (hex) over every value that all ranks of a run must share: what differs by node is left out."""
+        shared = {name: attrs.asdict(getattr(self, name)) for name in sorted(groups(type(self))) if name != "launch"}
+        return hashlib.sha256(json.dumps(shared, sort_keys=True, default=list).encode()).hexdigest()
 
     def with_value(self, group: str, name: str, value: object) -> Self:
         """Return a copy in which a setting is spelled otherwise, its origin kept."""

@@ -16,6 +16,10 @@ class Objective(Protocol):
         """How many terms the batch's loss has: what `LossTerms.count` will be, known without a forward."""
         ...
 
+    def idle(self) -> Any:
+        """A tiny made-up batch with something to learn, for a rank that has nothing while others have; its loss is not counted."""
+        ...
+
     def bind(self, model: nn.Module, *, device: torch.device) -> Callable[[Any], LossTerms]:
         """Decide once how this model is run; the returned function turns a batch into its terms."""
         ...

@@ -1,7 +1,7 @@
 """Supervised fine-tuning: a packed row → the summed negative log-likelihood of its learned tokens."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import attrs
 import numpy as np
@@ -12,9 +12,19 @@ from torch import nn
 from forge_algos._batch import IGNORE, PackedBatch, check_batch, next_tokens
 from forge_algos._errors import AdapterError
 from forge_algos._isolation import packed_inputs, require_isolation
-from forge_algos._modules import vocabulary
+from forge_algos._modules import unwrap, vocabulary
 from forge_algos.losses import LossTerms
 from forge_algos.objectives._head import Head, choose_head
+
+
+class _Row(NamedTuple):
+    """A `PackedBatch`."""
+
+    input_ids: NDArray[Any]
+    labels: NDArray[Any]
+    position_ids: NDArray[Any]
+    cu_seqlens: NDArray[Any]
+    max_seqlen: int
 
 
 @attrs.frozen
@@ -32,6 +42,16 @@ class SFT:
         check_batch(batch)
         return int((next_tokens(batch) != IGNORE).sum())
 
+    def idle(self) -> PackedBatch:
+        """One document of two tokens, the second learned; every vocabulary has the id 0."""
+        return _Row(
+            input_ids=np.zeros(2, np.int64),
+            labels=np.array([IGNORE, 0]),
+            position_ids=np.arange(2),
+            cu_seqlens=np.array([0, 2]),
+            max_seqlen=2,
+        )
+
     def bind(self, model: nn.Module, *, device: torch.device) -> Callable[[PackedBatch], LossTerms]:
         """Choose how this model's head is scored (`forge_algos.objectives.choose_head` says why), then run batches.
 
@@ -39,7 +59,7 @@ class SFT:
             PackedBatchError: the model does not keep the documents of a packed row apart; two made-up ones are tried.
             AdapterError: the model carries a prompt-like adapter, whose virtual tokens belong to no document.
         """
-        for name, config in getattr(model, "peft_config", {}).items():
+        for name, config in getattr(unwrap(model), "peft_config", {}).items():
             if getattr(config, "is_prompt_learning", False):
                 kind = getattr(config, "peft_type", "a prompt")
                 raise AdapterError(f"adapter {name!r} is {kind}: its virtual tokens have no place in a packed row; use LoRA")

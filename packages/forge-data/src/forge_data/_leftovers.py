@@ -1,0 +1,53 @@
+"""Where a store is written until it is whole, by a name that says who writes it; and what killed processes left there.
+
+Nothing is left by an error or Ctrl-C. A process that is killed outright cannot clean up, so the next one that prepares the same
+store does: whatever a process of this machine wrote that is gone. A file system may be shared, so the name says the machine too.
+"""
+
+import hashlib
+import os
+import re
+import secrets
+import shutil
+import socket
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+
+_NAME = re.compile(r"\.(?P<where>[0-9a-f]{8})\.(?P<process>\d+)-[0-9a-f]{8}\.partial")
+
+
+def partial_of(directory: Path) -> Path:
+    """A new name beside the store's, of this process."""
+    return directory.with_name(f".{directory.name}.{_here()}.{os.getpid()}-{secrets.token_hex(4)}.partial")
+
+
+def remove_leftovers(directory: Path) -> None:
+    """Take away what processes of this machine that are gone left of this store; what may be another's stays, as does what resists."""
+    if os.name != "posix":  # elsewhere asking whether a process is there may end it
+        return
+    with suppress(OSError):
+        for path in directory.parent.iterdir():
+            mark = f".{directory.name}"
+            found = _NAME.fullmatch(path.name.removeprefix(mark)) if path.name.startswith(mark) else None
+            if found and found["where"] == _here() and path.is_dir() and not path.is_symlink() and _gone(int(found["process"])):
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def _gone(process: int) -> bool:
+    try:
+        os.kill(process, 0)  # asks, and sends nothing
+    except ProcessLookupError:
+        return True
+    except (OSError, OverflowError):
+        return False
+    return False
+
+
+@cache
+def _here() -> str:
+    """The machine, and the container, in which process numbers are told apart."""
+    space = ""
+    with suppress(OSError):
+        space = str(Path("/proc/self/ns/pid").readlink())
+    return hashlib.sha256(f"{socket.gethostname()} {space}".encode()).hexdigest()[:8]

@@ -1,0 +1,173 @@
+"""An export of a model divided over ranks → the proof that `check_export` gives of one, on every rank or on none."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import attrs
+import torch
+from torch.distributed.tensor import DTensor
+
+from forge_dist._adapter import active_adapter, adapter_sources, base_of, base_path, is_peft, read_adapter, unwrapped
+from forge_dist._check import EXACT, HALF, READING, judge
+from forge_dist._export_check import ExportCheck
+from forge_dist._export_divided import in_file_layout
+from forge_dist._layout import first_names, layout_of, owners_of
+from forge_dist._partitioned import computing, copy_partitioned, is_partitioned
+from forge_dist._proof import Files, prove_reloaded_names, prove_reloaded_tensor
+from forge_dist._quiet import quiet
+from forge_dist._score import Sample, Score, as_for_inference, score
+from forge_dist._stand_ins import StandIns
+from forge_dist._together import gathering, together
+from forge_dist._wrappers import resharded
+
+if TYPE_CHECKING:
+    from peft import PeftModel
+    from transformers import PreTrainedModel
+
+    from forge_dist._strategy import Strategy
+
+
+def check_divided(model: torch.nn.Module, path: Path, samples: Sequence[Sample], *, strategy: "Strategy") -> ExportCheck:
+    """Compare the export at `path`, which is absolute, with `model` (as `wrap` returned it); collective. See `check_export`.
+
+    Raises:
+        ExportError: on every rank, as `check_export`.
+    """
+    inner, ranks, device = unwrapped(model), strategy.ranks, strategy.device
+    base = base_of(inner)
+    cannot = f"{path} cannot be read back"
+    devices = [] if device.type == "cpu" else [device]
+    kind = {} if device.type == "cpu" else {"device_type": device.type}
+    # Making an adapter afresh draws random numbers; the run that goes on must not see that.
+    with torch.random.fork_rng(devices=devices, **kind), quiet():
+        tensors, types = _prove_files(model, path, strategy)
+        with together(ranks, READING, cannot):
+            loader = _without_adapter(strategy) if is_peft(inner) else strategy
+            plain = loader.load(base_path(path) if is_peft(inner) else str(path), dtype=base.dtype, attention=None)
+        with together(ranks, READING, cannot):
+            reloaded = _read_adapter(plain, path, active_adapter(inner)) if is_peft(inner) else plain
+        rounded = _prove_reloaded(model, reloaded, types, path, strategy)
+        # The reloaded model decides: sdpa wherever the architecture has it, as for whoever will load the directory.
+        with as_for_inference(model, base, str(plain.config._attn_implementation)):
+            ours = _score(model, samples, device)
+        reloaded.eval()
+        with computing(reloaded):
+            theirs = same_weights = _score(reloaded, samples, device)
+            if rounded:
+                # What was exported, computing with the very weights of the model in memory: its configuration is right, or it shows.
+                _copy(inner, reloaded)
+                same_weights = _score(reloaded, samples, device)
+    in_16_bits = ours.in_16_bits or any(t.dtype in (torch.float16, torch.bfloat16) for t in inner.state_dict().values())
+    arithmetic = HALF if in_16_bits else EXACT
+    # On every rank: copies that have drifted apart show here.
+    with together(ranks, (), cannot):
+        found = judge(path, ours, theirs, same_weights, arithmetic=arithmetic, rounded=rounded, tensors=tensors)
+    return ExportCheck(**ranks.broadcast(attrs.asdict(found)))
+
+
+def _without_adapter(strategy: "Strategy") -> "Strategy":
+    """A strategy that divides alike, and readies a model for no adapter: that of the model in memory is not disturbed."""
+    from forge_dist._strategies import make_strategy
+
+    # Every strategy has the settings that it was made by, though the protocol does not say so.
+    settings = attrs.evolve(strategy.settings, strategy=strategy.name)
+    return make_strategy(settings, strategy.ranks, device=strategy.device, adapter=False)
+
+
+def _read_adapter(plain: "PreTrainedModel", path: Path, name: str) -> "PeftModel":
+    meshes = (parameter.device_mesh for parameter in plain.parameters() if isinstance(parameter, DTensor))
+    return read_adapter(plain, path, name, _attach_to_copies if any(mesh.ndim > 1 for mesh in meshes) else None)
+
+
+def _attach_to_copies(base: "PreTrainedModel", folder: str, name: str) -> "PeftModel":
+    """What PeftModel.from_pretrained does, in two steps: PEFT mistakes the size of weights on a mesh of two dimensions (`StandIns`)."""
+    from peft import PeftConfig, PeftModel, get_peft_model
+
+    config = PeftConfig.from_pretrained(folder)
+    config.inference_mode = True
+    aside = StandIns(base)
+    try:
+        model = get_peft_model(base, config, adapter_name=name)
+    finally:
+        aside.restore()
+    assert isinstance(model, PeftModel)
+    model.load_adapter(folder, name)
+    return model
+
+
+def _prove_files(model: torch.nn.Module, path: Path, strategy: "Strategy") -> tuple[int, set[torch.dtype]]:
+    """How many tensors the files hold, and (on rank 0) which float types, if they are those in memory."""
+    inner, ranks = unwrapped(model), strategy.ranks
+    stem = "adapter_model" if is_peft(inner) else "model"
+    cannot = f"{path} cannot be read back"
+    with together(ranks, READING, cannot):
+        # On every rank: one whose host does not see the directory would leave the others waiting while they load it.
+        files = Files(path, stem)
+        sources = adapter_sources(inner, active_adapter(inner)) if is_peft(inner) else None
+        layout = None if is_peft(inner) else layout_of(base_of(inner), None)
+        expected = layout.files if layout is not None else sources or {}
+        files.prove_names(expected)
+    with together(ranks, READING, cannot), files, gathering(strategy.whole(model)) as tensors:
+        if not ranks.is_first:
+            pass
+        elif layout is not None:
+            for name, tensor in in_file_layout(base_of(inner), layout, tensors):
+                files.prove(name, tensor)
+        elif sources is not None:
+            names = first_names(inner)
+            stored: dict[str, list[str]] = {}
+            for name, source in sources.items():
+                stored.setdefault(names[source], []).append(name)
+            for source, tensor in tensors:
+                for name in stored.get(source, ()):
+                    assert tensor is not None
+                    files.prove(name, tensor)
+    return len(expected), files.floats
+
+
+def _prove_reloaded(
+    model: torch.nn.Module,
+    reloaded: "PreTrainedModel | PeftModel",
+    types: set[torch.dtype],
+    path: Path,
+    strategy: "Strategy",
+) -> bool:
+    """Whether a tensor was rounded, if `reloaded`, divided as `model` is, holds the same tensors. The same answer on every rank."""
+    inner, ranks = unwrapped(model), strategy.ranks
+    rounded = False
+    with together(ranks, READING, f"{path} cannot be compared"):
+        ours, theirs = first_names(inner), first_names(reloaded)
+        prove_reloaded_names(ours, theirs, path)
+        # One is put together beside the other, so both must give the same tensors in the same order.
+        prove_reloaded_names(set(ours.values()), set(theirs.values()), path)
+    pairs = zip(strategy.whole(model), strategy.whole(reloaded), strict=True)
+    with together(ranks, READING, f"{path} cannot be compared"), gathering(pairs):
+        for (name, wanted), (_, found) in pairs:
+            if wanted is not None and found is not None:
+                rounded |= prove_reloaded_tensor(name, wanted, found, types, path)
+    return bool(ranks.broadcast(rounded))
+
+
+def _score(model: torch.nn.Module, samples: Sequence[Sample], device: torch.device) -> Score:
+    try:
+        return score(model, samples, device)
+    finally:
+        # A forward without a backward leaves FSDP's last whole weights in place, and what changes the shards would not reach them.
+        resharded(model)
+
+
+def _copy(source: torch.nn.Module, target: torch.nn.Module) -> None:
+    """Put the weights of one model into another that is divided alike; collective."""
+    ours, theirs = owners_of(source), owners_of(target)
+    with torch.no_grad():
+        for name in sorted(set(first_names(target).values())):
+            wanted, tensor = ours[name], theirs[name]
+            if isinstance(wanted, torch.nn.Parameter) and isinstance(tensor, torch.nn.Parameter) and is_partitioned(tensor):
+                copy_partitioned(wanted, tensor)
+            else:
+                _local(tensor).copy_(_local(wanted))
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -1,0 +1,79 @@
+"""Bytes and numbers of each rank → of all ranks, over a process group. Nothing is pickled."""
+
+import json
+import math
+import struct
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+    import torch.distributed as dist
+
+
+def gather_bytes(data: bytes, group: "dist.ProcessGroup", device: "torch.device") -> list[bytes]:
+    """What every rank gave, by rank, on every rank. Two collectives: lengths, then the bytes, padded to the longest."""
+    import torch
+    import torch.distributed as dist
+
+    size = dist.get_world_size(group)
+    lengths = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(size)]
+    dist.all_gather(lengths, torch.tensor([len(data)], dtype=torch.int64, device=device), group=group)
+    counts = [int(length.item()) for length in lengths]
+    longest = max(counts)
+    if longest == 0:
+        return [b""] * size
+    parts = gather_padded(data.ljust(longest, b"\0"), size, group, device)
+    return [part[:count] for part, count in zip(parts, counts, strict=True)]
+
+
+def gather_padded(data: bytes, size: int, group: "dist.ProcessGroup", device: "torch.device") -> list[bytes]:
+    """As `gather_bytes`, of data that is equally long on all ranks: one collective."""
+    import torch
+    import torch.distributed as dist
+
+    mine = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(device)
+    parts = [torch.empty_like(mine) for _ in range(size)]
+    dist.all_gather(parts, mine, group=group)
+    return [part.cpu().numpy().tobytes() for part in parts]
+
+
+def sum_numbers(values: Sequence[float], size: int, group: "dist.ProcessGroup", device: "torch.device") -> list[float]:
+    """Float64 sums over ranks, correctly rounded: every rank gets the same bits, whatever the order and whatever the device can add."""
+    packed = struct.pack(f"<{len(values)}d", *values)
+    if not packed:
+        return []
+    rows = [struct.unpack(f"<{len(values)}d", part) for part in gather_padded(packed, size, group, device)]
+    return [total(column) for column in zip(*rows, strict=True)]
+
+
+def total(column: Sequence[float]) -> float:
+    """A correctly rounded sum; NaN and infinities pass as they do in an ordinary one, without fsum's exceptions."""
+    if all(map(math.isfinite, column)):
+        return math.fsum(column)
+    return sum(column)
+
+
+def broadcast_bytes(data: bytes, group: "dist.ProcessGroup", device: "torch.device") -> bytes:
+    """What rank 0 gave, on every rank."""
+    import torch
+    import torch.distributed as dist
+
+    length = torch.tensor([len(data)], dtype=torch.int64, device=device)
+    dist.broadcast(length, group=group, group_src=0)
+    if not int(length.item()):
+        return b""
+    content = bytearray(data) if dist.get_rank(group) == 0 else bytearray(int(length.item()))
+    tensor = torch.frombuffer(content, dtype=torch.uint8).to(device)
+    dist.broadcast(tensor, group=group, group_src=0)
+    return tensor.cpu().numpy().tobytes()
+
+
+def to_json(value: object) -> bytes:
+    """A value as JSON; TypeError or ValueError where it is none."""
+    return json.dumps(value).encode()
+
+
+def from_json(data: bytes) -> Any:
+    """What `to_json` wrote."""
+    return json.loads(data)

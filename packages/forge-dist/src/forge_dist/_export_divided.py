@@ -1,0 +1,117 @@
+"""A model divided over ranks → the directory that `export_model` writes for one process, byte for byte.
+
+Rank 0 writes; the others take part in putting each tensor together, and learn how it ended.
+"""
+
+import copy
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from forge_dist._adapter import active_adapter, adapter_sources, is_peft, unwrapped, write_adapter
+from forge_dist._atomic import atomic_directory
+from forge_dist._errors import ExportError
+from forge_dist._export import WRITING, exportable, finish_configs, share
+from forge_dist._layout import Layout, as_stored, first_names, layout_of
+from forge_dist._quiet import quiet
+from forge_dist._stream import SafetensorsStream
+from forge_dist._together import gathering, together
+
+if TYPE_CHECKING:
+    from peft import PeftModel
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from forge_dist._strategy import Strategy
+
+Whole = Iterator[tuple[str, torch.Tensor | None]]
+"""What `Strategy.whole` gives."""
+
+
+def export_divided(
+    model: torch.nn.Module,
+    directory: Path,
+    *,
+    tokenizer: "PreTrainedTokenizerBase | None",
+    dtype: torch.dtype | None,
+    strategy: "Strategy",
+) -> Path:
+    """Write `model` (as `wrap` returned it) to `directory`, which is absolute; collective. See `export_model`.
+
+    Raises:
+        ExportError: on every rank, as `export_model`.
+    """
+    inner, ranks = unwrapped(model), strategy.ranks
+    cannot = f"{directory} cannot be written"
+    with together(ranks, WRITING, cannot), quiet():
+        # What can be refused is refused before anything is put together. The layout is asked for on every rank: reading the state of a
+        # divided model may free what its last forward gathered, and ranks must not differ in that.
+        plan = layout_of(exportable(inner), dtype) if not is_peft(inner) else adapter_sources(inner, active_adapter(inner))
+        if ranks.is_first and os.path.lexists(directory):
+            raise ExportError(f"{directory} exists already, and nothing is written over it: remove it or choose another name")
+    with together(ranks, WRITING, cannot), gathering(strategy.whole(model)) as tensors:
+        if ranks.is_first:
+            _write(inner, directory, plan, tensors, dtype, tokenizer)
+    return directory
+
+
+def _write(
+    inner: "PreTrainedModel | PeftModel",
+    directory: Path,
+    plan: Layout | dict[str, str],
+    tensors: Whole,
+    dtype: torch.dtype | None,
+    tokenizer: "PreTrainedTokenizerBase | None",
+) -> None:
+    with atomic_directory(directory) as temporary, quiet():
+        if isinstance(plan, Layout):
+            marker = _write_model(exportable(inner), temporary, plan, tensors, dtype)
+        else:
+            assert is_peft(inner)
+            names = first_names(inner)
+            wanted = {names[name] for name in plan.values()}
+            found = {name: tensor for name, tensor in tensors if name in wanted and tensor is not None}
+            state = {name: found[names[name]] for name in plan.values()}
+            marker = write_adapter(inner, temporary, dtype, state)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(temporary)
+        share(temporary, marker)
+
+
+def _write_model(model: "PreTrainedModel", folder: Path, layout: Layout, tensors: Whole, dtype: torch.dtype | None) -> Path:
+    config = copy.deepcopy(model.config)
+    # What save_pretrained sets; fully_shard has made a class of its own, named after the model's.
+    config.dtype = str(model.dtype).removeprefix("torch.")
+    config.architectures = [type(model).__name__.removeprefix("FSDP")]
+    config.save_pretrained(folder)
+    with SafetensorsStream(folder, layout.files, parameters=model.num_parameters()) as stream:
+        for name, tensor in in_file_layout(model, layout, tensors):
+            stream.write(name, tensor)
+            del tensor  # or it would stay while the next one is put together
+    return finish_configs(model, folder, dtype)
+
+
+def in_file_layout(model: "PreTrainedModel", layout: Layout, tensors: Whole) -> Iterator[tuple[str, torch.Tensor]]:
+    """(name in the files, tensor) on rank 0, of what `whole` gives, held no longer than an architecture's conversion needs it.
+
+    Floats have the type that the layout says.
+    """
+    held: dict[str, torch.Tensor] = {}
+    for given, tensor in tensors:
+        name = layout.aliases.get(given)
+        if name is None or tensor is None:
+            continue
+        held[name] = tensor.to(layout.sources[name].dtype)
+        del tensor  # or it would stay while the next one is put together
+        block = layout.blocks[name]
+        if all(member in held for member in block):
+            yield from _emptied(as_stored(model, {member: held.pop(member) for member in block}))
+    if held:
+        raise ValueError(f"a tensor that belongs with {min(held)} never came")
+
+
+def _emptied(tensors: dict[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
+    for name in list(tensors):
+        yield name, tensors.pop(name)

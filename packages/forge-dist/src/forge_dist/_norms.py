@@ -1,0 +1,63 @@
+"""Gradients, whole or in shards → their global norm, and the same gradients scaled. Shards are never put together for it."""
+
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+from torch.distributed import ProcessGroup, all_reduce
+from torch.distributed.tensor import DTensor
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """What this rank holds of a tensor, sharing its memory."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def grad_norm(parameters: Iterable[nn.Parameter], device: torch.device) -> torch.Tensor:
+    """2-norm over all gradients, float32[] on `device`, also where they are bfloat16, whose own norm would keep 3 digits.
+
+    A replicated gradient counts once. The squares of shards are added up over the ranks that hold the other shards, in one sum of one
+    number for each such group of ranks; ranks that hold copies compute the same, bit for bit.
+    """
+    whole: list[torch.Tensor] = []
+    shards: dict[ProcessGroup, list[torch.Tensor]] = {}
+    for parameter in parameters:
+        grad = parameter.grad
+        if grad is None:
+            continue
+        mine = local(grad)
+        norm = torch.linalg.vector_norm(mine, dtype=torch.promote_types(mine.dtype, torch.float32)).to(device)
+        group = _sharing(grad)
+        (whole if group is None else shards.setdefault(group, [])).append(norm)
+    if not shards:
+        return torch.linalg.vector_norm(torch.stack(whole)).float() if whole else torch.zeros((), device=device)
+    squares = [torch.stack(whole).double().square().sum()] if whole else []
+    for group, norms in shards.items():
+        # A square of a float32 norm may pass float32's largest number; in float64 it cannot. MPS has no float64, and no groups either.
+        square = torch.stack(norms).double().square().sum()
+        all_reduce(square, group=group)
+        squares.append(square)
+    return torch.stack(squares).sum().sqrt().float()
+
+
+def scale_grads(parameters: Iterable[nn.Parameter], factor: float) -> None:
+    """Multiply every gradient by `factor` in place."""
+    for parameter in parameters:
+        if parameter.grad is not None:
+            local(parameter.grad).mul_(factor)
+
+
+def _sharing(grad: torch.Tensor) -> ProcessGroup | None:
+    """The ranks that hold the other shards of a gradient; None where this rank holds it whole.
+
+    Raises:
+        NotImplementedError: it is sharded along two dimensions of ranks, which no strategy here does.
+    """
+    if not isinstance(grad, DTensor):
+        return None
+    dims = [dim for dim, placement in enumerate(grad.placements) if not placement.is_replicate()]
+    if not dims:
+        return None
+    if len(dims) > 1 or not grad.placements[dims[0]].is_shard():
+        raise NotImplementedError(f"a gradient with placements {grad.placements}")
+    return grad.device_mesh.get_group(dims[0])

@@ -1,0 +1,60 @@
+"""ZeRO-3's models outside DeepSpeed's engine, whose forwards and copies must put partitioned weights together themselves.
+
+Elsewhere ZeRO-3 is `_zero`'s: this is for the second copy of a model that an export is checked with, which is never trained.
+"""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any
+
+import torch
+
+
+def is_partitioned(parameter: torch.Tensor) -> bool:
+    """Whether the parameter's data lies in partitions over the ranks, as DeepSpeed notes on it."""
+    return hasattr(parameter, "ds_id")
+
+
+@contextmanager
+def computing(model: torch.nn.Module) -> Iterator[None]:
+    """Let `model` be called, by all ranks together: each module's own weights are whole while it computes. Without gradients.
+
+    Nothing happens to a model that is not partitioned.
+    """
+    with ExitStack() as hooks:
+        for module in model.modules():
+            own = [parameter for parameter in module.parameters(recurse=False) if is_partitioned(parameter)]
+            if own:
+                gathering = _Gathering(own)
+                hooks.callback(module.register_forward_pre_hook(gathering.enter).remove)
+                hooks.callback(module.register_forward_hook(gathering.leave, always_call=True).remove)
+        yield
+
+
+class _Gathering:
+    def __init__(self, parameters: list[torch.nn.Parameter]) -> None:
+        self._parameters = parameters
+        self._entered: list[AbstractContextManager[Any]] = []
+
+    def enter(self, _module: torch.nn.Module, _args: Any) -> None:
+        import deepspeed
+
+        context = deepspeed.zero.GatheredParameters(self._parameters)
+        context.__enter__()
+        self._entered.append(context)
+
+    def leave(self, _module: torch.nn.Module, _args: Any, _output: Any) -> None:
+        if self._entered:
+            self._entered.pop().__exit__(None, None, None)
+
+
+def copy_partitioned(source: torch.nn.Parameter, target: torch.nn.Parameter) -> None:
+    """Put the values of one partitioned parameter into another; collective."""
+    import deepspeed
+
+    with (
+        torch.no_grad(),
+        deepspeed.zero.GatheredParameters([source]),
+        deepspeed.zero.GatheredParameters([target], modifier_rank=0),
+    ):
+        target.copy_(source)

@@ -1,0 +1,114 @@
+"""SLURM's variables → which node of how many this is, which task of how many, and where they meet. No torch, no `scontrol`."""
+
+import re
+from collections.abc import Mapping
+
+import attrs
+
+from forge_dist._errors import LaunchError
+
+# Two jobs on one node must not meet on one port, and all nodes of a job must find the same one without asking.
+_PORTS = range(20000, 30000)
+
+
+@attrs.frozen(kw_only=True)
+class SlurmStep:
+    """What `srun` says about one of its tasks."""
+
+    nodes: int
+    """Nodes of the step."""
+    node: int
+    """This node's number, from 0."""
+    tasks: int
+    """Tasks of the step, over all nodes."""
+    task: int
+    """This task's number, from 0."""
+    local_task: int
+    """This task's number on its node, from 0."""
+    local_tasks: int
+    """Tasks on this node."""
+    host: str
+    """Name of the first node."""
+    port: int
+    """Port that follows from the job's number."""
+
+
+def slurm_step(environ: Mapping[str, str]) -> SlurmStep | None:
+    """The step of several tasks that `srun` started this process in; None outside of SLURM and in a step of one task.
+
+    Raises:
+        LaunchError: a job of several nodes in which no srun started this process, or variables that are missing or are no numbers.
+    """
+    tasks = _number(environ, "SLURM_STEP_NUM_TASKS")
+    if tasks is None and _number(environ, "SLURM_PROCID"):
+        tasks = _number(environ, "SLURM_NTASKS")
+    if tasks is None:
+        # sbatch runs its script on the first node only, with SLURM_PROCID=0; salloc's shell runs on none of them.
+        nodes = _number(environ, "SLURM_NNODES")
+        if nodes is not None and nodes > 1:
+            raise LaunchError(
+                f"the environment says SLURM_NNODES={nodes}, and no srun started this process: the other nodes would stay idle. Start it"
+                " with srun --ntasks-per-node=1, or set nnodes=1 to use this node alone"
+            )
+        return None
+    if tasks == 1:
+        return None
+    nodes = _needed(environ, "SLURM_STEP_NUM_NODES", "SLURM_NNODES")
+    node = _needed(environ, "SLURM_NODEID")
+    hosts = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST") or ""
+    if not hosts:
+        raise LaunchError(
+            "the environment says that srun started several tasks, and neither SLURM_STEP_NODELIST nor SLURM_JOB_NODELIST says where"
+        )
+    counts = environ.get("SLURM_STEP_TASKS_PER_NODE") or environ.get("SLURM_TASKS_PER_NODE")
+    return SlurmStep(
+        nodes=nodes,
+        node=node,
+        tasks=tasks,
+        task=_needed(environ, "SLURM_PROCID"),
+        local_task=_number(environ, "SLURM_LOCALID") or 0,
+        local_tasks=_tasks_of(counts, node) if counts else tasks // nodes,
+        host=first_host(hosts),
+        port=_PORTS[(_number(environ, "SLURM_JOB_ID") or 0) % len(_PORTS)],
+    )
+
+
+def first_host(nodes: str) -> str:
+    """The first name in one of SLURM's lists of nodes.
+
+    >>> first_host("rack[2,7]-gpu[08-11,20],login1")
+    'rack2-gpu08'
+    """
+    first = re.match(r"(?:\[[^\]]*\]|[^,\[])*", nodes.strip())
+    name = first.group() if first else ""
+    return re.sub(r"\[([^,\-\]]*)[^\]]*\]", r"\1", name)
+
+
+def _tasks_of(counts: str, node: int) -> int:
+    """How many tasks a node has, from a list such as `4(x2),3`."""
+    listed: list[int] = []
+    for part in counts.split(","):
+        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
+        if match is None:
+            raise LaunchError(f"SLURM's tasks per node are {counts!r}, which is no list like 4(x2),3")
+        listed += [int(match[1])] * int(match[2] or 1)
+    if node >= len(listed):
+        raise LaunchError(f"SLURM_NODEID={node} contradicts SLURM's tasks per node {counts!r}, which lists {len(listed)} nodes")
+    return listed[node]
+
+
+def _number(environ: Mapping[str, str], name: str) -> int | None:
+    text = environ.get(name, "").strip()
+    if not text:
+        return None
+    if not text.isdecimal():
+        raise LaunchError(f"the environment variable {name} is {text!r}, which is no whole number")
+    return int(text)
+
+
+def _needed(environ: Mapping[str, str], *names: str) -> int:
+    for name in names:
+        number = _number(environ, name)
+        if number is not None:
+            return number
+    raise LaunchError(f"the environment says that srun started several tasks, and {' or '.join(names)} is not set")

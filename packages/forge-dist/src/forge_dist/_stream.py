@@ -1,0 +1,135 @@
+"""Tensors, one at a time and in any order → safetensors files, each tensor written straight to its place.
+
+Where everything lies follows from names, shapes and types alone, so no more than one tensor need be in memory. The files are the same,
+byte for byte, as those of safetensors' own writer, which wants all tensors of a file at once.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO, Self
+
+import torch
+
+FILE_SIZE = 5 * 10**9
+"""Bytes that a file holds at most, but for a single tensor that is larger: what `export_model` asks of transformers too."""
+
+_TYPES = {
+    torch.bool: "BOOL",
+    torch.uint8: "U8",
+    torch.int8: "I8",
+    torch.int16: "I16",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int32: "I32",
+    torch.float32: "F32",
+    torch.float64: "F64",
+    torch.int64: "I64",
+}
+"""In the order of safetensors' own enumeration: a file holds the last of them first, so that all lie aligned."""
+
+_ORDER = {dtype: -position for position, dtype in enumerate(_TYPES)}
+
+
+class SafetensorsStream:
+    """Files model.safetensors, or model-00001-of-0000N.safetensors with their index, in a folder. A context manager.
+
+    Leaving it without an error checks that every tensor was written, and makes the files durable.
+    """
+
+    def __init__(self, folder: Path, tensors: Mapping[str, torch.Tensor], *, parameters: int) -> None:
+        """Make the files of `tensors` (on the meta device or not; their data is not looked at) in `folder`.
+
+        `parameters` is the number of parameters that an index states.
+
+        Raises:
+            ValueError: a type that safetensors files of models do not hold.
+            OSError: the files cannot be made.
+        """
+        from huggingface_hub import split_torch_state_dict_into_shards
+
+        unknown = [name for name, tensor in tensors.items() if tensor.dtype not in _TYPES]
+        if unknown:
+            raise ValueError(f"the tensor {unknown[0]} is of type {tensors[unknown[0]].dtype}, which is not written")
+        split = split_torch_state_dict_into_shards(
+            # Afresh: a view would count with all that it is a view of.
+            {name: torch.empty(tensor.shape, dtype=tensor.dtype, device="meta") for name, tensor in tensors.items()},
+            filename_pattern="model{suffix}.safetensors",
+            max_shard_size=FILE_SIZE,
+        )
+        self._tensors = tensors
+        self._files: dict[str, BinaryIO] = {}
+        self._places: dict[str, tuple[str, int]] = {}
+        self._left = {file: set(names) for file, names in split.filename_to_tensors.items()}
+        try:
+            for file, names in split.filename_to_tensors.items():
+                header, places, size = _header({name: tensors[name] for name in names})
+                self._files[file] = stream = open(folder / file, "xb")  # noqa: SIM115  closed when its last tensor is there
+                stream.write(header)
+                stream.truncate(size)
+                self._places |= {name: (file, at) for name, at in places.items()}
+            if split.is_sharded:
+                index = {
+                    "metadata": {"total_parameters": parameters, **split.metadata},
+                    "weight_map": split.tensor_to_filename,
+                }
+                text = json.dumps(index, indent=2, sort_keys=True) + "\n"
+                (folder / "model.safetensors.index.json").write_text(text, encoding="utf-8")
+        except BaseException:
+            self._close()
+            raise
+
+    def write(self, name: str, tensor: torch.Tensor) -> None:
+        """Put `tensor` (CPU) in its place, cast to the type that was announced.
+
+        Raises:
+            ValueError: it has another shape than was announced, or is there already.
+            KeyError: it was not announced.
+            OSError: it cannot be written.
+        """
+        planned = self._tensors[name]
+        file, at = self._places[name]
+        if tensor.shape != planned.shape:
+            raise ValueError(f"the tensor {name} came with shape {list(tensor.shape)} instead of {list(planned.shape)}")
+        if name not in self._left[file]:
+            raise ValueError(f"the tensor {name} came twice")
+        flat = tensor.detach().to(device="cpu", dtype=planned.dtype).contiguous().reshape(-1)
+        stream = self._files[file]
+        stream.seek(at)
+        if flat.numel():
+            stream.write(flat.view(torch.uint8).numpy().data)
+        self._left[file].discard(name)
+        if not self._left[file]:
+            # At once, not at the end: other ranks wait, and a collective that takes too long is an error to them.
+            stream.flush()
+            os.fsync(stream.fileno())
+            stream.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        self._close()
+        missing = sorted(name for names in self._left.values() for name in names)
+        if kind is None and missing:
+            raise ValueError(f"the tensor {missing[0]} never came ({len(missing)} such)")
+
+    def _close(self) -> None:
+        for stream in self._files.values():
+            stream.close()
+
+
+def _header(tensors: Mapping[str, torch.Tensor]) -> tuple[bytes, dict[str, int], int]:
+    """The first bytes of a file of `tensors`, where in it each of them begins, and how long it is. See `_safetensors` for the format."""
+    entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    places: dict[str, int] = {}
+    end = 0
+    for name, tensor in sorted(tensors.items(), key=lambda item: (_ORDER[item[1].dtype], item[0].encode())):
+        places[name], end = end, end + tensor.numel() * tensor.element_size()
+        entries[name] = {"dtype": _TYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [places[name], end]}
+    text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    begin = 8 + len(text)
+    return len(text).to_bytes(8, "little") + text, {name: begin + at for name, at in places.items()}, begin + end

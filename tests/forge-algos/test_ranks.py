@@ -1,0 +1,188 @@
+"""The loop on real ranks: gloo processes under forge_dist's strategies take the steps that one process takes.
+
+Skipped where this package is installed alone: it agrees with forge_dist by shape and does not need it.
+"""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from forge_algos import (
+    SFT,
+    AdapterSettings,
+    DivergedError,
+    OptimizerSettings,
+    UnevenRanksError,
+    adamw,
+    attach_lora,
+    evaluate,
+    schedule,
+    train,
+)
+
+from ..ranks import run_on_ranks
+from .oracle import CPU, make, pack, samples
+
+pytest.importorskip("forge_dist", reason="forge_dist is not installed beside forge_algos")
+
+LENGTHS = (5, 9, 2, 7, 13, 4, 6)
+LORA = AdapterSettings(adapter="lora", lora_r=3)
+OPTIMIZER = OptimizerSettings(learning_rate=1e-2, weight_decay=0.1, warmup_steps=2, max_grad_norm=0.5)
+
+
+def steps_of(rank, world_size):
+    """Six steps of two micro-batches; in step 2 the last rank has nothing, in step 4 nobody, in step 5 the second column is empty."""
+    found = []
+    for number in range(1, 7):
+        step = samples(LENGTHS, seed=number, learned=0.0 if number == 4 else 0.6)
+        sharing = world_size - (number == 2 and world_size > 1)
+        mine = step[rank::sharing] if rank < sharing else []
+        cut = [mine, []] if number == 5 else [mine[:1], mine[1:]]
+        found.append([pack(part) for part in cut])
+    return found
+
+
+def run(strategy, folder, adapter, rank, world_size, *, wrong=None, on_nan="stop"):
+    """(outputs, evaluations, head, last gradients, weights) under a strategy, or under none."""
+    if strategy is None:
+        model = load(folder)
+        kind = {}
+    else:
+        model = strategy.load(folder, dtype=torch.float32, attention="sdpa")
+        kind = {"parallel": strategy}
+    if adapter:
+        torch.manual_seed(5)
+        if strategy is not None:
+            strategy.settle(model)
+        model = attach_lora(model, LORA)
+    if strategy is None:
+        optimizer = adamw(model, OPTIMIZER)
+    else:
+        model, optimizer = strategy.wrap(model, lambda module: adamw(module, OPTIMIZER))
+    if wrong is not None and rank == wrong:
+        calls = iter([False] * 4 + [True] + [False] * 20)
+        bend = lambda _m, _a, out: out * float("nan") if torch.is_grad_enabled() and next(calls) else None  # noqa: E731
+        next(m for m in model.modules() if isinstance(m, torch.nn.Embedding)).register_forward_hook(bend)
+    held_out = [pack(part) for part in (samples((6, 3), seed=99)[rank::world_size], samples((8,), seed=98)[rank::world_size])]
+    common = {"objective": SFT(), "device": CPU, **kind}
+    before = evaluate(model, held_out, **common)
+    outputs = list(
+        train(
+            model,
+            steps_of(rank, world_size),
+            optimizer=optimizer,
+            scheduler=schedule(optimizer, OPTIMIZER, 6),
+            max_grad_norm=OPTIMIZER.max_grad_norm,
+            on_nan=on_nan,
+            first_step=3,
+            **common,
+        )
+    )
+    # Before another forward: FSDP would put its whole weights, which have no gradients, into their places.
+    trained = {name.removeprefix("module."): p for name, p in model.named_parameters() if p.requires_grad}
+    grads = {name: whole(p.grad) for name, p in trained.items()}
+    weights = {name: whole(p.detach()) for name, p in trained.items()}
+    after = evaluate(model, held_out, **common)
+    return outputs, before, after, SFT().bind(model, device=CPU).head.name, grads, weights
+
+
+def whole(tensor):
+    """All of a tensor, as numpy, which travels between processes."""
+    return (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).numpy()
+
+
+def load(folder):
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa").train()
+
+
+def on_rank(ranks, cases):
+    """Every case of (strategy, its options, model, adapter, on_nan, who goes wrong) → what `run` gave, or the error."""
+    import forge_dist
+
+    found = []
+    for name, options, folder, adapter, on_nan, wrong in cases:
+        settings = forge_dist.StrategySettings(strategy=name, **options)
+        strategy = forge_dist.make_strategy(settings, ranks, device=CPU, adapter=adapter)
+        try:
+            found.append(run(strategy, folder, adapter, ranks.rank, ranks.world_size, wrong=wrong, on_nan=on_nan))
+        except DivergedError as error:
+            found.append(str(error))
+    # Unequal numbers of micro-batches: refused on all ranks, and the ranks can still talk afterwards.
+    with pytest.raises(UnevenRanksError, match="equally many"):
+        evaluate(make(), [pack(samples((4,)))] * (1 + ranks.is_first), objective=SFT(), parallel=strategy)
+    return found, ranks.sum([1.0])
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    found = {}
+    for architecture in ("llama-tied", "llama-untied"):
+        directory = tmp_path_factory.mktemp(architecture)
+        make(architecture).save_pretrained(directory)
+        found[architecture] = str(directory)
+    return found
+
+
+def same(ours, theirs, world_size):
+    """The outputs, evaluations and choice of head of a rank against those of one process."""
+    outputs, before, after, head, grads, weights = ours
+    expected, expected_before, expected_after, expected_head, expected_grads, expected_weights = theirs
+    assert head == expected_head == "chunked"
+    assert [o.step for o in outputs] == [3, 4, 5, 6, 7, 8]
+    for output, other in zip(outputs, expected, strict=True):
+        for fact in ("loss_tokens", "tokens", "samples", "learning_rate", "skipped"):
+            assert getattr(output, fact) == getattr(other, fact)
+        assert output.loss == pytest.approx(other.loss, rel=1e-5)
+        assert output.grad_norm == pytest.approx(other.grad_norm, rel=1e-4)
+    for found, other in ((before, expected_before), (after, expected_after)):
+        assert found.loss_tokens == other.loss_tokens
+        assert found.loss == pytest.approx(other.loss, rel=1e-5)
+    assert grads.keys() == expected_grads.keys()
+    for name, grad in expected_grads.items():
+        # Of the last step, behind five moves of the optimizer, clipped.
+        np.testing.assert_allclose(grads[name], grad, rtol=1e-4, atol=1e-6, err_msg=name)
+        np.testing.assert_allclose(weights[name], expected_weights[name], rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_real_ranks_equal_one_process(folders, world_size):
+    """Full and LoRA, tied and untied, ddp, fsdp2 and hsdp; unequal counts, idle ranks, accumulation, clipping, decay, evaluation."""
+    tied, untied = folders["llama-tied"], folders["llama-untied"]
+    cases = [
+        ("fsdp2", {}, tied, False, "stop", None),
+        ("fsdp2", {}, untied, False, "stop", None),
+        ("fsdp2", {}, tied, True, "stop", None),
+        ("ddp", {}, tied, False, "stop", None),
+        ("ddp", {}, tied, True, "stop", None),
+        ("fsdp2", {}, tied, False, "stop", 1),
+        ("fsdp2", {}, tied, False, "skip", 1),
+        ("ddp", {}, tied, False, "stop", 1),
+    ]
+    if world_size == 4:
+        cases = [
+            ("hsdp", {"shard_size": 2}, untied, False, "stop", None),
+            ("hsdp", {"shard_size": 2}, tied, True, "stop", None),
+        ]
+    expected = {}
+    for _, _, folder, adapter, _, wrong in cases:
+        if wrong is None and (folder, adapter) not in expected:
+            expected[folder, adapter] = run(None, folder, adapter, 0, 1)
+    results = run_on_ranks(on_rank, world_size, cases, timeout=240)
+    for found, total in results:
+        assert total == [world_size]
+        for (_, _, folder, adapter, on_nan, wrong), ours, first in zip(cases, found, results[0][0], strict=True):
+            if wrong is None:
+                same(ours, expected[folder, adapter], world_size)
+                assert [o.loss for o in ours[0]] == [o.loss for o in first[0]]
+            elif on_nan == "stop":
+                # The second rank's fifth pass is the first micro-batch of the loop's third step.
+                assert ours == first
+                assert ours.startswith("step 5: the loss is nan. The optimizer did not move")
+            else:
+                assert [o.skipped for o in ours[0]] == [False, False, True, False, False, False]
+                assert all(math.isfinite(o.loss) for o in ours[0] if not o.skipped)
+                assert ours[2] == first[2]

@@ -1,0 +1,95 @@
+"""Ranks that are threads of one process, one running at a time: a `Parallel` that adds up gradients by hand, and logs its calls."""
+
+import contextlib
+import threading
+
+import torch
+
+from forge_algos._parallel import Alone
+
+
+class Rank(Alone):
+    """One of R threads; it runs while it holds the turn, and passes it on where it waits for the others."""
+
+    def __init__(self, shared, rank):
+        self.shared, self.rank = shared, rank
+        self.world_size = shared.world_size
+        self.calls = []
+        self.gradients = None
+
+    def meet(self, value):
+        """Every rank's value, in the order of ranks."""
+        self.shared.slots[self.rank] = value
+        found = []
+        for wait in range(2):
+            self.shared.turn.release()
+            try:
+                self.shared.barrier.wait(timeout=60)
+            finally:
+                self.shared.turn.acquire()
+            if wait == 0:
+                found = list(self.shared.slots)
+        return found
+
+    def sum(self, values):
+        self.calls.append(("sum", len(values)))
+        met = self.meet(list(values))
+        # What gloo or NCCL do with different lengths is not defined.
+        assert len({len(each) for each in met}) == 1
+        return [float(torch.tensor(column, dtype=torch.float64).sum()) for column in zip(*met, strict=True)]
+
+    @contextlib.contextmanager
+    def micro_batch(self, last):
+        self.calls.append(("micro_batch", last))
+        yield
+        if last:
+            parameters = [p for p in self.parameters if p.requires_grad]
+            # As DDP and FSDP do: a parameter that took no part in the backward pass would be waited for by the others.
+            assert all(p.grad is not None for p in parameters)
+            met = self.meet([p.grad.clone() for p in parameters])
+            for parameter, grads in zip(parameters, zip(*met, strict=True), strict=True):
+                parameter.grad = torch.stack(grads).sum(0)
+
+    def backward(self, loss):
+        self.calls.append(("backward",))
+        super().backward(loss)
+
+    def grad_norm(self, parameters):
+        self.calls.append(("grad_norm",))
+        return super().grad_norm(parameters)
+
+    def step(self, optimizer):
+        self.calls.append(("step",))
+        super().step(optimizer)
+
+
+class Shared:
+    def __init__(self, world_size):
+        self.world_size = world_size
+        self.slots = [None] * world_size
+        self.barrier = threading.Barrier(world_size)
+        self.turn = threading.Lock()
+
+
+def on_threads(function, world_size):
+    """[function(rank) for each rank], at once; the first error by rank is raised, those that only waited for it are not."""
+    shared = Shared(world_size)
+    results, errors = [None] * world_size, [None] * world_size
+
+    def run(rank):
+        with shared.turn:
+            try:
+                results[rank.rank] = function(rank)
+            except BaseException as error:
+                errors[rank.rank] = error
+                shared.barrier.abort()
+
+    threads = [threading.Thread(target=run, args=(Rank(shared, rank),)) for rank in range(world_size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    own = [error for error in errors if error is not None and not isinstance(error, threading.BrokenBarrierError)]
+    for error in own or filter(None, errors):
+        raise error
+    return results

@@ -1,0 +1,203 @@
+"""A function of a test → what it returned on each of several connected ranks.
+
+`run_on_ranks(function, 2, ...)` starts gloo ranks on this machine and calls `function(ranks, ...)` on each. Starting them costs a second or
+two, so put many scenarios into one call. The function and its arguments travel by pickle: a module-level function, plain arguments.
+"""
+
+import contextlib
+import importlib
+import multiprocessing
+import multiprocessing.connection
+import os
+import pickle
+import sys
+import threading
+import time
+import traceback
+import types
+from multiprocessing import forkserver
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent
+PRELOAD = [
+    *("pytest", "torch", "torch.distributed.fsdp", "torch.distributed.checkpoint", "transformers.models.llama.modeling_llama"),
+    # Where they are installed: a leaf's own environment holds no other.
+    *("forge_dist", "peft", "forge_algos.objectives", "forge_data", "forge._sft"),
+]
+# How long the other ranks may take to end once one of them failed: long enough to hear what they have to say, short enough to wait for.
+GRACE_SECONDS = 5.0
+
+_context = None
+
+
+def run_on_ranks(function, world_size, *args, timeout=120, environ=None, joined=True):
+    """Call `function(ranks, *args)` on `world_size` gloo ranks with a connected `forge_dist.Ranks` each; returns their results by rank.
+
+    The exception of the rank that failed first is raised here, its traceback as a note. After `timeout` seconds every rank is killed and
+    TimeoutError is raised. `environ` is added to each rank's environment; a callable is asked with the rank. With `joined=False` the function
+    is called as `function(*args)` in the environment of a rank, and meets the others by itself.
+    """
+    import torch.distributed as dist
+
+    # Port 0: the system picks a free one, and it is taken from this moment on.
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    work = pickle.dumps((function.__module__, function.__qualname__, args, joined))
+    ours, processes = [], []
+    try:
+        for rank in range(world_size):
+            here, there = _forkserver().Pipe(duplex=False)
+            extra = environ(rank) if callable(environ) else environ or {}
+            variables = {
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank),
+                "WORLD_SIZE": str(world_size),
+                "LOCAL_WORLD_SIZE": str(world_size),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(store.port),
+                "TORCHELASTIC_USE_AGENT_STORE": "True",
+                "OMP_NUM_THREADS": "1",
+                **extra,
+            }
+            process = _forkserver().Process(target=_child, args=(there, variables, work), daemon=True)
+            process.start()
+            there.close()
+            ours.append(here)
+            processes.append(process)
+        return _results(ours, processes, timeout)
+    finally:
+        for process in processes:
+            if process.is_alive():
+                process.kill()
+            process.join()
+            process.close()
+        for here in ours:
+            here.close()
+
+
+def _forkserver():
+    """One server for the whole test session, from which ranks are forked with the heavy imports done."""
+    global _context
+    if _context is None:
+        # What a child unpickles is found by the name of this module.
+        if str(ROOT.parent) not in sys.path:
+            sys.path.append(str(ROOT.parent))
+        _context = multiprocessing.get_context("forkserver")
+        _context.set_forkserver_preload(PRELOAD)
+        before = os.environ.get("OMP_NUM_THREADS")
+        os.environ["OMP_NUM_THREADS"] = "1"
+        try:
+            forkserver.ensure_running()
+        finally:
+            if before is None:
+                del os.environ["OMP_NUM_THREADS"]
+            else:
+                os.environ["OMP_NUM_THREADS"] = before
+    return _context
+
+
+def _results(pipes, processes, timeout):
+    """What each rank sent, in order; raises the failure that came first."""
+    world_size = len(pipes)
+    answers, failures = {}, []
+    end = time.monotonic() + timeout
+    while len(answers) + len(failures) < world_size:
+        waiting = [pipe for rank, pipe in enumerate(pipes) if rank not in answers and rank not in {f[1] for f in failures}]
+        ready = multiprocessing.connection.wait(waiting, timeout=max(0.0, end - time.monotonic()))
+        if not ready and failures:
+            break
+        if not ready:
+            missing = sorted(set(range(world_size)) - set(answers))
+            raise TimeoutError(f"ranks {missing} of {world_size} did not answer within {timeout} s")
+        for pipe in ready:
+            rank = pipes.index(pipe)
+            try:
+                kind, when, payload = pickle.loads(pipe.recv_bytes())
+            except EOFError:
+                processes[rank].join()
+                ended = RuntimeError(f"rank {rank} ended with status {processes[rank].exitcode} and without a result")
+                failures.append((time.monotonic(), rank, ended))
+                kind = "ended"
+            if kind == "result":
+                answers[rank] = payload
+            elif kind == "failure":
+                failures.append((when, rank, _rebuilt(rank, payload)))
+            if failures:
+                end = min(end, time.monotonic() + GRACE_SECONDS)
+    if failures:
+        raise min(failures, key=lambda failure: failure[0])[2]
+    for process in processes:
+        process.join(GRACE_SECONDS)
+    return [answers[rank] for rank in range(world_size)]
+
+
+def _rebuilt(rank, payload):
+    pickled, text = payload
+    try:
+        error = pickle.loads(pickled) if pickled is not None else RuntimeError(text.strip().splitlines()[-1])
+    except Exception:
+        error = RuntimeError(text.strip().splitlines()[-1])
+    error.add_note(f"On rank {rank}:\n{text}")
+    return error
+
+
+def _child(pipe, variables, work):
+    """In a rank's process: join the others, call the function, send its result."""
+    os.environ.update(variables)
+    _leave_with_parent()
+    _name_packages()
+    try:
+        import torch
+
+        import forge_dist
+
+        torch.set_num_threads(1)
+        module, name, args, joined = pickle.loads(work)
+        function = importlib.import_module(module)
+        for part in name.split("."):
+            function = getattr(function, part)
+        if joined:
+            with forge_dist.join(forge_dist.topology(forge_dist.LaunchSettings())) as ranks:
+                ranks.connect("gloo", torch.device("cpu"))
+                message = pickle.dumps(("result", time.monotonic(), function(ranks, *args)))
+                # Nobody leaves while another still talks to it.
+                ranks.barrier()
+        else:
+            message = pickle.dumps(("result", time.monotonic(), function(*args)))
+        pipe.send_bytes(message)
+    except BaseException as error:
+        text = traceback.format_exc()
+        try:
+            pickled = pickle.dumps(error)
+            pickle.loads(pickled)
+        except Exception:
+            pickled = None
+        with contextlib.suppress(OSError):
+            pipe.send_bytes(pickle.dumps(("failure", time.monotonic(), (pickled, text))))
+        # A rank that failed does not wait for threads, nor for collectives that nobody will answer.
+        os._exit(1)
+    finally:
+        pipe.close()
+
+
+def _leave_with_parent():
+    """A test session that is killed leaves no ranks behind."""
+    parent = multiprocessing.parent_process()
+
+    def watch():
+        multiprocessing.connection.wait([parent.sentinel])
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _name_packages():
+    """Make `tests.forge-dist.test_x` importable by the names that pytest's importlib mode gives, whatever lies on sys.path."""
+    for name, folder in [("tests", ROOT)] + [
+        (f"tests.{folder.name}", folder)
+        for folder in ROOT.iterdir()
+        if folder.is_dir() and not folder.name.startswith((".", "_"))
+    ]:
+        if name not in sys.modules:
+            package = types.ModuleType(name)
+            package.__path__ = [str(folder)]
+            sys.modules[name] = package

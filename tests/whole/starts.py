@@ -1,0 +1,109 @@
+"""Runs of `forge.sft` in processes of their own, which can be killed at a chosen moment and started again.
+
+Module-level functions, so that `run_on_ranks` can call them in a forked process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+RUN: dict[str, Any] = {
+    "num_epochs": 3,
+    "effective_batch_size": 6,
+    "max_tokens_per_gpu": 128,
+    "learning_rate": 1e-2,
+    "weight_decay": 0.1,
+    "full_state_every_steps": 1,
+    "logging_steps": 100,
+}
+"""3 epochs × 4 steps over the 24 conversations of `chats`, in several micro-batches a step."""
+
+DROPOUT = {"adapter": "lora", "lora_r": 4, "lora_dropout": 0.3}
+
+MOMENTS = {
+    # name: (module, attribute path of a function that is called once or more a step)
+    "forward": ("forge_algos.objectives._sft", "_BoundSFT.__call__"),
+    "backward": ("torch", "Tensor.backward"),
+    "optimizer": ("torch.optim", "AdamW.step"),
+    "saving: begin": ("forge_dist._checkpoint_folder", "begin"),
+    "saving: write": ("forge_dist._checkpoint_save", "write_file"),
+    "saving: rename": ("forge_dist._checkpoint_folder", "finish"),
+    "saving: latest": ("forge_dist._checkpoint_folder", "announce"),
+    "pruning": ("forge_dist._checkpoint_folder", "prune"),
+    "exporting": ("forge_dist", "export_model"),
+    "checking": ("forge_dist", "check_export"),
+    "result": ("forge._sft", "write_result"),
+}
+
+
+def sft(settings: dict[str, Any]) -> dict[str, Any]:
+    """Run `forge.sft` and return its result as JSON."""
+    import forge
+
+    result = forge.sft(**settings)
+    return {"steps": result.steps, "samples": result.samples, "loss": result.loss, "model_dir": str(result.model_dir)}
+
+
+def sft_struck(
+    settings: dict[str, Any], moment: str, count: int, when: str | float, number: int = signal.SIGKILL
+) -> dict[str, Any]:
+    """Run `forge.sft`, and send this process a signal around the `count`-th call (from 1) of what `moment` names.
+
+    `when` is "before" it, "after" it, or so many seconds after it began.
+    """
+    import importlib
+    import threading
+
+    module, path = MOMENTS[moment]
+    owner: Any = importlib.import_module(module)
+    *parents, name = path.split(".")
+    for parent in parents:
+        owner = getattr(owner, parent)
+    original = getattr(owner, name)
+    calls = 0
+
+    def strike() -> None:
+        os.kill(os.getpid(), number)
+
+    def struck(*args: Any, **kwargs: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == count and when == "before":
+            strike()
+        if calls == count and isinstance(when, float):
+            threading.Timer(when, strike).start()
+        found = original(*args, **kwargs)
+        if calls == count and when == "after":
+            strike()
+        return found
+
+    setattr(owner, name, struck)
+    return sft(settings)
+
+
+def metrics(run: Path) -> list[dict[str, Any]]:
+    """The lines of a run's metrics.jsonl."""
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def timeless(run: Path) -> list[dict[str, Any]]:
+    """The same without what depends on the clock and the machine."""
+    return [
+        {name: value for name, value in line.items() if name not in ("tokens_per_second", "memory")} for line in metrics(run)
+    ]
+
+
+def weights(run: Path) -> dict[str, bytes]:
+    """The bytes of every exported weight file, by name."""
+    return {str(file.relative_to(run)): file.read_bytes() for file in sorted(run.glob("hf_format/*/*.safetensors"))}
+
+
+def final_state(run: Path) -> tuple[str, dict[str, bytes]]:
+    """The newest full state's name, and the bytes of its tensors."""
+    latest = (run / "full_state" / "latest").read_text().strip()
+    files = sorted((run / "full_state" / latest).glob("*.safetensors"))
+    return latest, {file.name: file.read_bytes() for file in files}

@@ -1,0 +1,143 @@
+"""A run that is killed anywhere and started again ends with the bits of a run that nobody touched."""
+
+from __future__ import annotations
+
+import random
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import forge
+
+from ..ranks import run_on_ranks
+from .conftest import conversations, write_rows
+from .starts import DROPOUT, RUN, final_state, sft, sft_struck, timeless, weights
+
+STEPS = 12
+IN_A_STEP = ("forward", "backward", "optimizer", "saving: begin", "saving: write", "saving: rename")
+"""Where a kill loses the step: nothing bears its name yet."""
+
+
+@pytest.fixture(scope="module")
+def given(model_dir: Path, chats: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Three epochs of four steps, with dropout, held-out data and a full state a step."""
+    held_out = write_rows(tmp_path_factory.mktemp("held_out") / "held_out.jsonl", conversations(30)[24:])
+    return {
+        "model_path": str(model_dir),
+        "data_path": str(chats),
+        "eval_data_path": str(held_out),
+        "eval_every_steps": 5,
+        **RUN,
+        **DROPOUT,
+    }
+
+
+@pytest.fixture(scope="module")
+def untouched(given: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run that nobody touched; background saving on, as by default."""
+    run = tmp_path_factory.mktemp("untouched") / "run"
+    run_on_ranks(sft, 1, {**given, "ckpt_output_dir": str(run)}, joined=False)
+    return run
+
+
+def killed(settings: dict[str, Any], moment: str, count: int, when: str | float) -> bool:
+    """Whether the run was killed there; False if it came to its end before."""
+    try:
+        run_on_ranks(sft_struck, 1, settings, moment, count, when, joined=False)
+    except RuntimeError as error:
+        if "-9" not in str(error):
+            raise
+        return True
+    return False
+
+
+def saved_step(run: Path) -> int:
+    """The newest full state's step; 0 where there is none."""
+    names = [entry.name for entry in (run / "full_state").glob("step_*")]
+    return max((int(name.removeprefix("step_")) for name in names), default=0)
+
+
+def alike(run: Path, untouched: Path) -> None:
+    """Raise unless two runs ended the same."""
+    assert timeless(run) == timeless(untouched), "every step once, with the same loss, norm, rate and counters"
+    assert weights(run) == weights(untouched), "the exported weights, bit for bit"
+    assert final_state(run) == final_state(untouched), "weights and optimizer state, bit for bit"
+    assert not [*run.rglob(".*")], "nothing half-written is left"
+
+
+@pytest.mark.parametrize("epoch", [1, 2, 3])
+def test_killed_in_every_phase_of_every_step(epoch: int, given: dict[str, Any], untouched: Path, tmp_path: Path) -> None:
+    """One run is killed in each phase of each step of an epoch, started again each time, and ends with the same bits.
+
+    Each start goes on from what the killed one before it left, so a defect anywhere carries through to the end.
+    """
+    run = tmp_path / "run"
+    settings = {**given, "ckpt_output_dir": str(run), "async_save": False}
+    first = 4 * (epoch - 1) + 1
+    if first > 1:
+        assert killed(settings, "saving: latest", first - 1, "before")
+    for step in range(first, first + 4):
+        for moment in IN_A_STEP:
+            assert killed(settings, moment, 2 if moment in ("forward", "backward") else 1, "before")
+            assert saved_step(run) == step - 1, f"killed in {moment}, step {step} is not saved"
+        if step % 2:
+            # A start that goes on prunes once before it makes a step: what the killed one had no time for.
+            assert killed(settings, "pruning", 1 if step == 1 else 2, "before")
+        else:
+            assert killed(settings, "saving: rename", 1, "after")
+        assert saved_step(run) == step, "a state is there as soon as it has its name"
+    result = run_on_ranks(sft, 1, settings, joined=False)[0]
+    assert result["steps"] == STEPS
+    alike(run, untouched)
+
+
+def test_killed_after_the_last_step(given: dict[str, Any], untouched: Path, tmp_path: Path) -> None:
+    """Killed before, in and after the export, and before the result is written: each time the run goes on, and is not finished yet."""
+    run = tmp_path / "run"
+    settings = {**given, "ckpt_output_dir": str(run)}
+    for moment, when in (("exporting", "before"), ("exporting", "after"), ("checking", "after"), ("result", "before")):
+        assert killed(settings, moment, 1, when)
+        assert not (run / "result.json").exists()
+    run_on_ranks(sft, 1, settings, joined=False)
+    alike(run, untouched)
+
+
+def test_killed_at_any_moment_of_saving(given: dict[str, Any], untouched: Path, tmp_path: Path) -> None:
+    """30 kills at drawn moments while a state is written beside the training: always a whole one to go on from."""
+    run = tmp_path / "run"
+    settings = {**given, "ckpt_output_dir": str(run)}
+    draw = random.Random(5)
+    kills = 0
+    for _ in range(30):
+        # The third save of a start: the two before it make sure that the run comes forward, whatever the moment.
+        kills += killed(settings, "saving: begin", draw.randrange(1, 3), draw.uniform(0.0, 0.03))
+    run_on_ranks(sft, 1, settings, joined=False)
+    alike(run, untouched)
+    assert kills >= 10
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_asked_to_stop(number: int, given: dict[str, Any], untouched: Path, tmp_path: Path) -> None:
+    """A signal in any phase: the step is finished, its state saved, status 75 and a message; the same command goes on."""
+    run = tmp_path / "run"
+    settings = {**given, "ckpt_output_dir": str(run), "full_state_every_steps": 0, "accelerate_full_state_at_epoch": False}
+    for step, moment in enumerate(("forward", "backward", "optimizer") * 2, start=1):
+        with pytest.raises(forge.PreemptedError, match=rf"step_{step} holds the state to go on from") as caught:
+            run_on_ranks(sft_struck, 1, settings, moment, 2 if moment == "backward" else 1, "before", number, joined=False)
+        assert caught.value.exit_status == 75
+        assert saved_step(run) == step
+    run_on_ranks(sft, 1, settings, joined=False)
+    assert timeless(run) == timeless(untouched)
+    assert weights(run) == weights(untouched)
+
+
+def test_a_finished_run_says_so(given: dict[str, Any], untouched: Path) -> None:
+    """The same command once more gives the same result, at once, and changes nothing."""
+    before = {file: file.stat().st_mtime_ns for file in untouched.rglob("*") if file.is_file() and "logs" not in file.parts}
+    again = run_on_ranks(sft, 1, {**given, "ckpt_output_dir": str(untouched)}, joined=False)[0]
+    assert again["steps"] == STEPS
+    assert {
+        file: file.stat().st_mtime_ns for file in untouched.rglob("*") if file.is_file() and "logs" not in file.parts
+    } == before

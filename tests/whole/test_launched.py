@@ -1,0 +1,281 @@
+"""`forge sft` with several processes: started by it, by torchrun, or on two hosts; failing, killed and stopped."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+import forge
+from forge._settings import dashed
+
+from .conftest import conversations, write_rows
+from .starts import RUN, final_state, metrics, sft, timeless, weights
+
+SETTINGS: dict[str, Any] = {**RUN, "num_epochs": 2, "logging_steps": 1}
+
+
+def words(settings: dict[str, Any]) -> list[str]:
+    """Settings as a command line has them."""
+    return [word for name, value in settings.items() for word in (f"--{dashed(name)}", str(value))]
+
+
+def environment(**more: str) -> dict[str, str]:
+    """This process's environment, without what a launcher would read."""
+    return {**{name: value for name, value in os.environ.items() if not name.startswith(("PET_", "GLOO_", "SLURM_"))}, **more}
+
+
+def command(settings: dict[str, Any], *before: str, **more: str) -> subprocess.Popen[str]:
+    """Start `forge sft` as a process of its own."""
+    line = [*(before or (sys.executable, "-m", "forge")), "sft", *words(settings)]
+    return subprocess.Popen(line, env=environment(**more), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def ended(process: subprocess.Popen[str], seconds: float = 120) -> tuple[int, str, str]:
+    """Status, stdout and stderr of a process; it is killed if it takes too long."""
+    try:
+        out, err = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        out, err = process.communicate()
+        pytest.fail(f"not ended after {seconds} s: {err}")
+    return process.returncode, out, err
+
+
+def until(condition: Any, seconds: float = 90) -> None:
+    """Wait for something to become true."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+@pytest.fixture(scope="module")
+def given(model_dir: Path, chats: Path) -> dict[str, Any]:
+    """Eight steps."""
+    return {"model_path": str(model_dir), "data_path": str(chats), **SETTINGS}
+
+
+@pytest.fixture(scope="module")
+def alone(given: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One process."""
+    return Path(sft({**given, "ckpt_output_dir": str(tmp_path_factory.mktemp("alone") / "run")})["model_dir"]).parents[1]
+
+
+@pytest.fixture(scope="module")
+def two(given: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two processes that nobody disturbed, started from Python."""
+    run = tmp_path_factory.mktemp("two") / "run"
+    result = forge.sft(**given, ckpt_output_dir=run, nproc_per_node=2)
+    assert result.steps == 8
+    assert result.model_dir == run / "hf_format" / f"samples_{result.samples}"
+    return run
+
+
+def losses(run: Path) -> list[float]:
+    """The loss of every step."""
+    return [line["loss"] for line in metrics(run) if "loss" in line]
+
+
+def test_two_processes_learn_what_one_does(alone: Path, two: Path) -> None:
+    """The same losses, one line a step, and the log of every rank."""
+    np.testing.assert_allclose(losses(two), losses(alone), rtol=1e-5)
+    assert [file.name for file in sorted(two.glob("logs/*/*.log"))] == ["rank_0.log", "rank_1.log"]
+    assert "ranks: 2" in (two / "log.txt").read_text()
+
+
+def test_the_environment_starts_them_too(given: dict[str, Any], alone: Path, tmp_path: Path) -> None:
+    """PET_NPROC_PER_NODE=2 does; config.yaml tells it from a setting, and rank 0's words come out here once."""
+    status, out, err = ended(command({**given, "ckpt_output_dir": tmp_path / "run"}, PET_NPROC_PER_NODE="2", PET_NNODES="1"))
+    assert status == 0, err
+    assert out == f"{tmp_path / 'run' / 'hf_format' / 'samples_48'}\n"
+    assert err.count("step 8/8") == 1
+    np.testing.assert_allclose(losses(tmp_path / "run"), losses(alone), rtol=1e-5)
+    assert re.search(r"nproc_per_node: 2  # environment: PET_NPROC_PER_NODE", (tmp_path / "run" / "config.yaml").read_text())
+    assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["strategy"] == "fsdp2"
+
+
+def test_torchrun_starts_them_too(given: dict[str, Any], alone: Path, tmp_path: Path) -> None:
+    """`torchrun -m forge sft ...`, as Kubeflow's images call it."""
+    torchrun = (
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node=2",
+        f"--master-port={free_port()}",
+        "-m",
+        "forge",
+    )
+    status, out, err = ended(command({**given, "ckpt_output_dir": tmp_path / "run"}, *torchrun))
+    assert status == 0, err
+    assert out.strip() == str(tmp_path / "run" / "hf_format" / "samples_48")
+    np.testing.assert_allclose(losses(tmp_path / "run"), losses(alone), rtol=1e-5)
+
+
+def free_port() -> int:
+    """A port that nobody has now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def test_bad_input_on_a_rank_is_said_once(given: dict[str, Any], tmp_path: Path) -> None:
+    """The first rank's own error comes out here, with its exit status and without a traceback; nothing is left on the disk."""
+    (tmp_path / "broken.jsonl").write_text('{"messages": 3}\n')
+    settings = {
+        **given,
+        "data_path": tmp_path / "broken.jsonl",
+        "ckpt_output_dir": tmp_path / "runs" / "one",
+        "nproc_per_node": 2,
+    }
+    status, out, err = ended(command(settings))
+    assert status == 2
+    assert out == ""
+    assert err.count("broken.jsonl:1") == 1
+    assert "Traceback" not in err
+    assert [entry.name for entry in tmp_path.iterdir()] == ["broken.jsonl"]
+    with pytest.raises(forge.data.DataError, match=r"broken\.jsonl:1"):
+        forge.sft(**settings)
+
+
+def test_fewer_samples_a_step_than_ranks(given: dict[str, Any], tmp_path: Path) -> None:
+    """A batch that some rank would never see a sample of is refused by name."""
+    with pytest.raises(forge.SettingsError, match="effective_batch_size=1 is less than the 2 ranks"):
+        forge.sft(**{**given, "effective_batch_size": 1}, ckpt_output_dir=tmp_path / "run", nproc_per_node=2)
+    assert not (tmp_path / "run").exists()
+
+
+def workers(run: Path) -> list[int]:
+    """Process ids of a run's ranks, by rank, found by the settings file on their command lines."""
+    found = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            line = (entry / "cmdline").read_bytes().decode().split("\0")
+            variables = (entry / "environ").read_bytes().decode(errors="replace").split("\0")
+        except OSError:
+            continue
+        if "forge._worker" in line and any(str(run) in word for word in line):
+            rank = next((v for v in variables if v.startswith("RANK=")), "RANK=-1")
+            found[int(rank.removeprefix("RANK="))] = int(entry.name)
+    return [found[rank] for rank in sorted(found)]
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="processes are found in /proc")
+def test_a_rank_that_is_killed_is_named_and_the_run_goes_on(given: dict[str, Any], two: Path, tmp_path: Path) -> None:
+    """Within seconds, not hours; the same command then ends with the bits of a run that nobody disturbed."""
+    run = tmp_path / "run"
+    settings = {**given, "ckpt_output_dir": run, "nproc_per_node": 2}
+    process = command(settings)
+    until(lambda: (run / "metrics.jsonl").exists() and (run / "full_state" / "latest").exists())
+    os.kill(workers(run)[1], signal.SIGKILL)
+    struck = time.monotonic()
+    status, _, err = ended(process)
+    assert time.monotonic() - struck < 30
+    assert status == 1
+    assert re.search(r"rank 1 on .* was killed by SIGKILL", err)
+    forge.sft(**settings)
+    assert timeless(run) == timeless(two)
+    assert weights(run) == weights(two)
+    assert final_state(run) == final_state(two)
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="processes are found in /proc")
+@pytest.mark.parametrize("whom", ["the launcher", "rank 1"])
+def test_a_signal_to_one_stops_all(whom: str, given: dict[str, Any], two: Path, tmp_path: Path) -> None:
+    """The step is finished, the state saved, the status 75; and the same command goes on with it."""
+    run = tmp_path / "run"
+    settings = {**given, "ckpt_output_dir": run, "nproc_per_node": 2}
+    process = command(settings)
+    until(lambda: (run / "full_state" / "latest").exists())
+    os.kill(process.pid if whom == "the launcher" else workers(run)[1], signal.SIGTERM)
+    status, _, err = ended(process)
+    assert status == 75, err
+    assert "holds the state to go on from; the same command goes on with it" in err
+    assert not workers(run)
+    done = len(losses(run))
+    assert (run / "full_state" / "latest").read_text().strip() == f"step_{done}"
+    forge.sft(**settings)
+    assert timeless(run) == timeless(two)
+    assert weights(run) == weights(two)
+
+
+def ip(*line: str) -> subprocess.CompletedProcess[str]:
+    """Run the ip command."""
+    return subprocess.run(["ip", *line], capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def hosts() -> Any:
+    """Two network namespaces and a cable between them: ((name, end of the cable), (name, end))."""
+    tag = f"{os.getpid() % 100000}"
+    names, ends = (f"forge-c-{tag}", f"forge-d-{tag}"), (f"fc{tag}", f"fd{tag}")
+    try:
+        for name in names:
+            try:
+                made = ip("netns", "add", name)
+            except FileNotFoundError:
+                pytest.skip("there is no ip command")
+            if made.returncode:
+                pytest.skip(f"no network namespaces: {made.stderr.strip()}")
+        made = ip("link", "add", ends[0], "netns", names[0], "type", "veth", "peer", "name", ends[1], "netns", names[1])
+        if made.returncode:
+            pytest.skip(f"no veth: {made.stderr.strip()}")
+        for number, (name, end) in enumerate(zip(names, ends, strict=True), 1):
+            ip("-n", name, "addr", "add", f"10.214.7.{number}/24", "dev", end)
+            ip("-n", name, "link", "set", end, "up")
+            ip("-n", name, "link", "set", "lo", "up")
+        yield list(zip(names, ends, strict=True))
+    finally:
+        for name in names:
+            ip("netns", "del", name)
+
+
+def on_hosts(hosts: Any, settings: dict[str, Any], **more: str) -> list[subprocess.Popen[str]]:
+    """The same command on both hosts, told apart by PET_* variables alone."""
+    return [
+        command(
+            settings,
+            *("ip", "netns", "exec", name, sys.executable, "-m", "forge"),
+            PET_NNODES="2",
+            PET_NPROC_PER_NODE="1",
+            PET_NODE_RANK=str(node),
+            PET_MASTER_ADDR="10.214.7.1",
+            PET_MASTER_PORT="29500",
+            **more,
+        )
+        for node, (name, _) in enumerate(hosts)
+    ]
+
+
+def test_two_hosts_learn_what_one_does_and_survive_a_cut(hosts: Any, model_dir: Path, tmp_path: Path) -> None:
+    """Over a cable the losses are those of two ranks on one host; cut in the middle, both sides end within a minute and say whom they
+    lost; the same commands go on with it when the cable is whole again."""
+    rows = write_rows(tmp_path / "rows.jsonl", conversations(96))
+    given = {"model_path": str(model_dir), "data_path": str(rows), **SETTINGS, "num_epochs": 6}
+    run = tmp_path / "run"
+    settings = {**given, "ckpt_output_dir": run}
+    nodes = on_hosts(hosts, settings)
+    until(lambda: (run / "full_state" / "latest").exists())
+    ip("-n", hosts[0][0], "link", "set", hosts[0][1], "down")
+    cut = time.monotonic()
+    first, second = (ended(node) for node in nodes)
+    assert time.monotonic() - cut < 60
+    assert (first[0], second[0]) == (1, 1)
+    assert "was not heard of for" in first[2]
+    assert "was not heard of for" in second[2]
+    assert len(losses(run)) < 96
+    ip("-n", hosts[0][0], "link", "set", hosts[0][1], "up")
+    for status, _, err in [ended(node) for node in on_hosts(hosts, settings)]:
+        assert status == 0, err
+    whole = forge.sft(**given, ckpt_output_dir=tmp_path / "one_host", nproc_per_node=2)
+    assert timeless(run) == timeless(whole.output_dir)

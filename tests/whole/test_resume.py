@@ -1,0 +1,223 @@
+"""A run that goes on: what may change, what may not, what is damaged, and who else writes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import forge
+from forge._launching import read_settings, write_settings
+from forge._settings import SFTSettings, resolve
+
+from .conftest import conversations, write_rows
+from .starts import metrics, timeless, weights
+
+FEW: dict[str, Any] = {
+    "effective_batch_size": 6,
+    "max_tokens_per_gpu": 256,
+    "learning_rate": 1e-2,
+    "full_state_every_steps": 1,
+    "num_epochs": 1,
+}
+
+
+@pytest.fixture(scope="module")
+def given(model_dir: Path, chats: Path) -> dict[str, Any]:
+    """Four steps of one epoch."""
+    return {"model_path": str(model_dir), "data_path": str(chats), **FEW}
+
+
+@pytest.fixture(scope="module")
+def finished(given: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run that came to its end."""
+    return forge.sft(**given, ckpt_output_dir=tmp_path_factory.mktemp("finished") / "run").output_dir
+
+
+@pytest.fixture
+def left(finished: Path, tmp_path: Path) -> Path:
+    """The same run as if it had been killed after step 4 was saved, and before anything was measured or exported."""
+    run = tmp_path / "run"
+    shutil.copytree(finished, run)
+    (run / "result.json").unlink()
+    shutil.rmtree(run / "hf_format")
+    return run
+
+
+def log(run: Path) -> str:
+    """What was printed, over all starts."""
+    return (run / "log.txt").read_text()
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"seed": 7}, "seed: 42, and now seed is 7"),
+        ({"effective_batch_size": 5}, "effective_batch_size: 6, and now effective_batch_size is 5"),
+        ({"learning_rate": 2e-2}, "learning_rate: 0.01, and now learning_rate is 0.02"),
+        ({"num_epochs": 2}, "num_epochs: 1, and now num_epochs is 2.*lr_scheduler=cosine over that length"),
+        ({"adapter": "lora"}, "adapter"),
+        ({"max_seq_len": 40}, "max_seq_len: null, and now max_seq_len is 40"),
+    ],
+)
+def test_what_would_change_the_past_is_refused(change: dict[str, Any], named: str, given: dict[str, Any], left: Path) -> None:
+    """The setting is named with both values and the way out; the run is left as it was."""
+    before = {file: file.read_bytes() for file in left.rglob("*") if file.is_file()}
+    with pytest.raises(forge.SettingsError, match=named) as caught:
+        forge.sft(**{**given, **change}, ckpt_output_dir=left)
+    assert caught.value.exit_status == 2
+    assert {file: file.read_bytes() for file in left.rglob("*") if file.is_file()} == before
+
+
+def test_other_rows_are_refused(given: dict[str, Any], left: Path, tmp_path: Path) -> None:
+    """Rows that changed under the same settings are seen by their tokens; the run's own store stays."""
+    rows = conversations()
+    rows[3]["messages"][1]["content"] += "!"
+    before = {file: file.read_bytes() for file in (left / "data").rglob("*") if file.is_file()}
+    with pytest.raises(forge.SettingsError, match="the rows of data_path are not those"):
+        forge.sft(**{**given, "data_path": str(write_rows(tmp_path / "other.jsonl", rows))}, ckpt_output_dir=left)
+    assert {file: file.read_bytes() for file in (left / "data").rglob("*") if file.is_file()} == before
+
+
+def test_another_base_is_refused(given: dict[str, Any], left: Path, tmp_path: Path) -> None:
+    """The state of a run on one model does not go on with another of the same shape."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(given["model_path"])
+    with torch.no_grad():
+        model.get_input_embeddings().weight.mul_(1.5)
+    model.save_pretrained(tmp_path / "other")
+    AutoTokenizer.from_pretrained(given["model_path"]).save_pretrained(tmp_path / "other")
+    with pytest.raises(forge.dist.CheckpointError, match="model"):
+        forge.sft(**{**given, "model_path": str(tmp_path / "other")}, ckpt_output_dir=left)
+
+
+def test_what_leaves_the_past_alone_is_accepted(given: dict[str, Any], left: Path, finished: Path) -> None:
+    """Another micro-batch, another place of the data, other saving: the run goes on, says what changed, and config.yaml follows."""
+    moved = shutil.copy(given["data_path"], left.parent / "moved.jsonl")
+    change = {"data_path": str(moved), "max_tokens_per_gpu": 128, "logging_steps": 2, "keep_last_n": 3}
+    forge.sft(**{**given, **change}, ckpt_output_dir=left)
+    assert "changed since then: max_tokens_per_gpu: 256 → 128" in log(left)
+    assert "max_tokens_per_gpu: 128" in (left / "config.yaml").read_text()
+    assert timeless(left) == timeless(finished)
+    assert weights(left) == weights(finished)
+
+
+def test_a_run_of_constant_rate_can_go_on_for_longer(given: dict[str, Any], tmp_path: Path) -> None:
+    """Where no step depended on the run's length, more epochs go on from the end: as if they had been asked for at once."""
+    constant = {**given, "lr_scheduler": "constant"}
+    forge.sft(**constant, ckpt_output_dir=tmp_path / "run")
+    result = forge.sft(**{**constant, "num_epochs": 2}, ckpt_output_dir=tmp_path / "run")
+    assert result.steps == 8
+    at_once = forge.sft(**{**constant, "num_epochs": 2}, ckpt_output_dir=tmp_path / "at_once")
+    assert timeless(tmp_path / "run") == timeless(tmp_path / "at_once")
+    name = "model.safetensors"
+    assert (result.model_dir / name).read_bytes() == (at_once.model_dir / name).read_bytes()
+
+
+def test_resume_never_and_resume_from_a_path(given: dict[str, Any], left: Path, finished: Path) -> None:
+    """`resume=never` refuses the run; a path goes on from that very state, and the later steps are made again."""
+    with pytest.raises(forge.RunDirectoryError, match="resume=never"):
+        forge.sft(**given, ckpt_output_dir=left, resume="never")
+    forge.sft(**given, ckpt_output_dir=left, resume=str(left / "full_state" / "step_3"))
+    assert "resumed after step 3" in log(left)
+    assert timeless(left) == timeless(finished)
+    assert weights(left) == weights(finished)
+    with pytest.raises(forge.dist.CheckpointError, match="step_99"):
+        shutil.rmtree(left / "hf_format")
+        (left / "result.json").unlink()
+        forge.sft(**given, ckpt_output_dir=left, resume=str(left / "full_state" / "step_99"))
+
+
+def damaged(file: Path, how: str, other: Path) -> None:
+    """Do to a file what disks, people and copies do."""
+    if how == "deleted":
+        file.unlink()
+    elif how == "truncated":
+        file.write_bytes(file.read_bytes()[:-7])
+    elif how == "bit flipped":
+        data = bytearray(file.read_bytes())
+        data[len(data) // 2] ^= 4
+        file.write_bytes(bytes(data))
+    else:
+        shutil.copy(other, file)
+
+
+@pytest.mark.parametrize("how", ["deleted", "truncated", "bit flipped", "swapped"])
+@pytest.mark.parametrize("name", ["rank_0.safetensors", "manifest.json"])
+def test_a_damaged_state_is_passed_over(name: str, how: str, given: dict[str, Any], left: Path, finished: Path) -> None:
+    """It is refused by name, loudly; the one before it is taken, and the run ends as if nothing had been."""
+    newest, before = left / "full_state" / "step_4", left / "full_state" / "step_3"
+    damaged(newest / name, how, before / name)
+    forge.sft(**given, ckpt_output_dir=left)
+    assert "step_4" in log(left).split("resumed after step 3")[0].rsplit("going on with it", 1)[1]
+    assert timeless(left) == timeless(finished)
+    assert weights(left) == weights(finished)
+
+
+def test_nothing_whole_is_an_error(given: dict[str, Any], left: Path) -> None:
+    """Where every state is damaged, the run does not begin anew by itself: what was trained would be lost without a word."""
+    for state in (left / "full_state").glob("step_*"):
+        (state / "manifest.json").write_text("{")
+    with pytest.raises(forge.dist.CheckpointError, match="step_4"):
+        forge.sft(**given, ckpt_output_dir=left)
+    assert len(metrics(left)) == 4
+
+
+def test_cut_metrics_are_said(given: dict[str, Any], left: Path) -> None:
+    """A metrics.jsonl that is shorter than it was when the state was saved is no history to go on with."""
+    (left / "metrics.jsonl").write_text("")
+    with pytest.raises(forge.RunDirectoryError, match=r"metrics\.jsonl"):
+        forge.sft(**given, ckpt_output_dir=left)
+
+
+def test_a_step_that_is_not_finite_names_its_samples(given: dict[str, Any], tmp_path: Path) -> None:
+    """The error has the rows of the step and the last good state; the optimizer did not move."""
+    with pytest.raises(forge.algos.DivergedError, match=r"chats\.jsonl:\d+, .*last good state is .*step_1") as caught:
+        forge.sft(
+            **{**given, "learning_rate": 1e38, "max_grad_norm": 0.0, "async_save": False}, ckpt_output_dir=tmp_path / "run"
+        )
+    assert caught.value.exit_status == 1
+
+
+def test_skipped_steps_are_counted(given: dict[str, Any], tmp_path: Path) -> None:
+    """`on_nan=skip` leaves such steps out, says so in metrics.jsonl, which stays JSON, and goes on."""
+    settings = {**given, "learning_rate": 1e38, "max_grad_norm": 0.0, "on_nan": "skip"}
+    with pytest.raises(forge.dist.ExportError):
+        forge.sft(**settings, ckpt_output_dir=tmp_path / "run")
+    lines = [
+        json.loads(line, parse_constant=pytest.fail) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    ]
+    assert [line.get("skipped", False) for line in lines] == [False, True, True, True]
+
+
+def test_a_second_run_is_refused_while_the_first_lives(given: dict[str, Any], left: Path) -> None:
+    """The lock is held by the process, so that it dies with its owner, and nobody else's files are touched."""
+    hold = "import sys, time; from forge._run_directory import RunDirectory\nwith RunDirectory(sys.argv[1]):\n    print('in', flush=True); time.sleep(60)"
+    owner = subprocess.Popen([sys.executable, "-c", hold, str(left)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert owner.stdout.readline() == "in\n"
+        with pytest.raises(forge.RunDirectoryError, match="another run is writing to it now"):
+            forge.sft(**given, ckpt_output_dir=left)
+    finally:
+        owner.kill()
+        owner.wait()
+        owner.stdout.close()
+    assert forge.sft(**given, ckpt_output_dir=left).steps == 4
+
+
+def test_settings_travel_to_workers_with_their_origins(given: dict[str, Any], tmp_path: Path) -> None:
+    """What a launcher writes for its workers is what it was given, value for value and origin for origin."""
+    s = resolve(
+        SFTSettings,
+        ("recipe r.yaml", {"target_modules": ["q_proj"], "adapter": "lora"}),
+        ("flag", {**given, "ckpt_output_dir": "x"}),
+    )
+    write_settings(s, tmp_path / "settings.json")
+    assert read_settings(tmp_path / "settings.json") == s
