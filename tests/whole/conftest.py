@@ -38,14 +38,12 @@ def write_rows(path: Path, rows: list[dict]) -> Path:
     return path
 
 
-@pytest.fixture(scope="session")
-def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def write_model(directory: Path) -> Path:
     """A tiny Llama with a byte-level tokenizer and a ChatML template, as a plain Hugging Face directory."""
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-    directory = tmp_path_factory.mktemp("model")
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -75,6 +73,12 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     LlamaForCausalLM(config).save_pretrained(directory)
     return directory
+
+
+@pytest.fixture(scope="session")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The model that the end-to-end tests train."""
+    return write_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,7 @@ import forge
 
 from ..ranks import run_on_ranks
 from .conftest import conversations, write_rows
-from .starts import RUN, final_state, metrics, sft, sft_struck, timeless, weights
+from .starts import DROPOUT, RUN, final_state, metrics, sft, sft_struck, timeless, weights
 
 STEPS = 20
 CLOSE = 1e-5
@@ -45,8 +45,7 @@ def ways() -> list[Any]:
     return [pytest.param(name, marks=needs_deepspeed if "zero" in name else ()) for name in WAYS if name != "single"]
 
 
-@pytest.fixture(scope="module")
-def given(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def settings_of(model_dir: Path, folder: Path) -> dict[str, Any]:
     """Rows of very unequal label counts, cut into several micro-batches a step; clipping and decay at work."""
     rows = conversations(31)
     for row in rows[::4]:
@@ -55,7 +54,7 @@ def given(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str
         row["messages"][-1]["content"] += " and the sun and the rain" * 4
     return {
         "model_path": str(model_dir),
-        "data_path": str(write_rows(tmp_path_factory.mktemp("rows") / "rows.jsonl", rows)),
+        "data_path": str(write_rows(folder / "rows.jsonl", rows)),
         "validation_split": 0.2,
         **RUN,
         "num_epochs": None,
@@ -65,6 +64,12 @@ def given(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str
         "weight_decay": 0.1,
         "full_state_every_steps": 0,
     }
+
+
+@pytest.fixture(scope="module")
+def given(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What every run of this file is given."""
+    return settings_of(model_dir, tmp_path_factory.mktemp("rows"))
 
 
 def run(given: dict[str, Any], where: Path, way: str, **more: Any) -> Path:
@@ -104,10 +109,13 @@ def test_the_same_losses_any_way(way: str, single: tuple[str, Path], given: dict
         assert set().union(*(batch for rank in ranks for batch in rank)) == set(map(int, plans[1].samples(step)))
 
 
+SHORT = {"max_steps": 6}
+
+
 @pytest.fixture(scope="module")
 def short(given: dict[str, Any]) -> dict[str, Any]:
     """Six steps."""
-    return {**given, "max_steps": 6}
+    return {**given, **SHORT}
 
 
 def stop_in_third_step(settings: dict[str, Any], where: Path, way: str) -> Path:
@@ -157,7 +165,7 @@ def test_saved_one_way_and_gone_on_with_another(
 @pytest.mark.parametrize("way", list(TOPOLOGIES))
 def test_gone_on_with_the_same_way(way: str, short: dict[str, Any], tmp_path: Path) -> None:
     """On the same ranks every bit of weights and optimizer is that of a run that nobody stopped, with dropout on."""
-    settings = {**short, "adapter": "lora", "lora_r": 4, "lora_dropout": 0.3}
+    settings = {**short, **DROPOUT}
     untouched = run(settings, tmp_path / "untouched", way)
     where = run(settings, stop_in_third_step(settings, tmp_path / "stopped", way), way)
     assert timeless(where) == timeless(untouched)

@@ -12,6 +12,8 @@ from .house import LEAVES, PACKAGES, ROOT
 
 ENVIRONMENTS: dict[str, Any] = tomllib.loads((ROOT / "hatch.toml").read_text())["envs"]
 ALONE = ENVIRONMENTS["hatch-test"]
+IN_THE_MAIN_ENVIRONMENT = {"accelerate", "deepspeed"}
+"""Its tests take minutes, and are run once."""
 
 
 def installed(leaf: str) -> list[str]:
@@ -36,9 +38,16 @@ def test_every_leaf_is_tested_alone() -> None:
 
 @pytest.mark.parametrize("leaf", LEAVES)
 def test_a_leaf_alone_has_what_it_declares_and_no_more(leaf: str) -> None:
-    """Beside pytest and hypothesis: torch, pinned, where the leaf declares it, and what its extras bring."""
+    """Beside pytest and hypothesis: torch, pinned, where the leaf declares it, and what its extras bring that is tested there."""
     names = {re.split(r"[<>=]", line)[0].replace("-", "_") for line in installed(leaf)}
-    assert names == {"pytest", "hypothesis"} | ({"torch"} & PACKAGES[leaf].required) | PACKAGES[leaf].optional
+    extras = PACKAGES[leaf].optional - IN_THE_MAIN_ENVIRONMENT
+    assert names == {"pytest", "hypothesis"} | ({"torch"} & PACKAGES[leaf].required) | extras
+
+
+def test_what_is_not_tested_alone_is_tested_with_everything() -> None:
+    """An extra that the leaf's own environment lacks is in the one that holds all packages."""
+    main = {re.split(r"[<>=; ]", line)[0].replace("-", "_") for line in ENVIRONMENTS["default"]["dependencies"]}
+    assert main >= IN_THE_MAIN_ENVIRONMENT
 
 
 @pytest.mark.parametrize("name", ["default", "hatch-check-types"])

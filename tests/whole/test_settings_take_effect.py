@@ -30,7 +30,7 @@ HELD_OUT = {"validation_split": 0.25}
 CASES: dict[str, tuple[dict[str, Any], Any, Any]] = {
     "model_path": ({}, "MODEL", "OTHER MODEL"),
     "data_path": ({}, "DATA", "OTHER DATA"),
-    "eval_data_path": ({}, "DATA", "OTHER DATA"),
+    "eval_data_path": ({}, "HELD OUT", "OTHER HELD OUT"),
     "validation_split": ({}, 0.2, 0.3),
     "max_seq_len": ({}, 40, 60),
     "data_format": ({"data_path": "TWO WAYS"}, "messages", "text"),
@@ -77,9 +77,9 @@ SPEEDS = {"num_proc": (1, 2), "async_save": (True, False), "activation_checkpoin
 ELSEWHERE = {
     "strategy": "tests/whole/test_any_ranks.py",
     "shard_size": "tests/whole/test_any_ranks.py",
-    "gather_dtype": "tests/forge-dist/test_fsdp.py",
-    "reshard_after_forward": "tests/forge-dist/test_fsdp.py",
-    "cpu_offload": "tests/forge-dist/test_fsdp.py",
+    "gather_dtype": "tests/forge-dist/test_divided.py",
+    "reshard_after_forward": "tests/forge-dist/test_divided.py",
+    "cpu_offload": "tests/forge-dist/test_strategies.py",
     "resume": "tests/whole/test_resume.py",
     "nproc_per_node": "tests/whole/test_launched.py",
     "nnodes": "tests/forge-dist/test_topology.py",
@@ -89,7 +89,7 @@ ELSEWHERE = {
     "master_addr": "tests/forge-dist/test_topology.py",
     "master_port": "tests/forge-dist/test_topology.py",
     "max_restarts": "tests/forge-dist/test_topology.py",
-    "connect_seconds": "tests/forge-dist/test_topology.py",
+    "connect_seconds": "tests/forge-dist/test_rendezvous.py",
 }
 
 
@@ -129,6 +129,8 @@ def places(
         "OTHER DATA": str(rows),
         "TWO WAYS": str(ambiguous),
         "DOUBTFUL": str(doubtful),
+        "HELD OUT": str(write_rows(other / "held_out.jsonl", conversations(40)[32:])),
+        "OTHER HELD OUT": str(write_rows(other / "other_held_out.jsonl", conversations(40)[24:32])),
     }
 
 

@@ -26,7 +26,7 @@ def learned(run: Path) -> list[tuple[float, float, float]]:
 
 
 def test_a_run_leaves_what_the_design_names(model_dir: Path, chats: Path, tmp_path: Path) -> None:
-    """config.yaml, metrics.jsonl, log.txt, data/, plan/ and one export lie in the run directory, and nothing else."""
+    """config.yaml, metrics.jsonl, log.txt, data/, plan/, one export, its last state and its result lie there, and nothing else."""
     result = forge.sft(
         model_path=model_dir, data_path=chats, ckpt_output_dir=tmp_path / "run", validation_split=0.2, eval_every_steps=2, **FEW
     )
@@ -34,10 +34,12 @@ def test_a_run_leaves_what_the_design_names(model_dir: Path, chats: Path, tmp_pa
     assert sorted(entry.name for entry in run.iterdir()) == [
         "config.yaml",
         "data",
+        "full_state",
         "hf_format",
         "log.txt",
         "metrics.jsonl",
         "plan",
+        "result.json",
     ]
     lines = metrics(run)
     assert [line["step"] for line in lines if "loss" in line] == [1, 2, 3, 4]

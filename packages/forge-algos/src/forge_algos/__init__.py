@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from forge_algos.losses import LossTerms, nll
     from forge_algos.objectives import SFT, Objective
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "ALONE",

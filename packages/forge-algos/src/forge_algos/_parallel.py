@@ -86,3 +86,4 @@ class Alone:
 
 
 ALONE = Alone()
+"""One process that shares its steps with nobody: what `train` and `evaluate` take where no other is given."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from forge_data._tokenize import tokenize
     from forge_data._tokenizer import load_tokenizer
 
-__version__ = "0.2.0"
+__version__ = "0.2.1"
 
 __all__ = [
     "Accounting",

@@ -27,7 +27,7 @@ LAUNCHER = "FORGE_LAUNCHER_PID"
 
 # What a collective says when a rank at the other end is gone: the message follows from another rank's failure.
 _LOST = re.compile(
-    r"connection (closed by peer|reset by peer|refused|was aborted)|broken pipe|gloo|nccl|socket|timed out .*(store|waiting)"
+    r"connection (closed by peer|reset by peer|refused|was aborted)|broken pipe|gloo|socket|timed out .*(store|waiting)"
     r"|remote process exited",
     re.IGNORECASE,
 )
@@ -127,7 +127,8 @@ def write_report(report: Mapping[str, Any]) -> None:
     try:
         write_text_atomically(path, json.dumps(text))
     except ForgeDistError as error:
-        print(f"the report of this failure cannot be written: {error}", file=sys.stderr)  # noqa: T201 - the rank's log is all there is
+        # The rank's log is all there is.
+        sys.stderr.write(f"the report of this failure cannot be written: {error}\n")
 
 
 def read_report(path: Path) -> dict[str, Any] | None:

@@ -1,6 +1,7 @@
 """The settings of this room: which model, on how many ranks and how divided, and where and when it is saved."""
 
 import math
+import re
 from typing import Any, Literal, get_args
 
 import attrs
@@ -47,6 +48,21 @@ def _minutes(_instance: object, attribute: "attrs.Attribute[float]", value: obje
         raise TypeError(f"{attribute.name} must be a number; got {value!r}")
     if not math.isfinite(value) or value < 0:
         raise ValueError(f"{attribute.name} must be 0 or more; got {value}")
+
+
+def _processes(_instance: object, attribute: "attrs.Attribute[int | str]", value: object) -> None:
+    _number_or(attribute.name, value, r"auto|cpu|gpu|[1-9]\d*", "a number from 1, auto, gpu or cpu")
+
+
+def _nodes(_instance: object, attribute: "attrs.Attribute[int | str]", value: object) -> None:
+    _number_or(attribute.name, value, r"[1-9]\d*(:[1-9]\d*)?", "a number from 1, or MIN:MAX")
+
+
+def _number_or(name: str, value: object, pattern: str, wish: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise TypeError(f"{name} must be {wish}; got {value!r}")
+    if not re.fullmatch(pattern, str(value)):
+        raise ValueError(f"{name} must be {wish}; got {value!r}")
 
 
 _optional = attrs.validators.optional
@@ -139,10 +155,10 @@ class StrategySettings:
 class LaunchSettings:
     """How many processes a run has, and where they meet. What is left open is read from PET_* (Kubeflow, torchrun) or SLURM variables."""
 
-    nproc_per_node: int | str | None = attrs.field(default=None)
+    nproc_per_node: int | str | None = attrs.field(default=None, validator=_optional(_processes))
     """Processes on each node: a number, "auto" or "gpu" (one for each accelerator), "cpu" (one for each core). One where nothing says otherwise."""
 
-    nnodes: int | str | None = attrs.field(default=None)
+    nnodes: int | str | None = attrs.field(default=None, validator=_optional(_nodes))
     """Nodes: a number, or "MIN:MAX" for an elastic run. One where nothing says otherwise."""
 
     node_rank: int | None = attrs.field(default=None, validator=_optional(_count))

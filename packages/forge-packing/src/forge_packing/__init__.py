@@ -11,7 +11,7 @@
 import importlib
 from typing import TYPE_CHECKING
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 if TYPE_CHECKING:
     from forge_packing._batch_plan import BatchPlan

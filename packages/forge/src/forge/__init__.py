@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from forge._result import RunResult
     from forge._sft import sft
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 __all__ = [
     "DataLintError",

@@ -6,7 +6,7 @@
     ├── DataLintError (ValueError)       the rows would teach something false, as their lint says
     ├── RunDirectoryError (OSError)      the output directory holds something else, is in use, or cannot be written
     ├── RunWriteError (OSError)          the disk refused a file of a run that had begun: exit status 1
-    └── PreemptedError                   a signal asked the run to stop, and its state is saved: exit status 75
+    └── PreemptedError (RuntimeError)    a signal asked the run to stop, and its state is saved: exit status 75
 
 Each room has a family of its own. All of them agree by shape: an exception that carries `exit_status` is an answer to the
 user, said in one message; any other exception is a defect of forge.
@@ -45,7 +45,7 @@ class RunWriteError(ForgeError, OSError):
     exit_status: ClassVar[int] = 1
 
 
-class PreemptedError(ForgeError):
+class PreemptedError(ForgeError, RuntimeError):
     """A signal asked the run to stop; its step was finished and its state saved. The same command goes on from there."""
 
     exit_status: ClassVar[int] = 75
