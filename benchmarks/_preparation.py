@@ -1,4 +1,4 @@
-"""The standard library's docstrings -> a file of conversations and a tokenizer's directory, and two ways to prepare them, timed in turn.
+"""The standard library's docstrings -> a file of conversations and a tokenizer's directory, and ways to prepare them, timed in turn.
 
 Both sides of a preparation benchmark get the same JSONL file and the same directory, and must write the same ids and labels: `agree` ends the
 benchmark if one token differs. Every run gets a file of its own, so that no side finds what an earlier run has cached.
@@ -14,7 +14,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 # Before datasets is imported: no bar costs time, no network is asked.
 os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_DISABLE_PROGRESS_BARS="1", HF_HUB_DISABLE_TELEMETRY="1")
@@ -72,7 +72,7 @@ def write_tokenizer(folder: Path, rows: Rows, template: str, *, vocabulary: int)
 
 
 def forge(data: Path, tokenizer: Path, folder: Path) -> None:
-    """Our side as it comes: `prepare` with its defaults."""
+    """Our side as it comes: `prepare` with its defaults, which for so little data is this process and the tokenizer's threads."""
     import forge_data
 
     forge_data.prepare(data, str(tokenizer), folder / "store", progress=False)
@@ -93,29 +93,43 @@ def forge_wrote(folder: Path) -> Rows:
     return [{"input_ids": store[i].input_ids.tolist(), "labels": store[i].labels.tolist()} for i in range(len(store))]
 
 
-def timed(run: Prepare, rows: Path, tokenizer: Path, folder: Path) -> float:
-    """Seconds that one preparation of a fresh copy of the rows takes, with what it prints kept from the benchmark's one line."""
+class Taken(NamedTuple):
+    """What one run took."""
+
+    seconds: float
+    cpu: float
+    """Seconds of processor time, of all threads and of processes that ended meanwhile."""
+
+
+def timed(run: Callable[[], object]) -> Taken:
+    """What a call takes, with what it prints kept from the benchmark's one line."""
+    with contextlib.redirect_stdout(io.StringIO()):
+        start, before = time.perf_counter(), sum(os.times()[:4])
+        run()
+        return Taken(time.perf_counter() - start, sum(os.times()[:4]) - before)
+
+
+def _prepared(run: Prepare, rows: Path, tokenizer: Path, folder: Path) -> Taken:
+    """What one preparation of a fresh copy of the rows takes."""
     folder.mkdir(parents=True)
     data = folder / "train.jsonl"
     shutil.copyfile(rows, data)
-    with contextlib.redirect_stdout(io.StringIO()):
-        start = time.perf_counter()
-        run(data, tokenizer, folder)
-        return time.perf_counter() - start
+    return timed(lambda: run(data, tokenizer, folder))
 
 
 def take_turns(
     sides: dict[str, Prepare], rows: Path, tokenizer: Path, scratch: Path, *, repeats: int
-) -> dict[str, list[float]]:
-    """Seconds of every run of every side: once to warm up, then `repeats` times A B, B A, A B, ..."""
-    seconds: dict[str, list[float]] = {side: [] for side in sides}
+) -> dict[str, list[Taken]]:
+    """What every run of every side took: once to warm up, then `repeats` times A B C, C B A, A B C, ..."""
+    every: dict[str, list[Taken]] = {side: [] for side in sides}
     for turn in range(-1, repeats):
         for side in sorted(sides, reverse=turn % 2 == 1):
-            taken = timed(sides[side], rows, tokenizer, scratch / f"{side}-{turn}")
-            note(f"{side:14} {'warm-up' if turn < 0 else f'run {turn + 1}'}: {taken:.2f} s")
+            taken = _prepared(sides[side], rows, tokenizer, scratch / f"{side}-{turn}")
+            said = f"{taken.seconds:.2f} s, {taken.cpu:.2f} s of processor time"
+            note(f"{side:16} {'warm-up' if turn < 0 else f'run {turn + 1}'}: {said}")
             if turn >= 0:
-                seconds[side].append(taken)
-    return seconds
+                every[side].append(taken)
+    return every
 
 
 def agree(ours: Rows, theirs: Rows, named: str) -> dict[str, int]:
@@ -139,11 +153,22 @@ def read_rows(file: Path) -> Iterator[dict[str, Any]]:
         yield from map(json.loads, lines)
 
 
-def summary(seconds: list[float], tokens: int) -> dict[str, Any]:
+def summary(every: list[Taken], tokens: int) -> dict[str, Any]:
     """One side's figures."""
-    median = statistics.median(seconds)
+    median = statistics.median(taken.seconds for taken in every)
     return {
         "seconds": round(median, 4),
+        "cpu_seconds": round(statistics.median(taken.cpu for taken in every), 4),
         "tokens_per_second": round(tokens / median, 1),
-        "all_seconds": [round(taken, 3) for taken in seconds],
+        "all_seconds": [round(taken.seconds, 3) for taken in every],
+    }
+
+
+def ratios(measured: dict[str, dict[str, Any]], peer: str) -> dict[str, float]:
+    """How many times the peer's seconds are ours in one thread, and both sides counted in processor time."""
+    theirs = measured[peer]
+    return {
+        "ratio_one_thread": round(theirs["seconds"] / measured["forge_one_thread"]["seconds"], 4),
+        "ratio_cpu_default": round(theirs["cpu_seconds"] / measured["forge"]["cpu_seconds"], 4),
+        "ratio_cpu_one_thread": round(theirs["cpu_seconds"] / measured["forge_one_thread"]["cpu_seconds"], 4),
     }

@@ -6,6 +6,7 @@ Every line has the same shape: `benchmark`, `claim`, `ratio` (how many times bet
 
 import importlib.metadata
 import json
+import logging
 import os
 import platform
 import sys
@@ -27,6 +28,9 @@ LIBRARIES = (
     "rhai-innovation-mini-trainer",
 )
 FORGE = ("forge-llm", "forge-data", "forge-packing", "forge-accel", "forge-dist", "forge-algos")
+
+# Where DeepSpeed is installed transformers imports it, and its notes go to stdout, which is the line's alone.
+logging.getLogger("DeepSpeed").addFilter(lambda record: record.levelno >= logging.ERROR)
 
 
 def note(text: str) -> None:

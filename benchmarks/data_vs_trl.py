@@ -1,10 +1,11 @@
 """Claim: `forge_data.prepare` is at least 3 times as fast as TRL's dataset preparation with `assistant_only_loss`, for the same ids and labels.
 
-Conversations of one to three questions and answers, each side with its default settings (both stay in this process), a chat template that
+Conversations of one to three questions and answers, each side with its default settings (both stay in this process; ours once more in one thread,
+`num_proc=1`, and the target is for the first), a chat template that
 marks the assistant's text with {% generation %}, as TRL asks for. Preparation is not a call of its own in TRL: it happens while `SFTTrainer` is made. So theirs is the time to
 read the file and make a trainer, less the time to make a trainer (same model, same settings) from rows that are prepared already.
 They take turns in one process with all libraries loaded; every run gets a fresh copy of the file. Every id and every label must be the same.
-The ratio is their seconds over ours, medians.
+The ratio is their seconds over ours, medians; the processor time of both is beside it.
 
     python benchmarks/data_vs_trl.py
 """
@@ -15,7 +16,6 @@ import json
 import logging
 import statistics
 import tempfile
-import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ class Trl:
         sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
         self._model = LlamaForCausalLM(LlamaConfig(vocab_size=len(self._tokenizer), num_key_value_heads=1, **sizes))
         self.prepared: Any = None
-        self.trainer_seconds: list[float] = []
+        self.trainer: list[preparation.Taken] = []
 
     def __call__(self, data: Path, tokenizer: Path, folder: Path) -> None:
         """Read the rows and make a trainer."""
@@ -48,9 +48,7 @@ class Trl:
 
     def alone(self, folder: Path) -> None:
         """Make a trainer from rows that are prepared: what a trainer costs without preparation."""
-        start = time.perf_counter()
-        self._trainer(self.prepared, folder)
-        self.trainer_seconds.append(time.perf_counter() - start)
+        self.trainer.append(preparation.timed(lambda: self._trainer(self.prepared, folder)))
 
     def _trainer(self, rows: Any, folder: Path) -> Any:
         import trl
@@ -84,17 +82,20 @@ def main() -> None:
         file = folder / "rows.jsonl"
         file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
         theirs = Trl(tokenizer)
-        seconds = preparation.take_turns(
-            {"forge": preparation.forge, "trl": theirs}, file, tokenizer, folder, repeats=options.repeats
-        )
+        sides = {"forge": preparation.forge, "forge_one_thread": preparation.forge_in_one, "trl": theirs}
+        every = preparation.take_turns(sides, file, tokenizer, folder, repeats=options.repeats)
         for turn in range(options.repeats):
             theirs.alone(folder / f"alone-{turn}")
-        sizes = preparation.agree(preparation.forge_wrote(folder / "forge-0"), list(theirs.prepared), "TRL")
+        for ours in ("forge-0", "forge_one_thread-0"):
+            sizes = preparation.agree(preparation.forge_wrote(folder / ours), list(theirs.prepared), "TRL")
     # What the trainer itself costs is taken from every run of theirs; a toy's difference may fall below nothing.
-    trainer = statistics.median(theirs.trainer_seconds)
-    note(f"making TRL's trainer alone: {trainer:.2f} s")
-    seconds["trl"] = [max(taken - trainer, 1e-3) for taken in seconds["trl"]]
-    measured = {side: preparation.summary(taken, sizes["tokens"]) for side, taken in seconds.items()}
+    trainer = preparation.Taken(*(statistics.median(figures) for figures in zip(*theirs.trainer, strict=True)))
+    note(f"making TRL's trainer alone: {trainer.seconds:.2f} s, {trainer.cpu:.2f} s of processor time")
+    every["trl"] = [
+        preparation.Taken(max(taken.seconds - trainer.seconds, 1e-3), max(taken.cpu - trainer.cpu, 1e-3))
+        for taken in every["trl"]
+    ]
+    measured = {side: preparation.summary(taken, sizes["tokens"]) for side, taken in every.items()}
     emit(
         "data_vs_trl",
         "seconds of TRL's dataset preparation with assistant_only_loss over forge_data.prepare's, default settings of both, same ids and labels",
@@ -102,8 +103,10 @@ def main() -> None:
         TARGET,
         toy=options.toy,
         at=at,
+        **preparation.ratios(measured, "trl"),
         sides=measured,
-        trainer_seconds=round(trainer, 4),
+        trainer_seconds=round(trainer.seconds, 4),
+        trainer_cpu_seconds=round(trainer.cpu, 4),
         sizes={
             **sizes,
             "bytes": sum(len(json.dumps(row)) + 1 for row in rows),

@@ -126,8 +126,31 @@ def test_metaspace(chat):
     )
 
 
+def _told(made):
+    """All that a sample became, to compare."""
+    return [
+        (example.input_ids.tolist(), example.labels.tolist(), example.segments.tolist(), example.roles)
+        for example in made.examples
+    ], made.desirable
+
+
+def test_a_default_system_turn(chatml_tokenizer, chat):
+    """The system turn that nobody asked for is the template's; the user's segment begins with the user's own header."""
+    row = chat(("user", "hi"), ("assistant", "ho"), ("user", "so"), ("assistant", "ha"))
+    batch = Encoder(chatml_tokenizer).encode([Chat(f"f:{number}", row["messages"]) for number in range(3)])
+    for example in (tokenize(row, chatml_tokenizer), *(made.examples[0] for made in batch)):
+        said = [chatml_tokenizer.decode(example.input_ids[start:stop].tolist()) for start, stop in example.segments.tolist()]
+        assert list(zip(example.roles, said, strict=True)) == [
+            ("template", "<|im_start|>system\nYou are Bot<|im_end|>\n"),
+            ("user", "<|im_start|>user\nhi<|im_end|>\n"),
+            ("assistant", "<|im_start|>assistant\nho<|im_end|>\n"),
+            ("user", "<|im_start|>user\nso<|im_end|>\n"),
+            ("assistant", "<|im_start|>assistant\nha<|im_end|>\n"),
+        ]
+
+
 def test_a_batch_of_many_kinds(chatml_tokenizer, chat):
-    """Samples of all kinds may stand in one batch, and what they become stands in their order."""
+    """Samples of all kinds may stand in one batch; what they become stands in their order, and is what each becomes alone."""
     said = Chat("f:1", chat(("user", "hi"), ("assistant", "ho"))["messages"])
     text = Text("f:2", "a ", "b")
     samples = [
@@ -135,6 +158,8 @@ def test_a_batch_of_many_kinds(chatml_tokenizer, chat):
         Preference("f:5", said, Chat("f:5", chat(("user", "hi"), ("assistant", "no"))["messages"])), Unpaired("f:6", text, desirable=False),
     ]  # fmt: skip
     encoded = Encoder(chatml_tokenizer).encode(samples)
+    alone = [Encoder(chatml_tokenizer).encode([sample])[0] for sample in samples]
+    assert [_told(made) for made in encoded] == [_told(made) for made in alone]
     assert [len(made.examples) for made in encoded] == [1, 1, 1, 1, 2, 1]
     assert [made.desirable for made in encoded] == [None, None, None, None, None, False]
     told = [[learned(chatml_tokenizer, example) for example in made.examples] for made in encoded]
@@ -144,10 +169,10 @@ def test_a_batch_of_many_kinds(chatml_tokenizer, chat):
     roles = [made.examples[0].roles for made in encoded]
     assert roles == [
         ("prompt", "completion"),
-        ("user", "assistant"),
+        ("template", "user", "assistant"),
         ("document",),
         ("tokens",),
-        ("user", "assistant"),
+        ("template", "user", "assistant"),
         ("prompt", "completion"),
     ]
     for made in encoded:

@@ -299,7 +299,9 @@ def test_preprocess(write_rows, small_chats, chatml_tokenizer, tmp_path):
     assert rows == [2, 2, *range(3, 13)]
     books = store.accounting
     assert (books.read, books.kept, books.dropped) == (13, 12, {"preprocess": 1})
-    assert list(store.dropped()) == [{"file": "train.jsonl", "row": 1, "reason": "preprocess", "tokens": 0}]
+    assert list(store.dropped()) == [
+        {"file": "train.jsonl", "row": 1, "reason": "preprocess", "tokens": 0, "place": "train.jsonl:1"}
+    ]
 
 
 def test_several_sources_with_weights(write_rows, small_chats, chatml_tokenizer, tmp_path):

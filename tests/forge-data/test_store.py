@@ -207,13 +207,3 @@ def test_no_manifest(copy, text):
     (copy / "store.json").write_text(text)
     with pytest.raises(StoreError, match=r"cannot be read|belongs to something else"):
         TokenStore.open(copy)
-
-
-def test_dropped_places(chatml_tokenizer, tmp_path, chat):
-    """A row that was left out is named as messages name it: a line from 1, an item of an array from 0."""
-    rows = [chat(("user", "Hi"), ("assistant", "Hello")), chat(("user", "Hi"))]
-    (tmp_path / "rows.json").write_text(json.dumps(rows))
-    (tmp_path / "lines.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    files = [tmp_path / "rows.json", tmp_path / "lines.jsonl"]
-    store = prepare(files, chatml_tokenizer, tmp_path / "of both", progress=False)
-    assert [row["place"] for row in store.dropped()] == ["rows.json[1]", "lines.jsonl:2"]

@@ -67,7 +67,7 @@ def test_full_disk(tmp_path, monkeypatch, call):
             raise OSError(28, os.strerror(28))
 
         monkeypatch.setattr(writer, "_append", full)
-        writer.add(arrays([1])) if call == "add" else writer.drop("a", [Dropped(1, "x", 2)])
+        writer.add(arrays([1])) if call == "add" else writer.drop("a", [Dropped(1, "x", 2)], indexed=False)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -131,12 +131,14 @@ def test_dropped_rows_are_listed(tmp_path):
     """Rows that were left out are a line each, names that are no UTF-8 included."""
     with StoreWriter(tmp_path / "store") as writer:
         writer.add(arrays([2]))
-        writer.drop("ä\udcff.jsonl", [Dropped(1, "no_trained_token", 7), Dropped(3, "preprocess", 0)])
+        writer.drop("ä\udcff.jsonl", [Dropped(1, "no_trained_token", 7), Dropped(3, "preprocess", 0)], indexed=False)
+        writer.drop("b.json", [Dropped(0, "preprocess", 0)], indexed=True)
         manifest = writer.finish("supervised", [SourceFile("a", "/a", 1)], Accounting(3, 1, {"x": 2}, 1, 9, 2, {"x": 7}), tokenizer=None, inputs=None, settings={})  # fmt: skip
         writer.commit(manifest, '{"findings": []}\n')
     assert list(TokenStore.open(tmp_path / "store").dropped()) == [
-        {"file": "ä\udcff.jsonl", "row": 1, "reason": "no_trained_token", "tokens": 7},
-        {"file": "ä\udcff.jsonl", "row": 3, "reason": "preprocess", "tokens": 0},
+        {"file": "ä\udcff.jsonl", "row": 1, "reason": "no_trained_token", "tokens": 7, "place": "ä\udcff.jsonl:1"},
+        {"file": "ä\udcff.jsonl", "row": 3, "reason": "preprocess", "tokens": 0, "place": "ä\udcff.jsonl:3"},
+        {"file": "b.json", "row": 0, "reason": "preprocess", "tokens": 0, "place": "b.json[0]"},
     ]
     told = json.loads((tmp_path / "store" / "store.json").read_text())
     assert told["sizes"]["dropped.jsonl"] == (tmp_path / "store" / "dropped.jsonl").stat().st_size

@@ -3,7 +3,7 @@
 import attrs
 import pytest
 
-from forge_dist import CheckpointSettings, ModelSettings
+from forge_dist import CheckpointSettings, LaunchSettings, ModelSettings
 
 
 def test_defaults():
@@ -39,3 +39,28 @@ def test_settings_do_not_change():
         settings.model_path = "n"
     with pytest.raises(TypeError):
         ModelSettings("m")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("nproc_per_node", 0),
+        ("nproc_per_node", "all"),
+        ("nproc_per_node", "-1"),
+        ("nnodes", 0),
+        ("nnodes", "2:"),
+        ("nnodes", "a:b"),
+    ],
+)
+def test_numbers_of_processes_that_are_none(name, value):
+    """A number from 1, a known word or a range; anything else is refused by name."""
+    with pytest.raises(ValueError, match=f"{name} must be"):
+        LaunchSettings(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("nproc_per_node", "gpu"), ("nproc_per_node", "2"), ("nnodes", "1:4"), ("nnodes", 3)]
+)
+def test_numbers_of_processes(name, value):
+    """Words, numbers in text (as YAML and shells may have them) and ranges are taken as they are."""
+    assert getattr(LaunchSettings(**{name: value}), name) == value

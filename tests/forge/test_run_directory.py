@@ -34,9 +34,8 @@ def test_publish_moves_everything(tmp_path: Path) -> None:
     """After `publish` everything lies in its place, and the open files go on."""
     with RunDirectory(tmp_path / "run") as out:
         (out.root / "data").mkdir()
-        (out.root / "config.yaml").write_text("seed: 1\n")
         out.log("before")
-        out.publish()
+        out.publish("seed: 1\n")
         out.log("after")
         out.metrics({"step": 1})
         assert json.loads((tmp_path / "run" / "metrics.jsonl").read_text()) == {"step": 1}, "flushed at once"
@@ -51,8 +50,7 @@ def test_the_lock_dies_with_its_owner(tmp_path: Path) -> None:
     assert killed.returncode == -9
     with RunDirectory(tmp_path / "run") as out:
         assert not (out.root / "log.txt").read_text()
-        (out.root / "config.yaml").touch()
-        out.publish()
+        out.publish("")
 
 
 def test_two_at_once(tmp_path: Path) -> None:
@@ -88,7 +86,7 @@ def test_home_and_dots_are_resolved(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     """`~` and `..` name one place for everything in the run."""
     monkeypatch.setenv("HOME", str(tmp_path))
     with RunDirectory("~/a/../run") as out:
-        out.publish()
+        out.publish("")
         assert out.root == tmp_path / "run"
     assert [entry.name for entry in tmp_path.iterdir()] == ["run"]
 
@@ -98,8 +96,7 @@ def test_a_refusal_before_the_first_step_leaves_nothing(began: bool, kept: bool,
     """Bad input that shows only when the model meets the data is bad input still: until a step was made nothing stays."""
     with pytest.raises(SettingsError), RunDirectory(tmp_path / "a" / "run") as out:
         (out.root / "data").mkdir()
-        (out.root / "config.yaml").touch()
-        out.publish()
+        out.publish("")
         out.began = began
         raise SettingsError("no")
     assert (tmp_path / "a").exists() == kept
@@ -108,7 +105,7 @@ def test_a_refusal_before_the_first_step_leaves_nothing(began: bool, kept: bool,
 def test_a_failure_after_publishing_is_kept_and_named(tmp_path: Path) -> None:
     """What is no refusal stays, and the log's last line says how it ended."""
     with pytest.raises(RuntimeError), RunDirectory(tmp_path / "run") as out:
-        out.publish()
+        out.publish("")
         raise RuntimeError("boom")
     assert (tmp_path / "run" / "log.txt").read_text().endswith("failed: RuntimeError: boom\n")
 
@@ -117,7 +114,7 @@ def test_a_full_disk_is_said_with_the_file(tmp_path: Path) -> None:
     """A line that the disk refuses is a failed run (status 1) that names the file; leaving does not hide it."""
     full = open("/dev/full", "w")  # noqa: SIM115 - closed by the run directory
     with pytest.raises(RunWriteError, match=r"full.*No space left") as caught, RunDirectory(tmp_path / "run") as out:
-        out.publish()
+        out.publish("")
         out._metrics.close()
         out._metrics = full
         out.metrics({"step": 1})
@@ -130,7 +127,7 @@ def test_somebodys_files_are_never_removed(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     with pytest.raises(SettingsError), RunDirectory(tmp_path / "run") as out:
         (tmp_path / "run" / "mine").touch()
-        out.publish()
+        out.publish("")
         raise SettingsError("no")
     assert [entry.name for entry in (tmp_path / "run").iterdir()] == ["mine"]
 
@@ -147,9 +144,8 @@ def published(path: Path) -> None:
     with RunDirectory(path) as out:
         (out.root / "plan").mkdir()
         (out.root / "plan" / "plan.npz").write_bytes(b"old")
-        (out.root / "config.yaml").write_text("seed: 1\n")
         out.log("first start")
-        out.publish()
+        out.publish("seed: 1\n")
         out.metrics({"step": 1})
         out.metrics({"step": 2})
         for samples in (4, 8):
@@ -164,9 +160,8 @@ def test_a_run_goes_on_in_its_directory(tmp_path: Path) -> None:
         assert out.resuming
         (out.root / "plan").mkdir()
         (out.root / "plan" / "plan.npz").write_bytes(b"new")
-        (out.root / "config.yaml").write_text("seed: 2\n")
         out.log("second start")
-        out.publish()
+        out.publish("seed: 2\n")
         out.metrics({"step": 3})
     assert (tmp_path / "plan" / "plan.npz").read_bytes() == b"new"
     assert (tmp_path / "config.yaml").read_text() == "seed: 2\n"
@@ -191,8 +186,7 @@ def test_rewinding(tmp_path: Path) -> None:
     with RunDirectory(tmp_path) as out:
         (out.root / "plan").mkdir()
         (out.root / "plan" / "plan.npz").touch()
-        (out.root / "config.yaml").touch()
-        out.publish()
+        out.publish("")
         assert out.rewind(len('{"step": 1}\n'), 4) == ["samples_8"]
         out.metrics({"step": 2, "again": True})
         with pytest.raises(RunDirectoryError, match=r"metrics\.jsonl"):
@@ -203,6 +197,6 @@ def test_rewinding(tmp_path: Path) -> None:
 def test_figures_that_are_not_finite_stay_json(tmp_path: Path) -> None:
     """NaN is no JSON: it becomes null."""
     with RunDirectory(tmp_path) as out:
-        out.publish()
+        out.publish("")
         out.metrics({"loss": float("nan"), "lr": 0.1})
     assert json.loads((tmp_path / "metrics.jsonl").read_text(), parse_constant=pytest.fail) == {"loss": None, "lr": 0.1}

@@ -123,7 +123,7 @@ def test_asked_to_stop(number: int, given: dict[str, Any], untouched: Path, tmp_
     """A signal in any phase: the step is finished, its state saved, status 75 and a message; the same command goes on."""
     run = tmp_path / "run"
     settings = {**given, "ckpt_output_dir": str(run), "full_state_every_steps": 0, "accelerate_full_state_at_epoch": False}
-    for step, moment in enumerate(("forward", "backward", "optimizer") * 2, start=1):
+    for step, moment in enumerate(("optimizer", "backward", "forward") * 2, start=1):
         with pytest.raises(forge.PreemptedError, match=rf"step_{step} holds the state to go on from") as caught:
             run_on_ranks(sft_struck, 1, settings, moment, 2 if moment == "backward" else 1, "before", number, joined=False)
         assert caught.value.exit_status == 75

@@ -10,7 +10,7 @@ segment_starts.bin   int32[G]    where each segment begins, counted from the beg
 segment_roles.bin    uint8[G]    whose text it is: a place in `ROLES`
 segment_offsets.bin  int64[N+1]  the segments of sample i are segment_offsets[i] to segment_offsets[i+1]
 desirable.bin        uint8[N]    unpaired preferences only: 1 where the answer is wanted
-dropped.jsonl        a line a row that was left out: file, row, reason, tokens
+dropped.jsonl        a line a row that was left out: file, row, reason, tokens, and place, as messages name it
 lint.json            what the lint found while preparing
 tokenizer/           the tokenizer as it was, so that ids can be read back without anything else
 ```

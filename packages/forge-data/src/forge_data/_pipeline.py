@@ -85,7 +85,8 @@ def run(
             _check(outcome, batch, job, sources)
             writer.add(batch.arrays)
             if batch.dropped:
-                writer.drop(sources[batch.source].name, batch.dropped)
+                source = sources[batch.source]
+                writer.drop(source.name, batch.dropped, indexed=source.indexed)
             _book(outcome, batch)
             if batch.source != at:
                 rows_before, at = rows_before + reached, batch.source

@@ -12,7 +12,7 @@ from forge_data import _formats
 from forge_data._errors import DataError, StoreError
 from forge_data._fingerprint import check_stamps, fingerprint_of_inputs, stamps_of
 from forge_data._home import at_home
-from forge_data._leftovers import partial_of, remove_leftovers
+from forge_data._leftovers import remove_leftovers
 from forge_data._lint import store_findings
 from forge_data._manifest import own_files
 from forge_data._options import Options
@@ -102,9 +102,7 @@ def build(
     counts = [source.count() for source in sources] if wanted(progress) else []
     last = sum(count for count in counts if count is not None) if counts and None not in counts else None
     remove_leftovers(directory)
-    writing = StoreWriter(directory)
-    writing.partial = partial_of(directory)
-    with teller(progress, last) as tell, writing as writer:
+    with teller(progress, last) as tell, StoreWriter(directory) as writer:
         outcome = run(job, sources, writer, num_proc, tell)
         check_stamps(sources, stamps)
         accounting = outcome.accounting(writer)

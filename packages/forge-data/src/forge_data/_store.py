@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from forge_data._accounting import Accounting
+from forge_data._dropped import dropped_rows
 from forge_data._errors import DataError, StoreError
 from forge_data._example import TokenizedExample
 from forge_data._home import at_home
 from forge_data._loss_counts import loss_counts
-from forge_data._manifest import DROPPED, LINT, PREFERENCE, TOKENIZER, UNPAIRED, Manifest, read_manifest
+from forge_data._manifest import LINT, PREFERENCE, TOKENIZER, UNPAIRED, Manifest, read_manifest
 from forge_data._open import Files, undisturbed, verify
 from forge_data._record import place_of
 from forge_data._split import pairs_of, split_indices
@@ -208,11 +209,7 @@ class TokenStore:
 
     def dropped(self) -> Iterator[dict[str, Any]]:
         """The rows that were left out, in order: file, row, reason, tokens, and place, as messages name it."""
-        from forge_data._jsonl import lines_of
-
-        indexed = {file.name for file in self._manifest.sources if file.indexed}
-        for row in lines_of(self.path / DROPPED):
-            yield row | {"place": place_of(row["file"], row["row"], indexed=row["file"] in indexed)}
+        yield from dropped_rows(self.path, self._manifest.sources)
 
     def tokenizer(self) -> "PreTrainedTokenizerBase":
         """The tokenizer that the store was made with, from the store.

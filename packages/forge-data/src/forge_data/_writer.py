@@ -1,9 +1,7 @@
 """Batches to a token store on disk, in bounded memory: all of it, or nothing."""
 
 import hashlib
-import json
 import os
-import secrets
 import shutil
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -14,7 +12,9 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Self
 import numpy as np
 
 from forge_data._batch import Dropped
+from forge_data._dropped import dropped_lines
 from forge_data._errors import StoreError
+from forge_data._leftovers import partial_of
 from forge_data._manifest import (
     DROPPED,
     DTYPES,
@@ -48,7 +48,7 @@ class StoreWriter:
         self.directory = directory
         self.samples = 0
         self.tokens = 0
-        self.partial = directory.with_name(f".{directory.name}.{os.getpid()}-{secrets.token_hex(4)}.partial")
+        self.partial = partial_of(directory)
         """Where the store is written until it is whole."""
         self._ends = dict.fromkeys(_RUNNING, 0)
         self._made: list[Path] = []
@@ -90,15 +90,14 @@ class StoreWriter:
         self.samples += len(arrays["offsets.bin"])
         self.tokens = self._ends["offsets.bin"]
 
-    def drop(self, file: str, rows: Sequence[Dropped]) -> None:
-        """Note rows that were left out.
+    def drop(self, file: str, rows: Sequence[Dropped], *, indexed: bool) -> None:
+        """Note rows of a file that were left out; `indexed` says that its rows are the items of a JSON array.
 
         Raises:
             StoreError: the disk does not take it.
         """
-        lines = [json.dumps({"file": file, **each._asdict()}, ensure_ascii=False) + "\n" for each in rows]
         try:
-            self._append(DROPPED, "".join(lines).encode("utf-8", "surrogatepass"))
+            self._append(DROPPED, dropped_lines(file, rows, indexed=indexed))
         except OSError as error:
             raise StoreError(f"{self.partial} could not be written: {error.strerror or error}") from error
 

@@ -8,7 +8,7 @@ from safetensors import SafetensorError
 from forge_dist._attention import AttentionFunction, settle_attention
 from forge_dist._errors import ModelError
 from forge_dist._model_path import check_config, check_model_path, expanded, is_hub_name
-from forge_dist._quiet import quiet
+from forge_dist._quiet import hush_deepspeed, quiet
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -52,6 +52,7 @@ def read_model(
     divided: "DistributedConfig | None" = None,
 ) -> "PreTrainedModel":
     """`load_model` on whatever device transformers reads to: the CPU, or with `divided` this rank's shards on its own device."""
+    hush_deepspeed()
     from transformers import AutoModelForCausalLM
 
     check_model_path(model_path)

@@ -2,11 +2,12 @@
 
 import math
 import re
+from collections.abc import Callable
 from typing import Any, Literal, get_args
 
 import attrs
 
-Strategy = Literal["auto", "single", "ddp", "fsdp2", "hsdp", "zero1", "zero2", "zero3"]
+StrategyName = Literal["auto", "single", "ddp", "fsdp2", "hsdp", "zero1", "zero2", "zero3"]
 
 
 def _text(_instance: object, attribute: "attrs.Attribute[str]", value: object) -> None:
@@ -29,8 +30,8 @@ def _switch(_instance: object, attribute: "attrs.Attribute[bool]", value: object
         raise TypeError(f"{attribute.name} must be true or false; got {value!r}")
 
 
-def _one_of(kind: Any) -> Any:
-    def check(_instance: object, attribute: "attrs.Attribute[str]", value: object) -> None:
+def _one_of(kind: Any) -> Callable[..., None]:
+    def check(_instance: object, attribute: "attrs.Attribute[Any]", value: object) -> None:
         if value not in get_args(kind):
             raise ValueError(f"{attribute.name} must be one of {', '.join(map(str, get_args(kind)))}; got {value!r}")
 
@@ -115,7 +116,8 @@ class CheckpointSettings:
 class StrategySettings:
     """How the model is divided over ranks. What has no effect under a strategy is refused beside it."""
 
-    strategy: Strategy = attrs.field(default="auto", validator=_one_of(Strategy))
+    # pyrefly takes this default, of all, for a mere string.
+    strategy: StrategyName = attrs.field(default="auto", validator=_one_of(StrategyName))  # pyrefly: ignore[bad-assignment]
     """How the ranks share the work: one process ("single"), whole copies ("ddp"), shards over all ranks ("fsdp2") or within groups of them ("hsdp"), DeepSpeed's ZeRO ("zero1", "zero2", "zero3"); "auto" takes single for one rank, else fsdp2, or ddp for adapters."""
 
     shard_size: int | None = attrs.field(default=None, validator=_optional(_positive))

@@ -3,7 +3,6 @@
 import contextlib
 import importlib
 import importlib.util
-import logging
 import os
 import warnings
 from typing import TYPE_CHECKING, Any
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from forge_dist._errors import StrategyError
+from forge_dist._quiet import hush_deepspeed
 from forge_dist._settings import StrategySettings
 
 if TYPE_CHECKING:
@@ -41,10 +41,7 @@ def prepare_import(ranks: "Ranks", device: torch.device) -> None:
     """Say what DeepSpeed takes from the environment at its import, and keep it from printing; peft and accelerate import it too."""
     os.environ.setdefault("LOCAL_RANK", str(ranks.local_rank))
     os.environ.setdefault("DS_ACCELERATOR", device.type)
-    # Its logger writes to standard output, and its import sets the level; a filter that is there first stays.
-    logger = logging.getLogger("DeepSpeed")
-    if _only_errors not in logger.filters:
-        logger.addFilter(_only_errors)
+    hush_deepspeed()
 
 
 def import_deepspeed() -> Any:
@@ -75,10 +72,6 @@ def _import_without_compiler(module: str) -> None:
             importlib.import_module(module)
     finally:
         torch.compile = compile_
-
-
-def _only_errors(record: logging.LogRecord) -> bool:
-    return record.levelno >= logging.ERROR
 
 
 def engine_config(

@@ -162,7 +162,8 @@ class ZeroState:
         from deepspeed.utils import safe_get_full_fp32_param
 
         # Under stages 1 and 2 every rank holds it.
-        return safe_get_full_fp32_param(parameter) if self._stage == 3 else parameter.detach()
+        found: Any = safe_get_full_fp32_param(parameter) if self._stage == 3 else parameter.detach()
+        return found
 
     def _set_weight(self, parameter: nn.Parameter, whole: torch.Tensor) -> None:
         import deepspeed
@@ -180,7 +181,8 @@ class ZeroState:
     def _moment(self, parameter: nn.Parameter, key: str, dtype: torch.dtype) -> torch.Tensor:
         from deepspeed.utils import safe_get_full_optimizer_state
 
-        return safe_get_full_optimizer_state(parameter, key).to(dtype)
+        found: Any = safe_get_full_optimizer_state(parameter, key)
+        return found.to(dtype)
 
     def _set_moment(self, parameter: nn.Parameter, key: str, whole: torch.Tensor) -> None:
         from deepspeed.utils import safe_set_full_optimizer_state, safe_set_local_optimizer_state

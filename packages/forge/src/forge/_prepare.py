@@ -14,7 +14,7 @@ from forge._lint import check_data
 from forge._progress import Reporter
 from forge._result import is_finished
 from forge._resume import compare_data, compare_order, compare_settings, link_stores, same_request
-from forge._run_directory import RunDirectory
+from forge._run_directory import NoDirectory, RunDirectory
 from forge._settings import SFTSettings
 
 
@@ -29,7 +29,12 @@ class Prepared(NamedTuple):
 
 
 def begin(
-    s: SFTSettings, out: RunDirectory, tokenizer: Any, machine: forge_accel.Accelerator, world_size: int, report: Reporter
+    s: SFTSettings,
+    out: RunDirectory | NoDirectory,
+    tokenizer: Any,
+    machine: forge_accel.Accelerator,
+    world_size: int,
+    report: Reporter,
 ) -> dict[str, Any]:
     """Tokenise, check and plan; on the first rank only. Returns, as JSON, whether the run is finished, and where its data are.
 
@@ -38,6 +43,7 @@ def begin(
         forge_data.DataError, forge_packing.PackingError, DataLintError: the data refuse.
 
     """
+    assert isinstance(out, RunDirectory)
     if out.resuming and is_finished(out.path) and same_request(out.path, s):
         report.note(f"finished already: {out.path} holds this very run, with its result")
         return {"finished": True, "root": str(out.path)}

@@ -52,8 +52,3 @@ def read_result(path: Path) -> RunResult:
 def is_finished(path: Path) -> bool:
     """Whether the run in `path` came to its end."""
     return (path / _FILE).exists()
-
-
-def reopen(path: Path) -> None:
-    """Take back that the run is finished: it goes on."""
-    (path / _FILE).unlink(missing_ok=True)

@@ -96,12 +96,13 @@ class RunDirectory:
         """Where files go now: the hidden folder until `publish`, the run directory from then on."""
         return self.path if self.published else self.staging
 
-    def publish(self) -> None:
-        """Move what was prepared to its place: from here on the directory is a run.
+    def publish(self, config: str) -> None:
+        """Write config.yaml and move what was prepared to its place: from here on the directory is a run.
 
         A run that goes on keeps its own data; its log is gone on with, and plan and config.yaml, which say how it is divided
         now, take the place of the former.
         """
+        (self.staging / "config.yaml").write_text(config, encoding="utf-8")
         if self.resuming:
             self._publish_anew()
         else:
@@ -120,6 +121,8 @@ class RunDirectory:
         self._log = (self.path / "log.txt").open("a", encoding="utf-8")
         self._append(self._log, said)
         self._metrics = (self.path / "metrics.jsonl").open("a", encoding="utf-8")
+        # It was finished, perhaps, and goes on all the same: for longer.
+        (self.path / "result.json").unlink(missing_ok=True)
         for name in ("plan/plan.npz", "config.yaml"):
             (self.path / name).parent.mkdir(exist_ok=True)
             (self.staging / name).replace(self.path / name)
@@ -237,8 +240,12 @@ class NoDirectory:
     def __exit__(self, *_: object) -> None:
         return
 
-    def publish(self) -> None:
+    def publish(self, config: str) -> None:
         """Do nothing."""
+
+    def rewind(self, metrics_bytes: int, samples: int) -> list[str]:  # noqa: ARG002 - the first rank's business
+        """Do nothing."""
+        return []
 
     def log(self, line: str) -> None:
         """Do nothing."""

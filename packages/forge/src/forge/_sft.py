@@ -21,7 +21,7 @@ from forge._launching import on_ranks, preempted
 from forge._prepare import begin, prepared
 from forge._progress import Reporter
 from forge._recipe import as_recipe, read_recipe
-from forge._result import RunResult, read_result, reopen, write_result
+from forge._result import RunResult, read_result, write_result
 from forge._resume import must_match, step_seed
 from forge._run_directory import NoDirectory, RunDirectory, discard
 from forge._settings import SFTSettings, resolve, signature_of
@@ -104,19 +104,14 @@ def _run(s: SFTSettings, out: RunDirectory | NoDirectory, report: Reporter, rank
     rounds = kept is not None and kept != forge_accel.float32
 
     # the run begins, or goes on: from here everything is read from its directory
-    if isinstance(out, RunDirectory):
-        (out.root / "config.yaml").write_text(as_recipe(s), encoding="utf-8")
-        out.publish()
+    out.publish(as_recipe(s))
     ranks.barrier()
     s, train, held_out, plan = prepared(s, machine, out.path, ranks.world_size)
     states = FullStates(s, out.path, ranks, must_match(s, train, plan), report.note)
-    at = states.restore(strategy, model, optimizer, scheduler)
-    if isinstance(out, RunDirectory):
-        rewound = out.rewind(0 if at is None else at.metrics_bytes, 0 if at is None else at.samples) if out.resuming else []
-        for name in rewound:
-            report.note(f"removed hf_format/{name}: the steps that led to it are made again")
-        reopen(out.path)
-    fresh, at = at is None, at or Position()
+    restored = states.restore(strategy, model, optimizer, scheduler)
+    at = restored or Position()
+    for name in out.rewind(at.metrics_bytes, at.samples):
+        report.note(f"removed hf_format/{name}: the steps that led to it are made again")
     ranks.barrier()
 
     def autocast() -> Any:
@@ -133,6 +128,7 @@ def _run(s: SFTSettings, out: RunDirectory | NoDirectory, report: Reporter, rank
 
     eval_rows: Sequence[Any] = []
     if held_out is not None:
+        assert s.plan.max_tokens_per_gpu is not None
         divided = forge_packing.divide(held_out.lengths, max_tokens=s.plan.max_tokens_per_gpu, world_size=ranks.world_size)
         eval_rows = divided[ranks.rank]
 
@@ -180,11 +176,11 @@ def _run(s: SFTSettings, out: RunDirectory | NoDirectory, report: Reporter, rank
 
     # train: the one loop; saving, measuring and reporting are the body of this `for`
     began = time.perf_counter()
-    if fresh:
-        at = attrs.evolve(at, eval_before=held_out_loss(0))
-    last = None
-    machine.reset_peak_memory()
     with StopWish() as stop, states.files, report.steps(plan.num_steps, done=at.step):
+        if restored is None:
+            at = attrs.evolve(at, eval_before=held_out_loss(0))
+        leave_if_asked()
+        machine.reset_peak_memory()
         try:
             for last in forge_algos.train(
                 model,
