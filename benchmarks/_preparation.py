@@ -9,6 +9,7 @@ import io
 import json
 import os
 import random
+import resource
 import shutil
 import statistics
 import time
@@ -104,9 +105,14 @@ class Taken(NamedTuple):
 def timed(run: Callable[[], object]) -> Taken:
     """What a call takes, with what it prints kept from the benchmark's one line."""
     with contextlib.redirect_stdout(io.StringIO()):
-        start, before = time.perf_counter(), sum(os.times()[:4])
+        start, before = time.perf_counter(), _cpu_seconds()
         run()
-        return Taken(time.perf_counter() - start, sum(os.times()[:4]) - before)
+        return Taken(time.perf_counter() - start, _cpu_seconds() - before)
+
+
+def _cpu_seconds() -> float:
+    used = [resource.getrusage(whose) for whose in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(each.ru_utime + each.ru_stime for each in used)
 
 
 def _prepared(run: Prepare, rows: Path, tokenizer: Path, folder: Path) -> Taken:

@@ -98,11 +98,9 @@ def main() -> None:
         2.0,
         toy=options.toy,
         at=at,
-        parameters=parameters,
-        model_bytes=4 * parameters,
-        micro_batches=options.columns,
         single=sides["single"][0],
         fsdp2=sides["fsdp2"],
+        sizes={"parameters": parameters, "model_bytes": 4 * parameters, "micro_batches": options.columns, "ranks": 4},
     )
 
 

@@ -11,6 +11,7 @@ median restart.
 
 import argparse
 import json
+import os
 import random
 import shutil
 import signal
@@ -103,6 +104,11 @@ class Run:
             time.sleep(0.005)
         return time.perf_counter() - self.began
 
+    def processor_seconds(self) -> float:
+        """What the command took of the processor so far; on a busy machine the steadier figure."""
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
     def stop(self) -> None:
         """Ask it to stop, and wait until it saved its state."""
         self.process.send_signal(signal.SIGTERM)
@@ -111,15 +117,19 @@ class Run:
 
 
 def measure(scratch: Path, repeats: int) -> tuple[dict[str, list[float]], dict[str, Any]]:
-    """Seconds of each start, and what the restarts found: step, and bytes of the full state."""
+    """Seconds of each start; and processor seconds, the step of the restarts, and the bytes of their full state."""
     stopped = scratch / "stopped"
     with Run(stopped, scratch) as run:
         run.reach(STEPS_BEFORE)
         run.stop()
     step = last_step(stopped)
     latest = stopped / "full_state" / (stopped / "full_state" / "latest").read_text().strip()
-    found = {"stopped_after_step": step, "full_state_bytes": sum(file.stat().st_size for file in latest.iterdir())}
+    found: dict[str, Any] = {
+        "stopped_after_step": step,
+        "full_state_bytes": sum(file.stat().st_size for file in latest.iterdir()),
+    }
     seconds: dict[str, list[float]] = {"fresh": [], "restart": []}
+    busy: dict[str, list[float]] = {"fresh": [], "restart": []}
     # The first of each brings the files into memory, as they are where a run was just stopped; it is left out.
     for turn in range(repeats + 1):
         for name in sorted(seconds, reverse=bool(turn % 2)):
@@ -128,10 +138,12 @@ def measure(scratch: Path, repeats: int) -> tuple[dict[str, list[float]], dict[s
                 shutil.copytree(stopped, where, copy_function=link_or_copy)
             with Run(where, scratch) as run:
                 seconds[name].append(run.reach(1 if name == "fresh" else step + 1))
+                busy[name].append(run.processor_seconds())
             if ("resumed after step" in run.log.read_text()) != (name == "restart"):
                 raise SystemExit(f"the {name} is none:\n{run.log.read_text()}")
             note(f"{name:8} {seconds[name][-1]:6.2f} s")
             shutil.rmtree(where)
+    found["processor_seconds"] = {name: statistics.median(taken[1:]) for name, taken in busy.items()}
     return {name: taken[1:] for name, taken in seconds.items()}, found
 
 
@@ -148,6 +160,7 @@ def main() -> None:
         parameters = write_model(scratch / "model", TOY if options.toy else SHAPE)
         write_rows(scratch / "rows.jsonl")
         seconds, found = measure(scratch, repeats)
+    busy = found.pop("processor_seconds")
     median = {name: statistics.median(taken) for name, taken in seconds.items()}
     emit(
         "dist_restart",
@@ -157,6 +170,8 @@ def main() -> None:
         toy=options.toy,
         at=at,
         seconds={name: round(value, 3) for name, value in median.items()},
+        processor_seconds=busy,
+        cpu_time_ratio=round(busy["fresh"] / busy["restart"], 4),
         each={name: [round(value, 3) for value in taken] for name, taken in seconds.items()},
         sizes={"parameters": parameters, "rows": ROWS, "tokens_per_step": 2 * TOKENS, "repeats": repeats, **found},
     )

@@ -136,10 +136,9 @@ def main() -> None:
         0.97,
         toy=options.toy,
         at=at,
-        ranks=2,
-        rounds=rounds,
         seconds={name: statistics.median(first[name]) for name in ("ours", "bare")},
         losses=first["losses"],
+        sizes={"ranks": 2, "rounds": rounds, "tokens_per_rank": TOKENS},
     )
 
 

@@ -127,6 +127,18 @@ def test_beside_another_library(script, module):
     assert run_toy(script)["claim"]
 
 
+@pytest.mark.parametrize("script", ["dist_memory.py", "dist_save.py", "dist_restart.py"])
+def test_over_ranks(script):
+    """The claims about ranks and full states measure what they say."""
+    assert run_toy(script)["claim"]
+
+
+def test_dist_step():
+    """dist_step.py drives two sides that train the same, step by step."""
+    figures = run_toy("dist_step.py")
+    assert figures["losses"]["ours"] == pytest.approx(figures["losses"]["bare"], rel=1e-3)
+
+
 def test_a_side_that_dies_ends_the_benchmark(benchmark_modules, tmp_path):
     """A worker that cannot start is an error that names its side, and leaves no other side running."""
     lockstep = benchmark_modules("_lockstep")

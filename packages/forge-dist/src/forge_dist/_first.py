@@ -1,8 +1,8 @@
 """A function that one rank runs, maybe for hours → its value on all ranks, over a store."""
 
 import json
+import time
 from collections.abc import Callable
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from forge_dist._errors import WorkerError
@@ -10,8 +10,8 @@ from forge_dist._errors import WorkerError
 if TYPE_CHECKING:
     import torch.distributed as dist
 
-# A store's call that waits is asked again after this long, so that signals are handled in between.
-_ASK_SECONDS = 1.0
+# Asking is cheap, and a store's own way of waiting warns on the terminal each time that it was in vain.
+_ASK_SECONDS = 0.1
 
 
 def first(store: "dist.Store", key: str, function: Callable[[], Any], *, rank: int, host: str) -> Any:
@@ -35,11 +35,6 @@ def first(store: "dist.Store", key: str, function: Callable[[], Any], *, rank: i
 
 
 def _wait(store: "dist.Store", key: str) -> bytes:
-    import torch.distributed as dist
-
-    while True:
-        try:
-            store.wait([key], timedelta(seconds=_ASK_SECONDS))
-        except dist.DistStoreError:
-            continue
-        return store.get(key)
+    while not store.check([key]):
+        time.sleep(_ASK_SECONDS)
+    return store.get(key)

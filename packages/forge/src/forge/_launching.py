@@ -14,10 +14,10 @@ import attrs
 
 import forge_accel
 import forge_dist
+from forge._directories import make_directories, remove_empty
 from forge._errors import ForgeError, PreemptedError
 from forge._recipe import as_values
 from forge._result import RunResult, read_result
-from forge._run_directory import make_directories, remove_empty
 from forge._settings import SFTSettings, resolve
 
 PREEMPTED = PreemptedError.exit_status

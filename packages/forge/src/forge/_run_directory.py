@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import Self, TextIO
 
 import forge_dist
+from forge._directories import discard, make_directories, remove_empty
 from forge._errors import RunDirectoryError, RunWriteError
 
 _STAGING = ".forge-preparing"
@@ -252,37 +253,6 @@ class NoDirectory:
 
     def metrics(self, values: Mapping[str, object]) -> None:
         """Do nothing."""
-
-
-def make_directories(path: Path) -> list[Path]:
-    """Make a directory with its parents; return those that were not there. Raises RunDirectoryError where it is a file."""
-    missing, made = [], []
-    above = path
-    while not above.exists():
-        missing.append(above)
-        above = above.parent
-    for folder in reversed(missing):
-        folder.mkdir(exist_ok=True)
-        made.append(folder)
-    if not path.is_dir():
-        raise RunDirectoryError(f"ckpt_output_dir {path}: is a file. Give a directory, new or empty.")
-    return made
-
-
-def remove_empty(folders: list[Path]) -> None:
-    """Remove directories, the last first, as far as they are empty."""
-    for folder in reversed(folders):
-        try:
-            folder.rmdir()
-        except OSError:
-            break
-
-
-def discard(directory: Path) -> None:
-    """Remove a directory so that a kill on the way leaves no half of it under its name."""
-    hidden = directory.with_name(f".{directory.name}.{os.getpid()}.tmp")
-    directory.rename(hidden)
-    shutil.rmtree(hidden)
 
 
 def _how(error: BaseException) -> str:

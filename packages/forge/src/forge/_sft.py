@@ -16,6 +16,7 @@ import forge_data
 import forge_dist
 import forge_packing
 from forge._choices import absolute_paths, choose_machine, load_fitting, warn_of_positions, warn_of_rounding
+from forge._directories import discard
 from forge._full_state import FullStates, Position
 from forge._launching import on_ranks, preempted
 from forge._prepare import begin, prepared
@@ -23,7 +24,7 @@ from forge._progress import Reporter
 from forge._recipe import as_recipe, read_recipe
 from forge._result import RunResult, read_result, write_result
 from forge._resume import must_match, step_seed
-from forge._run_directory import NoDirectory, RunDirectory, discard
+from forge._run_directory import NoDirectory, RunDirectory
 from forge._settings import SFTSettings, resolve, signature_of
 from forge._stop import StopWish
 
