@@ -10,6 +10,7 @@ import threading
 import pytest
 
 from forge_data import DataError, _pipeline, _workers, prepare
+from forge_data._encode import Encoder
 
 FUNCTIONS = """
 import os, signal, sys
@@ -195,3 +196,55 @@ def test_the_machine(write_rows, small_chats, chatml_tokenizer, tmp_path, monkey
     )
     assert set(seen) == {said}
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("forge-data")]
+
+
+def _threads():
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("forge-data")]
+
+
+def test_the_tokenizer_is_ahead(write_rows, small_chats, chatml_tokenizer, tmp_path, monkeypatch):
+    """The tokenizer is asked for the next rows, in its own thread, before those at hand are masked; by one thread it is not."""
+    monkeypatch.setattr(_pipeline, "_CHUNK_BYTES", 1)
+    monkeypatch.setattr(_pipeline, "_cores", lambda: 2)
+    told = []
+    ask, end = Encoder._ids, Encoder.finish
+    monkeypatch.setattr(Encoder, "_ids", lambda *a, **k: told.append(threading.current_thread().name) or ask(*a, **k))
+    begin = Encoder.begin
+    monkeypatch.setattr(Encoder, "begin", lambda *a: told.append("begin") or begin(*a))
+    monkeypatch.setattr(Encoder, "finish", lambda *a: told.append("finish") or end(*a))
+    prepare(write_rows(small_chats), chatml_tokenizer, tmp_path / "store")
+    assert [each for each in told if each in ("begin", "finish")] == ["begin", *["begin", "finish"] * 11, "finish"]
+    assert sum(each.startswith("forge-data-tokenizer") for each in told) == 12
+    told.clear()
+    prepare(write_rows(small_chats), chatml_tokenizer, tmp_path / "one", num_proc=1)
+    assert [each for each in told if each in ("begin", "finish")] == ["begin", "finish"] * 12
+    assert not [each for each in told if each.startswith("forge-data")]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+def test_no_thread_is_left(write_rows, small_chats, chatml_tokenizer, tmp_path, monkeypatch, error):
+    """However a preparation in this process ends, at whichever row, its thread ends with it, and nothing is left on disk."""
+    monkeypatch.setattr(_pipeline, "_CHUNK_BYTES", 1)
+    monkeypatch.setattr(_pipeline, "_cores", lambda: 2)
+    path = write_rows([*small_chats, {"messages": [{"role": "bot", "content": "x"}]}])
+    seen = []
+
+    def stop(done, total):
+        seen.append(_threads())
+        raise error
+
+    with pytest.raises(error):
+        prepare(path, chatml_tokenizer, tmp_path / "store", progress=stop)
+    assert (len(seen[0]), _threads()) == (1, [])
+
+    def fails(*arguments, **named):
+        raise error
+
+    with monkeypatch.context() as patch, pytest.raises(error):
+        patch.setattr(Encoder, "_ids", fails)
+        prepare(path, chatml_tokenizer, tmp_path / "store")
+    assert _threads() == []
+    with pytest.raises(DataError, match="train.jsonl:13"):
+        prepare(path, chatml_tokenizer, tmp_path / "store")
+    assert _threads() == []
+    assert [each.name for each in tmp_path.iterdir()] == ["train.jsonl"]

@@ -190,7 +190,7 @@ def test_rewinding(tmp_path: Path) -> None:
         assert out.rewind(len('{"step": 1}\n'), 4) == ["samples_8"]
         out.metrics({"step": 2, "again": True})
         with pytest.raises(RunDirectoryError, match=r"metrics\.jsonl"):
-            out.rewind(1000, 4)
+            out.check(1000)
     assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 1}\n{"step": 2, "again": true}\n'
 
 
@@ -200,3 +200,27 @@ def test_figures_that_are_not_finite_stay_json(tmp_path: Path) -> None:
         out.publish("")
         out.metrics({"loss": float("nan"), "lr": 0.1})
     assert json.loads((tmp_path / "metrics.jsonl").read_text(), parse_constant=pytest.fail) == {"loss": None, "lr": 0.1}
+
+
+def test_nothing_that_was_trained_is_lost_for_want_of_a_state(tmp_path: Path) -> None:
+    """Exports or a result without any state to go on from: refused, for the run would begin anew over them."""
+    published(tmp_path)
+    with RunDirectory(tmp_path) as out, pytest.raises(RunDirectoryError, match="holds a run with hf_format and no full state"):
+        out.check(None)
+    (tmp_path / "hf_format").rename(tmp_path.with_name("elsewhere"))
+    with RunDirectory(tmp_path) as out:
+        out.check(None)
+
+
+def test_killed_while_publishing(tmp_path: Path) -> None:
+    """What was moved out of the hidden folder before the kill is made again; only those names are touched."""
+    (tmp_path / ".forge-preparing" / "plan").mkdir(parents=True)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "log.txt").touch()
+    with RunDirectory(tmp_path) as out:
+        assert not out.resuming
+        assert sorted(entry.name for entry in tmp_path.iterdir()) == [".forge-preparing"]
+    (tmp_path / ".forge-preparing").mkdir()
+    (tmp_path / "thesis.tex").touch()
+    with pytest.raises(RunDirectoryError, match=r"thesis\.tex"), RunDirectory(tmp_path):
+        pass

@@ -94,7 +94,7 @@ def test_another_base_is_refused(given: dict[str, Any], left: Path, tmp_path: Pa
         model.get_input_embeddings().weight.mul_(1.5)
     model.save_pretrained(tmp_path / "other")
     AutoTokenizer.from_pretrained(given["model_path"]).save_pretrained(tmp_path / "other")
-    with pytest.raises(forge.dist.CheckpointError, match="model"):
+    with pytest.raises(forge.SettingsError, match="the model in model_path is not the one that its run began with"):
         forge.sft(**{**given, "model_path": str(tmp_path / "other")}, ckpt_output_dir=left)
 
 
@@ -126,10 +126,10 @@ def test_resume_never_and_resume_from_a_path(given: dict[str, Any], left: Path, 
     with pytest.raises(forge.RunDirectoryError, match="resume=never"):
         forge.sft(**given, ckpt_output_dir=left, resume="never")
     forge.sft(**given, ckpt_output_dir=left, resume=str(left / "full_state" / "step_3"))
-    assert "resumed after step 3" in log(left)
+    assert "going on after step 3" in log(left)
     assert timeless(left) == timeless(finished)
     assert weights(left) == weights(finished)
-    with pytest.raises(forge.dist.CheckpointError, match="step_99"):
+    with pytest.raises(forge.SettingsError, match="step_99: there is no such full state"):
         shutil.rmtree(left / "hf_format")
         (left / "result.json").unlink()
         forge.sft(**given, ckpt_output_dir=left, resume=str(left / "full_state" / "step_99"))
@@ -156,7 +156,7 @@ def test_a_damaged_state_is_passed_over(name: str, how: str, given: dict[str, An
     newest, before = left / "full_state" / "step_4", left / "full_state" / "step_3"
     damaged(newest / name, how, before / name)
     forge.sft(**given, ckpt_output_dir=left)
-    assert "step_4" in log(left).split("resumed after step 3")[0].rsplit("going on with it", 1)[1]
+    assert "step_4" in log(left).split("going on after step 3")[0].rsplit("going on with it", 1)[1]
     assert timeless(left) == timeless(finished)
     assert weights(left) == weights(finished)
 
@@ -171,10 +171,14 @@ def test_nothing_whole_is_an_error(given: dict[str, Any], left: Path) -> None:
 
 
 def test_cut_metrics_are_said(given: dict[str, Any], left: Path) -> None:
-    """A metrics.jsonl that is shorter than it was when the state was saved is no history to go on with."""
-    (left / "metrics.jsonl").write_text("")
+    """A metrics.jsonl that was cut is no history to go on with; one that was removed is said, and begins anew."""
+    whole = (left / "metrics.jsonl").read_text()
+    (left / "metrics.jsonl").write_text(whole[:200])
     with pytest.raises(forge.RunDirectoryError, match=r"metrics\.jsonl"):
         forge.sft(**given, ckpt_output_dir=left)
+    (left / "metrics.jsonl").unlink()
+    forge.sft(**given, ckpt_output_dir=left)
+    assert "WARNING: metrics.jsonl was lost; it begins anew after step 4" in log(left)
 
 
 def test_a_step_that_is_not_finite_names_its_samples(given: dict[str, Any], tmp_path: Path) -> None:
@@ -221,3 +225,73 @@ def test_settings_travel_to_workers_with_their_origins(given: dict[str, Any], tm
     )
     write_settings(s, tmp_path / "settings.json")
     assert read_settings(tmp_path / "settings.json") == s
+
+
+def test_a_run_without_its_states_is_not_begun_anew(given: dict[str, Any], finished: Path, tmp_path: Path) -> None:
+    """A finished run that was copied without its states says that it is finished; asked for more it is refused, not deleted."""
+    run = tmp_path / "run"
+    shutil.copytree(finished, run, ignore=shutil.ignore_patterns("full_state"))
+    assert forge.sft(**given, ckpt_output_dir=run).steps == 4
+    before = {file: file.read_bytes() for file in run.rglob("*") if file.is_file()}
+    with pytest.raises(forge.RunDirectoryError, match=r"result\.json and hf_format and no full state"):
+        forge.sft(**{**given, "logging_steps": 3}, ckpt_output_dir=run)
+    assert {file: file.read_bytes() for file in run.rglob("*") if file.is_file()} == before
+
+
+def test_a_state_of_another_directory_begins_a_run(given: dict[str, Any], finished: Path, tmp_path: Path) -> None:
+    """`resume=PATH` may lead out of the run: a new directory goes on from it, with the same bits."""
+    result = forge.sft(**given, ckpt_output_dir=tmp_path / "run", resume=str(finished / "full_state" / "step_3"))
+    assert weights(result.output_dir) == weights(finished)
+    assert [line["step"] for line in metrics(result.output_dir)] == [4]
+
+
+def test_a_foreign_state_is_passed_over(given: dict[str, Any], left: Path, finished: Path, tmp_path: Path) -> None:
+    """A whole state of another run that was copied in is named, loudly, and the run's own is taken."""
+    other = forge.sft(**{**given, "seed": 7}, ckpt_output_dir=tmp_path / "other").output_dir
+    shutil.rmtree(left / "full_state" / "step_4")
+    shutil.copytree(other / "full_state" / "step_4", left / "full_state" / "step_4")
+    forge.sft(**given, ckpt_output_dir=left)
+    assert "step_4 is of another run and is passed over" in log(left)
+    assert "going on after step 3" in log(left)
+    assert weights(left) == weights(finished)
+
+
+def test_going_back_forgets_what_came_after(given: dict[str, Any], finished: Path, tmp_path: Path) -> None:
+    """Killed after it went back to an earlier state, the run goes on from there: the later states are gone with their metrics."""
+    from ..ranks import run_on_ranks
+    from .starts import sft, sft_struck
+
+    run = tmp_path / "run"
+    shutil.copytree(finished, run)
+    settings = {**given, "ckpt_output_dir": str(run)}
+    with pytest.raises(RuntimeError, match="-9"):
+        back = {**settings, "resume": str(run / "full_state" / "step_3")}
+        run_on_ranks(sft_struck, 1, back, "optimizer", 1, "before", joined=False)
+    run_on_ranks(sft, 1, settings, joined=False)
+    assert timeless(run) == timeless(finished)
+    assert weights(run) == weights(finished)
+
+
+def test_a_missing_model_is_exported_again(given: dict[str, Any], finished: Path, tmp_path: Path) -> None:
+    """A finished run whose export was deleted is not called finished: it is exported from its last state."""
+    run = tmp_path / "run"
+    shutil.copytree(finished, run)
+    shutil.rmtree(run / "hf_format")
+    forge.sft(**given, ckpt_output_dir=run)
+    assert weights(run) == weights(finished)
+
+
+def test_a_request_that_left_out_what_was_asked_for_is_another_one(given: dict[str, Any], finished: Path) -> None:
+    """A setting that the run was given and that is now left to its default is refused by name, finished or not."""
+    fewer = {name: value for name, value in given.items() if name != "effective_batch_size"}
+    with pytest.raises(forge.SettingsError, match="effective_batch_size: 6"):
+        forge.sft(**fewer, ckpt_output_dir=finished)
+
+
+def test_a_run_cannot_become_shorter_than_it_is(given: dict[str, Any], tmp_path: Path) -> None:
+    """Under a constant rate a length may grow; one below what was trained is refused."""
+    constant = {**given, "lr_scheduler": "constant", "num_epochs": 2}
+    forge.sft(**constant, ckpt_output_dir=tmp_path / "run")
+    with pytest.raises(forge.SettingsError, match="is of step 8, and num_epochs and max_steps now ask for 4 steps"):
+        forge.sft(**{**constant, "num_epochs": 1}, ckpt_output_dir=tmp_path / "run")
+    assert (tmp_path / "run" / "result.json").exists()

@@ -40,6 +40,7 @@ def test_a_run_leaves_what_the_design_names(model_dir: Path, chats: Path, tmp_pa
         "metrics.jsonl",
         "plan",
         "result.json",
+        "run.json",
     ]
     lines = metrics(run)
     assert [line["step"] for line in lines if "loss" in line] == [1, 2, 3, 4]

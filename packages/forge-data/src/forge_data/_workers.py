@@ -40,7 +40,8 @@ def batches(job: Job, tasks: "Iterator[Task | Rows]", num_proc: int | None) -> G
         DataError: a worker could not start, or ended before its work was done.
     """
     if num_proc is None:
-        yield from collected(_side_by_side(job, tasks))
+        with contextlib.closing(_side_by_side(job, tasks)) as done:
+            yield from collected(done)
         return
     if num_proc == 1:
         with _one_thread():
@@ -59,8 +60,8 @@ def batches(job: Job, tasks: "Iterator[Task | Rows]", num_proc: int | None) -> G
         yield from _in_order(workers, todo)
 
 
-def _side_by_side(job: Job, tasks: "Iterator[Task | Rows]") -> Iterator[Batch]:
-    """The tokenizer, which is not Python, works in a thread on one task while the next is read and rendered in this one."""
+def _side_by_side(job: Job, tasks: "Iterator[Task | Rows]") -> Generator[Batch, None, None]:
+    """The tokenizer, which is not Python, works in a thread on one task while this one ends the task before and begins the next."""
     thread = ThreadPoolExecutor(1, "forge-data-tokenizer")
     try:
         work = Work(job, thread)

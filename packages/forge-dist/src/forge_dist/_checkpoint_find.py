@@ -18,6 +18,7 @@ from forge_dist._manifest import Damaged, Manifest, check_hash, check_sizes, rea
 if TYPE_CHECKING:
     from forge_dist._ranks import Ranks
 
+_FOREIGN = "it belongs to another run"
 _THREADS = 4  # hashing leaves Python alone; more than this and the disk is what they wait for
 
 
@@ -27,7 +28,8 @@ def find_newest(
     """The full state under `root` that was finished last and is whole, and those that were passed over.
 
     Raises:
-        CheckpointError: there are some and none is whole; the newest is of another run or format version.
+        CheckpointError: there are some and none is whole; the newest has other values in `must_match`, or another format version. Where
+            only its "run" differs, it was copied in from another run, and is passed over like a broken one.
     """
     try:
         order = _all_told(ranks, lambda: [str(path) for path in _by_age(root)])
@@ -36,10 +38,11 @@ def find_newest(
     broken: dict[Path, str] = {}
     for path in map(Path, order):
         try:
-            found = _whole(path, ranks, must_match)
+            found = _whole(path, ranks, must_match, pass_over=True)
         except Damaged as error:
             broken[path] = str(error)
-            note(f"{path} is not whole and is passed over: {error}")
+            what = "is of another run" if str(error).startswith(_FOREIGN) else "is not whole"
+            note(f"{path} {what} and is passed over: {error}")
             continue
         if broken:
             note(f"{found.path} is whole and is taken instead")
@@ -47,7 +50,7 @@ def find_newest(
     if broken:
         reasons = "; ".join(f"{path.name}: {problem}" for path, problem in broken.items())
         raise CheckpointError(
-            f"none of the full states in {root} is whole ({reasons}); start anew in another directory, or mend one"
+            f"none of the full states in {root} is whole and of this run ({reasons}); start anew in another directory, or mend one"
         )
     return None, []
 
@@ -79,10 +82,14 @@ def _by_age(root: Path) -> list[Path]:
     return sorted(listed(root), key=age, reverse=True)
 
 
-def _whole(path: Path, ranks: "Ranks", must_match: Mapping[str, Any]) -> Checkpoint:
+def _whole(path: Path, ranks: "Ranks", must_match: Mapping[str, Any], *, pass_over: bool = False) -> Checkpoint:
     def look() -> Manifest:
         manifest = read_manifest(path, step_of(path))
-        refuse_foreign(path, manifest.must_match, must_match)
+        if pass_over and manifest.must_match.get("run") != must_match.get("run"):
+            raise Damaged(f"{_FOREIGN} ({manifest.must_match.get('run')}; this one is {must_match.get('run')})")
+        # One that is named may come from elsewhere: what it was trained on must agree, not which run that was.
+        named = {} if pass_over or "run" not in manifest.must_match else {"run": manifest.must_match["run"]}
+        refuse_foreign(path, manifest.must_match, {**must_match, **named})
         check_sizes(path, manifest.files)
         return manifest
 

@@ -132,13 +132,18 @@ def prune(root: Path, newest: Path, keep: int, broken: Iterable[Path]) -> str | 
     for path in listed(root):
         if path.name in kept:
             continue
-        hidden = root / _hidden(step_of(path) or 0, "pruned")
         try:
-            path.rename(hidden)
-            shutil.rmtree(hidden)
+            throw_away(path)
         except OSError as error:
             problems.append(f"{path} cannot be removed: {error}")
     return "; ".join(problems) or None
+
+
+def throw_away(path: Path) -> None:
+    """Delete a full state so that a kill on the way leaves no half of it under its name. Raises OSError."""
+    hidden = path.with_name(_hidden(step_of(path) or 0, "pruned"))
+    path.rename(hidden)
+    shutil.rmtree(hidden)
 
 
 def _before(path: Path, step: int | None) -> bool:

@@ -198,6 +198,14 @@ class Checkpoints:
         self._last_good = found.path
         return found
 
+    def forget_later(self, step: int) -> None:
+        """Delete the full states of steps after `step`: the run went back, and what is written from now on does not fit them."""
+        if self._ranks.is_first:
+            for path in folder.listed(self._root):
+                if (folder.step_of(path) or 0) > step:
+                    folder.throw_away(path)
+        self._ranks.barrier()
+
     def _catch_up(self, newest: Path) -> None:
         """Do what a run that was killed right after a full state got its name had no time for."""
         if not self._ranks.is_first or self._broken:

@@ -68,11 +68,21 @@ def export_model(
             with quiet():
                 marker = write_adapter(model, temporary, dtype) if is_peft(model) else _write_model(model, temporary, dtype)
                 if tokenizer is not None:
-                    tokenizer.save_pretrained(temporary)
+                    save_tokenizer(tokenizer, temporary)
             share(temporary, marker)
         except WRITING as error:
             raise ExportError(f"{directory} cannot be written: {error}") from error
     return Path(os.path.abspath(directory))
+
+
+def save_tokenizer(tokenizer: "PreTrainedTokenizerBase", folder: Path) -> None:
+    """Write its files. Raises OSError for whatever the tokenizers library raises: on a full disk that is a bare Exception."""
+    try:
+        tokenizer.save_pretrained(folder)
+    except OSError:
+        raise
+    except Exception as error:
+        raise OSError(f"the tokenizer cannot be saved: {error}") from error
 
 
 def _write_model(model: object, folder: Path, dtype: torch.dtype | None) -> Path:

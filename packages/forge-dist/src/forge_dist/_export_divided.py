@@ -14,7 +14,7 @@ import torch
 from forge_dist._adapter import active_adapter, adapter_sources, is_peft, unwrapped, write_adapter
 from forge_dist._atomic import atomic_directory
 from forge_dist._errors import ExportError
-from forge_dist._export import WRITING, exportable, finish_configs, share
+from forge_dist._export import WRITING, exportable, finish_configs, save_tokenizer, share
 from forge_dist._layout import Layout, as_stored, first_names, layout_of
 from forge_dist._quiet import quiet
 from forge_dist._stream import SafetensorsStream
@@ -76,7 +76,7 @@ def _write(
             state = {name: found[names[name]] for name in plan.values()}
             marker = write_adapter(inner, temporary, dtype, state)
         if tokenizer is not None:
-            tokenizer.save_pretrained(temporary)
+            save_tokenizer(tokenizer, temporary)
         share(temporary, marker)
 
 

@@ -11,16 +11,25 @@ from forge._errors import RunDirectoryError
 
 def make_directories(path: Path) -> list[Path]:
     """Make a directory with its parents; return those that were not there. Raises RunDirectoryError where it is a file."""
-    missing, made = [], []
+    missing: list[Path] = []
+    made: list[Path] = []
     above = path
-    while not above.exists():
-        missing.append(above)
-        above = above.parent
-    for folder in reversed(missing):
-        folder.mkdir(exist_ok=True)
-        made.append(folder)
-    if not path.is_dir():
-        raise RunDirectoryError(f"ckpt_output_dir {path}: is a file. Give a directory, new or empty.")
+    try:
+        while not above.exists():
+            missing.append(above)
+            above = above.parent
+        if not above.is_dir():
+            raise RunDirectoryError(f"ckpt_output_dir {path}: {above} is a file. Give a directory, new or empty.")
+        for folder in reversed(missing):
+            folder.mkdir(exist_ok=True)
+            made.append(folder)
+    except OSError as error:
+        remove_empty(made)
+        if isinstance(error, RunDirectoryError):
+            raise
+        raise RunDirectoryError(
+            f"ckpt_output_dir {path}: cannot be written: {error.strerror or error}. Give a directory that you may write to."
+        ) from error
     return made
 
 

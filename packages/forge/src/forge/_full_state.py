@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -13,6 +14,7 @@ import forge_algos
 import forge_data
 import forge_dist
 import forge_packing
+from forge._errors import SettingsError
 from forge._settings import SFTSettings
 
 _NAMED = 8
@@ -55,29 +57,38 @@ class FullStates:
         self._saved = -1
         self._saved_at = time.monotonic()
 
-    def restore(self, strategy: forge_dist.Strategy, model: Any, optimizer: Any, scheduler: Any) -> Position | None:
+    def restore(
+        self, strategy: forge_dist.Strategy, model: Any, optimizer: Any, scheduler: Any, num_steps: int
+    ) -> Position | None:
         """Put model, optimizer and schedule where the newest whole state says, or the one that `resume` names.
 
-        Returns None where there is no state.
+        Returns None where there is no state. Raises SettingsError where the run is to be shorter than it is already.
         """
-        if self._s.resume not in ("auto", "never"):
+        # A process that torchrun started again goes on from what it saved last, not from where its first start was sent.
+        if self._s.resume not in ("auto", "never") and not int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")):
             found = self.files.at(Path(self._s.resume).expanduser(), self._must_match)
         else:
             found = self.files.newest(self._must_match, self._note)
         if found is None:
             return None
+        if found.step > num_steps:
+            raise SettingsError(
+                f"{found.path}: is of step {found.step}, and num_epochs and max_steps now ask for {num_steps} steps: what was trained "
+                "cannot be taken back. Ask for more, name an earlier state (resume=PATH), or give another ckpt_output_dir."
+            )
         strategy.load_state(model, optimizer, found)
         scheduler.load_state_dict(found.about["schedule"])
         for group, rate in zip(optimizer.param_groups, scheduler.get_last_lr(), strict=True):
             group["lr"] = rate
         self._saved = found.step
-        self._note(f"resumed after step {found.step} from {found.path}")
+        self._note(f"going on after step {found.step}, from {found.path}")
         return Position(**found.about["position"])
 
     def diverged(
         self, error: forge_algos.DivergedError, train: forge_data.TokenStore, plan: forge_packing.BatchPlan, step: int
     ) -> forge_algos.DivergedError:
         """Name the samples of the step after `step`, and the last good state."""
+        self.files.wait()
         samples = plan.samples(step)
         rows = ", ".join(train.source(int(sample)) for sample in samples[:_NAMED])
         more = f" and {len(samples) - _NAMED} more" if len(samples) > _NAMED else ""

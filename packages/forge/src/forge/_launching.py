@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import socket
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -41,10 +42,19 @@ def on_ranks(command: str, s: SFTSettings, body: Callable[[SFTSettings, forge_di
         return body(s, ranks)
 
 
-def preempted(path: Path, why: str) -> PreemptedError:
-    """Make the error of a run that was asked to stop and did."""
+def preempted(path: Path, why: str, failed: str | None = None) -> PreemptedError:
+    """Make the error of a run that was asked to stop and did; `failed` says why its state could not be saved."""
     latest = path / "full_state" / "latest"
-    state = latest.read_text(encoding="utf-8").strip() if latest.exists() else "nothing"
+    if not latest.exists():
+        error = PreemptedError(f"stopped by {why} before there was a state to go on from. {failed or ''}".rstrip())
+        error.exit_status = 143  # type: ignore[misc]  # as a process that SIGTERM ended
+        return error
+    state = latest.read_text(encoding="utf-8").strip()
+    if failed:
+        return PreemptedError(
+            f"stopped by {why}: its state could not be saved ({failed}). The same command goes on from the one before, "
+            f"{path / 'full_state' / state}."
+        )
     return PreemptedError(
         f"stopped by {why}: {path / 'full_state' / state} holds the state to go on from; the same command goes on with it."
     )
@@ -65,7 +75,7 @@ def read_settings(file: Path) -> SFTSettings:
 
 def _devices(s: SFTSettings) -> int:
     """How many accelerators there are; asked only where the number of processes goes by it, for it imports torch."""
-    wish = s.launch.nproc_per_node or os.environ.get("PET_NPROC_PER_NODE")
+    wish = s.launch.nproc_per_node or os.environ.get("PET_NPROC_PER_NODE", "").strip()
     return forge_accel.device_count(s.device.device) if wish in ("auto", "gpu") else 0
 
 
@@ -86,12 +96,15 @@ def _launched(command: str, s: SFTSettings, where: forge_dist.Topology) -> RunRe
     settings = logs / "settings.json"
     try:
         write_settings(s, settings)
-        status = forge_dist.launch(where, ["-m", "forge._worker", command, str(settings)], log_dir=logs)
+        # What this process can import, its workers can: a script's own folder, say, for `preprocess`.
+        paths = {"PYTHONPATH": os.pathsep.join(os.path.abspath(entry) for entry in sys.path)}
+        status = forge_dist.launch(where, ["-m", "forge._worker", command, str(settings)], log_dir=logs, environ=paths)
+        if status == PREEMPTED:
+            raise preempted(path, "a signal")
     except BaseException as error:
-        if getattr(error, "exit_status", None) == ForgeError.exit_status:
+        refused = getattr(error, "exit_status", None) == ForgeError.exit_status
+        if refused or not (path / "config.yaml").exists():
             shutil.rmtree(logs)
             remove_empty([folder for folder in made if folder != logs])
         raise
-    if status == PREEMPTED:
-        raise preempted(path, "a signal")
     return read_result(path)

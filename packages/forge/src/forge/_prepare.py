@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import secrets
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,7 +15,15 @@ from forge._errors import SettingsError
 from forge._lint import check_data
 from forge._progress import Reporter
 from forge._result import is_finished
-from forge._resume import compare_data, compare_order, compare_settings, link_stores, same_request
+from forge._resume import (
+    compare_data,
+    compare_model,
+    compare_order,
+    compare_settings,
+    link_stores,
+    model_identity,
+    same_request,
+)
 from forge._run_directory import NoDirectory, RunDirectory
 from forge._settings import SFTSettings
 
@@ -36,7 +46,9 @@ def begin(
     world_size: int,
     report: Reporter,
 ) -> dict[str, Any]:
-    """Tokenise, check and plan; on the first rank only. Returns, as JSON, whether the run is finished, and where its data are.
+    """Tokenise, check and plan; on the first rank only.
+
+    Returns, as JSON, whether the run is finished; if not, where its data are and what its states belong to.
 
     Raises:
         SettingsError: the directory holds a run that this one cannot go on with.
@@ -44,10 +56,17 @@ def begin(
 
     """
     assert isinstance(out, RunDirectory)
-    if out.resuming and is_finished(out.path) and same_request(out.path, s):
+    again = s.checkpoints.resume in ("auto", "never")
+    if out.resuming and again and is_finished(out.path) and same_request(out.path, s):
         report.note(f"finished already: {out.path} holds this very run, with its result")
-        return {"finished": True, "root": str(out.path)}
+        return {"finished": True}
+    if not again and not Path(s.checkpoints.resume).expanduser().is_dir():
+        raise SettingsError(
+            f"resume={s.checkpoints.resume}: there is no such full state. Give the directory of one (full_state/step_N), or resume=auto."
+        )
+    identity = {"run": secrets.token_hex(8), "model": model_identity(s.model.model_path)}
     if out.resuming:
+        identity = compare_model(out.path, identity)
         report.note(f"{out.path} holds this run already: going on with it")
         link_stores(out.path, out.staging)
     paths = {"train": s.data.data_path, **({"eval": s.data.eval_data_path} if s.data.eval_data_path else {})}
@@ -62,13 +81,14 @@ def begin(
     (out.root / "plan").mkdir()
     found.plan.save(out.root / "plan" / "plan.npz")
     report.note(found.plan.summary())
-    if out.resuming:
+    if not out.resuming:
+        (out.root / "run.json").write_text(json.dumps(identity) + "\n", encoding="utf-8")
+    else:
         for change in compare_settings(out.path, found.settings):
             report.note(f"changed since then: {change}")
         compare_data(out.path, out.root, list(paths))
         compare_order(out.path, found.plan)
-        return {"finished": False, "root": str(out.path)}
-    return {"finished": False, "root": str(out.root)}
+    return {"finished": False, "root": str(out.path if out.resuming else out.root), "identity": identity}
 
 
 def prepared(s: SFTSettings, machine: forge_accel.Accelerator, root: Path, world_size: int) -> Prepared:

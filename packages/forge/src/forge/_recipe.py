@@ -60,10 +60,10 @@ def read_recipe(path: str | Path) -> dict[str, object]:
         return {}
     if not isinstance(found, dict):
         raise RecipeError(f"{path}: a recipe is a mapping from setting names to values; found {type(found).__name__}.{hint}")
-    return {name: value for name, value in found.items() if name not in _left_open(text)}
+    return {name: value for name, value in found.items() if name not in left_open(text)}
 
 
-def _left_open(text: str) -> set[str]:
+def left_open(text: str) -> set[str]:
     """Names that a run's own config.yaml marks as default or chosen: nobody asked for them, so they are chosen anew.
 
     Otherwise `forge sft RUN/config.yaml --adapter none` would train everything with the learning rate that was chosen for LoRA.

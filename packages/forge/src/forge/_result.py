@@ -24,6 +24,8 @@ class RunResult:
     """Optimizer steps made."""
     samples: int
     """Samples trained on, repetitions counted."""
+    skipped: int
+    """Those of the steps that moved nothing, because their loss or gradient was not finite (`on_nan=skip`)."""
     loss: float
     """Training loss of the last step."""
     eval_loss_before: float | None
@@ -50,5 +52,5 @@ def read_result(path: Path) -> RunResult:
 
 
 def is_finished(path: Path) -> bool:
-    """Whether the run in `path` came to its end."""
-    return (path / _FILE).exists()
+    """Whether the run in `path` came to its end, and its model is there."""
+    return (path / _FILE).exists() and read_result(path).model_dir.is_dir()

@@ -12,14 +12,14 @@ import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import yaml
 
 import forge_data
 import forge_packing
 from forge._errors import SettingsError
-from forge._recipe import as_values
+from forge._recipe import as_values, left_open
 from forge._settings import SFTSettings
 
 _DIVISION = frozenset(
@@ -41,15 +41,23 @@ _FREE = _DIVISION | frozenset(
         *("eval_every_steps", "logging_steps", "lint", "on_nan"),
     }
 )
+_HASHED_WHOLE = 8 * 2**30
+"""Bytes of a weight file up to which every one of them is hashed: some seconds."""
+_WINDOW = 4096
 _LENGTH = ("num_epochs", "max_steps")
 
 
 def same_request(path: Path, s: SFTSettings) -> bool:
-    """Whether everything that is asked for by name is what the run in `path` has; what is left open is chosen alike."""
-    before = read_values(path)
-    now = as_json(as_values(s))
-    asked = [name for name, origin in s.origins.items() if origin != "default" and not origin.startswith("chosen")]
-    return all(name in _DIVISION or before.get(name, now[name]) == now[name] for name in asked)
+    """Whether what is asked for now is what the run in `path` was asked for: the same values, and the same left open."""
+    before, now = read_values(path), as_json(as_values(s))
+    was_open = left_open((path / "config.yaml").read_text(encoding="utf-8"))
+    is_open = {
+        name for name, origin in s.origins.items() if origin == "default" or origin.startswith(("chosen", "environment"))
+    }
+    place = _DIVISION | {"ckpt_output_dir"}
+    return all(
+        name in was_open if name in is_open else before.get(name, now[name]) == now[name] for name in now if name not in place
+    )
 
 
 def read_values(path: Path) -> dict[str, Any]:
@@ -136,36 +144,66 @@ def _link_tree(source: Path, target: Path) -> None:
     shutil.copytree(source, target, copy_function=link)
 
 
-def must_match(s: SFTSettings, train: forge_data.TokenStore, plan: forge_packing.BatchPlan) -> dict[str, Any]:
-    """What a full state belongs to: data, order, model and the settings of its past, as JSON."""
+def compare_model(path: Path, identity: Mapping[str, str]) -> dict[str, str]:
+    """Return the identity of the run in `path`. Raises SettingsError where it is that of another model."""
+    try:
+        was = json.loads((path / "run.json").read_text(encoding="utf-8"))
+        known = {"run": str(was["run"]), "model": str(was["model"])}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise SettingsError(
+            f"ckpt_output_dir {path}: its run.json, which says what its run belongs to, cannot be read ({error}). Put it back, or give "
+            "another ckpt_output_dir."
+        ) from error
+    if known["model"] != identity["model"]:
+        raise SettingsError(
+            f"ckpt_output_dir {path}: the model in model_path is not the one that its run began with: its config.json or its weights "
+            "changed. Put it back, or give another ckpt_output_dir."
+        )
+    return known
+
+
+def must_match(
+    s: SFTSettings, train: forge_data.TokenStore, plan: forge_packing.BatchPlan, identity: Mapping[str, str]
+) -> dict[str, Any]:
+    """What a full state belongs to: run, data, order, model and the settings of its past, as JSON."""
     past = {name: value for name, value in as_values(s).items() if name not in _FREE and name not in _LENGTH}
     length = {} if s.optimizer.lr_scheduler == "constant" else {"steps": plan.num_steps}
     return {
         "data": train.fingerprint,
         "order": plan.order_fingerprint,
-        "model": model_identity(s.model.model_path),
+        **identity,
         **as_json(past),
         **length,
     }
 
 
 def model_identity(model_path: str) -> str:
-    """sha256 (hex) over a model directory's config.json and the headers and sizes of its safetensors; a hub name stays one."""
+    """sha256 (hex) over a model directory's config.json and its safetensors; a hub name stays one."""
     folder = Path(model_path)
     if not folder.is_dir():
         return f"hub:{model_path}"
     digest = hashlib.sha256((folder / "config.json").read_bytes())
     for file in sorted(folder.glob("*.safetensors")):
+        digest.update(f"{file.name} {file.stat().st_size}".encode())
         with file.open("rb") as opened:
-            header = opened.read(min(int.from_bytes(opened.read(8), "little"), 2**27))
-            # Of the weights a few bytes: enough to tell a model from its fine-tuned sister of the same shape.
-            begins = opened.tell()
-            size = opened.seek(0, os.SEEK_END)
-            digest.update(f"{file.name} {size}".encode() + header)
-            for part in range(16):
-                opened.seek(begins + (size - begins) * part // 16)
-                digest.update(opened.read(4096))
+            if file.stat().st_size <= _HASHED_WHOLE:
+                digest.update(hashlib.file_digest(opened, "sha256").digest())
+            else:
+                _update_by_tensor(digest, opened)
     return digest.hexdigest()
+
+
+def _update_by_tensor(digest: Any, opened: BinaryIO) -> None:
+    """Of a file of many gigabytes the header, and of each tensor in it both ends and the middle: what any training moves."""
+    header = opened.read(int.from_bytes(opened.read(8), "little"))
+    digest.update(header)
+    begins = opened.tell()
+    for name, entry in json.loads(header).items():
+        if name != "__metadata__":
+            start, end = entry["data_offsets"]
+            for place in (start, (start + end) // 2, max(start, end - _WINDOW)):
+                opened.seek(begins + place)
+                digest.update(opened.read(min(_WINDOW, end - place)))
 
 
 def step_seed(seed: int, step: int, rank: int) -> int:

@@ -24,6 +24,7 @@ from forge._directories import discard, make_directories, remove_empty
 from forge._errors import RunDirectoryError, RunWriteError
 
 _STAGING = ".forge-preparing"
+_PREPARED = frozenset({"data", "plan", "run.json", "log.txt", "metrics.jsonl"})
 _LOGS = "logs"
 """Where a launcher keeps its ranks' output: made before the run itself."""
 
@@ -132,18 +133,33 @@ class RunDirectory:
             for left in folder.glob(".*.tmp"):
                 shutil.rmtree(left) if left.is_dir() else left.unlink()
 
+    def check(self, metrics_bytes: int | None) -> None:
+        """Raise RunDirectoryError if the run cannot go on from a state with that much of metrics.jsonl, or (None) without a state."""
+        if not self.resuming:
+            return
+        file = self.path / "metrics.jsonl"
+        if metrics_bytes is None:
+            done = [name for name in ("result.json", "hf_format") if (self.path / name).exists()]
+            if done:
+                raise RunDirectoryError(
+                    f"ckpt_output_dir {self.path}: holds a run with {' and '.join(done)} and no full state to go on from: what it trained "
+                    "would be lost. Give another ckpt_output_dir, or remove that run."
+                )
+        elif file.exists() and 0 < file.stat().st_size < metrics_bytes:
+            raise RunDirectoryError(
+                f"{file}: has {file.stat().st_size:,} bytes, and had {metrics_bytes:,} when the state to go on from was saved: it was "
+                "cut or replaced. Put it back, remove it, or give another ckpt_output_dir."
+            )
+
     def rewind(self, metrics_bytes: int, samples: int) -> list[str]:
         """Forget what came after a position: later lines of metrics.jsonl, and exports of more samples, which will be made again.
 
-        Returns the names of the exports that went. Raises RunDirectoryError where metrics.jsonl is shorter than it was.
+        Returns the names of the exports that went.
         """
+        if not self.resuming:
+            return []
         file = self.path / "metrics.jsonl"
         found = file.read_bytes()
-        if len(found) < metrics_bytes:
-            raise RunDirectoryError(
-                f"{file}: has {len(found):,} bytes, and had {metrics_bytes:,} when the state to go on from was saved: it was cut or "
-                "replaced. Put it back, or give another ckpt_output_dir."
-            )
         if len(found) > metrics_bytes:
             if self._metrics is not None:
                 self._metrics.close()
@@ -197,6 +213,12 @@ class RunDirectory:
                 f"ckpt_output_dir {self.path}: another run is writing to it now. Give another directory, or wait for that run."
             ) from error
         held = sorted(entry.name for entry in self.path.iterdir() if entry.name not in (_STAGING, _LOGS))
+        if self.staging.exists() and "config.yaml" not in held:
+            # A run was killed while it published what it had prepared: it is made again.
+            for name in _PREPARED.intersection(held):
+                entry = self.path / name
+                shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+            held = [name for name in held if name not in _PREPARED]
         self.resuming = "config.yaml" in held
         if self.resuming and self._resume == "never":
             which = "another run" if "hf_format" in held else "another run, which made no export"
@@ -242,6 +264,9 @@ class NoDirectory:
         return
 
     def publish(self, config: str) -> None:
+        """Do nothing."""
+
+    def check(self, metrics_bytes: int | None) -> None:
         """Do nothing."""
 
     def rewind(self, metrics_bytes: int, samples: int) -> list[str]:  # noqa: ARG002 - the first rank's business

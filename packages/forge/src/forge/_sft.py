@@ -105,14 +105,18 @@ def _run(s: SFTSettings, out: RunDirectory | NoDirectory, report: Reporter, rank
     rounds = kept is not None and kept != forge_accel.float32
 
     # the run begins, or goes on: from here everything is read from its directory
+    states = FullStates(s, out.path, ranks, must_match(s, train, plan, found["identity"]), report.note)
+    restored = states.restore(strategy, model, optimizer, scheduler, plan.num_steps)
+    at = restored or Position()
+    ranks.first(lambda: out.check(None if restored is None else restored.metrics_bytes))
     out.publish(as_recipe(s))
     ranks.barrier()
     s, train, held_out, plan = prepared(s, machine, out.path, ranks.world_size)
-    states = FullStates(s, out.path, ranks, must_match(s, train, plan), report.note)
-    restored = states.restore(strategy, model, optimizer, scheduler)
-    at = restored or Position()
+    states.files.forget_later(at.step)
     for name in out.rewind(at.metrics_bytes, at.samples):
         report.note(f"removed hf_format/{name}: the steps that led to it are made again")
+    if out.resuming and out.metrics_bytes < at.metrics_bytes:
+        report.note(f"WARNING: metrics.jsonl was lost; it begins anew after step {at.step}")
     ranks.barrier()
 
     def autocast() -> Any:
@@ -149,11 +153,17 @@ def _run(s: SFTSettings, out: RunDirectory | NoDirectory, report: Reporter, rank
         report.note(f"held-out loss after step {step}{where}: {measured.loss:.4f} over {measured.loss_tokens:,} tokens")
         return measured.loss
 
-    def export(samples: int) -> Path:
+    def export(samples: int, *, final: bool) -> Path:
         directory = out.path / "hf_format" / f"samples_{samples}"
         others = sorted(directory.parent.glob("samples_*"))
         if not ranks.broadcast(directory.exists()):
-            forge_dist.export_model(model, directory, tokenizer=tokenizer, dtype=kept, strategy=strategy)
+            try:
+                forge_dist.export_model(model, directory, tokenizer=tokenizer, dtype=kept, strategy=strategy)
+            except forge_dist.ExportError as error:
+                if final:
+                    raise
+                report.note(f"WARNING: training goes on without this export: {error}")
+                return directory
         few = [(example.input_ids, example.labels) for example in _few(held_out if held_out is not None else train)]
         check = forge_dist.check_export(model, directory, few, strategy=strategy)
         report.note(
@@ -173,7 +183,7 @@ def _run(s: SFTSettings, out: RunDirectory | NoDirectory, report: Reporter, rank
     def leave_if_asked() -> None:
         if ranks.any(stop.asked is not None):
             save(wait=True)
-            raise preempted(out.path, stop.asked or "a signal to another rank")
+            raise preempted(out.path, stop.asked or "a signal to another rank", states.files.failed)
 
     # train: the one loop; saving, measuring and reporting are the body of this `for`
     began = time.perf_counter()
@@ -227,7 +237,7 @@ def _run(s: SFTSettings, out: RunDirectory | NoDirectory, report: Reporter, rank
                 if not final and (
                     (every and seen // every != at.samples // every) or (s.checkpoints.checkpoint_at_epoch and epoch_ends)
                 ):
-                    export(at.samples)
+                    export(at.samples, final=False)
                 if ranks.any(states.due(last.step, epoch_ends=epoch_ends) or final):
                     save()
                 leave_if_asked()
@@ -237,7 +247,7 @@ def _run(s: SFTSettings, out: RunDirectory | NoDirectory, report: Reporter, rank
         # result: nothing is called a success before it was loaded back
         after = held_out_loss(at.step)
         leave_if_asked()
-        directory = export(at.samples)
+        directory = export(at.samples, final=True)
         states.files.wait()
     if rounds and held_out is not None:
         # What was trained in float32 is written in fewer digits: what counts is the model that is there now.
@@ -245,12 +255,14 @@ def _run(s: SFTSettings, out: RunDirectory | NoDirectory, report: Reporter, rank
         trained, after = after, held_out_loss(at.step, exported, "exported_eval_loss", f" as exported in {kept}")
         warn_of_rounding(report, at.eval_before, trained, after, str(kept))
     seconds = at.seconds + time.perf_counter() - began
-    report.note(f"finished: {at.step} steps, {at.samples:,} samples, {seconds:.0f} s; the model lies in {directory}")
+    left = f" ({at.skipped:,} skipped: not finite)" if at.skipped else ""
+    report.note(f"finished: {at.step} steps{left}, {at.samples:,} samples, {seconds:.0f} s; the model lies in {directory}")
     result = RunResult(
         output_dir=out.path,
         model_dir=directory,
         steps=at.step,
         samples=at.samples,
+        skipped=at.skipped,
         loss=at.loss,
         eval_loss_before=at.eval_before,
         eval_loss_after=after,

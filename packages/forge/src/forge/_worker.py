@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from pathlib import Path
 
@@ -10,8 +12,17 @@ from forge._errors import PreemptedError
 from forge._launching import read_settings
 
 
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM, on its way through the clean-up."""
+
+
+def _terminate(*_: object) -> None:
+    raise _Terminated
+
+
 def main(command: str, settings: str) -> None:
     """Run one rank of a command to its end. An error that is an answer to the user is said by the launcher alone."""
+    signal.signal(signal.SIGTERM, _terminate)
     try:
         with forge_dist.worker_report():
             from forge import _sft
@@ -21,6 +32,10 @@ def main(command: str, settings: str) -> None:
                 bodies[command](read_settings(Path(settings)))
             except PreemptedError as stopped:
                 raise SystemExit(stopped.exit_status) from None
+            except _Terminated:
+                # What was prepared is taken back by now; the launcher is to see the signal.
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
+                os.kill(os.getpid(), signal.SIGTERM)
     except Exception as error:
         status = getattr(error, "exit_status", None)
         if status is None:
