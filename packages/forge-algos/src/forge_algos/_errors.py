@@ -4,6 +4,7 @@ ForgeAlgosError                       everything below; exit status 2
 ├── AdapterError(ValueError)          an adapter that does not fit its model
 ├── PackedBatchError(ValueError)      a packed row that is malformed, or that meets a KV cache or a 2-D mask
 ├── NoTargetsError(ValueError)        an evaluation in which no token is learned
+├── LossError(ValueError)             a loss that was asked for with arguments that do not go together
 ├── UnevenRanksError(ValueError)      ranks that were not given equally many batches
 └── DivergedError(FloatingPointError) a loss or a gradient norm that is no number; exit status 1
 
@@ -29,6 +30,10 @@ class PackedBatchError(ForgeAlgosError, ValueError):
 
 class NoTargetsError(ForgeAlgosError, ValueError):
     """Nothing in the batches is learned, so a mean over learned tokens does not exist."""
+
+
+class LossError(ForgeAlgosError, ValueError):
+    """A loss was asked for with arguments that do not go together: shapes, names, numbers out of range, or what nothing reads."""
 
 
 class UnevenRanksError(ForgeAlgosError, ValueError):

@@ -92,7 +92,7 @@ def _with_origins(s: SFTSettings, where: forge_dist.Topology) -> SFTSettings:
 def _launched(command: str, s: SFTSettings, where: forge_dist.Topology) -> RunResult:
     path = Path(s.checkpoints.ckpt_output_dir)
     logs = path / "logs" / f"{time.strftime('%Y%m%d-%H%M%S')}-{socket.gethostname()}-{os.getpid()}"
-    made = make_directories(logs)
+    made = make_directories(path) + make_directories(logs)
     settings = logs / "settings.json"
     try:
         write_settings(s, settings)

@@ -1,0 +1,138 @@
+"""Rewards → advantages: over time against a value function, or within a group of samples of one prompt."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from forge_algos._errors import LossError
+from forge_algos.losses import _check
+from forge_algos.losses._sums import sums
+
+BASELINES = ("mean", "leave_one_out")
+SCALES = ("group", "batch", "none")
+EPSILON = 1e-4
+"""Added to a standard deviation before anything is divided by it, as TRL does."""
+
+
+class Advantages(NamedTuple):
+    """What `gae` gives, float32[T] each, without gradients."""
+
+    advantages: torch.Tensor
+    returns: torch.Tensor
+    """Advantages plus values: what the value function should have said."""
+
+
+def gae(
+    rewards: torch.Tensor,
+    values: torch.Tensor,
+    lengths: torch.Tensor | Sequence[int],
+    *,
+    gamma: float = 1.0,
+    lam: float = 0.95,
+    bootstrap: torch.Tensor | None = None,
+) -> Advantages:
+    """A_t = δ_t + γλ·A_{t+1} with δ_t = r_t + γV_{t+1} - V_t, within each sample (arXiv 1506.02438, equations 11 and 16).
+
+    Nothing is whitened: that would couple the samples of a batch.
+
+    Args:
+        rewards: float[T], samples one after another.
+        values: float[T], V before each token.
+        lengths: int[B], tokens of each sample; they add up to T. On the CPU, so that nothing waits for the device.
+        gamma: γ, from 0 to 1.
+        lam: λ, from 0 (one step) to 1 (Monte Carlo).
+        bootstrap: float[B], V after each sample's last token; None is 0, for samples that ended by themselves.
+
+    Returns:
+        Advantages: `advantages` and `returns`, float32[T] each (float64 where that came in), detached.
+
+    Raises:
+        LossError: lengths that disagree, or a number out of range.
+
+    >>> gae(torch.tensor([0.0, 1.0]), torch.tensor([0.5, 0.5]), [2], lam=1.0)
+    Advantages(advantages=tensor([0.5000, 0.5000]), returns=tensor([1., 1.]))
+    """
+    for name, factor in (("gamma", gamma), ("lam", lam)):
+        _check.number(name, factor, least=0)
+        if factor > 1:
+            raise LossError(f"{name}: a number from 0 to 1 is wanted, not {factor!r}")
+    given = _check.samples(rewards=rewards, values=values)
+    r, v = given["rewards"].detach(), given["values"].detach()
+    cut = _check.cuts(lengths, r, "rewards")
+    after = _check.samples(bootstrap=bootstrap).get("bootstrap", r.new_zeros(len(cut))).detach().to(r.dtype, copy=True)
+    if len(after) != len(cut):
+        raise LossError(
+            f"the lengths disagree: lengths {len(cut)}, bootstrap {len(after)}; all of them are over the same samples"
+        )
+    ends = cut.cumsum(0)
+    running = torch.zeros_like(after)
+    advantages = torch.empty_like(r)
+    # Backwards from every sample's end at once: as many steps as the longest sample has tokens.
+    for back in range(1, int(cut.max()) + 1 if len(cut) else 0):
+        alive = (cut >= back).nonzero().squeeze(1)
+        at = ends[alive] - back
+        running[alive] = r[at] + gamma * after[alive] - v[at] + gamma * lam * running[alive]
+        after[alive] = v[at]
+        advantages[at] = running[alive]
+    return Advantages(advantages, advantages + v)
+
+
+def group_advantages(
+    rewards: torch.Tensor, groups: torch.Tensor | Sequence[int], *, baseline: str = "mean", scale: str = "group"
+) -> torch.Tensor:
+    """A reward minus its group's baseline, over a standard deviation; a group is all samples of one prompt.
+
+    GRPO (arXiv 2402.03300, section 4.1.2) is `mean` and `group`, Dr. GRPO (2503.20783) `mean` and `none`, RLOO (2402.14740,
+    equation 7) `leave_one_out` and `none`.
+
+    What is coupled: the samples of a group, and with scale="batch" all samples of one call. So call it with whole groups, once
+    for a whole step, before the step is cut.
+
+    Args:
+        rewards: float[B]; NaN is a sample that could not be scored: it counts in no mean, and its advantage is 0.
+        groups: int[B], which group each sample belongs to: any numbers from 0, in any order, groups of any size.
+        baseline: mean, or leave_one_out (the mean of the others).
+        scale: group or batch (divide by that standard deviation, with Bessel's correction, plus 1e-4), or none.
+
+    Returns:
+        torch.Tensor: float32[B], detached. 0 where a group has one scored sample, or rewards that are all equal.
+
+    Raises:
+        LossError: lengths that disagree, an infinite reward, a group below 0, or an unknown name.
+
+    >>> group_advantages(torch.tensor([1.0, 0.0, 5.0, 5.0]), [0, 0, 1, 1], baseline="leave_one_out", scale="none")
+    tensor([ 1., -1.,  0.,  0.])
+    """
+    _check.one_of("baseline", baseline, BASELINES)
+    _check.one_of("scale", scale, SCALES)
+    r = _check.samples(rewards=rewards)["rewards"].detach()
+    ids = torch.as_tensor(groups, device=r.device)
+    if ids.is_floating_point() or ids.shape != r.shape:
+        raise LossError(f"groups: one integer for each of {len(r)} rewards is wanted, not {_check.described(groups)}")
+    if len(r) == 0:
+        return r
+    if bool(r.isinf().any()) or int(ids.min()) < 0:
+        row = int((r.isinf() | (ids < 0)).nonzero()[0])
+        raise LossError(f"sample {row}: reward {float(r[row])} in group {int(ids[row])}; rewards are finite and groups from 0")
+    scored = ~r.isnan()
+    _, ids = ids.unique(return_inverse=True)
+    G = int(ids.max()) + 1
+    zeroed = torch.where(scored, r, 0)
+    count_G = sums(scored.to(r.dtype), ids, G)
+    mean_G = sums(zeroed, ids, G) / count_G.clamp(min=1)
+    centred = torch.where(scored, r - mean_G[ids], 0)
+    # Equal rewards say nothing; the rounding of their mean, divided by 1e-4, would.
+    lowest = r.new_full((G,), torch.inf).scatter_reduce(0, ids, torch.where(scored, r, torch.inf), "amin")
+    highest = r.new_full((G,), -torch.inf).scatter_reduce(0, ids, torch.where(scored, r, -torch.inf), "amax")
+    centred = torch.where((lowest == highest)[ids], 0, centred)
+    if scale == "group":
+        deviation = (sums(centred.square(), ids, G) / (count_G - 1).clamp(min=1)).sqrt()[ids]
+    elif scale == "batch":
+        deviation = r[scored].std() if int(scored.sum()) > 1 else r.new_zeros(())
+    else:
+        deviation = None
+    if baseline == "leave_one_out":
+        # r - mean of the others = (r - mean of all) · n / (n - 1).
+        centred = centred * (count_G / (count_G - 1).clamp(min=1))[ids]
+    return centred if deviation is None else centred / (deviation + EPSILON)

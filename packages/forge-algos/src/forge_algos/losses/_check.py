@@ -1,0 +1,78 @@
+"""Arguments of a loss → the same in a wide dtype, or one `LossError` that names the argument, what came and what would do."""
+
+import math
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
+
+import torch
+
+from forge_algos._errors import LossError
+from forge_algos.losses._numeric import wide
+
+
+def samples(**tensors: torch.Tensor | None) -> dict[str, torch.Tensor]:
+    """Tensors float[N] of one length, by name, as float32 (float64 where one of them is); None is left out."""
+    given = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+    for name, tensor in given.items():
+        if not isinstance(tensor, torch.Tensor) or not tensor.is_floating_point() or tensor.dim() != 1:
+            raise LossError(f"{name}: a tensor of floats with one dimension is wanted, not {described(tensor)}")
+    _same_length(given)
+    dtype = torch.float32
+    for tensor in given.values():
+        dtype = torch.promote_types(dtype, wide(tensor.dtype))
+    return {name: tensor.to(dtype) for name, tensor in given.items()}
+
+
+def lengths(name: str, given: torch.Tensor, like: torch.Tensor, like_name: str) -> torch.Tensor:
+    """Numbers of tokens int[N], one for each of `like`, as floats on its device; an empty completion counts as one token."""
+    if not isinstance(given, torch.Tensor) or given.is_floating_point() or given.is_complex() or given.dim() != 1:
+        raise LossError(f"{name}: a tensor of integers with one dimension is wanted, not {described(given)}")
+    _same_length({like_name: like, name: given})
+    return given.to(device=like.device, dtype=like.dtype).clamp(min=1)
+
+
+def cuts(given: torch.Tensor | Sequence[int], tokens: torch.Tensor, name: str) -> torch.Tensor:
+    """Lengths int[B] of samples that lie one after another in `tokens`[T], as int64 on its device; they add up to T."""
+    found = torch.as_tensor(given)
+    if found.is_floating_point() or found.dim() != 1:
+        raise LossError(f"lengths: integers in one dimension are wanted, not {described(given)}")
+    total, least = (int(found.sum()), int(found.min())) if len(found) else (0, 0)
+    if total != len(tokens) or least < 0:
+        raise LossError(
+            f"lengths: {len(found)} lengths from {least} that add up to {total}, but {name} has {len(tokens)} tokens; give the "
+            "number of tokens of each sample, in the order of the tokens"
+        )
+    return found.to(device=tokens.device, dtype=torch.int64)
+
+
+def one_of(name: str, value: str, known: Iterable[str]) -> None:
+    """Refuse a choice that does not exist, with the nearest that does."""
+    names = list(known)
+    if value in names:
+        return
+    nearest = get_close_matches(str(value), names, n=1)
+    hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
+    raise LossError(f"{name}: there is no {value!r}.{hint} Known: {', '.join(names)}")
+
+
+def number(name: str, value: float, *, above: float = -math.inf, least: float = -math.inf, below: float = math.inf) -> None:
+    """Refuse what is no finite number, or lies outside above < value, least ≤ value, value < below."""
+    ok = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if ok and above < value < below and value >= least:
+        return
+    lower = f"above {above:g}" if above > -math.inf else f"from {least:g}" if least > -math.inf else ""
+    upper = f"below {below:g}" if below < math.inf else ""
+    raise LossError(f"{name}: a finite number {' and '.join(filter(None, [lower, upper]))} is wanted, not {value!r}")
+
+
+def described(value: object) -> str:
+    """What came, in a few words."""
+    if isinstance(value, torch.Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+    return f"{type(value).__name__} {value!r}"[:80]
+
+
+def _same_length(given: dict[str, torch.Tensor]) -> None:
+    if len({len(tensor) for tensor in given.values()}) > 1:
+        found = ", ".join(f"{name} {len(tensor)}" for name, tensor in given.items())
+        raise LossError(f"the lengths disagree: {found}; all of them are over the same samples")

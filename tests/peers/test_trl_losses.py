@@ -1,0 +1,354 @@
+"""TRL's own loss methods beside ours: the same values and gradients, for every loss type, at random log-probabilities and lengths.
+
+TRL's trainers compute their losses from what a model gives; here they are handed a model that gives random log-probabilities, and a
+trainer that has nothing but what the method reads.
+"""
+
+from __future__ import annotations
+
+import collections
+import math
+import os
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from forge_algos import losses
+from forge_algos.losses._dpo_types import DIVERGENCES, LOSS_TYPES
+
+trl = pytest.importorskip("trl", reason="TRL is not installed here: `hatch run peers:test`")
+os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
+
+SEEDS = range(6)
+SMOOTHED = {name for name, kind in LOSS_TYPES.items() if kind.smoothing}
+ACCELERATOR = SimpleNamespace(
+    device=torch.device("cpu"),
+    gather=lambda x: x,
+    gather_for_metrics=lambda x: x,
+    reduce=lambda x, reduction: x,
+    num_processes=1,
+)
+
+
+def a_trainer(**fields):
+    """What TRL's loss methods read of `self`."""
+    metrics = {"train": collections.defaultdict(list)}
+    common = {"accelerator": ACCELERATOR, "model": SimpleNamespace(training=True), "aux_loss_enabled": False}
+    return SimpleNamespace(**common, _metrics=metrics, _total_train_tokens=0, _tp_size=1, **fields)
+
+
+def a_row(B, seed, prompt=2):
+    """Padded token log-probabilities [B, prompt-1 + S] of a float32 leaf, their mask [B, prompt + S], and the lengths."""
+    g = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(1, 12, (B,), generator=g)
+    width = int(lengths.max())
+    mask = torch.cat([torch.zeros(B, prompt, dtype=torch.long), (torch.arange(width) < lengths[:, None]).long()], 1)
+    scale = 10 ** (torch.rand((), generator=g) * 1.5 - 1)
+    leaf = (-scale * torch.rand(B, prompt + width - 1, generator=g)).requires_grad_()
+    return leaf, mask, lengths, g
+
+
+def outputs_of(leaf, mask):
+    """What TRL's fused head gives: log-probabilities at completion tokens, 0 elsewhere."""
+    zeros = torch.zeros_like(leaf)
+    return SimpleNamespace(
+        log_probs=leaf * mask[:, 1:], entropy=zeros, mean_logits=zeros, is_top1=zeros.bool(), label_mask=mask[:, 1:].bool()
+    )
+
+
+def flat(leaf, mask):
+    """The completions' tokens, one after another."""
+    return leaf[mask[:, 1:].bool()]
+
+
+def compare(ours, theirs, leaf):
+    """Values within 1e-5 relative, gradients within 1e-5 of their norm."""
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+    (mine,), (other,) = (torch.autograd.grad(loss, leaf, retain_graph=True) for loss in (ours, theirs))
+    assert (mine - other).norm() <= 1e-5 * other.norm() + 1e-8
+
+
+def both_dpo(seed, types, weights=None, divergence="reverse_kl", ld_alpha=None, B=5):
+    """(our mean, TRL's loss, the leaf) for one random batch of pairs."""
+    leaf, mask, lengths, g = a_row(2 * B, seed)
+    beta = float(10 ** (torch.rand((), generator=g) * 1.7 - 1.7))
+    eps = float(torch.rand((), generator=g) * 0.44 + 0.01)
+    ref = (leaf.detach() + 0.3 * leaf.detach().abs().mean() * torch.randn(leaf.shape, generator=g)) * mask[:, 1:]
+    shared = lengths.view(2, B).min(0).values.repeat(2)
+    tokens, ref_tokens = flat(leaf, mask), flat(ref, mask)
+    sums, ref_sums = (losses.completion_logps(t, lengths) for t in (tokens, ref_tokens))
+    tails, ref_tails = (losses.completion_logps(t, lengths, skip=shared) for t in (tokens, ref_tokens))
+    ref_theirs = ref_sums - (1 - (1.0 if ld_alpha is None else ld_alpha)) * ref_tails
+    trainer = a_trainer(
+        beta=beta, loss_types=types, loss_weights=weights or [1.0] * len(types), ld_alpha=ld_alpha, label_smoothing=eps,
+        precompute_ref_logps=True, f_divergence_type=divergence, f_alpha_divergence_coef=0.3, use_weighting=False,
+        args=SimpleNamespace(discopop_tau=0.05),
+    )  # fmt: skip
+    inputs = {
+        "input_ids": torch.zeros_like(mask),
+        "attention_mask": torch.ones_like(mask),
+        "completion_mask": mask,
+        "ref_chosen_logps": ref_theirs[:B],
+        "ref_rejected_logps": ref_theirs[B:],
+    }
+    theirs = trl.DPOTrainer._compute_loss(trainer, lambda **_: outputs_of(leaf, mask), inputs, return_outputs=False)
+    extra = {"ld_alpha": ld_alpha, "tail_logps": (*tails.split(B), *ref_tails.split(B))} if ld_alpha is not None else {}
+    terms = losses.dpo(
+        *sums.split(B), *ref_sums.split(B), beta=beta, loss_type=types, loss_weights=weights, f_divergence=divergence,
+        label_smoothing=eps if SMOOTHED & set(types) else 0.0, f_alpha=0.3 if divergence == "alpha_divergence" else None,
+        chosen_lengths=lengths[:B], rejected_lengths=lengths[B:], **extra,
+    )  # fmt: skip
+    metrics = {name: values[-1] for name, values in trainer._metrics["train"].items()}
+    return terms, theirs, leaf, metrics
+
+
+@pytest.mark.parametrize("kind", LOSS_TYPES)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_dpo(kind, seed):
+    """All fifteen, with random β and smoothing and unequal lengths; the reported rewards too."""
+    terms, theirs, leaf, metrics = both_dpo(seed, [kind])
+    compare(terms.sum / terms.count, theirs, leaf)
+    names = {"chosen": "chosen_rewards", "rejected": "rejected_rewards", "accuracies": "correct", "margins": "margins"}
+    for their_name, name in names.items():
+        assert terms.stats[name].item() / terms.count == pytest.approx(metrics[f"rewards/{their_name}"], rel=1e-4, abs=1e-5)
+
+
+@pytest.mark.parametrize("kind", [name for name, kind in LOSS_TYPES.items() if kind.divergence])
+@pytest.mark.parametrize("divergence", DIVERGENCES[1:])
+def test_dpo_with_another_divergence(kind, divergence):
+    """Every divergence with every loss that TRL allows it for."""
+    for seed in range(3):
+        terms, theirs, leaf, _ = both_dpo(seed, [kind], divergence=divergence)
+        compare(terms.sum / terms.count, theirs, leaf)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_dpo_mixed_and_weighted(seed):
+    """MPO's three with weights, and a mixture with sorting."""
+    for types, weights in ((["sigmoid", "bco_pair", "sft"], [0.8, 0.2, 1.0]), (["sigmoid", "aot"], None)):
+        terms, theirs, leaf, _ = both_dpo(seed, types, weights)
+        compare(terms.sum / terms.count, theirs, leaf)
+
+
+@pytest.mark.parametrize("ld_alpha", [0.0, 0.4, 1.0])
+@pytest.mark.parametrize("kind", ["sigmoid", "ipo", "sft", "aot"])
+def test_dpo_with_ld_alpha(kind, ld_alpha):
+    """LD-DPO's weight of what is longer than the other completion."""
+    for seed in range(3):
+        terms, theirs, leaf, _ = both_dpo(seed, [kind], ld_alpha=ld_alpha)
+        compare(terms.sum / terms.count, theirs, leaf)
+
+
+def reference_free(seed, B=5):
+    """A padded batch as ORPO's and CPO's trainers see it: logits in, mean or summed log-probabilities out."""
+    leaf, mask, lengths, g = a_row(2 * B, seed)
+    beta = float(torch.rand((), generator=g) * 2 + 0.05)
+    sums = losses.completion_logps(flat(leaf, mask), lengths)
+    sides = {"chosen_lengths": lengths[:B], "rejected_lengths": lengths[B:]}
+    return leaf, mask, lengths, g, beta, sums, sides
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_orpo(seed):
+    """Odds ratio, and a likelihood over prompt and chosen completion."""
+    from trl.experimental.orpo import ORPOTrainer
+
+    B = 5
+    leaf, mask, lengths, _, beta, sums, sides = reference_free(seed)
+    attended = torch.arange(mask.shape[1]) < (2 + lengths)[:, None]
+    whole = (leaf * attended[:, 1:]).sum(1)
+    trainer = a_trainer(beta=beta)
+    trainer.concatenated_forward = lambda *_: (
+        *(sums / lengths).split(B), torch.zeros(1), torch.zeros(1), -whole[:B].sum() / attended[:B, 1:].sum()
+    )  # fmt: skip
+    trainer.odds_ratio_loss = lambda *args: ORPOTrainer.odds_ratio_loss(trainer, *args)
+    theirs, _ = ORPOTrainer.get_batch_loss_metrics(trainer, None, {})
+    terms = losses.orpo(*sums.split(B), **sides, beta=beta, nll_logps=whole[:B], nll_lengths=attended[:B, 1:].sum(1))
+    compare(terms.sum / terms.count, theirs, leaf)
+
+
+@pytest.mark.parametrize("kind", ["sigmoid", "hinge", "ipo", "simpo"])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_cpo_and_simpo(kind, seed):
+    """CPO's three losses with the likelihood beside them; SimPO with γ and smoothing."""
+    from trl.experimental.cpo import CPOTrainer
+
+    B = 5
+    leaf, _, lengths, g, beta, sums, sides = reference_free(seed)
+    eps = float(torch.rand((), generator=g) * 0.4) if kind in {"sigmoid", "simpo"} else 0.0
+    weight = 0.0 if kind == "simpo" else 0.7
+    given = sums / lengths if kind in {"ipo", "simpo"} else sums
+    trainer = a_trainer(beta=beta, alpha=0.0, cpo_alpha=weight, loss_type=kind, simpo_gamma=0.6, label_smoothing=eps)
+    trainer.concatenated_forward = lambda *_: (
+        *given.split(B), torch.zeros(1), torch.zeros(1), -sums[:B].sum() / lengths[:B].sum()
+    )  # fmt: skip
+    trainer.cpo_loss = lambda *args: CPOTrainer.cpo_loss(trainer, *args)
+    theirs, _ = CPOTrainer.get_batch_loss_metrics(trainer, None, {})
+    if kind == "simpo":
+        terms = losses.simpo(*sums.split(B), **sides, beta=beta, gamma=0.6, label_smoothing=eps)
+    else:
+        terms = losses.cpo(*sums.split(B), **sides, beta=beta, loss_type=kind, label_smoothing=eps, nll_weight=weight)
+    compare(terms.sum / terms.count, theirs, leaf)
+
+
+@pytest.mark.parametrize("classes", ["mixed", "desirable", "undesirable"])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_kto(classes, seed):
+    """Both classes with weights, one class alone; the KL of mismatched completions, clamped at 0."""
+    B = 6
+    leaf, mask, lengths, g = a_row(B, seed)
+    beta = float(torch.rand((), generator=g) * 0.9 + 0.05)
+    desirable = {"mixed": torch.arange(B) % 2 == 0, "desirable": torch.ones(B).bool(), "undesirable": torch.zeros(B).bool()}[
+        classes
+    ]
+    sums = losses.completion_logps(flat(leaf, mask), lengths)
+    ref = sums.detach() + torch.randn(B, generator=g)
+    mismatched, mismatched_ref = torch.randn(2, B, generator=g).unbind()
+    trainer = a_trainer(
+        beta=beta, loss_type="kto", calculate_KL=True, precompute_ref_logps=True, desirable_weight=1.3, undesirable_weight=0.8
+    )
+    trainer._compute_kl_logps = lambda *_: mismatched
+    batch = {
+        "input_ids": torch.zeros_like(mask), "attention_mask": torch.ones_like(mask), "completion_mask": mask,
+        "label": desirable, "ref_logps": ref, "ref_KL_logps": mismatched_ref,
+    }  # fmt: skip
+    theirs = trl.KTOTrainer._compute_loss(trainer, lambda **_: outputs_of(leaf, mask), batch, return_outputs=False)
+    drift = (mismatched - mismatched_ref).mean()
+    terms = losses.kto(sums, ref, desirable, drift, beta=beta, desirable_weight=1.3, undesirable_weight=0.8)
+    compare(terms.sum / terms.count, theirs, leaf)
+
+
+@pytest.mark.parametrize("margin", [False, True])
+@pytest.mark.parametrize("centering", [None, 0.01])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_reward(margin, centering, seed):
+    """Bradley-Terry, with a margin and with rewards pulled towards 0."""
+    g = torch.Generator().manual_seed(seed)
+    leaf = (3 * torch.randn(10, generator=g)).requires_grad_()
+    margins = torch.rand(5, generator=g) if margin else None
+    trainer = a_trainer(args=SimpleNamespace(center_rewards_coefficient=centering))
+    inputs = {"attention_mask": torch.ones(10, 3)} | ({"margin": margins} if margin else {})
+    theirs = trl.RewardTrainer.compute_loss(trainer, lambda **_: SimpleNamespace(logits=leaf[:, None]), inputs)
+    terms = losses.reward(*leaf.split(5), margin=margins, centering=centering or 0.0)
+    compare(terms.sum / terms.count, theirs, leaf)
+
+
+@pytest.mark.parametrize("kind", ["grpo", "dr_grpo", "dapo", "bnpo"])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_grpo(kind, seed):
+    """Four normalisations, with an uneven clip and the KL to the reference."""
+    B = 6
+    leaf, mask, lengths, g = a_row(B, seed, prompt=1)
+    old, ref = (leaf.detach() + 0.3 * torch.randn(2, *leaf.shape, generator=g)).unbind()
+    advantages, completion = torch.randn(B, generator=g), mask[:, 1:]
+    trainer = a_trainer(
+        beta=0.04, top_entropy_quantile=1.0, off_policy_mask_threshold=None, importance_sampling_level="token", loss_type=kind,
+        epsilon_low=0.2, epsilon_high=0.28, use_vllm=False, current_gradient_accumulation_steps=1, max_completion_length=16,
+        _entropy_bonus_enabled=False, args=SimpleNamespace(use_bias_correction_kl=False, delta=None, steps_per_generation=1),
+    )  # fmt: skip
+    trainer._get_per_token_logps_and_entropies = lambda *_, **__: (leaf, torch.zeros_like(leaf), None)
+    inputs = {
+        "prompt_ids": torch.zeros(B, 1), "prompt_mask": torch.ones(B, 1), "completion_ids": completion, "completion_mask": completion,
+        "advantages": advantages, "old_per_token_logps": old, "ref_per_token_logps": ref, "num_items_in_batch": completion.sum(),
+    }  # fmt: skip
+    theirs = trl.GRPOTrainer._compute_loss(trainer, None, inputs)
+    tokens, old_tokens, ref_tokens = (flat(x, mask) for x in (leaf, old, ref))
+    terms = losses.policy_gradient(
+        tokens, old_tokens, advantages, lengths, kind=kind, clip_high=0.28, ref_logps=ref_tokens, kl_weight=0.04,
+        max_length=16 if kind == "dr_grpo" else None,
+    )  # fmt: skip
+    compare(terms.sum / terms.count, theirs, leaf)
+    if kind in {"dapo", "bnpo"}:
+        metrics = trainer._metrics["train"]
+        for name, their_name in (
+            ("ref_kl", "kl"),
+            ("clipped_low", "clip_ratio/low_mean"),
+            ("clipped_high", "clip_ratio/high_mean"),
+        ):
+            assert terms.stats[name].item() / terms.count == pytest.approx(metrics[their_name][-1], rel=1e-4, abs=1e-7)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_rloo(seed):
+    """The ratio of whole samples, clipped."""
+    B = 6
+    leaf, mask, lengths, g = a_row(B, seed, prompt=1)
+    old, advantages, completion = (
+        leaf.detach() + 0.1 * torch.randn(leaf.shape, generator=g),
+        torch.randn(B, generator=g),
+        mask[:, 1:],
+    )
+    trainer = a_trainer(epsilon_low=0.2, epsilon_high=0.3)
+    trainer._get_per_token_logps_and_entropies = lambda *_, **__: (leaf, torch.zeros_like(leaf), None)
+    inputs = {
+        "prompt_ids": torch.zeros(B, 1), "prompt_mask": torch.ones(B, 1), "completion_ids": completion, "completion_mask": completion,
+        "advantages": advantages, "old_logps": (old * completion).sum(1),
+    }  # fmt: skip
+    theirs = trl.RLOOTrainer._compute_loss(trainer, None, inputs)
+    terms = losses.policy_gradient(flat(leaf, mask), flat(old, mask), advantages, lengths, kind="rloo", clip_high=0.3)
+    compare(terms.sum / terms.count, theirs, leaf)
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_distillation(beta, seed):
+    """The generalised Jensen-Shannon divergence and its two ends, with a temperature."""
+    from trl.trainer.distillation_trainer import _chunked_divergence_loss
+
+    g = torch.Generator().manual_seed(seed)
+    leaf, teacher = (3 * torch.randn(2, 1, 7, 11, generator=g)).unbind()
+    leaf.requires_grad_()
+    head = torch.eye(11)
+    theirs, _, _ = _chunked_divergence_loss(leaf, teacher, head, head, torch.ones(1, 7), beta, temperature=1.7)
+    terms = losses.distillation(leaf[0], teacher[0], beta=beta, temperature=1.7)
+    compare(terms.sum / terms.count, theirs, leaf)
+
+
+def ppo_by_the_papers(new, old, values, old_values, rewards, lengths, *, gamma, lam, clip):
+    """1707.06347, equations 7 and 9 with openai/baselines' clipped values; 1506.02438, equation 16: one token after another."""
+    policy, critic, start = [], [], 0
+    for length in lengths:
+        advantages, running = [0.0] * length, 0.0
+        for t in reversed(range(length)):
+            after = old_values[start + t + 1].item() if t + 1 < length else 0.0
+            delta = rewards[start + t].item() + gamma * after - old_values[start + t].item()
+            running = delta + gamma * lam * running
+            advantages[t] = running
+        for t in range(length):
+            n, A = start + t, advantages[t]
+            ratio = torch.exp(new[n] - old[n])
+            bound = min(max(ratio.item(), 1 - clip), 1 + clip)
+            policy.append(-ratio * A if ratio.item() * A <= bound * A else torch.tensor(-bound * A, dtype=new.dtype))
+            target = A + old_values[n].item()
+            held = old_values[n] + torch.clamp(values[n] - old_values[n], -clip, clip)
+            errors = (values[n] - target) ** 2, (held - target) ** 2
+            critic.append(0.5 * (errors[0] if errors[0].item() >= errors[1].item() else errors[1]))
+        start += length
+    return torch.stack(policy), torch.stack(critic)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_ppo_as_the_papers_have_it(seed):
+    """PPO's clip, value and GAE, which TRL no longer has, against thirty lines written from the papers."""
+    g = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(1, 9, (5,), generator=g).tolist()
+    draws = torch.randn(5, sum(lengths), generator=g, dtype=torch.float64)
+    old, old_values, rewards = draws[0] - 3, draws[1], draws[2]
+    new, values = (old + 0.3 * draws[3]).requires_grad_(), (old_values + 0.3 * draws[4]).requires_grad_()
+    policy, critic = ppo_by_the_papers(new, old, values, old_values, rewards, lengths, gamma=0.99, lam=0.95, clip=0.2)
+    advantages, returns = losses.gae(rewards, old_values, lengths, gamma=0.99, lam=0.95)
+    ours = losses.policy_gradient(new, old, advantages, lengths, kind="ppo")
+    torch.testing.assert_close(ours.per_sample, policy, rtol=1e-9, atol=1e-12)
+    compare(ours.sum, policy.sum(), new)
+    ours = losses.value(values, old_values, returns)
+    torch.testing.assert_close(ours.per_sample, critic, rtol=1e-9, atol=1e-12)
+    compare(ours.sum, critic.sum(), values)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_dpo_starts_at_ln_2_as_theirs(seed):
+    """The oracle is no constant: TRL's sigmoid at a policy that is its reference is ln 2, and ours is its number elsewhere too."""
+    terms, theirs, _, _ = both_dpo(seed, ["sigmoid"])
+    assert abs(theirs.item() - math.log(2)) > 1e-6
+    assert terms.sum.item() / terms.count == pytest.approx(theirs.item(), rel=1e-5)
