@@ -188,6 +188,52 @@ def test_a_signal_before_the_workers_listen(run, tmp_path):
     thread.join()
 
 
+# SIGTERM in the middle of the launcher's imports, whose exception is lost there as it is in an import that native code makes.
+LOST = """
+import signal, sys
+from importlib.abc import MetaPathFinder
+from pathlib import Path
+from forge_dist import LaunchSettings, launch, topology
+
+here, what = Path(sys.argv[1]), sys.argv[2]
+
+class Asked(KeyboardInterrupt):
+    pass
+
+def end(*_):
+    print("asked", flush=True)
+    if what == "raises":
+        raise Asked
+
+class Midway(MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == sys.argv[3]:
+            try:
+                signal.raise_signal(signal.SIGTERM)
+            except BaseException:
+                pass
+
+sys.meta_path.insert(0, Midway())
+signal.signal(signal.SIGTERM, end)
+command = ["-c", f"open({str(here / 'started')!r}, 'w')"]
+try:
+    print(launch(topology(LaunchSettings(nproc_per_node=2), environ={}), command, log_dir=here / "logs"))
+except Asked:
+    print("raised")
+print(signal.getsignal(signal.SIGTERM) is end)
+"""
+
+
+@pytest.mark.parametrize("module", ["torch._C", "torch.distributed.elastic.agent.server.local_elastic_agent"])
+@pytest.mark.parametrize(("what", "outcome"), [("raises", "raised"), ("notes", "75")])
+def test_a_signal_amid_the_imports_ends_the_launch(tmp_path, module, what, outcome):
+    """SIGTERM while torch is imported: its handler is called behind the imports, nothing is started, and it is put back."""
+    command = [sys.executable, "-c", LOST, str(tmp_path), what, module]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["asked", outcome, "True"]
+    assert list(tmp_path.iterdir()) == []
+
+
 def alive(pid):
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"

@@ -47,6 +47,10 @@ def test_settings_do_not_change():
         ("nproc_per_node", 0),
         ("nproc_per_node", "all"),
         ("nproc_per_node", "-1"),
+        ("nproc_per_node", 1025),
+        ("nproc_per_node", "1025"),
+        ("master_port", 0),
+        ("master_port", 65536),
         ("nnodes", 0),
         ("nnodes", "2:"),
         ("nnodes", "a:b"),
@@ -59,7 +63,15 @@ def test_numbers_of_processes_that_are_none(name, value):
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("nproc_per_node", "gpu"), ("nproc_per_node", "2"), ("nnodes", "1:4"), ("nnodes", 3)]
+    ("name", "value"),
+    [
+        ("nproc_per_node", "gpu"),
+        ("nproc_per_node", "2"),
+        ("nproc_per_node", 1024),
+        ("nnodes", "1:4"),
+        ("nnodes", 3),
+        ("master_port", 65535),
+    ],
 )
 def test_numbers_of_processes(name, value):
     """Words, numbers in text (as YAML and shells may have them) and ranges are taken as they are."""

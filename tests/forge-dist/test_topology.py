@@ -54,7 +54,8 @@ def of(environ=(), devices=0, cores=8, **settings):
         ({"PET_NPROC_PER_NODE": "auto"}, {}),
         ({"WORLD_SIZE": ""}, {}),
         ({"SLURM_STEP_NUM_TASKS": "1", "SLURM_NTASKS": "4", "SLURM_NNODES": "1", "SLURM_PROCID": "0"}, {}),
-        ({"SLURM_NTASKS": "4", "SLURM_NNODES": "1", "SLURM_PROCID": "0"}, {}),
+        ({"SLURM_NTASKS": "4", "SLURM_NNODES": "1", "SLURM_PROCID": "0"}, {"nproc_per_node": 1}),
+        ({"SLURM_NTASKS": "1", "SLURM_NNODES": "1", "SLURM_PROCID": "0"}, {}),
         ({"OMPI_COMM_WORLD_SIZE": "1"}, {}),
         (KUBEFLOW, {"nnodes": 1, "nproc_per_node": 1}),
         (SRUN, {"nnodes": 1}),
@@ -105,6 +106,20 @@ def test_processes_of_a_node(word, devices, processes):
     assert of({}, devices=devices, nproc_per_node=word).nproc_per_node == processes
 
 
+def test_spaces_in_a_variable_say_nothing():
+    """A manifest's quotes may hold spaces: " gpu " is gpu, and " 2 " is 2."""
+    assert of({"PET_NPROC_PER_NODE": " gpu "}, devices=2).nproc_per_node == 2
+    assert of({"PET_NPROC_PER_NODE": " 2 "}).nproc_per_node == 2
+
+
+def test_sbatch_with_several_tasks_may_launch():
+    """A script that sbatch gave four tasks to, and that starts this process once, may say how many processes that shall start."""
+    sbatch = {"SLURM_NTASKS": "4", "SLURM_NNODES": "1", "SLURM_PROCID": "0"}
+    for environ, settings in ((sbatch, {"nproc_per_node": 4}), (sbatch | {"PET_NPROC_PER_NODE": "4"}, {})):
+        t = of(environ, **settings)
+        assert (t.role, t.world_size, t.master) == ("launcher", 4, None)
+
+
 def test_elastic():
     """MIN:MAX meets at rdzv_endpoint, has no node rank and no size yet."""
     environ = {
@@ -138,6 +153,15 @@ def test_rank_makes_a_worker():
     assert (t.master, t.max_nodes) == (("node0", 29500), 2)
     assert of({"RANK": "0", "WORLD_SIZE": "1"}).role == "worker"
     assert of(TORCHRUN, nproc_per_node=2, nnodes="2").role == "worker"
+    # What PET_* asks for agrees with a world of one, or is outranked by a setting or by the launcher's own promise.
+    alone = {"RANK": "0", "WORLD_SIZE": "1"}
+    for environ, settings in (
+        ({"PET_NNODES": "1", "PET_NPROC_PER_NODE": "gpu"}, {}),
+        ({"PET_NNODES": "1:4"}, {}),
+        ({"PET_NNODES": "4"}, {"nnodes": 1}),
+        ({"PET_NNODES": "4", "FORGE_WORLD_SIZE": "1"}, {}),
+    ):
+        assert of(alone | environ, **settings).role == "worker"
     assert of(TORCHRUN, nproc_per_node="auto", nnodes="1:4").role == "worker"
 
 
@@ -213,11 +237,30 @@ def test_first_host(nodes, first):
         ({"PET_RDZV_BACKEND": "etcd", "PET_RDZV_ENDPOINT": "h:1"}, {}, "PET_RDZV_BACKEND=etcd"),
         ({}, {"node_rank": 1}, "node_rank has no effect on one node"),
         ({}, {"master_addr": "h"}, "master_addr has no effect"),
+        ({}, {"master_port": 5}, "master_port has no effect on one node"),
+        ({}, {"nproc_per_node": 2, "master_port": 5}, "master_port has no effect on one node"),
+        (KUBEFLOW | {"PET_NNODES": "1", "PET_NODE_RANK": "0"}, {"master_port": 5}, "master_port has no effect on one node"),
+        ({}, {"nnodes": 2, "rdzv_endpoint": "h:1", "master_port": 5}, "master_port has no effect with rdzv_endpoint"),
+        ({}, {"nnodes": 2, "rdzv_endpoint": "h:65536"}, "rdzv_endpoint=h:65536 ends in no port"),
+        (KUBEFLOW | {"PET_MASTER_PORT": "65536"}, {}, "PET_MASTER_PORT=65536, which is no port"),
+        (KUBEFLOW | {"PET_MASTER_PORT": "0"}, {}, "PET_MASTER_PORT=0, which is no port"),
+        (TORCHRUN | {"MASTER_PORT": "65536"}, {}, " MASTER_PORT=65536, which is no port"),
+        ({"RANK": "0", "WORLD_SIZE": "1", "PET_NNODES": "2"}, {}, "WORLD_SIZE=1, one process in all, and PET_NNODES=2"),
+        ({"RANK": "0", "WORLD_SIZE": "1", "PET_NNODES": "2:4"}, {"nproc_per_node": 1}, "PET_NNODES=2:4.*set nnodes=1"),
+        ({"RANK": "0", "WORLD_SIZE": "1", "PET_NPROC_PER_NODE": "2"}, {}, "PET_NPROC_PER_NODE=2.*set nproc_per_node=1"),
+        ({"PET_NPROC_PER_NODE": "1025"}, {}, "PET_NPROC_PER_NODE must be a number from 1 to 1024"),
         ({}, {"nproc_per_node": 2, "rdzv_id": "x"}, "rdzv_id has no effect"),
         ({}, {"nnodes": 2, "rdzv_endpoint": "h:1", "master_addr": "h"}, "two places to meet"),
         ({}, {"nnodes": 2, "rdzv_endpoint": "h:1", "node_rank": 0}, "node_rank has no effect with rdzv_endpoint"),
         ({"OMPI_COMM_WORLD_SIZE": "2"}, {}, "OMPI_COMM_WORLD_SIZE=2"),
         ({"SLURM_NNODES": "2", "SLURM_PROCID": "0", "SLURM_NTASKS": "2"}, {}, "SLURM_NNODES=2, and no srun"),
+        ({"SLURM_NNODES": "1", "SLURM_PROCID": "0", "SLURM_NTASKS": "4"}, {}, "SLURM_NTASKS=4, and no srun.*nproc_per_node"),
+        ({"SLURM_PROCID": "4", "SLURM_NTASKS": "4"}, {}, "SLURM_PROCID=4, and SLURM counts 4 tasks"),
+        ({"SLURM_PROCID": "1", "SLURM_NTASKS": "1"}, {}, "SLURM_PROCID=1, and SLURM counts 1 tasks"),
+        ({"SLURM_PROCID": "1"}, {}, "SLURM_PROCID=1, and neither SLURM_STEP_NUM_TASKS nor SLURM_NTASKS"),
+        (SRUN | {"SLURM_PROCID": "2"}, {}, "SLURM_PROCID=2, and SLURM counts 2 tasks"),
+        (SRUN | {"SLURM_NODEID": "2"}, {}, "SLURM_NODEID=2, and SLURM counts 2 nodes"),
+        (SRUN | {"SLURM_LOCALID": "1"}, {}, "SLURM_LOCALID=1, and SLURM counts 1 tasks of its node"),
         ({k: v for k, v in SRUN.items() if "NODELIST" not in k}, {}, "neither SLURM_STEP_NODELIST nor SLURM_JOB_NODELIST"),
         ({k: v for k, v in SRUN.items() if k != "SLURM_NODEID"}, {}, "SLURM_NODEID is not set"),
         (SRUN | {"SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_TASKS_PER_NODE": "2(x2)"}, {"nproc_per_node": 1}, "contradicts srun"),
@@ -231,7 +274,7 @@ def test_half_and_contradicting_environments_are_refused(environ, settings, name
 
 @given(
     st.integers(min_value=2, max_value=10**6),
-    st.sampled_from(["WORLD_SIZE", "PET_NNODES", "OMPI_COMM_WORLD_SIZE", "SLURM_NNODES"]),
+    st.sampled_from(["WORLD_SIZE", "PET_NNODES", "OMPI_COMM_WORLD_SIZE", "SLURM_NNODES", "SLURM_NTASKS", "SLURM_PROCID"]),
 )
 def test_no_number_above_one_passes_alone(number, name):
     """Whatever the number, a variable that asks for more than one node or process is never ignored."""

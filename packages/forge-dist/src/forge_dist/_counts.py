@@ -1,10 +1,8 @@
-"""What a launch value's text stands for: "2" or "1:4" nodes, "4", "auto", "gpu" or "cpu" processes, a port; or a refusal by name."""
+"""What a launch value's text stands for: "2" or "1:4" nodes, "4", "auto", "gpu" or "cpu" processes; or a refusal by name."""
 
-from collections.abc import Mapping
-
-from forge_dist._environment import Origin, number_of
+from forge_dist._environment import Origin
 from forge_dist._errors import LaunchError
-from forge_dist._settings import MOST_PROCESSES, PORTS
+from forge_dist._settings import MOST_PROCESSES
 
 
 def nodes_of(value: object, origin: Origin) -> tuple[int, int]:
@@ -30,11 +28,3 @@ def processes_of(value: object, origin: Origin, devices: int, cores: int) -> int
     if not isinstance(value, bool) and text.isdecimal() and 1 <= int(text) <= MOST_PROCESSES:
         return int(text)
     raise LaunchError(f"{name} must be a number from 1 to {MOST_PROCESSES}, auto, gpu or cpu; got {value!r}")
-
-
-def port_of(environ: Mapping[str, str], name: str) -> int | None:
-    """The port that a variable holds; None where it is unset or empty. Raises LaunchError for what is no port."""
-    port = number_of(environ, name)
-    if port is not None and port not in PORTS:
-        raise LaunchError(f"the environment says {name}={port}, which is no port: ports are {PORTS[0]} to {PORTS[-1]}")
-    return port

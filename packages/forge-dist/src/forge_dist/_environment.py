@@ -6,7 +6,7 @@ from typing import TypeAlias
 import attrs
 
 from forge_dist._errors import LaunchError
-from forge_dist._settings import LaunchSettings
+from forge_dist._settings import PORTS, LaunchSettings
 
 Origin: TypeAlias = str
 
@@ -21,7 +21,6 @@ _VARIABLES = {
     "rdzv_id": "PET_RDZV_ID",
     "max_restarts": "PET_MAX_RESTARTS",
 }
-_NUMBERS = ("node_rank", "master_port", "max_restarts")
 
 
 def number_of(environ: Mapping[str, str], name: str) -> int | None:
@@ -32,6 +31,17 @@ def number_of(environ: Mapping[str, str], name: str) -> int | None:
     if not text.isdecimal():
         raise LaunchError(f"the environment variable {name} is {text!r}, which is no whole number of 0 or more")
     return int(text)
+
+
+def port_of(environ: Mapping[str, str], name: str) -> int | None:
+    """The port that a variable holds; None where it is unset or empty. Raises LaunchError for what is no port."""
+    port = number_of(environ, name)
+    if port is not None and port not in PORTS:
+        raise LaunchError(f"the environment says {name}={port}, which is no port: ports are {PORTS[0]} to {PORTS[-1]}")
+    return port
+
+
+_READERS = {"node_rank": number_of, "master_port": port_of, "max_restarts": number_of}
 
 
 @attrs.frozen
@@ -50,7 +60,8 @@ class Found:
         variable = _VARIABLES[name]
         text = self.environ.get(variable, "").strip()
         if text:
-            return number_of(self.environ, variable) if name in _NUMBERS else text, variable
+            read = _READERS.get(name)
+            return text if read is None else read(self.environ, variable), variable
         return self.defaults.get(name, (default, "default"))
 
     def origin(self, name: str) -> Origin:

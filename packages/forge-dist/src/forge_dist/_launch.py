@@ -4,6 +4,7 @@ torch's elastic agent does the work, as a library: nothing is looked up on PATH.
 """
 
 import gc
+import importlib
 import logging
 import os
 import socket
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from forge_dist._blame import Failure, cause_of, description, error_of
 from forge_dist._errors import LaunchError
+from forge_dist._hold import signals_held
 from forge_dist._report import PREEMPTED, read_report
 from forge_dist._topology import Topology
 from forge_dist._worker_topology import PROMISED
@@ -58,10 +60,15 @@ def launch(topology: Topology, arguments: Sequence[str], *, log_dir: Path, envir
     """
     if topology.role != "launcher":
         raise LaunchError(f"launch() is for a launcher, and this process is {topology.role}")
-    # Two seconds of imports: before the signals are taken, and only in launchers.
-    from forge_dist._logs import Logs
-    from forge_dist._oversee import Interrupted
-    from forge_dist._rendezvous import make_rendezvous
+    # Two seconds of imports, and only in launchers; a signal that comes meanwhile ends this before anything is started.
+    with signals_held() as came:
+        from forge_dist._logs import Logs
+        from forge_dist._oversee import Interrupted
+        from forge_dist._rendezvous import make_rendezvous
+
+        importlib.import_module("torch.distributed.elastic.agent.server.local_elastic_agent")
+    if came:
+        return PREEMPTED
 
     log_dir = Path(os.path.abspath(log_dir))
     log_dir.mkdir(parents=True, exist_ok=True)

@@ -7,6 +7,10 @@ from typing import Any, Literal, get_args
 
 import attrs
 
+# More on one node is a slip of the keyboard, which would take the machine down before it is noticed.
+MOST_PROCESSES = 1024
+PORTS = range(1, 65536)
+
 StrategyName = Literal["auto", "single", "ddp", "fsdp2", "hsdp", "zero1", "zero2", "zero3"]
 
 
@@ -52,7 +56,15 @@ def _minutes(_instance: object, attribute: "attrs.Attribute[float]", value: obje
 
 
 def _processes(_instance: object, attribute: "attrs.Attribute[int | str]", value: object) -> None:
-    _number_or(attribute.name, value, r"auto|cpu|gpu|[1-9]\d*", "a number from 1, auto, gpu or cpu")
+    _number_or(attribute.name, value, r"auto|cpu|gpu|[1-9]\d*", f"a number from 1 to {MOST_PROCESSES}, auto, gpu or cpu")
+    if str(value).isdecimal() and int(str(value)) > MOST_PROCESSES:
+        raise ValueError(f"{attribute.name} must be at most {MOST_PROCESSES} processes on a node; got {value}")
+
+
+def _port(instance: object, attribute: "attrs.Attribute[int]", value: object) -> None:
+    _count(instance, attribute, value)
+    if value not in PORTS:
+        raise ValueError(f"{attribute.name} must be a port from {PORTS[0]} to {PORTS[-1]}; got {value}")
 
 
 def _nodes(_instance: object, attribute: "attrs.Attribute[int | str]", value: object) -> None:
@@ -175,7 +187,7 @@ class LaunchSettings:
     master_addr: str | None = attrs.field(default=None, validator=_optional(_text))
     """Host of node 0, where the nodes of a run of fixed size meet."""
 
-    master_port: int | None = attrs.field(default=None, validator=_optional(_positive))
+    master_port: int | None = attrs.field(default=None, validator=_optional(_port))
     """Port on master_addr."""
 
     max_restarts: int | None = attrs.field(default=None, validator=_optional(_count))

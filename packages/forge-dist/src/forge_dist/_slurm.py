@@ -33,15 +33,26 @@ class SlurmStep:
     """Port that follows from the job's number."""
 
 
-def slurm_step(environ: Mapping[str, str]) -> SlurmStep | None:
+def slurm_step(environ: Mapping[str, str], *, processes_asked: bool = False) -> SlurmStep | None:
     """The step of several tasks that `srun` started this process in; None outside of SLURM and in a step of one task.
 
+    Args:
+        environ: the environment's variables.
+        processes_asked: whether something nearer says how many processes a node has, so that a job of several tasks on one node needs
+            no srun.
+
     Raises:
-        LaunchError: a job of several nodes in which no srun started this process, or variables that are missing or are no numbers.
+        LaunchError: a job of several nodes or tasks in which no srun started this process; variables that are missing, are no numbers,
+            or contradict each other.
     """
-    tasks = _number(environ, "SLURM_STEP_NUM_TASKS")
-    if tasks is None and _number(environ, "SLURM_PROCID"):
+    tasks, task = _number(environ, "SLURM_STEP_NUM_TASKS"), _number(environ, "SLURM_PROCID") or 0
+    if tasks is None and task:
         tasks = _number(environ, "SLURM_NTASKS")
+        if tasks is None:
+            raise LaunchError(
+                f"the environment says SLURM_PROCID={task}, and neither SLURM_STEP_NUM_TASKS nor SLURM_NTASKS of how many"
+            )
+    _within("SLURM_PROCID", task, tasks, "tasks")
     if tasks is None:
         # sbatch runs its script on the first node only, with SLURM_PROCID=0; salloc's shell runs on none of them.
         nodes = _number(environ, "SLURM_NNODES")
@@ -49,6 +60,12 @@ def slurm_step(environ: Mapping[str, str]) -> SlurmStep | None:
             raise LaunchError(
                 f"the environment says SLURM_NNODES={nodes}, and no srun started this process: the other nodes would stay idle. Start it"
                 " with srun --ntasks-per-node=1, or set nnodes=1 to use this node alone"
+            )
+        asked = _number(environ, "SLURM_NTASKS")
+        if asked is not None and asked > 1 and not processes_asked:
+            raise LaunchError(
+                f"the environment says SLURM_NTASKS={asked}, and no srun started this process, which would train alone: start it with"
+                " srun, or set nproc_per_node to as many processes as it shall start here (1 to stay alone)"
             )
         return None
     if tasks == 1:
@@ -60,14 +77,18 @@ def slurm_step(environ: Mapping[str, str]) -> SlurmStep | None:
         raise LaunchError(
             "the environment says that srun started several tasks, and neither SLURM_STEP_NODELIST nor SLURM_JOB_NODELIST says where"
         )
+    _within("SLURM_NODEID", node, nodes, "nodes")
     counts = environ.get("SLURM_STEP_TASKS_PER_NODE") or environ.get("SLURM_TASKS_PER_NODE")
+    local_task = _number(environ, "SLURM_LOCALID") or 0
+    local_tasks = _tasks_of(counts, node) if counts else tasks // nodes
+    _within("SLURM_LOCALID", local_task, local_tasks, "tasks of its node")
     return SlurmStep(
         nodes=nodes,
         node=node,
         tasks=tasks,
         task=_needed(environ, "SLURM_PROCID"),
-        local_task=_number(environ, "SLURM_LOCALID") or 0,
-        local_tasks=_tasks_of(counts, node) if counts else tasks // nodes,
+        local_task=local_task,
+        local_tasks=local_tasks,
         host=first_host(hosts),
         port=_PORTS[(_number(environ, "SLURM_JOB_ID") or 0) % len(_PORTS)],
     )
@@ -104,6 +125,11 @@ def _number(environ: Mapping[str, str], name: str) -> int | None:
     if not text.isdecimal():
         raise LaunchError(f"the environment variable {name} is {text!r}, which is no whole number")
     return int(text)
+
+
+def _within(name: str, number: int, count: int | None, of: str) -> None:
+    if count is not None and number >= count:
+        raise LaunchError(f"the environment says {name}={number}, and SLURM counts {count} {of}, numbered from 0")
 
 
 def _needed(environ: Mapping[str, str], *names: str) -> int:

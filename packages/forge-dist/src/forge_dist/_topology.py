@@ -10,9 +10,10 @@ from typing import Literal
 
 import attrs
 
-from forge_dist._environment import Found, Origin, number_of
+from forge_dist._counts import nodes_of, processes_of
+from forge_dist._environment import Found, number_of
 from forge_dist._errors import LaunchError
-from forge_dist._settings import LaunchSettings
+from forge_dist._settings import PORTS, LaunchSettings
 from forge_dist._slurm import SlurmStep, slurm_step
 from forge_dist._worker_topology import Started, worker_of
 
@@ -90,7 +91,8 @@ def topology(
     _refuse_half_started(environ)
     found = Found(settings, environ)
     # SLURM is asked where nothing nearer says how many nodes there are.
-    step = slurm_step(environ) if found.origin("nnodes") == "default" else None
+    asked = found.origin("nproc_per_node") != "default"
+    step = slurm_step(environ, processes_asked=asked) if found.origin("nnodes") == "default" else None
     if step is not None and step.tasks > step.nodes:
         return _worker(settings, _slurm_worker(step, settings), cores)
     return _launcher(found, step, devices, cores)
@@ -113,9 +115,9 @@ def _launcher(found: Found, step: SlurmStep | None, devices: int, cores: int) ->
             }
         )
     nodes_text = take("nnodes", 1)
-    least, most = _nodes(nodes_text, origins["nnodes"])
+    least, most = nodes_of(nodes_text, origins["nnodes"])
     procs_text = take("nproc_per_node", 1)
-    procs = _processes(procs_text, origins["nproc_per_node"], devices, cores)
+    procs = processes_of(procs_text, origins["nproc_per_node"], devices, cores)
     endpoint = take("rdzv_endpoint")
     address, port = take("master_addr"), take("master_port", DEFAULT_PORT)
     node_rank, rdzv_id, restarts = take("node_rank"), take("rdzv_id", "forge"), take("max_restarts", 0)
@@ -173,11 +175,15 @@ def _meeting_place(
         if origins["rdzv_endpoint"] == "argument":
             raise LaunchError("rdzv_endpoint and master_addr are two places to meet: set one of them")
         endpoint = None
-    if endpoint is not None and origins["node_rank"] == "argument":
-        raise LaunchError(
-            f"node_rank has no effect with {origins['rdzv_endpoint'].replace('argument', 'rdzv_endpoint')}, where the nodes are"
-            " numbered as they come: leave it out, or set master_addr instead"
-        )
+    for name, instead in (
+        ("node_rank", ", where the nodes are numbered as they come"),
+        ("master_port", ", which says the port itself"),
+    ):
+        if endpoint is not None and origins[name] == "argument":
+            raise LaunchError(
+                f"{name} has no effect with {origins['rdzv_endpoint'].replace('argument', 'rdzv_endpoint')}{instead}: leave it out, or"
+                " set master_addr instead"
+            )
     if elastic and endpoint is None:
         if address is None:
             raise LaunchError(
@@ -187,6 +193,8 @@ def _meeting_place(
         endpoint = f"{address}:{port}"
     if endpoint is not None and not endpoint.rpartition(":")[2].isdecimal():
         endpoint = f"{endpoint}:{DEFAULT_PORT}"
+    if endpoint is not None and int(endpoint.rpartition(":")[2]) not in PORTS:
+        raise LaunchError(f"{_said(origins, 'rdzv_endpoint', endpoint)} ends in no port: ports are {PORTS[0]} to {PORTS[-1]}")
     return endpoint
 
 
@@ -196,7 +204,11 @@ def _refuse_unused(origins: dict[str, str], found: Found, world_size: int) -> No
         origin = origins[name]
         if origin == "argument" and not (name == "node_rank" and found.settings.node_rank == 0):
             if name in ("master_addr", "master_port") and world_size > 1:
-                continue
+                if origins["master_addr"] == "argument":
+                    continue
+                raise LaunchError(
+                    f"{name} has no effect on one node, which picks a free port: leave it out, or set master_addr too"
+                )
             raise LaunchError(f"{name} has no effect on one node: leave it out, or set nnodes")
         if origin in ("PET_MASTER_ADDR", "PET_NODE_RANK") and origins["nnodes"] == "default":
             raise LaunchError(
@@ -205,31 +217,6 @@ def _refuse_unused(origins: dict[str, str], found: Found, world_size: int) -> No
     rank, origin = found.value("node_rank", 0)
     if origin == "PET_NODE_RANK" and origins["nnodes"] == "PET_NNODES" and rank != 0:
         raise LaunchError(f"PET_NODE_RANK={rank} contradicts PET_NNODES=1, which has node 0 only")
-
-
-def _nodes(value: object, origin: Origin) -> tuple[int, int]:
-    """The fewest and the most nodes that "2" or "1:4" stands for."""
-    parts = str(value).strip().split(":")
-    if not isinstance(value, bool) and len(parts) in (1, 2) and all(part.isdecimal() for part in parts):
-        least, most = int(parts[0]), int(parts[-1])
-        if 1 <= least <= most:
-            return least, most
-    raise LaunchError(f'{origin.replace("argument", "nnodes")} must be a number of 1 or more, or "MIN:MAX"; got {value!r}')
-
-
-def _processes(value: object, origin: Origin, devices: int, cores: int) -> int:
-    """How many processes of a node "4", "auto", "gpu" or "cpu" stands for here."""
-    name, text = origin.replace("argument", "nproc_per_node"), str(value).strip()
-    if text == "gpu" and devices == 0:
-        raise LaunchError(f"{name}=gpu asks for one process for each accelerator, and this machine has none")
-    if text in ("auto", "gpu"):
-        # torch spreads one process over all cores; one process a core would only divide them.
-        return max(devices, 1)
-    if text == "cpu":
-        return cores
-    if not isinstance(value, bool) and text.isdecimal() and int(text) >= 1:
-        return int(text)
-    raise LaunchError(f"{name} must be a number of 1 or more, auto, gpu or cpu; got {value!r}")
 
 
 def _worker(settings: LaunchSettings, started: Started, cores: int) -> Topology:

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 
 import attrs
 
-from forge_dist._environment import number_of
+from forge_dist._counts import nodes_of
+from forge_dist._environment import number_of, port_of
 from forge_dist._errors import LaunchError
 from forge_dist._settings import LaunchSettings
 
@@ -62,7 +63,9 @@ def worker_of(environ: Mapping[str, str], settings: LaunchSettings) -> Started:
     nodes = number_of(environ, "GROUP_WORLD_SIZE") or max(1, world_size // local_world_size)
     node_rank = number_of(environ, "GROUP_RANK")
     _compare(settings, local_world_size, world_size)
-    port = number_of(environ, "MASTER_PORT")
+    if alone and promised is None:
+        _refuse_lonely(environ, settings)
+    port = port_of(environ, "MASTER_PORT")
     return Started(
         rank=rank,
         world_size=world_size,
@@ -73,6 +76,20 @@ def worker_of(environ: Mapping[str, str], settings: LaunchSettings) -> Started:
         master=None if port is None else (environ.get("MASTER_ADDR", "").strip() or "127.0.0.1", port),
         origins={"nproc_per_node": "LOCAL_WORLD_SIZE", "nnodes": "WORLD_SIZE", "node_rank": "GROUP_RANK"},
     )
+
+
+def _refuse_lonely(environ: Mapping[str, str], settings: LaunchSettings) -> None:
+    """A world of one, beside variables that ask for more and no setting that outranks them, would train a model of its own in silence."""
+    nodes, procs = (environ.get(name, "").strip() for name in ("PET_NNODES", "PET_NPROC_PER_NODE"))
+    for name, text, chosen, least in (
+        ("PET_NNODES", nodes, settings.nnodes, nodes_of(nodes or 1, "PET_NNODES")[0]),
+        ("PET_NPROC_PER_NODE", procs, settings.nproc_per_node, _plain(procs) or 1),
+    ):
+        if chosen is None and least > 1:
+            raise LaunchError(
+                f"the environment says WORLD_SIZE=1, one process in all, and {name}={text}: unset RANK and WORLD_SIZE to start what"
+                f" PET_* asks for, or set {name.removeprefix('PET_').lower()}=1 to stay alone"
+            )
 
 
 def _compare(settings: LaunchSettings, local_world_size: int, world_size: int) -> None:

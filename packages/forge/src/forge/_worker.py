@@ -12,30 +12,38 @@ from forge._errors import PreemptedError
 from forge._launching import read_settings
 
 
-class _Terminated(KeyboardInterrupt):
-    """SIGTERM, on its way through the clean-up."""
+class _Termination:
+    """SIGTERM before there is a state: an exception on its way through the clean-up, and the memory of it.
 
+    Raised in the middle of an import it may come out as something else.
+    """
 
-def _terminate(*_: object) -> None:
-    raise _Terminated
+    came = False
+
+    def __call__(self, *_: object) -> None:
+        self.came = True
+        raise KeyboardInterrupt
 
 
 def main(command: str, settings: str) -> None:
     """Run one rank of a command to its end. An error that is an answer to the user is said by the launcher alone."""
-    signal.signal(signal.SIGTERM, _terminate)
+    termination = _Termination()
+    signal.signal(signal.SIGTERM, termination)
     try:
         with forge_dist.worker_report():
-            from forge import _sft
-
-            bodies = {"sft": _sft.run}
             try:
+                from forge import _sft
+
+                bodies = {"sft": _sft.run}
                 bodies[command](read_settings(Path(settings)))
             except PreemptedError as stopped:
                 raise SystemExit(stopped.exit_status) from None
-            except _Terminated:
-                # What was prepared is taken back by now; the launcher is to see the signal.
-                signal.signal(signal.SIGTERM, signal.SIG_DFL)
-                os.kill(os.getpid(), signal.SIGTERM)
+            except BaseException:
+                if termination.came:
+                    # What was prepared is taken back by now; the launcher is to see the signal.
+                    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+                    os.kill(os.getpid(), signal.SIGTERM)
+                raise
     except Exception as error:
         status = getattr(error, "exit_status", None)
         if status is None:
