@@ -2,20 +2,14 @@
 
 import inspect
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import distributed, nn
 from torch.distributed import GradBucket, ProcessGroup
 from torch.nn.parallel import DistributedDataParallel
 
-from forge_dist._attention import AttentionFunction
 from forge_dist._divided import Divided
-from forge_dist._load import load_model
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
 
 # torch 2.13 warns at the older name, and 2.11 does not know the newer one.
 _NEWER = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
@@ -26,18 +20,6 @@ class DDP(Divided):
     """Whole copies; for models that fit on each rank, and for adapters."""
 
     _model: DistributedDataParallel | None = None
-
-    def load(
-        self,
-        model_path: str,
-        *,
-        dtype: torch.dtype,
-        attention: str | None = "sdpa",
-        attention_function: AttentionFunction | None = None,
-    ) -> "PreTrainedModel":
-        return load_model(
-            model_path, dtype=dtype, device=self.device, attention=attention, attention_function=attention_function
-        )
 
     def _wrap(self, model: nn.Module) -> nn.Module:
         # Its constructor makes every rank's weights rank 0's.

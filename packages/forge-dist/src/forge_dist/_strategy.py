@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from forge_dist._attention import AttentionFunction
+from forge_dist._load import load_model
 from forge_dist._settings import StrategySettings
 
 if TYPE_CHECKING:
@@ -55,7 +56,6 @@ class Strategy(abc.ABC):
         """R: how many ranks share a step."""
         return self.ranks.world_size
 
-    @abc.abstractmethod
     def load(
         self,
         model_path: str,
@@ -64,12 +64,15 @@ class Strategy(abc.ABC):
         attention: str | None = "sdpa",
         attention_function: AttentionFunction | None = None,
     ) -> "PreTrainedModel":
-        """Load this rank's part of the model, in eval mode. Arguments and errors are those of `load_model`.
+        """Load this rank's part of the model, in eval mode: here the whole of it. Arguments and errors are those of `load_model`.
 
         Raises:
             ModelError: as `load_model`.
             StrategyError: this model cannot be divided so.
         """
+        return load_model(
+            model_path, dtype=dtype, device=self.device, attention=attention, attention_function=attention_function
+        )
 
     def computing(self, model: nn.Module) -> AbstractContextManager[None]:  # noqa: ARG002 - most have nothing to do
         """Around forwards, without gradients, of a loaded model that is not wrapped: a probe, or a second copy that is measured."""

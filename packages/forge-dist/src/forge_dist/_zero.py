@@ -14,7 +14,6 @@ from torch import nn
 
 from forge_dist._attention import AttentionFunction
 from forge_dist._errors import StrategyError
-from forge_dist._load import load_model
 from forge_dist._partitioned import computing
 from forge_dist._settings import StrategySettings
 from forge_dist._strategy import MakeOptimizer, StoredState, Strategy
@@ -103,9 +102,7 @@ class ZeroStrategy(Strategy):
         attention_function: AttentionFunction | None = None,
     ) -> "PreTrainedModel":
         if self.stage < 3:
-            return load_model(
-                model_path, dtype=dtype, device=self.device, attention=attention, attention_function=attention_function
-            )
+            return super().load(model_path, dtype=dtype, attention=attention, attention_function=attention_function)
         import_deepspeed()
         config = engine_config(self.settings, self.stage, dtype=dtype)
         return load_partitioned(
