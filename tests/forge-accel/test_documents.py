@@ -98,6 +98,107 @@ def test_a_packed_sample_equals_the_sample_alone():
     assert torch.equal(packed, alone)
 
 
+def family(groups):
+    """Groups of (prompt, [completions]) lengths -> (ends of queries, ends of keys, kv_rows), a prompt in the row once."""
+    queries, seen, at = [], [], 0
+    for prompt, completions in groups:
+        begin, at = at, at + prompt
+        for index, length in enumerate(completions):
+            queries.append(length + (0 if index else prompt))
+            seen.append([*range(begin, begin + prompt), *range(at, at + length)])
+            at += length
+    return ends(*queries), ends(*map(len, seen)), torch.tensor([row for rows in seen for row in rows])
+
+
+def naive_rows(query, key, value, ends_q, ends_k, rows, window=None, scaling=None):
+    """Each sample's keys gathered one by one, and its scores in float64 under an explicit mask. [1, T, H, D]."""
+    groups, outputs = query.shape[1] // key.shape[1], []
+    for q0, q1, k0, k1 in zip(*(x.tolist() for x in (ends_q[:-1], ends_q[1:], ends_k[:-1], ends_k[1:])), strict=True):
+        keys, values = (x[:, :, rows[k0:k1]].double().repeat_interleave(groups, 1) for x in (key, value))
+        behind = torch.arange(k1 - k0 - (q1 - q0), k1 - k0)[:, None] - torch.arange(k1 - k0)[None, :]
+        see = (behind >= 0) & (behind < (window or k1))
+        scores = query[:, :, q0:q1].double() @ keys.transpose(2, 3) * (query.shape[3] ** -0.5 if scaling is None else scaling)
+        outputs.append(torch.softmax(scores.masked_fill(~see, -torch.inf), -1) @ values)
+    return torch.cat(outputs, 2).transpose(1, 2)
+
+
+@given(
+    groups=st.lists(st.tuples(st.integers(0, 9), st.lists(st.integers(1, 9), min_size=1, max_size=5)), min_size=1, max_size=4),
+    shape=st.sampled_from([(9, 3, 64), (4, 4, 7), (3, 1, 1)]),
+    window=st.none() | st.integers(1, 15),
+    scaling=st.none() | st.just(0.31),
+    seed=st.integers(0, 99),
+)
+def test_shared_keys_agree_with_the_explicit_mask(groups, shape, window, scaling, seed):
+    """Completions of a prompt that is in the row once see it and themselves, within their windows: values and gradients."""
+    ends_q, ends_k, rows = family(groups)
+    inputs = states(int(ends_q[-1]), *shape, seed=seed)
+    twins = [x.detach().clone().requires_grad_() for x in inputs]
+    options = {"sliding_window": window, "cu_seq_lens_q": ends_q, "cu_seq_lens_k": ends_k, "kv_rows": rows}
+    got, weights = document_attention(LAYER, *inputs, None, scaling, **options)
+    assert weights is None
+    expected = naive_rows(*twins, ends_q, ends_k, rows, window, scaling)
+    torch.testing.assert_close(got.double(), expected, atol=2e-6, rtol=1e-5)
+    pattern = torch.arange(got.numel()).cos().view(got.shape)
+    (got * pattern).sum().backward()
+    (expected * pattern).sum().backward()
+    largest = max(x.grad.abs().max() for x in twins)
+    for ours, theirs in zip(inputs, twins, strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad, atol=3e-6 * float(largest), rtol=0)
+
+
+@given(
+    lengths=st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), min_size=1, max_size=5).filter(
+        lambda x: sum(map(sum, x))
+    ),
+    random=st.randoms(use_true_random=False),
+)
+def test_keys_of_any_rows_are_honoured(lengths, random):
+    """kv_rows need not be a prompt's and one's own: any positions in any order, for samples without queries too."""
+    ends_q, ends_k = ends(*(q for q, _ in lengths)), ends(*(q + more for q, more in lengths))
+    if not ends_q[-1]:
+        return
+    rows = torch.tensor([random.randrange(int(ends_q[-1])) for _ in range(int(ends_k[-1]))])
+    inputs = states(int(ends_q[-1]), 4, 2, 8)
+    got, _ = document_attention(LAYER, *inputs, None, cu_seq_lens_q=ends_q, cu_seq_lens_k=ends_k, kv_rows=rows)
+    torch.testing.assert_close(got.double(), naive_rows(*inputs, ends_q, ends_k, rows), atol=2e-6, rtol=1e-5)
+
+
+def test_completions_of_a_prompt_do_not_notice_each_other():
+    """Changing one completion leaves the outputs of its prompt and of the other completions the same, to the bit."""
+    ends_q, ends_k, rows = family([(6, [4, 3, 5])])
+    options = {"cu_seq_lens_q": ends_q, "cu_seq_lens_k": ends_k, "kv_rows": rows}
+    inputs = states(18)
+    before, _ = document_attention(LAYER, *inputs, None, **options)
+    for start, stop in ((6, 10), (10, 13), (13, 18)):
+        changed = [x.detach().clone() for x in inputs]
+        for x, y in zip(changed, states(18, seed=1), strict=True):
+            x[:, :, start:stop] = y[:, :, start:stop]
+        after, _ = document_attention(LAYER, *changed, None, **options)
+        same = [torch.equal(after[:, at], before[:, at]) for at in range(18)]
+        assert same == [not start <= at < stop for at in range(18)]
+
+
+def test_own_keys_alone_are_the_ordinary_packed_row():
+    """kv_rows that name each sample's own positions change nothing, and no key is copied for it."""
+    inputs = states(14)
+    options = {"cu_seq_lens_q": ends(5, 9), "cu_seq_lens_k": ends(5, 9), "kv_rows": torch.arange(14)}
+    got, _ = document_attention(LAYER, *inputs, None, **options)
+    assert torch.equal(got, document_attention(LAYER, *inputs, None, cu_seq_lens_q=ends(5, 9))[0])
+
+
+def test_a_prompt_gathers_its_gradients_in_float32():
+    """In bfloat16 the gradients of a prompt's keys from 600 completions add up to their sum, which bfloat16 sums would miss."""
+    ends_q, ends_k, rows = family([(1, [1] * 600)])
+    inputs = [x.detach().bfloat16().requires_grad_() for x in states(601, 1, 1, 8)]
+    with torch.no_grad():
+        inputs[0].zero_()  # equal scores: every completion gives half of its gradient to the prompt
+    out, _ = document_attention(LAYER, *inputs, None, cu_seq_lens_q=ends_q, cu_seq_lens_k=ends_k, kv_rows=rows)
+    out.sum().backward()
+    # The prompt's own query, and half from each of the 600.
+    torch.testing.assert_close(inputs[2].grad[0, 0, 0].float(), torch.full((8,), 301.0), rtol=4e-3, atol=0)
+
+
 def test_a_plain_batch_is_causal():
     """Without cu_seq_lens_q a batch of several rows is ordinary causal attention, row by row."""
     query, key, value = states(13, B=3)
@@ -202,7 +303,17 @@ def test_what_means_nothing_passes():
         ({"cu_seq_lens_q": torch.tensor([0, 5, 3, 8])}, "rise"),
         ({"cu_seq_lens_q": ends(4, 4)[None]}, "shape"),
         ({"cu_seq_lens_q": ends(4, 4).float()}, "integers"),
-        ({"cu_seq_lens_k": ends(3, 5)}, "cu_seq_lens_k"),
+        ({"cu_seq_lens_k": ends(3, 5)}, "without kv_rows"),
+        ({"kv_rows": torch.arange(8)}, "kv_rows needs cu_seq_lens_k"),
+        ({"kv_rows": torch.arange(8), "cu_seq_lens_k": ends(8)}, "kv_rows needs cu_seq_lens_k"),
+        ({"kv_rows": torch.arange(8), "cu_seq_lens_k": ends(4, 4).float()}, "kv_rows needs cu_seq_lens_k"),
+        ({"kv_rows": torch.arange(8).float(), "cu_seq_lens_k": ends(4, 4)}, "kv_rows must be int64"),
+        ({"kv_rows": torch.arange(8)[None], "cu_seq_lens_k": ends(4, 4)}, r"not torch.int64 \[1, 8\]"),
+        ({"kv_rows": torch.arange(8), "cu_seq_lens_k": ends(3, 5)}, "cu_seq_lens_k must rise from 0 to the 8 kv_rows"),
+        ({"kv_rows": torch.arange(9), "cu_seq_lens_k": ends(4, 4)}, "cu_seq_lens_k must rise from 0 to the 9 kv_rows"),
+        ({"kv_rows": torch.arange(1, 9), "cu_seq_lens_k": ends(4, 4)}, "the row's 8 tokens; they go from 1 to 8"),
+        ({"kv_rows": torch.arange(8) - 1, "cu_seq_lens_k": ends(4, 4)}, "they go from -1 to 6"),
+        ({"kv_rows": torch.arange(8), "cu_seq_lens_q": None}, "pass cu_seq_lens_q too"),
     ],
 )
 def test_a_packed_row_that_contradicts_itself_is_refused(change, said):

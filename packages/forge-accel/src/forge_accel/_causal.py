@@ -33,19 +33,19 @@ def causal_attention(
         [B, H, S, value head], in the dtype of `value`.
 
     """
-    queries, keys = query.shape[2], key.shape[2]
-    windowed = window is not None and keys > window
-    if queries == keys:
-        if not windowed:
-            return sdpa(query, key, value, causal=True, scaling=scaling, dropout=dropout)
-        return _in_blocks(query, key, value, window, scaling=scaling, dropout=dropout)
+    queries = query.shape[2]
+    if window is not None and key.shape[2] > queries + window - 1:
+        # No query sees what lies farther back.
+        key, value = key[:, :, 1 - queries - window :], value[:, :, 1 - queries - window :]
+    keys = key.shape[2]
     if queries == 1:
-        # Decoding: the newest position sees all, or the window's worth of keys; no mask is needed.
-        if windowed:
-            key, value = key[:, :, -window:], value[:, :, -window:]
+        # Decoding: the newest position sees all that is left; no mask is needed.
         return sdpa(query, key, value, scaling=scaling, dropout=dropout)
-    mask = _band(queries, keys, window if windowed else None, query.device)
-    return sdpa(query, key, value, mask=mask, scaling=scaling, dropout=dropout)
+    if window is not None and keys > window:
+        return _in_blocks(query, key, value, window, scaling=scaling, dropout=dropout)
+    if queries == keys:
+        return sdpa(query, key, value, causal=True, scaling=scaling, dropout=dropout)
+    return sdpa(query, key, value, mask=_band(queries, keys, None, query.device), scaling=scaling, dropout=dropout)
 
 
 def sdpa(
@@ -74,23 +74,28 @@ def _in_blocks(
 ) -> torch.Tensor:
     """Attend within a window, a window's worth of queries at a time: each block sees itself and the one before.
 
-    Work and masks grow with S x window, not S x S. Split and concatenated, because the gradient of a slice is a tensor
-    of the whole length, once for each slice.
+    Work and masks grow with S x window, not S x S. There are at most window - 1 more keys than queries. Split and
+    concatenated, because the gradient of a slice is a tensor of the whole length, once for each slice.
     """
-    queries, keys, values = query.split(window, dim=2), key.split(window, dim=2), value.split(window, dim=2)
-    outputs = [sdpa(queries[0], keys[0], values[0], causal=True, scaling=scaling, dropout=dropout)]
+    before = key.shape[2] - query.shape[2]  # a cache's keys, or a shared prompt's: fewer than the window
+    blocks = [min(window, query.shape[2] - start) for start in range(0, query.shape[2], window)]
+    queries = query.split(blocks, dim=2)
+    keys, values = key.split([before, *blocks], dim=2), value.split([before, *blocks], dim=2)
     mask = _band(window, 2 * window, window, query.device)
-    for block in range(1, len(queries)):
-        size = queries[block].shape[2]
+    outputs = []
+    for block, size in enumerate(blocks):
+        behind = keys[block].shape[2]
         outputs.append(
             sdpa(
                 queries[block],
-                torch.cat((keys[block - 1], keys[block]), dim=2),
-                torch.cat((values[block - 1], values[block]), dim=2),
-                mask=mask[:size, : window + size],
+                torch.cat((keys[block], keys[block + 1]), dim=2),
+                torch.cat((values[block], values[block + 1]), dim=2),
+                mask=mask[:size, window - behind : window + size],
                 scaling=scaling,
                 dropout=dropout,
             )
+            if behind
+            else sdpa(queries[block], keys[1], values[1], causal=True, scaling=scaling, dropout=dropout)
         )
     return torch.cat(outputs, dim=2)
 

@@ -61,12 +61,13 @@ def check_packed(
     key: torch.Tensor,
     attention_mask: torch.Tensor | None,
     cu_seqlens: torch.Tensor,
-    rest: Mapping[str, object],
+    cu_seqlens_k: torch.Tensor | None,
+    kv_rows: torch.Tensor | None,
 ) -> None:
     """Check what stands beside a packed row, reading no tensor's contents (on a GPU that would wait for it).
 
     Raises:
-        AttentionError: the documents would not be kept apart.
+        AttentionError: the documents would not be kept apart, or would not see what they were said to share.
 
     """
     if attention_mask is not None:
@@ -83,13 +84,34 @@ def check_packed(
         raise AttentionError(
             f"cu_seq_lens_q must be integers of shape [documents + 1], not {cu_seqlens.dtype} {list(cu_seqlens.shape)}."
         )
-    other = rest.get("cu_seq_lens_k")
-    if isinstance(other, torch.Tensor) and other is not cu_seqlens and not torch.equal(other.to(cu_seqlens), cu_seqlens):
-        raise AttentionError("cu_seq_lens_k differs from cu_seq_lens_q: documents attend to themselves only.")
+    if kv_rows is not None:
+        if kv_rows.ndim != 1 or kv_rows.dtype not in {torch.int32, torch.int64}:
+            raise AttentionError(f"kv_rows must be int64 of shape [keys], not {kv_rows.dtype} {list(kv_rows.shape)}.")
+        if cu_seqlens_k is None or cu_seqlens_k.shape != cu_seqlens.shape or cu_seqlens_k.is_floating_point():
+            raise AttentionError(
+                f"kv_rows needs cu_seq_lens_k, which says where each sample ends in it: integers {list(cu_seqlens.shape)}, as cu_seq_lens_q."
+            )
+    elif (
+        cu_seqlens_k is not None and cu_seqlens_k is not cu_seqlens and not torch.equal(cu_seqlens_k.to(cu_seqlens), cu_seqlens)
+    ):
+        raise AttentionError("cu_seq_lens_k differs from cu_seq_lens_q: without kv_rows documents attend to themselves only.")
+
+
+def refuse_rows(kv_rows: torch.Tensor | None) -> None:
+    """Refuse shared keys in an ordinary call, where they would be passed over.
+
+    Raises:
+        AttentionError: there are some.
+
+    """
+    if kv_rows is not None:
+        raise AttentionError(
+            "kv_rows says whose keys the samples of a packed row see: pass cu_seq_lens_q too, which says where they end."
+        )
 
 
 def document_lengths(cu_seqlens: torch.Tensor, tokens: int) -> list[int]:
-    """Turn the documents' ends into their lengths, empty documents left out.
+    """Turn the documents' ends into their lengths.
 
     Raises:
         AttentionError: they do not cover the row from 0 to `tokens` in order.
@@ -100,7 +122,7 @@ def document_lengths(cu_seqlens: torch.Tensor, tokens: int) -> list[int]:
     if ends[0] != 0 or ends[-1] != tokens or any(length < 0 for length in lengths):
         shown = ", ".join(map(str, ends[:4])) + (", ..." if len(ends) > 4 else "")
         raise AttentionError(f"cu_seq_lens_q must rise from 0 to the row's {tokens} tokens; it goes {shown} to {ends[-1]}.")
-    return [length for length in lengths if length]
+    return lengths
 
 
 def check_positions(position_ids: object, queries: int, keys: int) -> None:

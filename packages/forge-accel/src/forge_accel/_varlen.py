@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from forge_accel._documents import document_attention
+from forge_accel._gather import gather_rows
 from forge_accel._refusals import check_heads, check_packed, refuse_unsupported
 
 if TYPE_CHECKING:
@@ -36,8 +37,8 @@ def with_kernel(kernel: Callable[..., Any]) -> Callable[..., tuple[torch.Tensor,
         kernel: With the signature of `varlen_attn` as of torch 2.11 or later.
 
     Returns:
-        A function with the signature and the contract of `document_attention`; `max_length_q` (int) saves it a look at the
-        device.
+        A function with the signature and the contract of `document_attention`; `max_length_q` and `max_length_k` (ints) save
+        it a look at the device.
 
     """
     groups_heads = "enable_gqa" in inspect.signature(kernel).parameters
@@ -54,6 +55,8 @@ def with_kernel(kernel: Callable[..., Any]) -> Callable[..., tuple[torch.Tensor,
         sliding_window: int | None = None,
         is_causal: bool | None = None,
         cu_seq_lens_q: torch.Tensor | None = None,
+        cu_seq_lens_k: torch.Tensor | None = None,
+        kv_rows: torch.Tensor | None = None,
         **rest: Any,
     ) -> tuple[torch.Tensor, None]:
         cast = _cast_for(query)
@@ -69,26 +72,34 @@ def with_kernel(kernel: Callable[..., Any]) -> Callable[..., tuple[torch.Tensor,
                 sliding_window=sliding_window,
                 is_causal=is_causal,
                 cu_seq_lens_q=cu_seq_lens_q,
+                cu_seq_lens_k=cu_seq_lens_k,
+                kv_rows=kv_rows,
                 **rest,
             )
         refuse_unsupported(module, is_causal, rest)
         check_heads(query, key, value)
-        check_packed(query, key, attention_mask, cu_seq_lens_q, rest)
+        check_packed(query, key, attention_mask, cu_seq_lens_q, cu_seq_lens_k, kv_rows)
+        query, key, value = (states[0].transpose(0, 1).to(cast) for states in (query, key, value))
+        ends = ends_k = cu_seq_lens_q.to(device=query.device, dtype=torch.int32)
+        longest = longest_k = _longest(rest.get("max_length_q"), ends)
+        if kv_rows is not None and cu_seq_lens_k is not None:
+            key, value = gather_rows(key, kv_rows, dim=0), gather_rows(value, kv_rows, dim=0)
+            ends_k = cu_seq_lens_k.to(device=query.device, dtype=torch.int32)
+            longest_k = _longest(rest.get("max_length_k"), ends_k)
         heads = query.shape[1] // key.shape[1]
         if heads > 1 and not groups_heads:
             key, value = key.repeat_interleave(heads, dim=1), value.repeat_interleave(heads, dim=1)
-        ends = cu_seq_lens_q.to(device=query.device, dtype=torch.int32)
-        longest = rest.get("max_length_q")
-        longest = int(ends.diff().max()) if longest is None else int(longest)
         # The kernel's window counts the positions before one's own; transformers' counts one's own too. A window that no
         # sample outgrows is left out, because the kernel has a causal path of its own.
-        behind = sliding_window - 1 if sliding_window is not None and sliding_window < longest else -1
+        behind = sliding_window - 1 if sliding_window is not None and sliding_window < longest_k else -1
         output = kernel(
-            *(states[0].transpose(0, 1).to(cast) for states in (query, key, value)),
+            query,
+            key,
+            value,
             ends,
-            ends,
+            ends_k,
             longest,
-            longest,
+            longest_k,
             scale=scaling,
             window_size=(behind, 0),
             **({"enable_gqa": heads > 1} if groups_heads else {}),
@@ -96,6 +107,10 @@ def with_kernel(kernel: Callable[..., Any]) -> Callable[..., tuple[torch.Tensor,
         return output.unsqueeze(0), None
 
     return varlen_document_attention
+
+
+def _longest(said: Any, ends: torch.Tensor) -> int:
+    return int(ends.diff().max()) if said is None else int(said)
 
 
 def _cast_for(query: torch.Tensor) -> torch.dtype:

@@ -2,6 +2,7 @@
 
     lengths ── plan() ──▶ BatchPlan ── micro_batches(step, rank) ──▶ indices
     examples ── collate() ──▶ PackedBatch, one flat padding-free row
+    prompts' completions ── collate_groups() ──▶ PackedGroups, the same with a prompt's tokens once
     documents' lengths ── split_documents() ──▶ Blocks, for training on plain text
 
 `divide` and `pack_rows` are the pieces that `plan` is made of. Names are imported when they are first used, so that
@@ -11,7 +12,7 @@
 import importlib
 from typing import TYPE_CHECKING
 
-__version__ = "0.3.0"
+__version__ = "0.4.0"
 
 if TYPE_CHECKING:
     from forge_packing._batch_plan import BatchPlan
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from forge_packing._division import divide
     from forge_packing._errors import PackingError
     from forge_packing._figures import StepFigures
+    from forge_packing._groups import PackedGroups, collate_groups
     from forge_packing._plan import plan
     from forge_packing._rows import pack_rows
     from forge_packing._settings import PlanSettings
@@ -30,10 +32,12 @@ __all__ = [
     "Blocks",
     "Cost",
     "PackedBatch",
+    "PackedGroups",
     "PackingError",
     "PlanSettings",
     "StepFigures",
     "collate",
+    "collate_groups",
     "divide",
     "pack_rows",
     "plan",
@@ -45,10 +49,12 @@ _HOMES = {
     "Blocks": "_blocks",
     "Cost": "_cost",
     "PackedBatch": "_collate",
+    "PackedGroups": "_groups",
     "PackingError": "_errors",
     "PlanSettings": "_settings",
     "StepFigures": "_figures",
     "collate": "_collate",
+    "collate_groups": "_groups",
     "divide": "_division",
     "pack_rows": "_rows",
     "plan": "_plan",

@@ -24,6 +24,10 @@ class Example(Protocol):
     def labels(self) -> Any: ...
 
 
+AnyExample = Example | tuple[Sequence[int] | npt.ArrayLike, Sequence[int] | npt.ArrayLike]
+"""An example, or the pair of its input_ids and labels."""
+
+
 @attrs.frozen(kw_only=True, eq=False)
 class PackedBatch:
     """B samples of T tokens in all, one after another in one flat row.
@@ -44,7 +48,7 @@ class PackedBatch:
     """Tokens in the longest sample; 0 in an empty batch."""
 
 
-def collate(examples: Iterable[Example | tuple[Sequence[int] | npt.ArrayLike, Sequence[int] | npt.ArrayLike]]) -> PackedBatch:
+def collate(examples: Iterable[AnyExample]) -> PackedBatch:
     """Pack examples, objects with `input_ids` and `labels` or pairs of the two, into one flat row.
 
     No examples give an empty row (cu_seqlens is [0]): a rank without work in this pass. The examples stay as they are.
@@ -57,7 +61,7 @@ def collate(examples: Iterable[Example | tuple[Sequence[int] | npt.ArrayLike, Se
     ids: list[np.ndarray] = []
     labels: list[np.ndarray] = []
     for index, example in enumerate(examples):
-        these_ids, these_labels = _arrays(index, example)
+        these_ids, these_labels = arrays(index, example)
         ids.append(these_ids)
         labels.append(these_labels)
     lengths = np.array([array.size for array in ids], dtype=np.int64)
@@ -66,10 +70,10 @@ def collate(examples: Iterable[Example | tuple[Sequence[int] | npt.ArrayLike, Se
     if total > MAX_TOKENS:
         raise PackingError(f"{total} tokens are too many for one row: cu_seqlens is int32, so at most {MAX_TOKENS}")
     starts = ends - lengths
-    flat_labels = _flat(labels)
+    flat_labels = flat(labels)
     flat_labels[starts] = IGNORE
     return PackedBatch(
-        input_ids=_flat(ids),
+        input_ids=flat(ids),
         labels=flat_labels,
         position_ids=np.arange(total, dtype=np.int64) - np.repeat(starts, lengths),
         cu_seqlens=np.append(starts, total).astype(np.int32),
@@ -77,7 +81,8 @@ def collate(examples: Iterable[Example | tuple[Sequence[int] | npt.ArrayLike, Se
     )
 
 
-def _arrays(index: int, example: Any) -> tuple[np.ndarray, np.ndarray]:
+def arrays(index: int | str, example: Any) -> tuple[np.ndarray, np.ndarray]:
+    """input_ids and labels of one example, int[S] both; PackingError, which names it by its index, where it has none such."""
     if isinstance(example, Mapping):  # of two columns it would unpack, into their names
         raise PackingError(
             f"example {index} is a {type(example).__name__}: give objects with input_ids and labels, or pairs of the two, such as "
@@ -97,7 +102,7 @@ def _arrays(index: int, example: Any) -> tuple[np.ndarray, np.ndarray]:
     return ids, labels
 
 
-def _integers(index: int, name: str, values: Any) -> np.ndarray:
+def _integers(index: int | str, name: str, values: Any) -> np.ndarray:
     try:
         array = np.asarray(values)
     except ValueError as error:
@@ -109,7 +114,8 @@ def _integers(index: int, name: str, values: Any) -> np.ndarray:
     return array
 
 
-def _flat(arrays: list[np.ndarray]) -> Int64Array:
-    if not arrays:
+def flat(pieces: list[np.ndarray]) -> Int64Array:
+    """The pieces one after another, as int64."""
+    if not pieces:
         return np.zeros(0, dtype=np.int64)
-    return np.concatenate(arrays, dtype=np.int64, casting="same_kind")
+    return np.concatenate(pieces, dtype=np.int64, casting="same_kind")
