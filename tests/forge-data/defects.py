@@ -302,7 +302,27 @@ def no_end(rng, row):
     return "labels"
 
 
-@defect("same_answers", "warn", base=preference)
+@defect("same_answers", "stop", base=preference)
 def twice_the_same_answer(rng, row):
     row["rejected"] = row["chosen"]
     return "rejected"
+
+
+@defect("same_answers", "warn", base=preference, settings={"on_bad_pair": "skip"})
+def twice_the_same_answer_left_out(rng, row):
+    row["rejected"] = row["chosen"]
+    return "rejected"
+
+
+@defect("prompts_differ", "stop", base=preference)
+def a_prompt_for_each(rng, row):
+    row["prompt_chosen"] = row.pop("prompt")
+    row["prompt_rejected"] = [turn("user", words(rng) + "?")] if isinstance(row["prompt_chosen"], list) else words(rng) + "?"
+    return "prompt_chosen"
+
+
+@defect("empty_answer", "stop", base=preference)
+def no_answer(rng, row):
+    side = rng.choice(["chosen", "rejected"])
+    row[side] = rng.choice(["", None, []])
+    return side

@@ -5,10 +5,10 @@ import pickle
 import pytest
 
 import forge_data
-from forge_data import DataError, ForgeDataError, StoreError, TemplateError, TokenizerError
+from forge_data import BadPairError, DataError, ForgeDataError, StoreError, TemplateError, TokenizerError
 
 
-@pytest.mark.parametrize("kind", [DataError, StoreError, TemplateError, TokenizerError])
+@pytest.mark.parametrize("kind", [BadPairError, DataError, StoreError, TemplateError, TokenizerError])
 def test_family(kind):
     """Each is a ForgeDataError and a ValueError, ends a command with status 2, and pickles."""
     error = kind("train.jsonl:7: what, and what to do")
@@ -18,6 +18,13 @@ def test_family(kind):
     copy = pickle.loads(pickle.dumps(error))
     assert type(copy) is kind
     assert copy.args == error.args
+
+
+def test_the_reason_travels():
+    """A bad pair that another process met says here what the accounting calls it."""
+    error = pickle.loads(pickle.dumps(BadPairError("a:1: what", reason="same_answers")))
+    assert (str(error), error.reason) == ("a:1: what", "same_answers")
+    assert isinstance(error, DataError)
 
 
 def test_the_tree_names_them_all():

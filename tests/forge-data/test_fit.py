@@ -5,18 +5,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forge_data import DataError, TokenizedExample
+from forge_data import BadPairError, DataError, TokenizedExample
 from forge_data._fit import fit, piece
 from forge_data._options import ON_OVERFLOW, Options
 
 
-def example(mask, roles=None):
-    """An example whose token i is i + 1, learned where the mask says so, one segment a run of equal roles."""
+def example(mask, roles=None, first=1):
+    """An example whose token i is i + first, learned where the mask says so, one segment a run of equal roles."""
     roles = roles or "u" * len(mask)
     starts = [i for i in range(len(mask)) if i == 0 or roles[i] != roles[i - 1]]
     segments = np.array(list(zip(starts, [*starts[1:], len(mask)], strict=True)), dtype=np.int32).reshape(-1, 2)
     names = {"u": "user", "a": "assistant", "s": "system"}
-    ids = np.arange(1, len(mask) + 1, dtype=np.int32)
+    ids = np.arange(first, len(mask) + first, dtype=np.int32)
     return TokenizedExample.from_mask(ids, np.array(mask, dtype=bool), segments, tuple(names[roles[i]] for i in starts))
 
 
@@ -72,14 +72,27 @@ def test_error():
 
 def test_both_sides_of_a_preference():
     """Both sides stay or both go, and tokens of both are booked; a pair cannot be split."""
-    short, long, untrained = example([0, 1]), example([0, 1, 1, 1]), example([1, 0])
+    short, long, untrained = example([0, 1]), example([0, 1, 1, 1]), example([1, 0, 0])
     assert fit("r", (short, long), options(3)) == ((), "longer_than_max_seq_len", {"longer_than_max_seq_len": 6})
-    assert fit("r", (long, untrained), options(9)) == ((), "no_trained_token", {"no_trained_token": 6})
+    assert fit("r", (long, untrained), options(9)) == ((), "no_trained_token", {"no_trained_token": 7})
     kept, _, lost = fit("r", (short, long), options(3, "truncate"))
     assert [len(each) for each in kept] == [2, 3]
     assert lost == {"truncated": 1}
     with pytest.raises(DataError, match="r: a preference of which one side is longer than max_seq_len"):
         fit("r", (short, long), options(3, "split"))
+
+
+def test_two_sides_of_the_same_tokens():
+    """A pair whose sides are the same prefers nothing, whatever is learned of it; nor does one of which the limit leaves the same."""
+    with pytest.raises(BadPairError, match="r: field rejected is the same as chosen, token for token") as told:
+        fit("r", (example([0, 1]), example([0, 1])), options(1))
+    assert told.value.reason == "same_answers"
+    one, other = example([0, 1, 1]), example([0, 1, 1, 1])
+    with pytest.raises(BadPairError, match="r: field rejected is the same as chosen in its first 2 tokens, and max_") as told:
+        fit("r", (one, other), options(2, "truncate"))
+    assert told.value.reason == "same_answers_within_max_seq_len"
+    assert fit("r", (one, other), options(2)).reason == "longer_than_max_seq_len"
+    assert [len(side) for side in fit("r", (one, other), options(4, "truncate")).kept] == [3, 4]
 
 
 @given(
@@ -89,7 +102,7 @@ def test_both_sides_of_a_preference():
 )
 def test_every_token_is_booked(sides, limit, on_overflow):
     """Tokens kept plus tokens lost are the tokens there were; samples fit, learn something, and are pieces of the row."""
-    examples = tuple(example(mask) for mask in sides)
+    examples = tuple(example(mask, first=1 + 30 * side) for side, mask in enumerate(sides))
     try:
         kept, reason, lost = fit("r", examples, options(limit, on_overflow))
     except DataError:

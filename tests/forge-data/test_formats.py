@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from forge_data import DataError
+from forge_data import BadPairError, DataError
 from forge_data._formats import FORMATS, check_name, convert, detect
 from forge_data._sample_types import Chat, Document, Preference, Text, Tokens, Unpaired
 
@@ -26,6 +26,11 @@ ROWS = {
     "unpaired_preference": ({"prompt": "a", "completion": "b", "label": False}, Unpaired),
     "tokenised": ({"input_ids": [1, 2], "labels": [-100, 2], "len": 2}, Tokens),
 }
+ASKED = {
+    "document": ({"text": "a"}, Document),
+    "document of tokens": ({"input_ids": [1, 2]}, Tokens),
+    "document of labels": ({"input_ids": [1, 2], "labels": [-100, 2]}, Tokens),
+}
 IN_TEXT = {name for name, (_, kind) in ROWS.items() if kind in (Text, Document, Tokens)} | {"preference", "unpaired_preference"}
 KINDS = sorted(ROWS)
 
@@ -43,7 +48,27 @@ def test_known(kind):
 
 def test_every_format_is_tried():
     """The rows above are of all formats that there are."""
-    assert {kind.split(" ")[0] for kind in KINDS} == set(FORMATS)
+    assert {kind.split(" ")[0] for kind in (*KINDS, *ASKED)} == set(FORMATS)
+
+
+@pytest.mark.parametrize("kind", ASKED)
+def test_only_where_it_is_asked_for(kind):
+    """A row that has the fields of a document is never told to be one; where somebody says so, it is."""
+    row, made = ASKED[kind]
+    assert type(convert("document", "f:1", row, None)) is made
+    if kind == "document of tokens":
+        with pytest.raises(DataError, match="give labels beside input_ids"):
+            detect("f:1", row)
+    else:
+        assert detect("f:1", row) in ("text", "tokenised")
+
+
+@pytest.mark.parametrize("row", [{"prompt": "a", "chosen": "b"}, {"rejected": "b"}])
+def test_half_a_preference(row):
+    """A row with one side alone (the other was null) is a preference, and refused for the side that it lacks."""
+    assert detect("f:1", row) == "preference"
+    with pytest.raises(BadPairError, match="f:1: field (chosen|rejected) is null or not there; give the answer"):
+        convert("preference", "f:1", row, None)
 
 
 @pytest.mark.parametrize("one", KINDS)
@@ -133,7 +158,6 @@ def test_what_only_templates_read(kind, field):
     [
         ("functions", "read from tools"),
         ("images", "only text is trained"),
-        ("margin", "margins between chosen and rejected are not read"),
         ("loss_mask", "write the mask into labels as -100"),
         ("completion_mask", "write the mask into labels as -100"),
         ("assistant_masks", "write the mask into labels as -100"),
@@ -150,6 +174,20 @@ def test_a_column_beside(kind, field, what_to_do):
             convert(name, "f:1", row | {field: value}, None)
     for value in ([], np.zeros(0, dtype=int)):
         convert(name, "f:1", row | {field: value}, None)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_margins(kind):
+    """A margin is read of preferences, and refused beside anything else."""
+    row, name = ROWS[kind][0], kind.split(" ")[0]
+    if name == "preference":
+        assert convert(name, "f:1", row | {"margin": 0.5}, None).margin == 0.5
+        assert convert(name, "f:1", row, None).margin is None
+        return
+    with pytest.raises(
+        DataError, match="f:1: field margin is .*, and margins are read of rows with chosen and rejected; take it out"
+    ):
+        convert(name, "f:1", row | {"margin": 0.5}, None)
 
 
 def test_two_documents():

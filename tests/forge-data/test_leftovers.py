@@ -8,7 +8,7 @@ import pytest
 
 import forge_data
 from forge_data import _leftovers
-from forge_data._leftovers import partial_of, remove_leftovers
+from forge_data._leftovers import meeting_place, partial_of, remove_leftovers
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="elsewhere nothing is removed")
 
@@ -61,6 +61,33 @@ def test_prepare_removes_them(tmp_path, gone, write_rows, chat, chatml_tokenizer
         write_rows([chat(("user", "Hi"), ("assistant", "Hello"))]), chatml_tokenizer, place / "store", progress=False
     )
     assert [path.name for path in place.iterdir()] == ["store"]
+
+
+def test_a_store_that_is_used_again(tmp_path, gone, write_rows, chat, chatml_tokenizer):
+    """What was left is removed too where the store that is there is the one that is wanted."""
+    place = tmp_path / "here"
+    rows = write_rows([chat(("user", "Hi"), ("assistant", "Hello"))])
+    forge_data.prepare(rows, chatml_tokenizer, place / "store", progress=False)
+    of(place / "store", gone).mkdir()
+    forge_data.prepare(rows, chatml_tokenizer, place / "store", progress=False)
+    assert [path.name for path in place.iterdir()] == ["store"]
+
+
+def test_where_workers_met(tmp_path, gone, monkeypatch):
+    """The folder of a process that is gone is removed by the next that wants one; those of living ones, and of others, stay."""
+    monkeypatch.setattr(_leftovers.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(_leftovers.tempfile, "tempdir", str(tmp_path))
+    with meeting_place() as mine:
+        left = tmp_path / os.path.basename(mine).replace(f".{os.getpid()}-", f".{gone}-")
+        left.mkdir()
+        (left / "socket").write_text("")
+        others = [tmp_path / "forge-data-abc123", left.with_name(left.name.replace("forge-data", "other"))]
+        for path in others:
+            path.mkdir()
+        with meeting_place():
+            assert not left.exists()
+            assert os.path.isdir(mine)
+    assert sorted(tmp_path.iterdir()) == sorted(others)
 
 
 def test_a_killed_preparation(tmp_path, write_rows, chat, chatml_tokenizer):

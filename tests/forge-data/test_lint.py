@@ -181,6 +181,22 @@ def test_a_store_of_tokens_is_looked_at_with_a_tokenizer(tokenizers, lines, tmp_
     assert {(each.rule, each.row) for each in found} == {("double_bos", 3), ("missing_eos", 5)}
 
 
+@pytest.mark.parametrize(
+    "said",
+    [{"max_seq_len": 8}, {"on_overflow": "split"}, {"train_on": "all"}, {"format": "messages"}, {"preprocess": "json:loads"}],
+)
+def test_what_is_said_of_rows_where_there_are_none(said, tokenizers, lines, tmp_path):
+    """A store was prepared as it was: to say otherwise is refused by name, unless rows of the evaluation are to be read so."""
+    path = lines([json.dumps(clean(Random(seed))) for seed in range(3)])
+    store = prepare(path, tokenizers(TOOLED), tmp_path / "store")
+    (name,) = said
+    with pytest.raises(DataError, match=f"{name} is for rows, and .*store is a token store, which was made with {name}="):
+        lint(store, **said)
+    with pytest.raises(DataError, match=name):
+        lint(store, eval_data=store, **said)
+    assert lint(store, eval_data=path, train_on="all").counts["train_eval_overlap"] == 3
+
+
 def test_bos_of_tokenizer_and_text(lines):
     """A BOS that the row writes before the tokenizer does is found in plain text, too."""
     made = tokenizer()

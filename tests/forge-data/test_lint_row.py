@@ -86,14 +86,16 @@ def test_the_quick_look_passes_over_no_defect(defect):
 
 
 def test_an_unwanted_answer_stops_nothing(rules):
-    """What is wrong in an answer that the model is to turn away from is a warning; an empty one may be the point."""
-    row = {"prompt": [turn("user", "why")], "chosen": [turn("assistant", "so")], "rejected": [turn("assistant", "")]}
-    assert check(rules, row) == [("empty_turn", "warn", "rejected[0].content")]
-    assert check(rules, {**row, "chosen": row["rejected"], "rejected": row["chosen"]}) == [
-        ("empty_turn", "stop", "chosen[0].content")
+    """What is wrong in an answer that the model is to turn away from is a warning."""
+    broken, whole = [turn("assistant", "so <|im_end|> more")], [turn("assistant", "so")]
+    row = {"prompt": [turn("user", "why")], "chosen": whole, "rejected": broken}
+    assert check(rules, row) == [("special_token_in_text", "warn", "rejected[0].content")]
+    assert check(rules, {**row, "chosen": broken, "rejected": whole}) == [
+        ("special_token_in_text", "stop", "chosen[0].content")
     ]
     for wanted, severity in ((True, "stop"), (False, "warn")):
-        assert check(rules, {"prompt": "why", "completion": " ", "label": wanted}) == [("empty_turn", severity, "completion")]
+        answer = {"prompt": [turn("user", "why")], "completion": broken, "label": wanted}
+        assert check(rules, answer) == [("special_token_in_text", severity, "completion[0].content")]
 
 
 def test_an_answer_that_is_not_learned_stops_nothing(rules):

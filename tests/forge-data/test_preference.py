@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forge_data import DataError
+from forge_data import BadPairError, DataError
 from forge_data._preference import preference
 from forge_data._sample_types import Chat, Text
 
@@ -25,7 +25,7 @@ def sides(row):
 
 def test_explicit():
     """With a prompt, both sides answer it, in text or in messages, and take along what the row tells the template."""
-    assert sides({"prompt": "a", "chosen": "b", "rejected": "b"}) == (Text("f:1", "a", "b"), Text("f:1", "a", "b"))
+    assert sides({"prompt": "a", "chosen": "b", "rejected": "c"}) == (Text("f:1", "a", "b"), Text("f:1", "a", "c"))
     chosen, rejected = sides({"prompt": [SYSTEM, USER], "chosen": [BOT], "rejected": [BAD], "tools": [{"name": "f"}]})
     assert (chosen.messages, chosen.first_completion, chosen.tools) == ([SYSTEM, USER, BOT], 2, [{"name": "f"}])
     assert (rejected.messages, rejected.first_completion, rejected.tools) == ([SYSTEM, USER, BAD], 2, [{"name": "f"}])
@@ -98,3 +98,67 @@ def test_refused(row, said):
     """What makes no pair is refused, with what to do."""
     with pytest.raises(DataError, match=said):
         sides(row)
+
+
+ASKED = {"role": "user", "content": "and now?"}
+OTHER = {"role": "user", "content": "what else?"}
+MUTE = {"role": "assistant", "content": " \n"}
+CALL = {"role": "assistant", "content": None, "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": {}}}]}
+
+
+@pytest.mark.parametrize(
+    ("reason", "row", "said"),
+    [
+        ("same_answers", {"prompt": "a", "chosen": "bé", "rejected": "bé"}, "field rejected is the same as chosen"),
+        ("same_answers", {"prompt": [USER], "chosen": [BOT], "rejected": [dict(BOT)]}, "field rejected is the same as chosen"),
+        ("same_answers", {"chosen": "a b", "rejected": "a b"}, "of chosen nothing is left"),
+        ("same_answers", {"chosen": [USER, BOT], "rejected": [USER, BOT]}, "nothing is left of chosen"),
+        ("empty_answer", {"prompt": "a", "chosen": "", "rejected": "b"}, "field chosen is the string ''; give the answer"),
+        ("empty_answer", {"prompt": "a", "chosen": "b", "rejected": " \u3000\n"}, "field rejected is empty"),
+        ("empty_answer", {"prompt": "a", "chosen": "b"}, "field rejected is null or not there"),
+        ("empty_answer", {"prompt": [USER], "chosen": [], "rejected": [BAD]}, "field chosen is a list of 0"),
+        ("empty_answer", {"prompt": [USER], "chosen": [MUTE], "rejected": [BAD]}, "field chosen has no message of the assistant that"),
+        ("empty_answer", {"chosen": [USER, BOT], "rejected": [USER, MUTE]}, "field rejected has no message of the assistant that"),
+        ("empty_answer", {"chosen": [USER, BOT], "rejected": [USER]}, "nothing is left of rejected"),
+        ("empty_answer", {"chosen": "ab", "rejected": "a"}, "of rejected nothing is left"),
+        ("prompts_differ", {"chosen": "a", "rejected": "b"}, "do not begin alike"),
+        ("prompts_differ", {"chosen": [USER, BOT], "rejected": [ASKED, BOT]}, r"chosen\[0\] and rejected\[0\] differ"),
+        ("prompts_differ", {"chosen": [USER, BOT, ASKED, BOT], "rejected": [USER, BOT, OTHER, BOT]}, r"field chosen\[2\] is of the role 'user'"),
+        ("prompts_differ", {"prompt": [SYSTEM], "chosen": [USER, BOT], "rejected": [ASKED, BOT]}, r"field chosen\[0\] is of the role 'user'"),
+        ("prompts_differ", {"prompt": "ho", "chosen": [USER, BOT], "rejected": [USER, BAD]}, "prompt is the string 'ho'"),
+        ("prompts_differ", {"prompt_chosen": "a", "prompt_rejected": "b", "chosen": "c", "rejected": "d"},
+         "field prompt_chosen is the string 'a' and field prompt_rejected is the string 'b', which are two prompts"),
+        ("prompts_differ", {"prompt": "a", "chosen_prompt": "b", "rejected_prompt": "b", "chosen": "c", "rejected": "d"},
+         "field prompt is the string 'a' and field chosen_prompt"),
+    ],
+)  # fmt: skip
+def test_what_prefers_nothing(reason, row, said):
+    """A pair that teaches nothing is told by its reason, with the field; either side may be the one at fault."""
+    with pytest.raises(BadPairError, match=f"f:1: .*{said}") as told:
+        sides(row)
+    assert told.value.reason == reason
+
+
+@pytest.mark.parametrize(("one", "other"), [("prompt_chosen", "prompt_rejected"), ("chosen_prompt", "rejected_prompt")])
+def test_a_prompt_for_each_side(one, other):
+    """Two prompts that are the same are one; one without the other is refused."""
+    row = {"chosen": "c", "rejected": "d", one: "a", other: "a"}
+    assert sides(row) == sides(row | {"prompt": "a"}) == sides({"prompt": "a", "chosen": "c", "rejected": "d"})
+    messages = {"chosen": [BOT], "rejected": [BAD], one: [USER], other: [dict(USER)]}
+    assert sides(messages) == sides({"prompt": [USER], "chosen": [BOT], "rejected": [BAD]})
+    del row[other]
+    with pytest.raises(DataError, match=f"f:1 has the fields {one}; give one prompt, or one for chosen and one for rejected"):
+        sides(row)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": [USER], "chosen": [BOT, ASKED, BOT], "rejected": [BAD, OTHER, BAD]},
+        {"prompt": [USER], "chosen": [CALL], "rejected": [BOT]},
+        {"chosen": [USER, BOT, ASKED, BOT], "rejected": [USER, BOT, ASKED, BAD]},
+    ],
+)
+def test_what_does_prefer(row):
+    """Answers of several turns may go on with different questions, and a call is an answer without words."""
+    assert len(sides(row)) == 2

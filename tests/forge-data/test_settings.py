@@ -7,10 +7,10 @@ from typing import get_args
 import attrs
 import pytest
 
-from forge_data import DataSettings
+from forge_data import DataSettings, PreferenceDataSettings, PretrainDataSettings, PromptDataSettings
 from forge_data._formats import FORMATS
-from forge_data._options import ON_OVERFLOW, TRAIN_ON
-from forge_data._settings import Format, OnOverflow, TrainOn
+from forge_data._options import ON_BAD_PAIR, ON_LONG_PROMPT, ON_OVERFLOW, TRAIN_ON
+from forge_data._settings import Format, OnBadPair, OnLongPrompt, OnOverflow, TrainOn
 
 
 def test_defaults():
@@ -114,12 +114,67 @@ def test_the_same_words():
     assert get_args(Format) == ("auto", *FORMATS)
 
 
+CLASSES = (DataSettings, PreferenceDataSettings, PretrainDataSettings, PromptDataSettings)
+
+
 def test_every_setting_has_help():
-    """Each field has a docstring below it: the command line's help is made from them."""
-    body = ast.parse(inspect.getsource(DataSettings)).body[0].body
-    fields = [node for node in body if isinstance(node, ast.AnnAssign)]
-    assert len(fields) == 10
-    for field in fields:
-        after = body[body.index(field) + 1]
-        assert isinstance(after, ast.Expr), field.target.id
-        assert after.value.value.endswith(".")
+    """Each field has a docstring below it, where it is written: the command line's help is made from them."""
+    homes = {home for found in CLASSES for home in found.__mro__ if attrs.has(home)}
+    written = []
+    for home in homes:
+        body = ast.parse(inspect.getsource(home)).body[0].body
+        for field in (node for node in body if isinstance(node, ast.AnnAssign)):
+            after = body[body.index(field) + 1]
+            assert isinstance(after, ast.Expr), field.target.id
+            assert after.value.value.endswith(".")
+            written.append(field.target.id)
+    assert set(written) == {field.name for found in CLASSES for field in attrs.fields(found)}
+    # No field is written twice, but for what becomes of too long a prompt, which has other choices than too long a sample.
+    assert sorted(written) == sorted([*set(written), "on_overflow"])
+
+
+def test_only_what_has_an_effect():
+    """Documents have no limit, no part that is learned and no format to choose; prompts nothing that is learned."""
+    rows = {"data_path", "eval_data_path", "validation_split", "preprocess"}
+    named = {found: {field.name for field in attrs.fields(found)} for found in CLASSES}
+    assert named[PretrainDataSettings] == rows | {"num_proc", "lint"}
+    assert named[PromptDataSettings] == rows | {"max_prompt_len", "on_overflow"}
+    assert named[PreferenceDataSettings] == named[DataSettings] | {"on_bad_pair"}
+
+
+@pytest.mark.parametrize("found", CLASSES)
+def test_held_out_rows_have_one_source_everywhere(found):
+    """Whatever the rows are, two ways of holding some out exclude each other."""
+    with pytest.raises(ValueError, match="give one of them"):
+        found(data_path="x", eval_data_path="y", validation_split=0.1)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (
+            {"data_format": "messages"},
+            "data_format='messages' holds no preferences: use auto or preference or unpaired_preference",
+        ),
+        ({"train_on": "all"}, "train_on='all' learns the prompt too"),
+        ({"on_overflow": "split", "max_seq_len": 9}, "on_overflow='split' cannot cut a preference into several"),
+        ({"on_overflow": "truncate"}, "on_overflow='truncate' has no effect without a limit: set max_seq_len"),
+        ({"on_bad_pair": "drop"}, "on_bad_pair must be one of error, skip"),
+    ],
+)
+def test_settings_of_preferences(given, said):
+    """What cannot be had of preferences is refused by name before any row is read."""
+    with pytest.raises(ValueError, match=said):
+        PreferenceDataSettings(data_path="x", **given)
+    assert PreferenceDataSettings(data_path="x", on_bad_pair="skip", data_format="unpaired_preference").on_bad_pair == "skip"
+
+
+def test_settings_of_prompts():
+    """A prompt is never cut, and what becomes of too long a one says nothing without a limit."""
+    assert PromptDataSettings(data_path="x", max_prompt_len=5, on_overflow="error").on_overflow == "error"
+    with pytest.raises(ValueError, match="on_overflow must be one of drop, error"):
+        PromptDataSettings(data_path="x", max_prompt_len=5, on_overflow="truncate")
+    with pytest.raises(ValueError, match="on_overflow='error' has no effect without a limit: set max_prompt_len"):
+        PromptDataSettings(data_path="x", on_overflow="error")
+    assert get_args(OnLongPrompt) == ON_LONG_PROMPT
+    assert get_args(OnBadPair) == ON_BAD_PAIR

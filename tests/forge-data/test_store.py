@@ -174,13 +174,17 @@ def test_no_store(tmp_path):
         TokenStore.open(tmp_path / "nothing")
     with pytest.raises(StoreError, match=r"is not a token store: it holds no store.json"):
         TokenStore.open(tmp_path)
+    (tmp_path / "train.jsonl").write_text("{}\n")
+    with pytest.raises(StoreError, match=r"train.jsonl is a file, not a token store: if it holds rows, forge_data.prepare\("):
+        TokenStore.open(tmp_path / "train.jsonl")
 
 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
         ({"format": "something else"}, "belongs to something else"),
-        ({"version": 3}, "has format version 3, this forge-data reads 2; prepare it again"),
+        ({"version": 4}, "has format version 4, this forge-data reads 2 and 3; prepare it again"),
+        ({"kind": "prompts"}, "is damaged"),
         ({"samples": "many"}, r"is damaged \(ValueError"),
         ({"kind": "songs"}, r"is damaged \(ValueError: kind 'songs' is none of"),
         ({"unknown": 1}, r"is damaged \(TypeError"),

@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from forge_data import DataError, _pipeline, _workers, prepare
+from forge_data import DataError, _pipeline, _token_bytes, _workers, prepare
 from forge_data._encode import Encoder
 
 FUNCTIONS = """
@@ -203,7 +203,11 @@ def _threads():
 
 
 def test_the_tokenizer_is_ahead(write_rows, small_chats, chatml_tokenizer, tmp_path, monkeypatch):
-    """The tokenizer is asked for the next rows, in its own thread, before those at hand are masked; by one thread it is not."""
+    """The tokenizer is asked for the next rows, in its own thread, before those at hand are masked; by one thread it is not.
+
+    Nor is it where texts are told word by word, which is no work of the tokenizer's.
+    """
+    monkeypatch.setattr(_token_bytes, "words_of", lambda tokenizer: None)
     monkeypatch.setattr(_pipeline, "_CHUNK_BYTES", 1)
     monkeypatch.setattr(_pipeline, "_cores", lambda: 2)
     told = []
@@ -219,11 +223,19 @@ def test_the_tokenizer_is_ahead(write_rows, small_chats, chatml_tokenizer, tmp_p
     prepare(write_rows(small_chats), chatml_tokenizer, tmp_path / "one", num_proc=1)
     assert [each for each in told if each in ("begin", "finish")] == ["begin", "finish"] * 12
     assert not [each for each in told if each.startswith("forge-data")]
+    told.clear()
+    monkeypatch.undo()
+    monkeypatch.setattr(_pipeline, "_cores", lambda: 2)
+    monkeypatch.setattr(Encoder, "_ids", lambda *a, **k: told.append(threading.current_thread().name) or ask(*a, **k))
+    prepare(write_rows(small_chats), chatml_tokenizer, tmp_path / "words")
+    assert told
+    assert not [each for each in told if each.startswith("forge-data")]
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
 def test_no_thread_is_left(write_rows, small_chats, chatml_tokenizer, tmp_path, monkeypatch, error):
     """However a preparation in this process ends, at whichever row, its thread ends with it, and nothing is left on disk."""
+    monkeypatch.setattr(_token_bytes, "words_of", lambda tokenizer: None)
     monkeypatch.setattr(_pipeline, "_CHUNK_BYTES", 1)
     monkeypatch.setattr(_pipeline, "_cores", lambda: 2)
     path = write_rows([*small_chats, {"messages": [{"role": "bot", "content": "x"}]}])

@@ -8,36 +8,47 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from forge_data._accounting import Accounting
-    from forge_data._errors import DataError, ForgeDataError, StoreError, TemplateError, TokenizerError
+    from forge_data._classes import check_classes
+    from forge_data._errors import BadPairError, DataError, ForgeDataError, StoreError, TemplateError, TokenizerError
     from forge_data._example import TokenizedExample
     from forge_data._findings import Finding, LintReport
     from forge_data._lint import lint
     from forge_data._prepare import prepare
-    from forge_data._settings import DataSettings
+    from forge_data._prompts import Prompt, PromptStore
+    from forge_data._prompts_prepare import prepare_prompts
+    from forge_data._settings import DataSettings, PreferenceDataSettings, PretrainDataSettings, PromptDataSettings
     from forge_data._show import show
     from forge_data._stats import Stats, stats
     from forge_data._store import TokenStore
     from forge_data._tokenize import tokenize
     from forge_data._tokenizer import load_tokenizer
 
-__version__ = "0.2.1"
+__version__ = "0.3.0"
 
 __all__ = [
     "Accounting",
+    "BadPairError",
     "DataError",
     "DataSettings",
     "Finding",
     "ForgeDataError",
     "LintReport",
+    "PreferenceDataSettings",
+    "PretrainDataSettings",
+    "Prompt",
+    "PromptDataSettings",
+    "PromptStore",
     "Stats",
     "StoreError",
     "TemplateError",
     "TokenStore",
     "TokenizedExample",
     "TokenizerError",
+    "check_classes",
     "lint",
     "load_tokenizer",
     "prepare",
+    "prepare_prompts",
     "show",
     "stats",
     "tokenize",
@@ -45,20 +56,28 @@ __all__ = [
 
 _HOMES = {
     "Accounting": "_accounting",
+    "BadPairError": "_errors",
     "DataError": "_errors",
     "DataSettings": "_settings",
     "Finding": "_findings",
     "ForgeDataError": "_errors",
     "LintReport": "_findings",
+    "PreferenceDataSettings": "_settings",
+    "PretrainDataSettings": "_settings",
+    "Prompt": "_prompts",
+    "PromptDataSettings": "_settings",
+    "PromptStore": "_prompts",
     "Stats": "_stats",
     "StoreError": "_errors",
     "TemplateError": "_errors",
     "TokenStore": "_store",
     "TokenizedExample": "_example",
     "TokenizerError": "_errors",
+    "check_classes": "_classes",
     "lint": "_lint",
     "load_tokenizer": "_tokenizer",
     "prepare": "_prepare",
+    "prepare_prompts": "_prompts_prepare",
     "show": "_show",
     "stats": "_stats",
     "tokenize": "_tokenize",

@@ -10,6 +10,13 @@ NO_TRAINED_TOKEN = "no_trained_token"  # noqa: S105
 TOO_LONG = "longer_than_max_seq_len"
 NOTHING_WITHIN = "no_trained_token_within_max_seq_len"
 PREPROCESS = "preprocess"
+EMPTY_PROMPT = "empty_prompt"
+LONG_PROMPT = "longer_than_max_prompt_len"
+EMPTY_DOCUMENT = "empty_document"
+SAME_ANSWERS = "same_answers"
+SAME_WITHIN = "same_answers_within_max_seq_len"
+PROMPTS_DIFFER = "prompts_differ"
+EMPTY_ANSWER = "empty_answer"
 TRUNCATED = "truncated"
 UNTRAINED_PIECE = "piece_without_trained_token"
 

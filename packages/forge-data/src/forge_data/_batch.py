@@ -9,7 +9,7 @@ import numpy as np
 from forge_data._accounting import NOTHING_WITHIN, TOO_LONG
 from forge_data._example import IGNORED, ROLES, TokenizedExample
 from forge_data._fit import Fitted
-from forge_data._manifest import PREFERENCE, SUPERVISED, UNPAIRED
+from forge_data._manifest import MARGINS, PREFERENCE, SUPERVISED, UNPAIRED
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -76,6 +76,7 @@ class BatchBuilder:
         self._examples: list[TokenizedExample] = []
         self._rows: list[int] = []
         self._desirable: list[bool] = []
+        self._margins: list[float | None] = []
 
     def add(self, row: int, encoded: "Encoded", fitted: Fitted) -> None:
         """Book a row that was tokenised, and keep what is left of it."""
@@ -95,8 +96,11 @@ class BatchBuilder:
         if encoded.desirable is not None:
             self._desirable += [encoded.desirable] * len(fitted.kept)
             self.kind = UNPAIRED
+        elif len(encoded.examples) > 1:
+            self._margins.append(encoded.margin)
+            self.kind = PREFERENCE
         else:
-            self.kind = PREFERENCE if len(encoded.examples) > 1 else SUPERVISED
+            self.kind = SUPERVISED
 
     def leave_out(self, row: int, reason: str) -> None:
         """Book a row that never was tokenised."""
@@ -118,7 +122,7 @@ class BatchBuilder:
             dropped=sorted(self.dropped, key=lambda each: each.row),
             formats=self.formats,
             shortest_too_long=self.shortest_too_long,
-            findings=self.findings,
+            findings=sorted(self.findings, key=lambda each: each.row or 0),
             error=error,
         )
 
@@ -136,6 +140,9 @@ class BatchBuilder:
         }
         if self.kind == UNPAIRED:
             made["desirable.bin"] = np.array(self._desirable, dtype=np.uint8)
+        if any(margin is not None for margin in self._margins):
+            # Where a row gives none, that is to be seen: `_margins` asks for one of each row, or of none.
+            made[MARGINS] = np.array([np.nan if each is None else each for each in self._margins], dtype=np.float32)
         return made
 
 

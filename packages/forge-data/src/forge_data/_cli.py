@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from forge_data import _verbs
-from forge_data._options import ON_OVERFLOW, TRAIN_ON
+from forge_data._options import ON_BAD_PAIR, ON_OVERFLOW, TRAIN_ON
 
 
 class _Parser(argparse.ArgumentParser):
@@ -156,5 +156,11 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-seq-len", type=int, metavar="TOKENS", help="longest sample; no limit by default")
     parser.add_argument(
         "--on-overflow", default="drop", choices=ON_OVERFLOW, help="what becomes of a longer row (default: drop)"
+    )
+    parser.add_argument(
+        "--on-bad-pair",
+        default="error",
+        choices=ON_BAD_PAIR,
+        help="what becomes of a pair that prefers nothing (default: error)",
     )
     parser.add_argument("--preprocess", metavar="MODULE:FUNCTION", help="a function of yours that each row passes first")

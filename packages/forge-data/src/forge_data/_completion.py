@@ -3,11 +3,12 @@
 from collections.abc import Mapping
 from typing import Any
 
+from forge_data._accounting import EMPTY_ANSWER
 from forge_data._chat import TOLD, chat
 from forge_data._describe import describe
-from forge_data._errors import DataError
-from forge_data._messages import Turns, checked_messages
-from forge_data._sample_types import Chat, Text, Unpaired
+from forge_data._errors import BadPairError, DataError
+from forge_data._messages import REASONING, Turns, checked_messages
+from forge_data._sample_types import Chat, Message, Text, Unpaired
 from forge_data._text import checked_text
 
 
@@ -24,6 +25,7 @@ def unpaired(place: str, fields: Mapping[str, Any]) -> Unpaired:
     """A row with `prompt`, `completion` and `label`, true where the completion is wanted.
 
     Raises:
+        BadPairError: the completion is empty.
         DataError: as above, or a label that is neither true nor false.
     """
     label = fields["label"]
@@ -34,7 +36,9 @@ def unpaired(place: str, fields: Mapping[str, Any]) -> Unpaired:
             f"{place}: field label is {describe(label)}; it must be true (wanted) or false (unwanted). "
             'Where it says something else, format="prompt_completion" passes over it'
         )
-    return Unpaired(place, answer(place, fields, "completion"), desirable)
+    given = answer(place, fields, "completion")
+    check_says_something(place, "completion", given)
+    return Unpaired(place, given, desirable)
 
 
 def answer(place: str, fields: Mapping[str, Any], field: str) -> Chat | Text:
@@ -58,6 +62,26 @@ def answer(place: str, fields: Mapping[str, Any], field: str) -> Chat | Text:
         )
     before, after = checked_messages(place, "prompt", prompt), checked_messages(place, field, given)
     return chat(place, fields, joined(before, after), len(before.messages))
+
+
+def check_says_something(place: str, field: str, side: Chat | Text) -> None:
+    """Refuse an empty answer, which nobody prefers to anything.
+
+    Raises:
+        BadPairError: there is nothing but blanks in it.
+    """
+    if isinstance(side, Text):
+        empty = not side.completion.strip()
+    else:
+        empty = not any(map(_says_something, side.messages[side.first_completion :]))
+    if empty:
+        told = "is empty" if isinstance(side, Text) else "has no message of the assistant that says anything"
+        raise BadPairError(f"{place}: field {field} {told}; give the answer, or take the row out", reason=EMPTY_ANSWER)
+
+
+def _says_something(message: Message) -> bool:
+    said = (message.get("content"), message.get("tool_calls"), *(message.get(name) for name in REASONING))
+    return message["role"] == "assistant" and any(each.strip() if isinstance(each, str) else each for each in said)
 
 
 def joined(before: Turns, after: Turns) -> Turns:

@@ -3,12 +3,14 @@
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
 from itertools import chain, pairwise
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import attrs
 import numpy as np
 
 from forge_data._conversation import Conversation, Conversations
+from forge_data._documents import ended
 from forge_data._errors import DataError, TokenizerError
 from forge_data._example import IGNORED, TokenizedExample
 from forge_data._learn import learned
@@ -70,6 +72,7 @@ class Encoder:
     ) -> None:
         self._tokenizer = tokenizer
         self._thread = thread
+        self._turn = Lock()
         self._train_on = train_on
         self.vocabulary = len(tokenizer)
         self._offsets = Offsets(tokenizer)
@@ -139,7 +142,8 @@ class Encoder:
         for sample, count in zip(begun.samples, begun.counts, strict=True):
             examples, notes = zip(*[next(left) for _ in range(count)], strict=True)
             desirable = sample.desirable if isinstance(sample, Unpaired) else None
-            encoded.append(Encoded(examples, desirable, tuple(note for some in notes for note in some)))
+            margin = sample.margin if isinstance(sample, Preference) else None
+            encoded.append(Encoded(examples, desirable, tuple(note for some in notes for note in some), margin))
         return encoded
 
     def _written(self, parts: list[Single]) -> Iterator[str | None]:
@@ -147,7 +151,8 @@ class Encoder:
         yield from self._conversations.texts([part for part in parts if isinstance(part, Chat)])
 
     def _ask(self, texts: list[str], *, special: bool) -> Callable[[], Tokenised]:
-        if self._thread is None or not texts:
+        # What is done in Python gains nothing from a thread.
+        if self._thread is None or not texts or (self._bytes.by_words and not special):
             return partial(self._ids, texts, special=special)
         return self._thread.submit(self._ids, texts, special=special).result
 
@@ -176,6 +181,8 @@ class Encoder:
                 f"{part.place}: train_on is {self._train_on!r}, and the row came as tokens, whose labels say what is learned; use "
                 "train_on 'assistant', or 'all' to learn every token"
             )
+        if part.document:
+            part = ended(part, self._eos, self._tokenizer.bos_token_id)
         trained = np.ones_like(part.trained) if self._train_on == "all" else part.trained
         places = np.zeros(len(trained), dtype=np.int64)
         ((every, roles),) = segments(places, [len(trained)], [[(0, 1, 0)]], [("tokens",)])
@@ -239,7 +246,8 @@ class Encoder:
         """Ids int32[T] and offsets int64[T, 2] of all texts one after the other, as the tokenizer gives them, and their sizes."""
         if not texts:
             return np.zeros(0, dtype=np.int32), np.zeros((0, 2), dtype=np.int64), []
-        return self._told(texts, special=True) if special else self._bytes.of(texts)
+        with self._turn:
+            return self._told(texts, special=True) if special else self._bytes.of(texts)
 
     def _told(self, texts: list[str], *, special: bool) -> Tokenised:
         """The same, with places as the tokenizer tells them."""

@@ -3,6 +3,7 @@
 ```
 ForgeDataError                  exit_status 2: the input is at fault, and the message says how to mend it
 ├── DataError(ValueError)       a file or a row: missing, broken, of no known shape, nothing left to train
+│   └── BadPairError            a row of preferences that prefers nothing
 ├── TemplateError(ValueError)   a chat template that is absent, or whose assistant turns cannot be told apart
 ├── TokenizerError(ValueError)  no tokenizer there, or one that cannot do what is asked
 └── StoreError(ValueError)      a token store that is torn, foreign or in the way
@@ -23,6 +24,15 @@ class ForgeDataError(Exception):
 
 class DataError(ForgeDataError, ValueError):
     """A file or a row that cannot become tokens."""
+
+
+class BadPairError(DataError):
+    """A row of preferences that prefers nothing: equal answers, two prompts, an empty answer."""
+
+    def __init__(self, *args: object, reason: str = "") -> None:
+        super().__init__(*args)
+        self.reason = reason
+        """What the accounting calls it: `same_answers`, `same_answers_within_max_seq_len`, `prompts_differ`, `empty_answer`."""
 
 
 class TemplateError(ForgeDataError, ValueError):

@@ -13,7 +13,7 @@ import attrs
 import forge_data
 from forge_data._errors import DataError
 from forge_data._manifest import VERSION
-from forge_data._options import Options
+from forge_data._options import Options, PromptOptions
 from forge_data._preprocess import Preprocess
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ _LIBRARIES = ("transformers", "tokenizers", "jinja2")
 def fingerprint_of_inputs(
     sources: "Sequence[Source]",
     tokenizer: "PreTrainedTokenizerBase | None",
-    options: Options,
+    options: "Options | PromptOptions",
     preprocess: Preprocess | None,
     seed: int,
 ) -> str | None:
@@ -47,7 +47,7 @@ def fingerprint_of_inputs(
         "template": template,
         # A template that writes the date gives other tokens tomorrow.
         "date": datetime.now().astimezone().date().isoformat() if "strftime_now" in json.dumps(template) else None,
-        "options": attrs.asdict(options),
+        "options": [type(options).__name__, attrs.asdict(options)],
         "preprocess": preprocess.identity if preprocess is not None else None,
         "seed": seed,
     }

@@ -4,8 +4,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from forge_data._accounting import NO_TRAINED_TOKEN, NOTHING_WITHIN, TOO_LONG, TRUNCATED, UNTRAINED_PIECE
-from forge_data._errors import DataError
+from forge_data._accounting import (
+    NO_TRAINED_TOKEN,
+    NOTHING_WITHIN,
+    SAME_ANSWERS,
+    SAME_WITHIN,
+    TOO_LONG,
+    TRUNCATED,
+    UNTRAINED_PIECE,
+)
+from forge_data._errors import BadPairError, DataError
 from forge_data._example import TokenizedExample
 from forge_data._options import Options
 
@@ -30,9 +38,14 @@ def fit(place: str, examples: tuple[TokenizedExample, ...], options: Options) ->
     half a pair teaches nothing.
 
     Raises:
+        BadPairError: two sides of the same tokens, before or after they were cut.
         DataError: a row that is too long under `on_overflow="error"`, or a preference under "split".
     """
     tokens = sum(map(len, examples))
+    if _same(examples):
+        raise BadPairError(
+            f"{place}: field rejected is the same as chosen, token for token; take the row out, or mend it", reason=SAME_ANSWERS
+        )
     if not all(example.loss_count for example in examples):
         return Fitted((), NO_TRAINED_TOKEN, {NO_TRAINED_TOKEN: tokens})
     limit = options.max_seq_len
@@ -43,7 +56,7 @@ def fit(place: str, examples: tuple[TokenizedExample, ...], options: Options) ->
         case "drop":
             return Fitted((), TOO_LONG, {TOO_LONG: tokens})
         case "truncate":
-            return _truncated(examples, limit, tokens)
+            return _truncated(place, examples, limit, tokens)
         case "split":
             return _split(place, examples, limit, tokens)
         case _:
@@ -53,10 +66,20 @@ def fit(place: str, examples: tuple[TokenizedExample, ...], options: Options) ->
             )
 
 
-def _truncated(examples: tuple[TokenizedExample, ...], limit: int, tokens: int) -> Fitted:
+def _same(examples: tuple[TokenizedExample, ...]) -> bool:
+    return len(examples) > 1 and np.array_equal(examples[0].input_ids, examples[1].input_ids)
+
+
+def _truncated(place: str, examples: tuple[TokenizedExample, ...], limit: int, tokens: int) -> Fitted:
     kept = tuple(piece(example, 0, limit) if len(example) > limit else example for example in examples)
     if not all(example.loss_count for example in kept):
         return Fitted((), NOTHING_WITHIN, {NOTHING_WITHIN: tokens})
+    if _same(kept):
+        raise BadPairError(
+            f"{place}: field rejected is the same as chosen in its first {limit} tokens, and max_seq_len cuts off the others; raise it, "
+            "or leave such rows out",
+            reason=SAME_WITHIN,
+        )
     return Fitted(kept, None, {TRUNCATED: tokens - sum(map(len, kept))})
 
 

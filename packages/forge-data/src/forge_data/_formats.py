@@ -10,12 +10,13 @@ from forge_data._alpaca import alpaca
 from forge_data._chat import TOLD, chat
 from forge_data._completion import prompt_completion, unpaired
 from forge_data._describe import describe
+from forge_data._documents import document, text_document
 from forge_data._errors import DataError
 from forge_data._messages import checked_messages
 from forge_data._preference import preference
-from forge_data._sample_types import Document, Sample
+from forge_data._sample_types import Sample
 from forge_data._sharegpt import sharegpt
-from forge_data._text import from_json, string
+from forge_data._text import from_json
 from forge_data._tokenised import checked_tokens
 
 _Fields = Mapping[str, Any]
@@ -30,17 +31,12 @@ class Format(NamedTuple):
     convert: Callable[[str, _Fields, int | None], Sample]
     takes: tuple[str, ...] = ()
     """Those of the fields that change what is learned which it honours."""
+    asked: bool = False
+    """Whether rows have it only where somebody says so: they might as well be of another."""
 
 
 def _messages(place: str, fields: _Fields, _: int | None) -> Sample:
     return chat(place, fields, checked_messages(place, "messages", from_json(fields["messages"])))
-
-
-def _document(place: str, fields: _Fields, _: int | None) -> Sample:
-    if "text" in fields and "document" in fields:
-        raise DataError(f"{place} has both text and document; keep the one that is to be learned")
-    field = "text" if "text" in fields else "document"
-    return Document(place, string(place, field, fields[field]))
 
 
 FORMATS: dict[str, Format] = {
@@ -55,9 +51,12 @@ FORMATS: dict[str, Format] = {
         lambda p, f, _: prompt_completion(p, f),
         TOLD,
     ),
-    "text": Format("text or document", lambda row: "text" in row or "document" in row, _document),
+    "text": Format("text or document", lambda row: "text" in row or "document" in row, text_document),
     "preference": Format(
-        "chosen, rejected", lambda row: "chosen" in row and "rejected" in row, lambda p, f, _: preference(p, f), TOLD
+        "chosen, rejected",
+        lambda row: "chosen" in row and "rejected" in row,
+        lambda p, f, _: preference(p, f),
+        (*TOLD, "margin"),
     ),
     "unpaired_preference": Format(
         "prompt, completion, label",
@@ -66,6 +65,12 @@ FORMATS: dict[str, Format] = {
         TOLD,
     ),
     "tokenised": Format("input_ids, labels", lambda row: "input_ids" in row and "labels" in row, checked_tokens),
+    "document": Format(
+        "text, document or input_ids",
+        lambda row: "text" in row or "document" in row or "input_ids" in row,
+        document,
+        asked=True,
+    ),
 }
 
 _MASKS = "masks are not read: give input_ids and labels, and write the mask into labels as -100"
@@ -79,7 +84,7 @@ _MEANINGFUL = {
     "images": "only text is trained",
     "videos": "only text is trained",
     "audios": "only text is trained",
-    "margin": "margins between chosen and rejected are not read",
+    "margin": "margins are read of rows with chosen and rejected",
     "loss_mask": _MASKS,
     "completion_mask": _MASKS,
     "assistant_masks": _MASKS,
@@ -109,7 +114,7 @@ def detect(place: str, fields: _Fields) -> str:
     Raises:
         DataError: none or several fit.
     """
-    fitting = [name for name, row in FORMATS.items() if row.fits(fields)]
+    fitting = [name for name, row in FORMATS.items() if not row.asked and row.fits(fields)]
     if len(fitting) == 1:
         return fitting[0]
     has = f"{place} has the fields {', '.join(map(repr, fields)) or '(none)'}"
@@ -118,7 +123,9 @@ def detect(place: str, fields: _Fields) -> str:
             f"{has}, which fit more than one format: {' and '.join(fitting)}; say which is meant (format={fitting[0]!r}), "
             "or keep the fields of one"
         )
-    known = "; ".join(f"{name} ({row.needs})" for name, row in FORMATS.items())
+    if "chosen" in fields or "rejected" in fields:
+        return "preference"  # one side is null or not there, which is a fault of the row and not of its format
+    known = "; ".join(f"{name} ({row.needs})" for name, row in FORMATS.items() if not row.asked)
     raise DataError(f"{has}, which are no known format; known: {known}{_hint(fields)}")
 
 
@@ -129,7 +136,8 @@ def convert(format: str, place: str, fields: _Fields, vocabulary: int | None) ->
         DataError: the row lacks what the format needs, has a field that cannot be honoured, or one that is not what it should be.
     """
     row = FORMATS[format]
-    if not row.fits(fields) and not (format == "prompt_completion" and "prompt" in fields and "completion" in fields):
+    fits = row.fits(fields) or (format == "prompt_completion" and "prompt" in fields and "completion" in fields)
+    if not fits and not (format == "preference" and ("chosen" in fields or "rejected" in fields)):
         has = ", ".join(map(repr, fields)) or "(none)"
         raise DataError(f"{place} has the fields {has}, but the format {format} needs {row.needs}")
     refused = _REFUSED[format]

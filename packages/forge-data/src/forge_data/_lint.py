@@ -4,6 +4,8 @@ import os
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+import attrs
+
 from forge_data._errors import DataError, ForgeDataError
 from forge_data._findings import Finding, Findings, LintReport
 from forge_data._lint_length import REASONS, lost_to_length
@@ -34,6 +36,7 @@ def lint(
     train_on: str = "assistant",
     max_seq_len: int | None = None,
     on_overflow: str = "drop",
+    on_bad_pair: str = "error",
     preprocess: str | Callable[[dict[str, Any]], Any] | None = None,
 ) -> LintReport:
     """What would train a model wrongly, or make an evaluation lie, each with file, row, field and remedy.
@@ -49,18 +52,26 @@ def lint(
         train_on: as for `prepare`; for rows.
         max_seq_len: as for `prepare`; for rows.
         on_overflow: as for `prepare`; for rows.
+        on_bad_pair: as for `prepare`; for rows.
         preprocess: as for `prepare`; for rows.
 
     Raises:
-        DataError: data that cannot be read at all, or rows without a tokenizer.
+        DataError: data that cannot be read at all, rows without a tokenizer, or what is for rows where there are none.
         TokenizerError: no tokenizer there, or one without offsets.
         StoreError: no store, or a torn one.
     """
+    from forge_data._prompts import PromptStore
     from forge_data._store import TokenStore
 
-    options = Options(format=format, train_on=train_on, max_seq_len=max_seq_len, on_overflow=on_overflow)
+    options = Options(
+        format=format, train_on=train_on, max_seq_len=max_seq_len, on_overflow=on_overflow, on_bad_pair=on_bad_pair
+    )
     findings = Findings()
+    if isinstance(data_or_store, PromptStore):
+        raise DataError(f"{data_or_store.path} is a store of prompts: nothing of them is learned, so nothing of them is linted")
     if isinstance(data_or_store, TokenStore):
+        if eval_data is None or isinstance(eval_data, TokenStore):
+            _check_unsaid(data_or_store, options, preprocess)
         rows = data_or_store.accounting.read
         tokenizer = tokenizer if tokenizer is not None else _own_tokenizer(data_or_store)
         table = _of_store(data_or_store, tokenizer, findings)
@@ -72,6 +83,21 @@ def lint(
     if eval_data is not None:
         findings.add(overlap(table, _eval_table(eval_data, tokenizer, options, preprocess)))
     return findings.report(rows)
+
+
+def _check_unsaid(store: "TokenStore", options: Options, preprocess: object) -> None:
+    """What is said of rows would be passed over where there are none.
+
+    Raises:
+        DataError: naming the first of it.
+    """
+    said = attrs.asdict(options) | {"preprocess": preprocess}
+    for name, default in (attrs.asdict(Options()) | {"preprocess": None}).items():
+        if said[name] != default:
+            raise DataError(
+                f"{name} is for rows, and {store.path} is a token store, which was made with {name}={store.settings.get(name)!r}; "
+                "leave it out, or lint the rows with it"
+            )
 
 
 def store_findings(store: "TokenStore") -> Iterator[Finding]:

@@ -4,15 +4,17 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from forge_data import _formats
+from forge_data._documents import is_empty
 from forge_data._encode import Encoder
-from forge_data._errors import DataError, ForgeDataError
+from forge_data._errors import BadPairError, DataError, ForgeDataError
 from forge_data._findings import Finding, Findings
 from forge_data._fit import fit
 from forge_data._lint_length import REASONS, lost_to_length
 from forge_data._lint_refused import refused
 from forge_data._lint_row import RowLint
-from forge_data._lint_rules import Where
+from forge_data._lint_rules import Where, found
 from forge_data._lint_table import SampleTable, TableBuilder
+from forge_data._margins import Margins
 from forge_data._options import Options
 from forge_data._preprocess import Preprocess
 from forge_data._record import Record
@@ -37,6 +39,7 @@ class DataLint:
         self._encoder = Encoder(tokenizer, options.train_on)
         self._lint = RowLint(tokenizer, options)
         self._format: tuple[str, str] | None = None
+        self._margins = Margins()
         self._table = TableBuilder()
         self._tokens_read = 0
         self._tokens_lost: Counter[str] = Counter()
@@ -84,7 +87,10 @@ class DataLint:
             try:
                 sample = _formats.convert(self._name(record.place, fields), record.place, fields, self._encoder.vocabulary)
             except ForgeDataError as error:
-                self._known.append(refused(where, error))
+                self._known.append(self._refused(where, error))
+                continue
+            if is_empty(sample):
+                self._known.append(found("no_trained_token", where, "", "the document is empty"))
             else:
                 self._pending.append((where, record._replace(fields=fields), sample))
 
@@ -102,6 +108,9 @@ class DataLint:
     def _refuse(self, where: Where, error: ForgeDataError) -> None:
         self.rows += 1
         self._known.append(refused(where, error))
+
+    def _refused(self, where: Where, error: ForgeDataError) -> Finding:
+        return refused(where, error, skipped=isinstance(error, BadPairError) and self._options.on_bad_pair == "skip")
 
     def _flush(self) -> None:
         findings, self._known = self._known, []
@@ -135,7 +144,12 @@ class DataLint:
         try:
             fitted = fit(where.place, encoded.examples, self._options)
         except ForgeDataError as error:
-            return [refused(where, error)]
+            return [self._refused(where, error)]
+        if fitted.kept and len(encoded.examples) > 1:
+            try:
+                self._margins.see(where.place, given=encoded.margin is not None)
+            except ForgeDataError as error:
+                return [refused(where, error)]
         self._tokens_lost.update(fitted.lost)
         if any(reason in REASONS for reason in fitted.lost):
             self._longest = max(self._longest, (tokens, where), key=lambda each: each[0])

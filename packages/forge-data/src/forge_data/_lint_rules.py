@@ -76,6 +76,20 @@ RULES: dict[str, Rule] = {
         "(warn) it sees a turn that nobody took",
         "take it out of the text, or write it otherwise",
     ),
+    "same_answers": Rule(
+        STOP,
+        "chosen and rejected are the same: nothing is learned from the pair; forge_data.prepare refuses the row (stop), or leaves it "
+        "out where on_bad_pair is skip (warn), as the two rules that follow",
+        "take the pair out",
+    ),
+    "prompts_differ": Rule(
+        STOP,
+        "chosen and rejected answer two prompts: what is learned is which prompt is liked",
+        "give two answers to one prompt",
+    ),
+    "empty_answer": Rule(
+        STOP, "an answer that says nothing, so that nothing is preferred", "give the answer, or take the row out"
+    ),
     "train_eval_overlap": Rule(
         STOP,
         "the evaluation asks what was learned by heart, and looks better than the model is",
@@ -122,7 +136,6 @@ RULES: dict[str, Rule] = {
         "the row's last learned token ends no turn, so it does not teach the model to stop",
         "put the tokenizer's EOS or turn-end token last, and learn it",
     ),
-    "same_answers": Rule(WARN, "chosen and rejected are the same: nothing is learned from the pair", "take the pair out"),
     "duplicate_row": Rule(WARN, "the row counts as often as it stands there", "take the repetitions out unless they are meant"),
     "label_fraction": Rule(
         WARN,

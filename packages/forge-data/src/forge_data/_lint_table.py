@@ -48,7 +48,7 @@ class SampleTable:
             firsts = np.arange(len(store), dtype=np.int64)
             for example in store:
                 packed += digest((example.input_ids,))
-        return cls(store.lengths, store.loss_counts, _as_digests(packed), firsts, lambda index: Where.of(store.source(index)))
+        return cls(store.lengths, store.loss_counts, as_digests(packed), firsts, lambda index: Where.of(store.source(index)))
 
 
 def digest(examples: Iterable["NDArray[np.int32]"]) -> bytes:
@@ -61,7 +61,8 @@ def digest(examples: Iterable["NDArray[np.int32]"]) -> bytes:
     return hashed.digest()
 
 
-def _as_digests(packed: bytearray) -> "NDArray[Any]":
+def as_digests(packed: bytearray) -> "NDArray[Any]":
+    """(uint64, uint64)[U], of what `digest` gave one after the other."""
     return np.frombuffer(packed, dtype=_DIGEST)
 
 
@@ -98,4 +99,4 @@ class TableBuilder:
         lengths, loss_counts, firsts = (
             np.array(values, dtype=np.int64) for values in (self._lengths, self._loss_counts, self._firsts)
         )
-        return SampleTable(lengths, loss_counts, _as_digests(self._digests), firsts, where)
+        return SampleTable(lengths, loss_counts, as_digests(self._digests), firsts, where)

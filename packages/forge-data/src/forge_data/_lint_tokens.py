@@ -33,10 +33,6 @@ class TokenLint:
         for number, example in enumerate(encoded.examples):
             if tokens or not self._sound(example):
                 yield from self.example(where, _field(sample, number), example, tokens=tokens)
-        if isinstance(sample, Preference):
-            chosen, rejected = encoded.examples
-            if np.array_equal(chosen.input_ids, rejected.input_ids):
-                yield found("same_answers", where, "rejected", "chosen and rejected are the same, token for token")
 
     def example(self, where: Where, field: str, example: TokenizedExample, *, tokens: bool) -> Iterator[Finding]:
         """What is wrong with one sample; `tokens` if nothing is known of it but its ids and labels."""

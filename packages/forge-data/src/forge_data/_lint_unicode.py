@@ -33,6 +33,17 @@ def broken(text: str) -> Broken | None:
     "'â€™' at character 2, which is '’' in UTF-8 read as Windows-1252"
     >>> broken("It’s\ta café")
     """
+    if not text.isascii() and (wrong := _misread(text)):
+        return wrong
+    control = _CONTROL.search(text)
+    if control:
+        what = f"the control character U+{ord(control[0]):04X} at character {control.start()}"
+        return Broken(control.start(), what, surrogate=False)
+    return None
+
+
+def _misread(text: str) -> Broken | None:
+    """What no control character is, and no ASCII text holds. Wrong readings hold C1 controls, so they are looked for before the controls are."""
     half = re.search("[\ud800-\udfff]", text)
     if half:
         what = f"half a surrogate pair (U+{ord(half[0]):04X}) at character {half.start()}"
@@ -40,16 +51,11 @@ def broken(text: str) -> Broken | None:
     lost = text.find("\ufffd")
     if lost >= 0:
         return Broken(lost, f"U+FFFD at character {lost}, which stands for a character that was lost", surrogate=False)
-    # Both readings of wrong bytes hold C1 controls, so they are looked for before the controls are.
     wrong = _MOJIBAKE.search(text)
     if wrong:
         meant, encoding = _meant(wrong[0])
         reading = f", which is {meant!r} in UTF-8 read as {encoding}" if meant else ", UTF-8 read in another encoding"
         return Broken(wrong.start(), f"{wrong[0]!r} at character {wrong.start()}{reading}", surrogate=False)
-    control = _CONTROL.search(text)
-    if control:
-        what = f"the control character U+{ord(control[0]):04X} at character {control.start()}"
-        return Broken(control.start(), what, surrogate=False)
     return None
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from forge_data._errors import StoreError
-from forge_data._manifest import DTYPES, Manifest, arrays_of
+from forge_data._manifest import DTYPES, Manifest
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -50,12 +50,16 @@ class Files:
     def __init__(self, path: Path, manifest: Manifest) -> None:
         self.arrays: Arrays = {}
         self._maps: list[mmap.mmap] = []
-        for name in arrays_of(manifest.kind):
+        for name in manifest.arrays:
             try:
                 self.arrays[name] = self._mapped(path / name, DTYPES[name])
             except (OSError, ValueError) as error:
                 raise StoreError(f"{path / name} cannot be read: {error}; prepare the store again") from error
-        for name, total, least in (("offsets.bin", manifest.tokens, 1), ("segment_offsets.bin", manifest.segments, 0)):
+        totals = {"offsets.bin": (manifest.tokens, 1), "segment_offsets.bin": (manifest.segments, 0)}
+        totals |= {"record_offsets.bin": (manifest.sizes.get("records.bin", 0), 1)}
+        for name, (total, least) in totals.items():
+            if name not in self.arrays:
+                continue
             offsets = self.arrays[name]
             if offsets[0] != 0 or offsets[-1] != total or np.any(np.diff(offsets) < least):
                 raise StoreError(f"{path / name} is damaged: it does not rise from 0 to {total}; prepare the store again")

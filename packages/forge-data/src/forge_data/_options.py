@@ -8,6 +8,8 @@ from forge_data._errors import DataError
 
 TRAIN_ON = ("assistant", "last", "completion", "all")
 ON_OVERFLOW = ("drop", "truncate", "split", "error")
+ON_BAD_PAIR = ("error", "skip")
+ON_LONG_PROMPT = ("drop", "error")
 
 
 def _one_of(allowed: tuple[str, ...]) -> Any:
@@ -31,3 +33,12 @@ class Options:
     train_on: str = attrs.field(default="assistant", validator=_one_of(TRAIN_ON))
     max_seq_len: int | None = attrs.field(default=None, validator=_length)
     on_overflow: str = attrs.field(default="drop", validator=_one_of(ON_OVERFLOW))
+    on_bad_pair: str = attrs.field(default="error", validator=_one_of(ON_BAD_PAIR))
+
+
+@attrs.frozen(kw_only=True)
+class PromptOptions:
+    """Checked arguments of `prepare_prompts`."""
+
+    max_prompt_len: int | None = attrs.field(default=None, validator=_length)
+    on_overflow: str = attrs.field(default="drop", validator=_one_of(ON_LONG_PROMPT))

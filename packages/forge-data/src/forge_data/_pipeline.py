@@ -16,6 +16,7 @@ from forge_data._batch import Batch, Seen
 from forge_data._errors import DataError, ForgeDataError
 from forge_data._findings import Findings
 from forge_data._manifest import SourceFile
+from forge_data._margins import Margins
 from forge_data._record import Record
 from forge_data._work import Job, Rows, Task, read
 from forge_data._workers import batches
@@ -49,6 +50,7 @@ class Outcome:
     findings: Findings = attrs.field(factory=Findings)
     format: Seen | None = None
     format_name: str | None = None
+    margins: Margins = attrs.field(factory=Margins)
 
     def accounting(self, writer: "StoreWriter") -> Accounting:
         """The books, which balance or are none."""
@@ -110,6 +112,7 @@ def _book(outcome: Outcome, batch: Batch) -> None:
 
 def _check(outcome: Outcome, batch: Batch, job: Job, sources: Sequence["Source"]) -> None:
     """Raise what is wrong with the first row of a batch that is at fault, if one is."""
+    outcome.margins.check(batch, sources[batch.source])
     names = list(batch.formats)
     if names and outcome.format_name is None:
         outcome.format_name, outcome.format = names[0], batch.formats[names[0]]

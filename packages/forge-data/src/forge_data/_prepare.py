@@ -4,7 +4,7 @@ import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
 
@@ -22,6 +22,7 @@ from forge_data._progress import Progress, teller, wanted
 from forge_data._replace import require_room
 from forge_data._sources import DataPath, Source, resolve
 from forge_data._store import TokenStore
+from forge_data._stored import Stored
 from forge_data._tokenizer import as_tokenizer
 from forge_data._work import Job
 from forge_data._writer import StoreWriter
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _log = logging.getLogger("forge_data")
+S = TypeVar("S", bound=Stored)
 
 
 def prepare(
@@ -41,6 +43,7 @@ def prepare(
     train_on: str = "assistant",
     max_seq_len: int | None = None,
     on_overflow: str = "drop",
+    on_bad_pair: str = "error",
     preprocess: str | Callable[[dict[str, Any]], Any] | None = None,
     num_proc: int | None = None,
     seed: int = 0,
@@ -61,6 +64,8 @@ def prepare(
             prompt/completion rows, `all` every token.
         max_seq_len: longest sample in tokens; no limit by default.
         on_overflow: what becomes of a longer row: `drop`, `truncate`, `split` or `error`.
+        on_bad_pair: what becomes of a row of preferences that prefers nothing (equal answers, two prompts, an empty answer):
+            `error`, or `skip`, which leaves it out and counts it by its reason.
         preprocess: a function of a row's fields, or its name as "package.module:function", that gives the row to use, a list
             of rows, or None to leave it out; it runs before anything else looks at the row.
         num_proc: processes that tokenise, of one thread each. By default this machine is used as it best can be: for little data
@@ -75,16 +80,14 @@ def prepare(
         TokenizerError: no tokenizer there, or one without offsets.
         StoreError: `store_dir` holds something else, or cannot be written.
     """
-    options = Options(format=format, train_on=train_on, max_seq_len=max_seq_len, on_overflow=on_overflow)
+    options = Options(
+        format=format, train_on=train_on, max_seq_len=max_seq_len, on_overflow=on_overflow, on_bad_pair=on_bad_pair
+    )
     _formats.check_name(format)
-    _check_whole("num_proc", num_proc, at_least=1)
-    _check_whole("seed", seed)
+    check_whole("num_proc", num_proc, at_least=1)
+    check_whole("seed", seed)
     function = load_preprocess(preprocess)
-    directory = at_home(store_dir, StoreError)
-    if directory.is_symlink():
-        # The store is renamed into its place: the link is to stay, and what it leads to is to be replaced.
-        directory = directory.resolve()
-    require_room(directory)
+    directory = place_for(store_dir)
     sources = resolve(data_path)
     job = Job(tokenizer=as_tokenizer(tokenizer), options=options, preprocess=function)
     return build(job, sources, directory, num_proc=num_proc, seed=seed, progress=progress)
@@ -96,12 +99,12 @@ def build(
     """The store of some sources: the one that is there where it was made from the same, else a new one."""
     stamps = stamps_of(sources)
     inputs = fingerprint_of_inputs(sources, job.tokenizer, job.options, job.preprocess, seed)
-    there = _made_from(directory, inputs)
+    remove_leftovers(directory)
+    there = reusable(TokenStore, directory, inputs)
     if there is not None:
         return there
     counts = [source.count() for source in sources] if wanted(progress) else []
     last = sum(count for count in counts if count is not None) if counts and None not in counts else None
-    remove_leftovers(directory)
     with teller(progress, last) as tell, StoreWriter(directory) as writer:
         outcome = run(job, sources, writer, num_proc, tell)
         check_stamps(sources, stamps)
@@ -121,7 +124,7 @@ def build(
             writer.commit(manifest, outcome.findings.report(accounting.read).dumps())
         except StoreError:
             # Several processes may prepare the same store at once, as ranks do; all of them want the one that is there.
-            there = _made_from(directory, inputs)
+            there = reusable(TokenStore, directory, inputs)
             if there is None:
                 raise
             return there
@@ -130,12 +133,27 @@ def build(
     return TokenStore.open(directory)
 
 
-def _made_from(directory: Path, inputs: str | None) -> TokenStore | None:
+def place_for(store_dir: str | os.PathLike[str]) -> Path:
+    """Where a store is to be, once it is known that it may be there.
+
+    Raises:
+        StoreError: something else is there.
+    """
+    directory = at_home(store_dir, StoreError)
+    if directory.is_symlink():
+        # The store is renamed into its place: the link is to stay, and what it leads to is to be replaced.
+        directory = directory.resolve()
+    require_room(directory)
+    return directory
+
+
+def reusable(kind: type[S], directory: Path, inputs: str | None) -> S | None:
+    """The store that is there, if it is whole and was made from the same."""
     ours = own_files(directory)
     if inputs is None or ours is None:
         return None
     try:
-        store = TokenStore.open(directory)
+        store = kind.open(directory)
         if store.inputs != inputs:
             return None
         # What is damaged is made anew, as its own errors ask for; to read the store costs no more than its sources just did.
@@ -152,7 +170,12 @@ def _settings(job: Job, outcome: Outcome, seed: int) -> dict[str, Any]:
     return {"tokenizer": named, **options, "preprocess": function, "seed": seed}
 
 
-def _check_whole(name: str, value: object, at_least: int | None = None) -> None:
+def check_whole(name: str, value: object, at_least: int | None = None) -> None:
+    """Refuse what is no whole number, or too small a one.
+
+    Raises:
+        DataError: naming the argument.
+    """
     if value is None and name != "seed":
         return
     if isinstance(value, bool) or not isinstance(value, int) or (at_least is not None and value < at_least):

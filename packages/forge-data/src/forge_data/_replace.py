@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 from forge_data._errors import StoreError
-from forge_data._manifest import VERSION, own_files, read_manifest
+from forge_data._manifest import READABLE, own_files, read_manifest
 from forge_data._open import undisturbed
 
 # Each is lost to another process that took the name between two calls.
@@ -47,7 +47,7 @@ def _require_room(directory: Path) -> None:
             f"{directory} exists already and is not a token store; give a new directory for the token store, or remove this one"
         )
     version, known = ours
-    if version == VERSION:
+    if version in READABLE:
         read_manifest(directory)
     if strangers := sorted(there - known):
         raise StoreError(

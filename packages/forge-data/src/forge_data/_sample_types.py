@@ -56,6 +56,8 @@ class Tokens:
     place: str
     input_ids: "NDArray[np.int32]"
     trained: "NDArray[np.bool_]"
+    document: bool = False
+    """A document of pretraining: one EOS is to be at its end."""
 
 
 @attrs.frozen
@@ -65,6 +67,8 @@ class Preference:
     place: str
     chosen: Chat | Text
     rejected: Chat | Text
+    margin: float | None = None
+    """By how much the chosen answer is better, where the row says so."""
 
 
 @attrs.frozen
@@ -98,3 +102,5 @@ class Encoded:
     desirable: bool | None = None
     """For an `Unpaired`: is it wanted."""
     notes: tuple[Note, ...] = ()
+    margin: float | None = None
+    """For a `Preference`: by how much the chosen answer is better, where its row says so."""

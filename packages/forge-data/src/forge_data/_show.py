@@ -6,14 +6,17 @@ import shutil
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, TextIO, cast
 
 from forge_data._errors import StoreError
 from forge_data._home import at_home
+from forge_data._manifest import PROMPTS, holds_prompts
+from forge_data._prompts_show import prompt_lines
 from forge_data._show_terminal import lines, visible
 from forge_data._show_view import chosen_indices, views
 
 if TYPE_CHECKING:
+    from forge_data._prompts import PromptStore
     from forge_data._store import TokenStore
 
 ON_SCREEN = 5
@@ -23,7 +26,7 @@ _LISTED = 10
 
 
 def show(
-    store: "TokenStore | str | os.PathLike[str]",
+    store: "TokenStore | PromptStore | str | os.PathLike[str]",
     indices: int | slice | Iterable[int] | None = None,
     *,
     html: str | os.PathLike[str] | None = None,
@@ -35,7 +38,7 @@ def show(
     page that needs no network.
 
     Args:
-        store: a token store, or its directory.
+        store: a token store, a store of prompts, or its directory.
         indices: which samples: a number, a slice, or numbers; the first few (5, or 200 on a page) by default.
         html: the page's file. None writes to the terminal.
 
@@ -43,32 +46,42 @@ def show(
         The page's path, if there is one.
 
     Raises:
-        StoreError: no store there, or the page cannot be written.
+        StoreError: no store there, or the page cannot be written; of prompts there is none.
         DataError: a sample that the store does not have.
     """
     if isinstance(store, (str, os.PathLike)):
-        from forge_data._store import TokenStore
-
-        store = TokenStore.open(store)
+        store = opened(store)
     if html is not None:
+        if store.kind == PROMPTS:
+            raise StoreError(f"{store.path} is a store of prompts, of which there is no page; show them without html")
         from forge_data._page import write_page
 
-        return write_page(store, chosen_indices(store, indices, ON_PAGE), at_home(html, StoreError))
+        return write_page(cast("TokenStore", store), chosen_indices(store, indices, ON_PAGE), at_home(html, StoreError))
     chosen = chosen_indices(store, indices, ON_SCREEN)
     for line in text_of(store, chosen, colour=wants_colour(sys.stdout), width=shutil.get_terminal_size((100, 24)).columns):
         write_line(sys.stdout, line)
     return None
 
 
-def text_of(store: "TokenStore", indices: list[int], *, colour: bool, width: int) -> Iterator[str]:
+def opened(directory: str | os.PathLike[str]) -> "TokenStore | PromptStore":
+    """The store of a directory, whichever of the two it is.
+
+    Raises:
+        StoreError: there is none.
+    """
+    from forge_data._prompts import PromptStore
+    from forge_data._store import TokenStore
+
+    return PromptStore.open(directory) if holds_prompts(at_home(directory, StoreError)) else TokenStore.open(directory)
+
+
+def text_of(store: "TokenStore | PromptStore", indices: list[int], *, colour: bool, width: int) -> Iterator[str]:
     """The lines that `show` writes: samples, then findings on them, dropped rows, and the arrays' SHA-256."""
     yield from _legend(colour)
-    places = set()
-    for view in views(store, indices):
-        places.add(view.place)
-        yield ""
-        yield from lines(view, colour=colour, width=width)
-    yield from _findings(store, places)
+    if store.kind == PROMPTS:
+        yield from prompt_lines(cast("PromptStore", store), indices, colour=colour, width=width)
+    else:
+        yield from _samples(cast("TokenStore", store), indices, colour=colour, width=width)
     yield ""
     yield str(store.accounting)
     yield from _dropped(store)
@@ -103,6 +116,15 @@ def _legend(colour: bool) -> Iterator[str]:
     yield f"{learned}  {special}  · blank  ↵ new line  ⇥ tab"
 
 
+def _samples(store: "TokenStore", indices: list[int], *, colour: bool, width: int) -> Iterator[str]:
+    places = set()
+    for view in views(store, indices):
+        places.add(view.place)
+        yield ""
+        yield from lines(view, colour=colour, width=width)
+    yield from _findings(store, places)
+
+
 def _findings(store: "TokenStore", places: set[str]) -> Iterator[str]:
     here = [finding for finding in store.lint.findings if finding.place in places]
     if here:
@@ -113,7 +135,7 @@ def _findings(store: "TokenStore", places: set[str]) -> Iterator[str]:
         yield f"and {len(here) - _LISTED:,} more findings on these rows"
 
 
-def _dropped(store: "TokenStore") -> Iterator[str]:
+def _dropped(store: "TokenStore | PromptStore") -> Iterator[str]:
     for row in itertools.islice(store.dropped(), _LISTED):
         length = f", {row['tokens']:,} tokens" if row.get("tokens") else ""
         yield plain(f"  {row['place']} {row['reason']}{length}")

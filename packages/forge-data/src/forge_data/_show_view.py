@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from forge_data._store import TokenStore
+    from forge_data._stored import Stored
 
 
 @attrs.frozen(eq=False)
@@ -82,7 +83,7 @@ def views(store: "TokenStore", indices: Iterable[int]) -> Iterator[View]:
         )
 
 
-def stored_tokenizer(store: "TokenStore") -> "PreTrainedTokenizerBase | None":
+def stored_tokenizer(store: "Stored") -> "PreTrainedTokenizerBase | None":
     """The tokenizer that lies in the store; None where it was made of tokens alone, and ids are all there is to show."""
     try:
         return store.tokenizer()
@@ -90,7 +91,7 @@ def stored_tokenizer(store: "TokenStore") -> "PreTrainedTokenizerBase | None":
         return None
 
 
-def chosen_indices(store: "TokenStore", indices: int | slice | Iterable[int] | None, default: int) -> list[int]:
+def chosen_indices(store: "Stored", indices: int | slice | Iterable[int] | None, default: int) -> list[int]:
     """Indices as they were asked for, counted from the front; the first `default` samples for None.
 
     Raises:

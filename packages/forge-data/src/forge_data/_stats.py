@@ -1,16 +1,18 @@
 """A token store to the numbers that one wants to know before training: how much, how long, whose, and how much of it is learned."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import attrs
 import numpy as np
 
 from forge_data._accounting import Accounting
 from forge_data._example import ROLES
+from forge_data._manifest import PROMPTS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from forge_data._prompts import PromptStore
     from forge_data._store import TokenStore
 
 _PERCENTILES = (0, 5, 25, 50, 75, 95, 99, 100)
@@ -60,13 +62,17 @@ class Stats:
         return attrs.asdict(self) | {"accounting": self.accounting.as_dict(), "learned_share": self.learned_share}
 
     def __str__(self) -> str:
+        prompts = self.kind == PROMPTS
+        told = {"all": self.lengths} | ({} if prompts else {"learned": self.learned_lengths})
         lines = [
-            f"{self.samples:,} samples ({self.kind}), {self.tokens:,} tokens, {self.learned:,} of them learned ({self.learned_share:.1%})",
+            f"{self.samples:,} prompts, {self.tokens:,} tokens"
+            if prompts
+            else f"{self.samples:,} samples ({self.kind}), {self.tokens:,} tokens, {self.learned:,} of them learned ({self.learned_share:.1%})",
             str(self.accounting),
             "",
             *_table(
-                ["tokens a sample", *(_percentile(percent) for percent in self.lengths)],
-                [["all", *map(_number, self.lengths.values())], ["learned", *map(_number, self.learned_lengths.values())]],
+                ["tokens a prompt" if prompts else "tokens a sample", *(_percentile(percent) for percent in self.lengths)],
+                [[name, *map(_number, values.values())] for name, values in told.items()],
             ),
         ]
         for title, shares in (("role", self.roles), ("source", self.sources)):
@@ -80,13 +86,13 @@ class Stats:
                 ]
                 for share in shares
             ]
-            lines += ["", *_table([title, "samples", "tokens", "share", "learned"], rows)]
+            lines += [] if not rows else ["", *_table([title, "samples", "tokens", "share", "learned"], rows)]
         return "\n".join(lines)
 
 
-def stats(store: "TokenStore") -> Stats:
-    """The numbers of a store, or of a view of one; read from the arrays that are trained on."""
-    lengths, learned = store.lengths, store.loss_counts
+def stats(store: "TokenStore | PromptStore") -> Stats:
+    """The numbers of a store, or of a view of one; read from the arrays that are trained on. Of prompts nothing is learned."""
+    lengths, learned = store.lengths, _learned(store)
     return Stats(
         kind=store.kind,
         samples=len(store),
@@ -94,7 +100,7 @@ def stats(store: "TokenStore") -> Stats:
         learned=int(learned.sum()),
         lengths=_percentiles(lengths),
         learned_lengths=_percentiles(learned),
-        roles=_by_role(store),
+        roles=_by_role(cast("TokenStore", store)) if store.kind != PROMPTS else (),
         sources=_by_source(store),
         accounting=store.accounting,
     )
@@ -133,13 +139,17 @@ def _summed(cells: "NDArray[np.int64]", values: "NDArray[np.int64]", samples: in
     return np.bincount(cells, values, minlength=size).astype(np.int64).reshape(samples, len(ROLES))
 
 
-def _by_source(store: "TokenStore") -> tuple[Share, ...]:
+def _learned(store: "TokenStore | PromptStore") -> "NDArray[np.int64]":
+    return cast("TokenStore", store).loss_counts if store.kind != PROMPTS else np.zeros(len(store), dtype=np.int64)
+
+
+def _by_source(store: "TokenStore | PromptStore") -> tuple[Share, ...]:
     files = store._manifest.sources
     numbers = np.repeat(np.arange(len(files)), [file.samples for file in files])
     if store._indices is not None:
         numbers = numbers[store._indices]
     samples = np.bincount(numbers, minlength=len(files))
-    tokens, learned = (np.bincount(numbers, each, minlength=len(files)) for each in (store.lengths, store.loss_counts))
+    tokens, learned = (np.bincount(numbers, each, minlength=len(files)) for each in (store.lengths, _learned(store)))
     return tuple(
         Share(file.name, int(samples[n]), int(tokens[n]), int(learned[n])) for n, file in enumerate(files) if samples[n]
     )

@@ -111,6 +111,23 @@ class ChatTemplate:
         )
         return Written(trace, messages, renderer, program.marks)
 
+    def prompt(self, chat: Chat) -> str:
+        """The conversation as a model is given it that is to answer: with the generation prompt.
+
+        Raises:
+            DataError: the template refuses the conversation; its own words are in the message.
+            TemplateError: it does not take what the row tells it.
+        """
+        source = self._source(chat)
+        told = {"tools": chat.tools, "documents": chat.documents, **chat.template_kwargs}
+        try:
+            messages, text = self._text(chat.messages, told, opening=True)
+            if any(told.values()) or chat.template_kwargs:
+                self._check_told(chat, told, self._native(messages, told), self._program(chat.place, source).reads)
+            return text
+        except RefusedError as error:
+            raise DataError(f"{chat.place}: {self.name} refuses the conversation: {error}") from error
+
     @cached_property
     def is_blind(self) -> bool:
         """Whether it never looks at what messages say, asked without tools."""
@@ -124,7 +141,7 @@ class ChatTemplate:
         except ValueError as error:
             raise TemplateError(f"{self.name} cannot be chosen: {error}") from error
 
-    def _text(self, messages: Messages, told: Mapping[str, Any]) -> tuple[Messages, str]:
+    def _text(self, messages: Messages, told: Mapping[str, Any], *, opening: bool = False) -> tuple[Messages, str]:
         # Null is what the format says of a turn that only calls tools, and some templates can only add strings; others (DeepSeek's)
         # want a call's arguments as the string that OpenAI has.
         filled = [message | {"content": message.get("content") or ""} for message in messages]
@@ -133,7 +150,7 @@ class ChatTemplate:
             if refused is not None and tried == messages:
                 continue
             try:
-                return tried, self._native(tried, told)
+                return tried, self._native(tried, told, opening=opening)
             except RefusedError as error:
                 refused = refused or error
         assert refused is not None

@@ -6,11 +6,14 @@ on them, and Python as much to take them in. Where they spell anything else (a n
 swallowed blanks), the tokenizer is asked.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import cached_property
 from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from forge_data._words import Words, words_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -34,6 +37,16 @@ class TokenBytes:
         self._bytes: list[bytes] = []
         self._sizes = np.zeros(0, dtype=np.int64)
         self._works = _is_plain(tokenizer)
+        self._spelled = True
+
+    @cached_property
+    def _words(self) -> Words | None:
+        return words_of(self._tokenizer) if self._works else None
+
+    @property
+    def by_words(self) -> bool:
+        """Whether texts are told word by word, which is work of Python's and not of the tokenizer's."""
+        return self._works and self._words is not None
 
     def of(self, texts: list[str]) -> Tokenised:
         """What the tokenizer gives for some texts, without special tokens around them."""
@@ -41,16 +54,11 @@ class TokenBytes:
             return self._told(texts)
         # The first one by the tokenizer itself, which sets up its backend for all others: no truncation, no padding.
         first, places, (size,) = self._told(texts[:1])
-        encoded = self._tokenizer.backend_tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-        listed = [each.ids for each in encoded]
-        del encoded
-        sizes = [len(ids) for ids in listed]
-        flat = list(chain.from_iterable(listed))
-        ids = np.array(flat, dtype=np.int32)
+        ids, sizes, spelled = self._by_words(self._words, texts) if self._words is not None else self._by_backend(texts)
         if sizes[0] != size or not np.array_equal(ids[:size], first) or not self._learn(ids):
             self._works = False
             return self._told(texts)
-        offsets, unspelled = self._places(texts, flat, ids, sizes)
+        offsets, unspelled = (self._laid(texts, ids, sizes), []) if spelled else self._places(texts, ids, sizes)
         if 2 * len(unspelled) > len(texts):
             self._works = False
         if unspelled:
@@ -62,6 +70,22 @@ class TokenBytes:
                 return self._told(texts)
             offsets[at] = places
         return ids, offsets, sizes
+
+    def _by_backend(self, texts: list[str]) -> tuple["NDArray[np.int32]", list[int], bool]:
+        """Ids int32[T] and how many of each text; and false, for whether they spell the texts is still to be seen."""
+        encoded = self._tokenizer.backend_tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        listed = [each.ids for each in encoded]
+        del encoded
+        return np.array(list(chain.from_iterable(listed)), dtype=np.int32), [len(ids) for ids in listed], False
+
+    def _by_words(self, words: Words, texts: list[str]) -> tuple["NDArray[np.int32]", list[int], bool]:
+        """The same from the pieces of the texts; whether the tokens of all pieces so far spell them."""
+        told, new = words.of(texts)
+        if self._spelled and new.texts:
+            self._spelled = self._learn(new.ids) and not self._places(new.texts, new.ids, new.sizes)[1]
+        if not words.repeats:
+            self._words = None
+        return told.ids, told.sizes, self._spelled
 
     def _learn(self, ids: "NDArray[np.int32]") -> bool:
         """Look up the tokens among these that were not met before; false if one spells no bytes."""
@@ -83,27 +107,30 @@ class TokenBytes:
         return True
 
     def _places(
-        self, texts: list[str], flat: list[int], ids: "NDArray[np.int32]", sizes: list[int]
+        self, texts: Sequence[str], ids: "NDArray[np.int32]", sizes: list[int]
     ) -> tuple["NDArray[np.int64]", list[int]]:
         """int64[T, 2]: the characters of each token; and the numbers of the texts that their tokens do not spell."""
-        whole = "".join(texts).encode()
-        ends = np.cumsum(self._sizes[ids])
-        lengths = [len(text) for text in texts] if whole.isascii() else [len(text.encode()) for text in texts]
-        spelled = b"".join(map(self._bytes.__getitem__, flat))
-        reached = np.append(0, ends)[np.cumsum(sizes)]
-        if spelled != whole or not np.array_equal(reached, np.cumsum(lengths)):
+        spelled = b"".join(map(self._bytes.__getitem__, ids.tolist()))
+        reached = np.append(0, np.cumsum(self._sizes[ids]))[np.cumsum(sizes)]
+        if spelled != "".join(texts).encode() or not np.array_equal(reached, np.cumsum(_byte_lengths(texts))):
             return self._one_by_one(texts, spelled, ids, sizes)
+        return self._laid(texts, ids, sizes), []
+
+    def _laid(self, texts: Sequence[str], ids: "NDArray[np.int32]", sizes: list[int]) -> "NDArray[np.int64]":
+        """int64[T, 2]: the characters of each token of texts that their tokens spell."""
+        ends = np.cumsum(self._sizes[ids], dtype=np.int64)
         begins = ends - self._sizes[ids]
-        firsts = np.cumsum(lengths) - lengths
+        lengths = [*map(len, texts)]
+        whole = "".join(texts)
         if not whole.isascii():
             # A token that begins or ends within a character stands for all of it, as tokenizers have it.
-            characters = np.cumsum(np.frombuffer(whole, dtype=np.int8) >= -64)
+            characters = np.cumsum(np.frombuffer(whole.encode(), dtype=np.int8) >= -64, dtype=np.int64)
             begins, ends = characters[begins] - 1, characters[ends - 1]
-            firsts = np.cumsum([0, *map(len, texts[:-1])])
-        return np.stack([begins, ends], axis=1) - np.repeat(firsts, sizes)[:, None], []
+        firsts = np.cumsum(lengths, dtype=np.int64) - lengths
+        return np.stack([begins, ends], axis=1) - np.repeat(firsts, sizes)[:, None]
 
     def _one_by_one(
-        self, texts: list[str], spelled: bytes, ids: "NDArray[np.int32]", sizes: list[int]
+        self, texts: Sequence[str], spelled: bytes, ids: "NDArray[np.int32]", sizes: list[int]
     ) -> tuple["NDArray[np.int64]", list[int]]:
         """The same where the tokens of some text spell another one; its places are left open."""
         offsets = np.zeros((len(ids), 2), dtype=np.int64)
@@ -114,7 +141,7 @@ class TokenBytes:
                 unspelled.append(number)
             elif last > first:
                 own = ids[first:last]
-                offsets[first:last], _ = self._places([texts[number]], own.tolist(), own, [last - first])
+                offsets[first:last], _ = self._places([texts[number]], own, [last - first])
         return offsets, unspelled
 
 
@@ -129,6 +156,10 @@ def _is_plain(tokenizer: "PreTrainedTokenizerBase") -> bool:
         return False
     backend = tokenizer.backend_tokenizer
     return hasattr(backend, "encode_batch_fast") and "ByteLevel" in repr(backend.decoder)
+
+
+def _byte_lengths(texts: Sequence[str]) -> list[int]:
+    return [len(text) if text.isascii() else len(text.encode()) for text in texts]
 
 
 def _letters() -> dict[int, int]:

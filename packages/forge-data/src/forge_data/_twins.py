@@ -15,11 +15,7 @@ if TYPE_CHECKING:
 def twins_of(store: "TokenStore") -> "NDArray[np.int64]":
     """int64[U]: for each unit of a store (a sample, or a preference) the first that it must not be parted from."""
     table = SampleTable.of(store)
-    at = table.firsts if store._indices is None else store._indices[table.firsts]
-    # A row is known by its file and its number there.
-    files = np.searchsorted(store._ends, at, side="right").astype(np.int64)
-    rows = np.unique(np.stack((files, store._arrays["rows.bin"][at])), axis=1, return_inverse=True)[1]
-    return twins(table.digests, rows.reshape(-1))
+    return twins(table.digests, store._rows()[table.firsts])
 
 
 def twins(digests: "NDArray[Any]", rows: "NDArray[np.int64]") -> "NDArray[np.int64]":

@@ -11,6 +11,7 @@ from forge_data._errors import DataError
 from forge_data._home import at_home
 
 if TYPE_CHECKING:
+    from forge_data._prompts import PromptStore
     from forge_data._store import TokenStore
 
 _RANGE = re.compile(r"(-?\d+)?:(-?\d+)?")
@@ -45,11 +46,16 @@ def prepare(words: Namespace) -> int:
 
 def show(words: Namespace) -> int:
     """Samples to the terminal, or to a page."""
+    from forge_data._show import opened
     from forge_data._show import show as write
 
-    store = _opened(words.store)
+    store = opened(words.store)
     indices = list(_chosen(store, words.samples)) if words.samples else None
     if words.finding is not None:
+        from forge_data._store import TokenStore
+
+        if not isinstance(store, TokenStore):
+            raise DataError(f"{store.path} is a store of prompts, at which no lint looks; leave --finding out")
         indices = _with_finding(store, words.finding, indices)
     written = write(store, indices, html=words.html)
     if written is not None:
@@ -72,31 +78,27 @@ def lint(words: Namespace) -> int:
 
 def stats(words: Namespace) -> int:
     """Numbers of a store to the terminal, or as JSON."""
+    from forge_data._show import opened
     from forge_data._stats import stats as count
 
-    counted = count(_opened(words.store))
+    counted = count(opened(words.store))
     _say(json.dumps(counted.as_dict(), indent=1) if words.json else str(counted))
     return 0
 
 
 def _options(words: Namespace) -> dict[str, Any]:
-    names = ("format", "train_on", "max_seq_len", "on_overflow", "preprocess")
+    names = ("format", "train_on", "max_seq_len", "on_overflow", "on_bad_pair", "preprocess")
     return {name: getattr(words, name) for name in names}
-
-
-def _opened(directory: str) -> "TokenStore":
-    from forge_data._store import TokenStore
-
-    return TokenStore.open(directory)
 
 
 def _store_or_path(path: str) -> "TokenStore | str":
     from forge_data._manifest import MANIFEST
+    from forge_data._store import TokenStore
 
-    return _opened(path) if (at_home(path, DataError) / MANIFEST).is_file() else path
+    return TokenStore.open(path) if (at_home(path, DataError) / MANIFEST).is_file() else path
 
 
-def _chosen(store: "TokenStore", wanted: list[str]) -> Iterator[int]:
+def _chosen(store: "TokenStore | PromptStore", wanted: list[str]) -> Iterator[int]:
     """Indices that words name: numbers, ranges, rows of source files.
 
     Raises:
@@ -138,7 +140,7 @@ def _with_finding(store: "TokenStore", rule: str, indices: list[int] | None) -> 
     return found
 
 
-def _by_place(store: "TokenStore") -> dict[str, list[int]]:
+def _by_place(store: "TokenStore | PromptStore") -> dict[str, list[int]]:
     places: dict[str, list[int]] = {}
     for index in range(len(store)):
         places.setdefault(store.source(index), []).append(index)

@@ -6,14 +6,17 @@ import attrs
 import numpy as np
 
 from forge_data import _formats
-from forge_data._accounting import PREPROCESS
+from forge_data._accounting import EMPTY_DOCUMENT, PREPROCESS
 from forge_data._batch import Batch, BatchBuilder, Seen
+from forge_data._documents import is_empty
 from forge_data._encode import Begun as Asked
 from forge_data._encode import Encoder
-from forge_data._errors import ForgeDataError
+from forge_data._errors import BadPairError, ForgeDataError
 from forge_data._example import TokenizedExample
-from forge_data._fit import fit
+from forge_data._fit import Fitted, fit
+from forge_data._lint_refused import refused
 from forge_data._lint_row import RowLint
+from forge_data._lint_rules import Where
 from forge_data._options import Options
 from forge_data._preprocess import Preprocess
 from forge_data._record import Chunk, Record
@@ -104,11 +107,21 @@ class Work:
                 continue
             try:
                 sample = self._understood(record, builder)
+            except BadPairError as found:
+                if self._job.options.on_bad_pair == "error":
+                    error = found
+                    break
+                builder.leave_out(record.row, found.reason)
+                builder.findings.append(refused(Where(rows.file, record.row, record.place), found, skipped=True))
+                continue
             except ForgeDataError as found:
                 error = found
                 break
             if sample is None:
                 break
+            if is_empty(sample):
+                builder.leave_out(record.row, EMPTY_DOCUMENT)
+                continue
             pending.append((record, sample))
             size += record.size
             if len(pending) >= _ROWS or size >= _BYTES:
@@ -168,7 +181,14 @@ class Work:
 
     def _add(self, rows: list[tuple[Record, Sample]], encoded: list[Encoded], builder: BatchBuilder, file: str) -> None:
         for (record, sample), made in zip(rows, encoded, strict=True):
-            builder.add(record.row, made, fit(record.place, made.examples, self._job.options))
+            try:
+                fitted = fit(record.place, made.examples, self._job.options)
+            except BadPairError as error:
+                if self._job.options.on_bad_pair == "error":
+                    raise
+                fitted = Fitted((), error.reason, {error.reason: sum(map(len, made.examples))})
+                builder.findings.append(refused(Where(file, record.row, record.place), error, skipped=True))
+            builder.add(record.row, made, fitted)
             if self._lint is not None:
                 builder.findings += self._lint.check(file, record.row, record.fields, sample, made)
 

@@ -11,7 +11,6 @@ import secrets
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Client, Connection, wait
@@ -20,6 +19,7 @@ from typing import Any
 from forge_data._batch import Batch
 from forge_data._errors import DataError
 from forge_data._garbage import collected
+from forge_data._leftovers import meeting_place
 from forge_data._work import Job, Rows, Task, Work, read
 from forge_data._worker import Failure
 
@@ -53,7 +53,7 @@ def batches(job: Job, tasks: "Iterator[Task | Rows]", num_proc: int | None) -> G
     sent = Job(tokenizer=job.tokenizer, options=job.options, preprocess=None) if local else job
     todo = (read(task, local) if local and isinstance(task, Task) else task for task in tasks)
     with contextlib.ExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="forge-data-", ignore_cleanup_errors=True))
+        folder = stack.enter_context(meeting_place())
         workers = [_Worker(stack, folder) for _ in range(num_proc)]
         for worker in workers:
             worker.connect(stack, sent)

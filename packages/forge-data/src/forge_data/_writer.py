@@ -21,6 +21,7 @@ from forge_data._manifest import (
     FINGERPRINTED,
     LINT,
     MANIFEST,
+    MARGINS,
     SUPERVISED,
     TOKENIZER,
     UNPAIRED,
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from forge_data._accounting import Accounting
     from forge_data._manifest import SourceFile
 
-_RUNNING = {"offsets.bin", "segment_offsets.bin"}
+_RUNNING = {"offsets.bin", "segment_offsets.bin", "record_offsets.bin"}
 
 
 class StoreWriter:
@@ -122,11 +123,12 @@ class StoreWriter:
                 file.flush()
                 os.fsync(file.fileno())
             self._stack.close()
-            for name in set(DTYPES) - set(arrays_of(kind)):
+            arrays = arrays_of(kind, margins=(self.partial / MARGINS).stat().st_size > 0)
+            for name in set(DTYPES) - set(arrays):
                 (self.partial / name).unlink()
             if tokenizer is not None:
                 self._save(tokenizer)
-            sha256 = {name: self._hashes[name].hexdigest() for name in (*arrays_of(kind), DROPPED)}
+            sha256 = {name: self._hashes[name].hexdigest() for name in (*arrays, DROPPED)}
             sizes = {name: (self.partial / name).stat().st_size for name in sha256}
             for path in sorted(path for path in self.partial.glob(f"{TOKENIZER}/**/*") if path.is_file()):
                 self._vouch(path, sha256, sizes)
@@ -146,16 +148,17 @@ class StoreWriter:
             settings=settings,
         )
 
-    def commit(self, manifest: Manifest, lint: str) -> None:
-        """Write what the lint found and the manifest, and give the store its name; a store that was there makes room.
+    def commit(self, manifest: Manifest, lint: str | None) -> None:
+        """Write what the lint found, if it looked, and the manifest, and give the store its name; a store that was there makes room.
 
         Raises:
             StoreError: the disk does not take it, or somebody else made the directory meanwhile.
         """
         try:
-            path = self.partial / LINT
-            path.write_text(lint, encoding="utf-8")
-            self._vouch(path, manifest.sha256, manifest.sizes)
+            if lint is not None:
+                path = self.partial / LINT
+                path.write_text(lint, encoding="utf-8")
+                self._vouch(path, manifest.sha256, manifest.sizes)
             path = self.partial / MANIFEST
             path.write_text(manifest.dumps(), encoding="utf-8")
             _sync(path)
