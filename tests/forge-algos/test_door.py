@@ -25,12 +25,12 @@ def test_all_is_sorted_and_loads():
     [
         ("import forge_algos", {"torch", "transformers", "peft", "attrs", "numpy"}),
         (
-            "import forge_algos; forge_algos.OptimizerSettings, forge_algos.AdapterError",
+            "import forge_algos; forge_algos.OptimizerSettings, forge_algos.SupervisedSettings, forge_algos.AdapterError",
             {"torch", "transformers", "peft", "numpy"},
         ),
         (
-            "import forge_algos; forge_algos.train, forge_algos.SFT, forge_algos.nll, forge_algos.adamw",
-            {"transformers", "peft"},
+            "import forge_algos; forge_algos.train, forge_algos.SFT, forge_algos.nll, forge_algos.make_optimizer",
+            {"transformers", "peft", "schedulefree", "bitsandbytes"},
         ),
     ],
 )
@@ -49,6 +49,8 @@ def test_what_an_import_loads(code, absent):
         ("AdapterError", ValueError, 2),
         ("PackedBatchError", ValueError, 2),
         ("NoTargetsError", ValueError, 2),
+        ("OptimizerError", ValueError, 2),
+        ("MissingPackageError", ImportError, 2),
         ("DivergedError", FloatingPointError, 1),
     ],
 )

@@ -21,7 +21,7 @@ def test_the_cut_changes_nothing(cut):
     found = evaluate(MODEL, batches, objective=SFT())
     with torch.no_grad():
         total, count = naive(MODEL, EXAMPLES)
-    assert found.loss_tokens == count
+    assert found.loss_count == count
     assert abs(found.loss / (total.item() / count) - 1) < 1e-6
 
 

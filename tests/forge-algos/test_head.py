@@ -91,7 +91,7 @@ def check(model, name, *, words="", **keep):
     inputs = packed_inputs(ids, torch.arange(7), torch.tensor([0, 7]), 7)
     rows, targets = torch.tensor([1, 2, 5]), torch.tensor([9, 3, 60])
     model.zero_grad()
-    terms = head(inputs, rows, targets)
+    terms = head.nll(inputs, rows, targets)
     terms.sum.backward()
     mine = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
     model.zero_grad()
@@ -208,7 +208,7 @@ def test_the_same_bits_as_decoder_and_loss(architecture):
     for run in ("head", "parts"):
         model.zero_grad()
         if run == "head":
-            terms = head(inputs, rows, targets)
+            terms = head.nll(inputs, rows, targets)
         else:
             hidden = model.model(**inputs).last_hidden_state[0].index_select(0, rows)
             terms = nll(hidden, model.lm_head.weight, targets, scale=head.scale, softcap=head.softcap)
@@ -237,15 +237,28 @@ class Sharded:
     def after(self, _module, _args, out):
         self.free()
         if out.requires_grad:
-            out.register_hook(lambda _grad: self.log.append("head"))
+            out.register_hook(self.before_backward)
+
+    def before_backward(self, _grad):
+        self.log.append("head")
+        self.weight.data = self.whole
 
     def root(self, _module, _args, out):
         if out.logits.requires_grad:
             out.logits.register_hook(lambda _grad: self.log.append("root"))
 
 
-def test_the_weight_is_used_inside_the_heads_call_only():
-    """Probe, loss and gradients are right where the weight is garbage outside; hooks on outputs see the backward pass first."""
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda head, *asked: head.nll(*asked).sum,
+        lambda head, *asked: head.logps(*asked).square().sum(),
+        lambda head, *asked: head.logps(*asked, beside=lambda hidden: hidden @ head.model.lm_head.weight[0])[1].sum(),
+    ],
+    ids=["nll", "logps", "beside"],
+)
+def test_the_weight_is_used_inside_the_heads_call_only(loss):
+    """Probe, loss and gradients are right where the weight is garbage outside the head's call, until its output's gradient comes."""
     expected, model = make("llama-untied"), make("llama-untied")
     sharded = Sharded(model.lm_head)
     model.register_forward_hook(sharded.root)
@@ -257,9 +270,9 @@ def test_the_weight_is_used_inside_the_heads_call_only():
     for each in (expected, model):
         head = choose_head(each, device=CPU)
         assert head.name == "chunked", head.reason
-        terms = head(inputs, rows, targets)
-        terms.sum.backward()
-        found.append((terms.sum.detach(), [p.grad for p in each.parameters()]))
+        value = loss(head, inputs, rows, targets)
+        value.backward()
+        found.append((value.detach(), [p.grad for p in each.parameters()]))
     assert torch.equal(found[0][0], found[1][0])
     assert all(torch.equal(m, t) for m, t in zip(found[0][1], found[1][1], strict=True))
     assert set(sharded.log[:2]) == {"root", "head"}
@@ -271,10 +284,10 @@ def test_the_head_is_as_before():
     model = make()
     head = choose_head(model, device=CPU)
     inputs = packed_inputs(torch.arange(7), torch.arange(7), torch.tensor([0, 7]), 7)
-    head(inputs, torch.tensor([1]), torch.tensor([3]))
+    head.nll(inputs, torch.tensor([1]), torch.tensor([3]))
     assert "forward" not in vars(model.lm_head)
     with pytest.raises(IndexError):
-        head(inputs, torch.tensor([99]), torch.tensor([3]))
+        head.nll(inputs, torch.tensor([99]), torch.tensor([3]))
     assert "forward" not in vars(model.lm_head)
 
 

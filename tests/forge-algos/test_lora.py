@@ -6,6 +6,7 @@ import torch
 from forge_algos import AdapterError, AdapterSettings, attach_lora
 
 from .oracle import make
+from .preferences import a_classifier
 
 IDS = torch.arange(3, 12)[None]
 LORA = AdapterSettings(adapter="lora", lora_r=3, lora_alpha=5.0)
@@ -21,6 +22,20 @@ def test_every_linear_layer_but_the_head(architecture):
     model = attach_lora(make(architecture), LORA)
     assert targets_of(model) == {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
     assert sum(".lora_A" in name for name, _ in model.named_parameters()) == 14
+
+
+def test_a_reward_models_score_is_trained_whole():
+    """Adapters on every linear layer but `score`, which is trained and saved itself, so that plain PEFT finds it again."""
+    model = attach_lora(a_classifier(), LORA)
+    assert "score" not in targets_of(model)
+    trained = {name for name, p in model.named_parameters() if p.requires_grad}
+    assert {name for name in trained if "lora" not in name} == {"base_model.model.score.modules_to_save.default.weight"}
+    assert model.peft_config["default"].task_type == "SEQ_CLS"
+    assert "score" in model.peft_config["default"].modules_to_save
+    with pytest.raises(
+        AdapterError, match="Linear layers here: down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj$"
+    ):
+        attach_lora(a_classifier(), AdapterSettings(adapter="lora", target_modules=("scores",)))
 
 
 def test_named_targets_only():

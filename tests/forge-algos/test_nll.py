@@ -6,8 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from forge_algos import LossError
 from forge_algos.losses import nll, nll_of_logits
-from forge_algos.losses._nll import _chunks
+from forge_algos.losses._rows import even_chunks
 
 
 def problem(T, D, V, *, dtype=torch.float64, seed=0, bias=False, masked=0.4, size=1.0):
@@ -216,7 +217,58 @@ def test_logits_in_bfloat16_are_summed_in_float32():
 @given(rows=st.integers(0, 100), at_most=st.integers(1, 40))
 def test_chunks_are_few_and_even(rows, at_most):
     """Every row once and in order, none above the limit, as few as possible, sizes within one chunk's rounding."""
-    found = _chunks(rows, at_most)
+    found = even_chunks(rows, at_most)
     assert [i for s in found for i in range(s.start, s.stop)] == list(range(rows))
     assert all(s.stop - s.start <= at_most for s in found)
     assert len(found) == -(-rows // at_most)
+
+
+@given(
+    T=st.integers(1, 13),
+    V=st.integers(1, 17),
+    chunk_rows=st.integers(1, 15),
+    softcap=st.sampled_from([None, 2.0]),
+    dft=st.booleans(),
+    label_smoothing=st.sampled_from([0.0, 0.1, 0.7]),
+    z_loss=st.sampled_from([0.0, 1e-2, 1.0]),
+    upstream=st.sampled_from([1.0, -0.3]),
+    seed=st.integers(0, 99),
+)
+def test_variants_are_what_they_say(T, V, chunk_rows, softcap, dft, label_smoothing, z_loss, upstream, seed):
+    """DFT's weight, torch's own label smoothing and z-loss, alone and together: values, stats and gradients, from both sources."""
+    hidden, weight, b, targets = problem(T, 3, V, seed=seed, bias=True)
+    rows = targets != -100
+    logits = torch.nn.functional.linear(hidden, weight, b) * 0.7
+    logits = (logits if softcap is None else torch.tanh(logits / softcap) * softcap)[rows]
+    plain = torch.nn.functional.cross_entropy(logits, targets[rows], reduction="none")
+    losses = torch.nn.functional.cross_entropy(logits, targets[rows], reduction="none", label_smoothing=label_smoothing)
+    losses = losses * (-plain).exp().detach() if dft else losses
+    expected = (losses + z_loss * logits.logsumexp(1).square()).sum()
+    variant = {"dft": dft, "label_smoothing": label_smoothing, "z_loss": z_loss, "chunk_rows": chunk_rows}
+    wanted = torch.autograd.grad(expected * upstream, (hidden, weight, b), retain_graph=True)
+    for terms in (
+        nll(hidden, weight, targets, bias=b, scale=0.7, softcap=softcap, **variant),
+        nll_of_logits(logits, targets[rows], **variant),
+    ):
+        torch.testing.assert_close(terms.sum, expected, rtol=1e-9, atol=1e-10)
+        torch.testing.assert_close(terms.stats["nll"], plain.sum().detach(), rtol=1e-9, atol=1e-10)
+        assert terms.stats["correct"] == (logits.argmax(1) == targets[rows]).sum()
+        assert not any(stat.requires_grad for stat in terms.stats.values())
+        for mine, theirs in zip(grads_of(terms.sum * upstream, (hidden, weight, b)), wanted, strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=1e-8, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("variant", "message"),
+    [
+        ({"label_smoothing": 1.0}, "label_smoothing: a finite number from 0 and below 1 is wanted, not 1.0"),
+        ({"label_smoothing": -0.1}, "label_smoothing"),
+        ({"z_loss": -1e-4}, "z_loss: a finite number from 0 is wanted, not -0.0001"),
+        ({"z_loss": float("nan")}, "z_loss"),
+    ],
+)
+def test_numbers_out_of_range_are_refused(variant, message):
+    """By name, with what came."""
+    hidden, weight, _, targets = problem(2, 3, 5)
+    with pytest.raises(LossError, match=message):
+        nll(hidden, weight, targets, **variant)

@@ -66,7 +66,7 @@ class Solo:
 
 
 def facts(outputs):
-    return [(o.step, o.loss_tokens, o.tokens, o.samples, o.learning_rate, o.skipped) for o in outputs]
+    return [(o.step, o.loss_count, o.tokens, o.samples, o.learning_rate, o.skipped) for o in outputs]
 
 
 WHOLE = drive(Solo(), lambda _rank: [[pack(EXAMPLES)]], still=True)
@@ -122,7 +122,7 @@ def test_steps_equal_those_of_one_process(world_size):
         assert calls.count(("backward",)) == 2 * 5
         assert calls.count(("micro_batch", True)) == calls.count(("step",)) == 5
         assert all(torch.equal(m, o) for m, o in zip(moved, results[0][2], strict=True))
-    assert [o.loss_tokens == 0 for o in expected] == [False, False, False, True, False, False]
+    assert [o.loss_count == 0 for o in expected] == [False, False, False, True, False, False]
 
 
 def test_a_rank_without_work_counts_for_nothing():
@@ -218,7 +218,7 @@ def test_a_skip_alone():
     model.model.norm.weight.register_hook(lambda grad: grad * float("nan") if next(bad) else grad)
     outputs, _, _, _ = drive(Solo(), lambda _rank: [[pack(EXAMPLES)]] * 3, model=model, on_nan="skip")
     assert [o.skipped for o in outputs] == [True, True, False]
-    assert [o.loss_tokens > 0 for o in outputs] == [True] * 3
+    assert [o.loss_count > 0 for o in outputs] == [True] * 3
     assert math.isfinite(outputs[0].loss)
 
 
@@ -258,7 +258,7 @@ def test_many_micro_batches(count):
     def run(rank):
         given = [one if (k + rank.rank) % 3 == 0 else none for k in range(count)]
         found = columns(given, SFT(), rank)
-        return found.mine, found.everywhere, found.active, (found.loss_tokens, found.tokens, found.samples)
+        return found.mine, found.everywhere, found.active, (found.count, found.tokens, found.samples)
 
     for number, (mine, everywhere, active, totals) in enumerate(on_threads(run, 2)):
         assert mine == [2 * ((k + number) % 3 == 0) for k in range(count)]
@@ -281,7 +281,7 @@ def test_an_evaluation_is_the_same_on_any_number_of_ranks(world_size):
     results = on_threads(run, world_size)
     for found, calls in results:
         assert found == results[0][0]
-        assert found.loss_tokens == expected.loss_tokens
+        assert found.loss_count == expected.loss_count
         assert found.loss == pytest.approx(expected.loss, rel=1e-6)
         assert calls == results[0][1]
 

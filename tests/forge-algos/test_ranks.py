@@ -12,12 +12,15 @@ import torch
 from forge_algos import (
     SFT,
     AdapterSettings,
+    Distill,
+    DistillSettings,
     DivergedError,
     OptimizerSettings,
+    SupervisedSettings,
     UnevenRanksError,
-    adamw,
     attach_lora,
     evaluate,
+    make_optimizer,
     schedule,
     train,
 )
@@ -44,7 +47,7 @@ def steps_of(rank, world_size):
     return found
 
 
-def run(strategy, folder, adapter, rank, world_size, *, wrong=None, on_nan="stop"):
+def run(strategy, folder, adapter, rank, world_size, *, wrong=None, on_nan="stop", objective=None, config=OPTIMIZER):
     """(outputs, evaluations, head, last gradients, weights) under a strategy, or under none."""
     if strategy is None:
         model = load(folder)
@@ -58,23 +61,24 @@ def run(strategy, folder, adapter, rank, world_size, *, wrong=None, on_nan="stop
             strategy.settle(model)
         model = attach_lora(model, LORA)
     if strategy is None:
-        optimizer = adamw(model, OPTIMIZER)
+        optimizer = make_optimizer(model, config)
     else:
-        model, optimizer = strategy.wrap(model, lambda module: adamw(module, OPTIMIZER))
+        model, optimizer = strategy.wrap(model, lambda module: make_optimizer(module, config))
     if wrong is not None and rank == wrong:
         calls = iter([False] * 4 + [True] + [False] * 20)
         bend = lambda _m, _a, out: out * float("nan") if torch.is_grad_enabled() and next(calls) else None  # noqa: E731
         next(m for m in model.modules() if isinstance(m, torch.nn.Embedding)).register_forward_hook(bend)
     held_out = [pack(part) for part in (samples((6, 3), seed=99)[rank::world_size], samples((8,), seed=98)[rank::world_size])]
-    common = {"objective": SFT(), "device": CPU, **kind}
+    common = {"objective": objective or SFT(), "device": CPU, **kind}
     before = evaluate(model, held_out, **common)
+    torch.manual_seed(rank)
     outputs = list(
         train(
             model,
             steps_of(rank, world_size),
             optimizer=optimizer,
-            scheduler=schedule(optimizer, OPTIMIZER, 6),
-            max_grad_norm=OPTIMIZER.max_grad_norm,
+            scheduler=schedule(optimizer, config, 6),
+            max_grad_norm=config.max_grad_norm,
             on_nan=on_nan,
             first_step=3,
             **common,
@@ -134,13 +138,15 @@ def same(ours, theirs, world_size):
     assert head == expected_head == "chunked"
     assert [o.step for o in outputs] == [3, 4, 5, 6, 7, 8]
     for output, other in zip(outputs, expected, strict=True):
-        for fact in ("loss_tokens", "tokens", "samples", "learning_rate", "skipped"):
+        for fact in ("loss_count", "tokens", "samples", "learning_rate", "skipped"):
             assert getattr(output, fact) == getattr(other, fact)
         assert output.loss == pytest.approx(other.loss, rel=1e-5)
         assert output.grad_norm == pytest.approx(other.grad_norm, rel=1e-4)
+        assert output.figures == pytest.approx(other.figures, rel=1e-5)
     for found, other in ((before, expected_before), (after, expected_after)):
-        assert found.loss_tokens == other.loss_tokens
+        assert found.loss_count == other.loss_count
         assert found.loss == pytest.approx(other.loss, rel=1e-5)
+        assert found.figures == pytest.approx(other.figures, rel=1e-5)
     assert grads.keys() == expected_grads.keys()
     for name, grad in expected_grads.items():
         # Of the last step, behind five moves of the optimizer, clipped.
@@ -186,3 +192,61 @@ def test_real_ranks_equal_one_process(folders, world_size):
                 assert [o.skipped for o in ours[0]] == [False, False, True, False, False, False]
                 assert all(math.isfinite(o.loss) for o in ours[0] if not o.skipped)
                 assert ours[2] == first[2]
+
+
+NOISY = SFT(SupervisedSettings(neftune_alpha=5.0, z_loss=1e-3, label_smoothing=0.1, normalize="trl"))
+OPTIMIZERS = ("muon", "schedule_free")
+
+
+def noisy_on_rank(ranks, folder):
+    """What the noisy objective gives under ddp, fsdp2 and an adapter, and what optimizers and a teacher do under fsdp2."""
+    import forge_dist
+
+    def go(name, adapter, objective, config):
+        strategy = forge_dist.make_strategy(forge_dist.StrategySettings(strategy=name), ranks, device=CPU, adapter=adapter)
+        return run(strategy, folder, adapter, ranks.rank, ranks.world_size, objective=objective, config=config)
+
+    noisy = {(name, adapter): go(name, adapter, NOISY, OPTIMIZER) for name in ("ddp", "fsdp2") for adapter in (False, True)}
+    moved = {name: go("fsdp2", False, SFT(), optimizer_of(name)) for name in OPTIMIZERS}
+    strategy = forge_dist.make_strategy(forge_dist.StrategySettings(strategy="fsdp2"), ranks, device=CPU, adapter=False)
+    teachers = {"whole": load(folder), "sharded": strategy.load(folder, dtype=torch.float32, attention="sdpa")}
+    taught = {name: go("fsdp2", False, distilled(teacher), OPTIMIZER) for name, teacher in teachers.items()}
+    return noisy, moved, taught
+
+
+def distilled(teacher):
+    """An objective whose teacher differs from the student that is loaded from the same files."""
+    with torch.no_grad():
+        for parameter in teacher.parameters():
+            parameter.mul_(1.5)
+    return Distill(settings=DistillSettings(teacher_path="loaded"), teacher=teacher)
+
+
+def optimizer_of(name):
+    shape = {"lr_scheduler": "constant"} if name == "schedule_free" else {}
+    return OptimizerSettings(optimizer=name, learning_rate=1e-2, weight_decay=0.1, warmup_steps=2, max_grad_norm=0.5, **shape)
+
+
+def test_noise_measured_means_optimizers_and_teachers_on_real_ranks(folders):
+    """NEFTune and what is measured beforehand give the same, sharded or not; muon and schedule-free move shards as they move wholes;
+    a teacher teaches sharded students, be it sharded itself or not."""
+    pytest.importorskip("schedulefree", reason="schedulefree is an optional package")
+    folder = folders["llama-untied"]
+    results = run_on_ranks(noisy_on_rank, 2, folder, timeout=240)
+    expected = {name: run(None, folder, False, 0, 1, config=optimizer_of(name)) for name in OPTIMIZERS}
+    expected_taught = run(None, folder, False, 0, 1, objective=distilled(load(folder)))
+    for noisy, moved, taught in results:
+        for found in taught.values():
+            same(found, expected_taught, 2)
+            assert found[0][0].figures["kl"] > 0.1
+        for adapter in (False, True):
+            same(noisy["fsdp2", adapter], noisy["ddp", adapter], 2)
+            assert noisy["ddp", adapter][0][0].figures.keys() == {"accuracy", "nll"}
+        for name in OPTIMIZERS:
+            # Muon's iteration is in bfloat16, which sums over shards in another order; a shard's own steps would be 2e-3 off each.
+            loss, weight, which = (3e-4, 1e-3, "proj") if name == "muon" else (1e-5, 1e-5, "")
+            for output, other in zip(moved[name][0], expected[name][0], strict=True):
+                assert output.loss == pytest.approx(other.loss, rel=loss)
+            for parameter, value in expected[name][5].items():
+                if which in parameter:
+                    np.testing.assert_allclose(moved[name][5][parameter], value, rtol=1e-4, atol=weight, err_msg=parameter)

@@ -6,9 +6,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import get_scheduler
 
-from forge_algos import OptimizerSettings, lr_factor, schedule
+from forge_algos import OptimizerError, OptimizerSettings, lr_factor, schedule
 
 NAMES = {"cosine": "cosine", "linear": "linear", "constant": "constant_with_warmup"}
+FURTHER = {
+    "cosine_with_min_lr": ({"min_lr_ratio": 0.1}, {"min_lr_rate": 0.1}),
+    "cosine_with_restarts": ({"num_cycles": 3}, {"num_cycles": 3}),
+    "inverse_sqrt": ({}, {}),
+    "polynomial": ({"min_lr_ratio": 0.2, "power": 2.5}, {"lr_end": 0.2, "power": 2.5}),
+    "warmup_stable_decay": ({"min_lr_ratio": 0.05, "decay_steps": 3}, {"min_lr_ratio": 0.05, "num_decay_steps": 3}),
+}
+"""Each further schedule's settings, here and there."""
 
 
 def optimizer(rate=1.0):
@@ -18,7 +26,13 @@ def optimizer(rate=1.0):
 def transformers_factors(name, num_steps, warmup_steps):
     """Factor of transformers' schedule before step 1, 2, ..., num_steps + 1."""
     moved = optimizer()
-    theirs = get_scheduler(NAMES[name], moved, num_warmup_steps=warmup_steps, num_training_steps=num_steps)
+    theirs = get_scheduler(
+        NAMES.get(name, name),
+        moved,
+        num_warmup_steps=warmup_steps,
+        num_training_steps=num_steps,
+        scheduler_specific_kwargs=FURTHER.get(name, ({}, {}))[1],
+    )
     found = []
     for _ in range(num_steps + 1):
         found.append(moved.param_groups[0]["lr"])
@@ -57,3 +71,48 @@ def test_where_it_begins_and_ends(name):
     factors = [lr_factor(s, num_steps=10, warmup_steps=4, lr_scheduler=name) for s in range(1, 14)]
     assert factors[:5] == [0.25, 0.5, 0.75, 1.0, 1.0]
     assert factors[10:] == pytest.approx([float(name == "constant")] * 3)
+
+
+@given(name=st.sampled_from(list(FURTHER)), num_steps=st.integers(4, 30), data=st.data())
+def test_the_further_schedules_are_transformers(name, num_steps, data):
+    """Every step after the warm-up is transformers'; the warm-up is ours, up from 1 / w."""
+    warmup_steps = data.draw(st.integers(0, num_steps - 3))
+    theirs = transformers_factors(name, num_steps, warmup_steps)
+    config = OptimizerSettings(learning_rate=0.3, lr_scheduler=name, warmup_steps=warmup_steps, **FURTHER[name][0])
+    moved = optimizer(0.3)
+    ours = schedule(moved, config, num_steps)
+    for step in range(1, num_steps + 1):
+        expected = step / warmup_steps if step <= warmup_steps else theirs[step - 1]
+        assert moved.param_groups[0]["lr"] == pytest.approx(0.3 * expected, abs=1e-12)
+        moved.step()
+        ours.step()
+
+
+@pytest.mark.parametrize(
+    ("name", "last"),
+    [("cosine_with_min_lr", 0.1), ("cosine_with_restarts", 0.0), ("polynomial", 0.2), ("warmup_stable_decay", 0.05)],
+)
+@pytest.mark.parametrize("warmup_steps", [0, 5])
+def test_where_the_further_ones_end(name, last, warmup_steps):
+    """At their lowest after the last step, and they stay there, where transformers' cosine would rise again."""
+    factors = [
+        lr_factor(step, num_steps=12, warmup_steps=warmup_steps, lr_scheduler=name, **FURTHER[name][0])
+        for step in (warmup_steps + 1, 13, 14, 20)
+    ]
+    assert factors == pytest.approx([1.0, last, last, last])
+
+
+@pytest.mark.parametrize("name", [name for name in FURTHER if name != "warmup_stable_decay"])
+def test_a_warmup_as_long_as_the_run(name):
+    """Up to the last step, and no division by nothing behind it."""
+    factors = [lr_factor(step, num_steps=3, warmup_steps=3, lr_scheduler=name, **FURTHER[name][0]) for step in (1, 2, 3, 4)]
+    assert factors[:3] == pytest.approx([1 / 3, 2 / 3, 1.0])
+    assert 0 <= factors[3] <= 1
+
+
+def test_a_decay_longer_than_the_run_is_refused():
+    """Named with both settings and the run's steps, before the first of them."""
+    config = OptimizerSettings(lr_scheduler="warmup_stable_decay", warmup_steps=4, decay_steps=7)
+    with pytest.raises(OptimizerError, match="warmup_steps=4 and decay_steps=7 are more than the run's 10 steps"):
+        schedule(optimizer(), config, 10)
+    schedule(optimizer(), config, 11)

@@ -5,7 +5,7 @@ import math
 import attrs
 import pytest
 
-from forge_algos import AdapterSettings, OptimizerSettings
+from forge_algos import AdapterSettings, DistillSettings, OptimizerSettings, PretrainSettings, SupervisedSettings
 
 
 @pytest.mark.parametrize(
@@ -19,6 +19,12 @@ from forge_algos import AdapterSettings, OptimizerSettings
         *(("warmup_steps", bad) for bad in (-1, 1.5, True, "3")),
         *(("lr_scheduler", bad) for bad in ("cosin", None)),
         *(("on_nan", bad) for bad in ("ignore", None, True)),
+        *(("optimizer", bad) for bad in ("adam", None)),
+        *(("momentum", bad) for bad in (-0.1, 1.0, math.nan)),
+        *(("min_lr_ratio", bad) for bad in (-0.1, 1.0, math.nan)),
+        *(("decay_steps", bad) for bad in (0, -1, 1.5, True)),
+        *(("power", bad) for bad in (0, -1.0, math.inf)),
+        *(("num_cycles", bad) for bad in (0, 0.5, True)),
     ],
 )
 def test_optimizer_settings_refuse(name, bad):
@@ -70,3 +76,89 @@ def test_settings_are_frozen():
     """Settings do not change during a run."""
     with pytest.raises(attrs.exceptions.FrozenInstanceError):
         OptimizerSettings().eps = 1.0
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        *(
+            ({"optimizer": "adafactor", name: 0.5}, f"{name}=0.5 has no effect with optimizer='adafactor'.*adamw, muon")
+            for name in ("beta1", "beta2", "eps")
+        ),
+        *(
+            ({"optimizer": name, "momentum": 0.5}, f"momentum=0.5 has no effect with optimizer='{name}'.*optimizer=muon")
+            for name in ("adamw", "adafactor", "adamw_8bit")
+        ),
+        ({"min_lr_ratio": 0.1}, "min_lr_ratio=0.1 has no effect with lr_scheduler='cosine'.*cosine_with_min_lr, polynomial or"),
+        ({"decay_steps": 3, "lr_scheduler": "linear"}, "decay_steps=3 has no effect with lr_scheduler='linear'"),
+        ({"power": 2.0}, "power=2.0 has no effect with lr_scheduler='cosine'.*lr_scheduler=polynomial"),
+        ({"num_cycles": 2}, "num_cycles=2 has no effect with lr_scheduler='cosine'.*cosine_with_restarts"),
+        ({"optimizer": "schedule_free"}, "lr_scheduler='cosine' with optimizer='schedule_free'.*set lr_scheduler='constant'"),
+        ({"optimizer": "schedule_free", "lr_scheduler": "constant", "beta1": 0.0}, "beta1=0 with optimizer='schedule_free'"),
+        ({"lr_scheduler": "cosine_with_min_lr"}, "needs min_lr_ratio above 0"),
+        ({"lr_scheduler": "warmup_stable_decay"}, "needs decay_steps"),
+    ],
+)
+def test_optimizer_settings_without_effect_are_refused(given, message):
+    """What the chosen optimizer or schedule does not read, or cannot do without, is named with the way out."""
+    with pytest.raises(ValueError, match=message):
+        OptimizerSettings(**given)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"optimizer": "muon", "momentum": 0.9, "beta1": 0.8},
+        {"optimizer": "adamw_8bit", "eps": 1e-6},
+        {"optimizer": "schedule_free", "lr_scheduler": "constant", "beta1": 0.95, "warmup_steps": 3},
+        {"lr_scheduler": "cosine_with_min_lr", "min_lr_ratio": 0.1},
+        {"lr_scheduler": "cosine_with_restarts", "num_cycles": 2},
+        {"lr_scheduler": "polynomial", "power": 2.0, "min_lr_ratio": 0.1},
+        {"lr_scheduler": "inverse_sqrt"},
+        {"lr_scheduler": "warmup_stable_decay", "decay_steps": 5, "min_lr_ratio": 0.1},
+    ],
+)
+def test_optimizer_settings_with_effect_are_taken(given):
+    """Each is read where it is read."""
+    found = OptimizerSettings(**given)
+    assert {name: getattr(found, name) for name in given} == given
+
+
+def test_adafactors_rate_is_its_own():
+    """Its rate is multiplied by a matrix's size, so the default is larger; a given rate stays."""
+    assert OptimizerSettings(optimizer="adafactor").resolve().learning_rate == pytest.approx(1e-3)
+    assert OptimizerSettings(optimizer="adafactor").resolve("lora").learning_rate == pytest.approx(1e-2)
+    assert OptimizerSettings(optimizer="adafactor", learning_rate=0.5).resolve().learning_rate == 0.5
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "bad"),
+    [
+        *((SupervisedSettings, "loss", bad) for bad in ("ce", None)),
+        *((SupervisedSettings, "normalize", bad) for bad in ("mean", None)),
+        *(
+            (kind, "label_smoothing", bad)
+            for kind in (SupervisedSettings, PretrainSettings)
+            for bad in (-0.1, 1.0, math.nan, "0")
+        ),
+        *((kind, "z_loss", bad) for kind in (SupervisedSettings, PretrainSettings) for bad in (-1e-4, math.inf, True)),
+        *((SupervisedSettings, "neftune_alpha", bad) for bad in (-1, math.nan, "5")),
+        *((PretrainSettings, "block_size", bad) for bad in (1, 0, 2.0, True)),
+        *((PretrainSettings, "cross_documents", bad) for bad in (1, None, "yes")),
+        *((PretrainSettings, "max_tokens", bad) for bad in (0, -1, 1.5, True)),
+        *((DistillSettings, "teacher_path", bad) for bad in ("", None, 3)),
+        *((DistillSettings, "beta", bad) for bad in (-0.1, 1.1, math.nan)),
+        *((DistillSettings, "temperature", bad) for bad in (0, -1.0, math.inf)),
+    ],
+)
+def test_objectives_settings_refuse(kind, name, bad):
+    """Out of range, not finite, of another type: refused, and the message names the field."""
+    needed = {"teacher_path": "a/path"} if kind is DistillSettings else {}
+    kind(**needed)
+    with pytest.raises((ValueError, TypeError), match=name):
+        kind(**{**needed, name: bad})
+
+
+def test_betas_ends_are_divergences():
+    """0 and 1 are the forward and the reverse KL, and allowed."""
+    assert [DistillSettings(teacher_path="t", beta=beta).beta for beta in (0, 1)] == [0, 1]

@@ -79,7 +79,7 @@ def test_six_steps_equal_the_naive_ones(adapter, accumulation):
         assert abs(output.loss / (total.item() / count) - 1) < 1e-5
         assert abs(output.grad_norm / norm.item() - 1) < 1e-4
         assert output.learning_rate == pytest.approx(1e-2 * factor)
-        assert (output.loss_tokens, output.tokens, output.samples) == (count, sum(LENGTHS), len(LENGTHS))
+        assert (output.loss_count, output.tokens, output.samples) == (count, sum(LENGTHS), len(LENGTHS))
         assert output.seconds > 0
     assert [o.step for o in outputs] == [1, 2, 3, 4, 5, 6]
     assert max(o.grad_norm for o in outputs) > 0.5
@@ -102,7 +102,7 @@ def test_the_cut_changes_nothing(cut, seed):
     assert abs(output.loss / expected.loss - 1) < 1e-6
     assert abs(output.grad_norm / expected.grad_norm - 1) < 1e-5
     assert distance(mine, theirs) < 1e-5
-    assert (output.loss_tokens, output.tokens, output.samples) == (expected.loss_tokens, expected.tokens, expected.samples)
+    assert (output.loss_count, output.tokens, output.samples) == (expected.loss_count, expected.tokens, expected.samples)
 
 
 def test_the_cut_law_can_fail():
@@ -143,7 +143,7 @@ def test_a_step_with_nothing_to_learn_moves_nothing():
     before = [p.detach().clone() for p in model.parameters()]
     outputs = run(model, [[masked, pack([])], [pack(EXAMPLES)]], settings_of(warmup_steps=4), 2)
     first = next(outputs)
-    assert (first.loss, first.grad_norm, first.loss_tokens, first.tokens, first.samples) == (0.0, 0.0, 0, 7, 2)
+    assert (first.loss, first.grad_norm, first.loss_count, first.tokens, first.samples) == (0.0, 0.0, 0, 7, 2)
     assert all(torch.equal(p, b) for p, b in zip(model.parameters(), before, strict=True))
     second = next(outputs)
     assert second.learning_rate == pytest.approx(1e-2 * 2 / 4)

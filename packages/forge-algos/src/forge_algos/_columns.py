@@ -10,7 +10,6 @@ from typing import Any
 
 import attrs
 
-from forge_algos._batch import sample_count, token_count
 from forge_algos._errors import UnevenRanksError
 from forge_algos._parallel import Parallel
 from forge_algos.objectives import Objective
@@ -24,15 +23,15 @@ class Columns:
     """What one step, or one batch of an evaluation, holds on this rank and on all."""
 
     mine: list[int]
-    """Learned tokens of each of this rank's micro-batches."""
+    """Terms of each of this rank's micro-batches: learned tokens, pairs, whatever the objective counts."""
     everywhere: list[int]
-    """Learned tokens of each column."""
-    loss_tokens: int
-    """Learned tokens of all ranks and columns."""
+    """Terms of each column."""
+    count: int
+    """Terms of all ranks and columns."""
     tokens: int
     """All tokens of all ranks."""
     samples: int
-    """All documents of all ranks."""
+    """All rows of the data, of all ranks."""
 
     @property
     def active(self) -> list[int]:
@@ -53,8 +52,8 @@ def columns(micro_batches: Sequence[Any] | None, objective: Objective, parallel:
         float(micro_batches is not None),
         len(mine),
         len(mine) ** 2,
-        sum(token_count(batch) for batch in given),
-        sum(sample_count(batch) for batch in given),
+        sum(objective.tokens(batch) for batch in given),
+        sum(objective.samples(batch) for batch in given),
     ]
     present, number, squares, tokens, samples, *everywhere = parallel.sum([*about, *padded])
     ranks = parallel.world_size
@@ -74,4 +73,4 @@ def columns(micro_batches: Sequence[Any] | None, objective: Objective, parallel:
     if len(mine) > _WIDTH:
         everywhere += parallel.sum(mine[_WIDTH:])
     counts = [int(count) for count in everywhere[: len(mine)]]
-    return Columns(mine=mine, everywhere=counts, loss_tokens=sum(counts), tokens=int(tokens), samples=int(samples))
+    return Columns(mine=mine, everywhere=counts, count=sum(counts), tokens=int(tokens), samples=int(samples))

@@ -2,7 +2,8 @@
 
 transformers isolates the documents of a row only where neither a KV cache nor a 2-D attention mask is in play: with one,
 logits are off by 1.6 (transformers 5.23, sdpa and eager), silently. `use_cache` left alone means the config's, which is True
-nearly everywhere.
+nearly everywhere. A row whose completions share a prompt (`kv_rows`) needs an attention that knows of it, too: any other leaves
+the prompt out, silently.
 """
 
 import inspect
@@ -16,6 +17,7 @@ from torch.utils.hooks import RemovableHandle
 
 from forge_algos._errors import PackedBatchError
 from forge_algos._modules import causal_model, decoder
+from forge_algos._sharing import attention_of, was_shown_to_share
 
 
 class PackedGuard:
@@ -40,7 +42,8 @@ def guard_packed(model: nn.Module) -> PackedGuard:
     """From now on, a forward of `model` or of its decoder with a packed row and a cache or a 2-D mask raises.
 
     A row is packed if `cu_seq_lens_q` names two documents or more, or if it is a single row whose `position_ids` start anew
-    (looked at on the CPU only: elsewhere that would wait for the device). `train` and `evaluate` install this by themselves.
+    (looked at on the CPU only: elsewhere that would wait for the device), or if it comes with `kv_rows`; then the model must
+    also be one that `shares_prompts` said yes to. `train` and `evaluate` install this by themselves.
 
     Returns:
         PackedGuard: call its `remove()`, or use it in a `with` block.
@@ -48,16 +51,25 @@ def guard_packed(model: nn.Module) -> PackedGuard:
     Raises:
         PackedBatchError: from the guarded forward.
     """
-    modules = [module for module in (model, causal_model(model), decoder(model)) if module is not None]
-    return PackedGuard([module.register_forward_pre_hook(_hook(module), with_kwargs=True) for module in dict.fromkeys(modules)])
+    causal = causal_model(model)
+    modules = [module for module in (model, causal, decoder(model)) if module is not None]
+    return PackedGuard(
+        [module.register_forward_pre_hook(_hook(module, causal), with_kwargs=True) for module in dict.fromkeys(modules)]
+    )
 
 
-def _hook(module: nn.Module) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
+def _hook(module: nn.Module, causal: nn.Module) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
     names = list(inspect.signature(module.forward).parameters)
 
     def refuse(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         given = {**dict(zip(names, args, strict=False)), **kwargs}
-        if not _is_packed(given.get("cu_seq_lens_q"), given.get("position_ids")):
+        shares = given.get("kv_rows") is not None
+        if shares and not was_shown_to_share(causal):
+            raise PackedBatchError(
+                f"completions that share a prompt (kv_rows) came to attention {attention_of(causal)!r}, which was not shown to share "
+                "prompts: ask forge_algos.shares_prompts first, and where it says no collate with share_prompt=False"
+            )
+        if not shares and not _is_packed(given.get("cu_seq_lens_q"), given.get("position_ids")):
             return
         mask = given.get("attention_mask")
         if isinstance(mask, torch.Tensor) and mask.dim() == 2:

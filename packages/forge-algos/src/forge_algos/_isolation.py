@@ -14,6 +14,9 @@ from torch import nn
 from forge_algos._errors import PackedBatchError
 from forge_algos._modules import causal_model, decoder, mode, vocabulary
 
+REFUSALS = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+"""What a model raises that cannot run a row which it is tried on."""
+
 _LENGTHS = (5, 7)
 _shown: WeakKeyDictionary[nn.Module, tuple[Any, ...]] = WeakKeyDictionary()
 """What was shown already, so that an evaluation every few steps does not show it again; it does not depend on the weights."""
@@ -50,7 +53,7 @@ def require_isolation(model: nn.Module, *, device: torch.device) -> None:
             problem = _problem(model, device)
     except torch.OutOfMemoryError:
         raise
-    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+    except REFUSALS as error:
         raise PackedBatchError(f"{what} cannot run a packed row: {error}") from error
     if problem:
         raise PackedBatchError(f"{what} does not keep packed documents apart: {problem}. {_REMEDY}")
@@ -66,9 +69,9 @@ def _problem(model: nn.Module, device: torch.device) -> str | None:
     first, second = ids.split(list(_LENGTHS))
     packed = _run(model, first, second)
     for which, document, found in (("first", first, packed[0]), ("second", second, packed[1])):
-        if not _equal(found, _run(model, document)[0]):
+        if not equal(found, _run(model, document)[0]):
             return f"the {which} of two comes out otherwise than alone"
-    if not _equal(packed[1], _run(model, (first + 1) % vocab, second)[1]):
+    if not equal(packed[1], _run(model, (first + 1) % vocab, second)[1]):
         return "the second of two changes with the first"
     return None
 
@@ -79,10 +82,14 @@ def _run(model: nn.Module, *documents: torch.Tensor) -> tuple[torch.Tensor, ...]
     positions = torch.cat([torch.arange(length) for length in lengths])
     boundaries = torch.tensor([0, *lengths]).cumsum(0)
     ids = torch.cat(documents)
-    inputs = packed_inputs(ids, positions.to(ids.device), boundaries, max(lengths))
+    return hidden_states(model, packed_inputs(ids, positions.to(ids.device), boundaries, max(lengths))).split(lengths)
+
+
+def hidden_states(model: nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
+    """What the decoder makes of one row, float[T, D]; the logits where the model has no part of that name."""
     body = decoder(model)
     if body is None:
-        return model(**inputs).logits[0].split(lengths)
+        return model(**inputs).logits[0]
     # Seen on the way, not called for: a decoder called beside its wrappers would find weights that nobody gathered.
     seen: list[torch.Tensor] = []
     handle = body.register_forward_hook(lambda _module, _args, output: seen.append(output.last_hidden_state))
@@ -90,10 +97,10 @@ def _run(model: nn.Module, *documents: torch.Tensor) -> tuple[torch.Tensor, ...]
         model(**inputs)
     finally:
         handle.remove()
-    return seen[0][0].split(lengths)
+    return seen[0][0]
 
 
-def _equal(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
+def equal(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
     """Equal within the dtype's noise: at every token in float32, at half of them in less.
 
     In few digits an expert may change with nothing but the shape of a product; a leak or a wrong position shows at all tokens.

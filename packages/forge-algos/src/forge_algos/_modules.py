@@ -37,9 +37,14 @@ def head(model: nn.Module) -> nn.Module | None:
     return _ask(causal_model(model), "get_output_embeddings")
 
 
+def embeddings(model: nn.Module) -> nn.Module | None:
+    """The module that turns token ids into vectors, or None where the model names none."""
+    return _ask(causal_model(model), "get_input_embeddings")
+
+
 def vocabulary(model: nn.Module) -> int | None:
     """V: how many token ids the model embeds, or None where it does not say."""
-    count = getattr(_ask(causal_model(model), "get_input_embeddings"), "num_embeddings", None)
+    count = getattr(embeddings(model), "num_embeddings", None)
     return count if isinstance(count, int) else None
 
 

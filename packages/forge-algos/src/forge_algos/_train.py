@@ -1,4 +1,4 @@
-"""Steps of packed rows → a trained model, one `StepOutput` a step.
+"""Steps of batches → a trained model, one `StepOutput` a step.
 
 The one loop. It is a generator: logging, evaluating, saving and stopping are the body of the caller's `for` loop.
 """
@@ -6,7 +6,7 @@ The one loop. It is a generator: logging, evaluating, saving and stopping are th
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
@@ -19,8 +19,8 @@ from forge_algos._errors import DivergedError
 from forge_algos._guard import guard_packed
 from forge_algos._modules import mode
 from forge_algos._parallel import ALONE, Parallel
-from forge_algos.losses import LossTerms
-from forge_algos.objectives import Objective
+from forge_algos._step import Sums, measure_totals, optimizer_training
+from forge_algos.objectives import Bound, Objective
 
 
 @attrs.frozen(kw_only=True)
@@ -30,19 +30,21 @@ class StepOutput:
     step: int
     """Counted from 1, or from where the run went on."""
     loss: float
-    """Mean over the global batch's learned tokens, in nats, before the step; 0 where nothing was learned."""
-    loss_tokens: int
-    """Learned tokens of the global batch: of all ranks."""
+    """Mean over the global batch's terms (learned tokens, pairs), before the step; 0 where nothing was learned."""
+    loss_count: int
+    """Terms of the global batch, of all ranks: how many of the objective's `unit`."""
     tokens: int
-    """All its tokens."""
+    """All tokens that went through the model, of all ranks."""
     samples: int
-    """Its documents."""
+    """Rows of the data: documents, pairs, completions."""
     grad_norm: float
     """Global norm of the gradients before clipping."""
     learning_rate: float
     """The rate that this step used, or would have used."""
     seconds: float
     """From asking for the batches to the optimizer's move; the caller's own work between steps is not in it."""
+    figures: Mapping[str, float] = attrs.field(factory=dict)
+    """What the objective says beside the loss, over the global batch: an accuracy, a margin; empty where nothing was learned."""
     skipped: bool = False
     """Whether the weights stayed because the loss or the gradient norm was no number (`on_nan="skip"`)."""
 
@@ -63,16 +65,20 @@ def train(
 ) -> Iterator[StepOutput]:
     """Take one optimizer step for each element of `steps`.
 
-    A step's loss is the sum over the micro-batches of all ranks divided by the learned tokens of all of them, counted before
-    the first forward: the gradients do not depend on how the step is cut. Micro-batches with nothing to learn (empty ones too)
-    are skipped. A step with nothing to learn moves no weight and no optimizer state, only the schedule; its `loss_tokens` is 0.
+    A step's loss is the sum over the micro-batches of all ranks divided by the terms of all of them (learned tokens, pairs),
+    counted before the first forward: the gradients do not depend on how the step is cut. Micro-batches with nothing to learn
+    (empty ones too) are skipped. A step with nothing to learn moves no weight and no optimizer state, only the schedule; its
+    `loss_count` is 0.
 
-    Gradients stay on the parameters until the next step begins. The host waits for the device once a step. Guards against
-    packed rows with a cache or a mask while it runs; the end, or closing the generator, restores the modules' modes.
+    Gradients stay on the parameters until the next step begins, as the optimizer left them. The host waits for the device once a step (once more where the
+    objective measures the step beforehand). An optimizer with modes of its own (schedule-free) is in its training mode during
+    a step and out of it whenever the generator yields or ends. Guards against packed rows with a cache or a mask while it
+    runs; the end, or closing the generator, restores the modules' modes.
 
     Args:
         model: on `device`, whose trainable parameters `optimizer` holds.
-        steps: for each step this rank's micro-batches, `PackedBatch` shaped; on every rank equally many, in as many steps.
+        steps: for each step this rank's micro-batches, as the objective wants them; on every rank equally many, in as many
+            steps.
         objective: what is learned; `SFT()`.
         optimizer: moved once a step.
         scheduler: stepped once a step.
@@ -96,7 +102,7 @@ def train(
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     device = next(model.parameters()).device if device is None else device
     with mode(model, training=True), guard_packed(model):
-        terms_of = objective.bind(model, device=device)
+        bound = objective.bind(model, device=device)
         remaining, step = iter(steps), first_step
         started = time.perf_counter()
         while True:
@@ -108,34 +114,36 @@ def train(
                 # The caller's own work between two steps may have left it in evaluation mode.
                 model.train()
             learning_rate = float(optimizer.param_groups[0]["lr"])
-            parallel.zero_grad(optimizer)
-            loss = grad_norm = 0.0
-            moves = bool(counted.loss_tokens)
-            if counted.loss_tokens:
-                sums = _accumulate(micro_batches, counted, terms_of, objective, autocast, parallel)
-                loss, grad_norm, problem = _read(sums, parallel.grad_norm(parameters), counted.loss_tokens, parallel)
-                if problem and on_nan == "stop":
-                    raise DivergedError(
-                        f"step {step}: {problem}. The optimizer did not move. Lower the learning rate, warm up longer, "
-                        "look at this step's samples, or train in float32"
-                    )
-                moves = not problem
-            if moves:
-                # Only then: scaling passes over every gradient, to multiply by 1 where there is nothing to clip.
-                if max_grad_norm and grad_norm + 1e-6 > max_grad_norm:
-                    parallel.scale_grads(parameters, _clip_factor(max_grad_norm, grad_norm))
-                parallel.step(optimizer)
+            loss, grad_norm, figures, moves = 0.0, 0.0, {}, False
+            with optimizer_training(optimizer):
+                parallel.zero_grad(optimizer)
+                if counted.count:
+                    sums = _accumulate(micro_batches, counted, bound, objective, autocast, parallel)
+                    norm = parallel.grad_norm(parameters)
+                    loss, grad_norm, figures, problem = _read(sums, norm, counted.count, objective, parallel)
+                    if problem and on_nan == "stop":
+                        raise DivergedError(
+                            f"step {step}: {problem}. The optimizer did not move. Lower the learning rate, warm up longer, "
+                            "look at this step's samples, or train in float32"
+                        )
+                    moves = not problem
+                if moves:
+                    # Only then: scaling passes over every gradient, to multiply by 1 where there is nothing to clip.
+                    if max_grad_norm and grad_norm + 1e-6 > max_grad_norm:
+                        parallel.scale_grads(parameters, _clip_factor(max_grad_norm, grad_norm))
+                    parallel.step(optimizer)
             _advance(scheduler, moved=moves)
             yield StepOutput(
                 step=step,
                 loss=loss,
-                loss_tokens=counted.loss_tokens,
+                loss_count=counted.count,
                 tokens=counted.tokens,
                 samples=counted.samples,
                 grad_norm=grad_norm,
                 learning_rate=learning_rate,
                 seconds=time.perf_counter() - started,
-                skipped=bool(counted.loss_tokens) and not moves,
+                figures=figures,
+                skipped=bool(counted.count) and not moves,
             )
             step += 1
             started = time.perf_counter()
@@ -144,40 +152,42 @@ def train(
 def _accumulate(
     micro_batches: Sequence[Any],
     counted: Columns,
-    terms_of: Callable[[Any], LossTerms],
+    bound: Bound,
     objective: Objective,
     autocast: Callable[[], AbstractContextManager[Any]],
     parallel: Parallel,
-) -> list[torch.Tensor]:
+) -> Sums:
     """Gradients of the global mean, added up over the active columns; returns this rank's sums, not yet waited for."""
-    sums = []
+    totals = measure_totals(bound, [(micro_batches, counted)], objective, autocast, parallel)
+    sums = Sums(objective.stats)
     active = counted.active
     for k in active:
         mine = counted.mine[k] > 0
         with parallel.micro_batch(last=k == active[-1]):
             with autocast():
-                terms = terms_of(micro_batches[k] if mine else objective.idle())
+                terms = bound(micro_batches[k] if mine else objective.idle(), totals)
             # Times 0 and not left out: every parameter takes part in the backward pass, as on the ranks that learn.
-            parallel.backward(terms.sum / counted.loss_tokens if mine else terms.sum * 0)
+            parallel.backward(terms.sum / counted.count if mine else terms.sum * 0)
         if mine:
-            sums.append(terms.sum.detach())
+            sums.add(terms)
     return sums
 
 
-def _read(sums: list[torch.Tensor], norm: torch.Tensor, count: int, parallel: Parallel) -> tuple[float, float, str | None]:
-    """(loss, gradient norm, what is wrong with them), the same on every rank: the step's one wait for the device."""
-    *totals, grad_norm = torch.stack([*(s.float() for s in sums), norm.to(sums[0].device if sums else norm.device)]).tolist()
-    # fsum refuses to add opposite infinities.
-    mine = math.fsum(totals) if all(map(math.isfinite, totals)) else sum(totals)
-    total, bad_norms = parallel.sum([mine, float(not math.isfinite(grad_norm))])
+def _read(
+    sums: Sums, norm: torch.Tensor, count: int, objective: Objective, parallel: Parallel
+) -> tuple[float, float, dict[str, float], str | None]:
+    """(loss, gradient norm, figures, what is wrong), the same on every rank: the step's one wait for the device."""
+    mine, (grad_norm,) = sums.read(norm)
+    total, bad_norms, *stats = parallel.sum([mine[0], float(not math.isfinite(grad_norm)), *mine[1:]])
+    figures = objective.figures(dict(zip(sums.names, stats, strict=True)), count)
     loss = total / count
     if not math.isfinite(loss):
-        return loss, grad_norm, f"the loss is {loss}"
+        return loss, grad_norm, figures, f"the loss is {loss}"
     if bad_norms:
         # All ranks say the same, should a norm have become no number on one of them alone.
         grad_norm = math.nan if math.isfinite(grad_norm) else grad_norm
-        return loss, grad_norm, f"the gradient norm is {grad_norm} (loss {loss:.4g})"
-    return loss, grad_norm, None
+        return loss, grad_norm, figures, f"the gradient norm is {grad_norm} (loss {loss:.4g})"
+    return loss, grad_norm, figures, None
 
 
 def _clip_factor(max_grad_norm: float, grad_norm: float) -> float:

@@ -1,4 +1,4 @@
-"""A causal language model → the same model with low-rank adapters (arXiv 2106.09685), through PEFT."""
+"""A causal language model, or a reward model → the same with low-rank adapters (arXiv 2106.09685), through PEFT."""
 
 import warnings
 from difflib import get_close_matches
@@ -18,10 +18,11 @@ def attach_lora(model: nn.Module, settings: AdapterSettings) -> "PeftModel":
     """Put an adapter beside each target and freeze everything else; the base's layers are changed in place.
 
     Adapters are float32 whatever the base's dtype, and drawn from torch's random state: seed it before for the same adapters.
-    A fresh adapter adds exactly nothing.
+    A fresh adapter adds exactly nothing. A reward model's `score` layer, which is new or nearly so, is trained whole beside the
+    adapters, and saved with them.
 
     Args:
-        model: a transformers causal language model.
+        model: a transformers causal language model, or one for sequence classification whose layer is called `score`.
         settings: `adapter="lora"` with rank, scale, dropout and targets; no targets means every linear layer but the head.
 
     Returns:
@@ -40,7 +41,8 @@ def attach_lora(model: nn.Module, settings: AdapterSettings) -> "PeftModel":
     from peft import LoraConfig, get_peft_model
 
     config = LoraConfig(
-        task_type="CAUSAL_LM",
+        # PEFT itself trains and saves the layer `score` of a classifier.
+        task_type="CAUSAL_LM" if _score(model) is None else "SEQ_CLS",
         r=settings.lora_r,
         lora_alpha=settings.lora_alpha,  # pyrefly: ignore[bad-argument-type]  PEFT says int and only divides it
         lora_dropout=settings.lora_dropout,
@@ -60,8 +62,15 @@ def attach_lora(model: nn.Module, settings: AdapterSettings) -> "PeftModel":
 
 def linear_names(model: nn.Module) -> list[str]:
     """Last name parts of the model's linear layers but the head, sorted: what `target_modules` can say."""
-    skipped = head(model)
-    return sorted({n.rpartition(".")[2] for n, m in model.named_modules() if isinstance(m, nn.Linear) and m is not skipped})
+    # A model has the one or the other.
+    skipped = {_score(model), head(model)}
+    return sorted({n.rpartition(".")[2] for n, m in model.named_modules() if isinstance(m, nn.Linear) and m not in skipped})
+
+
+def _score(model: nn.Module) -> nn.Module | None:
+    """The layer that gives a sequence its number, in a model that has no head over a vocabulary."""
+    found: object = getattr(model, "score", None)
+    return found if head(model) is None and isinstance(found, nn.Linear) else None
 
 
 def _check_targets(model: nn.Module, targets: tuple[str, ...] | None) -> None:

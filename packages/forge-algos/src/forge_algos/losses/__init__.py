@@ -12,6 +12,7 @@ from forge_algos.losses._preference import cpo, orpo, simpo
 from forge_algos.losses._reward import reward
 from forge_algos.losses._sums import completion_logps
 from forge_algos.losses._terms import LossTerms
+from forge_algos.losses._token_logps import token_logps
 
 __all__ = [
     "Advantages",
@@ -31,5 +32,6 @@ __all__ = [
     "policy_gradient",
     "reward",
     "simpo",
+    "token_logps",
     "value",
 ]

@@ -43,7 +43,8 @@ def orpo(
         tokens_per_pair: tokens that the likelihood part learns / pairs over the global batch, above 0.
 
     Returns:
-        LossTerms: over the B pairs. Stats: `nll` and `preference` (the two parts), `log_odds`, `correct` (p_c > p_r).
+        LossTerms: over the B pairs. Stats: `nll` and `preference` (the two parts), `log_odds`, and those of `simpo` (whose β is
+        this one).
 
     Raises:
         LossError: lengths that disagree or are missing, or a number out of range.
@@ -62,8 +63,8 @@ def orpo(
     nll = _nll(given.get("nll_logps", given["chosen_logps"]), lengths, tokens_per_pair)
     log_odds = chosen - rejected - (log1mexp(chosen) - log1mexp(rejected))
     preference = -beta * logsigmoid(log_odds)
-    stats = {"nll": nll, "preference": preference, "log_odds": log_odds, "correct": chosen > rejected}
-    return summed(nll + preference, stats)
+    stats = {"nll": nll, "preference": preference, "log_odds": log_odds}
+    return summed(nll + preference, stats | _rewards(chosen, rejected, beta))
 
 
 def simpo(

@@ -1,90 +1,77 @@
 """Supervised fine-tuning: a packed row → the summed negative log-likelihood of its learned tokens."""
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
 
 import attrs
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 
-from forge_algos._batch import IGNORE, PackedBatch, check_batch, next_tokens
-from forge_algos._errors import AdapterError
-from forge_algos._isolation import packed_inputs, require_isolation
-from forge_algos._modules import unwrap, vocabulary
+from forge_algos._batch import PackedBatch
+from forge_algos._neftune import noisy_embeddings, require_embeddings
+from forge_algos._supervised_settings import SupervisedSettings
 from forge_algos.losses import LossTerms
-from forge_algos.objectives._head import Head, choose_head
-
-
-class _Row(NamedTuple):
-    """A `PackedBatch`."""
-
-    input_ids: NDArray[Any]
-    labels: NDArray[Any]
-    position_ids: NDArray[Any]
-    cu_seqlens: NDArray[Any]
-    max_seqlen: int
+from forge_algos.objectives._head import choose_head
+from forge_algos.objectives._mean import Mean
+from forge_algos.objectives._packable import require_packable
+from forge_algos.objectives._packed import LearnedTokens, RowLoader
 
 
 @attrs.frozen
-class SFT:
+class SFT(LearnedTokens):
     """Each learned token is predicted from the tokens before it in its own document, and only from those.
 
     The forward gets `use_cache=False`, no mask, positions that start anew in each document, and `cu_seq_lens_q/k` (int32
     [B+1]) with `max_length_q/k`, which variable-length attention reads; sdpa and eager go by the positions.
     """
 
-    def count(self, batch: PackedBatch) -> int:
-        """Learned tokens of the row, without a forward; an empty row has none."""
-        if not len(batch.input_ids):
-            return 0
-        check_batch(batch)
-        return int((next_tokens(batch) != IGNORE).sum())
+    settings: SupervisedSettings = attrs.field(factory=SupervisedSettings)
 
-    def idle(self) -> PackedBatch:
-        """One document of two tokens, the second learned; every vocabulary has the id 0."""
-        return _Row(
-            input_ids=np.zeros(2, np.int64),
-            labels=np.array([IGNORE, 0]),
-            position_ids=np.arange(2),
-            cu_seqlens=np.array([0, 2]),
-            max_seqlen=2,
-        )
+    @property
+    def stats(self) -> tuple[str, ...]:
+        """How many targets were the likeliest token; and the plain negative log-likelihood, where the loss is something else."""
+        s = self.settings
+        plain = s.loss == "nll" and not s.label_smoothing and not s.z_loss and s.normalize == "global"
+        return ("correct",) if plain else ("correct", "nll")
 
-    def bind(self, model: nn.Module, *, device: torch.device) -> Callable[[PackedBatch], LossTerms]:
+    def figures(self, sums: Mapping[str, float], count: int) -> dict[str, float]:
+        """Means over learned tokens: `accuracy`, and `nll` (plain, in nats) where the loss is something else."""
+        names = {"correct": "accuracy", "nll": "nll"}
+        return {names[stat]: sums[stat] / count for stat in self.stats}
+
+    def bind(self, model: nn.Module, *, device: torch.device) -> "BoundSFT":
         """Choose how this model's head is scored (`forge_algos.objectives.choose_head` says why), then run batches.
 
         Raises:
             PackedBatchError: the model does not keep the documents of a packed row apart; two made-up ones are tried.
             AdapterError: the model carries a prompt-like adapter, whose virtual tokens belong to no document.
+            LossError: noise is asked for, and the model names no embeddings to put it on.
         """
-        for name, config in getattr(unwrap(model), "peft_config", {}).items():
-            if getattr(config, "is_prompt_learning", False):
-                kind = getattr(config, "peft_type", "a prompt")
-                raise AdapterError(f"adapter {name!r} is {kind}: its virtual tokens have no place in a packed row; use LoRA")
-        require_isolation(model, device=device)
-        return _BoundSFT(choose_head(model, device=device), device)
+        require_packable(model, device=device)
+        if self.settings.neftune_alpha:
+            require_embeddings(model)
+        return BoundSFT(self.settings, model, device)
 
 
-class _BoundSFT:
-    def __init__(self, head: Head, device: torch.device) -> None:
-        self.head = head
-        self._device = device
-        self._vocabulary = vocabulary(head.model)
+class BoundSFT:
+    """`SFT` on a model."""
 
-    def __call__(self, batch: PackedBatch) -> LossTerms:
-        check_batch(batch, self._vocabulary)
-        targets = next_tokens(batch)
-        rows = np.flatnonzero(targets != IGNORE)
-        inputs = packed_inputs(
-            self._to_device(batch.input_ids),
-            self._to_device(batch.position_ids),
-            self._to_device(batch.cu_seqlens),
-            int(batch.max_seqlen),
-        )
-        return self.head(inputs, self._to_device(rows), self._to_device(targets[rows]))
+    def __init__(self, settings: SupervisedSettings, model: nn.Module, device: torch.device) -> None:
+        """Choose the head's scoring."""
+        self.head = choose_head(model, device=device)
+        self._settings = settings
+        self._mean = Mean(settings.normalize)
+        self._load = RowLoader(model, device)
+        self.needs = self._mean.needs
 
-    def _to_device(self, array: NDArray[Any]) -> torch.Tensor:
-        # A copy: the array may be a read-only view of a file.
-        return torch.tensor(array, dtype=torch.int64).to(self._device, non_blocking=True)
+    def measure(self, batch: PackedBatch) -> Sequence[float]:
+        """What the mean of means divides by."""
+        return self._mean.measure(LearnedTokens().count(batch))
+
+    def __call__(self, batch: PackedBatch, totals: Sequence[float]) -> LossTerms:
+        """The row's terms; noise on its embeddings where the model is in training mode."""
+        row, s = self._load(batch), self._settings
+        with noisy_embeddings(self.head.model, s.neftune_alpha, row.inputs["cu_seq_lens_q"]):
+            terms = self.head.nll(
+                row.inputs, row.rows, row.targets, dft=s.loss == "dft", label_smoothing=s.label_smoothing, z_loss=s.z_loss
+            )
+        return self._mean(terms, totals)

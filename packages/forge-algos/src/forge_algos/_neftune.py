@@ -1,0 +1,55 @@
+"""A row's embeddings → the same with noise on them, while the model is in training mode (NEFTune, arXiv 2310.05914)."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from forge_algos._errors import LossError
+from forge_algos._modules import causal_model, embeddings
+
+
+def require_embeddings(model: nn.Module) -> None:
+    """Raise unless the model names the layer that noise would be put on.
+
+    Raises:
+        LossError: it names none.
+    """
+    if embeddings(model) is None:
+        raise LossError(
+            f"neftune_alpha: {type(causal_model(model)).__name__} names no input embeddings to put noise on; set it to 0"
+        )
+
+
+@contextmanager
+def noisy_embeddings(model: nn.Module, alpha: float, boundaries: torch.Tensor) -> Iterator[None]:
+    """Inside the block the embeddings of a packed row get uniform noise within ±alpha / √(S·D); none in evaluation mode.
+
+    S is the length of a token's own document and D the width, so that a document's noise does not depend on what it is packed
+    with. The noise is drawn from torch's own generator of the device, which the caller's seed decides, within the embedding
+    layer's call: wrappers, adapters and sharding see nothing of it.
+
+    Args:
+        model: bare or wrapped.
+        alpha: 0 is none.
+        boundaries: int[B+1], where documents begin, and T; on the row's device.
+    """
+    layer = embeddings(model)
+    if not alpha or not model.training or layer is None:
+        yield
+        return
+    lengths = boundaries.diff()
+
+    def add_noise(_layer: nn.Module, _args: Any, found: torch.Tensor) -> torch.Tensor:
+        S_T = lengths.repeat_interleave(lengths, output_size=found.shape[-2])
+        # Not in int32, which the product may leave.
+        most_T = alpha / (S_T.float() * found.shape[-1]).sqrt()
+        return found + torch.empty_like(found).uniform_(-1.0, 1.0) * most_T[:, None].to(found.dtype)
+
+    handle = layer.register_forward_hook(add_noise)
+    try:
+        yield
+    finally:
+        handle.remove()

@@ -1,0 +1,108 @@
+"""A model and its attention → whether completions may share their prompt in a packed row, shown by trying it.
+
+Attention that does not know `kv_rows` would ignore it in silence, and a kernel that was told of more keys than there are would
+read beyond them. So a function that does not name the argument is not even tried, and one that does is compared.
+"""
+
+import inspect
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import nn
+
+from forge_algos._isolation import REFUSALS, equal, hidden_states, packed_inputs
+from forge_algos._modules import causal_model, mode, vocabulary
+
+Answer = tuple[bool, str]
+
+_answers: WeakKeyDictionary[nn.Module, tuple[tuple[Any, ...], Answer]] = WeakKeyDictionary()
+
+# A document of 5 tokens, then a group: a prompt of 4, completions of 3, 2 and 3.
+_POSITIONS = (0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 5, 6, 4, 5, 4, 5, 6)
+_SEGMENTS = (5, 7, 2, 3)
+_SEEN = ((0, 1, 2, 3, 4), (5, 6, 7, 8, 9, 10, 11), (5, 6, 7, 8, 12, 13), (5, 6, 7, 8, 14, 15, 16))
+_NAMES = ("a document before the group", "the first completion", "the second completion", "the third completion")
+
+
+def shares_prompts(model: nn.Module, *, device: torch.device) -> Answer:
+    """(whether, why): whether this model, on the attention it has now, runs a group whose prompt is in the row once.
+
+    It does if every completion of a made-up group comes out as it does alone, and takes no notice of the others. Asked once a
+    model and attention; leaves the model's modes, its gradients and the random state as they were. Where a model is divided
+    over ranks, every rank calls it, and all decide alike.
+    """
+    causal = causal_model(model)
+    key = (attention_of(causal), device)
+    if (known := _answers.get(causal)) is not None and known[0] == key:
+        return known[1]
+    # While it is tried, the guard lets it; an error that is no answer leaves none behind.
+    _answers[causal] = key, (True, "being tried")
+    try:
+        answer = _answer(model, causal, device)
+    except BaseException:
+        del _answers[causal]
+        raise
+    _answers[causal] = key, answer
+    return answer
+
+
+def was_shown_to_share(model: nn.Module) -> bool:
+    """Whether `shares_prompts` said yes to this model on the attention that it has now."""
+    causal = causal_model(model)
+    known = _answers.get(causal)
+    return known is not None and known[0][0] == attention_of(causal) and known[1][0]
+
+
+def attention_of(causal: nn.Module) -> str | None:
+    """The name of the model's attention implementation, as transformers keeps it; None for any other model."""
+    return getattr(getattr(causal, "config", None), "_attn_implementation", None)
+
+
+def _answer(model: nn.Module, causal: nn.Module, device: torch.device) -> Answer:
+    attention = attention_of(causal)
+    if attention is not None and not _knows_rows(attention):
+        return False, f"attention {attention!r} does not know kv_rows: each completion is computed with a prompt of its own"
+    what = f"{type(causal).__name__} with attention {attention!r}"
+    try:
+        with mode(model, training=False), torch.no_grad():
+            problem = _problem(model, device)
+    except torch.OutOfMemoryError:
+        raise
+    except REFUSALS as error:
+        return False, f"{what} cannot run a row with a shared prompt: {error}"
+    if problem:
+        return False, f"{what} does not share prompts: {problem}"
+    return True, f"{what} gives completions that share a prompt what it gives each alone, in a made-up group"
+
+
+def _knows_rows(attention: str) -> bool:
+    from transformers import AttentionInterface
+
+    function = AttentionInterface().get(attention)
+    return function is not None and "kv_rows" in inspect.signature(function).parameters
+
+
+def _problem(model: nn.Module, device: torch.device) -> str | None:
+    vocab = vocabulary(model) or len(_POSITIONS)
+    ids = (torch.arange(len(_POSITIONS), device=device) * 7 + vocab // 3) % vocab
+    shared = _shared(model, ids)
+    for name, rows in zip(_NAMES, _SEEN, strict=True):
+        alone = packed_inputs(ids[list(rows)], torch.arange(len(rows), device=device), torch.tensor([0, len(rows)]), len(rows))
+        if not equal(shared[list(rows)], hidden_states(model, alone)):
+            return f"{name} comes out otherwise than alone"
+    changed = ids.clone()
+    changed[9:14] = (ids[9:14] + 1) % vocab
+    if not equal(_shared(model, changed)[list(_SEEN[3])], shared[list(_SEEN[3])]):
+        return "the third completion changes with those before it"
+    return None
+
+
+def _shared(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
+    """Hidden states (or logits) float[T, D] of the made-up row."""
+    boundaries, keys = (torch.tensor([0, *lengths]).cumsum(0) for lengths in (_SEGMENTS, [len(rows) for rows in _SEEN]))
+    inputs = packed_inputs(ids, torch.tensor(_POSITIONS, device=ids.device), boundaries, max(_SEGMENTS))
+    inputs["kv_rows"] = torch.tensor([row for rows in _SEEN for row in rows], device=ids.device)
+    inputs["cu_seq_lens_k"] = keys.to(ids.device, torch.int32)
+    inputs["max_length_k"] = max(len(rows) for rows in _SEEN)
+    return hidden_states(model, inputs)

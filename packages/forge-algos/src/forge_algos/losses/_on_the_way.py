@@ -1,0 +1,50 @@
+"""A sum of terms of single rows → the same in the graph, its gradients computed on the way and kept for the backward pass.
+
+A chunk's gradient needs nothing but its own logits where the loss is a plain sum, so it is computed while they are there; the
+backward pass only multiplies by the upstream gradient.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from forge_algos.losses._rows import Needs, Tensors, Walk, Way, needs_of
+
+
+def summed_on_the_way(way: Way, tensors: Tensors, terms: Callable[[Walk], torch.Tensor]) -> torch.Tensor:
+    """The sum[] of `terms(walk)`[M], which goes over the walk's chunks and gives each its slope.
+
+    The gradients are released by the backward pass, so that it can run once.
+    """
+    return _OnTheWay.apply(way, terms, needs_of(tensors), *tensors)
+
+
+class _OnTheWay(torch.autograd.Function):
+    @staticmethod
+    def forward(  # pyrefly: ignore[bad-override]  torch's own signature is *args
+        ctx: Any, way: Way, terms: Callable[[Walk], torch.Tensor], needs: Needs, *tensors: torch.Tensor | None
+    ) -> torch.Tensor:
+        walk = way.walk(tensors, needs)
+        # Autocast would wrap each product in casts of its own.
+        with torch.autocast(_kind(tensors), enabled=False):
+            losses = terms(walk)
+            ctx.grads = walk.gradients()
+        return losses.sum()
+
+    @staticmethod
+    @once_differentiable
+    def backward(  # pyrefly: ignore[bad-override]  the decorator hides the names
+        ctx: Any, *grad_outputs: Any
+    ) -> tuple[torch.Tensor | None, ...]:
+        grads, ctx.grads = ctx.grads, None
+        if grads is None:
+            raise RuntimeError(
+                "this loss gives its gradients once, to save memory; run the forward again before a second backward"
+            )
+        return (None, None, None, *(None if g is None else g.mul_(grad_outputs[0]) for g in grads))
+
+
+def _kind(tensors: Tensors) -> str:
+    return next(tensor.device.type for tensor in tensors if tensor is not None)

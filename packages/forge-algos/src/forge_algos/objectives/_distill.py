@@ -1,0 +1,95 @@
+"""Distillation: a packed row → the summed divergence between a teacher's next-token distributions and the model's."""
+
+from collections.abc import Mapping, Sequence
+
+import attrs
+import torch
+from torch import nn
+
+from forge_algos._batch import PackedBatch
+from forge_algos._errors import LossError
+from forge_algos._guard import guard_packed
+from forge_algos._modules import causal_model, head, vocabulary
+from forge_algos._supervised_settings import DistillSettings
+from forge_algos.losses import LossTerms
+from forge_algos.objectives._head import choose_head
+from forge_algos.objectives._packable import require_packable
+from forge_algos.objectives._packed import LearnedTokens, RowLoader
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Distill(LearnedTokens):
+    """At each learned token the model's distribution is drawn to the teacher's: the generalised JSD of GKD (arXiv 2306.13649).
+
+    The labels say where, not what: the target's id is not looked at. `settings.teacher_path` is not read here: the teacher
+    comes loaded, on the model's device, in any dtype; it is put into evaluation mode and gets no gradients.
+    """
+
+    settings: DistillSettings
+    teacher: nn.Module = attrs.field(repr=False)
+
+    @property
+    def stats(self) -> tuple[str, ...]:
+        """The sum behind the figure."""
+        return ("kl",)
+
+    def figures(self, sums: Mapping[str, float], count: int) -> dict[str, float]:
+        """`kl`: KL(teacher ‖ model) in nats, a mean over learned tokens, whatever β is."""
+        return {"kl": sums["kl"] / count}
+
+    def bind(self, model: nn.Module, *, device: torch.device) -> "_BoundDistill":
+        """Compare the two vocabularies, and choose how both heads are scored.
+
+        Raises:
+            LossError: the teacher's vocabulary is another, or the teacher is the model.
+            PackedBatchError: one of the two does not keep the documents of a packed row apart.
+            AdapterError: one of the two carries a prompt-like adapter.
+        """
+        if causal_model(self.teacher) is causal_model(model):
+            raise LossError("the teacher is the model that is trained: there would be nothing to learn; load it a second time")
+        theirs, ours = _widths(self.teacher), _widths(model)
+        if theirs != ours:
+            raise LossError(
+                f"the teacher, {_named(self.teacher)}, has a vocabulary of {_said(theirs)}, the model, {_named(model)}, one of "
+                f"{_said(ours)}: distillation compares both over the same tokens; take a teacher of the same family"
+            )
+        self.teacher.eval()
+        require_packable(model, device=device)
+        require_packable(self.teacher, device=device)
+        return _BoundDistill(self.settings, model, self.teacher, device)
+
+
+class _BoundDistill:
+    needs = 0
+
+    def __init__(self, settings: DistillSettings, model: nn.Module, teacher: nn.Module, device: torch.device) -> None:
+        self._settings = settings
+        self.head = choose_head(model, device=device)
+        self.teacher_head = choose_head(teacher, device=device)
+        self._load = RowLoader(model, device)
+
+    def measure(self, batch: PackedBatch) -> Sequence[float]:  # noqa: ARG002  the protocol's
+        return []
+
+    def __call__(self, batch: PackedBatch, totals: Sequence[float]) -> LossTerms:  # noqa: ARG002
+        row, s = self._load(batch), self._settings
+        with guard_packed(self.teacher_head.model):
+            return self.head.distillation(
+                row.inputs, row.rows, self.teacher_head, dict(row.inputs), beta=s.beta, temperature=s.temperature
+            )
+
+
+def _widths(model: nn.Module) -> tuple[int | None, int | None]:
+    """(token ids that can go in, that can come out)."""
+    return vocabulary(model), getattr(head(model), "out_features", None)
+
+
+def _said(widths: tuple[int | None, int | None]) -> str:
+    known = [width for width in widths if width is not None]
+    return " in and ".join(str(width) for width in dict.fromkeys(known)) + (" out" if len(set(known)) > 1 else "")
+
+
+def _named(model: nn.Module) -> str:
+    causal = causal_model(model)
+    path = getattr(getattr(causal, "config", None), "_name_or_path", "")
+    return f"{type(causal).__name__} {path}".strip()

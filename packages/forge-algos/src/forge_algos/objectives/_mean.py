@@ -1,0 +1,33 @@
+"""A micro-batch's terms → what they add to the step's sum, so that the loop's division gives the mean that was asked for."""
+
+from collections.abc import Sequence
+
+from forge_algos.losses import LossTerms
+
+
+class Mean:
+    """The mean over a step: over all its terms ("global"), or of its micro-batches' own means ("trl").
+
+    The loop adds up what it is given and divides by the number of terms N. So in the second case a micro-batch of n terms, one
+    of K, gives its sum times N / (n·K). TRL 1.16's preference trainers divide like this (`loss_is_scaled_for_ga = False`): a
+    pair in a small micro-batch counts more than one in a large one, and the gradients depend on the cut.
+    """
+
+    def __init__(self, normalize: str, *, per_token: bool = False) -> None:
+        self.trl = normalize == "trl"
+        self.per_token = per_token and not self.trl
+        self.needs = 2 if self.trl or self.per_token else 0
+
+    def measure(self, count: int, tokens: int = 0) -> list[float]:
+        """(terms, tokens of the terms that are means over tokens), or (terms, one micro-batch)."""
+        return [float(count), 1.0 if self.trl else float(tokens)]
+
+    def tokens_per_term(self, totals: Sequence[float]) -> float | None:
+        """Over the whole step; None says that a call takes its own, or that nothing is a mean over tokens."""
+        return totals[1] / totals[0] if self.per_token else None
+
+    def __call__(self, terms: LossTerms, totals: Sequence[float]) -> LossTerms:
+        """The terms, weighted by what `measure` added up to."""
+        if not self.trl:
+            return terms
+        return terms._replace(sum=terms.sum * (totals[0] / (terms.count * totals[1])), per_sample=None)

@@ -1,0 +1,118 @@
+"""The reference that a model is kept near to: computed once and stored, the model under its adapter, or a second model."""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import nn
+
+from forge_algos._errors import AdapterError, LossError
+from forge_algos._groups import PackedGroups, idle_groups
+from forge_algos._guard import guard_packed
+from forge_algos._modules import mode, unwrap
+from forge_algos._preference_settings import ReferenceKind
+from forge_algos.objectives._completions import Completions, numbers, tails, whole
+
+
+class Reference:
+    """Log-probabilities under the reference: without gradients, and without dropout.
+
+    Args:
+        kind: "stored" reads arrays of the batch, "adapter_off" and "live" make a forward.
+        policy: what is trained; its adapter is switched off for "adapter_off".
+        live: the second model, for "live" and only for it; nothing moves it.
+
+    Raises:
+        LossError: "live" without a model, a model without "live", or the very model that is trained.
+        AdapterError: "adapter_off" where the model carries no adapter.
+    """
+
+    def __init__(self, kind: ReferenceKind, policy: Completions, live: nn.Module | None) -> None:
+        if (kind == "live") != (live is not None):
+            wanted = "a model is wanted" if live is None else "reference=... would not be read: leave it out, or set 'live'"
+            raise LossError(f"reference={kind!r}: {wanted}")
+        if live is not None and unwrap(live) is unwrap(policy.model):
+            raise LossError("reference='live': it is the very model that is trained, and would move with it; load it twice")
+        if kind == "adapter_off":
+            _adapted(policy.model)
+        self.kind = kind
+        self._off = kind == "adapter_off"
+        self._model = policy if live is None else Completions(live, device=policy.device)
+
+    def __call__(self, groups: PackedGroups, stored: ArrayLike | None, name: str = "ref_logps") -> torch.Tensor:
+        """float32[B]: the completions' log-probabilities in nats."""
+        if self.kind != "stored":
+            return whole(self.tokens(groups), groups)
+        return self.read(stored, name)
+
+    def read(self, stored: ArrayLike | None, name: str) -> torch.Tensor:
+        """The batch's array."""
+        if stored is None:
+            raise LossError(
+                f"{name}: reference='stored' reads it and the batch has none; compute it with reference_logps(...) before "
+                "training, or set reference='adapter_off' or 'live'"
+            )
+        return numbers(stored, self._model.device)
+
+    def tokens(self, groups: PackedGroups) -> torch.Tensor:
+        """float32[M]: of each token, from a forward."""
+        model = self._model.model
+        with torch.no_grad(), mode(model, training=False), _adapter_off(model) if self._off else nullcontext():
+            return self._model.tokens(groups)
+
+
+def reference_logps(
+    model: nn.Module,
+    batches: Iterable[PackedGroups],
+    *,
+    device: torch.device | None = None,
+    autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    adapter_off: bool = False,
+) -> Iterator[tuple[NDArray[np.float32], NDArray[np.float32]]]:
+    """Log-probabilities to be stored beside the data before training: one forward a row, in evaluation mode, no gradients.
+
+    Where the model is divided over ranks, every rank gives equally many rows, empty ones where it has nothing.
+
+    Args:
+        model: the reference: what training starts from, or another.
+        batches: rows of groups; for pairs, groups of two.
+        device: where rows go; the model's by default.
+        autocast: as in training, so that the loss begins where it should.
+        adapter_off: switch the model's adapter off for it.
+
+    Yields:
+        tuple: for each row, in nats, (float32[B] of its completions, float32[B] of their tails: the part beyond the shortest
+        completion of the same group; 0 where there is none).
+
+    Raises:
+        PackedBatchError: a row is malformed, or the model does not keep its documents apart.
+        AdapterError: `adapter_off` where the model carries no adapter.
+    """
+    device = next(model.parameters()).device if device is None else device
+    with torch.no_grad(), mode(model, training=False), guard_packed(model):
+        policy = Completions(model, device=device)
+        for groups in batches:
+            with _adapter_off(model) if adapter_off else nullcontext(), autocast():
+                empty = not len(groups.group_sizes)
+                tokens = policy.tokens(idle_groups((1,)) if empty else groups)
+            found = [tokens[:0]] * 2 if empty else [whole(tokens, groups), tails(tokens, groups)]
+            logps, tail_logps = (values.cpu().numpy() for values in found)
+            yield logps, tail_logps
+
+
+def _adapter_off(model: nn.Module) -> AbstractContextManager[Any]:
+    """Inside the block the model is the one under its adapter."""
+    return _adapted(model).disable_adapter()
+
+
+def _adapted(model: nn.Module) -> Any:
+    adapted: Any = unwrap(model)
+    if not hasattr(adapted, "peft_config") or not hasattr(adapted, "disable_adapter"):
+        raise AdapterError(
+            f"reference='adapter_off': {type(adapted).__name__} carries no adapter that could be switched off; train one "
+            "(adapter='lora'), or set reference='stored' or 'live'"
+        )
+    return adapted

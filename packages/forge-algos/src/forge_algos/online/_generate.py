@@ -1,0 +1,173 @@
+"""Prompts → completions with transformers' `generate`: left-padded batches under a mask, with a KV cache.
+
+Not with `generate_batch` (continuous batching): transformers 5.23 exchanges the model's attention for a paged one of its own
+while it runs, so that the `documents` attention does not answer, it draws from the global random state in a thread of its own, so
+that a completion depends on what else is scheduled, and it is made for CUDA. What it would save, steps in which few rows of a
+batch are still going, is small where completions have similar lengths.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from forge_algos._errors import RolloutError
+from forge_algos._modules import causal_model, mode
+from forge_algos._parallel import ALONE, Parallel
+from forge_algos.online._draw import Draw, Warp, uniforms
+from forge_algos.online._sampler import Completion
+
+
+class GenerateSampler:
+    """Samples from the very model that is trained, in evaluation mode, as it is at the time of the call.
+
+    The model's own generation settings (a repetition penalty, a top_k) are not read: only what is asked for is done.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        eos_ids: Sequence[int],
+        pad_id: int,
+        batch_tokens: int,
+        synced: bool = False,
+        autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
+        parallel: Parallel = ALONE,
+    ) -> None:
+        """Nothing is sampled yet.
+
+        Args:
+            model: a transformers causal language model, perhaps with an adapter or wrapped.
+            eos_ids: the tokens that end a completion.
+            pad_id: fills up prompts on the left; it is masked, so any id will do.
+            batch_tokens: tokens, prompts and completions together, that a batch may have room for (the KV cache's size); a
+                single row is always allowed.
+            synced: the model is divided over the ranks of `parallel`, so that all of them make every forward together.
+            autocast: as for `train`.
+            parallel: the ranks; read with `synced` alone.
+
+        Raises:
+            RolloutError: no token ends a completion, or there is no room for one.
+        """
+        if not eos_ids:
+            raise RolloutError(
+                "eos_ids: without a token that ends a completion every one would be cut off; give the tokenizer's"
+            )
+        if batch_tokens < 1:
+            raise RolloutError(f"batch_tokens: at least 1 is wanted, not {batch_tokens}")
+        self._model = model
+        self._eos_ids = [int(i) for i in eos_ids]
+        self._pad_id = int(pad_id)
+        self._batch_tokens = batch_tokens
+        self._synced = synced
+        self._autocast = autocast
+        self._parallel = parallel
+
+    def sample(
+        self,
+        prompts: Sequence[NDArray[Any]],
+        *,
+        num_generations: int,
+        max_new_tokens: int,
+        temperature: float,
+        top_p: float,
+        top_k: int,
+        seed: int,
+        first: int = 0,
+    ) -> list[Completion]:
+        """As `Sampler.sample` says; with `synced` every rank calls it, one without prompts too."""
+        wanted = [(number, which) for number in range(len(prompts)) for which in range(num_generations)]
+        found: dict[tuple[int, int], Completion] = {}
+        # Prompts of similar length side by side: less padding.
+        wanted.sort(key=lambda pair: len(prompts[pair[0]]), reverse=True)
+        batches = list(self._batches(wanted, prompts, max_new_tokens))
+        warps = _warps(temperature, top_p, top_k)
+        with torch.no_grad(), mode(self._model, training=False), _plain_generation(causal_model(self._model)):
+            while self._parallel.sum([len(batches)])[0] if self._synced else batches:
+                if not batches:
+                    # Others of the ranks that share the weights have a batch left.
+                    self._generate([np.zeros(1, np.int64)], torch.zeros(1, 1), [], 1)
+                    continue
+                batch = batches.pop(0)
+                numbers = uniforms(seed, [(first + prompt, which) for prompt, which in batch], max_new_tokens)
+                rows = self._generate([prompts[prompt] for prompt, _ in batch], numbers, warps, max_new_tokens)
+                found.update(zip(batch, rows, strict=True))
+        return [found[pair] for pair in sorted(found)]
+
+    def _batches(
+        self, wanted: list[tuple[int, int]], prompts: Sequence[NDArray[Any]], max_new_tokens: int
+    ) -> Iterator[list[tuple[int, int]]]:
+        start = 0
+        while start < len(wanted):
+            # The first of what is left is the longest of it.
+            rows = max(1, self._batch_tokens // (len(prompts[wanted[start][0]]) + max_new_tokens))
+            yield wanted[start : start + rows]
+            start += rows
+
+    def _generate(
+        self, prompts: Sequence[NDArray[Any]], uniforms_BS: torch.Tensor, warps: Sequence[Warp], max_new_tokens: int
+    ) -> list[Completion]:
+        from transformers import GenerationConfig, LogitsProcessorList
+
+        causal: Any = causal_model(self._model)
+        device = next(causal.parameters()).device
+        width = max(map(len, prompts))
+        ids = torch.full((len(prompts), width), self._pad_id, dtype=torch.int64)
+        mask = torch.zeros_like(ids)
+        for row, prompt in enumerate(prompts):
+            ids[row, width - len(prompt) :] = torch.from_numpy(np.asarray(prompt, np.int64))
+            mask[row, width - len(prompt) :] = 1
+        settings = GenerationConfig(
+            max_new_tokens=max_new_tokens,
+            do_sample=False,
+            eos_token_id=self._eos_ids,
+            pad_token_id=self._pad_id,
+            use_cache=True,
+        )
+        with self._autocast():
+            output = causal.generate(
+                input_ids=ids.to(device),
+                attention_mask=mask.to(device),
+                generation_config=settings,
+                logits_processor=LogitsProcessorList([Draw(warps, uniforms_BS.to(device), width)]),
+                synced_gpus=self._synced,
+            )
+        made = output[:, width:].cpu().numpy().astype(np.int32)
+        ends = np.isin(made, self._eos_ids)
+        lengths = np.where(ends.any(1), ends.argmax(1) + 1, made.shape[1])
+        return [
+            Completion(ids=ids[:length], finished=bool(finished))
+            for ids, length, finished in zip(made, lengths, ends.any(1), strict=True)
+        ]
+
+
+def _warps(temperature: float, top_p: float, top_k: int) -> list[Warp]:
+    """In the order of `generate`'s own."""
+    from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+    warps: list[Any] = []
+    if temperature != 1.0:
+        warps.append(TemperatureLogitsWarper(float(temperature)))
+    if top_k:
+        warps.append(TopKLogitsWarper(top_k))
+    if top_p < 1.0:
+        warps.append(TopPLogitsWarper(float(top_p)))
+    return warps
+
+
+@contextmanager
+def _plain_generation(causal: Any) -> Iterator[None]:
+    """Without the settings that the model brings along, which `generate` takes for all that is not said."""
+    from transformers import GenerationConfig
+
+    own = causal.generation_config
+    causal.generation_config = GenerationConfig()
+    try:
+        yield
+    finally:
+        causal.generation_config = own

@@ -1,0 +1,285 @@
+"""The model as it is now and some prompts → a rollout: sampled, rewarded, measured, and credited."""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from forge_algos._errors import RewardError, RolloutError
+from forge_algos._online_settings import OnlineSettings, PPOSettings
+from forge_algos._parallel import ALONE, Parallel
+from forge_algos.online._batches import packed, token_places, update_indices
+from forge_algos.online._credit import advantages_of
+from forge_algos.online._gather import gather, scatter, share_of
+from forge_algos.online._measure import Reference, measure
+from forge_algos.online._rewards import Answers, Reward, score, total
+from forge_algos.online._rollout import Rollout, equal_groups
+from forge_algos.online._sampler import Completion, Sampler
+
+
+class Prompt(Protocol):
+    """What is asked; `forge_data.PromptStore` has them."""
+
+    @property
+    def input_ids(self) -> NDArray[Any]:
+        """int[S], what stands before the answer included (a chat's generation prompt)."""
+        ...
+
+    @property
+    def prompt(self) -> Any:
+        """The text, or the messages."""
+        ...
+
+    @property
+    def columns(self) -> Mapping[str, Any]:
+        """Further fields of its row, for the reward functions."""
+        ...
+
+
+def make_rollout(
+    model: nn.Module,
+    sampler: Sampler,
+    prompts: Sequence[Prompt],
+    *,
+    settings: OnlineSettings,
+    rewards: Sequence[Reward],
+    decode: Callable[[list[int]], str],
+    max_tokens: int,
+    seed: int,
+    rows: Sequence[int] | None = None,
+    device: torch.device | None = None,
+    autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    parallel: Parallel = ALONE,
+    rank: int = 0,
+    reference: Reference | None = None,
+    share_prompts: bool = False,
+) -> Rollout:
+    """Sample `num_generations` completions of each prompt, reward them, and compute what the updates read.
+
+    Each rank samples and rewards its share of the prompts; afterwards every rank has the whole rollout. Log-probabilities are
+    those of the pass that trains: its packed rows, its head, its temperature. So the ratio of the first update is 1. They are the
+    policy's own, whatever `top_p` and `top_k` took away while sampling.
+
+    Args:
+        model: as `train` has it, between two steps; its modes and torch's random state stay as they are.
+        sampler: draws from that model.
+        prompts: of all ranks; the same on every rank.
+        settings: of the method.
+        rewards: the reward functions, a reward model among them; at least one.
+        decode: token ids → text, without special tokens.
+        max_tokens: tokens of a micro-batch, as `rollout_batches` will be told.
+        seed: from 0; where this rollout's random numbers and its updates' order come from. Another one for each rollout.
+        rows: the number of each prompt in the data, for messages and files; 0, 1, 2, ... by default.
+        device: where the model computes; the model's by default.
+        autocast: as for `train`.
+        parallel: the ranks.
+        rank: which of them this one is.
+        reference: a frozen model, or "adapter_off"; with a `kl_weight` above 0, and only then.
+        share_prompts: as `rollout_batches` will be told.
+
+    Raises:
+        RewardError: a reward function failed, on any rank, and the settings say stop.
+        RolloutError: arguments that do not go together, a prompt that is empty or too long, or a sampler that broke its word.
+        AdapterError: PPO on a model without a value head.
+    """
+    _check(prompts, settings, rewards, reference, seed, max_tokens)
+    device = next(model.parameters()).device if device is None else device
+    numbers = list(range(len(prompts))) if rows is None else [int(row) for row in rows]
+    if len(numbers) != len(prompts):
+        raise RolloutError(f"rows: {len(prompts)} numbers are wanted, one for each prompt, not {len(numbers)}")
+    each = settings.num_generations
+    share = share_of(len(prompts), rank, parallel.world_size)
+    mine = sampler.sample(
+        [prompt.input_ids for prompt in prompts[share]],
+        num_generations=each,
+        max_new_tokens=settings.max_new_tokens,
+        temperature=settings.temperature,
+        top_p=settings.top_p,
+        top_k=settings.top_k,
+        seed=seed,
+        first=share.start,
+    )
+    _check_completions(mine, len(prompts[share]) * each, settings.max_new_tokens)
+    scored = _score(mine, prompts[share], numbers[share], settings, rewards, _columns(prompts), decode, parallel)
+    lengths = gather([len(completion.ids) for completion in mine], parallel, rank).astype(np.int64)
+    ids = gather(np.concatenate([np.zeros(0), *(completion.ids for completion in mine)]), parallel, rank).astype(np.int32)
+    completion_ids = tuple(np.split(ids, lengths.cumsum()[:-1])) if len(lengths) else ()
+    finished = gather([completion.finished for completion in mine], parallel, rank) > 0
+    scores = {name: gather(values, parallel, rank).astype(np.float32) for name, values in scored.items()}
+    reward_B = total(scores, {reward.name: reward.weight for reward in rewards})
+    reward_B = (reward_B - settings.missing_eos_penalty * ~finished).astype(np.float32)
+    groups = np.repeat(np.arange(len(prompts)), each)
+    trained = _trained(settings, reward_B, groups, finished, len(prompts))
+
+    prompt_ids = tuple(np.asarray(prompt.input_ids, np.int32) for prompt in prompts)
+    # What the others are weighed against is measured too, though nothing is learned from it.
+    masked = ~trained & ~np.isnan(reward_B) & ~finished if settings.mask_truncated and settings.kl_weight else trained & False
+    steps = [
+        divided
+        for which, updates in ((trained, settings.updates_per_pass), (masked, 1))
+        if which.any()
+        for divided in update_indices(
+            groups,
+            np.array([len(prompt) for prompt in prompt_ids], np.int64),
+            lengths,
+            which,
+            seed=seed,
+            updates=updates,
+            passes=1,
+            max_tokens=max_tokens,
+            world_size=parallel.world_size,
+            share_prompts=share_prompts,
+        )
+    ]
+    parts = [indices for step in steps for indices in step[rank]]
+    measured = measure(
+        model,
+        [packed(indices, groups, prompt_ids, completion_ids, share_prompts=share_prompts) for indices in parts],
+        temperature=settings.temperature,
+        device=device,
+        autocast=autocast,
+        reference=reference,
+        with_values=isinstance(settings, PPOSettings),
+    )
+    starts = np.append(0, lengths.cumsum())
+    places = np.concatenate([np.zeros(0, np.int64), *(token_places(starts, indices) for indices in parts)])
+    unknown = np.repeat(~(trained | masked), lengths)
+    old_logps, ref_logps, values = (None if found is None else _whole(found, places, unknown, parallel) for found in measured)
+    assert old_logps is not None
+    advantages, returns = advantages_of(
+        settings,
+        rewards=reward_B,
+        groups=groups,
+        lengths=lengths,
+        trained=trained,
+        old_logps=old_logps,
+        ref_logps=ref_logps,
+        values=values,
+    )
+    return Rollout(
+        seed=seed,
+        prompt_rows=np.array(numbers, np.int64),
+        prompt_ids=prompt_ids,
+        prompt_texts=tuple(decode(prompt.tolist()) for prompt in prompt_ids),
+        groups=groups,
+        completion_ids=completion_ids,
+        completion_texts=tuple(decode(completion.tolist()) for completion in completion_ids),
+        finished=finished,
+        scores=scores,
+        rewards=reward_B,
+        trained=trained,
+        old_logps=old_logps,
+        ref_logps=ref_logps,
+        values=values,
+        advantages=advantages,
+        returns=returns,
+    )
+
+
+def _check(
+    prompts: Sequence[Prompt],
+    settings: OnlineSettings,
+    rewards: Sequence[Reward],
+    reference: Reference | None,
+    seed: int,
+    max_tokens: int,
+) -> None:
+    if not rewards:
+        raise RewardError("nothing rewards the completions: give reward functions, a reward model, or both")
+    if not prompts:
+        raise RolloutError("a rollout needs a prompt at least, and there is none")
+    if seed < 0:
+        raise RolloutError(f"seed: a whole number from 0 is wanted, not {seed}")
+    if (settings.kl_weight > 0) != (reference is not None):
+        raise RolloutError(
+            f"kl_weight={settings.kl_weight} and reference={'none' if reference is None else 'one'}: a KL above 0 needs a "
+            "reference, and without it none is read"
+        )
+    if taken := {"prompts", "completions"} & _columns(prompts):
+        raise RewardError(f"the rows have a field {min(taken)!r}, under which reward functions get something else; rename it")
+    lengths = [len(prompt.input_ids) for prompt in prompts]
+    if min(lengths) < 1:
+        raise RolloutError(f"prompt {lengths.index(0)} is empty: nothing would predict its completion's first token")
+    longest = max(range(len(lengths)), key=lengths.__getitem__)
+    if lengths[longest] + settings.max_new_tokens > max_tokens:
+        raise RolloutError(
+            f"prompt {longest} has {lengths[longest]} tokens, and with max_new_tokens={settings.max_new_tokens} it may become longer "
+            f"than a micro-batch, max_tokens={max_tokens}; raise that, or drop long prompts (max_prompt_len)"
+        )
+
+
+def _columns(prompts: Sequence[Prompt]) -> set[str]:
+    """Of all prompts, so that a function is called alike on every rank."""
+    return {name for prompt in prompts for name in prompt.columns}
+
+
+def _check_completions(completions: Sequence[Completion], number: int, most: int) -> None:
+    if len(completions) != number:
+        raise RolloutError(f"the sampler gave {len(completions)} completions where {number} were asked for")
+    for completion in completions:
+        if not 1 <= len(completion.ids) <= most:
+            raise RolloutError(f"the sampler gave a completion of {len(completion.ids)} tokens; 1 to {most} were asked for")
+
+
+def _score(
+    completions: Sequence[Completion],
+    prompts: Sequence[Prompt],
+    rows: Sequence[int],
+    settings: OnlineSettings,
+    rewards: Sequence[Reward],
+    columns: set[str],
+    decode: Callable[[list[int]], str],
+    parallel: Parallel,
+) -> dict[str, NDArray[np.float32]]:
+    """By reward function, what it gives for this rank's completions; an error on one rank is one on all."""
+    each = len(completions) // max(1, len(prompts))
+    asked = [prompt for prompt in prompts for _ in range(each)]
+    texts = [decode(completion.ids.tolist()) for completion in completions]
+    answers = Answers(
+        prompts=[prompt.prompt for prompt in asked],
+        completions=[
+            text if isinstance(prompt.prompt, str) else [{"role": "assistant", "content": text}]
+            for text, prompt in zip(texts, asked, strict=True)
+        ],
+        columns={name: [prompt.columns.get(name) for prompt in asked] for name in sorted(columns)},
+        rows=[row for row in rows for _ in range(each)],
+    )
+    failed: RewardError | None = None
+    found: dict[str, NDArray[np.float32]] = {}
+    try:
+        found = {reward.name: score(reward, answers, on_error=settings.on_reward_error) for reward in rewards}
+    except RewardError as error:
+        failed = error
+    (failures,) = parallel.sum([float(failed is not None)])
+    if failed is not None:
+        raise failed
+    if failures:
+        raise RewardError(f"a reward function failed on {int(failures)} of the other ranks; its message is in their logs")
+    return found
+
+
+def _trained(
+    settings: OnlineSettings,
+    rewards: NDArray[np.float32],
+    groups: NDArray[np.int64],
+    finished: NDArray[np.bool_],
+    number: int,
+) -> NDArray[np.bool_]:
+    found = ~np.isnan(rewards)
+    if settings.mask_truncated:
+        found &= finished
+    if getattr(settings, "on_equal_rewards", "keep") == "skip":
+        found &= ~equal_groups(rewards, groups, number)[groups]
+    return found
+
+
+def _whole(
+    mine: NDArray[np.float32], places: NDArray[np.int64], unknown: NDArray[np.bool_], parallel: Parallel
+) -> NDArray[np.float32]:
+    found = scatter(mine, places, len(unknown), parallel).astype(np.float32)
+    found[unknown] = np.nan
+    return found

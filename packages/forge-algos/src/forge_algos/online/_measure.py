@@ -1,0 +1,104 @@
+"""Sampled completions → their log-probabilities under the policy and its reference, and the value head's values.
+
+The pass is the one that trains: the same packed rows, the same head, the same temperature. So the probability ratio of the first
+update is 1 as exactly as the machine repeats itself, in bfloat16 too.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from forge_algos._errors import RolloutError
+from forge_algos._groups import PackedGroups, group_tensors, idle_groups
+from forge_algos._guard import guard_packed
+from forge_algos._modules import mode, unwrap
+from forge_algos.objectives._completions import Completions
+from forge_algos.online._value_head import values_at
+
+Reference = nn.Module | Literal["adapter_off"]
+"""A frozen model, or the trained one with its adapter switched off."""
+
+
+class Measured(NamedTuple):
+    """Of the tokens of some rows, one row after another: float32[m] each."""
+
+    old_logps: NDArray[np.float32]
+    ref_logps: NDArray[np.float32] | None
+    values: NDArray[np.float32] | None
+
+
+def measure(
+    model: nn.Module,
+    rows: Sequence[PackedGroups],
+    *,
+    temperature: float,
+    device: torch.device,
+    autocast: Callable[[], AbstractContextManager[Any]],
+    reference: Reference | None,
+    with_values: bool,
+) -> Measured:
+    """Run every row through the model (and its reference), in evaluation mode and without gradients.
+
+    Every rank brings equally many rows; for one without completions a made-up row is run and forgotten.
+    """
+    with mode(model, training=False), torch.no_grad(), guard_packed(model):
+        found = _logps(model, rows, temperature, device, autocast, with_values=with_values)
+        if reference is None:
+            return Measured(found[0], None, found[1])
+        if reference == "adapter_off":
+            with without_adapter(model):
+                return Measured(found[0], _logps(model, rows, temperature, device, autocast)[0], found[1])
+    assert isinstance(reference, nn.Module)
+    with mode(reference, training=False), torch.no_grad(), guard_packed(reference):
+        return Measured(found[0], _logps(reference, rows, temperature, device, autocast)[0], found[1])
+
+
+@contextmanager
+def without_adapter(model: nn.Module) -> Iterator[None]:
+    """Inside the block the base model answers alone.
+
+    Raises:
+        RolloutError: the model has no adapter.
+    """
+    inner: Any = unwrap(model)
+    if not hasattr(inner, "peft_config"):
+        raise RolloutError("reference='adapter_off': the model carries no adapter; give a frozen copy of it as the reference")
+    with inner.disable_adapter():
+        yield
+
+
+def _logps(
+    model: nn.Module,
+    rows: Sequence[PackedGroups],
+    temperature: float,
+    device: torch.device,
+    autocast: Callable[[], AbstractContextManager[Any]],
+    *,
+    with_values: bool = False,
+) -> tuple[NDArray[np.float32], NDArray[np.float32] | None]:
+    completions = Completions(model, device=device)
+    logps: list[torch.Tensor] = []
+    values: list[torch.Tensor] = []
+    for row in rows:
+        mine = len(row.lengths) > 0
+        given = row if mine else idle_groups()
+        inputs = completions.inputs(given)
+        places, targets, _ = group_tensors(given, device)
+        inside = (lambda hidden, at=places: values_at(model, hidden, at)) if with_values else None
+        with autocast():
+            # With the entropy, which nobody reads, because the objectives ask for it too: the same kernels, the same numbers.
+            found, _entropy, *rest = completions.head.logps_and_entropy(
+                inputs, places, targets, temperature=temperature, beside=inside
+            )
+        logps += [found] * mine
+        values += rest * mine
+    return _numpy(logps), _numpy(values) if with_values else None
+
+
+def _numpy(tensors: list[torch.Tensor]) -> NDArray[np.float32]:
+    return torch.cat([torch.zeros(0), *(t.detach().float().cpu() for t in tensors)]).numpy()

@@ -1,0 +1,60 @@
+"""A causal language model → the same with a value head: how much reward is still to come, told from each position's state."""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from forge_algos._errors import AdapterError
+from forge_algos._modules import causal_model, head
+
+NAME = "value_head"
+"""The head's name on the causal model, and in its state."""
+
+
+def attach_value_head(model: nn.Module) -> nn.Linear:
+    """Register a trainable linear layer D → 1 as `value_head` of the causal model; zeros, so that it says 0 at first.
+
+    Float32 whatever the model's dtype. It is read inside the forward (`Head.logps(..., beside=...)`), so that it works where the
+    model is divided over ranks; attach it before the model is wrapped and the optimizer made. A model's export leaves it out.
+
+    Returns:
+        nn.Linear: the head; one that is there already is returned as it is.
+
+    Raises:
+        AdapterError: the model names no head that says how wide its states are.
+    """
+    causal = causal_model(model)
+    if isinstance(found := getattr(causal, NAME, None), nn.Linear):
+        return found
+    output = head(model)
+    config: Any = getattr(causal, "config", None)
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    width = getattr(output, "in_features", None) or getattr(text, "hidden_size", None)
+    if not isinstance(width, int):
+        raise AdapterError(f"{type(causal).__name__} does not say how wide its hidden states are; a value head reads them")
+    device = next(causal.parameters()).device
+    linear = nn.Linear(width, 1, device=device, dtype=torch.float32)
+    nn.init.zeros_(linear.weight)
+    nn.init.zeros_(linear.bias)
+    causal.add_module(NAME, linear)
+    return linear
+
+
+def require_value_head(model: nn.Module) -> nn.Linear:
+    """The model's value head.
+
+    Raises:
+        AdapterError: it has none.
+    """
+    linear = getattr(causal_model(model), NAME, None)
+    if not isinstance(linear, nn.Linear):
+        raise AdapterError("the model has no value head: call attach_value_head(model) before it is wrapped and trained")
+    return linear
+
+
+def values_at(model: nn.Module, hidden: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """Hidden states float[T, D] → the value head's float32[M] at those rows; called inside the model's forward."""
+    linear = require_value_head(model)
+    with torch.autocast(hidden.device.type, enabled=False):
+        return linear(hidden.index_select(0, rows).to(linear.weight.dtype)).squeeze(-1)

@@ -1,0 +1,63 @@
+"""The online settings: what is given is kept, what cannot be is refused by name; torch is not needed."""
+
+import subprocess
+import sys
+
+import pytest
+
+from forge_algos import GRPOSettings, PPOSettings, RLOOSettings
+
+
+def test_methods_have_defaults_of_their_own():
+    """Group methods need groups; GRPO has no KL, the others have; PPO goes over its rollout several times."""
+    grpo, rloo, ppo = GRPOSettings(), RLOOSettings(), PPOSettings()
+    assert (grpo.num_generations, rloo.num_generations, ppo.num_generations) == (8, 4, 1)
+    assert grpo.kl_weight == 0 < rloo.kl_weight == ppo.kl_weight
+    assert (grpo.num_iterations, rloo.num_iterations, ppo.num_iterations) == (1, 1, 4)
+
+
+@pytest.mark.parametrize(
+    ("loss", "given", "scale"), [("grpo", None, "group"), ("dr_grpo", None, "none"), ("dr_grpo", "batch", "batch")]
+)
+def test_what_advantages_are_divided_by(loss, given, scale):
+    """By the group's deviation, by none for dr_grpo, or as said."""
+    assert GRPOSettings(loss_type=loss, scale_rewards=given).scale == scale
+
+
+def test_one_name_is_a_list_of_one():
+    """As a command line gives them."""
+    assert GRPOSettings(reward="a:f", reward_weights=2).reward == ("a:f",)
+    assert GRPOSettings(reward=["a:f", "b.c:g"], reward_weights=[1, 0.5]).reward_weights == (1, 0.5)
+    assert len(PPOSettings(reward="a:f", reward_model_path="m", reward_weights=[1, 2]).reward_weights) == 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "message"),
+    [
+        (GRPOSettings, {"num_generations": 1}, "num_generations must be at least 2"),
+        (RLOOSettings, {"num_generations": 1}, "num_generations must be at least 2"),
+        (PPOSettings, {"lam": 1.5}, "lam"),
+        (PPOSettings, {"value_weight": 0.0}, "value_weight must be above 0"),
+        (PPOSettings, {"value_clip": 0.0}, "value_clip must be above 0"),
+        (GRPOSettings, {"temperature": 0.0}, "temperature must be above 0"),
+        (GRPOSettings, {"top_p": 0.0}, "top_p"),
+        (GRPOSettings, {"top_p": 1.1}, "top_p"),
+        (GRPOSettings, {"clip": 1.0}, "clip must be"),
+        (GRPOSettings, {"reward": "nocolon"}, "'package.module:function', got 'nocolon'"),
+        (GRPOSettings, {"reward": ["a:f", "a:f"]}, "twice"),
+        (GRPOSettings, {"reward": "a:f", "reward_weights": [1, 2]}, "one for the reward model, 1 here, got 2"),
+        (GRPOSettings, {"on_reward_error": "skip"}, "no effect without reward functions"),
+        (GRPOSettings, {"loss_type": "gspo"}, "loss_type"),
+        (GRPOSettings, {"max_new_tokens": 0}, "max_new_tokens must be at least 1"),
+    ],
+)
+def test_what_cannot_be_is_refused(kind, given, message):
+    """With the field's name."""
+    with pytest.raises((ValueError, TypeError), match=message):
+        kind(**given)
+
+
+def test_settings_need_no_torch():
+    """They are read to draw a help page."""
+    code = "import sys, forge_algos; forge_algos.PPOSettings(), forge_algos.GRPOSettings(); assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
