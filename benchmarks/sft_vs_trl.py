@@ -11,14 +11,12 @@ The ratio is TRL's seconds per real token over forge's, each the median over all
 """
 
 import argparse
-import importlib.util
-import statistics
 import tempfile
 from pathlib import Path
 from typing import Any
 
+from _beside_trl import race_on_a_cpu, require_trl
 from _chats import MODULES, TOY_MODULES, Chats, make_chats, stand_in_encode, tokenise_with_stand_in
-from _lockstep import agree, race
 from _models import SHAPES, describe, write_model
 from _report import emit, machine
 from _rows import write_rows
@@ -65,23 +63,10 @@ def chats_for(model: str, directory: Path, vocabulary: int, *, kind: Any, tokens
     return make_chats(tokenise, kind=kind, max_length=tokens, modules=modules)
 
 
-def summary(figures: list[dict[str, Any]], end: dict[str, Any]) -> dict[str, Any]:
-    """Medians over the measured steps of one side."""
-    return {
-        "tokens_per_second": round(statistics.median(f["tokens"] / f["seconds"] for f in figures), 2),
-        "seconds_per_step": round(statistics.median(f["seconds"] for f in figures), 4),
-        "cpu_seconds_per_step": round(statistics.median(f["cpu_seconds"] for f in figures), 4),
-        "step_seconds": [round(f["seconds"], 3) for f in figures],
-        "peak_rss_bytes": end["peak_rss_bytes"],
-        "rss_before_steps_bytes": end["rss_before_steps_bytes"],
-    }
-
-
 def main() -> None:
     """Measure and print the line."""
     options = arguments()
-    if importlib.util.find_spec("trl") is None:
-        raise SystemExit("trl is not installed here, and it is one side of this comparison: hatch run bench:sft")
+    require_trl()
     if options.toy:
         options.model, options.tokens, options.steps, options.warmup = "toy-llama", 128, 2, 1
     tokens = options.tokens or (2048 if options.model in SHAPES else 1024)
@@ -95,30 +80,26 @@ def main() -> None:
         rows = write_rows(folder / "rows.npz", chats, tokens, steps)
         job = {
             "model": str(directory), "vocabulary": model.vocabulary, "adapter": options.adapter, "rows": str(folder / "rows.npz"),
-            "tokens": tokens, "trl_packing": options.trl, "trl_attention": "sdpa", "attention": "auto",
-            "learning_rate": options.learning_rate, "device": "cpu", "dtype": "float32",
+            "tokens": tokens, "trl_packing": options.trl, "learning_rate": options.learning_rate,
         }  # fmt: skip
-        figures, ends = race(job, folder, ["forge", "trl"], steps, threads=options.threads)
-    # TRL's own rows are others, and so are their losses.
-    first = agree(figures, tolerance=1e-4 if options.trl == "rows" else float("inf"))
-    sides = {side: summary(done[options.warmup :], ends[side]) for side, done in figures.items()}
+        # TRL's own rows are others, and so are their losses.
+        tolerance = 1e-4 if options.trl == "rows" else float("inf")
+        done = race_on_a_cpu(
+            job, folder, warmup=options.warmup, measured=options.steps, threads=options.threads, tolerance=tolerance
+        )
     labelled = sum(rows.labelled(i) for i in range(steps)) / sum(rows.tokens(i) for i in range(steps))
     emit(
         "sft_vs_trl",
         "tokens per second of forge's pieces over TRL's SFTTrainer with packing, on a CPU",
-        sides["forge"]["tokens_per_second"] / sides["trl"]["tokens_per_second"],
+        done.ratio,
         TARGETS.get(options.model, 1.4),
         toy=options.toy,
         at=at,
-        cpu_time_ratio=round(sides["trl"]["cpu_seconds_per_step"] / sides["forge"]["cpu_seconds_per_step"], 3),
-        memory_ratio=round(sides["trl"]["peak_rss_bytes"] / sides["forge"]["peak_rss_bytes"], 3),
-        less_memory=sides["forge"]["peak_rss_bytes"] < sides["trl"]["peak_rss_bytes"],
-        sides=sides,
-        first_loss=first,
+        **done.figures(),
         sizes={
             "model": Path(options.model).name, "adapter": options.adapter, "trl_packing": options.trl, "chats": options.chats, "tokens_per_row": tokens,
             "tokens_mean": round(sum(rows.tokens(i) for i in range(steps)) / steps, 1), "chats_per_row": round(sum(len(rows.lengths(i)) for i in range(steps)) / steps, 1),
-            "labelled_share": round(labelled, 4), "steps": options.steps, "warmup": options.warmup, "threads": ends["forge"]["threads"],
+            "labelled_share": round(labelled, 4), "steps": options.steps, "warmup": options.warmup, "threads": done.threads,
         },
     )  # fmt: skip
 

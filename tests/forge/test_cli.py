@@ -9,15 +9,19 @@ import pytest
 
 import forge
 from forge import _cli
-from forge._settings import SFTSettings, dashed, flat_fields
+from forge._settings import dashed, flat_fields
+from forge._verbs import VERBS, task_of
 
 
-def test_help_names_every_setting(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """`forge sft --help` lists every setting with dashes, and exits with 0."""
+@pytest.mark.parametrize("verb", VERBS)
+def test_help_names_every_setting(
+    verb: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`forge VERB --help` lists every setting with dashes, and exits with 0."""
     monkeypatch.setenv("COLUMNS", "120")
-    assert _cli.main(["sft", "--help"]) == 0
+    assert _cli.main([verb, "--help"]) == 0
     text = capsys.readouterr().out
-    for _, field in flat_fields(SFTSettings):
+    for _, field in flat_fields(task_of(verb).settings):
         assert f"--{dashed(field.name)}" in text
 
 
@@ -43,7 +47,7 @@ def test_exit_statuses(
 ) -> None:
     """Bad input is 2, a failure 1, an interruption 130; one message each and no traceback."""
 
-    def fail(settings: object) -> None:
+    def fail(_task: object, _settings: object) -> None:
         raise error
 
     monkeypatch.setattr(_cli, "run", fail)

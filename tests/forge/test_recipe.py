@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from forge import RecipeError, SettingsError
 from forge._recipe import as_recipe, as_values, read_recipe
-from forge._settings import SFTSettings, resolve
+from forge._settings import resolve
+from forge._sft import SFTSettings
 
 REQUIRED: dict[str, Any] = {"model_path": "m", "data_path": "d", "ckpt_output_dir": "o"}
 
@@ -26,7 +27,7 @@ def test_round_trip(text: str, rate: float, names: list[str], tmp_path_factory: 
     given_values = {**REQUIRED, "data_path": text, "learning_rate": rate, "adapter": "lora", "target_modules": names}
     first = resolve(SFTSettings, ("argument", given_values))
     path = tmp_path_factory.getbasetemp() / "config.yaml"
-    path.write_text(as_recipe(first), encoding="utf-8", newline="\n")
+    path.write_text(as_recipe(first, "sft"), encoding="utf-8", newline="\n")
     again = resolve(SFTSettings, ("recipe", {name: value for name, value in read_recipe(path).items() if value is not None}))
     assert as_values(again) == as_values(first)
 

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from forge._reference import field_texts, settings_page
-from forge._settings import SFTSettings, flat_fields, groups
+from forge._settings import flat_fields, groups
+from forge._verbs import VERBS, task_of
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_every_setting_is_explained() -> None:
+@pytest.mark.parametrize("name", VERBS)
+def test_every_setting_is_explained(name: str) -> None:
     """Help has a sentence for every option, taken from the docstring under the field."""
-    for group, field in flat_fields(SFTSettings):
-        assert len(field_texts(groups(SFTSettings)[group])[field.name]) > 10, field.name
+    settings = task_of(name).settings
+    for group, field in flat_fields(settings):
+        assert len(field_texts(groups(settings)[group])[field.name]) > 10, field.name
 
 
 def test_the_page_is_current() -> None:

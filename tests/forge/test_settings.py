@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forge import SettingsError
-from forge._settings import SFTSettings, flat_fields, resolve, signature_of
+from forge._settings import flat_fields, resolve, signature_of
+from forge._sft import SFTSettings
 
 REQUIRED: dict[str, Any] = {"model_path": "m", "data_path": "d", "ckpt_output_dir": "o"}
 

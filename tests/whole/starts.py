@@ -36,7 +36,7 @@ MOMENTS = {
     "pruning": ("forge_dist._checkpoint_folder", "prune"),
     "exporting": ("forge_dist", "export_model"),
     "checking": ("forge_dist", "check_export"),
-    "result": ("forge._sft", "write_result"),
+    "result": ("forge._run", "write_result"),
 }
 
 

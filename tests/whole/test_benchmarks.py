@@ -84,6 +84,30 @@ def test_sft_vs_trl(adapter, packing):
 
 
 @needs_trl
+def test_dpo_vs_trl():
+    """dpo_vs_trl.py trains both sides on the same pairs, to the same losses."""
+    figures = run_toy("dpo_vs_trl.py")
+    assert figures["first_loss"]["forge"] == pytest.approx(0.6931, abs=1e-3)
+    assert figures["first_loss"]["forge"] == pytest.approx(figures["first_loss"]["trl"], rel=1e-4)
+
+
+@needs_trl
+def test_sft_few_labels_vs_trl():
+    """sft_few_labels_vs_trl.py trains both sides on rows of which a quarter is learned, to the same first loss."""
+    figures = run_toy("sft_few_labels_vs_trl.py")
+    assert figures["first_loss"]["forge"] == pytest.approx(figures["first_loss"]["trl"], rel=1e-5)
+    assert figures["sizes"]["labelled_share"] == pytest.approx(0.25, abs=0.03)
+
+
+def test_head_alone():
+    """head_alone.py compares the loss and the log-probabilities after it saw that they are equal."""
+    figures = run_toy("head_alone.py")
+    assert set(figures["cases"]) == {"loss_0.25", "logps_0.25"}
+    for case in figures["cases"].values():
+        assert case["peak_bytes"]["full"] > case["peak_bytes"]["chunked"] > 0
+
+
+@needs_trl
 def test_gpu_sft_beside_trl():
     """gpu_sft.py has TRL as a third side where it is installed."""
     figures = run_toy("gpu_sft.py", "--device", "cpu")
@@ -125,6 +149,13 @@ def test_beside_another_library(script, module):
     if importlib.util.find_spec(module) is None:
         pytest.skip(f"{module} is not installed: hatch run peers:python -m pytest tests/whole/test_benchmarks.py")
     assert run_toy(script)["claim"]
+
+
+def test_shared_prompts():
+    """shared_prompts.py trains the same with prompts once and twice, and more tokens go through the model with the latter."""
+    figures = run_toy("shared_prompts.py")
+    assert figures["first_loss"]["prompts_once"] == pytest.approx(figures["first_loss"]["prompts_twice"], rel=1e-5)
+    assert figures["tokens_ratio"] > 1.2
 
 
 @pytest.mark.parametrize("script", ["dist_memory.py", "dist_save.py", "dist_restart.py"])

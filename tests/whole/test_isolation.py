@@ -45,7 +45,7 @@ def trained_logits(model: Any, samples: Sequence[Sample]) -> list[torch.Tensor]:
     terms_of = forge_algos.SFT().bind(model, device=CPU.device.value)
     hook = model.get_decoder().register_forward_hook(lambda _module, _args, output: seen.append(output.last_hidden_state))
     with hook, torch.no_grad():
-        terms_of(batch)
+        terms_of(batch, [])
         (hidden,) = seen
         logits = model.get_output_embeddings()(hidden[0])
     return list(logits.split([len(sample.input_ids) for sample in samples]))
@@ -128,7 +128,7 @@ def test_a_model_that_cannot_keep_documents_apart_is_refused(tmp_path: Path, nam
         assert refusal.exit_status == 2
         assert (name.partition(":")[0], attention) not in EXACT, refusal
     else:
-        assert found.loss_tokens == count
+        assert found.loss_count == count
         assert found.loss == pytest.approx(loss, rel=1e-6)
 
 
@@ -201,11 +201,12 @@ def test_training_and_evaluating_refuse_it_too(tmp_path_factory: pytest.TempPath
     class Careless(forge_algos.SFT):
         """SFT, but its forward brings along what it must not."""
 
-        def bind(self, model: Any, *, device: torch.device) -> Callable[[Any], forge_algos.LossTerms]:
-            def terms_of(batch: Any) -> forge_algos.LossTerms:
+        def bind(self, model: Any, *, device: torch.device) -> Any:
+            def terms_of(batch: Any, _totals: Any) -> forge_algos.LossTerms:
                 row = {"input_ids": torch.tensor(batch.input_ids)[None], "position_ids": torch.tensor(batch.position_ids)[None]}
                 return forge_algos.LossTerms(model(**row, **FORBIDDEN[careless](row)).logits.sum(), 1)
 
+            terms_of.needs = 0  # ty: ignore
             return terms_of
 
     start = {name: parameter.detach().clone() for name, parameter in loaded.named_parameters()}
@@ -219,4 +220,4 @@ def test_training_and_evaluating_refuse_it_too(tmp_path_factory: pytest.TempPath
         forge_algos.evaluate(loaded, [batch], objective=Careless(), device=CPU.device.value)
     assert all(torch.equal(parameter, start[name]) for name, parameter in loaded.named_parameters())
     (output,) = run(objective=forge_algos.SFT())
-    assert output.loss_tokens > 0
+    assert output.loss_count > 0

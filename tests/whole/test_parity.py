@@ -73,7 +73,7 @@ def expected() -> Callable[[Any, tuple[int, ...]], tuple[float, int, Gradients]]
 def assert_same(output: Any, gradients: Gradients, wanted: tuple[float, int, Gradients]) -> None:
     """The step's loss, count, gradient norm and every gradient are the reference's."""
     loss, count, wanted_gradients = wanted
-    assert output.loss_tokens == count
+    assert output.loss_count == count
     assert output.loss == pytest.approx(loss, rel=LOSS)
     whole = reference.norm(wanted_gradients)
     assert output.grad_norm == pytest.approx(whole, rel=GRADIENT)
@@ -120,10 +120,10 @@ def test_an_unpacked_step_equals_the_reference(
     models = pair(name, attention, adapter)
     steps = [tuple(range(start, start + accumulation)) for start in range(0, 10, accumulation)]
     outputs, seen = record(models.forge, [[forge_packing.collate([SAMPLES[i]]) for i in step] for step in steps])
-    idle = [output for output in outputs if output.loss_tokens == 0]
+    idle = [output for output in outputs if output.loss_count == 0]
     assert len(idle) == {1: 3, 2: 1, 5: 0}[accumulation]
     assert all((output.loss, output.grad_norm) == (0.0, 0.0) for output in idle)
-    learned = [(output, step) for output, step in zip(outputs, steps, strict=True) if output.loss_tokens]
+    learned = [(output, step) for output, step in zip(outputs, steps, strict=True) if output.loss_count]
     for (output, step), gradients in zip(learned, seen, strict=True):
         assert_same(output, gradients, expected(models.plain, step))
 
@@ -175,7 +175,7 @@ def test_an_evaluation_does_not_depend_on_its_batches(pair, name: str, attention
     for batches in (one_by_one, *(rows(SAMPLES, tokens) for tokens in ROW_OF.values())):
         models.forge.zero_grad(set_to_none=True)
         found = forge_algos.evaluate(models.forge, batches, objective=forge_algos.SFT(), device=CPU.device.value)
-        assert found.loss_tokens == count
+        assert found.loss_count == count
         assert found.loss == pytest.approx(loss, rel=LOSS)
         assert all(parameter.grad is None for parameter in models.forge.parameters())
 
@@ -239,7 +239,7 @@ def run_both(directory: str, attention: str, adapter: str, *, fused: bool, lr_sc
     wanted = reference.train(plain, steps, recipe, lambda _name, parameter: parameter.ndim >= 2)
 
     for number, (output, step) in enumerate(zip(outputs, wanted, strict=True), start=1):
-        assert (output.step, output.samples, output.loss_tokens) == (number, len(steps[number - 1]), step.loss_tokens)
+        assert (output.step, output.samples, output.loss_count) == (number, len(steps[number - 1]), step.loss_tokens)
         assert output.learning_rate == pytest.approx(step.learning_rate, rel=1e-12)
         assert output.loss == pytest.approx(step.loss, rel=LOSS)
         assert output.grad_norm == pytest.approx(step.grad_norm, rel=GRADIENT)

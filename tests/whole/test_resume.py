@@ -13,7 +13,8 @@ import pytest
 
 import forge
 from forge._launching import read_settings, write_settings
-from forge._settings import SFTSettings, resolve
+from forge._settings import resolve
+from forge._sft import TASK, SFTSettings
 
 from .conftest import conversations, write_rows
 from .starts import metrics, timeless, weights
@@ -224,7 +225,7 @@ def test_settings_travel_to_workers_with_their_origins(given: dict[str, Any], tm
         ("flag", {**given, "ckpt_output_dir": "x"}),
     )
     write_settings(s, tmp_path / "settings.json")
-    assert read_settings(tmp_path / "settings.json") == s
+    assert read_settings(TASK, tmp_path / "settings.json") == s
 
 
 def test_a_run_without_its_states_is_not_begun_anew(given: dict[str, Any], finished: Path, tmp_path: Path) -> None:

@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import pytest
 
+from forge._settings import flat_fields
+from forge._verbs import VERBS, task_of
+
 from .house import PACKAGES, field_docstrings
 
 if TYPE_CHECKING:
@@ -20,10 +23,9 @@ if TYPE_CHECKING:
 def settings_classes() -> Iterator[type]:
     """Every settings class of every package; a class that only groups others is not one."""
     for package in PACKAGES.values():
-        path = package.source_dir / "_settings.py"
-        if path.is_file():
+        for path in sorted(package.source_dir.glob("_*settings.py")):
             names = [node.name for node in ast.parse(path.read_text()).body if isinstance(node, ast.ClassDef)]
-            module = importlib.import_module(f"{package.import_name}._settings")
+            module = importlib.import_module(f"{package.import_name}.{path.stem}")
             for name in names:
                 found = getattr(module, name)
                 if name.endswith("Settings") and not any(
@@ -33,7 +35,13 @@ def settings_classes() -> Iterator[type]:
 
 
 CLASSES = {f"{found.__module__.partition('.')[0]}.{found.__name__}": found for found in settings_classes()}
-FIELDS = {f"{name}.{field.name}": (found, field) for name, found in CLASSES.items() for field in attrs.fields(found)}
+# A field that is inherited is looked at where it is written.
+FIELDS = {
+    f"{name}.{field.name}": (found, field)
+    for name, found in CLASSES.items()
+    for field in attrs.fields(found)
+    if not field.inherited
+}
 
 
 def refusal(owner: type, field: attrs.Attribute[Any], value: object) -> Exception | None:
@@ -57,9 +65,10 @@ def test_the_scan_sees_every_room() -> None:
     assert set(promised.split()) - {name.rpartition(".")[2] for name in FIELDS} == set()
 
 
-def test_no_setting_has_two_homes() -> None:
-    """A name belongs to one room: flat recipes and flags stay unambiguous."""
-    names = [name.rpartition(".")[2] for name in FIELDS]
+@pytest.mark.parametrize("verb", VERBS)
+def test_no_setting_has_two_homes(verb: str) -> None:
+    """Within a verb a name belongs to one room: flat recipes and flags stay unambiguous."""
+    names = [field.name for _, field in flat_fields(task_of(verb).settings)]
     assert sorted(set(names)) == sorted(names)
 
 

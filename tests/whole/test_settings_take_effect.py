@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 import forge
-from forge._settings import SFTSettings, flat_fields
+from forge._settings import flat_fields
+from forge._sft import SFTSettings
 
 from .conftest import conversations, write_rows
 
@@ -60,7 +61,25 @@ CASES: dict[str, tuple[dict[str, Any], Any, Any]] = {
     "attention": ({}, "documents", "eager"),
     "save_samples": ({}, 0, 4),
     "checkpoint_at_epoch": ({"max_steps": None, "num_epochs": 2, "effective_batch_size": 12}, False, True),
+    "loss": ({}, "nll", "dft"),
+    "label_smoothing": ({}, 0.0, 0.2),
+    "z_loss": ({}, 0.0, 1e-2),
+    "neftune_alpha": ({}, 0.0, 5.0),
+    "normalize": ({"max_tokens_per_gpu": 100}, "global", "trl"),
+    "optimizer": ({}, "adamw", "adafactor"),
+    "momentum": ({"optimizer": "muon"}, 0.95, 0.5),
+    "min_lr_ratio": ({"lr_scheduler": "polynomial"}, 0.0, 0.5),
+    "decay_steps": ({"lr_scheduler": "warmup_stable_decay"}, 1, 2),
+    "power": ({"lr_scheduler": "polynomial"}, 1.0, 2.0),
+    "num_cycles": ({"lr_scheduler": "cosine_with_restarts"}, 1, 2),
     "eval_every_steps": (HELD_OUT, 0, 1),
+    "keep_best": (HELD_OUT, False, True),
+    "metric_for_best": ({**HELD_OUT, "keep_best": True, "eval_every_steps": 1, "learning_rate": 1e-4}, "loss", "accuracy"),
+    "early_stopping_patience": (
+        {**HELD_OUT, "keep_best": True, "eval_every_steps": 1, "metric_for_best": "accuracy", "learning_rate": 1e-5},
+        0,
+        1,
+    ),
     "logging_steps": ({}, 1, 2),
     "full_state_every_steps": ({}, 0, 1),
     "full_state_every_minutes": ({}, 30.0, 1e-9),

@@ -48,7 +48,7 @@ def test_the_whole_chain_equals_the_reference(store: forge_data.TokenStore, mode
     for step, (output, gradients) in enumerate(zip(outputs, seen, strict=True)):
         batch = [as_sample(store[i]) for i in chosen.samples(step)]
         loss, count, wanted = reference.loss_and_gradients(plain, batch)
-        assert output.loss_tokens == count == chosen.loss_tokens[step]
+        assert output.loss_count == count == chosen.loss_tokens[step]
         assert output.tokens == chosen.tokens[step]
         assert output.samples == len(batch)
         assert output.loss == pytest.approx(loss, rel=1e-6)

@@ -1,7 +1,7 @@
 """A few settings to a run: `forge.sft(...)` in Python, `forge sft` in a shell.
 
 A lazy door: importing `forge` loads none of the rooms behind it. `forge.data` is `forge_data`, `forge.packing` is
-`forge_packing`, and so on; the verbs (`forge.sft`, `forge.generate`) load what they need when they are called.
+`forge_packing`, and so on; the verbs (`forge.sft`, `forge.dpo`, ..., `forge.generate`) load what they need when they are called.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     import forge_data as data
     import forge_dist as dist
     import forge_packing as packing
+    from forge._distill import distill
+    from forge._dpo import dpo
     from forge._errors import (
         DataLintError,
         ForgeError,
@@ -25,10 +27,18 @@ if TYPE_CHECKING:
         SettingsError,
     )
     from forge._generate import generate
+    from forge._grpo import grpo
+    from forge._kto import kto
+    from forge._orpo import orpo
+    from forge._ppo import ppo
+    from forge._pretrain import pretrain
     from forge._result import RunResult
+    from forge._reward import reward
+    from forge._rloo import rloo
     from forge._sft import sft
+    from forge._simpo import simpo
 
-__version__ = "0.3.0"
+__version__ = "0.4.0"
 
 __all__ = [
     "DataLintError",
@@ -43,9 +53,19 @@ __all__ = [
     "algos",
     "data",
     "dist",
+    "distill",
+    "dpo",
     "generate",
+    "grpo",
+    "kto",
+    "orpo",
     "packing",
+    "ppo",
+    "pretrain",
+    "reward",
+    "rloo",
     "sft",
+    "simpo",
 ]
 
 _ROOMS = {
@@ -64,8 +84,18 @@ _HOMES = {
     "RunResult": "_result",
     "RunWriteError": "_errors",
     "SettingsError": "_errors",
+    "distill": "_distill",
+    "dpo": "_dpo",
     "generate": "_generate",
+    "grpo": "_grpo",
+    "kto": "_kto",
+    "orpo": "_orpo",
+    "ppo": "_ppo",
+    "pretrain": "_pretrain",
+    "reward": "_reward",
+    "rloo": "_rloo",
     "sft": "_sft",
+    "simpo": "_simpo",
 }
 
 

@@ -8,27 +8,26 @@ from typing import Any
 
 import forge_accel
 import forge_algos
-import forge_data
 import forge_dist
 from forge._errors import SettingsError
 from forge._progress import Reporter
-from forge._settings import SFTSettings
+from forge._task import Items, Task
 
 
-def choose_sizes(s: SFTSettings, machine: forge_accel.Accelerator, stores: list[forge_data.TokenStore]) -> SFTSettings:
+def choose_sizes(task: Task, s: Any, machine: forge_accel.Accelerator, parts: list[Items]) -> Any:
     """Fill in epochs, the micro-batch's tokens and the learning rate.
 
     Raises SettingsError, naming file and row, where a sample is longer than the `max_tokens_per_gpu` that was given.
     """
-    if s.plan.num_epochs is None and s.plan.max_steps is None:
+    if s.plan.num_epochs is None and s.plan.max_steps is None and task.length(s, parts[0]) == (None, None):
         s = s.resolved("num_epochs", 1, "neither num_epochs nor max_steps was given")
-    longest = max(int(store.lengths.max()) for store in stores)
+    longest = max(int(items.lengths.max()) for items in parts)
     if s.plan.max_tokens_per_gpu is not None:
-        for store in stores:
-            row = int(store.lengths.argmax())
-            if store.lengths[row] > s.plan.max_tokens_per_gpu:
+        for items in parts:
+            row = int(items.lengths.argmax())
+            if items.lengths[row] > s.plan.max_tokens_per_gpu:
                 raise SettingsError(
-                    f"{store.source(row)} has {store.lengths[row]:,} tokens, more than max_tokens_per_gpu={s.plan.max_tokens_per_gpu:,}: "
+                    f"{items.source(row)} has {items.lengths[row]:,} tokens, more than max_tokens_per_gpu={s.plan.max_tokens_per_gpu:,}: "
                     f"a sample is never cut. Set max_tokens_per_gpu to {longest:,} or more, or max_seq_len to drop longer rows."
                 )
     elif longest > machine.default_tokens:
@@ -41,7 +40,7 @@ def choose_sizes(s: SFTSettings, machine: forge_accel.Accelerator, stores: list[
     return s
 
 
-def check_warmup(s: SFTSettings, num_steps: int) -> None:
+def check_warmup(s: Any, num_steps: int) -> None:
     """Refuse a warm-up that the run is too short for: its peak and its schedule would have no effect."""
     if s.optimizer.warmup_steps > num_steps:
         raise SettingsError(
@@ -51,12 +50,8 @@ def check_warmup(s: SFTSettings, num_steps: int) -> None:
 
 
 def load_fitting(
-    s: SFTSettings,
-    machine: forge_accel.Accelerator,
-    dtype: forge_accel.Choice[Any],
-    objective: forge_algos.Objective,
-    strategy: forge_dist.Strategy,
-) -> tuple[SFTSettings, Any, str]:
+    task: Task, s: Any, machine: forge_accel.Accelerator, dtype: forge_accel.Choice[Any], strategy: forge_dist.Strategy
+) -> tuple[Any, Any, str]:
     """Load the model on the attention that was asked for, or on the first that keeps its packed samples apart.
 
     Returns the settings with the choice, the model, and the choice's reason. Attention that the machine would choose does not
@@ -66,7 +61,7 @@ def load_fitting(
     model = None
     reason = choice.reason
     try:
-        model = _loaded(s, machine, dtype, choice, objective, strategy)
+        model = _loaded(task, s, machine, dtype, choice, strategy)
     except Exception as error:
         refused = getattr(error, "exit_status", None) == forge_algos.ForgeAlgosError.exit_status
         if s.device.attention != "auto" or choice.value.name == "eager" or not refused:
@@ -74,7 +69,7 @@ def load_fitting(
         first, choice = choice.value.name, machine.attention("eager", dtype.value)
         reason = f"eager: {first} does not fit this model ({error})"
         try:
-            model = _loaded(s, machine, dtype, choice, objective, strategy)
+            model = _loaded(task, s, machine, dtype, choice, strategy)
         except Exception:  # noqa: BLE001 - whatever it is, the first refusal is the better answer
             # Neither fits: what the usual choice said is the better answer.
             raise error from None
@@ -84,11 +79,11 @@ def load_fitting(
 
 
 def _loaded(
-    s: SFTSettings,
+    task: Task,
+    s: Any,
     machine: forge_accel.Accelerator,
     dtype: forge_accel.Choice[Any],
     attention: forge_accel.Choice[forge_accel.Attention],
-    objective: forge_algos.Objective,
     strategy: forge_dist.Strategy,
 ) -> Any:
     model = strategy.load(
@@ -97,15 +92,26 @@ def _loaded(
         dtype=forge_accel.float32 if s.adapter.adapter == "none" else dtype.value,
         attention=attention.value.name,
         attention_function=attention.value.function,
+        task=task.loads,
     )
     # Asked now, while a refusal still leaves nothing behind: does this model keep packed samples apart?
     with strategy.computing(model):
-        objective.bind(model, device=machine.device.value)
+        task.probe(s).bind(model, device=machine.device.value)
     strategy.settle(model)
     return model
 
 
-def choose_machine(s: SFTSettings, machine: forge_accel.Accelerator, dtype: forge_accel.Choice[Any]) -> SFTSettings:
+def load_frozen(
+    path: str, s: Any, machine: forge_accel.Accelerator, dtype: forge_accel.Choice[Any], strategy: forge_dist.Strategy
+) -> Any:
+    """Load a second model for the same ranks, on the attention that was chosen for the first; nothing trains it."""
+    attention = machine.attention(s.device.attention, dtype.value)
+    return strategy.load_frozen(
+        path, dtype=dtype.value, attention=attention.value.name, attention_function=attention.value.function
+    )
+
+
+def choose_machine(s: Any, machine: forge_accel.Accelerator, dtype: forge_accel.Choice[Any]) -> Any:
     """Write down the device and the dtype that were chosen."""
     if s.device.device == "auto":
         s = s.resolved("device", machine.name, machine.device.reason)
@@ -114,10 +120,10 @@ def choose_machine(s: SFTSettings, machine: forge_accel.Accelerator, dtype: forg
     return s
 
 
-def warn_of_positions(report: Reporter, model: Any, stores: list[forge_data.TokenStore]) -> None:
+def warn_of_positions(report: Reporter, model: Any, parts: list[Items]) -> None:
     """Say so where samples are longer than the positions that the model was made for."""
     limit = getattr(model.config, "max_position_embeddings", None)
-    over = sum(int((store.lengths > limit).sum()) for store in stores) if isinstance(limit, int) else 0
+    over = sum(int((items.longest > limit).sum()) for items in parts) if isinstance(limit, int) else 0
     if over:
         report.note(
             f"WARNING: {over:,} samples have more tokens than the {limit:,} positions this model was made for "
@@ -137,9 +143,11 @@ def warn_of_rounding(report: Reporter, before: float | None, trained: float | No
         )
 
 
-def absolute_paths(s: SFTSettings) -> SFTSettings:
+def absolute_paths(task: Task, s: Any) -> Any:
     """Make the paths of files absolute, so that config.yaml repeats the run from any directory; hub names and URLs stay."""
     s = s.with_value("model", "model_path", _absolute(s.model.model_path))
+    for name, path in task.paths(s).items():
+        s = s.with_value("objective", name, _absolute(path))
     s = s.with_value("data", "data_path", _absolute_sources(s.data.data_path))
     if s.data.eval_data_path is not None:
         s = s.with_value("data", "eval_data_path", _absolute_sources(s.data.eval_data_path))

@@ -21,8 +21,10 @@ import forge
 from forge._plan_command import plan_command
 from forge._recipe import read_recipe
 from forge._reference import field_texts
-from forge._settings import SFTSettings, flat_fields, groups, resolve, signature_of
-from forge._sft import run
+from forge._run import run
+from forge._settings import flat_fields, groups, resolve, signature_of
+from forge._task import Task
+from forge._verbs import VERBS, task_of
 
 _DEBUG = "FORGE_DEBUG"
 
@@ -101,7 +103,8 @@ def _app() -> cyclopts.App:
         help_format="plaintext",
         help_epilogue="Every command takes --debug, which shows the traceback of an error.",
     )
-    app.command(_sft_command(), name="sft")
+    for name in VERBS:
+        app.command(_verb_command(task_of(name)), name=name)
     app.command(generate)
     # forge-data reads its own words, `--help` too, so that it has the same command line without this package.
     app.command(data, help_flags=(), version_flags=())
@@ -109,30 +112,31 @@ def _app() -> cyclopts.App:
     return app
 
 
-def _sft_command() -> Callable[..., None]:
-    """Build `forge sft` from the settings classes: one option for each field, its docstring as help."""
+def _verb_command(task: Task) -> Callable[..., None]:
+    """Build `forge VERB` from the settings classes: one option for each field, its docstring as help."""
 
-    def sft(recipe: str | None = None, /, **settings: object) -> None:
+    def command(recipe: str | None = None, /, **settings: object) -> None:
         layers = [(f"recipe {recipe}", read_recipe(recipe))] if recipe is not None else []
         flags = {
             name: value[0] if name in several and isinstance(value, tuple) and len(value) == 1 else value
             for name, value in settings.items()
         }
-        resolved = resolve(SFTSettings, *layers, ("flag", flags))
-        result = run(resolved)
+        result = run(task, resolve(task.settings, *layers, ("flag", flags)))
         if os.environ.get("RANK", "0") == "0":
             print(result.model_dir)
 
     # One path or several are words of a shell; a mapping of paths to weights is for recipes.
     several = {
-        field.name for _, field in flat_fields(SFTSettings) if any(get_origin(kind) is Mapping for kind in get_args(field.type))
+        field.name
+        for _, field in flat_fields(task.settings)
+        if any(get_origin(kind) is Mapping for kind in get_args(field.type))
     }
-    plain = signature_of(SFTSettings)
-    owners = groups(SFTSettings)
+    plain = signature_of(task.settings)
+    owners = groups(task.settings)
     order = list(owners)
     helps = {
         field.name: (group, field_texts(owners[group])[field.name] + _required(field))
-        for group, field in flat_fields(SFTSettings)
+        for group, field in flat_fields(task.settings)
     }
     parameters = []
     for parameter in plain.parameters.values():
@@ -151,14 +155,14 @@ def _sft_command() -> Callable[..., None]:
         if parameter.default is None and parameter.name != "recipe":
             annotation = annotation | None
         parameters.append(parameter.replace(annotation=Annotated[annotation, about]))
-    cast("Any", sft).__signature__ = inspect.Signature(parameters)
-    sft.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    sft.__doc__ = (
-        "Supervised fine-tuning: train a model on conversations, prompts with completions, or tokens.\n\n"
-        "Prints the directory of the trained model. Example: forge sft --model-path org/model --data-path train.jsonl "
+    cast("Any", command).__signature__ = inspect.Signature(parameters)
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    command.__doc__ = (
+        f"{task.about}\n\n"
+        f"Prints the directory of the trained model. Example: forge {task.name} --model-path org/model --data-path train.jsonl "
         "--ckpt-output-dir runs/first"
     )
-    return sft
+    return command
 
 
 def data(*words: Annotated[str, cyclopts.Parameter(show=False, allow_leading_hyphen=True)]) -> int:

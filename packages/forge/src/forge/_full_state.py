@@ -11,11 +11,12 @@ from typing import Any
 import attrs
 
 import forge_algos
-import forge_data
 import forge_dist
 import forge_packing
+from forge._best import Best
 from forge._errors import SettingsError
-from forge._settings import SFTSettings
+from forge._settings import RunSettings
+from forge._task import Items
 
 _NAMED = 8
 
@@ -32,8 +33,10 @@ class Position:
     """Steps that moved nothing because their loss or gradient was not finite."""
     loss: float = 0.0
     """Training loss of the last step."""
-    eval_before: float | None = None
-    """Held-out loss before the first step."""
+    eval_before: dict[str, float] | None = None
+    """Held-out figures before the first step."""
+    best: Best = attrs.field(factory=Best, converter=lambda found: Best(**found) if isinstance(found, dict) else found)
+    """The best measurement so far."""
     metrics_bytes: int = 0
     """Length of metrics.jsonl."""
     seconds: float = 0.0
@@ -44,7 +47,7 @@ class FullStates:
     """The full states of a run: `restore` once, `save` when `due`."""
 
     def __init__(
-        self, s: SFTSettings, path: Path, ranks: forge_dist.Ranks, must_match: Mapping[str, Any], note: Callable[[str], None]
+        self, s: RunSettings, path: Path, ranks: forge_dist.Ranks, must_match: Mapping[str, Any], note: Callable[[str], None]
     ) -> None:
         self._s = s.checkpoints
         self._ranks = ranks
@@ -85,11 +88,11 @@ class FullStates:
         return Position(**found.about["position"])
 
     def diverged(
-        self, error: forge_algos.DivergedError, train: forge_data.TokenStore, plan: forge_packing.BatchPlan, step: int
+        self, error: forge_algos.DivergedError, train: Items, plan: forge_packing.BatchPlan, step: int, updates: int
     ) -> forge_algos.DivergedError:
         """Name the samples of the step after `step`, and the last good state."""
         self.files.wait()
-        samples = plan.samples(step)
+        samples = plan.samples(step // updates)
         rows = ", ".join(train.source(int(sample)) for sample in samples[:_NAMED])
         more = f" and {len(samples) - _NAMED} more" if len(samples) > _NAMED else ""
         good = self.files.last_good

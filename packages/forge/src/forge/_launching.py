@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import attrs
 
@@ -19,12 +20,13 @@ from forge._directories import make_directories, remove_empty
 from forge._errors import ForgeError, PreemptedError
 from forge._recipe import as_values
 from forge._result import RunResult, read_result
-from forge._settings import SFTSettings, resolve
+from forge._settings import resolve
+from forge._task import Task
 
 PREEMPTED = PreemptedError.exit_status
 
 
-def on_ranks(command: str, s: SFTSettings, body: Callable[[SFTSettings, forge_dist.Ranks], RunResult]) -> RunResult:
+def on_ranks(task: Task, s: Any, body: Callable[[Any, forge_dist.Ranks], RunResult]) -> RunResult:
     """Run `body` on the ranks that settings and environment ask for, and return what the first one returns.
 
     Raises:
@@ -37,7 +39,7 @@ def on_ranks(command: str, s: SFTSettings, body: Callable[[SFTSettings, forge_di
     where = forge_dist.topology(s.launch, devices=_devices(s))
     s = _with_origins(s, where)
     if where.role == "launcher":
-        return _launched(command, s, where)
+        return _launched(task.name, s, where)
     with forge_dist.worker_report(), forge_dist.join(where) as ranks:
         return body(s, ranks)
 
@@ -60,26 +62,26 @@ def preempted(path: Path, why: str, failed: str | None = None) -> PreemptedError
     )
 
 
-def write_settings(s: SFTSettings, file: Path) -> None:
+def write_settings(s: Any, file: Path) -> None:
     """Write composed settings, with their origins, for a process of this very version."""
     values = {name: value for name, value in as_values(s).items() if s.origins[name] != "default"}
     file.write_text(json.dumps({"values": values, "origins": dict(s.origins)}), encoding="utf-8")
 
 
-def read_settings(file: Path) -> SFTSettings:
+def read_settings(task: Task, file: Path) -> Any:
     """Read what `write_settings` wrote."""
     found = json.loads(file.read_text(encoding="utf-8"))
-    s = resolve(SFTSettings, *((found["origins"][name], {name: value}) for name, value in found["values"].items()))
+    s = resolve(task.settings, *((found["origins"][name], {name: value}) for name, value in found["values"].items()))
     return attrs.evolve(s, origins=found["origins"])
 
 
-def _devices(s: SFTSettings) -> int:
+def _devices(s: Any) -> int:
     """How many accelerators there are; asked only where the number of processes goes by it, for it imports torch."""
     wish = s.launch.nproc_per_node or os.environ.get("PET_NPROC_PER_NODE", "").strip()
     return forge_accel.device_count(s.device.device) if wish in ("auto", "gpu") else 0
 
 
-def _with_origins(s: SFTSettings, where: forge_dist.Topology) -> SFTSettings:
+def _with_origins(s: Any, where: forge_dist.Topology) -> Any:
     """Write down what came from the environment, apart from what was asked for."""
     known = attrs.asdict(where)
     for name, origin in where.origins.items():
@@ -89,7 +91,7 @@ def _with_origins(s: SFTSettings, where: forge_dist.Topology) -> SFTSettings:
     return s
 
 
-def _launched(command: str, s: SFTSettings, where: forge_dist.Topology) -> RunResult:
+def _launched(command: str, s: Any, where: forge_dist.Topology) -> RunResult:
     path = Path(s.checkpoints.ckpt_output_dir)
     logs = path / "logs" / f"{time.strftime('%Y%m%d-%H%M%S')}-{socket.gethostname()}-{os.getpid()}"
     made = make_directories(path) + make_directories(logs)

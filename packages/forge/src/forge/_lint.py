@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import forge_data
 from forge._errors import DataLintError, SettingsError
 from forge._progress import Reporter
-from forge._settings import SFTSettings
 
 _NAMED = 3
 
 
-def check_data(s: SFTSettings, report: Reporter, train: forge_data.TokenStore, held_out: forge_data.TokenStore | None) -> None:
+def check_kind(task: str, store: forge_data.TokenStore, kind: str, wanted: str) -> None:
+    """Raise SettingsError unless the rows of a store are of a kind."""
+    if store.kind != kind:
+        raise SettingsError(
+            f"data_path holds {store.kind.replace('_', ' ')} rows ({store.source(0)}), and forge {task} takes {wanted}."
+        )
+
+
+def check_data(s: Any, report: Reporter, train: forge_data.TokenStore, held_out: forge_data.TokenStore | None) -> None:
     """Say what was found in the rows, and refuse those that would teach something false.
 
     Raises:
         DataLintError: the lint stops and `lint` is not off.
-        SettingsError: the rows are no rows to imitate (preferences).
 
     """
-    stores = [train] if held_out is None else [train, held_out]
-    for store in stores:
-        if store.kind != "supervised":
-            raise SettingsError(
-                f"data_path holds {store.kind.replace('_', ' ')} rows ({store.source(0)}), and supervised fine-tuning imitates every row: "
-                "give messages, prompt and completion, documents, or tokens."
-            )
     reports = [forge_data.lint(train, eval_data=held_out)]
     if held_out is not None and held_out.path != train.path:
         reports.append(held_out.lint)

@@ -74,10 +74,10 @@ def left_open(text: str) -> set[str]:
     }
 
 
-def as_recipe(settings: Any) -> str:
+def as_recipe(settings: Any, verb: str) -> str:
     """Write composed settings as YAML, one line each, with where every value came from as its comment."""
     lines = [
-        "# Every setting of this run as resolved, and where it came from. `forge sft FILE` reads it as a recipe:",
+        f"# Every setting of this run as resolved, and where it came from. `forge {verb} FILE` reads it as a recipe:",
         "# what is marked default, chosen or environment is then left open again, everything else is as written.",
     ]
     group = None

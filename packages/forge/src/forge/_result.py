@@ -10,11 +10,12 @@ import attrs
 import forge_dist
 
 _FILE = "result.json"
+BEST = "best"
 
 
 @attrs.frozen(kw_only=True)
 class RunResult:
-    """A finished run: where it lies and what it measured. Losses are in nats per learned token."""
+    """A finished run: where it lies and what it measured. Losses are in nats per learned token, or what the verb's objective says."""
 
     output_dir: Path
     """The run directory: `config.yaml`, `metrics.jsonl`, `log.txt`, `data/`, `plan/`, `hf_format/`, `full_state/`."""
@@ -28,13 +29,31 @@ class RunResult:
     """Those of the steps that moved nothing, because their loss or gradient was not finite (`on_nan=skip`)."""
     loss: float
     """Training loss of the last step."""
-    eval_loss_before: float | None
-    """Held-out loss before the first step; None where nothing was held out."""
-    eval_loss_after: float | None
-    """Held-out loss after the last step, of the model as it was exported (a bfloat16 directory is exported in bfloat16);
-    None where nothing was held out."""
+    eval_before: dict[str, float] | None
+    """What was measured on the held-out data before the first step, as metrics.jsonl has it (`eval_loss`, `eval_accuracy`, ...); None
+    where nothing was held out."""
+    eval_after: dict[str, float] | None
+    """The same after the last step, of the model as it was exported (a bfloat16 directory is exported in bfloat16)."""
+    best_step: int | None
+    """The step after which the held-out figure of `metric_for_best` was best; with `keep_best` that model lies in `best_dir`."""
     seconds: float
     """Wall-clock time from the first step to the last export, of all starts together."""
+
+    @property
+    def eval_loss_before(self) -> float | None:
+        """Held-out loss before the first step."""
+        return (self.eval_before or {}).get("eval_loss")
+
+    @property
+    def eval_loss_after(self) -> float | None:
+        """Held-out loss after the last step."""
+        return (self.eval_after or {}).get("eval_loss")
+
+    @property
+    def best_dir(self) -> Path | None:
+        """The best model's export, where `keep_best` was asked for."""
+        best = self.output_dir / "hf_format" / BEST
+        return best if best.is_dir() else None
 
 
 def write_result(result: RunResult) -> None:

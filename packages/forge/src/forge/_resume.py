@@ -16,11 +16,11 @@ from typing import Any, BinaryIO
 
 import yaml
 
-import forge_data
 import forge_packing
 from forge._errors import SettingsError
 from forge._recipe import as_values, left_open
-from forge._settings import SFTSettings
+from forge._settings import RunSettings
+from forge._task import Items, Task
 
 _DIVISION = frozenset(
     {
@@ -34,11 +34,12 @@ _DIVISION = frozenset(
 _FREE = _DIVISION | frozenset(
     {
         # Where things lie: what they hold is compared by fingerprint.
-        *("model_path", "data_path", "eval_data_path", "preprocess", "ckpt_output_dir"),
+        *("model_path", "reference_path", "teacher_path", "reward_model_path"),
+        *("data_path", "eval_data_path", "preprocess", "ckpt_output_dir"),
         # What is kept, shown and refused.
         *("save_samples", "checkpoint_at_epoch", "full_state_every_steps", "full_state_every_minutes"),
         *("accelerate_full_state_at_epoch", "keep_last_n", "keep_last_checkpoint_only", "async_save"),
-        *("eval_every_steps", "logging_steps", "lint", "on_nan"),
+        *("eval_every_steps", "keep_best", "metric_for_best", "early_stopping_patience", "logging_steps", "lint", "on_nan"),
     }
 )
 _HASHED_WHOLE = 8 * 2**30
@@ -47,7 +48,7 @@ _WINDOW = 4096
 _LENGTH = ("num_epochs", "max_steps")
 
 
-def same_request(path: Path, s: SFTSettings) -> bool:
+def same_request(path: Path, s: RunSettings) -> bool:
     """Whether what is asked for now is what the run in `path` was asked for: the same values, and the same left open."""
     before, now = read_values(path), as_json(as_values(s))
     was_open = left_open((path / "config.yaml").read_text(encoding="utf-8"))
@@ -65,7 +66,7 @@ def read_values(path: Path) -> dict[str, Any]:
     return yaml.safe_load((path / "config.yaml").read_text(encoding="utf-8"))
 
 
-def compare_settings(path: Path, s: SFTSettings) -> list[str]:
+def compare_settings(path: Path, s: RunSettings) -> list[str]:
     """Return what changed since the run in `path` began, or refuse what would change its past.
 
     Args:
@@ -96,8 +97,8 @@ def compare_settings(path: Path, s: SFTSettings) -> list[str]:
     return [f"{name}: {json.dumps(was)} → {json.dumps(is_now)}" for name, (was, is_now) in said.items()]
 
 
-def compare_data(path: Path, prepared: Path, names: list[str]) -> None:
-    """Raise SettingsError unless the token stores that were prepared now are those that the run has."""
+def compare_data(task: Task, path: Path, prepared: Path, names: list[str]) -> None:
+    """Raise SettingsError unless the stores that were prepared now are those that the run has."""
     for name in names:
         kept = path / "data" / name
         if not kept.exists():
@@ -105,8 +106,8 @@ def compare_data(path: Path, prepared: Path, names: list[str]) -> None:
                 f"ckpt_output_dir {path}: its run has no data/{name}, which it was made with. Give another ckpt_output_dir."
             )
         was, now = (
-            forge_data.TokenStore.open(kept).fingerprint,
-            forge_data.TokenStore.open(prepared / "data" / name).fingerprint,
+            task.open(kept).fingerprint,
+            task.open(prepared / "data" / name).fingerprint,
         )
         if was != now:
             which = "data_path" if name == "train" else "eval_data_path"
@@ -147,29 +148,32 @@ def _link_tree(source: Path, target: Path) -> None:
 def compare_model(path: Path, identity: Mapping[str, str]) -> dict[str, str]:
     """Return the identity of the run in `path`. Raises SettingsError where it is that of another model."""
     try:
-        was = json.loads((path / "run.json").read_text(encoding="utf-8"))
-        known = {"run": str(was["run"]), "model": str(was["model"])}
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        known = {name: str(value) for name, value in json.loads((path / "run.json").read_text(encoding="utf-8")).items()}
+        run, verb = known["run"], known["verb"]
+    except (OSError, ValueError, KeyError, AttributeError) as error:
         raise SettingsError(
-            f"ckpt_output_dir {path}: its run.json, which says what its run belongs to, cannot be read ({error}). Put it back, or give "
+            f"ckpt_output_dir {path}: its run.json, which says what its run belongs to, cannot be read ({error!r}). Put it back, or give "
             "another ckpt_output_dir."
         ) from error
-    if known["model"] != identity["model"]:
+    if verb != identity["verb"]:
         raise SettingsError(
-            f"ckpt_output_dir {path}: the model in model_path is not the one that its run began with: its config.json or its weights "
-            "changed. Put it back, or give another ckpt_output_dir."
+            f"ckpt_output_dir {path}: holds a run of forge {verb}, and this is forge {identity['verb']}. Give another ckpt_output_dir."
         )
-    return known
+    for name in sorted((identity.keys() | known.keys()) - {"run", "verb"}):
+        if known.get(name) != identity.get(name):
+            raise SettingsError(
+                f"ckpt_output_dir {path}: the model in {'model_path' if name == 'model' else name} is not the one that its run began "
+                "with: its config.json or its weights changed. Put it back, or give another ckpt_output_dir."
+            )
+    return {**identity, "run": run}
 
 
-def must_match(
-    s: SFTSettings, train: forge_data.TokenStore, plan: forge_packing.BatchPlan, identity: Mapping[str, str]
-) -> dict[str, Any]:
+def must_match(s: RunSettings, train: Items, plan: forge_packing.BatchPlan, identity: Mapping[str, str]) -> dict[str, Any]:
     """What a full state belongs to: run, data, order, model and the settings of its past, as JSON."""
     past = {name: value for name, value in as_values(s).items() if name not in _FREE and name not in _LENGTH}
     length = {} if s.optimizer.lr_scheduler == "constant" else {"steps": plan.num_steps}
     return {
-        "data": train.fingerprint,
+        "data": train.store.fingerprint,
         "order": plan.order_fingerprint,
         **identity,
         **as_json(past),

@@ -1,7 +1,7 @@
 """Flat names and values → the settings of every room, each value with where it came from.
 
-Each leaf owns the settings of its room; this file only composes them: `SFTSettings` names the groups, and the signature of
-`forge.sft`, the command line, recipes and `config.yaml` are all derived from it.
+Each leaf owns the settings of its room; this file only composes them: `RunSettings` names the groups, a verb's own class
+says which data and objective it has, and signatures, the command line, recipes and `config.yaml` are all derived from it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ import attrs
 
 import forge_accel
 import forge_algos
-import forge_data
 import forge_dist
 import forge_packing
 from forge._errors import SettingsError
@@ -38,18 +37,44 @@ def _whole(_: object, field: attrs.Attribute[int], value: object) -> None:
 class ReportSettings:
     """What a run says while it trains."""
 
-    eval_every_steps: int = attrs.field(default=0, validator=[_whole, attrs.validators.ge(0)])
-    """Measure the held-out loss every so many steps; 0 measures it before and after training only."""
     logging_steps: int = attrs.field(default=1, validator=[_whole, attrs.validators.ge(1)])
     """Print a line to the log every so many steps (metrics.jsonl has every step)."""
 
 
 @attrs.frozen(kw_only=True)
-class SFTSettings:
-    """Every setting of `forge.sft`, grouped by the room that owns it; `origins` says where each value came from."""
+class EvaluationSettings:
+    """When the held-out data are measured, and what follows from it."""
+
+    eval_every_steps: int = attrs.field(default=0, validator=[_whole, attrs.validators.ge(0)])
+    """Measure on the held-out data every so many steps; 0 measures before and after training only."""
+    keep_best: bool = attrs.field(default=False, validator=attrs.validators.instance_of(bool))
+    """Export the model to hf_format/best whenever a measurement (eval_every_steps, and the last) is the best so far."""
+    metric_for_best: str | None = attrs.field(
+        default=None, validator=attrs.validators.optional(attrs.validators.instance_of(str))
+    )
+    """Which held-out figure says what is best: loss, or one that metrics.jsonl has as eval_NAME. Losses and kl are best low, all others high.
+    By default the loss, and the reward of online methods."""
+    early_stopping_patience: int = attrs.field(default=0, validator=[_whole, attrs.validators.ge(0)])
+    """End the run once so many measurements in a row brought nothing better; 0 never does."""
+
+    def __attrs_post_init__(self) -> None:
+        if self.early_stopping_patience and not self.eval_every_steps:
+            raise ValueError(
+                "early_stopping_patience has no effect without measurements: set eval_every_steps, or leave it out"
+            )
+        if self.metric_for_best is not None and not (self.keep_best or self.early_stopping_patience):
+            raise ValueError(
+                f"metric_for_best={self.metric_for_best!r} has no effect without keep_best or early_stopping_patience: set one, or leave it out"
+            )
+
+
+@attrs.frozen(kw_only=True)
+class RunSettings:
+    """The settings that every verb has, grouped by the room that owns them; `origins` says where each value came from."""
 
     model: forge_dist.ModelSettings
-    data: forge_data.DataSettings
+    data: Any
+    objective: Any
     plan: forge_packing.PlanSettings
     optimizer: forge_algos.OptimizerSettings
     adapter: forge_algos.AdapterSettings
@@ -57,6 +82,7 @@ class SFTSettings:
     strategy: forge_dist.StrategySettings
     launch: forge_dist.LaunchSettings
     checkpoints: forge_dist.CheckpointSettings
+    evaluation: EvaluationSettings
     report: ReportSettings
     origins: Mapping[str, str]
 
@@ -65,6 +91,16 @@ class SFTSettings:
         group = next(owner for owner, field in flat_fields(type(self)) if field.name == name)
         chosen = self.with_value(group, name, value)
         return attrs.evolve(chosen, origins={**self.origins, name: f"chosen: {reason}"})
+
+    def check(self) -> None:
+        """Refuse, by name, a setting that would change nothing beside the others. Raises SettingsError."""
+        if self.data.eval_data_path or self.data.validation_split:
+            return
+        for name in ("eval_every_steps", "keep_best"):
+            if getattr(self.evaluation, name):
+                raise SettingsError(
+                    f"{name} has no effect without held-out data: set eval_data_path or validation_split, or leave it out."
+                )
 
     def digest(self) -> str:
         """sha256 (hex) over every value that all ranks of a run must share: what differs by node is left out."""
@@ -85,9 +121,10 @@ def flat_fields(settings_class: type) -> Iterator[tuple[str, attrs.Attribute[Any
 
 
 def groups(settings_class: type) -> dict[str, type]:
-    """Name → attrs class of every group of a composed settings class."""
+    """Name → attrs class of every group of a composed settings class, in the order of `RunSettings`."""
     hints = typing.get_type_hints(settings_class)
-    return {field.name: hints[field.name] for field in attrs.fields(settings_class) if field.name != "origins"}
+    # A verb's class states its own data and objective anew, which puts them last.
+    return {field.name: hints[field.name] for field in attrs.fields(RunSettings) if field.name != "origins"}
 
 
 def signature_of(settings_class: type) -> inspect.Signature:
@@ -134,16 +171,8 @@ def resolve(settings_class: type[T], *layers: tuple[str, Mapping[str, object]]) 
             raise SettingsError(f"{error.args[0]}{where}") from error
     compose = cast("Callable[..., T]", settings_class)
     settings = compose(**built, origins=origins)
-    refuse_dead(settings)
+    cast("RunSettings", settings).check()
     return settings
-
-
-def refuse_dead(settings: Any) -> None:
-    """Refuse, by name, a setting that would change nothing beside the others."""
-    if settings.report.eval_every_steps and not (settings.data.eval_data_path or settings.data.validation_split):
-        raise SettingsError(
-            "eval_every_steps has no effect without held-out data: set eval_data_path or validation_split, or leave it out."
-        )
 
 
 def dashed(name: str) -> str:
@@ -185,9 +214,12 @@ def _as_kind(kind: Any, value: object, *, from_text: bool) -> object | None:
         return value if isinstance(value, str) and value in get_args(kind) else None
     if get_origin(kind) is tuple:
         parts = (value,) if isinstance(value, str) else value
-        if not isinstance(parts, Sequence) or not all(isinstance(part, (str, PathLike)) for part in parts):
+        if isinstance(parts, float | int) and not isinstance(parts, bool):
+            parts = (parts,)
+        if not isinstance(parts, Sequence):
             return None
-        return tuple(fspath(part) for part in parts)
+        found = tuple(_as_kind(get_args(kind)[0], part, from_text=from_text) for part in parts)
+        return None if None in found else found
     if get_origin(kind) is Mapping:
         if not isinstance(value, Mapping) or not all(isinstance(name, (str, PathLike)) for name in value):
             return None
@@ -214,7 +246,7 @@ def _spelled(kind: Any) -> str:
     if get_origin(kind) is Literal:
         return "one of " + ", ".join(repr(choice) for choice in get_args(kind))
     if get_origin(kind) is tuple:
-        return "a list of strings"
+        return f"a list of {_spelled(get_args(kind)[0]).removeprefix('a ')}s"
     if get_origin(kind) is Mapping:
         return "a mapping from strings to numbers"
     return {str: "a string", int: "a whole number", float: "a number", bool: "true or false"}[kind]

@@ -32,10 +32,11 @@ def main(command: str, settings: str) -> None:
     try:
         with forge_dist.worker_report():
             try:
-                from forge import _sft
+                from forge._run import run
+                from forge._verbs import task_of
 
-                bodies = {"sft": _sft.run}
-                bodies[command](read_settings(Path(settings)))
+                task = task_of(command)
+                run(task, read_settings(task, Path(settings)))
             except PreemptedError as stopped:
                 raise SystemExit(stopped.exit_status) from None
             except BaseException:

@@ -1,0 +1,64 @@
+"""Packed rows and a model directory -> forge's pieces and TRL's trainer trained on them in turn, and both sides' figures."""
+
+import importlib.util
+import statistics
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from _lockstep import agree, race
+
+
+class Race(NamedTuple):
+    """What came of it."""
+
+    sides: dict[str, dict[str, Any]]
+    """Medians over the measured steps of each side, and its memory."""
+    first_loss: dict[str, float]
+    threads: int
+
+    def figures(self) -> dict[str, Any]:
+        """What every line about the two of them says."""
+        forge, trl = self.sides["forge"], self.sides["trl"]
+        return {
+            "cpu_time_ratio": round(trl["cpu_seconds_per_step"] / forge["cpu_seconds_per_step"], 3),
+            "memory_ratio": round(trl["peak_rss_bytes"] / forge["peak_rss_bytes"], 3),
+            "less_memory": forge["peak_rss_bytes"] < trl["peak_rss_bytes"],
+            "sides": self.sides,
+            "first_loss": self.first_loss,
+        }
+
+    @property
+    def ratio(self) -> float:
+        """Forge's tokens per second over TRL's."""
+        return self.sides["forge"]["tokens_per_second"] / self.sides["trl"]["tokens_per_second"]
+
+
+def require_trl() -> None:
+    """End the benchmark where there is nobody to compare with."""
+    if importlib.util.find_spec("trl") is None:
+        raise SystemExit("trl is not installed here, and it is one side of this comparison: hatch run bench:sft")
+
+
+def race_on_a_cpu(
+    job: dict[str, Any], folder: Path, *, warmup: int, measured: int, threads: int | None, tolerance: float, objective: str = ""
+) -> Race:
+    """Train both sides, fp32 on a CPU, a step of each in turn; first losses further apart than `tolerance` end the benchmark.
+
+    `objective` is what the sides' files end in (`_side_forge_dpo.py`), nothing for supervised fine-tuning.
+    """
+    job = {**job, "trl_attention": "sdpa", "attention": "auto", "device": "cpu", "dtype": "float32"}
+    found, ends = race(job, folder, [f"forge{objective}", f"trl{objective}"], warmup + measured, threads=threads)
+    figures = {side.removesuffix(objective): done for side, done in found.items()}
+    first = agree(figures, tolerance=tolerance)
+    sides = {side: _summary(done[warmup:], ends[f"{side}{objective}"]) for side, done in figures.items()}
+    return Race(sides, first, ends[f"forge{objective}"]["threads"])
+
+
+def _summary(figures: list[dict[str, Any]], end: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "tokens_per_second": round(statistics.median(f["tokens"] / f["seconds"] for f in figures), 2),
+        "seconds_per_step": round(statistics.median(f["seconds"] for f in figures), 4),
+        "cpu_seconds_per_step": round(statistics.median(f["cpu_seconds"] for f in figures), 4),
+        "peak_rss_bytes": end["peak_rss_bytes"],
+        "rss_before_steps_bytes": end["rss_before_steps_bytes"],
+    }

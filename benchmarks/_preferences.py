@@ -1,0 +1,44 @@
+"""Chats -> pairs of answers to one prompt, of real length spread, cut into optimizer steps and written once for both sides.
+
+A chat's own answer is chosen, another chat's is rejected. File: as `_rows.py` has it, a row an optimizer step, its samples chosen, rejected,
+chosen, rejected, ...
+"""
+
+from pathlib import Path
+
+import numpy as np
+from _chats import Chats
+from _rows import Rows, read_rows
+
+
+def write_pairs(path: Path, chats: Chats, *, pairs: int, steps: int, max_length: int) -> Rows:
+    """`steps` rows of `pairs` pairs each; neither side of a pair is longer than `max_length` tokens."""
+    ends = np.cumsum(chats.lengths)
+    samples = [
+        (chats.input_ids[end - size : end], chats.labels[end - size : end])
+        for end, size in zip(ends, chats.lengths, strict=True)
+    ]
+    begins = [int(np.argmax(labels != -100)) for _, labels in samples]
+    ids, labels = [], []
+    for i, (own, begin) in enumerate(zip(samples, begins, strict=True)):
+        j = (i + 1) % len(samples)
+        other = samples[j][0][begins[j] :], samples[j][1][begins[j] :]
+        rejected = [np.concatenate([mine[:begin], theirs]) for mine, theirs in zip(own, other, strict=True)]
+        if len(own[0]) <= max_length and len(rejected[0]) <= max_length and not np.array_equal(own[0], rejected[0]):
+            ids += [own[0], rejected[0]]
+            labels += [own[1], rejected[1]]
+        if len(ids) == 2 * pairs * steps:
+            break
+    else:
+        raise SystemExit(
+            f"the chats make {len(ids) // 2} pairs and {steps} steps of {pairs} want more: lower --steps or --pairs"
+        )
+    np.savez(
+        path,
+        input_ids=np.concatenate(ids),
+        labels=np.concatenate(labels),
+        lengths=np.array([len(each) for each in ids]),
+        row_samples=np.arange(len(ids)),
+        row_sizes=np.full(steps, 2 * pairs),
+    )
+    return read_rows(path)

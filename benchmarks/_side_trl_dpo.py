@@ -1,0 +1,96 @@
+"""TRL's `DPOTrainer` as one side of a comparison, fed the same token ids, with its reference scored before training."""
+
+from typing import Any
+
+import numpy as np
+from _rows import Rows
+
+
+def run(job: dict[str, Any], rows: Rows, session: Any) -> None:
+    """Train until the session ends it."""
+    import torch
+    from _side_trl import _any_tokenizer
+    from datasets import Dataset
+    from datasets.utils.logging import disable_progress_bar
+    from peft import LoraConfig
+    from transformers import AutoModelForCausalLM, TrainerCallback
+    from trl import DPOConfig, DPOTrainer
+
+    disable_progress_bar()
+    dtype = torch.float32 if job["adapter"] == "none" else getattr(torch, job["dtype"])
+    model = AutoModelForCausalLM.from_pretrained(job["model"], dtype=dtype, attn_implementation="sdpa")
+    columns: dict[str, list[Any]] = {"prompt_ids": [], "chosen_ids": [], "rejected_ids": []}
+    real = []
+    for samples in rows.samples:
+        real.append(sum(len(sample.input_ids) for sample in samples))
+        for chosen, rejected in zip(samples[::2], samples[1::2], strict=True):
+            begin = int(np.argmax(chosen.labels != -100))
+            columns["prompt_ids"].append(chosen.input_ids[:begin].tolist())
+            columns["chosen_ids"].append(chosen.input_ids[begin:].tolist())
+            columns["rejected_ids"].append(rejected.input_ids[begin:].tolist())
+    pairs = len(rows.samples[0]) // 2
+    config = DPOConfig(
+        output_dir=job["scratch"],
+        max_steps=1_000_000,
+        per_device_train_batch_size=pairs,
+        gradient_accumulation_steps=1,
+        max_length=None,
+        precompute_ref_log_probs=True,
+        train_sampling_strategy="sequential",
+        learning_rate=job["learning_rate"],
+        lr_scheduler_type="constant",
+        optim="adamw_torch_fused",
+        adam_beta1=0.9,
+        adam_beta2=0.95,
+        weight_decay=0.0,
+        max_grad_norm=1.0,
+        bf16=job["dtype"] == "bfloat16",
+        activation_checkpointing=False,
+        use_cpu=job["device"] == "cpu",
+        dataloader_num_workers=0,
+        dataloader_pin_memory=job["device"] != "cpu",
+        save_strategy="no",
+        logging_strategy="no",
+        report_to=[],
+        disable_tqdm=True,
+        seed=0,
+    )
+    lora = None
+    if job["adapter"] == "lora":
+        lora = LoraConfig(r=16, lora_alpha=32, lora_dropout=0.0, target_modules="all-linear", task_type="CAUSAL_LM")
+
+    class Paced(DPOTrainer):
+        """Takes token ids as they are, and keeps the loss that the trainer computed anyway."""
+
+        loss_of_step = float("nan")
+
+        def _prepare_dataset(self, dataset: Any, *_args: Any, **_kwargs: Any) -> Any:
+            return dataset
+
+        def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            result = super().compute_loss(model, inputs, *args, **kwargs)
+            self.loss_of_step = (result[0] if isinstance(result, tuple) else result).detach()
+            return result
+
+    class Steps(TrainerCallback):
+        """Hands every step to the session, which waits there for leave to go on."""
+
+        done = 0
+
+        def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
+            session.ready()
+
+        def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+            tokens = real[self.done % len(real)]
+            self.done += 1
+            session.step_done(tokens=tokens, loss=float(trainer.loss_of_step))
+
+    trainer = Paced(
+        model=model,
+        args=config,
+        train_dataset=Dataset.from_dict(columns),
+        processing_class=_any_tokenizer(job["vocabulary"]),
+        peft_config=lora,
+        callbacks=[Steps()],
+    )
+    trainer.train()

@@ -1,0 +1,89 @@
+"""Claim: where a quarter of the tokens is learned and the vocabulary has 49,152, forge's pieces train at 1.5 times TRL's pace on a CPU.
+
+The chats of `sft_vs_trl.py`, of which only the last quarter of each is learned (long questions with short answers); the same rows, losses of
+the first step that agree, turns step by step. Logits and their gradients are most of a small model's work with such a vocabulary, and forge
+makes them of learned positions alone. The ratio is TRL's seconds per token over forge's, each the median over the steps after the warm-up.
+
+    python benchmarks/sft_few_labels_vs_trl.py
+"""
+
+import argparse
+import tempfile
+from pathlib import Path
+
+import numpy as np
+from _beside_trl import race_on_a_cpu, require_trl
+from _chats import MODULES, TOY_MODULES, Chats, make_chats, stand_in_encode, tokenise_with_stand_in
+from _models import SHAPES, describe, write_model
+from _report import emit, machine
+from _rows import write_rows
+
+TARGET = 1.5
+
+
+def last_quarters(chats: Chats) -> Chats:
+    """The same chats, in which the last quarter of each one's tokens is learned and nothing else."""
+    ends = np.cumsum(chats.lengths)
+    from_end = np.repeat(ends, chats.lengths) - np.arange(len(chats.input_ids))
+    learned = from_end <= np.repeat((chats.lengths + 2) // 4, chats.lengths)
+    return chats._replace(labels=np.where(learned, chats.input_ids, -100).astype(chats.labels.dtype))
+
+
+def main() -> None:
+    """Measure and print the line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", choices=sorted(SHAPES), default="tiny")
+    parser.add_argument("--tokens", type=int, default=2048, help="most tokens in a row")
+    parser.add_argument("--steps", type=int, default=6, help="measured steps")
+    parser.add_argument("--warmup", type=int, default=2, help="steps before them that are not counted")
+    parser.add_argument("--threads", type=int, default=None, help="OpenMP threads of each side (default: torch's own choice)")
+    parser.add_argument("--toy", action="store_true", help="a size that runs in seconds and proves nothing")
+    options = parser.parse_args()
+    require_trl()
+    if options.toy:
+        options.shape, options.tokens, options.steps, options.warmup = "toy-llama", 128, 2, 1
+    steps = options.warmup + options.steps
+    at = machine()
+    with tempfile.TemporaryDirectory(prefix="forge-bench-") as scratch:
+        folder = Path(scratch)
+        directory = write_model(options.shape, folder / "model")
+        model = describe(directory, options.shape)
+        encode = stand_in_encode(model.vocabulary)
+        chats = make_chats(
+            lambda turns: tokenise_with_stand_in(turns, encode),
+            kind="both",
+            max_length=options.tokens,
+            modules=TOY_MODULES if options.toy else MODULES,
+        )
+        rows = write_rows(folder / "rows.npz", last_quarters(chats), options.tokens, steps)
+        job = {
+            "model": str(directory), "vocabulary": model.vocabulary, "adapter": "none", "rows": str(folder / "rows.npz"),
+            "tokens": options.tokens, "trl_packing": "rows", "learning_rate": 1e-5,
+        }  # fmt: skip
+        done = race_on_a_cpu(
+            job, folder, warmup=options.warmup, measured=options.steps, threads=options.threads, tolerance=1e-4
+        )
+    tokens = sum(rows.tokens(i) for i in range(steps))
+    emit(
+        "sft_few_labels_vs_trl",
+        "tokens per second of forge's pieces over TRL's SFTTrainer where a quarter of the tokens is learned, on a CPU",
+        done.ratio,
+        TARGET,
+        toy=options.toy,
+        at=at,
+        **done.figures(),
+        sizes={
+            "model": options.shape,
+            "vocabulary": model.vocabulary,
+            "tokens_per_row": options.tokens,
+            "tokens_mean": round(tokens / steps, 1),
+            "labelled_share": round(sum(rows.labelled(i) for i in range(steps)) / tokens, 4),
+            "steps": options.steps,
+            "warmup": options.warmup,
+            "threads": done.threads,
+        },
+    )
+
+
+if __name__ == "__main__":
+    main()

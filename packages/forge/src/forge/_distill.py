@@ -1,0 +1,56 @@
+"""`forge.distill`: learn another model's distribution over the next token, on rows as for `forge.sft`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+
+import forge_algos
+import forge_data
+from forge._errors import SettingsError
+from forge._offline import Offline
+from forge._progress import Reporter
+from forge._settings import RunSettings
+from forge._sft import SFT
+from forge._task import Run
+from forge._verbs import verb
+
+
+@attrs.frozen(kw_only=True)
+class DistillSettings(RunSettings):
+    """Every setting of `forge.distill`, grouped by the room that owns it."""
+
+    data: forge_data.DataSettings
+    objective: forge_algos.DistillSettings
+
+
+class Distill(SFT):
+    """Come close to a teacher at every learned position."""
+
+    name = "distill"
+    settings = DistillSettings
+    about = "Distillation: train a model to predict as a larger one does, at the learned tokens of the rows."
+
+    def paths(self, s: Any) -> dict[str, str]:
+        """The teacher."""
+        return {"teacher_path": s.objective.teacher_path}
+
+    def check(self, s: Any, report: Reporter, train: Any, held_out: Any) -> None:
+        """Refuse a teacher that reads other tokens, and what the lint stops."""
+        own, theirs = (forge_data.load_tokenizer(path) for path in (s.model.model_path, s.objective.teacher_path))
+        if own.get_vocab() != theirs.get_vocab():
+            raise SettingsError(
+                f"teacher_path {s.objective.teacher_path}: its tokenizer gives other ids to tokens than that of model_path, so that its "
+                "predictions are about other words. Take a teacher of the same family."
+            )
+        super().check(s, report, train, held_out)
+
+    def begin(self, run: Run) -> Offline:
+        """Make the work with the teacher on the same ranks."""
+        own = run.settings.objective
+        return Offline(run, forge_algos.Distill(settings=own, teacher=run.load_frozen(own.teacher_path)))
+
+
+TASK = Distill()
+distill = verb(TASK)

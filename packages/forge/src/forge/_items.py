@@ -1,0 +1,83 @@
+"""Token stores → what a plan numbers, and how some of it becomes one micro-batch: samples."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+import forge_data
+import forge_packing
+from forge._task import Ints
+
+_LOOKED_AT = 64
+
+
+def few_of(store: Any, most: int = 4) -> list[tuple[Any, Any]]:
+    """Pick the shortest few of a token store's first samples that have something to learn."""
+    rows = sorted(range(min(len(store), _LOOKED_AT)), key=lambda row: int(store.lengths[row]))
+    return [(store[row].input_ids, store[row].labels) for row in rows if store.loss_counts[row]][:most]
+
+
+class Samples:
+    """Each sample of a store by itself."""
+
+    def __init__(self, store: forge_data.TokenStore) -> None:
+        self.store = store
+        self.lengths = self.longest = store.lengths
+        self.loss_counts = store.loss_counts
+        self.weights = store.weights
+        self.sources = None if store.weights is None else store.sources
+
+    def __len__(self) -> int:
+        return len(self.store)
+
+    def __str__(self) -> str:
+        return f"{len(self):,} rows, in which {int(self.loss_counts.sum()):,} tokens are learned"
+
+    def source(self, index: int) -> str:
+        """Where the sample came from."""
+        return self.store.source(index)
+
+    def batch(self, indices: Sequence[int] | Ints) -> forge_packing.PackedBatch:
+        """Samples one after another in one row."""
+        return forge_packing.collate([self.store[int(i)] for i in indices])
+
+    def few(self) -> list[tuple[Any, Any]]:
+        """Some short ones."""
+        return few_of(self.store)
+
+
+class DocumentBlocks:
+    """Documents cut into blocks, each token of them learned once."""
+
+    def __init__(self, store: forge_data.TokenStore, *, block_size: int, cross_documents: bool) -> None:
+        self.store = store
+        self._blocks = forge_packing.split_documents(store.lengths, block_size, cross_documents=cross_documents)
+        self.lengths = self.longest = self._blocks.lengths
+        self.loss_counts = self._blocks.loss_counts
+        self.weights: list[float] | None = None
+        self.sources: Ints | None = None
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def __str__(self) -> str:
+        return f"{len(self):,} blocks of {len(self.store):,} documents, in which {int(self.loss_counts.sum()):,} tokens are learned"
+
+    def source(self, index: int) -> str:
+        """Where the block's first document came from."""
+        return self.store.source(self._blocks[index][0][0])
+
+    def batch(self, indices: Sequence[int] | Ints) -> forge_packing.PackedBatch:
+        """Blocks in one row; where documents do not see each other, each piece of one is a sample."""
+        samples = []
+        for i in indices:
+            pieces = [np.asarray(self.store[document].input_ids[start:stop]) for document, start, stop in self._blocks[int(i)]]
+            samples += [np.concatenate(pieces)] if self._blocks.cross_documents else pieces
+        return forge_packing.collate([(ids, ids) for ids in samples])
+
+    def few(self) -> list[tuple[Any, Any]]:
+        """Some short documents."""
+        return few_of(self.store)

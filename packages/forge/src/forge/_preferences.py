@@ -1,0 +1,124 @@
+"""What the verbs that learn from preferences share: pairs of answers, their prompts, and the reference that some compare with."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any
+
+import attrs
+
+import forge_algos
+import forge_data
+from forge._errors import SettingsError
+from forge._lint import check_data, check_kind
+from forge._offline import Offline, divided
+from forge._pairs import Pairs
+from forge._progress import Reporter
+from forge._references import read_references, refer
+from forge._task import Run, Task
+
+
+class Preferences(Task):
+    """What the verbs that learn from pairs of answers share; each names its objective."""
+
+    needs = "rows with chosen and rejected answers"
+    kind = "preference"
+
+    def prepare(self, s: Any, path: Any, tokenizer: Any, directory: Any, report: Reporter) -> Any:
+        """Tokenise rows of two answers."""
+        return forge_data.prepare(
+            path,
+            tokenizer,
+            directory,
+            format=s.data.data_format,
+            train_on=s.data.train_on,
+            max_seq_len=s.data.max_seq_len,
+            on_overflow=s.data.on_overflow,
+            on_bad_pair=s.data.on_bad_pair,
+            preprocess=s.data.preprocess,
+            num_proc=s.data.num_proc,
+            progress=report.count("tokenising"),
+        )
+
+    def items(self, s: Any, store: Any) -> Pairs:  # noqa: ARG002 - the same for all settings
+        """Plan pairs."""
+        check_kind(self.name, store, self.kind, self.needs)
+        return Pairs(store)
+
+    def check(self, s: Any, report: Reporter, train: Any, held_out: Any) -> None:
+        """Refuse what the lint stops."""
+        check_data(s, report, train, held_out)
+
+    @abstractmethod
+    def objective(self, run: Run) -> forge_algos.Objective:
+        """What is learned from the pairs."""
+
+    def begin(self, run: Run) -> Offline:
+        """Make the work of pairs whose prompts are shared where the model's attention allows it."""
+        return Offline(with_what_the_model_can(run), self.objective(run))
+
+
+class Referred(Preferences):
+    """Those of them that compare with a reference model."""
+
+    def paths(self, s: Any) -> dict[str, str]:
+        """The reference model, where it is another."""
+        return {} if s.objective.reference_path is None else {"reference_path": s.objective.reference_path}
+
+    def refer(self, run: Run) -> None:
+        """Score every completion with the reference, once."""
+        if run.settings.objective.reference == "stored":
+            refer(run, {"train": run.train, "eval": run.held_out})
+
+    def begin(self, run: Run) -> Offline:
+        """Make the work of pairs beside their reference."""
+        return FromReference(with_what_the_model_can(run), self.objective(run))
+
+
+class FromReference(Offline):
+    """Work that begins at its reference: there the loss is known."""
+
+    def first(self) -> None:
+        """Raise unless the loss of some pairs is that of a model which equals its reference."""
+        run = self._run
+        if run.settings.objective.reference_path is not None:
+            return
+        rows = divided(run, run.train)[:2]
+        objective: Any = self.objective
+        found = forge_algos.check_reference(
+            run.model,
+            [run.train.batch(indices) for indices in rows],
+            objective=objective,
+            device=run.device,
+            autocast=run.autocast,
+            parallel=run.strategy,
+        )
+        run.report.note(f"reference: the loss of {found:.4f} before the first step is that of a model equal to its reference")
+
+
+def check_reference(s: Any) -> None:
+    """Refuse to switch off an adapter that there is not. Raises SettingsError."""
+    if s.objective.reference == "adapter_off" and s.adapter.adapter == "none":
+        raise SettingsError(
+            "reference='adapter_off' is the model without its adapter, and adapter is 'none': set an adapter, or reference='stored' or 'live'."
+        )
+
+
+def with_what_the_model_can(run: Run) -> Run:
+    """The run with items that know whether prompts are shared, and what the reference said."""
+    share, why = forge_algos.shares_prompts(run.model, device=run.device)
+    run.report.note(f"prompts: {'computed once a pair' if share else 'computed once an answer'}: {why}")
+    stored = getattr(run.settings.objective, "reference", None) == "stored"
+
+    def told(name: str, items: Any) -> Any:
+        if items is None:
+            return None
+        return items.using(share_prompt=share, references=read_references(run, name, items) if stored else None)
+
+    return attrs.evolve(run, train=told("train", run.train), held_out=told("eval", run.held_out))
+
+
+def reference_of(run: Run) -> Any:
+    """The second model of `reference=live`, or None."""
+    own = run.settings.objective
+    return run.load_frozen(own.reference_path or run.settings.model.model_path) if own.reference == "live" else None

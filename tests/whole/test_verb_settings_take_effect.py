@@ -1,0 +1,214 @@
+"""No dead settings: what a verb has of its own changes the run or its files, or is refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import forge
+from forge._settings import groups
+from forge._sft import SFTSettings
+from forge._verbs import task_of
+
+from .test_settings_take_effect import traces
+from .verbs import VERBS, settings_of, teacher
+
+# For every verb: its own settings, as (what is given beside it, and two values that must tell two runs apart).
+CASES: dict[str, dict[str, tuple[dict[str, Any], Any, Any]]] = {
+    "pretrain": {
+        "block_size": ({}, 24, 16),
+        "cross_documents": ({}, False, True),
+        "max_tokens": ({"max_steps": None}, 100, 300),
+        "label_smoothing": ({}, 0.0, 0.2),
+        "z_loss": ({}, 0.0, 1e-2),
+    },
+    "distill": {
+        "teacher_path": ({}, "TEACHER", "OTHER TEACHER"),
+        "beta": ({}, 0.5, 1.0),
+        "temperature": ({}, 1.0, 2.0),
+    },
+    "dpo": {
+        "on_bad_pair": ({"data_path": "WITH A BAD PAIR"}, "error", "skip"),
+        "beta": ({}, 0.1, 1.0),
+        "loss_type": ({}, "sigmoid", ("sigmoid", "sft")),
+        "loss_weights": ({"loss_type": ("sigmoid", "sft")}, (1.0, 1.0), (1.0, 0.5)),
+        "label_smoothing": ({"loss_type": "robust"}, 0.1, 0.2),
+        "f_divergence": ({"learning_rate": 1e-1}, "reverse_kl", "js_divergence"),
+        "f_alpha": ({"f_divergence": "alpha_divergence", "learning_rate": 1e-1}, 0.5, 0.9),
+        "discopop_tau": ({"loss_type": "discopop", "learning_rate": 1e-1}, 0.05, 0.5),
+        "ld_alpha": ({}, None, 0.2),
+        "reference": ({"adapter": "lora", "reference_path": None}, "stored", "adapter_off"),
+        "reference_path": ({}, None, "TEACHER"),
+        "normalize": ({"loss_type": ("sigmoid", "sft"), "max_tokens_per_gpu": 200}, "global", "trl"),
+    },
+    "orpo": {
+        "beta": ({}, 0.1, 1.0),
+        "learn_prompt": ({}, False, True),
+        "normalize": ({"max_tokens_per_gpu": 200}, "global", "trl"),
+    },
+    "simpo": {
+        "beta": ({}, 2.0, 4.0),
+        "gamma": ({}, 1.0, 0.0),
+        "label_smoothing": ({}, 0.0, 0.2),
+        "normalize": ({"max_tokens_per_gpu": 200, "effective_batch_size": 5}, "global", "trl"),
+    },
+    "kto": {
+        "beta": ({}, 0.1, 1.0),
+        "desirable_weight": ({}, 1.0, 2.0),
+        "undesirable_weight": ({}, 1.0, 2.0),
+        "reference": ({"adapter": "lora", "reference_path": None}, "stored", "adapter_off"),
+        "reference_path": ({}, None, "TEACHER"),
+        "normalize": ({"max_tokens_per_gpu": 200, "effective_batch_size": 5}, "global", "trl"),
+    },
+    "reward": {
+        "centering": ({"learning_rate": 1e-1}, 0.0, 1.0),
+        "normalize": ({"max_tokens_per_gpu": 200, "effective_batch_size": 5}, "global", "trl"),
+    },
+    "grpo": {
+        "max_prompt_len": ({}, None, 25),
+        "on_overflow": ({"max_prompt_len": 25}, "drop", "error"),
+        "reward": ({}, ("forge_test_rewards:short",), ("forge_test_rewards:long",)),
+        "reward_weights": ({}, (1.0,), (-1.0,)),
+        "reward_model_path": ({}, None, "REWARD MODEL"),
+        "on_reward_error": ({"reward": ("forge_test_rewards:at_times",)}, "stop", "skip"),
+        "max_new_tokens": ({}, 6, 4),
+        "temperature": ({}, 1.0, 0.5),
+        "top_p": ({}, 1.0, 0.2),
+        "top_k": ({}, 0, 2),
+        "clip": ({"learning_rate": 1e-1}, 0.2, 0.01),
+        "clip_high": ({"learning_rate": 1e-1, "clip": 0.01}, None, 0.9),
+        "updates_per_pass": ({}, 1, 2),
+        "mask_truncated": ({}, False, True),
+        "missing_eos_penalty": ({}, 0.0, 1.0),
+        "loss_type": ({}, "dapo", "grpo"),
+        "num_generations": ({}, 3, 2),
+        "scale_rewards": ({}, "group", "none"),
+        "kl_weight": ({}, 0.05, 0.5),
+        "num_iterations": ({}, 1, 2),
+        "on_equal_rewards": ({"reward": ("forge_test_rewards:same",)}, "keep", "skip"),
+    },
+    "rloo": {
+        "num_generations": ({}, 3, 2),
+        "kl_weight": ({}, 0.05, 5.0),
+        "num_iterations": ({}, 1, 2),
+        "on_equal_rewards": ({"reward": ("forge_test_rewards:same",)}, "keep", "skip"),
+    },
+    "ppo": {
+        "num_generations": ({}, 1, 2),
+        "kl_weight": ({}, 0.05, 5.0),
+        "num_iterations": ({}, 1, 2),
+        "gamma": ({}, 1.0, 0.5),
+        "lam": ({"learning_rate": 1e-1}, 0.95, 0.1),
+        "value_weight": ({}, 0.1, 1.0),
+        "value_clip": ({"learning_rate": 1e-1}, 0.2, 0.001),
+        "whiten": ({}, True, False),
+    },
+}
+REWARDS = """
+
+def long(prompts, completions, **_):
+    return [len(text(c)) / 10 for c in completions]
+
+
+def same(prompts, completions, **_):
+    return [1.0] * len(completions)
+
+
+def at_times(prompts, completions, **_):
+    return [1 / (len(text(c)) % 3) for c in completions]
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where rows and rewards lie."""
+    return tmp_path_factory.mktemp("verbs")
+
+
+@pytest.fixture(scope="module")
+def places(model_dir: Path, folder: Path) -> Iterator[dict[str, str]]:
+    """Models and rows by name, and rewards that can be imported."""
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    first = teacher(model_dir, folder)
+    other = teacher(first, folder / "other")
+    scored = AutoModelForSequenceClassification.from_pretrained(model_dir, num_labels=1)
+    scored.save_pretrained(folder / "scored")
+    AutoTokenizer.from_pretrained(model_dir).save_pretrained(folder / "scored")
+    settings_of("dpo", model_dir, folder)
+    bad = folder / "bad.jsonl"
+    bad.write_text((folder / "pairs.jsonl").read_text() + '{"prompt": "a", "chosen": "b", "rejected": "b"}\n')
+    with (folder / "forge_test_rewards.py").open("a") as rewards:
+        rewards.write(REWARDS)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(folder)
+        yield {
+            "TEACHER": str(first),
+            "OTHER TEACHER": str(other),
+            "REWARD MODEL": str(folder / "scored"),
+            "WITH A BAD PAIR": str(bad),
+        }
+
+
+def run_with(verb: str, options: dict[str, Any], places: dict[str, str], directories: tuple[Path, Path, Path]) -> str:
+    """What a run left, or why it was refused."""
+    model_dir, folder, directory = directories
+    written = (folder / "forge_test_rewards.py").read_text()
+    given = {**settings_of(verb, model_dir, folder), "max_steps": 2, "max_grad_norm": 0.0, **options}
+    (folder / "forge_test_rewards.py").write_text(written)
+    given = {name: places.get(value, value) if isinstance(value, str) else value for name, value in given.items()}
+    try:
+        getattr(forge, verb)(**given, ckpt_output_dir=directory)
+    except (forge.data.ForgeDataError, forge.algos.ForgeAlgosError) as error:
+        return f"refused: {type(error).__name__}"
+    return traces(directory)
+
+
+def test_every_setting_has_a_case() -> None:
+    """A setting that is added to a verb without a case here fails the suite; what online verbs share is tried with one of them."""
+    shared = {name for group in ("data", "objective") for name in _names(SFTSettings, group)}
+    online = set(CASES["grpo"]) | set(_names(task_of("grpo").settings, "data"))
+    for verb in VERBS.keys() - {"sft"}:
+        settings = task_of(verb).settings
+        names = set(_names(settings, "objective")) | (set(_names(settings, "data")) - shared)
+        if verb in ("ppo", "rloo"):
+            names -= online - set(CASES[verb])
+        if verb in ("orpo", "simpo", "kto", "reward"):
+            names -= {"on_bad_pair"}
+        assert names <= set(CASES[verb]), verb
+
+
+@pytest.mark.parametrize(("verb", "name"), [(verb, name) for verb, cases in CASES.items() for name in cases])
+def test_setting_takes_effect(
+    verb: str, name: str, places: dict[str, str], model_dir: Path, folder: Path, tmp_path: Path
+) -> None:
+    """Two values of one setting leave different traces."""
+    beside, one, other = CASES[verb][name]
+    found = [
+        run_with(verb, {**beside, name: value}, places, (model_dir, folder, tmp_path / str(index)))
+        for index, value in enumerate((one, other))
+    ]
+    assert found[0] != found[1]
+
+
+def test_an_online_run_that_nothing_rewards_is_refused(model_dir: Path, folder: Path, tmp_path: Path) -> None:
+    """Without a reward there is nothing to learn; nothing is written."""
+    with pytest.raises(forge.SettingsError, match="nothing rewards the completions"):
+        forge.grpo(**(settings_of("grpo", model_dir, folder) | {"reward": ()}), ckpt_output_dir=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_switching_off_an_adapter_that_is_not_there_is_refused(model_dir: Path, folder: Path, tmp_path: Path) -> None:
+    """A reference by the adapter's absence needs an adapter."""
+    given = settings_of("dpo", model_dir, folder) | {"reference": "adapter_off"}
+    with pytest.raises(forge.SettingsError, match="adapter is 'none'"):
+        forge.dpo(**given, ckpt_output_dir=tmp_path / "run")
+
+
+def _names(settings: type, group: str) -> list[str]:
+    import attrs
+
+    return [field.name for field in attrs.fields(groups(settings)[group])]

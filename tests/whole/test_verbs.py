@@ -1,0 +1,147 @@
+"""Every verb from one end to the other: rows, run directory, figures, and a model that plain transformers loads."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+import forge
+from forge._verbs import VERBS as TABLE
+
+from .starts import metrics
+from .verbs import KINDS, VERBS, settings_of
+
+PREFERENCES = ("dpo", "orpo", "simpo", "reward")
+ONLINE = ("ppo", "grpo", "rloo")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where rows and rewards lie."""
+    return tmp_path_factory.mktemp("verbs")
+
+
+@pytest.fixture(scope="module")
+def _importable(folder: Path) -> Any:
+    """The rewards can be imported."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(folder)
+        yield
+
+
+def test_every_verb_is_tried() -> None:
+    """A verb that is added to forge must be added here."""
+    assert set(VERBS) == set(KINDS) == set(TABLE)
+
+
+@pytest.mark.usefixtures("_importable")
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_run(verb: str, model_dir: Path, folder: Path, tmp_path: Path) -> None:
+    """It ends with a model that loads, a line of finite figures for each step, and a config.yaml that repeats it to the bit."""
+    given = settings_of(verb, model_dir, folder)
+    result = getattr(forge, verb)(**given, ckpt_output_dir=tmp_path / "run")
+    lines = [line for line in metrics(tmp_path / "run") if "loss" in line]
+    updates = given.get("num_iterations", 1)
+    assert [line["step"] for line in lines] == list(range(1, 4 * updates + 1))
+    assert all(isinstance(value, int | float | bool) for line in lines for value in line.values())
+    assert all(line["grad_norm"] > 0 for line in lines)
+    assert result.eval_before is not None
+    assert result.eval_after is not None
+    assert result.eval_before != result.eval_after
+    _loads(verb, result.model_dir)
+
+    recipe = tmp_path / "again.yaml"
+    values = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
+    recipe.write_text(yaml.safe_dump({**values, "ckpt_output_dir": str(tmp_path / "again")}))
+    getattr(forge, verb)(recipe)
+    assert _timeless(tmp_path / "again") == _timeless(tmp_path / "run")
+
+
+@pytest.mark.usefixtures("_importable")
+@pytest.mark.parametrize("verb", ["dpo", "orpo", "simpo", "kto", "reward"])
+def test_preferences_are_learned(verb: str, model_dir: Path, folder: Path, tmp_path: Path) -> None:
+    """On rows where one rule says what is better, held-out pairs are told apart, and the loss falls."""
+    given = settings_of(verb, model_dir, folder)
+    given |= {"max_steps": 20, "learning_rate": 1e-2, "effective_batch_size": 8}
+    result = getattr(forge, verb)(**given, ckpt_output_dir=tmp_path / "run")
+    assert result.eval_before is not None
+    assert result.eval_after is not None
+    assert result.eval_after["eval_loss"] < result.eval_before["eval_loss"]
+    if verb == "kto":
+        assert result.eval_after["eval_margin"] > 0.1
+    else:
+        assert result.eval_after["eval_accuracy"] == 1
+
+
+@pytest.mark.usefixtures("_importable")
+@pytest.mark.parametrize("verb", ["dpo", "kto", "reward", "grpo"])
+def test_with_lora(verb: str, model_dir: Path, folder: Path, tmp_path: Path) -> None:
+    """The base is frozen, an adapter is exported, and a reference by switching it off gives the losses of a stored one."""
+    given = settings_of(verb, model_dir, folder) | {"adapter": "lora", "lora_r": 4}
+    first = getattr(forge, verb)(**given, ckpt_output_dir=tmp_path / "run")
+    assert (first.model_dir / "adapter_model.safetensors").exists()
+    _loads(verb, first.model_dir)
+    if verb in ("dpo", "kto"):
+        getattr(forge, verb)(**given, reference="adapter_off", ckpt_output_dir=tmp_path / "off")
+        stored, off = ([line["loss"] for line in metrics(tmp_path / name) if "loss" in line] for name in ("run", "off"))
+        assert stored == pytest.approx(off, rel=1e-5)
+
+
+def test_dpo_begins_at_ln_2(model_dir: Path, folder: Path, tmp_path: Path) -> None:
+    """Before the first step the held-out loss is ln 2, whether the reference was stored or runs beside."""
+    for reference in ("stored", "live"):
+        given = settings_of("dpo", model_dir, folder) | {"max_steps": 1, "reference": reference}
+        result = forge.dpo(**given, ckpt_output_dir=tmp_path / reference)
+        assert result.eval_before is not None
+        assert result.eval_before["eval_loss"] == pytest.approx(0.6931472, abs=1e-4)
+
+
+def test_another_verb_is_refused(model_dir: Path, folder: Path, tmp_path: Path) -> None:
+    """A directory that holds a run of one verb is not gone on with by another."""
+    forge.orpo(**settings_of("orpo", model_dir, folder), ckpt_output_dir=tmp_path / "run")
+    with pytest.raises(forge.SettingsError, match="holds a run of forge orpo, and this is forge simpo"):
+        forge.simpo(**settings_of("simpo", model_dir, folder), ckpt_output_dir=tmp_path / "run")
+
+
+@pytest.mark.parametrize(("verb", "rows"), [("sft", "pairs"), ("dpo", "chats"), ("kto", "pairs"), ("pretrain", "pairs")])
+def test_rows_of_another_kind_are_refused(verb: str, rows: str, model_dir: Path, folder: Path, tmp_path: Path) -> None:
+    """The kind that was found and the one that is wanted are named; nothing is left behind."""
+    from .conftest import write_rows
+    from .verbs import rows_of
+
+    data = write_rows(tmp_path / "rows.jsonl", rows_of(rows))
+    with pytest.raises(forge.SettingsError, match=f"forge {verb} takes"):
+        getattr(forge, verb)(
+            **{**settings_of(verb, model_dir, folder), "data_path": str(data)}, ckpt_output_dir=tmp_path / "run"
+        )
+    assert not (tmp_path / "run").exists()
+
+
+def _timeless(run: Path) -> list[dict[str, Any]]:
+    return [
+        {name: value for name, value in line.items() if name not in ("tokens_per_second", "memory")} for line in metrics(run)
+    ]
+
+
+def _loads(verb: str, directory: Path) -> None:
+    """Plain transformers, or plain PEFT, loads an export and runs it."""
+    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+
+    kind: Any = AutoModelForSequenceClassification if verb == "reward" else AutoModelForCausalLM
+    ids = torch.tensor([AutoTokenizer.from_pretrained(directory)("the pear is red").input_ids])
+    if (directory / "adapter_config.json").exists():
+        from peft import PeftModel
+
+        base = json.loads((directory / "adapter_config.json").read_text())["base_model_name_or_path"]
+        options = {"num_labels": 1} if verb == "reward" else {}
+        loaded: Any = PeftModel.from_pretrained(kind.from_pretrained(base, **options), directory)
+    else:
+        loaded, report = kind.from_pretrained(directory, output_loading_info=True)
+        assert not report["missing_keys"]
+        assert not report["unexpected_keys"]
+    assert loaded(input_ids=ids).logits.isfinite().all()

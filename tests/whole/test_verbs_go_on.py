@@ -1,0 +1,72 @@
+"""Every verb killed and started again: the same numbers to the bit; and divided over ranks: the same numbers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ..ranks import run_on_ranks
+from .starts import metrics, timeless, weights
+from .verbs import VERBS, run_verb, run_verb_killed, settings_of
+
+ONLINE = ("ppo", "grpo", "rloo")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where rows and rewards lie."""
+    return tmp_path_factory.mktemp("verbs")
+
+
+@pytest.fixture(scope="module")
+def alone(model_dir: Path, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Verb → the run of it that nobody disturbed, in one process."""
+    runs: dict[str, Path] = {}
+
+    def run(verb: str) -> Path:
+        if verb not in runs:
+            where = runs[verb] = tmp_path_factory.mktemp(verb) / "run"
+            given = settings_of(verb, model_dir, folder)
+            run_on_ranks(run_verb, 1, verb, {**given, "ckpt_output_dir": str(where)}, str(folder), joined=False)
+        return runs[verb]
+
+    return run
+
+
+@pytest.mark.parametrize("verb", [verb for verb in VERBS if verb != "sft"])
+def test_a_resume_is_invisible(verb: str, alone: Any, model_dir: Path, folder: Path, tmp_path: Path) -> None:
+    """kill -9 after step 3 (online: between two updates of one rollout), and the same command: every figure, weight and rollout to the bit."""
+    given = settings_of(verb, model_dir, folder) | {"full_state_every_steps": 3, "ckpt_output_dir": str(tmp_path / "run")}
+    with pytest.raises(RuntimeError, match="status -9"):
+        run_on_ranks(run_verb_killed, 1, verb, given, str(folder), 3, joined=False)
+    assert not (tmp_path / "run" / "result.json").exists()
+    run_on_ranks(run_verb, 1, verb, given, str(folder), joined=False)
+    assert "going on after step 3" in (tmp_path / "run" / "log.txt").read_text()
+    assert timeless(tmp_path / "run") == timeless(alone(verb))
+    assert weights(tmp_path / "run") == weights(alone(verb))
+    assert _rollouts(tmp_path / "run") == _rollouts(alone(verb))
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+@pytest.mark.parametrize("verb", [verb for verb in VERBS if verb != "sft"])
+def test_the_same_on_two_ranks(verb: str, strategy: str, alone: Any, model_dir: Path, folder: Path, tmp_path: Path) -> None:
+    """Two ranks take one process' steps. Online methods draw other completions there, and still take as many steps of finite loss."""
+    given = settings_of(verb, model_dir, folder) | {"strategy": strategy, "ckpt_output_dir": str(tmp_path / "run")}
+    run_on_ranks(run_verb, 2, verb, given, str(folder), joined=False)
+    found, one = metrics(tmp_path / "run"), metrics(alone(verb))
+    assert len(found) == len(one)
+    if verb in ONLINE:
+        assert all(np.isfinite(line["loss"]) for line in found if "loss" in line)
+        return
+    for theirs, ours in zip(one, found, strict=True):
+        for name in theirs.keys() - {"tokens_per_second", "memory"}:
+            np.testing.assert_allclose(
+                ours[name], theirs[name], rtol=2e-4 if name == "grad_norm" else 2e-5, atol=1e-6, err_msg=name
+            )
+
+
+def _rollouts(run: Path) -> dict[str, bytes]:
+    return {file.relative_to(run).as_posix(): file.read_bytes() for file in run.glob("rollouts/**/*") if file.is_file()}

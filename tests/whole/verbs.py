@@ -1,0 +1,121 @@
+"""For every verb of forge: rows that it takes, and settings of a short run."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+from .conftest import FRUITS, conversations, write_rows
+
+SHORT: dict[str, Any] = {
+    "max_steps": 4,
+    "effective_batch_size": 4,
+    "max_tokens_per_gpu": 512,
+    "learning_rate": 2e-3,
+    "validation_split": 0.25,
+    "logging_steps": 100,
+}
+ONLINE: dict[str, Any] = {"reward": ("forge_test_rewards:short",), "max_new_tokens": 6, "effective_batch_size": 2}
+VERBS: dict[str, dict[str, Any]] = {
+    "sft": {},
+    "pretrain": {"block_size": 24},
+    "distill": {"teacher_path": "TEACHER"},
+    "dpo": {},
+    "orpo": {},
+    "simpo": {},
+    "kto": {},
+    "reward": {},
+    "ppo": {**ONLINE, "num_iterations": 2},
+    "grpo": {**ONLINE, "num_generations": 3, "num_iterations": 2, "kl_weight": 0.05},
+    "rloo": {**ONLINE, "num_generations": 2},
+}
+"""What each is given beside `SHORT`, its model and its rows."""
+
+KINDS = {
+    **dict.fromkeys(("sft", "distill"), "chats"),
+    **dict.fromkeys(("dpo", "orpo", "simpo", "reward"), "pairs"),
+    **dict.fromkeys(("ppo", "grpo", "rloo"), "prompts"),
+    "pretrain": "documents",
+    "kto": "answers",
+}
+
+
+def rows_of(kind: str, number: int = 24) -> list[dict[str, Any]]:
+    """Ragged rows of one kind, where the better answer names the colour red."""
+    rows: list[dict[str, Any]] = []
+    for index in range(number):
+        fruit = FRUITS[index % len(FRUITS)]
+        prompt = [{"role": "user", "content": f"what colour has the {fruit} number {index}?"}]
+        good = [{"role": "assistant", "content": f"the {fruit} is " + "very " * (index % 4) + "red."}]
+        bad = [{"role": "assistant", "content": f"the {fruit} likes " + "the sun and " * (index % 3) + "the rain."}]
+        if kind == "pairs":
+            rows.append({"prompt": prompt, "chosen": good, "rejected": bad})
+        elif kind == "answers":
+            rows.append({"prompt": prompt, "completion": bad if index % 2 else good, "label": not index % 2})
+        elif kind == "prompts":
+            asked = [{"role": "user", "content": prompt[0]["content"] + " please" * (index % 3)}]
+            rows.append({"prompt": asked, "fruit": fruit})
+        elif kind == "documents":
+            rows.append({"text": f"number {index}: {good[0]['content']} " * (1 + index % 3)})
+    return rows or conversations(number)
+
+
+def settings_of(verb: str, model_dir: Path, folder: Path) -> dict[str, Any]:
+    """Everything that a short run of a verb is given, but its output directory; its rows and rewards are written to `folder`."""
+    kind = KINDS[verb]
+    data = folder / f"{kind}.jsonl"
+    if not data.exists():
+        write_rows(data, rows_of(kind))
+    (folder / "forge_test_rewards.py").write_text(
+        '"""Rewards of the tests."""\n\n\n'
+        "def short(prompts, completions, fruit, **_):\n"
+        "    assert len(fruit) == len(completions)\n"
+        "    return [-len(text(c)) / 10 for c in completions]\n\n\n"
+        "def text(completion):\n"
+        '    return completion if isinstance(completion, str) else completion[-1]["content"]\n'
+    )
+    own = {name: str(teacher(model_dir, folder)) if value == "TEACHER" else value for name, value in VERBS[verb].items()}
+    return {"model_path": str(model_dir), "data_path": str(data), **SHORT, **own}
+
+
+def teacher(model_dir: Path, folder: Path) -> Path:
+    """A model of the same vocabulary that predicts otherwise, written to `folder`."""
+    if not (folder / "teacher").exists():
+        import torch
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        model = AutoModelForCausalLM.from_pretrained(model_dir)
+        with torch.no_grad():
+            model.get_input_embeddings().weight.mul_(3)
+        model.save_pretrained(folder / "teacher")
+        AutoTokenizer.from_pretrained(model_dir).save_pretrained(folder / "teacher")
+    return folder / "teacher"
+
+
+def run_verb(verb: str, settings: dict[str, Any], path: str | None = None) -> dict[str, Any]:
+    """Run a verb, and return its result as JSON; `path` is where its modules lie."""
+    import sys
+
+    import forge
+
+    if path is not None and path not in sys.path:
+        sys.path.insert(0, path)
+    result = getattr(forge, verb)(**settings)
+    return {"steps": result.steps, "loss": result.loss, "model_dir": str(result.model_dir), "eval_after": result.eval_after}
+
+
+def run_verb_killed(verb: str, settings: dict[str, Any], path: str, step: int) -> None:
+    """Run a verb until its state of a step was saved, and kill this process before it takes another."""
+    from forge._full_state import FullStates
+
+    original = FullStates.save
+
+    def save(self: FullStates, strategy: Any, model: Any, optimizer: Any, scheduler: Any, at: Any, *, wait: bool) -> None:
+        original(self, strategy, model, optimizer, scheduler, at, wait=True)
+        if at.step == step:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    FullStates.save = save  # ty: ignore
+    run_verb(verb, settings, path)
