@@ -26,9 +26,9 @@ def test_equals_the_naive_sum(make_model, architecture, samples):
     model = make_model(architecture)
     found = score(model, samples, CPU)
     nll, count = naive(model, samples)
-    assert found.loss_tokens == count == 15
-    assert found.nll == pytest.approx(nll, rel=1e-6)
-    assert found.mean == found.nll / 15
+    assert found.count == count == 15
+    assert found.total == pytest.approx(nll, rel=1e-6)
+    assert found.mean == found.total / 15
 
 
 def test_equals_transformers(make_model, samples):
@@ -48,7 +48,7 @@ def test_a_model_that_scores_every_position(make_model, samples):
         def forward(self, input_ids, use_cache):
             return model(input_ids=input_ids, use_cache=use_cache)
 
-    assert score(Plain(), samples, CPU).nll == pytest.approx(expected.nll, rel=1e-6)
+    assert score(Plain(), samples, CPU).total == pytest.approx(expected.total, rel=1e-6)
 
 
 @pytest.mark.parametrize("kind", ["tensor", "int32 tensor", "tuple", "numpy", "read-only memory map"])

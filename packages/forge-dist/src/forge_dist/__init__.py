@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from forge_dist._strategy import Strategy
     from forge_dist._topology import Topology, topology
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 __all__ = [
     "Checkpoint",

@@ -14,12 +14,15 @@ import torch
 from safetensors import SafetensorError
 
 from forge_dist._adapter import active_adapter, base_of, base_path, is_peft, read_adapter, unwrapped
+from forge_dist._added import check_without, left
 from forge_dist._errors import ExportError
 from forge_dist._export_check import ExportCheck
 from forge_dist._load import check_report
+from forge_dist._model_path import Task
 from forge_dist._proof import adapter_tensors, model_tensors, prove_files, prove_reloaded
 from forge_dist._quiet import quiet
-from forge_dist._score import Sample, Score, as_for_inference, has_learned_token, score
+from forge_dist._score import Sample, Score, as_for_inference, score, to_compare
+from forge_dist._task import auto_class, is_reward, reward_config, settle_head
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -29,6 +32,9 @@ if TYPE_CHECKING:
 
 EXACT = 1e-5
 """Same weights, same kernels, float32: the two losses are in truth equal; this leaves room for sums in another order."""
+
+PADDED = 1e-4
+"""For rewards in a padded batch, float32: attention has a mask then, and so other kernels, whose rounding every layer passes on."""
 
 HALF = 2e-2
 """The same for a model that is held, and so compared, in 16 bits."""
@@ -46,6 +52,7 @@ def check_export(
     samples: Sequence[Sample],
     *,
     strategy: "Strategy | None" = None,
+    without: Sequence[str] = (),
 ) -> ExportCheck:
     """Read `directory` back and compare it with `model`, from which it was exported; return what was found.
 
@@ -54,25 +61,33 @@ def check_export(
        same device, and every tensor of the result equals the one in memory.
     3. Both give the same loss on `samples`, pairs (input_ids [S], labels [S]; -100 is not learned), one unpadded sample at a time,
        with plain attention, in eval mode, without autocast, in the arithmetic of the model in memory. Where the export rounded the
-       weights, what was reloaded must also give that loss with the unrounded ones.
+       weights, what was reloaded must also give that loss with the unrounded ones. A reward model is compared by its rewards, at each
+       sample's last token: what was reloaded must give them for one unpadded row at a time, and for one batch padded on the right. An
+       adapter's base model is loaded with `num_labels=1` and the `pad_token_id` that `load_model` gave it.
 
-    A second copy of the model is held meanwhile. Modes, attention and random state of `model` are afterwards as before.
+    `without` is what `export_model` was told. A second copy of the model is held meanwhile. Modes, attention and random state of `model` are afterwards as before.
 
     With the `strategy` that the model was loaded by, all ranks call this together, with what `wrap` returned and with the same samples.
     Tensors are put together one at a time, on rank 0; the second copy is loaded as this strategy loads, so it is divided where the model
     is; every rank takes part in the forwards, and the losses are compared on each of them. All ranks return rank 0's findings.
 
     Raises:
-        ExportError: the first tensor that differs, or the two losses; a loss that is not finite; no sample with a learned token; an adapter
-            that does not name its base model. With a strategy it is raised on all ranks.
+        ExportError: the first tensor that differs, or the two losses; a loss that is not finite; no sample with a learned token (of a reward
+            model: none that ends with another token than the padding one); an adapter that does not name its base model. With a strategy it is raised on all ranks.
     """
     path = Path(os.path.abspath(directory))
-    if not any(has_learned_token(labels) for _, labels in samples):
-        raise ExportError(f"{path} cannot be compared: none of the {len(samples)} samples has a learned token")
+    found = to_compare(model, samples)
+    if not found:
+        wanted = (
+            "ends with another token than the padding one" if is_reward(base_of(unwrapped(model))) else "has a learned token"
+        )
+        raise ExportError(f"{path} cannot be compared: none of the {len(samples)} samples {wanted}")
+    samples = found
+    check_without(unwrapped(model), without, path)
     if strategy is not None and strategy.name != "single":
         from forge_dist._check_divided import check_divided
 
-        return check_divided(model, path, samples, strategy=strategy)
+        return check_divided(model, path, samples, strategy=strategy, without=without)
     model = unwrapped(model)
     base = base_of(model)
     device = base.device
@@ -85,25 +100,25 @@ def check_export(
                 name = active_adapter(model)
                 expected = adapter_tensors(model, name)
                 types = prove_files(expected, path, "adapter_model")
-                plain = _reload_model(base_path(path), base)
+                plain = _reload_model(base_path(path), base, below_adapter=True)
                 reloaded = read_adapter(plain, path, name)
             else:
-                expected = model_tensors(base)
+                expected = model_tensors(base, without)
                 types = prove_files(expected, path, "model")
                 reloaded = plain = _reload_model(str(path), base)
         except (ExportError, torch.OutOfMemoryError):
             raise
         except READING as error:
             raise ExportError(f"{path} cannot be read back: {error}") from error
-        rounded = prove_reloaded(model, reloaded, types, path)
+        rounded = prove_reloaded(model, reloaded, types, path, without)
         # The reloaded model decides: sdpa wherever the architecture has it, as for whoever will load the directory.
         with as_for_inference(model, base, str(plain.config._attn_implementation)):
             ours = score(model, samples, device)
-        theirs = same_weights = score(reloaded, samples, device)
+        theirs = same_weights = score(reloaded, samples, device, reloaded=True)
         if rounded:
             # What was exported, computing with the very weights of the model in memory: its configuration is right, or it shows.
-            reloaded.load_state_dict(model.state_dict(), assign=True)
-            same_weights = score(reloaded, samples, device)
+            reloaded.load_state_dict(left(model.state_dict(), without), assign=True)
+            same_weights = score(reloaded, samples, device, reloaded=True)
     in_float32 = all(tensor.dtype not in (torch.float16, torch.bfloat16) for tensor in model.state_dict().values())
     return judge(
         path, ours, theirs, same_weights, arithmetic=EXACT if in_float32 else HALF, rounded=rounded, tensors=len(expected)
@@ -119,28 +134,39 @@ def judge(
         ExportError: the first one is not finite, or another differs from it by more than `arithmetic` (of a `rounded` export: ROUNDED).
     """
     if not math.isfinite(ours.mean):
+        what = "the mean reward" if ours.rewards else "the loss"
         raise ExportError(
-            f"{path}: the loss of the model in memory is {ours.mean}, so the training diverged; use an earlier export"
+            f"{path}: {what} of the model in memory is {ours.mean}, so the training diverged; use an earlier export"
         )
     tolerance = ROUNDED if rounded else arithmetic
-    for what, found, allowed in (("", theirs, tolerance), (" even with the weights in memory", same_weights, arithmetic)):
-        if not difference(ours.mean, found.mean) <= allowed:
+    compared = [("", theirs.values, tolerance), (" even with the weights in memory", same_weights.values, arithmetic)]
+    if theirs.padded:
+        compared.append((" in a padded batch", same_weights.padded, max(arithmetic, PADDED)))
+    unit = "as the reward of a sample" if ours.rewards else "nats per token"
+    for what, values, allowed in compared:
+        expected, found = max(zip(ours.values, values, strict=True), key=lambda pair: _ranked(*pair))
+        if not difference(expected, found) <= allowed:
             raise ExportError(
-                f"{path}{what} does not compute what the model in memory does: {found.mean:.8g} nats per token instead of "
-                f"{ours.mean:.8g} (a difference of {difference(ours.mean, found.mean):.3g}, allowed {allowed:g})"
+                f"{path}{what} does not compute what the model in memory does: {found:.8g} {unit} instead of "
+                f"{expected:.8g} (a difference of {difference(expected, found):.3g}, allowed {allowed:g})"
             )
     return ExportCheck(
         in_memory=ours.mean,
         reloaded=theirs.mean,
-        difference=difference(ours.mean, theirs.mean),
+        difference=max(map(difference, ours.values, theirs.values)),
         tolerance=tolerance,
-        loss_tokens=ours.loss_tokens,
+        loss_tokens=ours.count,
         tensors=tensors,
     )
 
 
+def _ranked(expected: float, found: float) -> float:
+    apart = difference(expected, found)
+    return apart if math.isfinite(apart) else math.inf
+
+
 def difference(expected: float, found: float) -> float:
-    """How far `found` is from `expected`, both in nats per token: relative, and absolute where `expected` is below 1 nat.
+    """How far `found` is from `expected`, both in nats per token (or rewards): relative, and absolute where `expected` is below 1 nat.
 
     A model that has learned its samples by heart has a loss near 0, of which rounding errors in the logits are any multiple.
 
@@ -150,20 +176,24 @@ def difference(expected: float, found: float) -> float:
     return abs(found - expected) / max(abs(expected), 1.0)
 
 
-def _reload_model(path: str, base: "PreTrainedModel") -> "PreTrainedModel":
+def _reload_model(path: str, base: "PreTrainedModel", *, below_adapter: bool = False) -> "PreTrainedModel":
     """The model of `path` by plain transformers, on the device and in the arithmetic of `base`.
 
     In bfloat16 on a CPU the comparison would take ten times as long; values that were stored as bfloat16 are exact in float32.
     """
-    from transformers import AutoModelForCausalLM
-
-    model, report = AutoModelForCausalLM.from_pretrained(
+    task: Task = "reward" if is_reward(base) else "causal"
+    # The base of a reward model's adapter may be a causal model, whose directory knows neither of the one label nor of padding.
+    config = reward_config(path) if task == "reward" and below_adapter else None
+    model, report = auto_class(task).from_pretrained(
         path,
         dtype=base.dtype,
         use_safetensors=True,
         trust_remote_code=False,
         ignore_mismatched_sizes=True,
         output_loading_info=True,
+        **({} if config is None else {"config": config}),
     )
+    if config is not None:
+        settle_head(model, config, report, path, lambda drawn: drawn)
     check_report(report, path)
     return model.to(base.device)

@@ -9,15 +9,19 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from forge_dist._adapter import active_adapter, adapter_sources, base_of, base_path, is_peft, read_adapter, unwrapped
+from forge_dist._added import is_added, left
 from forge_dist._check import EXACT, HALF, READING, judge
 from forge_dist._export_check import ExportCheck
 from forge_dist._export_divided import in_file_layout
 from forge_dist._layout import first_names, layout_of, owners_of
+from forge_dist._model_path import Task
 from forge_dist._partitioned import computing, copy_partitioned, is_partitioned
 from forge_dist._proof import Files, prove_reloaded_names, prove_reloaded_tensor
 from forge_dist._quiet import quiet
+from forge_dist._replicated import made_whole
 from forge_dist._score import Sample, Score, as_for_inference, score
 from forge_dist._stand_ins import StandIns
+from forge_dist._task import is_reward
 from forge_dist._together import gathering, together
 from forge_dist._wrappers import resharded
 
@@ -28,7 +32,9 @@ if TYPE_CHECKING:
     from forge_dist._strategy import Strategy
 
 
-def check_divided(model: torch.nn.Module, path: Path, samples: Sequence[Sample], *, strategy: "Strategy") -> ExportCheck:
+def check_divided(
+    model: torch.nn.Module, path: Path, samples: Sequence[Sample], *, strategy: "Strategy", without: Sequence[str]
+) -> ExportCheck:
     """Compare the export at `path`, which is absolute, with `model` (as `wrap` returned it); collective. See `check_export`.
 
     Raises:
@@ -41,23 +47,24 @@ def check_divided(model: torch.nn.Module, path: Path, samples: Sequence[Sample],
     kind = {} if device.type == "cpu" else {"device_type": device.type}
     # Making an adapter afresh draws random numbers; the run that goes on must not see that.
     with torch.random.fork_rng(devices=devices, **kind), quiet():
-        tensors, types = _prove_files(model, path, strategy)
+        tensors, types = _prove_files(model, path, strategy, without)
         with together(ranks, READING, cannot):
             loader = _without_adapter(strategy) if is_peft(inner) else strategy
-            plain = loader.load(base_path(path) if is_peft(inner) else str(path), dtype=base.dtype, attention=None)
+            task: Task = "reward" if is_reward(base) else "causal"
+            plain = loader.load(base_path(path) if is_peft(inner) else str(path), dtype=base.dtype, attention=None, task=task)
         with together(ranks, READING, cannot):
             reloaded = _read_adapter(plain, path, active_adapter(inner)) if is_peft(inner) else plain
-        rounded = _prove_reloaded(model, reloaded, types, path, strategy)
+        rounded = _prove_reloaded(model, reloaded, types, path, strategy, without)
         # The reloaded model decides: sdpa wherever the architecture has it, as for whoever will load the directory.
         with as_for_inference(model, base, str(plain.config._attn_implementation)):
             ours = _score(model, samples, device)
         reloaded.eval()
         with computing(reloaded):
-            theirs = same_weights = _score(reloaded, samples, device)
+            theirs = same_weights = _score(reloaded, samples, device, reloaded=True)
             if rounded:
                 # What was exported, computing with the very weights of the model in memory: its configuration is right, or it shows.
                 _copy(inner, reloaded)
-                same_weights = _score(reloaded, samples, device)
+                same_weights = _score(reloaded, samples, device, reloaded=True)
     in_16_bits = ours.in_16_bits or any(t.dtype in (torch.float16, torch.bfloat16) for t in inner.state_dict().values())
     arithmetic = HALF if in_16_bits else EXACT
     # On every rank: copies that have drifted apart show here.
@@ -77,11 +84,15 @@ def _without_adapter(strategy: "Strategy") -> "Strategy":
 
 def _read_adapter(plain: "PreTrainedModel", path: Path, name: str) -> "PeftModel":
     meshes = (parameter.device_mesh for parameter in plain.parameters() if isinstance(parameter, DTensor))
-    return read_adapter(plain, path, name, _attach_to_copies if any(mesh.ndim > 1 for mesh in meshes) else None)
+    in_steps = any(mesh.ndim > 1 or is_reward(plain) for mesh in meshes)
+    return read_adapter(plain, path, name, _attach_to_copies if in_steps else None)
 
 
 def _attach_to_copies(base: "PreTrainedModel", folder: str, name: str) -> "PeftModel":
-    """What PeftModel.from_pretrained does, in two steps: PEFT mistakes the size of weights on a mesh of two dimensions (`StandIns`)."""
+    """What PeftModel.from_pretrained does, in two steps: PEFT mistakes the size of weights on a mesh of two dimensions (`StandIns`).
+
+    Nor could it read a whole head into the shards that it copied.
+    """
     from peft import PeftConfig, PeftModel, get_peft_model
 
     config = PeftConfig.from_pretrained(folder)
@@ -91,12 +102,15 @@ def _attach_to_copies(base: "PreTrainedModel", folder: str, name: str) -> "PeftM
         model = get_peft_model(base, config, adapter_name=name)
     finally:
         aside.restore()
+    made_whole(model)
     assert isinstance(model, PeftModel)
     model.load_adapter(folder, name)
     return model
 
 
-def _prove_files(model: torch.nn.Module, path: Path, strategy: "Strategy") -> tuple[int, set[torch.dtype]]:
+def _prove_files(
+    model: torch.nn.Module, path: Path, strategy: "Strategy", without: Sequence[str]
+) -> tuple[int, set[torch.dtype]]:
     """How many tensors the files hold, and (on rank 0) which float types, if they are those in memory."""
     inner, ranks = unwrapped(model), strategy.ranks
     stem = "adapter_model" if is_peft(inner) else "model"
@@ -105,7 +119,7 @@ def _prove_files(model: torch.nn.Module, path: Path, strategy: "Strategy") -> tu
         # On every rank: one whose host does not see the directory would leave the others waiting while they load it.
         files = Files(path, stem)
         sources = adapter_sources(inner, active_adapter(inner)) if is_peft(inner) else None
-        layout = None if is_peft(inner) else layout_of(base_of(inner), None)
+        layout = None if is_peft(inner) else layout_of(base_of(inner), None, without)
         expected = layout.files if layout is not None else sources or {}
         files.prove_names(expected)
     with together(ranks, READING, cannot), files, gathering(strategy.whole(model)) as tensors:
@@ -132,16 +146,18 @@ def _prove_reloaded(
     types: set[torch.dtype],
     path: Path,
     strategy: "Strategy",
+    without: Sequence[str],
 ) -> bool:
     """Whether a tensor was rounded, if `reloaded`, divided as `model` is, holds the same tensors. The same answer on every rank."""
     inner, ranks = unwrapped(model), strategy.ranks
     rounded = False
     with together(ranks, READING, f"{path} cannot be compared"):
-        ours, theirs = first_names(inner), first_names(reloaded)
+        ours, theirs = left(first_names(inner), without), first_names(reloaded)
         prove_reloaded_names(ours, theirs, path)
         # One is put together beside the other, so both must give the same tensors in the same order.
         prove_reloaded_names(set(ours.values()), set(theirs.values()), path)
-    pairs = zip(strategy.whole(model), strategy.whole(reloaded), strict=True)
+    kept = (item for item in strategy.whole(model) if not is_added(item[0], without))
+    pairs = zip(kept, strategy.whole(reloaded), strict=True)
     with together(ranks, READING, f"{path} cannot be compared"), gathering(pairs):
         for (name, wanted), (_, found) in pairs:
             if wanted is not None and found is not None:
@@ -149,9 +165,9 @@ def _prove_reloaded(
     return bool(ranks.broadcast(rounded))
 
 
-def _score(model: torch.nn.Module, samples: Sequence[Sample], device: torch.device) -> Score:
+def _score(model: torch.nn.Module, samples: Sequence[Sample], device: torch.device, *, reloaded: bool = False) -> Score:
     try:
-        return score(model, samples, device)
+        return score(model, samples, device, reloaded=reloaded)
     finally:
         # A forward without a backward leaves FSDP's last whole weights in place, and what changes the shards would not reach them.
         resharded(model)

@@ -7,7 +7,7 @@ ranks.
 import copy
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING
 import torch
 from safetensors import SafetensorError
 
-from forge_dist._adapter import is_peft, unwrapped, write_adapter
+from forge_dist._adapter import base_of, is_peft, unwrapped, write_adapter
+from forge_dist._added import check_without, left
 from forge_dist._atomic import atomic_directory
 from forge_dist._cast import cast_state_dict
 from forge_dist._errors import ExportError
 from forge_dist._quiet import quiet
+from forge_dist._task import is_reward
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -38,6 +40,7 @@ def export_model(
     tokenizer: "PreTrainedTokenizerBase | None" = None,
     dtype: torch.dtype | None = None,
     strategy: "Strategy | None" = None,
+    without: Sequence[str] = (),
 ) -> Path:
     """Write `model` to `directory` and return its absolute path.
 
@@ -47,37 +50,53 @@ def export_model(
     architecture keeps in float32. The directory names neither our attention function nor where this machine keeps its files (but
     for an adapter's base model, which it must name), and a cache that was switched off for training is on again.
 
+    A reward model becomes a directory that AutoModelForSequenceClassification loads, and its `tokenizer` is written with the
+    padding token of the configuration. An adapter on a reward model holds its head; the base model that it names is loaded
+    with `num_labels=1`. Modules that the run added to the model, and that plain transformers does not know, are left out by their
+    names in `without` ("value_head").
+
     With the `strategy` that the model was loaded by, all ranks call this together, with what `wrap` returned. Rank 0 writes the same
     files that one process would, each tensor as it comes, and holds no more than two at a time; of an architecture whose files are laid out
     otherwise than its memory, the tensors of one layer, or, where even those are not enough, the whole model.
 
     Raises:
         ExportError: `directory` exists or cannot be written (full disk, no permission); the model is quantized, sharded off
-            to disk, or of another class. Nothing is left under the name then. With a strategy it is raised on all ranks.
+            to disk, or of another class; a module of `without` is not there. Nothing is left under the name then. With a strategy it is raised on all ranks.
     """
     if dtype is not None and dtype not in EXPORTABLE:
         raise ExportError(f"{directory}: dtype {dtype} cannot be exported; known: {', '.join(map(str, EXPORTABLE))}")
+    check_without(unwrapped(model), without, directory)
     if strategy is not None and strategy.name != "single":
         from forge_dist._export_divided import export_divided
 
-        return export_divided(model, Path(os.path.abspath(directory)), tokenizer=tokenizer, dtype=dtype, strategy=strategy)
+        where = Path(os.path.abspath(directory))
+        return export_divided(model, where, tokenizer=tokenizer, dtype=dtype, strategy=strategy, without=without)
     if strategy is not None:
         model = unwrapped(model)
     with atomic_directory(directory) as temporary:
         try:
             with quiet():
-                marker = write_adapter(model, temporary, dtype) if is_peft(model) else _write_model(model, temporary, dtype)
+                marker = (
+                    write_adapter(model, temporary, dtype) if is_peft(model) else _write_model(model, temporary, dtype, without)
+                )
                 if tokenizer is not None:
-                    save_tokenizer(tokenizer, temporary)
+                    save_tokenizer(tokenizer, temporary, base_of(unwrapped(model)))
             share(temporary, marker)
         except WRITING as error:
             raise ExportError(f"{directory} cannot be written: {error}") from error
     return Path(os.path.abspath(directory))
 
 
-def save_tokenizer(tokenizer: "PreTrainedTokenizerBase", folder: Path) -> None:
-    """Write its files. Raises OSError for whatever the tokenizers library raises: on a full disk that is a bare Exception."""
+def save_tokenizer(tokenizer: "PreTrainedTokenizerBase", folder: Path, model: "PreTrainedModel") -> None:
+    """Write its files. Raises OSError for whatever the tokenizers library raises: on a full disk that is a bare Exception.
+
+    Beside a reward `model` it pads with the token by which the model finds the end of a row, whatever it pads with in memory.
+    """
+    pad = model.config.get_text_config().pad_token_id if is_reward(model) else None
     try:
+        if pad is not None and tokenizer.pad_token_id != pad:
+            tokenizer = copy.deepcopy(tokenizer)
+            tokenizer.pad_token = tokenizer.convert_ids_to_tokens(pad)
         tokenizer.save_pretrained(folder)
     except OSError:
         raise
@@ -85,9 +104,9 @@ def save_tokenizer(tokenizer: "PreTrainedTokenizerBase", folder: Path) -> None:
         raise OSError(f"the tokenizer cannot be saved: {error}") from error
 
 
-def _write_model(model: object, folder: Path, dtype: torch.dtype | None) -> Path:
+def _write_model(model: object, folder: Path, dtype: torch.dtype | None, without: Sequence[str]) -> Path:
     known = exportable(model)
-    state = cast_state_dict(known, dtype)
+    state = left(cast_state_dict(known, dtype), without)
     with _own_config(known):
         known.save_pretrained(folder, state_dict=state, max_shard_size="5GB")
     return finish_configs(known, folder, dtype)
@@ -111,7 +130,7 @@ def exportable(model: object) -> "PreTrainedModel":
 
 def finish_configs(model: "PreTrainedModel", folder: Path, dtype: torch.dtype | None) -> Path:
     """Beside the config.json that transformers wrote, which is cleaned, put generation_config.json; return the former's path."""
-    generation = model.generation_config
+    generation = getattr(model, "generation_config", None)
     if model.can_generate() and generation is not None:
         generation = copy.deepcopy(generation)
         if getattr(generation, "use_cache", None) is False:
@@ -130,12 +149,16 @@ def _own_config(model: "PreTrainedModel") -> Iterator[None]:
     """
     from transformers import GenerationConfig
 
-    config, generation = model.config, model.generation_config
-    model.config, model.generation_config = copy.deepcopy(config), GenerationConfig()
+    config, generation = model.config, getattr(model, "generation_config", None)
+    model.config = copy.deepcopy(config)
+    if generation is not None:  # a model that writes no text has none
+        model.generation_config = GenerationConfig()
     try:
         yield
     finally:
-        model.config, model.generation_config = config, generation
+        model.config = config
+        if generation is not None:
+            model.generation_config = generation
 
 
 def _clean_config(file: Path, dtype: torch.dtype | None) -> None:

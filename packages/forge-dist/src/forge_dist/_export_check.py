@@ -5,7 +5,10 @@ import attrs
 
 @attrs.frozen(kw_only=True)
 class ExportCheck:
-    """The loss of the model in memory and of its export read back, both in nats per learned token over the same samples."""
+    """The loss of the model in memory and of its export read back, both in nats per learned token over the same samples.
+
+    Of a reward model: the mean reward instead of the loss, and `loss_tokens` is the number of rewards.
+    """
 
     in_memory: float
     """Loss of the model in memory, in nats per learned token."""
@@ -14,7 +17,7 @@ class ExportCheck:
     """Loss of the export as plain transformers or plain PEFT loads it, in nats per learned token."""
 
     difference: float
-    """Difference of the two, relative to `in_memory`; in nats per learned token where that is below 1."""
+    """Difference of the two, relative to `in_memory`; in nats per learned token where that is below 1. Of rewards: the largest of a sample's."""
 
     tolerance: float
     """The largest `difference` that passes: 1e-5 in float32, 2e-2 for a model held in 16 bits, 1e-1 where the export rounded to 16 bits."""

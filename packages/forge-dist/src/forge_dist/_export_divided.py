@@ -5,13 +5,13 @@ Rank 0 writes; the others take part in putting each tensor together, and learn h
 
 import copy
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
-from forge_dist._adapter import active_adapter, adapter_sources, is_peft, unwrapped, write_adapter
+from forge_dist._adapter import active_adapter, adapter_sources, base_of, is_peft, unwrapped, write_adapter
 from forge_dist._atomic import atomic_directory
 from forge_dist._errors import ExportError
 from forge_dist._export import WRITING, exportable, finish_configs, save_tokenizer, share
@@ -37,6 +37,7 @@ def export_divided(
     tokenizer: "PreTrainedTokenizerBase | None",
     dtype: torch.dtype | None,
     strategy: "Strategy",
+    without: Sequence[str],
 ) -> Path:
     """Write `model` (as `wrap` returned it) to `directory`, which is absolute; collective. See `export_model`.
 
@@ -48,7 +49,11 @@ def export_divided(
     with together(ranks, WRITING, cannot), quiet():
         # What can be refused is refused before anything is put together. The layout is asked for on every rank: reading the state of a
         # divided model may free what its last forward gathered, and ranks must not differ in that.
-        plan = layout_of(exportable(inner), dtype) if not is_peft(inner) else adapter_sources(inner, active_adapter(inner))
+        plan = (
+            layout_of(exportable(inner), dtype, without)
+            if not is_peft(inner)
+            else adapter_sources(inner, active_adapter(inner))
+        )
         if ranks.is_first and os.path.lexists(directory):
             raise ExportError(f"{directory} exists already, and nothing is written over it: remove it or choose another name")
     with together(ranks, WRITING, cannot), gathering(strategy.whole(model)) as tensors:
@@ -76,7 +81,7 @@ def _write(
             state = {name: found[names[name]] for name in plan.values()}
             marker = write_adapter(inner, temporary, dtype, state)
         if tokenizer is not None:
-            save_tokenizer(tokenizer, temporary)
+            save_tokenizer(tokenizer, temporary, base_of(inner))
         share(temporary, marker)
 
 

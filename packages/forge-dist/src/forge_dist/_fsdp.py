@@ -6,7 +6,7 @@ reasons why a model cannot be divided.
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -17,10 +17,13 @@ from forge_dist._attention import AttentionFunction
 from forge_dist._divided import Divided
 from forge_dist._errors import StrategyError
 from forge_dist._load import read_model
-from forge_dist._replicated import broadcast, replicated, sum_grads
+from forge_dist._model_path import Task
+from forge_dist._optimizers import check_divided
+from forge_dist._replicated import broadcast, made_whole, replicated, sum_grads
 from forge_dist._settings import StrategySettings
 from forge_dist._shardable import untied
 from forge_dist._stand_ins import StandIns
+from forge_dist._strategy import MakeOptimizer
 from forge_dist._wrappers import fsdp_modules, resharded
 
 if TYPE_CHECKING:
@@ -57,6 +60,7 @@ class FSDP(Divided):
         dtype: torch.dtype,
         attention: str | None = "sdpa",
         attention_function: AttentionFunction | None = None,
+        task: Task = "causal",
     ) -> "PreTrainedModel":
         from transformers.distributed import DistributedConfig
 
@@ -66,7 +70,15 @@ class FSDP(Divided):
             fsdp_cpu_offload=self.settings.cpu_offload,
             fsdp_mixed_precision=self.settings.gather_dtype == "bfloat16",
         )
-        model = read_model(model_path, dtype=dtype, attention=attention, attention_function=attention_function, divided=sizes)
+        model = read_model(
+            model_path,
+            dtype=dtype,
+            attention=attention,
+            attention_function=attention_function,
+            task=task,
+            share=self._of_first,
+            divided=sizes,
+        )
         self._check_shards(model, model_path)
         for module in fsdp_modules(model):
             # Gloo cannot divide while it sums, and NCCL's way of it gave zeros in bfloat16 (pytorch#190747).
@@ -74,6 +86,13 @@ class FSDP(Divided):
             module.set_force_sum_reduction_for_comms(True)
         if self.settings.reshard_after_forward != "auto":
             self._root_of(model).set_reshard_after_forward(self.settings.reshard_after_forward == "always")
+        return model
+
+    def load_frozen(self, model_path: str, **how: Any) -> "PreTrainedModel":
+        model = super().load_frozen(model_path, **how)
+        for module in fsdp_modules(model):
+            # No backward follows, for which the last weights would stay whole.
+            module.set_reshard_after_forward(True, recurse=False)
         return model
 
     def _check_shards(self, model: "PreTrainedModel", model_path: str) -> None:
@@ -96,10 +115,16 @@ class FSDP(Divided):
         if self._adapter and self.shard_size < self.world_size:
             self._stand_ins = StandIns(model)
 
+    def wrap(self, model: nn.Module, make_optimizer: MakeOptimizer) -> tuple[nn.Module, torch.optim.Optimizer]:
+        wrapped, optimizer = super().wrap(model, make_optimizer)
+        check_divided(self.name, optimizer)
+        return wrapped, optimizer
+
     def _wrap(self, model: nn.Module) -> nn.Module:
         resharded(model)
         if self._stand_ins is not None:
             self._stand_ins.restore()
+        made_whole(model)
         self._root = self._root_of(model)
         self._replicated = replicated(model)
         for parameter in self._replicated:

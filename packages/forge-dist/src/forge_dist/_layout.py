@@ -4,12 +4,13 @@ Everything is asked of tensors on the meta device, which have no data, so every 
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
 import torch
 
+from forge_dist._added import left
 from forge_dist._cast import stored_dtype
 
 if TYPE_CHECKING:
@@ -35,8 +36,8 @@ class Layout:
     """Each name in `sources` → the names, itself among them, that an architecture's internal layout needs together to be turned back."""
 
 
-def layout_of(model: "PreTrainedModel", dtype: torch.dtype | None) -> Layout:
-    """The layout of an export of `model` as `dtype` (None: as it is in memory).
+def layout_of(model: "PreTrainedModel", dtype: torch.dtype | None, without: Sequence[str] = ()) -> Layout:
+    """The layout of an export of `model` as `dtype` (None: as it is in memory), without the modules `without`.
 
     Raises:
         ValueError: a tensor is on the meta device: its data is elsewhere.
@@ -44,7 +45,7 @@ def layout_of(model: "PreTrainedModel", dtype: torch.dtype | None) -> Layout:
     """
     stored, owners = stored_dtype(model, dtype), owners_of(model)
     state = {}
-    for name, tensor in model.state_dict().items():
+    for name, tensor in left(model.state_dict(), without).items():
         if tensor.is_meta:
             raise ValueError(f"the tensor {name} is offloaded (meta device); load the model whole to export it")
         # ZeRO-3 leaves empty tensors behind, and notes on them what they were.

@@ -9,6 +9,7 @@ from forge_dist._attention import AttentionFunction, settle_attention
 from forge_dist._errors import ModelError
 from forge_dist._model_path import check_config, check_model_path, expanded, is_hub_name
 from forge_dist._quiet import hush_deepspeed, quiet
+from forge_dist._task import Share, Task, auto_class, kept_random_state, reward_config, settle_head
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -24,23 +25,34 @@ def load_model(
     device: torch.device | str,
     attention: str | None = "sdpa",
     attention_function: AttentionFunction | None = None,
+    task: Task = "causal",
 ) -> "PreTrainedModel":
-    """Load the causal language model of `model_path` on `device`, its floats as `dtype`, in eval mode.
+    """Load the language model of `model_path` on `device`, its floats as `dtype`, in eval mode.
 
     `attention` is transformers' name of an implementation, or None for transformers' own choice (sdpa, or eager where the architecture
     has no sdpa), whatever the directory names; with `attention_function` (AttentionFunction) it is registered under that
     name, and models of that name are given a mask only where a 2-D mask or a cache comes with the call. `config.use_cache` stays what the directory says: a packed row needs
     `use_cache=False` in the call.
 
+    With task="reward" it becomes a *ForSequenceClassification of one label, whose `score` gives a number a row. From the directory
+    of a causal model the head is new, drawn from torch's random state on the CPU, and the causal head's weights are left unread; from that of a
+    classifier with one label it is read. `config.pad_token_id` becomes a token that ends no row (plain transformers reads a reward at the last
+    token that is another), or stays None where none is known: then it takes one row at a time.
+
     Transformers only warns where a tensor is missing, left over or of another shape, and trains on with random weights; here
     that is an error. The weights are memory-mapped, so no second copy of the model is held while loading.
 
     Raises:
         ModelError: `check_model_path` refuses it; the hub has no such model or does not answer; a weight is missing, unexpected or of the
-            wrong shape; transformers knows no causal language model of this type; the attention does not exist or does not fit,
-            or the architecture has no place for an attention function.
+            wrong shape; transformers knows no model of this type for the task; a classifier has another number of labels than one; the
+            attention does not exist or does not fit, or the architecture has no place for an attention function.
     """
-    return read_model(model_path, dtype=dtype, attention=attention, attention_function=attention_function).to(device)
+    model = read_model(model_path, dtype=dtype, attention=attention, attention_function=attention_function, task=task)
+    return model.to(device)
+
+
+def _own(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
 
 
 def read_model(
@@ -49,24 +61,28 @@ def read_model(
     dtype: torch.dtype,
     attention: str | None,
     attention_function: AttentionFunction | None,
+    task: Task = "causal",
+    share: Share = _own,
     divided: "DistributedConfig | None" = None,
 ) -> "PreTrainedModel":
-    """`load_model` on whatever device transformers reads to: the CPU, or with `divided` this rank's shards on its own device."""
-    hush_deepspeed()
-    from transformers import AutoModelForCausalLM
+    """`load_model` on whatever device transformers reads to: the CPU, or with `divided` this rank's shards on its own device.
 
-    check_model_path(model_path)
+    `share` makes rank 0's what each rank draws for a new head.
+    """
+    hush_deepspeed()
+    check_model_path(model_path, task=task)
     path = expanded(model_path)
     settle_attention(attention, attention_function)
     from_hub = is_hub_name(model_path)
     try:
-        with quiet(bars=from_hub):  # a download deserves its bar
+        with quiet(bars=from_hub), kept_random_state(task):  # a download deserves its bar
             if from_hub:
-                _check_hub_config(model_path)
-            own_choice = {"config": _config_without_attention(path)} if attention is None else {}
-            kind: Any = AutoModelForCausalLM
+                _check_hub_config(model_path, task)
+            config = _config(path, attention, task)
+            own_choice: dict[str, object] = {} if config is None else {"config": config}
+            kind: Any = auto_class(task)
             if divided is not None:
-                kind, own_choice = _divided_kind(path, own_choice.get("config"), divided)
+                kind, own_choice = _divided_kind(path, config, divided, task)
             model, report = kind.from_pretrained(
                 path,
                 dtype=dtype,
@@ -87,6 +103,8 @@ def read_model(
                 "use attention=eager"
             ) from error
         raise ModelError(f"model_path {model_path} cannot be loaded: {error}") from error
+    if task == "reward":
+        settle_head(model, reward_config(path), report, model_path, share)
     check_report(report, model_path)
     if attention_function is not None and "chunked_attention" in (getattr(model.config, "layer_types", None) or ()):
         raise ModelError(
@@ -96,8 +114,18 @@ def read_model(
     return model
 
 
+def _config(path: str, attention: str | None, task: Task) -> "PreTrainedConfig | None":
+    """The configuration to load with, where it is not to be what the directory says."""
+    if task == "reward":
+        config = reward_config(path)
+        if attention is None:
+            config._attn_implementation = None
+        return config
+    return _config_without_attention(path) if attention is None else None
+
+
 def _divided_kind(
-    path: str, config: "PreTrainedConfig | None", divided: "DistributedConfig"
+    path: str, config: "PreTrainedConfig | None", divided: "DistributedConfig", task: Task
 ) -> "tuple[type[PreTrainedModel], dict[str, object]]":
     """The class that reads this rank's shards alone, and what it is called with."""
     from transformers import AutoConfig
@@ -106,7 +134,9 @@ def _divided_kind(
 
     config = AutoConfig.from_pretrained(path, trust_remote_code=False) if config is None else config
     # Asked with a configuration of its own: the one it is asked with may name an attention that is not installed.
-    kind = shardable(_config_without_attention(path))
+    asked = _config_without_attention(path) if task == "causal" else reward_config(path)
+    asked._attn_implementation = None
+    kind = shardable(asked, task)
     if kind.config_class is not None and not isinstance(config, kind.config_class):
         config = config.get_text_config()  # what AutoModelForCausalLM does for a model of text inside a larger one
     return kind, {"config": config, "distributed_config": divided}
@@ -146,7 +176,7 @@ def _config_without_attention(path: str) -> "PreTrainedConfig":
     return config
 
 
-def _check_hub_config(model_path: str) -> None:
+def _check_hub_config(model_path: str, task: Task) -> None:
     from transformers import AutoConfig
 
-    check_config(AutoConfig.from_pretrained(model_path, trust_remote_code=False).to_dict(), f"{model_path} (hub)")
+    check_config(AutoConfig.from_pretrained(model_path, trust_remote_code=False).to_dict(), f"{model_path} (hub)", task)

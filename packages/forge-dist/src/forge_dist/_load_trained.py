@@ -9,7 +9,7 @@ from safetensors import SafetensorError
 from forge_dist._adapter import base_path, read_adapter
 from forge_dist._errors import ModelError
 from forge_dist._load import load_model
-from forge_dist._model_path import find
+from forge_dist._model_path import Task, find
 from forge_dist._quiet import quiet
 
 if TYPE_CHECKING:
@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-def load_trained(model_path: str, *, dtype: torch.dtype, device: torch.device | str) -> "PreTrainedModel | PeftModel":
+def load_trained(
+    model_path: str, *, dtype: torch.dtype, device: torch.device | str, task: Task = "causal"
+) -> "PreTrainedModel | PeftModel":
     """Load what `export_model` wrote, or any model that `load_model` takes, for inference: eval mode, sdpa attention where the architecture
     has it and eager where not.
 
@@ -28,7 +30,7 @@ def load_trained(model_path: str, *, dtype: torch.dtype, device: torch.device | 
     """
     folder = find(model_path)
     if folder is None or not os.path.isfile(folder / "adapter_config.json"):
-        return load_model(model_path, dtype=dtype, device=device, attention=None)
+        return load_model(model_path, dtype=dtype, device=device, attention=None, task=task)
     try:
         base = base_path(folder)
     except ImportError:
@@ -36,7 +38,7 @@ def load_trained(model_path: str, *, dtype: torch.dtype, device: torch.device | 
     except (ValueError, TypeError, KeyError, OSError) as error:
         raise ModelError(f"{folder} is no adapter that can be loaded: {error}") from error
     try:
-        model = load_model(base, dtype=dtype, device=device, attention=None)
+        model = load_model(base, dtype=dtype, device=device, attention=None, task=task)
     except ModelError as error:
         raise ModelError(f"{folder} is a LoRA adapter, and its base model cannot be loaded: {error}") from error
     try:

@@ -4,12 +4,17 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal
 
 from forge_dist._errors import ModelError
 from forge_dist._safetensors import read_directory
 
+Task = Literal["causal", "reward"]
+"""What a model is loaded for. causal: the next token's logits. reward: one number a row."""
+
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _CAUSAL = ("ForCausalLM", "LMHeadModel")
+_CLASSIFIER = "ForSequenceClassification"
 _CONVERT_GGUF = (
     "convert it once: `model = AutoModelForCausalLM.from_pretrained(FOLDER, gguf_file=NAME)`, `model.hf_quantizer = None`, "
     "`del model.config.quantization_config` if there is one, `model.save_pretrained(NEW_FOLDER)`, and the same for the tokenizer"
@@ -21,10 +26,11 @@ _CONVERT_PICKLE = (
 _MERGE = "to train on from it, merge it first: `PeftModel.from_pretrained(BASE_MODEL, FOLDER).merge_and_unload().save_pretrained(NEW_FOLDER)`"
 
 
-def check_model_path(model_path: str) -> None:
+def check_model_path(model_path: str, *, task: Task = "causal") -> None:
     """Return if training can start from `model_path`, as far as can be told in milliseconds and with no network.
 
-    A directory must hold a config.json of a causal language model and whole safetensors files. A name of the form org/name that
+    A directory must hold a config.json of a causal language model (for task="reward": or of a classifier with one label) and whole
+    safetensors files. A name of the form org/name that
     is no directory here is left to `load_model`, which asks the hub.
 
     Raises:
@@ -33,7 +39,7 @@ def check_model_path(model_path: str) -> None:
     path = find(model_path)
     if path is not None and path.is_dir():
         try:
-            _check_directory(path)
+            _check_directory(path, task)
         except PermissionError as error:
             raise ModelError(f"model_path {path} may not be read: {error}") from None
     elif path is not None:
@@ -76,14 +82,25 @@ def expanded(model_path: str) -> str:
     return model_path if is_hub_name(model_path) else str(Path(model_path).expanduser())
 
 
-def check_config(config: Mapping[str, object], where: str) -> None:
-    """Raise ModelError unless `config`, read from `where`, is that of an unquantized decoder-only language model."""
+def check_config(config: Mapping[str, object], where: str, task: Task = "causal") -> None:
+    """Raise ModelError unless `config`, read from `where`, is that of an unquantized decoder-only language model that fits `task`."""
     architectures = config.get("architectures") or []
     if not isinstance(architectures, list):
         raise ModelError(f"{where}: architectures is {architectures!r}; it must be a list of class names")
     if config.get("is_encoder_decoder"):
         raise ModelError(f"{where}: an encoder-decoder model ({architectures}); only causal language models are trained")
-    if architectures and not any(str(name).endswith(_CAUSAL) for name in architectures):
+    classifier = any(str(name).endswith(_CLASSIFIER) for name in architectures)
+    if classifier and task == "reward":
+        labels = config.get("id2label")
+        # Transformers leaves two labels, its default, out of the file.
+        count = len(labels) if isinstance(labels, Mapping) else config.get("num_labels", 2)
+        if count != 1:
+            raise ModelError(f"{where}: a classifier with {count} labels; a reward model has one")
+    elif classifier:
+        raise ModelError(
+            f"{where}: architectures is {architectures}, which is no causal language model but a classifier or reward model"
+        )
+    elif architectures and not any(str(name).endswith(_CAUSAL) for name in architectures):
         raise ModelError(
             f"{where}: architectures is {architectures}, which is no causal language model: a class named ...ForCausalLM is needed "
             "(of a multi-modal model, its text part saved on its own)"
@@ -94,7 +111,7 @@ def check_config(config: Mapping[str, object], where: str) -> None:
         raise ModelError(f"{where}: quantized weights (quantization_config) are not trained; use the unquantized model")
 
 
-def _check_directory(directory: Path) -> None:
+def _check_directory(directory: Path, task: Task) -> None:
     if (directory / "adapter_config.json").is_file():
         raise ModelError(f"model_path {directory} is a LoRA adapter, not a model; {_MERGE}")
     config_file = directory / "config.json"
@@ -109,7 +126,7 @@ def _check_directory(directory: Path) -> None:
         raise ModelError(f"{config_file} cannot be read as JSON: {error}") from None
     if not isinstance(config, dict):
         raise ModelError(f"{config_file} must hold a JSON object; found {type(config).__name__}")
-    check_config(config, str(config_file))
+    check_config(config, str(config_file), task)
     try:
         stored = read_directory(directory)
     except FileNotFoundError as error:

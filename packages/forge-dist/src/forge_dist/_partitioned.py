@@ -1,13 +1,14 @@
 """ZeRO-3's models outside DeepSpeed's engine, whose forwards and copies must put partitioned weights together themselves.
 
-Elsewhere ZeRO-3 is `_zero`'s: this is for the second copy of a model that an export is checked with, which is never trained.
+Elsewhere ZeRO-3 is `_zero`'s: this is for the second copy of a model that an export is checked with, which is never trained, and for frozen models.
 """
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 
 def is_partitioned(parameter: torch.Tensor) -> bool:
@@ -21,14 +22,26 @@ def computing(model: torch.nn.Module) -> Iterator[None]:
 
     Nothing happens to a model that is not partitioned.
     """
-    with ExitStack() as hooks:
-        for module in model.modules():
-            own = [parameter for parameter in module.parameters(recurse=False) if is_partitioned(parameter)]
-            if own:
-                gathering = _Gathering(own)
-                hooks.callback(module.register_forward_pre_hook(gathering.enter).remove)
-                hooks.callback(module.register_forward_hook(gathering.leave, always_call=True).remove)
+    hooks = gathers_itself(model)
+    try:
         yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def gathers_itself(model: torch.nn.Module) -> list[RemovableHandle]:
+    """Let `model` be called so from now on, or until the hooks that are returned are removed."""
+    hooks: list[RemovableHandle] = []
+    for module in model.modules():
+        own = [parameter for parameter in module.parameters(recurse=False) if is_partitioned(parameter)]
+        if own:
+            gathering = _Gathering(own)
+            hooks += [
+                module.register_forward_pre_hook(gathering.enter),
+                module.register_forward_hook(gathering.leave, always_call=True),
+            ]
+    return hooks
 
 
 class _Gathering:

@@ -3,7 +3,7 @@
 Losses alone prove little (an expert that the samples did not reach may be wrong); bits prove the export, and cost one reading.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -12,12 +12,18 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from safetensors import safe_open
 
+from forge_dist._added import left
 from forge_dist._errors import ExportError
 from forge_dist._layout import as_stored, kept_once
 from forge_dist._safetensors import read_directory
+from forge_dist._task import HEAD
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+
+_UNUSED_HEAD = f".{HEAD}.original_module."
+"""What PEFT puts aside for the trained head: where the base is a causal model, each loading draws another."""
 
 
 def same_bits(first: torch.Tensor, second: torch.Tensor) -> bool:
@@ -29,9 +35,9 @@ def same_bits(first: torch.Tensor, second: torch.Tensor) -> bool:
     return torch.equal(first, second)
 
 
-def model_tensors(model: "PreTrainedModel") -> dict[str, torch.Tensor]:
-    """Name in a checkpoint → tensor in memory: tied weights once, and an architecture's internal layout turned back."""
-    return as_stored(model, kept_once(model, model.state_dict()))
+def model_tensors(model: "PreTrainedModel", without: Sequence[str] = ()) -> dict[str, torch.Tensor]:
+    """Name in a checkpoint → tensor in memory: tied weights once, an architecture's internal layout turned back, no modules `without`."""
+    return as_stored(model, kept_once(model, left(model.state_dict(), without)))
 
 
 def adapter_tensors(model: Any, name: str) -> dict[str, torch.Tensor]:
@@ -99,13 +105,21 @@ class Files:
         self._stack.close()
 
 
-def prove_reloaded(model: torch.nn.Module, reloaded: torch.nn.Module, types: set[torch.dtype], where: Path) -> bool:
+def prove_reloaded(
+    model: torch.nn.Module,
+    reloaded: torch.nn.Module,
+    types: set[torch.dtype],
+    where: Path,
+    without: Sequence[str] = (),
+) -> bool:
     """Whether a tensor was rounded, if every tensor of `reloaded` is that of `model`, unchanged or through one of the stored float `types`.
+
+    The modules `without` are not looked for.
 
     Raises:
         ExportError: a tensor is missing, too many, or differs; the first one is named.
     """
-    ours, theirs = model.state_dict(), reloaded.state_dict()
+    ours, theirs = left(model.state_dict(), without), reloaded.state_dict()
     prove_reloaded_names(ours, theirs, where)
     rounded = [prove_reloaded_tensor(name, wanted, theirs[name], types, where) for name, wanted in ours.items()]
     return any(rounded)
@@ -124,7 +138,7 @@ def prove_reloaded_tensor(name: str, wanted: torch.Tensor, found: torch.Tensor, 
     Raises:
         ExportError: it is neither.
     """
-    if same_bits(wanted.to(found.dtype), found):
+    if same_bits(wanted.to(found.dtype), found) or _UNUSED_HEAD in name:
         return False
     ways = types if wanted.is_floating_point() else ()
     if not any(same_bits(wanted.to(dtype).to(found.dtype), found) for dtype in ways):

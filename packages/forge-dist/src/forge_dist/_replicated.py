@@ -11,10 +11,27 @@ from torch import distributed, nn
 from torch.distributed import ProcessGroup
 from torch.distributed.tensor import DTensor
 
+_COPIES = "modules_to_save"
+
 
 def replicated(model: nn.Module) -> list[nn.Parameter]:
     """The trainable parameters that are no shards."""
     return [p for p in model.parameters() if p.requires_grad and not isinstance(p, DTensor)]
+
+
+def made_whole(model: nn.Module) -> None:
+    """Make the copies that PEFT trains of whole modules (`modules_to_save`: a reward model's head) plain parameters; collective.
+
+    They were copied with their shards, and FSDP, which knows only the originals, would never put them together.
+    """
+    for name, module in list(model.named_modules()):
+        if f".{_COPIES}." not in f".{name}.":
+            continue
+        for key, parameter in list(module.named_parameters(recurse=False)):
+            if isinstance(parameter, DTensor):
+                shards: DTensor = parameter  # pyrefly: ignore[bad-assignment]  a DTensor that is a Parameter
+                whole = shards.detach().full_tensor()
+                setattr(module, key, nn.Parameter(whole, requires_grad=parameter.requires_grad))
 
 
 def broadcast(parameters: Iterable[nn.Parameter], group: ProcessGroup | None) -> None:

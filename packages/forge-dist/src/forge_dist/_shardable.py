@@ -1,4 +1,4 @@
-"""A causal model's class → the same class, which divides itself along groups that FSDP2 can keep right.
+"""A model's class → the same class, which divides itself along groups that FSDP2 can keep right.
 
 Two things are wrong with transformers' own groups (5.23, torch 2.13). A tied embedding and head land in two groups, and where its rows do
 not divide evenly each group pads a copy of its own: after the first step of the optimizer one of them computes with old weights,
@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from forge_dist._task import HEAD, Task, auto_class
+
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
@@ -18,21 +20,23 @@ FREED = "free_full_weight"
 """transformers' word for a group whose whole weights are freed between its forward and its backward."""
 
 
-def shardable(config: "PreTrainedConfig") -> "type[PreTrainedModel]":
-    """The class that `AutoModelForCausalLM` takes for `config`, with our groups. Builds the model on the meta device, to ask it.
+def shardable(config: "PreTrainedConfig", task: Task = "causal") -> "type[PreTrainedModel]":
+    """The class that transformers takes for `config` and `task`, with our groups. Builds the model on the meta device, to ask it.
 
     Raises:
-        ValueError: transformers knows no causal language model of this type.
+        ValueError: transformers knows no such model of this type.
     """
-    from transformers import AutoModelForCausalLM
-
     with torch.device("meta"):
-        kind = type(AutoModelForCausalLM.from_config(config, trust_remote_code=False))
+        kind = type(auto_class(task).from_config(config, trust_remote_code=False))
 
     def post_init(self: Any) -> None:
         kind.post_init(self)
         _tie(self)
         self.fsdp_plan = groups(self)
+        head: Any = getattr(self, HEAD, None)
+        if head is not None:
+            # transformers would draw it in shards, with a warning on CPUs and one random state for all ranks elsewhere; `settle_head` does.
+            head._is_hf_initialized = True
 
     # The name stays: a saved config.json tells the class by it.
     divided: type[PreTrainedModel] = type(kind.__name__, (kind,), {"post_init": post_init, "__module__": kind.__module__})

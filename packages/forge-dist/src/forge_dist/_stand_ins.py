@@ -7,14 +7,18 @@ parallelism. Plain tensors of the right shape that need no memory stand in for t
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from forge_dist._task import HEAD
+
 
 class StandIns:
     """The weights that were put aside; `restore` puts them back. No forward in between."""
 
     def __init__(self, model: nn.Module) -> None:
         self._aside: list[tuple[nn.Linear, nn.Parameter]] = []
-        for module in model.modules():
+        for name, module in model.named_modules():
             weight = getattr(module, "weight", None)
+            if name.rpartition(".")[2] == HEAD:  # PEFT copies its values
+                continue
             if isinstance(module, nn.Linear) and isinstance(weight, DTensor):
                 self._aside.append((module, weight))  # pyrefly: ignore[bad-argument-type]  a DTensor that is a Parameter
                 empty = weight.to_local().new_empty(()).expand(weight.shape)

@@ -1,6 +1,6 @@
 """A model and its optimizer ↔ named tensors, the same names under every strategy."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 import torch
@@ -11,12 +11,19 @@ from forge_dist._strategy import StoredState
 from forge_dist._wrappers import resharded
 
 MODEL, OPTIMIZER = "model/", "optimizer/"
+GROUP = f"{OPTIMIZER}group:"
+NUMBER = ":number"
+
+_COUNTED = ("k", "weight_sum", "lr_max", "scheduled_lr", "train_mode")
+"""What schedulefree keeps in its groups beside hyperparameters."""
+
+_IN_8_BITS = "qmap1"
 
 
 def training_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
     """`Strategy.state` of a model whose tensors and DTensors are its own state."""
     model = resharded(model)
-    return _model_state(model) | _optimizer_state(_names(model), optimizer)
+    return _model_state(model) | _optimizer_state(_names(model), optimizer) | _counts(optimizer)
 
 
 def load_training_state(model: nn.Module, optimizer: torch.optim.Optimizer, stored: StoredState) -> None:
@@ -25,7 +32,10 @@ def load_training_state(model: nn.Module, optimizer: torch.optim.Optimizer, stor
     names = _names(model)
     into = _model_state(model)
     there = stored.tensors
+    counts = _counts(optimizer)
+    _compare({name for name in there if name.startswith(GROUP)}, set(counts), "the optimizer")
     _compare({name for name in there if not name.startswith(OPTIMIZER)}, set(into), "the model")
+    into |= counts
     parameters = _trained(optimizer, names)
     planned = _planned(there, parameters)
     for fqn, kept in planned.items():
@@ -41,7 +51,10 @@ def load_training_state(model: nn.Module, optimizer: torch.optim.Optimizer, stor
     for fqn, kept in planned.items():
         state = optimizer.state[parameters[fqn].parameter]
         for key in kept:
-            state[key] = into[_name(fqn, key)]
+            value = into[_name(fqn, key)]
+            state[key.removesuffix(NUMBER)] = value.item() if key.endswith(NUMBER) else value
+    for number, group in enumerate(optimizer.param_groups):
+        group.update({key: into[name].item() for key in _COUNTED if (name := f"{GROUP}{number}/{key}") in counts})
 
 
 class _Trained(NamedTuple):
@@ -86,9 +99,28 @@ def _tensors(fqn: str, state: Mapping[str, object]) -> dict[str, torch.Tensor]:
     for key, value in state.items():
         if isinstance(value, torch.Tensor):
             kept[key] = value
+        elif isinstance(value, bool | int | float):
+            kept[f"{key}{NUMBER}"] = _as_tensor(value)
         elif value is not None:
-            raise CheckpointError(f"the optimizer keeps {key}={value!r} for {fqn}, which is no tensor and cannot be saved")
+            raise CheckpointError(
+                f"the optimizer keeps {key}={value!r} for {fqn}, which is neither tensor nor number and cannot be saved"
+            )
     return kept
+
+
+def _counts(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    """What a schedule-free optimizer, which alone has a mode, keeps in its groups."""
+    return {
+        f"{GROUP}{number}/{key}": _as_tensor(group[key])
+        for number, group in enumerate(optimizer.param_groups)
+        for key in _COUNTED
+        if "train_mode" in group
+    }
+
+
+def _as_tensor(value: float) -> torch.Tensor:
+    """A plain number with all of its digits."""
+    return torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else None)
 
 
 def _planned(
@@ -96,24 +128,28 @@ def _planned(
 ) -> dict[str, dict[str, tuple[tuple[int, ...], torch.dtype]]]:
     """What the checkpoint keeps for each parameter of the optimizer.
 
-    An optimizer keeps the same for every parameter of a group that it has moved, and nothing for one that never had a gradient: so one of
-    several keys cannot be missing unnoticed.
+    An optimizer keeps the same for every parameter of a group and kind that it has moved, and nothing for one that never had a gradient: so
+    one of several keys cannot be missing unnoticed.
     """
     planned: dict[str, dict[str, tuple[tuple[int, ...], torch.dtype]]] = {}
     for name, what in there.items():
-        if name.startswith(OPTIMIZER):
+        if name.startswith(OPTIMIZER) and not name.startswith(GROUP):
             fqn, _, key = name.removeprefix(OPTIMIZER).rpartition("/")
             planned.setdefault(fqn, {})[key] = what
     unknown = {_name(fqn, key) for fqn, kept in planned.items() if fqn not in parameters for key in kept}
     _compare(unknown, set(), "the optimizer")
-    keys: dict[int, set[str]] = {}
+    keys: dict[tuple[object, ...], set[str]] = {}
     for fqn, kept in planned.items():
-        keys.setdefault(id(parameters[fqn].group), set()).update(kept)
+        keys.setdefault(_kind(parameters[fqn], kept), set()).update(kept)
     for fqn, kept in planned.items():
-        _compare(
-            {_name(fqn, key) for key in kept}, {_name(fqn, key) for key in keys[id(parameters[fqn].group)]}, "the optimizer"
-        )
+        same = keys[_kind(parameters[fqn], kept)]
+        _compare({_name(fqn, key) for key in kept}, {_name(fqn, key) for key in same}, "the optimizer")
     return planned
+
+
+def _kind(trained: _Trained, kept: Collection[str]) -> tuple[object, ...]:
+    """Adafactor keeps rows and columns of matrices, and vectors as they are; bitsandbytes keeps small parameters in 32 bits."""
+    return id(trained.group), trained.parameter.dim() > 1, _IN_8_BITS in kept
 
 
 def _made(
@@ -122,7 +158,7 @@ def _made(
     if shape == tuple(parameter.shape) and shape:
         return torch.zeros_like(parameter, dtype=dtype, requires_grad=False)
     # Torch's own rule for the count of steps: with the parameter only where a kernel reads it there.
-    beside = key != "step" or bool(group.get("fused") or group.get("capturable"))
+    beside = not key.startswith("step") or bool(group.get("fused") or group.get("capturable"))
     return torch.zeros(shape, dtype=dtype, device=parameter.device if beside else "cpu")
 
 

@@ -9,6 +9,7 @@ import attrs
 import torch
 
 from forge_dist._errors import StrategyError
+from forge_dist._optimizers import check_optimizer_name
 from forge_dist._settings import StrategySettings
 from forge_dist._strategy import Strategy
 
@@ -18,7 +19,9 @@ if TYPE_CHECKING:
 _ZERO = ("zero1", "zero2", "zero3")
 
 
-def make_strategy(settings: StrategySettings, ranks: "Ranks", *, device: torch.device, adapter: bool) -> Strategy:
+def make_strategy(
+    settings: StrategySettings, ranks: "Ranks", *, device: torch.device, adapter: bool, optimizer: str = "adamw"
+) -> Strategy:
     """Choose how `ranks` share a model. Reads no model, so it can be called before there is one.
 
     "auto" is single on one rank, ddp for an adapter, else fsdp2. A world of one has nothing to divide: ddp, fsdp2 and hsdp are then what
@@ -29,12 +32,15 @@ def make_strategy(settings: StrategySettings, ranks: "Ranks", *, device: torch.d
         ranks: joined; connected before `load`.
         device: where this rank computes.
         adapter: whether only an adapter is trained.
+        optimizer: what will move the weights (adamw, adafactor, muon, schedule_free, adamw_8bit); `wrap` looks at the optimizer itself.
 
     Raises:
-        StrategyError: the number of ranks does not fit, an option has nothing to act on, an extra is missing, or the device is not the
-            one that sharding uses.
+        StrategyError: the number of ranks does not fit, an option has nothing to act on, an extra is missing, the device is not the
+            one that sharding uses, or the optimizer cannot move weights that are divided so.
     """
     name, reason = _choose(settings, ranks.world_size, adapter=adapter)
+    if ranks.world_size > 1 or name in _ZERO:
+        check_optimizer_name(name, optimizer, adapter=adapter)
     if name in _ZERO:
         from forge_dist._zero import make_zero
 

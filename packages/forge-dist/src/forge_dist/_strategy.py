@@ -14,7 +14,8 @@ import torch
 from torch import nn
 
 from forge_dist._attention import AttentionFunction
-from forge_dist._load import load_model
+from forge_dist._load import read_model
+from forge_dist._model_path import Task
 from forge_dist._settings import StrategySettings
 
 if TYPE_CHECKING:
@@ -56,6 +57,11 @@ class Strategy(abc.ABC):
         """R: how many ranks share a step."""
         return self.ranks.world_size
 
+    @property
+    def divides(self) -> bool:
+        """Whether the weights themselves are divided over the ranks, so that every forward is collective."""
+        return self.name in {"fsdp2", "hsdp", "zero3"}
+
     def load(
         self,
         model_path: str,
@@ -63,16 +69,50 @@ class Strategy(abc.ABC):
         dtype: torch.dtype,
         attention: str | None = "sdpa",
         attention_function: AttentionFunction | None = None,
+        task: Task = "causal",
     ) -> "PreTrainedModel":
         """Load this rank's part of the model, in eval mode: here the whole of it. Arguments and errors are those of `load_model`.
+
+        A reward model's new head is what rank 0 draws, on every rank.
 
         Raises:
             ModelError: as `load_model`.
             StrategyError: this model cannot be divided so.
         """
-        return load_model(
-            model_path, dtype=dtype, device=self.device, attention=attention, attention_function=attention_function
+        model = read_model(
+            model_path,
+            dtype=dtype,
+            attention=attention,
+            attention_function=attention_function,
+            task=task,
+            share=self._of_first,
         )
+        return model.to(self.device)
+
+    def load_frozen(
+        self,
+        model_path: str,
+        *,
+        dtype: torch.dtype,
+        attention: str | None = "sdpa",
+        attention_function: AttentionFunction | None = None,
+        task: Task = "causal",
+    ) -> "PreTrainedModel":
+        """Load a model that is only asked, beside the trained one: a reference, a teacher, a reward model. Arguments and errors as `load`.
+
+        It is in eval mode, needs no gradients and no `wrap`, and is divided as `load` divides: whole copies under single, ddp, zero1 and zero2.
+        Where it is divided every forward is collective: all ranks make it, together, with or without `torch.no_grad`.
+        """
+        model = self.load(model_path, dtype=dtype, attention=attention, attention_function=attention_function, task=task)
+        return model.requires_grad_(requires_grad=False)
+
+    def _of_first(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Rank 0's tensor, on the CPU."""
+        if self.world_size == 1:
+            return tensor
+        shared = tensor.to(self.device)
+        torch.distributed.broadcast(shared, src=0, group=self.ranks.group)
+        return shared.cpu()
 
     def computing(self, model: nn.Module) -> AbstractContextManager[None]:  # noqa: ARG002 - most have nothing to do
         """Around forwards, without gradients, of a loaded model that is not wrapped: a probe, or a second copy that is measured."""
@@ -87,6 +127,9 @@ class Strategy(abc.ABC):
 
         Trainable parameters that every rank holds whole become rank 0's. `make_optimizer` is called once, with the parameters
         that this rank updates. Activation checkpointing is switched on here where the settings ask for it.
+
+        Raises:
+            StrategyError: the optimizer cannot move weights that are divided so.
         """
 
     def sum(self, values: Sequence[float]) -> list[float]:
@@ -126,11 +169,12 @@ class Strategy(abc.ABC):
         """What training changes, as tensors and DTensors that share memory with the model and the optimizer.
 
         Names are "model/FQN" (trainable parameters and persistent buffers, without any wrapper's prefix; a tied weight once, under its
-        first name) and "optimizer/FQN/KEY". They are the same under every strategy and on any number of ranks. An optimizer's
-        hyperparameters (learning rate, betas) are not in it.
+        first name), "optimizer/FQN/KEY" and, for what a schedule-free optimizer counts in its groups, "optimizer/group:N/KEY". They are the
+        same under every strategy and on any number of ranks. What an optimizer keeps as a plain number is a tensor of no dimensions,
+        KEY:number. An optimizer's hyperparameters (learning rate, betas) are not in it.
 
         Raises:
-            CheckpointError: the optimizer keeps something that is no tensor.
+            CheckpointError: the optimizer keeps something that is neither tensor nor number.
         """
 
     @abc.abstractmethod

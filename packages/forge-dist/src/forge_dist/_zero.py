@@ -14,7 +14,9 @@ from torch import nn
 
 from forge_dist._attention import AttentionFunction
 from forge_dist._errors import StrategyError
-from forge_dist._partitioned import computing
+from forge_dist._model_path import Task
+from forge_dist._optimizers import check_flat
+from forge_dist._partitioned import computing, gathers_itself
 from forge_dist._settings import StrategySettings
 from forge_dist._strategy import MakeOptimizer, StoredState, Strategy
 from forge_dist._wrappers import checkpoint_activations
@@ -100,14 +102,27 @@ class ZeroStrategy(Strategy):
         dtype: torch.dtype,
         attention: str | None = "sdpa",
         attention_function: AttentionFunction | None = None,
+        task: Task = "causal",
     ) -> "PreTrainedModel":
         if self.stage < 3:
-            return super().load(model_path, dtype=dtype, attention=attention, attention_function=attention_function)
+            return super().load(model_path, dtype=dtype, attention=attention, attention_function=attention_function, task=task)
         import_deepspeed()
         config = engine_config(self.settings, self.stage, dtype=dtype)
         return load_partitioned(
-            model_path, self.ranks, config, dtype=dtype, attention=attention, attention_function=attention_function
+            model_path,
+            self.ranks,
+            config,
+            dtype=dtype,
+            attention=attention,
+            attention_function=attention_function,
+            task=task,
+            share=self._of_first,
         )
+
+    def load_frozen(self, model_path: str, **how: Any) -> "PreTrainedModel":
+        model = super().load_frozen(model_path, **how)
+        gathers_itself(model)
+        return model
 
     def computing(self, model: nn.Module) -> AbstractContextManager[None]:
         return computing(model)
@@ -123,6 +138,7 @@ class ZeroStrategy(Strategy):
                 torch.distributed.broadcast(parameter.detach(), src=0)
         with with_whole_shapes(model):
             optimizer = make_optimizer(model)
+        check_flat(self.name, optimizer)
         groups = [list(group["params"]) for group in optimizer.param_groups if group["params"]]
         self._refuse_untrained(named, groups)
         self._trained = [parameter for group in groups for parameter in group]

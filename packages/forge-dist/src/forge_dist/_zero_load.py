@@ -10,8 +10,9 @@ from torch import nn
 from forge_dist._attention import AttentionFunction
 from forge_dist._errors import ModelError
 from forge_dist._load import _LOADING, check_report, read_model
-from forge_dist._model_path import check_model_path, expanded, is_hub_name
+from forge_dist._model_path import Task, check_model_path, expanded, is_hub_name
 from forge_dist._quiet import quiet
+from forge_dist._task import Share, auto_class, reward_config, settle_head
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -27,6 +28,8 @@ def load_partitioned(
     dtype: torch.dtype,
     attention: str | None,
     attention_function: AttentionFunction | None,
+    task: Task,
+    share: Share,
 ) -> "PreTrainedModel":
     """`load_model` for ZeRO-3: rank 0 reads each tensor from the memory-mapped files, and every rank keeps its part of it.
 
@@ -36,18 +39,20 @@ def load_partitioned(
     from transformers.integrations import HfDeepSpeedConfig
     from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
-    _check_on_first(model_path, ranks, dtype=dtype)
+    _check_on_first(model_path, ranks, dtype=dtype, task=task)
     # transformers keeps a weak reference: it asks this object while it builds and reads the model, and nobody does afterwards.
     switch = HfDeepSpeedConfig(config)
     try:
-        model = read_model(model_path, dtype=dtype, attention=attention, attention_function=attention_function)
+        model = read_model(
+            model_path, dtype=dtype, attention=attention, attention_function=attention_function, task=task, share=share
+        )
     finally:
         unset_hf_deepspeed_config()
         del switch
     return model
 
 
-def _check_on_first(model_path: str, ranks: "Ranks", *, dtype: torch.dtype) -> None:
+def _check_on_first(model_path: str, ranks: "Ranks", *, dtype: torch.dtype, task: Task) -> None:
     """Raise ModelError on all ranks unless files and architecture agree.
 
     In ZeRO-3's way transformers reports neither weights that are left over nor, on ranks other than 0, those of another shape.
@@ -55,7 +60,7 @@ def _check_on_first(model_path: str, ranks: "Ranks", *, dtype: torch.dtype) -> N
     message = None
     if ranks.is_first:
         try:
-            _check(model_path, dtype)
+            _check(model_path, dtype, task)
         except ModelError as error:
             message = str(error)
     message = ranks.broadcast(message)
@@ -63,13 +68,12 @@ def _check_on_first(model_path: str, ranks: "Ranks", *, dtype: torch.dtype) -> N
         raise ModelError(str(message))
 
 
-def _check(model_path: str, dtype: torch.dtype) -> None:
-    from transformers import AutoModelForCausalLM
-
-    check_model_path(model_path)
+def _check(model_path: str, dtype: torch.dtype, task: Task) -> None:
+    check_model_path(model_path, task=task)
     try:
-        with quiet(bars=is_hub_name(model_path)):
-            _, report = AutoModelForCausalLM.from_pretrained(
+        with quiet(bars=is_hub_name(model_path)), torch.random.fork_rng(devices=[]):
+            given = {"config": reward_config(expanded(model_path))} if task == "reward" else {}
+            model, report = auto_class(task).from_pretrained(
                 expanded(model_path),
                 dtype=dtype,
                 device_map="meta",
@@ -78,7 +82,10 @@ def _check(model_path: str, dtype: torch.dtype) -> None:
                 trust_remote_code=False,
                 ignore_mismatched_sizes=True,
                 output_loading_info=True,
+                **given,
             )
+            if task == "reward":
+                settle_head(model, given["config"], report, model_path, lambda drawn: drawn)
     except _LOADING as error:
         raise ModelError(f"model_path {model_path} cannot be loaded: {error}") from error
     check_report(report, model_path)

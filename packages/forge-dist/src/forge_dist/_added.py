@@ -1,0 +1,33 @@
+"""Modules that a run added to a model, a value head say → which of the model's tensors are theirs, to be left out of an export."""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import TypeVar
+
+import torch
+
+from forge_dist._errors import ExportError
+
+Value = TypeVar("Value")
+
+_PEFT = "base_model.model."
+
+
+def is_added(name: str, without: Sequence[str]) -> bool:
+    """Whether the tensor `name` of a model, or of the PeftModel around it, belongs to one of the modules `without`."""
+    own = name.removeprefix(_PEFT)
+    return any(own == module or own.startswith(f"{module}.") for module in without)
+
+
+def left(tensors: Mapping[str, Value], without: Sequence[str]) -> dict[str, Value]:
+    """`tensors` without those of the modules `without`."""
+    return {name: tensor for name, tensor in tensors.items() if not is_added(name, without)}
+
+
+def check_without(model: torch.nn.Module, without: Collection[str], where: object) -> None:
+    """Raise ExportError where `without` is no sequence of names, or names a module without tensors in `model`."""
+    if isinstance(without, str):
+        raise ExportError(f"{where}: without is {without!r}; it must be a sequence of names, such as ({without!r},)")
+    names = list(model.state_dict()) if without else []
+    for module in without:
+        if not any(is_added(name, (module,)) for name in names):
+            raise ExportError(f"{where}: without names {module!r}, and the model has no such module: leave it out")
