@@ -52,7 +52,11 @@ def layout(prompts, completions, digit):  # noqa: ARG001
 
 TASKS = {"digit": digit, "length": length, "format": layout}
 METHODS = {
-    "ppo": (forge_algos.PPO, forge_algos.PPOSettings, {"num_generations": 8, "num_iterations": 2, "value_weight": 0.5, "lam": 1.0}),
+    "ppo": (
+        forge_algos.PPO,
+        forge_algos.PPOSettings,
+        {"num_generations": 8, "num_iterations": 2, "value_weight": 0.5, "lam": 1.0},
+    ),
     "grpo": (forge_algos.GRPO, forge_algos.GRPOSettings, {"num_iterations": 2}),
     "rloo": (forge_algos.RLOO, forge_algos.RLOOSettings, {"num_generations": 8, "num_iterations": 2}),
 }
@@ -129,10 +133,9 @@ def learn(method, task, seed, *, sft_steps, rollouts, enough):
     held_out = ask(200, seed + 2000)
     before = share_right(sampler, task, held_out, seed)
     optimizer = forge_algos.adamw(model, RATE)
-    made = 0
+    shares = []
 
     def steps():
-        nonlocal made
         for number in range(rollouts):
             rollout = online.make_rollout(
                 model,
@@ -144,9 +147,9 @@ def learn(method, task, seed, *, sft_steps, rollouts, enough):
                 max_tokens=512,
                 seed=seed * 10_000 + number,
             )
-            made += 1
             yield from online.rollout_batches(rollout, max_tokens=512, passes=settings.num_iterations)
-            if rollout.figures()[f"reward/{task}"] > enough:
+            shares.append(rollout.figures()[f"reward/{task}"])
+            if sum(shares[-4:]) / 4 > enough:
                 return
 
     started = time.perf_counter()
@@ -161,7 +164,7 @@ def learn(method, task, seed, *, sft_steps, rollouts, enough):
         "seed": seed,
         "before": round(before, 4),
         "after": round(after, 4),
-        "rollouts": made,
+        "rollouts": len(shares),
         "seconds": round(seconds, 1),
     }
 

@@ -71,4 +71,9 @@ def test_copying_a_digit(beginner, name):
     teach(model, kind(settings), steps())
     assert rewards[0] < 1 / 3
     # What it has learned, on answers that nothing was learned from.
-    assert rollout(model, settings, asked=asked(60, 1000), reward=copied, seed=1000, sampler=draw, max_tokens=300).figures()["reward"] > 0.9
+    assert (
+        rollout(model, settings, asked=asked(60, 1000), reward=copied, seed=1000, sampler=draw, max_tokens=300).figures()[
+            "reward"
+        ]
+        > 0.9
+    )

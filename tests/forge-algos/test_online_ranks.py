@@ -61,15 +61,31 @@ def run(strategy, folder, method, number, rank=0):
         for seed in range(2):
             made.append(
                 rollout(
-                    model, objective.settings, asked=prompts(number), seed=seed, sampler=draw, max_tokens=30,
-                    reference=reference, device=CPU, rank=rank, **options,
-                )  # fmt: skip
+                    model,
+                    objective.settings,
+                    asked=prompts(number),
+                    seed=seed,
+                    sampler=draw,
+                    max_tokens=30,
+                    reference=reference,
+                    device=CPU,
+                    rank=rank,
+                    **options,
+                )
             )
             passes, updates = objective.settings.num_iterations, objective.settings.updates_per_pass
             yield from rollout_batches(made[-1], max_tokens=30, passes=passes, updates=updates, rank=rank, **options)
 
     outputs = list(
-        train(model, steps(), objective=objective, optimizer=optimizer, scheduler=schedule(optimizer, OPTIMIZER, 9), device=CPU, **options)
+        train(
+            model,
+            steps(),
+            objective=objective,
+            optimizer=optimizer,
+            scheduler=schedule(optimizer, OPTIMIZER, 9),
+            device=CPU,
+            **options,
+        )
     )
     return made, [(o.loss, o.grad_norm, dict(o.figures), o.loss_count, o.samples) for o in outputs]
 
@@ -102,7 +118,9 @@ def test_real_ranks_equal_one_process(tmp_path):
                 np.testing.assert_allclose(one.ref_logps, other.ref_logps, rtol=0, atol=1e-4)
                 np.testing.assert_allclose(one.advantages, other.advantages, rtol=1e-3, atol=1e-3)
             assert len(found) == len(outputs)
-            for (loss, norm, figures, *counts), (wanted, wanted_norm, wanted_figures, *wanted_counts) in zip(found, outputs, strict=True):
+            for (loss, norm, figures, *counts), (wanted, wanted_norm, wanted_figures, *wanted_counts) in zip(
+                found, outputs, strict=True
+            ):
                 assert counts == wanted_counts
                 assert loss == pytest.approx(wanted, rel=1e-3, abs=1e-4)
                 assert norm == pytest.approx(wanted_norm, rel=1e-2, abs=1e-4)

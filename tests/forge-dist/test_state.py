@@ -141,15 +141,15 @@ def test_what_is_held_already(ready):
 
 
 def test_no_tensor(ready):
-    """An optimizer that keeps something else than tensors cannot be saved, and what it has not begun to keep is left out."""
+    """An optimizer that keeps neither tensors nor numbers cannot be saved, and what it has not begun to keep is left out."""
     from forge_dist import CheckpointError
 
     strategy, model, optimizer, _ = ready
     weight = model.model.norm.weight
     optimizer.state[weight] = {"buffer": None}
     assert "optimizer/model.norm.weight/buffer" not in strategy.state(model, optimizer)
-    optimizer.state[weight] = {"rate": 0.5}
-    with pytest.raises(CheckpointError, match=r"keeps rate=0.5 for model.norm.weight"):
+    optimizer.state[weight] = {"rate": [0.5]}
+    with pytest.raises(CheckpointError, match=r"keeps rate=\[0.5\] for model.norm.weight, which is neither tensor nor number"):
         strategy.state(model, optimizer)
 
 

@@ -158,6 +158,13 @@ def test_shared_prompts():
     assert figures["tokens_ratio"] > 1.2
 
 
+def test_online_learning():
+    """online_learning.py trains with every method, and says what each run learned."""
+    figures = run_toy("online_learning.py")
+    assert [run["method"] for run in figures["runs"]] == ["ppo", "grpo", "rloo"]
+    assert all({"seed", "before", "after", "seconds"} <= set(run) for run in figures["runs"])
+
+
 @pytest.mark.parametrize("script", ["dist_memory.py", "dist_save.py", "dist_restart.py"])
 def test_over_ranks(script):
     """The claims about ranks and full states measure what they say."""

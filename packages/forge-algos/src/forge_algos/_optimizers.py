@@ -66,9 +66,12 @@ def adamw(model: nn.Module, settings: OptimizerSettings, *, fused: bool = False)
 
 
 def _groups(parameters: list[nn.Parameter], settings: OptimizerSettings) -> list[dict[str, Any]]:
+    """Matrices, and what does not decay; shards apart from what every rank holds whole, for one kernel takes one of the two."""
+    kinds = dict.fromkeys(type(p.detach()) for p in parameters)
     groups = [
-        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": settings.weight_decay},
-        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+        {"params": [p for p in parameters if (p.dim() >= 2) == matrix and type(p.detach()) is kind], "weight_decay": decay}
+        for kind in kinds
+        for matrix, decay in ((True, settings.weight_decay), (False, 0.0))
     ]
     return [group for group in groups if group["params"]]
 

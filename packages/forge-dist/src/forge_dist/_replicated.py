@@ -28,10 +28,9 @@ def made_whole(model: nn.Module) -> None:
         if f".{_COPIES}." not in f".{name}.":
             continue
         for key, parameter in list(module.named_parameters(recurse=False)):
-            if isinstance(parameter, DTensor):
-                shards: DTensor = parameter  # pyrefly: ignore[bad-assignment]  a DTensor that is a Parameter
-                whole = shards.detach().full_tensor()
-                setattr(module, key, nn.Parameter(whole, requires_grad=parameter.requires_grad))
+            shards: torch.Tensor = parameter.detach()
+            if isinstance(shards, DTensor):
+                setattr(module, key, nn.Parameter(shards.full_tensor(), requires_grad=parameter.requires_grad))
 
 
 def broadcast(parameters: Iterable[nn.Parameter], group: ProcessGroup | None) -> None:

@@ -55,7 +55,9 @@ def _run(  # noqa: C901, PLR0915 - one flat page, on purpose
     dtype = machine.dtype(s.device.dtype)
     s = choose_machine(s, machine, dtype)
     device = machine.device.value
-    strategy = forge_dist.make_strategy(s.strategy, ranks, device=device, adapter=s.adapter.adapter != "none")
+    strategy = forge_dist.make_strategy(
+        s.strategy, ranks, device=device, adapter=s.adapter.adapter != "none", optimizer=s.optimizer.optimizer
+    )
     s = s if s.strategy.strategy != "auto" else s.resolved("strategy", strategy.name, strategy.reason)
     report.note(f"device: {machine.device.reason}")
     report.note(f"dtype: {dtype.reason}")

@@ -78,7 +78,7 @@ class BoundOnline(ABC):
         self._wanted = (*objective.wanted, *(["ref_logps"] if objective.kl_weight else []))
         self.device = device
 
-    def measure(self, _batch: OnlineBatch) -> Sequence[float]:
+    def measure(self, batch: OnlineBatch) -> Sequence[float]:  # noqa: ARG002  the protocol's
         """Never asked: what couples completions was settled when the rollout was made."""
         return []
 

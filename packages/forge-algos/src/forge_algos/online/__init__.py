@@ -3,7 +3,8 @@
 from forge_algos.online._batch import OnlineBatch
 from forge_algos.online._batches import rollout_batches
 from forge_algos.online._generate import GenerateSampler
-from forge_algos.online._make import Prompt, make_rollout
+from forge_algos.online._make import make_rollout
+from forge_algos.online._prompts import Prompt
 from forge_algos.online._reward_model import RewardModel
 from forge_algos.online._rewards import Reward, load_reward
 from forge_algos.online._rollout import Rollout

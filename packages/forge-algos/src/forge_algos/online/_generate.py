@@ -1,9 +1,9 @@
 """Prompts → completions with transformers' `generate`: left-padded batches under a mask, with a KV cache.
 
-Not with `generate_batch` (continuous batching): transformers 5.23 exchanges the model's attention for a paged one of its own
-while it runs, so that the `documents` attention does not answer, it draws from the global random state in a thread of its own, so
-that a completion depends on what else is scheduled, and it is made for CUDA. What it would save, steps in which few rows of a
-batch are still going, is small where completions have similar lengths.
+Not with `generate_batch` (continuous batching): transformers 5.23 refuses any attention but its own there, so not forge's
+`documents`; it draws in an order that depends on what else is scheduled, so the same seed gave a prompt another completion
+beside other prompts; and on a CPU two requests of five tokens took 17 seconds. What it would save is small where completions have
+similar lengths. On a GPU it was not tried.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -139,10 +139,10 @@ class GenerateSampler:
             )
         made = output[:, width:].cpu().numpy().astype(np.int32)
         ends = np.isin(made, self._eos_ids)
-        lengths = np.where(ends.any(1), ends.argmax(1) + 1, made.shape[1])
+        finished: list[bool] = [bool(row.any()) for row in ends]
+        lengths = [int(row.argmax()) + 1 if row.any() else len(row) for row in ends]
         return [
-            Completion(ids=ids[:length], finished=bool(finished))
-            for ids, length, finished in zip(made, lengths, ends.any(1), strict=True)
+            Completion(ids=ids[:length], finished=ended) for ids, length, ended in zip(made, lengths, finished, strict=True)
         ]
 
 

@@ -1,8 +1,8 @@
 """The model as it is now and some prompts → a rollout: sampled, rewarded, measured, and credited."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,28 +16,10 @@ from forge_algos.online._batches import packed, token_places, update_indices
 from forge_algos.online._credit import advantages_of
 from forge_algos.online._gather import gather, scatter, share_of
 from forge_algos.online._measure import Reference, measure
+from forge_algos.online._prompts import Prompt, check_arguments, check_completions, columns_of
 from forge_algos.online._rewards import Answers, Reward, score, total
 from forge_algos.online._rollout import Rollout, equal_groups
 from forge_algos.online._sampler import Completion, Sampler
-
-
-class Prompt(Protocol):
-    """What is asked; `forge_data.PromptStore` has them."""
-
-    @property
-    def input_ids(self) -> NDArray[Any]:
-        """int[S], what stands before the answer included (a chat's generation prompt)."""
-        ...
-
-    @property
-    def prompt(self) -> Any:
-        """The text, or the messages."""
-        ...
-
-    @property
-    def columns(self) -> Mapping[str, Any]:
-        """Further fields of its row, for the reward functions."""
-        ...
 
 
 def make_rollout(
@@ -86,7 +68,7 @@ def make_rollout(
         RolloutError: arguments that do not go together, a prompt that is empty or too long, or a sampler that broke its word.
         AdapterError: PPO on a model without a value head.
     """
-    _check(prompts, settings, rewards, reference, seed, max_tokens)
+    check_arguments(prompts, settings, rewards, reference, seed, max_tokens)
     device = next(model.parameters()).device if device is None else device
     numbers = list(range(len(prompts))) if rows is None else [int(row) for row in rows]
     if len(numbers) != len(prompts):
@@ -103,8 +85,8 @@ def make_rollout(
         seed=seed,
         first=share.start,
     )
-    _check_completions(mine, len(prompts[share]) * each, settings.max_new_tokens)
-    scored = _score(mine, prompts[share], numbers[share], settings, rewards, _columns(prompts), decode, parallel)
+    check_completions(mine, len(prompts[share]) * each, settings.max_new_tokens)
+    scored = _score(mine, prompts[share], numbers[share], settings, rewards, columns_of(prompts), decode, parallel)
     lengths = gather([len(completion.ids) for completion in mine], parallel, rank).astype(np.int64)
     ids = gather(np.concatenate([np.zeros(0), *(completion.ids for completion in mine)]), parallel, rank).astype(np.int32)
     completion_ids = tuple(np.split(ids, lengths.cumsum()[:-1])) if len(lengths) else ()
@@ -178,51 +160,6 @@ def make_rollout(
         advantages=advantages,
         returns=returns,
     )
-
-
-def _check(
-    prompts: Sequence[Prompt],
-    settings: OnlineSettings,
-    rewards: Sequence[Reward],
-    reference: Reference | None,
-    seed: int,
-    max_tokens: int,
-) -> None:
-    if not rewards:
-        raise RewardError("nothing rewards the completions: give reward functions, a reward model, or both")
-    if not prompts:
-        raise RolloutError("a rollout needs a prompt at least, and there is none")
-    if seed < 0:
-        raise RolloutError(f"seed: a whole number from 0 is wanted, not {seed}")
-    if (settings.kl_weight > 0) != (reference is not None):
-        raise RolloutError(
-            f"kl_weight={settings.kl_weight} and reference={'none' if reference is None else 'one'}: a KL above 0 needs a "
-            "reference, and without it none is read"
-        )
-    if taken := {"prompts", "completions"} & _columns(prompts):
-        raise RewardError(f"the rows have a field {min(taken)!r}, under which reward functions get something else; rename it")
-    lengths = [len(prompt.input_ids) for prompt in prompts]
-    if min(lengths) < 1:
-        raise RolloutError(f"prompt {lengths.index(0)} is empty: nothing would predict its completion's first token")
-    longest = max(range(len(lengths)), key=lengths.__getitem__)
-    if lengths[longest] + settings.max_new_tokens > max_tokens:
-        raise RolloutError(
-            f"prompt {longest} has {lengths[longest]} tokens, and with max_new_tokens={settings.max_new_tokens} it may become longer "
-            f"than a micro-batch, max_tokens={max_tokens}; raise that, or drop long prompts (max_prompt_len)"
-        )
-
-
-def _columns(prompts: Sequence[Prompt]) -> set[str]:
-    """Of all prompts, so that a function is called alike on every rank."""
-    return {name for prompt in prompts for name in prompt.columns}
-
-
-def _check_completions(completions: Sequence[Completion], number: int, most: int) -> None:
-    if len(completions) != number:
-        raise RolloutError(f"the sampler gave {len(completions)} completions where {number} were asked for")
-    for completion in completions:
-        if not 1 <= len(completion.ids) <= most:
-            raise RolloutError(f"the sampler gave a completion of {len(completion.ids)} tokens; 1 to {most} were asked for")
 
 
 def _score(
