@@ -14,9 +14,7 @@ from forge._verbs import VERBS, task_of
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_help_names_every_setting(
-    verb: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_help_names_every_setting(verb: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """`forge VERB --help` lists every setting with dashes, and exits with 0."""
     monkeypatch.setenv("COLUMNS", "120")
     assert _cli.main([verb, "--help"]) == 0

@@ -46,8 +46,7 @@ def test_a_run(verb: str, model_dir: Path, folder: Path, tmp_path: Path) -> None
     given = settings_of(verb, model_dir, folder)
     result = getattr(forge, verb)(**given, ckpt_output_dir=tmp_path / "run")
     lines = [line for line in metrics(tmp_path / "run") if "loss" in line]
-    updates = given.get("num_iterations", 1)
-    assert [line["step"] for line in lines] == list(range(1, 4 * updates + 1))
+    assert [line["step"] for line in lines] == [1, 2, 3, 4]
     assert all(isinstance(value, int | float | bool) for line in lines for value in line.values())
     assert all(line["grad_norm"] > 0 for line in lines)
     assert result.eval_before is not None
@@ -101,6 +100,36 @@ def test_dpo_begins_at_ln_2(model_dir: Path, folder: Path, tmp_path: Path) -> No
         assert result.eval_before["eval_loss"] == pytest.approx(0.6931472, abs=1e-4)
 
 
+def test_a_run_stands_for_its_model(model_dir: Path, folder: Path, tmp_path: Path) -> None:
+    """The directory of a reward run, with LoRA too, rewards completions; a run is where another begins; a reward model writes no text."""
+    for adapter in ("none", "lora"):
+        reward = tmp_path / f"reward {adapter}"
+        forge.reward(**settings_of("reward", model_dir, folder), adapter=adapter, ckpt_output_dir=reward)
+        given = settings_of("grpo", model_dir, folder) | {"reward": (), "reward_model_path": str(reward), "max_steps": 1}
+        forge.grpo(**given, ckpt_output_dir=tmp_path / f"grpo {adapter}")
+        (line,) = (line for line in metrics(tmp_path / f"grpo {adapter}") if "rollout_reward/reward_model" in line)
+        assert line["rollout_reward_std"] > 0
+        with pytest.raises(forge.SettingsError, match="is a reward model"):
+            forge.generate(reward, "hello")
+    given = settings_of("sft", model_dir, folder) | {"model_path": str(tmp_path / "grpo none"), "max_steps": 1}
+    assert "hf_format" in _config(forge.sft(**given, ckpt_output_dir=tmp_path / "sft").output_dir)["model_path"]
+
+
+def test_only_what_the_run_comes_to_is_scored(model_dir: Path, folder: Path, tmp_path: Path) -> None:
+    """A reference costs what the run uses of it; a run that goes on for longer scores the rest."""
+    import numpy as np
+    from safetensors.numpy import load_file
+
+    given = settings_of("dpo", model_dir, folder) | {"lr_scheduler": "constant", "ckpt_output_dir": tmp_path / "run"}
+    scored = []
+    for steps in (2, 3):
+        forge.dpo(**{**given, "max_steps": steps})
+        scored.append(load_file(tmp_path / "run" / "data" / "train.reference.safetensors")["logps"])
+    known = [~np.isnan(logps).any(1) for logps in scored]
+    assert [int(found.sum()) for found in known] == [8, 12]
+    assert np.array_equal(scored[0][known[0]], scored[1][known[0]])
+
+
 def test_another_verb_is_refused(model_dir: Path, folder: Path, tmp_path: Path) -> None:
     """A directory that holds a run of one verb is not gone on with by another."""
     forge.orpo(**settings_of("orpo", model_dir, folder), ckpt_output_dir=tmp_path / "run")
@@ -108,7 +137,7 @@ def test_another_verb_is_refused(model_dir: Path, folder: Path, tmp_path: Path) 
         forge.simpo(**settings_of("simpo", model_dir, folder), ckpt_output_dir=tmp_path / "run")
 
 
-@pytest.mark.parametrize(("verb", "rows"), [("sft", "pairs"), ("dpo", "chats"), ("kto", "pairs"), ("pretrain", "pairs")])
+@pytest.mark.parametrize(("verb", "rows"), [("sft", "pairs"), ("dpo", "chats"), ("kto", "pairs")])
 def test_rows_of_another_kind_are_refused(verb: str, rows: str, model_dir: Path, folder: Path, tmp_path: Path) -> None:
     """The kind that was found and the one that is wanted are named; nothing is left behind."""
     from .conftest import write_rows
@@ -120,6 +149,10 @@ def test_rows_of_another_kind_are_refused(verb: str, rows: str, model_dir: Path,
             **{**settings_of(verb, model_dir, folder), "data_path": str(data)}, ckpt_output_dir=tmp_path / "run"
         )
     assert not (tmp_path / "run").exists()
+
+
+def _config(run: Path) -> dict[str, Any]:
+    return yaml.safe_load((run / "config.yaml").read_text())
 
 
 def _timeless(run: Path) -> list[dict[str, Any]]:

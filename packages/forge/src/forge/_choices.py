@@ -9,6 +9,7 @@ from typing import Any
 import forge_accel
 import forge_algos
 import forge_dist
+from forge._directories import last_export
 from forge._errors import SettingsError
 from forge._progress import Reporter
 from forge._task import Items, Task
@@ -144,10 +145,13 @@ def warn_of_rounding(report: Reporter, before: float | None, trained: float | No
 
 
 def absolute_paths(task: Task, s: Any) -> Any:
-    """Make the paths of files absolute, so that config.yaml repeats the run from any directory; hub names and URLs stay."""
-    s = s.with_value("model", "model_path", _absolute(s.model.model_path))
+    """Make the paths of files absolute, so that config.yaml repeats the run from any directory; hub names and URLs stay.
+
+    A run directory in the place of a model stands for its last export.
+    """
+    s = s.with_value("model", "model_path", _absolute(last_export(s.model.model_path)))
     for name, path in task.paths(s).items():
-        s = s.with_value("objective", name, _absolute(path))
+        s = s.with_value("objective", name, _absolute(last_export(path)))
     s = s.with_value("data", "data_path", _absolute_sources(s.data.data_path))
     if s.data.eval_data_path is not None:
         s = s.with_value("data", "eval_data_path", _absolute_sources(s.data.eval_data_path))

@@ -121,6 +121,9 @@ def _verb_command(task: Task) -> Callable[..., None]:
             name: value[0] if name in several and isinstance(value, tuple) and len(value) == 1 else value
             for name, value in settings.items()
         }
+        if os.getcwd() not in sys.path:
+            # A console script does not look here, and `--reward rewards:correct` means the file beside the user.
+            sys.path.append(os.getcwd())
         result = run(task, resolve(task.settings, *layers, ("flag", flags)))
         if os.environ.get("RANK", "0") == "0":
             print(result.model_dir)

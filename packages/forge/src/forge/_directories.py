@@ -6,7 +6,7 @@ import os
 import shutil
 from pathlib import Path
 
-from forge._errors import RunDirectoryError
+from forge._errors import RunDirectoryError, SettingsError
 
 
 def make_directories(path: Path) -> list[Path]:
@@ -47,3 +47,17 @@ def discard(directory: Path) -> None:
     hidden = directory.with_name(f".{directory.name}.{os.getpid()}.tmp")
     directory.rename(hidden)
     shutil.rmtree(hidden)
+
+
+def last_export(path: str) -> str:
+    """Turn a run directory into its export with the most samples; leave any other path as it is."""
+    run = Path(path).expanduser()
+    try:
+        if not (run / "config.yaml").exists():
+            return path
+        done = [entry for entry in run.glob("hf_format/samples_*") if entry.name.removeprefix("samples_").isdigit()]
+    except OSError:
+        return path  # not a run, then; the loader says what it is
+    if not done:
+        raise SettingsError(f"{path}: this run has no export yet in hf_format/. Let it finish, or name a model directory.")
+    return str(max(done, key=lambda entry: int(entry.name.removeprefix("samples_"))))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import forge_accel
 import forge_data
 import forge_dist
+from forge._directories import last_export
 from forge._errors import SettingsError
 
 
@@ -48,7 +50,8 @@ def generate(
         f"{prompt}{system or ''}".encode()
     except UnicodeEncodeError as error:
         raise SettingsError(f"the prompt is not UTF-8: {error.reason} at character {error.start}.") from error
-    directory = _last_export(str(model_path))
+    directory = last_export(str(model_path))
+    _refuse_reward_model(directory)
     machine = forge_accel.accelerator()
     machine.seed(seed)
     model: Any = forge_dist.load_trained(directory, dtype=machine.dtype("auto").value, device=machine.device.value)
@@ -78,15 +81,15 @@ def generate(
     return str(tokenizer.decode(tokens[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)).strip()
 
 
-def _last_export(path: str) -> str:
-    """Turn a run directory into its export with the most samples; leave any other path as it is."""
-    run = Path(path).expanduser()
-    try:
-        if not (run / "config.yaml").exists():
-            return path
-        done = [entry for entry in run.glob("hf_format/samples_*") if entry.name.removeprefix("samples_").isdigit()]
-    except OSError:
-        return path  # not a run, then; the loader says what it is
-    if not done:
-        raise SettingsError(f"{path}: this run has no export yet in hf_format/. Let it finish, or name a model directory.")
-    return str(max(done, key=lambda entry: int(entry.name.removeprefix("samples_"))))
+def _refuse_reward_model(directory: str) -> None:
+    """A reward model writes nothing."""
+    for name, key in (("config.json", "architectures"), ("adapter_config.json", "task_type")):
+        file = Path(directory) / name
+        try:
+            said = json.loads(file.read_text(encoding="utf-8")).get(key) if file.is_file() else None
+        except (OSError, ValueError, AttributeError):
+            continue
+        if said == "SEQ_CLS" or (isinstance(said, list) and any("SequenceClassification" in str(one) for one in said)):
+            raise SettingsError(
+                f"{directory} is a reward model: it gives texts a number and writes none. Name a language model."
+            )

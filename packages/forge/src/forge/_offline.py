@@ -8,7 +8,7 @@ from typing import Any
 import forge_algos
 import forge_packing
 from forge._resume import step_seed
-from forge._task import Items, Measured, Run
+from forge._task import Ints, Measured, Run
 
 
 class Offline:
@@ -17,7 +17,7 @@ class Offline:
     def __init__(self, run: Run, objective: forge_algos.Objective) -> None:
         self.objective = objective
         self._run = run
-        self._eval_rows = [] if run.held_out is None else divided(run, run.held_out)
+        self._eval_rows = [] if run.held_out is None else divided(run, run.held_out.lengths)
 
     def first(self) -> None:
         """Nothing but the data and the model has to hold."""
@@ -25,7 +25,7 @@ class Offline:
     def steps(self, first: int) -> Iterator[list[Any]]:
         """This rank's micro-batches of each step."""
         run = self._run
-        for step in range(first, run.plan.num_steps):
+        for step in range(first, run.num_steps):
             # Random numbers follow from the position, so that a run that goes on draws what it would have drawn.
             run.machine.seed(step_seed(run.settings.plan.seed, step, run.ranks.rank))
             yield [run.train.batch(rows) for rows in run.plan.micro_batches(step, run.ranks.rank)]
@@ -46,7 +46,7 @@ class Offline:
         return Measured(loss=found.loss, count=found.loss_count, unit=self.objective.unit, figures=found.figures)
 
 
-def divided(run: Run, items: Items) -> list[Any]:
-    """This rank's share of all items in micro-batches, of which every rank has equally many."""
+def divided(run: Run, lengths: Ints) -> list[Any]:
+    """This rank's share of items of these lengths in micro-batches, of which every rank has equally many."""
     most = run.settings.plan.max_tokens_per_gpu
-    return list(forge_packing.divide(items.lengths, max_tokens=most, world_size=run.ranks.world_size)[run.ranks.rank])
+    return list(forge_packing.divide(lengths, max_tokens=most, world_size=run.ranks.world_size)[run.ranks.rank])

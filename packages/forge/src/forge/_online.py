@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,12 +13,13 @@ import attrs
 import forge_algos
 import forge_data
 import forge_dist
+import forge_packing
 from forge._errors import SettingsError
 from forge._progress import Reporter
 from forge._prompts import Prompts
 from forge._resume import step_seed
 from forge._settings import RunSettings
-from forge._task import Measured, Run, Task
+from forge._task import Items, Measured, Run, Task
 
 _HELD_OUT = -1
 """Stands for a step in the seed of held-out completions: the same ones are drawn at every measurement of the same weights."""
@@ -60,10 +62,22 @@ class OnlineTask(Task):
         """Plan prompts."""
         return Prompts(store, max_new_tokens=s.objective.max_new_tokens)
 
-    def check(self, s: Any, report: Reporter, train: Any, held_out: Any) -> None:  # noqa: ARG002 - rows say nothing of rewards
-        """Find the reward functions, before anything else is done."""
+    def look(self, s: Any) -> None:
+        """Find the reward functions; what the reward model is, full or an adapter, is seen when it is loaded."""
         for name in s.objective.reward:
             forge_algos.online.load_reward(name)
+
+    def check(self, s: Any, report: Reporter, train: Any, held_out: Any) -> None:
+        """Find nothing wrong: rows of prompts say nothing of rewards."""
+
+    def length(self, s: Any, items: Items) -> tuple[int | None, int | None]:  # noqa: ARG002 - prompts say nothing of steps
+        """As many rollouts as the optimizer steps of `max_steps` need."""
+        steps = s.plan.max_steps
+        return s.plan.num_epochs, None if steps is None else math.ceil(steps / self.updates(s))
+
+    def summary(self, plan: forge_packing.BatchPlan) -> str:
+        """Say how many rollouts there are; what they will hold nobody knows yet."""
+        return f"{plan.num_steps:,} rollouts of at most {plan.batch_size:,} prompts"
 
     def updates(self, s: Any) -> int:
         """Optimizer steps on one rollout."""
@@ -112,7 +126,7 @@ class Online:
     def steps(self, first: int) -> Iterator[list[Any]]:
         """The updates on one rollout after another; one that was begun before is read back."""
         run, batches = self._run, []
-        for step in range(first, run.plan.num_steps * self._updates):
+        for step in range(first, run.num_steps):
             planned, update = divmod(step, self._updates)
             if update == 0 or not batches:
                 batches = self._batches(self._rollout(planned, begun=update > 0))
@@ -210,15 +224,8 @@ def _rewards(run: Run) -> list[forge_algos.online.Reward]:
 
 def _reward_model(run: Run, path: str) -> Any:
     """A reward model as a reward function; each rank holds a whole copy, for ranks score different completions."""
-    settings = run.settings.device
-    attention = run.machine.attention(settings.attention, run.machine.dtype(settings.dtype).value).value
-    model = forge_dist.load_model(
-        path,
-        dtype=run.machine.dtype(settings.dtype).value,
-        device=run.device,
-        attention=attention.name,
-        attention_function=attention.function,
-        task="reward",
+    model = forge_dist.load_trained(
+        path, dtype=run.machine.dtype(run.settings.device.dtype).value, device=run.device, task="reward"
     )
     return forge_algos.online.RewardModel(
         model,

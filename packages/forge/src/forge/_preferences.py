@@ -11,7 +11,7 @@ import forge_algos
 import forge_data
 from forge._errors import SettingsError
 from forge._lint import check_data, check_kind
-from forge._offline import Offline, divided
+from forge._offline import Offline
 from forge._pairs import Pairs
 from forge._progress import Reporter
 from forge._references import read_references, refer
@@ -83,7 +83,8 @@ class FromReference(Offline):
         run = self._run
         if run.settings.objective.reference_path is not None:
             return
-        rows = divided(run, run.train)[:2]
+        # Of the first step: the reference was asked for what the run will use alone.
+        rows = run.plan.micro_batches(0, run.ranks.rank)
         objective: Any = self.objective
         found = forge_algos.check_reference(
             run.model,

@@ -79,7 +79,7 @@ def begin(
     task.check(s, report, found.train.store, None if found.held_out is None else found.held_out.store)
     (out.root / "plan").mkdir()
     found.plan.save(out.root / "plan" / "plan.npz")
-    report.note(found.plan.summary())
+    report.note(task.summary(found.plan))
     if not out.resuming:
         (out.root / "run.json").write_text(json.dumps(identity) + "\n", encoding="utf-8")
     else:
@@ -119,7 +119,7 @@ def prepared(task: Task, s: Any, machine: forge_accel.Accelerator, root: Path, w
         sources=train.sources,
         weights=train.weights,
     )
-    check_warmup(s, plan.num_steps * task.updates(s))
+    check_warmup(s, task.num_steps(s, plan))
     return Prepared(s, train, held_out, plan)
 
 

@@ -11,6 +11,9 @@ from typing import Any, Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+_SHOWN = ("accuracy", "margin", "reward", "kl")
+"""Figures of a step that its line has beside the loss."""
+
 
 class Reporter:
     """Says what happens, on stderr and through `log`; a context manager around the steps.
@@ -77,7 +80,8 @@ class Reporter:
 
     def step(self, out: Any, tokens_per_second: float) -> None:
         """Show one finished step (a `forge_algos.StepOutput`)."""
-        seen = f"loss {out.loss:.4f}  {tokens_per_second:,.0f} tokens/s"
+        said = f"loss {out.loss:.4f}" + "".join(f"  {name} {out.figures[name]:.3g}" for name in _SHOWN if name in out.figures)
+        seen = f"{said}  {tokens_per_second:,.0f} tokens/s"
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, completed=out.step, description=seen)
         if out.step % self._every and out.step != self._num_steps:
@@ -85,7 +89,7 @@ class Reporter:
         spent = time.perf_counter() - self._began
         left = spent / (out.step - self._done) * (self._num_steps - out.step)
         line = (
-            f"step {out.step}/{self._num_steps}  loss {out.loss:.4f}  lr {out.learning_rate:.3g}  "
+            f"step {out.step}/{self._num_steps}  {said}  lr {out.learning_rate:.3g}  "
             f"grad_norm {out.grad_norm:.3g}  {tokens_per_second:,.0f} tokens/s  ETA {_clock(left)}"
         )
         self._log(line)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,49 +15,55 @@ import forge_algos
 import forge_dist
 from forge._offline import divided
 from forge._pairs import Pairs, References
-from forge._task import Items, Run
+from forge._task import Ints, Items, Run
 
 
 def refer(run: Run, parts: dict[str, Items | None]) -> None:
-    """Compute the reference's log-probabilities of all items, divided over the ranks, unless the run has them already."""
+    """Compute the reference's log-probabilities of all items that the run will use, divided over the ranks, unless it has them already."""
     own = run.settings.objective
-    missing = {
-        name: items
-        for name, items in parts.items()
-        if isinstance(items, Pairs) and run.ranks.broadcast(_read(run, name, items) is None)
-    }
+    missing = {}
+    for name, items in parts.items():
+        if isinstance(items, Pairs):
+            known = _read(run, name, items)
+            unknown = np.ones(len(items), bool) if known is None else np.isnan(known.logps).any(1)
+            wanted = _used(run, items)
+            rows = wanted[unknown[wanted]]
+            if run.ranks.broadcast(len(rows)):
+                missing[name] = items, rows, known
     if not missing:
         return
     model = run.model if own.reference_path is None else run.load_frozen(own.reference_path)
     share, _ = forge_algos.shares_prompts(model, device=run.device)
-    for name, items in missing.items():
-        rows = divided(run, items)
+    for name, (items, rows, known) in missing.items():
+        run.report.note(f"reference: scoring {len(rows):,} of {len(items):,} {items.noun}, once")
+        mine = [rows[part] for part in divided(run, items.lengths[rows])]
         found = np.zeros((2, len(items), 2))
-        batches = (items.groups(indices, share_prompt=share) for indices in rows)
+        batches = (items.groups(indices, share_prompt=share) for indices in mine)
         scored = forge_algos.reference_logps(model, batches, device=run.device, autocast=run.autocast)
-        for indices, (logps, tails) in zip(rows, scored, strict=True):
+        for indices, (logps, tails) in zip(mine, scored, strict=True):
             found[0, indices], found[1, indices] = np.reshape(logps, (-1, 2)), np.reshape(tails, (-1, 2))
-        # Every item was some rank's, and zero on the others: their sum is exact.
-        total = np.array(run.strategy.sum(found.ravel().tolist()), dtype=np.float32).reshape(found.shape)
-        file, about = _file(run.root, name), _about(run, items)
-
-        def write(file: Path = file, total: np.ndarray = total, about: dict[str, str] = about) -> None:
-            temporary = file.with_name(f".{file.name}.tmp")
-            save_file({"logps": total[0], "tails": total[1]}, temporary, metadata=about)
-            temporary.replace(file)
-
-        run.ranks.first(write)
-        run.report.note(f"reference: scored {items} once, before training")
+        # Every row was some rank's, and zero on the others: their sum is exact.
+        total = np.array(run.strategy.sum(found.ravel().tolist())).reshape(found.shape)
+        whole = np.full(found.shape, np.nan) if known is None else np.stack([known.logps, known.tails]).astype(np.float64)
+        whole[:, rows] = total[:, rows]
+        run.ranks.first(partial(_write, _file(run.root, name), whole.astype(np.float32), _about(run, items)))
 
 
 def read_references(run: Run, name: str, items: Pairs) -> References:
-    """Read what `refer` wrote. Raises SettingsError where it is gone."""
+    """Read what `refer` wrote. Raises CheckpointError where it is gone."""
     found = _read(run, name, items)
     if found is None:
         raise forge_dist.CheckpointError(
             f"{_file(run.root, name)}: the reference's log-probabilities are not those of this data and model. Remove the file: they are computed anew."
         )
     return found
+
+
+def _used(run: Run, items: Pairs) -> Ints:
+    """int64[n]: the items that the run comes to, in order; all of those held out."""
+    if items is not run.train or run.plan.num_samples >= len(items):
+        return np.arange(len(items), dtype=np.int64)
+    return np.unique(np.concatenate([run.plan.samples(step) for step in range(run.plan.num_steps)]))
 
 
 def _read(run: Run, name: str, items: Pairs) -> References | None:
@@ -67,6 +74,12 @@ def _read(run: Run, name: str, items: Pairs) -> References | None:
             return References(logps=opened.get_tensor("logps"), tails=opened.get_tensor("tails"))
     except (OSError, SafetensorError):
         return None
+
+
+def _write(file: Path, values: np.ndarray, about: dict[str, str]) -> None:
+    temporary = file.with_name(f".{file.name}.tmp")
+    save_file({"logps": values[0], "tails": values[1]}, temporary, metadata=about)
+    temporary.replace(file)
 
 
 def _file(root: Path, name: str) -> Path:

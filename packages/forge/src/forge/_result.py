@@ -35,7 +35,10 @@ class RunResult:
     eval_after: dict[str, float] | None
     """The same after the last step, of the model as it was exported (a bfloat16 directory is exported in bfloat16)."""
     best_step: int | None
-    """The step after which the held-out figure of `metric_for_best` was best; with `keep_best` that model lies in `best_dir`."""
+    """The step after which the held-out figure of `metric_for_best` was best, 0 where nothing was better than before training; with
+    `keep_best` that step's model lies in `best_dir`."""
+    best_value: float | None
+    """That figure."""
     seconds: float
     """Wall-clock time from the first step to the last export, of all starts together."""
 

@@ -186,7 +186,8 @@ def model_identity(model_path: str) -> str:
     folder = Path(model_path)
     if not folder.is_dir():
         return f"hub:{model_path}"
-    digest = hashlib.sha256((folder / "config.json").read_bytes())
+    configs = [folder / name for name in ("config.json", "adapter_config.json")]
+    digest = hashlib.sha256(b"".join(file.read_bytes() for file in configs if file.is_file()))
     for file in sorted(folder.glob("*.safetensors")):
         digest.update(f"{file.name} {file.stat().st_size}".encode())
         with file.open("rb") as opened:

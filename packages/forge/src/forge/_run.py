@@ -17,7 +17,6 @@ import forge_accel
 import forge_algos
 import forge_data
 import forge_dist
-from forge._best import figure_for_best
 from forge._choices import absolute_paths, choose_machine, load_fitting, load_frozen, warn_of_positions, warn_of_rounding
 from forge._directories import discard
 from forge._full_state import FullStates, Position
@@ -36,8 +35,7 @@ def run(task: Task, s: Any) -> RunResult:
     """Run a verb with settings that are already composed, on the ranks that they ask for."""
     s = absolute_paths(task, s)
     forge_dist.check_model_path(s.model.model_path, task=task.loads)
-    for name, path in task.paths(s).items():
-        forge_dist.check_model_path(path, task="reward" if name == "reward_model_path" else "causal")
+    task.look(s)
     return on_ranks(task, s, partial(_on_rank, task))
 
 
@@ -47,7 +45,7 @@ def _on_rank(task: Task, s: Any, ranks: forge_dist.Ranks) -> RunResult:
         return _run(task, s, out, Reporter(out.log, every=s.report.logging_steps, quiet=not ranks.is_first), ranks)
 
 
-def _run(  # noqa: C901, PLR0915 - one flat page, on purpose
+def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
     task: Task, s: Any, out: RunDirectory | NoDirectory, report: Reporter, ranks: forge_dist.Ranks
 ) -> RunResult:
     # device: what this machine can do, each decision with its reason
@@ -83,7 +81,7 @@ def _run(  # noqa: C901, PLR0915 - one flat page, on purpose
     model, optimizer = strategy.wrap(
         model, lambda model: forge_algos.make_optimizer(model, s.optimizer, fused=machine.fused_optimizer.value)
     )
-    num_steps = plan.num_steps * task.updates(s)
+    num_steps = task.num_steps(s, plan)
     scheduler = forge_algos.schedule(optimizer, s.optimizer, num_steps=num_steps)
     # A model goes back to the dtype of its directory; adapters stay in the float32 that they were trained in.
     kept = forge_dist.base_dtype(s.model.model_path) if s.adapter.adapter == "none" else None
@@ -99,6 +97,7 @@ def _run(  # noqa: C901, PLR0915 - one flat page, on purpose
         train=train,
         held_out=held_out,
         plan=plan,
+        num_steps=num_steps,
         strategy=strategy,
         ranks=ranks,
         machine=machine,
@@ -126,6 +125,8 @@ def _run(  # noqa: C901, PLR0915 - one flat page, on purpose
     states.files.forget_later(at.step)
     for name in out.rewind(at.metrics_bytes, at.samples):
         report.note(f"removed hf_format/{name}: the steps that led to it are made again")
+    if out.resuming and restored is None:
+        report.note("no full state was saved before it ended: it begins at its first step")
     if out.resuming and out.metrics_bytes < at.metrics_bytes:
         report.note(f"WARNING: metrics.jsonl was lost; it begins anew after step {at.step}")
     ranks.barrier()
@@ -188,8 +189,8 @@ def _run(  # noqa: C901, PLR0915 - one flat page, on purpose
     updates, patience = task.updates(s), s.evaluation.early_stopping_patience
     with StopWish() as stop, states.files, report.steps(num_steps, done=at.step):
         if restored is None and (before := measure(0)) is not None:
-            figure_for_best(before, s.evaluation.metric_for_best)
-            at = attrs.evolve(at, eval_before=before.metrics())
+            best = at.best.after(before, 0, s.evaluation.metric_for_best)
+            at = attrs.evolve(at, eval_before=before.metrics(), best=best)
         leave_if_asked()
         machine.reset_peak_memory()
         try:
@@ -273,6 +274,7 @@ def _run(  # noqa: C901, PLR0915 - one flat page, on purpose
         eval_before=at.eval_before,
         eval_after=None if after is None else after.metrics(),
         best_step=at.best.step if at.best.value is not None else None,
+        best_value=at.best.value,
         seconds=seconds,
     )
     if ranks.is_first:

@@ -93,6 +93,8 @@ class Run:
     train: Items
     held_out: Items | None
     plan: forge_packing.BatchPlan
+    num_steps: int
+    """Optimizer steps."""
     strategy: forge_dist.Strategy
     ranks: forge_dist.Ranks
     machine: forge_accel.Accelerator
@@ -171,6 +173,20 @@ class Task(ABC):
     def updates(self, s: Any) -> int:  # noqa: ARG002 - the settings may decide
         """How many optimizer steps are made with what one step of the plan names."""
         return 1
+
+    def num_steps(self, s: Any, plan: forge_packing.BatchPlan) -> int:
+        """Optimizer steps of the run."""
+        made = plan.num_steps * self.updates(s)
+        return made if s.plan.max_steps is None else min(made, s.plan.max_steps)
+
+    def summary(self, plan: forge_packing.BatchPlan) -> str:
+        """Say what was planned."""
+        return plan.summary()
+
+    def look(self, s: Any) -> None:
+        """Look at what the settings name beside model and rows, before any work is done."""
+        for path in self.paths(s).values():
+            forge_dist.check_model_path(path)
 
     def paths(self, s: Any) -> dict[str, str]:  # noqa: ARG002 - most have none
         """Further models by the setting that names them: a run belongs to them too."""
