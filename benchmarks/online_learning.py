@@ -1,7 +1,7 @@
 """Claim: PPO, GRPO and RLOO learn what can be verified: from a model that does it sometimes to one that does it nearly always.
 
 A Llama of 30,000 weights is first fine-tuned (`SFT`) on noisy examples, of which few are right. Then each method trains it on rewards
-of its own completions, for three tasks, three seeds each: copy the last digit of the prompt, answer with as many tokens as it says, put
+of its own completions, for three tasks, three seeds each: copy the last digit of the prompt, answer with as many signs as it has digits, put
 any digit between brackets. The reward is 1 or 0. Before and after are shares of right completions to prompts that were not trained on,
 sampled at temperature 1. The ratio is the worst run's share after training over 0.9.
 
@@ -28,6 +28,7 @@ from forge_algos import online
 END, PAD, START, ASK, OPEN, CLOSE, VOCABULARY = 10, 11, 12, 13, 14, 15, 16
 SIGNS = "0123456789\0\0\0\0()"
 RATE = forge_algos.OptimizerSettings(learning_rate=3e-3, lr_scheduler="constant")
+ONLINE_RATE = forge_algos.OptimizerSettings(learning_rate=2e-3, lr_scheduler="constant")
 
 
 def decode(ids):
@@ -41,8 +42,8 @@ def digit(prompts, completions, digit):  # noqa: ARG001
 
 
 def length(prompts, completions, digit):  # noqa: ARG001
-    """As many tokens as the last digit's third says: one to four."""
-    return [float(len(c) == 1 + d // 3) for c, d in zip(completions, digit, strict=True)]
+    """As many signs as the prompt has digits: one to three."""
+    return [float(len(c) == len(p)) for c, p in zip(completions, prompts, strict=True)]
 
 
 def layout(prompts, completions, digit):  # noqa: ARG001
@@ -51,14 +52,19 @@ def layout(prompts, completions, digit):  # noqa: ARG001
 
 
 TASKS = {"digit": digit, "length": length, "format": layout}
+# A higher clip above than below (arXiv 2503.14476): what is rare may become frequent, and the search goes on.
+COMMON = {
+    "num_generations": 8,
+    "num_iterations": 2,
+    "clip_high": 0.4,
+    "max_new_tokens": 6,
+    "kl_weight": 0.0,
+    "missing_eos_penalty": 0.5,
+}
 METHODS = {
-    "ppo": (
-        forge_algos.PPO,
-        forge_algos.PPOSettings,
-        {"num_generations": 8, "num_iterations": 2, "value_weight": 0.5, "lam": 1.0},
-    ),
-    "grpo": (forge_algos.GRPO, forge_algos.GRPOSettings, {"num_iterations": 2}),
-    "rloo": (forge_algos.RLOO, forge_algos.RLOOSettings, {"num_generations": 8, "num_iterations": 2}),
+    "ppo": (forge_algos.PPO, forge_algos.PPOSettings(**COMMON, value_weight=0.5, lam=1.0)),
+    "grpo": (forge_algos.GRPO, forge_algos.GRPOSettings(**COMMON)),
+    "rloo": (forge_algos.RLOO, forge_algos.RLOOSettings(**COMMON)),
 }
 
 
@@ -70,7 +76,7 @@ def ask(number, seed):
         digits = random.integers(0, 10, random.integers(1, 4))
         found.append(
             SimpleNamespace(
-                input_ids=np.array([START, *digits, ASK], np.int32), prompt=str(digits), columns={"digit": int(digits[-1])}
+                input_ids=np.array([START, *digits, ASK], np.int32), prompt=decode(digits), columns={"digit": int(digits[-1])}
             )
         )
     return found
@@ -80,14 +86,14 @@ def noisy(task, seed, number):
     """(ids, labels): answers of one to four random signs, a quarter of them right."""
     random = np.random.default_rng([seed, 1])
     right = {
-        "digit": lambda d: [d],
-        "length": lambda d: random.integers(0, 10, 1 + d // 3),
+        "digit": lambda prompt: [prompt.columns["digit"]],
+        "length": lambda prompt: random.integers(0, 10, len(prompt.prompt)),
         "format": lambda _: [OPEN, random.integers(0, 10), CLOSE],
     }[task]
     signs = [*range(10), OPEN, CLOSE]
     for prompt in ask(number, seed + 1000):
         good = random.random() < 0.25
-        answer = right(prompt.columns["digit"]) if good else random.choice(signs, random.integers(1, 5))
+        answer = right(prompt) if good else random.choice(signs, random.integers(1, 5))
         ids = np.array([*prompt.input_ids, *answer, END])
         yield ids, np.where(np.arange(len(ids)) < len(prompt.input_ids), -100, ids)
 
@@ -125,14 +131,13 @@ def share_right(sampler, task, prompts, seed):
 def learn(method, task, seed, *, sft_steps, rollouts, enough):
     """One run: {method, task, seed, before, after, rollouts, seconds}; it ends early once it does nearly all right."""
     model = fine_tuned(task, seed, sft_steps)
-    objective, kind, options = METHODS[method]
-    settings = kind(max_new_tokens=6, kl_weight=0.0, missing_eos_penalty=0.5, **options)
+    objective, settings = METHODS[method]
     if method == "ppo":
         online.attach_value_head(model)
     sampler = online.GenerateSampler(model, eos_ids=[END], pad_id=PAD, batch_tokens=8192)
     held_out = ask(200, seed + 2000)
     before = share_right(sampler, task, held_out, seed)
-    optimizer = forge_algos.adamw(model, RATE)
+    optimizer = forge_algos.adamw(model, ONLINE_RATE)
     shares = []
 
     def steps():
@@ -147,13 +152,14 @@ def learn(method, task, seed, *, sft_steps, rollouts, enough):
                 max_tokens=512,
                 seed=seed * 10_000 + number,
             )
-            yield from online.rollout_batches(rollout, max_tokens=512, passes=settings.num_iterations)
+            # Before the updates: the weights that did so well are the ones that stay.
             shares.append(rollout.figures()[f"reward/{task}"])
-            if sum(shares[-4:]) / 4 > enough:
+            if sum(shares[-4:]) / 4 > enough and shares[-1] > enough:
                 return
+            yield from online.rollout_batches(rollout, max_tokens=512, passes=settings.num_iterations)
 
     started = time.perf_counter()
-    scheduler = forge_algos.schedule(optimizer, RATE, rollouts * settings.num_iterations)
+    scheduler = forge_algos.schedule(optimizer, ONLINE_RATE, rollouts * settings.num_iterations)
     for _ in forge_algos.train(model, steps(), objective=objective(settings), optimizer=optimizer, scheduler=scheduler):
         pass
     seconds = time.perf_counter() - started

@@ -98,7 +98,7 @@ CASES: dict[str, dict[str, tuple[dict[str, Any], Any, Any]]] = {
     },
     "ppo": {
         "num_generations": ({}, 1, 2),
-        "kl_weight": ({}, 0.05, 5.0),
+        "kl_weight": ({"max_steps": 4}, 0.05, 5.0),
         "num_iterations": ({}, 1, 2),
         "gamma": ({}, 1.0, 0.5),
         "lam": ({"learning_rate": 1e-1}, 0.95, 0.1),

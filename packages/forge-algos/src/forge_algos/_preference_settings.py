@@ -78,9 +78,9 @@ class DPOSettings:
     loss_type: tuple[DPOLoss, ...] = attrs.field(default=("sigmoid",), converter=_names, validator=_tuple_of(_one_of(DPOLoss)))
     """The loss, or several that are added up."""
     loss_weights: tuple[float, ...] | None = attrs.field(
-        default=None, converter=_names, validator=attrs.validators.optional(_tuple_of(_any_number))
+        default=None, converter=_names, validator=attrs.validators.optional(_tuple_of(_beta))
     )
-    """A weight for each of `loss_type`; 1 for each by default."""
+    """A weight above 0 for each of `loss_type`; 1 for each by default."""
     label_smoothing: float = attrs.field(default=0.0, validator=_smoothing)
     """How often a preference is taken to be the wrong way round; read by exo_pair (which needs it), robust and aot."""
     f_divergence: Divergence = attrs.field(default="reverse_kl", validator=_one_of(Divergence))
@@ -103,6 +103,8 @@ class DPOSettings:
 
     def __attrs_post_init__(self) -> None:
         types = ", ".join(self.loss_type)
+        if len(set(self.loss_type)) < len(self.loss_type):
+            raise ValueError(f"loss_type names a loss twice: {types}; give it a weight in loss_weights instead")
         if self.loss_weights is not None and len(self.loss_weights) != len(self.loss_type):
             raise ValueError(
                 f"loss_weights must hold a number for each of loss_type={types}, got {len(self.loss_weights)}: {self.loss_weights}"

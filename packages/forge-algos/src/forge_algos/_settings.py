@@ -53,9 +53,9 @@ def _number(
             raise TypeError(f"{field.name} must be {wanted}, got {value!r} ({type(value).__name__})")
         # Minus infinity is no lower bound that a number could stand on.
         if not (low < value if above or low == -math.inf else low <= value) or not value < below:
-            least = f"above {low:g}" if above else f"at least {low:g}"
+            least = [] if low == -math.inf else [f"above {low:g}" if above else f"at least {low:g}"]
             most = "finite" if below == float("inf") else f"below {below:g}"
-            raise ValueError(f"{field.name} must be {least} and {most}, got {value!r}")
+            raise ValueError(f"{field.name} must be {' and '.join([*least, most])}, got {value!r}")
 
     return check
 

@@ -28,6 +28,11 @@ _NOT_DIVIDED = {
 }
 
 
+def holds_shards(optimizer: str) -> bool:
+    """Whether an optimizer of this name (as `check_optimizer_name` has them) can move weights that are divided over ranks."""
+    return optimizer not in _NOT_DIVIDED
+
+
 def check_optimizer_name(strategy: str, optimizer: str, *, adapter: bool) -> None:
     """Refuse what `check_optimizer` would refuse, before there is a model.
 
@@ -42,7 +47,7 @@ def check_optimizer_name(strategy: str, optimizer: str, *, adapter: bool) -> Non
     if strategy.startswith("zero") and optimizer != "adamw":
         raise StrategyError(_flat(strategy, f"optimizer={optimizer}"))
     # Adapters are whole on every rank.
-    if strategy in ("fsdp2", "hsdp") and optimizer in _NOT_DIVIDED and not adapter:
+    if strategy in ("fsdp2", "hsdp") and not holds_shards(optimizer) and not adapter:
         raise StrategyError(_divided(strategy, optimizer, f"optimizer={optimizer}"))
 
 

@@ -9,7 +9,7 @@ import attrs
 import torch
 
 from forge_dist._errors import StrategyError
-from forge_dist._optimizers import check_optimizer_name
+from forge_dist._optimizers import check_optimizer_name, holds_shards
 from forge_dist._settings import StrategySettings
 from forge_dist._strategy import Strategy
 
@@ -24,7 +24,7 @@ def make_strategy(
 ) -> Strategy:
     """Choose how `ranks` share a model. Reads no model, so it can be called before there is one.
 
-    "auto" is single on one rank, ddp for an adapter, else fsdp2. A world of one has nothing to divide: ddp, fsdp2 and hsdp are then what
+    "auto" is single on one rank, ddp for an adapter or an optimizer that cannot move shards, else fsdp2. A world of one has nothing to divide: ddp, fsdp2 and hsdp are then what
     single is, and their options are refused.
 
     Args:
@@ -38,7 +38,7 @@ def make_strategy(
         StrategyError: the number of ranks does not fit, an option has nothing to act on, an extra is missing, the device is not the
             one that sharding uses, or the optimizer cannot move weights that are divided so.
     """
-    name, reason = _choose(settings, ranks.world_size, adapter=adapter)
+    name, reason = _choose(settings, ranks.world_size, adapter=adapter, optimizer=optimizer)
     if ranks.world_size > 1 or name in _ZERO:
         check_optimizer_name(name, optimizer, adapter=adapter)
     if name in _ZERO:
@@ -61,7 +61,7 @@ def make_strategy(
     return FSDP(settings, ranks, device=device, name=name, reason=reason, shard_size=shard_size, adapter=adapter)
 
 
-def _choose(settings: StrategySettings, world_size: int, *, adapter: bool) -> tuple[str, str]:
+def _choose(settings: StrategySettings, world_size: int, *, adapter: bool, optimizer: str) -> tuple[str, str]:
     wish = settings.strategy
     if wish == "single" and world_size > 1:
         raise StrategyError(f"strategy=single is for one process, and there are {world_size} ranks: use ddp, fsdp2 or auto")
@@ -72,6 +72,8 @@ def _choose(settings: StrategySettings, world_size: int, *, adapter: bool) -> tu
         return "single", "auto: one rank"
     if adapter and not _sharding_options(settings):
         return "ddp", f"auto: an adapter is trained, so {world_size} ranks exchange little, and each holds the frozen model"
+    if not _sharding_options(settings) and not holds_shards(optimizer):
+        return "ddp", f"auto: optimizer={optimizer} cannot move shards, so each of {world_size} ranks holds the whole model"
     return "fsdp2", f"auto: {world_size} ranks share the weights and the optimizer's state"
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import forge_accel
 import forge_algos
+import forge_data
 import forge_dist
 from forge._directories import last_export
 from forge._errors import SettingsError
@@ -20,7 +21,7 @@ def choose_sizes(task: Task, s: Any, machine: forge_accel.Accelerator, parts: li
 
     Raises SettingsError, naming file and row, where a sample is longer than the `max_tokens_per_gpu` that was given.
     """
-    if s.plan.num_epochs is None and s.plan.max_steps is None and task.length(s, parts[0]) == (None, None):
+    if task.length(s, parts[0]) == (None, None):
         s = s.resolved("num_epochs", 1, "neither num_epochs nor max_steps was given")
     longest = max(int(items.lengths.max()) for items in parts)
     if s.plan.max_tokens_per_gpu is not None:
@@ -28,8 +29,8 @@ def choose_sizes(task: Task, s: Any, machine: forge_accel.Accelerator, parts: li
             row = int(items.lengths.argmax())
             if items.lengths[row] > s.plan.max_tokens_per_gpu:
                 raise SettingsError(
-                    f"{items.source(row)} has {items.lengths[row]:,} tokens, more than max_tokens_per_gpu={s.plan.max_tokens_per_gpu:,}: "
-                    f"a sample is never cut. Set max_tokens_per_gpu to {longest:,} or more, or max_seq_len to drop longer rows."
+                    f"{items.size(row)}, more than max_tokens_per_gpu={s.plan.max_tokens_per_gpu:,}, and is never cut to fit. Set "
+                    f"max_tokens_per_gpu to {longest:,} or more, or {items.shorter}."
                 )
     elif longest > machine.default_tokens:
         s = s.resolved("max_tokens_per_gpu", longest, "the longest sample")
@@ -171,3 +172,13 @@ def _absolute(path: str) -> str:
     full = os.path.abspath(os.path.expanduser(path))
     pattern = "://" not in path and any(sign in path for sign in "*?[")
     return full if pattern or os.path.exists(full) or os.path.exists(full.rpartition(":")[0] or full) else path
+
+
+def require_same_tokens(model_path: str, name: str, path: str) -> None:
+    """Raise SettingsError unless the tokenizers of two models give every token the same id."""
+    own, theirs = (forge_data.load_tokenizer(each) for each in (model_path, path))
+    if own.get_vocab() != theirs.get_vocab():
+        raise SettingsError(
+            f"{name} {path}: its tokenizer gives other ids to tokens than that of model_path, so that its predictions are about other "
+            "words. Take a model of the same family."
+        )

@@ -8,7 +8,7 @@ import attrs
 
 import forge_algos
 import forge_data
-from forge._errors import SettingsError
+from forge._choices import require_same_tokens
 from forge._offline import Offline
 from forge._progress import Reporter
 from forge._settings import RunSettings
@@ -38,12 +38,7 @@ class Distill(SFT):
 
     def check(self, s: Any, report: Reporter, train: Any, held_out: Any) -> None:
         """Refuse a teacher that reads other tokens, and what the lint stops."""
-        own, theirs = (forge_data.load_tokenizer(path) for path in (s.model.model_path, s.objective.teacher_path))
-        if own.get_vocab() != theirs.get_vocab():
-            raise SettingsError(
-                f"teacher_path {s.objective.teacher_path}: its tokenizer gives other ids to tokens than that of model_path, so that its "
-                "predictions are about other words. Take a teacher of the same family."
-            )
+        require_same_tokens(s.model.model_path, "teacher_path", s.objective.teacher_path)
         super().check(s, report, train, held_out)
 
     def begin(self, run: Run) -> Offline:

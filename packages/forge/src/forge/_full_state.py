@@ -16,7 +16,7 @@ import forge_packing
 from forge._best import Best
 from forge._errors import SettingsError
 from forge._settings import RunSettings
-from forge._task import Items
+from forge._task import Items, Measured
 
 _NAMED = 8
 
@@ -35,6 +35,10 @@ class Position:
     """Training loss of the last step."""
     eval_before: dict[str, float] | None = None
     """Held-out figures before the first step."""
+    measured: Measured | None = attrs.field(
+        default=None, converter=lambda found: Measured(**found) if isinstance(found, dict) else found
+    )
+    """What was measured after this very step."""
     best: Best = attrs.field(factory=Best, converter=lambda found: Best(**found) if isinstance(found, dict) else found)
     """The best measurement so far."""
     metrics_bytes: int = 0

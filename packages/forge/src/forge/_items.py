@@ -40,6 +40,12 @@ class Samples:
         """Where the sample came from."""
         return self.store.source(index)
 
+    def size(self, index: int) -> str:
+        """Say what has how many tokens."""
+        return f"{self.source(index)} has {self.lengths[index]:,} tokens"
+
+    shorter = "max_seq_len to drop longer rows"
+
     def batch(self, indices: Sequence[int] | Ints) -> forge_packing.PackedBatch:
         """Samples one after another in one row."""
         return forge_packing.collate([self.store[int(i)] for i in indices])
@@ -69,6 +75,12 @@ class DocumentBlocks:
     def source(self, index: int) -> str:
         """Where the block's first document came from."""
         return self.store.source(self._blocks[index][0][0])
+
+    def size(self, index: int) -> str:
+        """Say what has how many tokens."""
+        return f"the block that begins with {self.source(index)} has {self.lengths[index]:,} tokens"
+
+    shorter = "lower block_size"
 
     def batch(self, indices: Sequence[int] | Ints) -> forge_packing.PackedBatch:
         """Blocks in one row; where documents do not see each other, each piece of one is a sample."""

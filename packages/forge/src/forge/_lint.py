@@ -14,8 +14,9 @@ _NAMED = 3
 def check_kind(task: str, store: forge_data.TokenStore, kind: str, wanted: str) -> None:
     """Raise SettingsError unless the rows of a store are of a kind."""
     if store.kind != kind:
+        which = "eval_data_path" if store.path.name == "eval" else "data_path"
         raise SettingsError(
-            f"data_path holds {store.kind.replace('_', ' ')} rows ({store.source(0)}), and forge {task} takes {wanted}."
+            f"{which} holds {store.kind.replace('_', ' ')} rows ({store.source(0)}), and forge {task} takes {wanted}."
         )
 
 

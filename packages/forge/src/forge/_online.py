@@ -38,6 +38,12 @@ class OnlineRunSettings(RunSettings):
             raise SettingsError(
                 "nothing rewards the completions: set reward to 'package.module:function', or reward_model_path."
             )
+        if self.adapter.lora_dropout or self.optimizer.optimizer == "schedule_free":
+            name = "lora_dropout" if self.adapter.lora_dropout else "optimizer=schedule_free"
+            raise SettingsError(
+                f"{name} trains another model than the one that draws the completions, so that the probability ratio would not begin at 1: "
+                "leave it out."
+            )
 
 
 class OnlineTask(Task):

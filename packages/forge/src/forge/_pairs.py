@@ -71,6 +71,12 @@ class Pairs:
         """Items as groups of two completions."""
         return forge_packing.collate_groups([self.examples(int(i)) for i in indices], share_prompt=share_prompt)
 
+    def size(self, index: int) -> str:
+        """Say what has how many tokens."""
+        return f"{self.source(index)} has {self.lengths[index]:,} tokens, both answers with their prompts"
+
+    shorter = "max_seq_len to drop longer answers"
+
     def batch(self, indices: Sequence[int] | Ints) -> Any:
         """One micro-batch of pairs."""
         at = np.asarray(indices, dtype=np.int64)
@@ -111,6 +117,12 @@ class Answers(Pairs):
         ids = np.concatenate([own.input_ids[:prompt], other.input_ids[begin:]])
         labels = np.concatenate([own.labels[:prompt], other.labels[begin:]])
         return (own.input_ids, own.labels), (ids, labels)
+
+    def size(self, index: int) -> str:
+        """Say what has how many tokens."""
+        return f"{self.source(index)} has {self.lengths[index]:,} tokens, with the mismatched answer that is scored beside it"
+
+    shorter = "max_seq_len to drop longer answers"
 
     def batch(self, indices: Sequence[int] | Ints) -> Any:
         """One micro-batch of answers and of their mismatches."""

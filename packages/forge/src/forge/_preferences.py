@@ -9,6 +9,7 @@ import attrs
 
 import forge_algos
 import forge_data
+from forge._choices import require_same_tokens
 from forge._errors import SettingsError
 from forge._lint import check_data, check_kind
 from forge._offline import Offline
@@ -64,6 +65,12 @@ class Referred(Preferences):
     def paths(self, s: Any) -> dict[str, str]:
         """The reference model, where it is another."""
         return {} if s.objective.reference_path is None else {"reference_path": s.objective.reference_path}
+
+    def check(self, s: Any, report: Reporter, train: Any, held_out: Any) -> None:
+        """Refuse a reference that reads other tokens, and what the lint stops."""
+        for name, path in self.paths(s).items():
+            require_same_tokens(s.model.model_path, name, path)
+        super().check(s, report, train, held_out)
 
     def refer(self, run: Run) -> None:
         """Score every completion with the reference, once."""

@@ -31,6 +31,12 @@ class Prompts:
         """Where the prompt came from."""
         return self.store.source(index)
 
+    def size(self, index: int) -> str:
+        """Say what has how many tokens."""
+        return f"{self.source(index)} may have {self.lengths[index]:,} tokens with its completion"
+
+    shorter = "lower max_new_tokens or max_prompt_len"
+
     def batch(self, indices: Sequence[int] | Ints) -> list[forge_data.Prompt]:
         """Prompts as they are asked."""
         return [self.store[int(i)] for i in indices]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from functools import partial
 from pathlib import Path
@@ -13,6 +14,7 @@ from safetensors.numpy import save_file
 
 import forge_algos
 import forge_dist
+from forge._errors import RunWriteError
 from forge._offline import divided
 from forge._pairs import Pairs, References
 from forge._task import Ints, Items, Run
@@ -25,7 +27,7 @@ def refer(run: Run, parts: dict[str, Items | None]) -> None:
     for name, items in parts.items():
         if isinstance(items, Pairs):
             known = _read(run, name, items)
-            unknown = np.ones(len(items), bool) if known is None else np.isnan(known.logps).any(1)
+            unknown = np.ones(len(items), bool) if known is None else np.any(np.isnan(known.logps), axis=1)
             wanted = _used(run, items)
             rows = wanted[unknown[wanted]]
             if run.ranks.broadcast(len(rows)):
@@ -69,17 +71,29 @@ def _used(run: Run, items: Pairs) -> Ints:
 def _read(run: Run, name: str, items: Pairs) -> References | None:
     try:
         with safe_open(_file(run.root, name), framework="numpy") as opened:
-            if opened.metadata() != _about(run, items):
-                return None
-            return References(logps=opened.get_tensor("logps"), tails=opened.get_tensor("tails"))
+            about = opened.metadata() or {}
+            found = References(logps=opened.get_tensor("logps"), tails=opened.get_tensor("tails"))
     except (OSError, SafetensorError):
         return None
+    # Numbers that were changed are as good as none.
+    whole = found.logps.shape == found.tails.shape == (len(items), 2)
+    return found if whole and about == {**_about(run, items), "sha256": _digest(found.logps, found.tails)} else None
 
 
 def _write(file: Path, values: np.ndarray, about: dict[str, str]) -> None:
     temporary = file.with_name(f".{file.name}.tmp")
-    save_file({"logps": values[0], "tails": values[1]}, temporary, metadata=about)
-    temporary.replace(file)
+    logps, tails = values
+    try:
+        save_file({"logps": logps, "tails": tails}, temporary, metadata={**about, "sha256": _digest(logps, tails)})
+        temporary.replace(file)
+    except (OSError, SafetensorError) as error:
+        raise RunWriteError(
+            f"{file}: the reference's log-probabilities cannot be written: {error}. Make room there."
+        ) from error
+
+
+def _digest(*arrays: np.ndarray) -> str:
+    return hashlib.sha256(b"".join(np.ascontiguousarray(array).tobytes() for array in arrays)).hexdigest()
 
 
 def _file(root: Path, name: str) -> Path:

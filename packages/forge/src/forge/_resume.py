@@ -45,7 +45,7 @@ _FREE = _DIVISION | frozenset(
 _HASHED_WHOLE = 8 * 2**30
 """Bytes of a weight file up to which every one of them is hashed: some seconds."""
 _WINDOW = 4096
-_LENGTH = ("num_epochs", "max_steps")
+_LENGTH = ("num_epochs", "max_steps", "max_tokens")
 
 
 def same_request(path: Path, s: RunSettings) -> bool:

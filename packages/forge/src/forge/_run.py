@@ -17,6 +17,7 @@ import forge_accel
 import forge_algos
 import forge_data
 import forge_dist
+from forge._best import forget_other_best, mark_best
 from forge._choices import absolute_paths, choose_machine, load_fitting, load_frozen, warn_of_positions, warn_of_rounding
 from forge._directories import discard
 from forge._full_state import FullStates, Position
@@ -125,6 +126,8 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
     states.files.forget_later(at.step)
     for name in out.rewind(at.metrics_bytes, at.samples):
         report.note(f"removed hf_format/{name}: the steps that led to it are made again")
+    if ranks.first(lambda: out.resuming and forget_other_best(out.path, at.best)):
+        report.note(f"removed hf_format/{BEST}: a later step's; the best so far was that of step {at.best.step}")
     if out.resuming and restored is None:
         report.note("no full state was saved before it ended: it begins at its first step")
     if out.resuming and out.metrics_bytes < at.metrics_bytes:
@@ -172,6 +175,7 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
         if s.evaluation.keep_best and at.best.step == at.step:
             ranks.first(lambda: discard(best) if best.exists() else None)
             export(best)
+            ranks.first(lambda: mark_best(out.path, at.best))
         return at
 
     def save(*, wait: bool = False) -> None:
@@ -185,7 +189,6 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
 
     # train: the one loop; saving, measuring and reporting are the body of this `for`
     began = time.perf_counter()
-    after: Measured | None = None
     updates, patience = task.updates(s), s.evaluation.early_stopping_patience
     with StopWish() as stop, states.files, report.steps(num_steps, done=at.step):
         if restored is None and (before := measure(0)) is not None:
@@ -209,7 +212,12 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
             ):
                 seen, planned = at.samples, (last.step - 1) // updates
                 at = attrs.evolve(
-                    at, step=last.step, loss=last.loss, samples=at.samples + last.samples, skipped=at.skipped + last.skipped
+                    at,
+                    step=last.step,
+                    loss=last.loss,
+                    samples=at.samples + last.samples,
+                    skipped=at.skipped + last.skipped,
+                    measured=None,
                 )
                 out.began = True
                 out.metrics(
@@ -230,11 +238,10 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
                 )
                 report.step(last, last.tokens / last.seconds)
                 final, every = last.step == num_steps, s.evaluation.eval_every_steps
-                after = None
-                if not final and every and last.step % every == 0 and (after := measure(last.step)) is not None:
-                    at = keep_if_best(at, after)
-                    final = bool(patience) and at.best.waited >= patience
-                    if final:
+                if (final or (every and last.step % every == 0)) and (seen_now := measure(last.step)) is not None:
+                    at = keep_if_best(attrs.evolve(at, measured=seen_now), seen_now)
+                    if not final and patience and at.best.waited >= patience:
+                        final = True
                         report.note(f"stopping early: {patience} measurements brought nothing better than step {at.best.step}")
                 epoch_ends = final or (last.step % updates == 0 and plan.epoch(last.step // updates) != plan.epoch(planned))
                 every = s.checkpoints.save_samples
@@ -251,8 +258,7 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
             raise states.diverged(error, train, plan, at.step, updates) from error
 
         # result: nothing is called a success before it was loaded back
-        if after is None and (after := measure(at.step)) is not None:
-            at = keep_if_best(at, after)
+        after = at.measured
         leave_if_asked()
         directory = export(out.path / "hf_format" / f"samples_{at.samples}", final=True)
         states.files.wait()

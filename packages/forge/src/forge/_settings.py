@@ -41,6 +41,11 @@ class ReportSettings:
     """Print a line to the log every so many steps (metrics.jsonl has every step)."""
 
 
+Metric = Literal[
+    "loss", "accuracy", "reward", "margin", "chosen_reward", "rejected_reward", "chosen_logp", "rejected_logp", "log_odds", "nll", "kl"
+]  # fmt: skip
+
+
 @attrs.frozen(kw_only=True)
 class EvaluationSettings:
     """When the held-out data are measured, and what follows from it."""
@@ -49,10 +54,11 @@ class EvaluationSettings:
     """Measure on the held-out data every so many steps; 0 measures before and after training only."""
     keep_best: bool = attrs.field(default=False, validator=attrs.validators.instance_of(bool))
     """Export the model to hf_format/best whenever a measurement (eval_every_steps, and the last) is the best so far."""
-    metric_for_best: str | None = attrs.field(
-        default=None, validator=attrs.validators.optional(attrs.validators.instance_of(str))
+    metric_for_best: Metric | None = attrs.field(
+        default=None, validator=cast("Any", attrs.validators.optional(attrs.validators.in_(get_args(Metric))))
     )
-    """Which held-out figure says what is best: loss, or one that metrics.jsonl has as eval_NAME. Losses and kl are best low, all others high.
+    """Which held-out figure says what is best, as metrics.jsonl has it after `eval_`. Losses, nll, kl and what is said of rejected answers are
+    best low, the others high.
     By default the loss, and the reward of online methods."""
     early_stopping_patience: int = attrs.field(default=0, validator=[_whole, attrs.validators.ge(0)])
     """End the run once so many measurements in a row brought nothing better; 0 never does."""

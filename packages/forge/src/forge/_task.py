@@ -47,6 +47,15 @@ class Items(Protocol):
         """Where it came from, as `train.jsonl:417`."""
         ...
 
+    def size(self, index: int) -> str:
+        """Say what has how many tokens, as `train.jsonl:417 has 2,300 tokens`."""
+        ...
+
+    @property
+    def shorter(self) -> str:
+        """The setting that makes them shorter, and how."""
+        ...
+
     def batch(self, indices: Sequence[int] | Ints) -> Any:
         """One micro-batch."""
         ...
@@ -185,8 +194,11 @@ class Task(ABC):
 
     def look(self, s: Any) -> None:
         """Look at what the settings name beside model and rows, before any work is done."""
-        for path in self.paths(s).values():
-            forge_dist.check_model_path(path)
+        for name, path in self.paths(s).items():
+            try:
+                forge_dist.check_model_path(path)
+            except forge_dist.ModelError as error:
+                raise forge_dist.ModelError(str(error).replace("model_path", name)) from None
 
     def paths(self, s: Any) -> dict[str, str]:  # noqa: ARG002 - most have none
         """Further models by the setting that names them: a run belongs to them too."""

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from forge_algos._errors import RewardError, RolloutError
-from forge_algos._online_settings import OnlineSettings, PPOSettings
+from forge_algos._online_settings import OnlineSettings, PPOSettings, RLOOSettings
 from forge_algos._parallel import ALONE, Parallel
 from forge_algos.online._batches import packed, token_places, update_indices
 from forge_algos.online._credit import advantages_of
@@ -98,8 +98,9 @@ def make_rollout(
     trained = _trained(settings, reward_B, groups, finished, len(prompts))
 
     prompt_ids = tuple(np.asarray(prompt.input_ids, np.int32) for prompt in prompts)
-    # What the others are weighed against is measured too, though nothing is learned from it.
-    masked = ~trained & ~np.isnan(reward_B) & ~finished if settings.mask_truncated and settings.kl_weight else trained & False
+    # With the KL in the reward, what the others are weighed against is measured too, though nothing is learned from it.
+    weighed = isinstance(settings, RLOOSettings) and settings.mask_truncated and settings.kl_weight > 0
+    masked = ~trained & ~np.isnan(reward_B) & ~finished & weighed
     steps = [
         divided
         for which, updates in ((trained, settings.updates_per_pass), (masked, 1))
