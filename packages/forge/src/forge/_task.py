@@ -77,8 +77,10 @@ class Measured:
 
     def metrics(self) -> dict[str, float | int]:
         """As metrics.jsonl has them: `eval_loss`, `eval_NAME`, `eval_loss_tokens`."""
-        loss = {} if self.loss is None else {"eval_loss": self.loss}
-        return {**loss, f"eval_loss_{self.unit}": self.count, **{f"eval_{name}": value for name, value in self.figures.items()}}
+        figures = {f"eval_{name}": value for name, value in self.figures.items()}
+        if self.loss is None:
+            return {f"eval_{self.unit}": self.count, **figures}
+        return {"eval_loss": self.loss, f"eval_loss_{self.unit}": self.count, **figures}
 
     def value(self, name: str) -> float | None:
         """A figure by name; `loss` is one."""
