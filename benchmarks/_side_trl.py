@@ -14,7 +14,6 @@ def run(job: dict[str, Any], rows: Rows, session: Any) -> None:
     import torch
     from datasets import Dataset
     from datasets.utils.logging import disable_progress_bar
-    from peft import LoraConfig
     from transformers import AutoModelForCausalLM, TrainerCallback
     from trl import SFTConfig, SFTTrainer
 
@@ -37,35 +36,12 @@ def run(job: dict[str, Any], rows: Rows, session: Any) -> None:
             }
         )
     config = SFTConfig(
-        output_dir=job["scratch"],
-        max_steps=1_000_000,
+        **arguments(job),
         per_device_train_batch_size=1,
-        gradient_accumulation_steps=1,
         packing=own_packing,
         padding_free=True,
         max_length=job["tokens"] if own_packing else None,
-        train_sampling_strategy="sequential",
-        learning_rate=job["learning_rate"],
-        lr_scheduler_type="constant",
-        optim="adamw_torch_fused",
-        adam_beta1=0.9,
-        adam_beta2=0.95,
-        weight_decay=0.0,
-        max_grad_norm=1.0,
-        bf16=job["dtype"] == "bfloat16",
-        gradient_checkpointing=False,
-        use_cpu=job["device"] == "cpu",
-        dataloader_num_workers=0,
-        dataloader_pin_memory=job["device"] != "cpu",
-        save_strategy="no",
-        logging_strategy="no",
-        report_to=[],
-        disable_tqdm=True,
-        seed=0,
     )
-    lora = None
-    if job["adapter"] == "lora":
-        lora = LoraConfig(r=16, lora_alpha=32, lora_dropout=0.0, target_modules="all-linear", task_type="CAUSAL_LM")
 
     class Paced(SFTTrainer):
         """Keeps the loss that the trainer computed anyway."""
@@ -92,14 +68,50 @@ def run(job: dict[str, Any], rows: Rows, session: Any) -> None:
         model=model,
         args=config,
         train_dataset=dataset,
-        processing_class=_any_tokenizer(job["vocabulary"]),
-        peft_config=lora,
+        processing_class=any_tokenizer(job["vocabulary"]),
+        peft_config=adapter(job),
         callbacks=[Steps()],
     )
     trainer.train()
 
 
-def _any_tokenizer(vocabulary: int) -> Any:
+def arguments(job: dict[str, Any]) -> dict[str, Any]:
+    """What every trainer of TRL is told: the optimizer of the other sides, and everything off that is no part of training."""
+    return {
+        "output_dir": job["scratch"],
+        "max_steps": 1_000_000,
+        "gradient_accumulation_steps": 1,
+        "train_sampling_strategy": "sequential",
+        "learning_rate": job["learning_rate"],
+        "lr_scheduler_type": "constant",
+        "optim": "adamw_torch_fused",
+        "adam_beta1": 0.9,
+        "adam_beta2": 0.95,
+        "weight_decay": 0.0,
+        "max_grad_norm": 1.0,
+        "bf16": job["dtype"] == "bfloat16",
+        "activation_checkpointing": False,
+        "use_cpu": job["device"] == "cpu",
+        "dataloader_num_workers": 0,
+        "dataloader_pin_memory": job["device"] != "cpu",
+        "save_strategy": "no",
+        "logging_strategy": "no",
+        "report_to": [],
+        "disable_tqdm": True,
+        "seed": 0,
+    }
+
+
+def adapter(job: dict[str, Any]) -> Any:
+    """The adapter of the other sides, or None."""
+    if job["adapter"] != "lora":
+        return None
+    from peft import LoraConfig
+
+    return LoraConfig(r=16, lora_alpha=32, lora_dropout=0.0, target_modules="all-linear", task_type="CAUSAL_LM")
+
+
+def any_tokenizer(vocabulary: int) -> Any:
     """The trainer insists on a tokenizer although its rows are token ids already: one that knows a padding token, and nothing else."""
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel

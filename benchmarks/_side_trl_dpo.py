@@ -9,10 +9,9 @@ from _rows import Rows
 def run(job: dict[str, Any], rows: Rows, session: Any) -> None:
     """Train until the session ends it."""
     import torch
-    from _side_trl import _any_tokenizer
+    from _side_trl import adapter, any_tokenizer, arguments
     from datasets import Dataset
     from datasets.utils.logging import disable_progress_bar
-    from peft import LoraConfig
     from transformers import AutoModelForCausalLM, TrainerCallback
     from trl import DPOConfig, DPOTrainer
 
@@ -28,36 +27,12 @@ def run(job: dict[str, Any], rows: Rows, session: Any) -> None:
             columns["prompt_ids"].append(chosen.input_ids[:begin].tolist())
             columns["chosen_ids"].append(chosen.input_ids[begin:].tolist())
             columns["rejected_ids"].append(rejected.input_ids[begin:].tolist())
-    pairs = len(rows.samples[0]) // 2
     config = DPOConfig(
-        output_dir=job["scratch"],
-        max_steps=1_000_000,
-        per_device_train_batch_size=pairs,
-        gradient_accumulation_steps=1,
+        **arguments(job),
+        per_device_train_batch_size=len(rows.samples[0]) // 2,
         max_length=None,
         precompute_ref_log_probs=True,
-        train_sampling_strategy="sequential",
-        learning_rate=job["learning_rate"],
-        lr_scheduler_type="constant",
-        optim="adamw_torch_fused",
-        adam_beta1=0.9,
-        adam_beta2=0.95,
-        weight_decay=0.0,
-        max_grad_norm=1.0,
-        bf16=job["dtype"] == "bfloat16",
-        activation_checkpointing=False,
-        use_cpu=job["device"] == "cpu",
-        dataloader_num_workers=0,
-        dataloader_pin_memory=job["device"] != "cpu",
-        save_strategy="no",
-        logging_strategy="no",
-        report_to=[],
-        disable_tqdm=True,
-        seed=0,
     )
-    lora = None
-    if job["adapter"] == "lora":
-        lora = LoraConfig(r=16, lora_alpha=32, lora_dropout=0.0, target_modules="all-linear", task_type="CAUSAL_LM")
 
     class Paced(DPOTrainer):
         """Takes token ids as they are, and keeps the loss that the trainer computed anyway."""
@@ -89,8 +64,8 @@ def run(job: dict[str, Any], rows: Rows, session: Any) -> None:
         model=model,
         args=config,
         train_dataset=Dataset.from_dict(columns),
-        processing_class=_any_tokenizer(job["vocabulary"]),
-        peft_config=lora,
+        processing_class=any_tokenizer(job["vocabulary"]),
+        peft_config=adapter(job),
         callbacks=[Steps()],
     )
     trainer.train()

@@ -49,7 +49,7 @@ class OnlineRunSettings(RunSettings):
 class OnlineTask(Task):
     """What PPO, GRPO and RLOO share; each names its objective."""
 
-    def prepare(self, s: Any, path: Any, tokenizer: Any, directory: Path, report: Reporter) -> Any:  # noqa: ARG002 - prompts are few
+    def prepare(self, s: Any, path: Any, tokenizer: Any, directory: Path, report: Reporter, **more: Any) -> Any:  # noqa: ARG002 - prompts are few
         """Tokenise prompts."""
         return forge_data.prepare_prompts(
             path,
@@ -58,6 +58,7 @@ class OnlineTask(Task):
             preprocess=s.data.preprocess,
             max_prompt_len=s.data.max_prompt_len,
             on_overflow=s.data.on_overflow,
+            **more,
         )
 
     def open(self, directory: Path) -> Any:

@@ -8,7 +8,6 @@ from typing import Any
 import attrs
 
 import forge_algos
-import forge_data
 from forge._choices import require_same_tokens
 from forge._errors import SettingsError
 from forge._lint import check_data, check_kind
@@ -25,21 +24,9 @@ class Preferences(Task):
     needs = "rows with chosen and rejected answers"
     kind = "preference"
 
-    def prepare(self, s: Any, path: Any, tokenizer: Any, directory: Any, report: Reporter) -> Any:
+    def prepare(self, s: Any, path: Any, tokenizer: Any, directory: Any, report: Reporter, **more: Any) -> Any:
         """Tokenise rows of two answers."""
-        return forge_data.prepare(
-            path,
-            tokenizer,
-            directory,
-            format=s.data.data_format,
-            train_on=s.data.train_on,
-            max_seq_len=s.data.max_seq_len,
-            on_overflow=s.data.on_overflow,
-            on_bad_pair=s.data.on_bad_pair,
-            preprocess=s.data.preprocess,
-            num_proc=s.data.num_proc,
-            progress=report.count("tokenising"),
-        )
+        return super().prepare(s, path, tokenizer, directory, report, on_bad_pair=s.data.on_bad_pair, **more)
 
     def items(self, s: Any, store: Any) -> Pairs:  # noqa: ARG002 - the same for all settings
         """Plan pairs."""

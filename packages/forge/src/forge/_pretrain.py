@@ -37,7 +37,7 @@ class Pretrain(Task):
     settings = PretrainSettings
     about = "Pretraining: train a model on whole documents, text or tokens, every token of them once an epoch."
 
-    def prepare(self, s: Any, path: Any, tokenizer: Any, directory: Path, report: Reporter) -> Any:
+    def prepare(self, s: Any, path: Any, tokenizer: Any, directory: Path, report: Reporter, **more: Any) -> Any:
         """Tokenise documents; all of their tokens are learned, and none is too long."""
         return forge_data.prepare(
             path,
@@ -48,6 +48,7 @@ class Pretrain(Task):
             preprocess=s.data.preprocess,
             num_proc=s.data.num_proc,
             progress=report.count("tokenising"),
+            **more,
         )
 
     def items(self, s: Any, store: Any) -> DocumentBlocks:

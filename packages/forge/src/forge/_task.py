@@ -150,8 +150,8 @@ class Task(ABC):
     additions: ClassVar[tuple[str, ...]] = ()
     """Modules that are put on the model for the run, and are no part of its export."""
 
-    def prepare(self, s: Any, path: Any, tokenizer: Any, directory: Path, report: Reporter) -> Any:
-        """Tokenise the rows of a path into a store in `directory`."""
+    def prepare(self, s: Any, path: Any, tokenizer: Any, directory: Path, report: Reporter, **more: Any) -> Any:
+        """Tokenise the rows of a path into a store in `directory`; `more` is passed on."""
         return forge_data.prepare(
             path,
             tokenizer,
@@ -163,6 +163,7 @@ class Task(ABC):
             preprocess=s.data.preprocess,
             num_proc=s.data.num_proc,
             progress=report.count("tokenising"),
+            **more,
         )
 
     def open(self, directory: Path) -> Any:
