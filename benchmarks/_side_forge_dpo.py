@@ -54,4 +54,4 @@ def run(job: dict[str, Any], rows: Rows, session: Any) -> None:
         )
     ):
         # Real tokens of both sides, each prompt counted twice, whatever went through the model: what the user has trained on.
-        session.step_done(tokens=real[done % len(real)], loss=output.loss)
+        session.step_done(tokens=real[done % len(real)], computed=output.tokens, loss=output.loss)
