@@ -60,6 +60,17 @@ def test_a_best_of_later_steps_goes_with_them(model_dir: Path, folder: Path, tmp
     assert weights(result.best_dir or Path()) == weights(result.model_dir)
 
 
+def test_a_run_that_is_made_shorter_is_measured_at_its_end(model_dir: Path, folder: Path, tmp_path: Path) -> None:
+    """A state that was not the last when it was saved may become it: what is exported then was measured too."""
+    given = settings_of("dpo", model_dir, folder) | {"lr_scheduler": "constant", "full_state_every_steps": 1, "keep_last_n": 9}
+    forge.dpo(**{**given, "max_steps": 3}, ckpt_output_dir=tmp_path / "run")
+    (tmp_path / "run" / "result.json").unlink()
+    early = str(tmp_path / "run" / "full_state" / "step_2")
+    result = forge.dpo(**{**given, "max_steps": 2, "resume": early}, ckpt_output_dir=tmp_path / "run")
+    assert result.eval_after is not None
+    assert result.eval_after == forge.dpo(**{**given, "max_steps": 2}, ckpt_output_dir=tmp_path / "other").eval_after
+
+
 def test_directions() -> None:
     """Less is better of losses and of what is said of rejected answers; more of all else; no number is never better."""
 

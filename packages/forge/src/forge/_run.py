@@ -258,6 +258,9 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
             raise states.diverged(error, train, plan, at.step, updates) from error
 
         # result: nothing is called a success before it was loaded back
+        if at.measured is None and (late := measure(at.step)) is not None:
+            # It goes on from a state that was not its last when it was saved.
+            at = keep_if_best(attrs.evolve(at, measured=late), late)
         after = at.measured
         leave_if_asked()
         directory = export(out.path / "hf_format" / f"samples_{at.samples}", final=True)
