@@ -57,7 +57,7 @@ def test_exit_statuses(
 
 def test_a_list_setting_takes_words_and_repeats() -> None:
     """`--target-modules a b` and `--target-modules a --target-modules b` are one list."""
-    app = _cli._app()
+    app = _cli._app("sft")
     for words in (["--target-modules", "a", "b"], ["--target-modules", "a", "--target-modules", "b"]):
         _, bound, *_ = app.parse_args(["sft", *words], exit_on_error=False, print_error=False)
         assert tuple(bound.kwargs["target_modules"]) == ("a", "b")

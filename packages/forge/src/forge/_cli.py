@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     debug = "--debug" in words or bool(os.environ.get(_DEBUG))
     before = signal.signal(signal.SIGTERM, _terminate)
     try:
-        command, bound, *_ = _app().parse_args(
+        command, bound, *_ = _app(next((word for word in words if word in VERBS), None)).parse_args(
             [word for word in words if word != "--debug"], exit_on_error=False, print_error=False
         )
         status = command(*bound.args, **bound.kwargs)
@@ -95,7 +95,8 @@ def _say(message: str, status: int, *, debug: bool) -> int:
     return status
 
 
-def _app() -> cyclopts.App:
+def _app(asked: str | None = None) -> cyclopts.App:
+    """Make the command line; of the verbs only the one that is asked for with all its options, which take time to put together."""
     app = cyclopts.App(
         name="forge",
         help="Fine-tune language models, with proof that what was trained is what you asked for.",
@@ -104,12 +105,22 @@ def _app() -> cyclopts.App:
         help_epilogue="Every command takes --debug, which shows the traceback of an error.",
     )
     for name in VERBS:
-        app.command(_verb_command(task_of(name)), name=name)
+        app.command(_verb_command(task_of(name)) if name == asked else _named(name, told=asked is None), name=name)
     app.command(generate)
     # forge-data reads its own words, `--help` too, so that it has the same command line without this package.
     app.command(data, help_flags=(), version_flags=())
     app.command(plan_command(_whole), name="plan")
     return app
+
+
+def _named(name: str, *, told: bool) -> Callable[..., None]:
+    """Stand for a verb where it is only listed, or the nearest to another word."""
+
+    def command() -> None:
+        raise AssertionError(name)
+
+    command.__doc__ = task_of(name).about if told else ""
+    return command
 
 
 def _verb_command(task: Task) -> Callable[..., None]:

@@ -12,8 +12,8 @@ import numpy as np
 import forge_algos
 import forge_data
 import forge_packing
+from forge._blocks import DocumentBlocks
 from forge._errors import SettingsError
-from forge._items import DocumentBlocks
 from forge._lint import check_data, check_kind
 from forge._offline import Offline
 from forge._progress import Reporter

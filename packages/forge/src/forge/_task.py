@@ -6,11 +6,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias
 
 import attrs
-import numpy as np
-import numpy.typing as npt
 
 import forge_accel
 import forge_algos
@@ -20,7 +18,12 @@ import forge_packing
 from forge._progress import Reporter
 from forge._settings import RunSettings
 
-Ints = npt.NDArray[np.int64]
+if TYPE_CHECKING:
+    # What `forge sft --help` takes to answer is half numpy's import otherwise.
+    import numpy as np
+    import numpy.typing as npt
+
+Ints: TypeAlias = "npt.NDArray[np.int64]"
 
 
 class Items(Protocol):
