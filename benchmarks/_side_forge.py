@@ -10,13 +10,13 @@ def run(job: dict[str, Any], rows: Rows, session: Any) -> None:
     """Train until the session ends it."""
     from _forge_model import load
 
-    from forge_algos import SFT, AdapterSettings, OptimizerSettings, adamw, attach_lora, schedule, train
+    from forge_algos import SFT, AdapterSettings, OptimizerSettings, adamw, adapt, schedule, train
     from forge_packing import PackedBatch, collate
 
     model, machine, device, dtype = load(job)
     if job["adapter"] == "lora":
         machine.seed(0)
-        model = attach_lora(model, AdapterSettings(adapter="lora", lora_r=16, lora_alpha=32.0))
+        model = adapt(model, AdapterSettings(adapter="lora", lora_r=16, lora_alpha=32.0)).model
     settings = OptimizerSettings(learning_rate=job["learning_rate"], lr_scheduler="constant", max_grad_norm=1.0)
     optimizer = adamw(model, settings, fused=machine.fused_optimizer.value)
 

@@ -17,7 +17,7 @@ def run(job: dict[str, Any], rows: Rows, session: Any) -> None:
     model, machine, device, dtype = load(job)
     if job["adapter"] == "lora":
         machine.seed(0)
-        model = forge_algos.attach_lora(model, forge_algos.AdapterSettings(adapter="lora", lora_r=16, lora_alpha=32.0))
+        model = forge_algos.adapt(model, forge_algos.AdapterSettings(adapter="lora", lora_r=16, lora_alpha=32.0)).model
 
     def autocast() -> Any:
         return machine.autocast(dtype)

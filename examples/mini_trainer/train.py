@@ -108,7 +108,7 @@ def train(options: argparse.Namespace) -> None:
     torch.manual_seed(options.seed)
     model: Any = AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.float32)
     if lora:
-        model = forge_algos.attach_lora(model, adapter)
+        model = forge_algos.adapt(model, adapter).model
     model.to(options.device)
     optimizer = forge_algos.adamw(model, optimizer_settings)
     for output in forge_algos.train(

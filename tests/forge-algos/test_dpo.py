@@ -13,7 +13,7 @@ from forge_algos import (
     DPOSettings,
     LossError,
     PackedBatchError,
-    attach_lora,
+    adapt,
     evaluate,
     losses,
     reference_logps,
@@ -97,7 +97,7 @@ def test_every_loss_and_option_arrives(options):
 
 
 def lora(*, learned=True):
-    model = attach_lora(make(), AdapterSettings(adapter="lora", lora_r=3, lora_dropout=0.5))
+    model = adapt(make(), AdapterSettings(adapter="lora", lora_r=3, lora_dropout=0.5)).model
     if learned:
         with torch.no_grad():
             for name, parameter in model.named_parameters():

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from forge_algos import AdapterSettings, PackedBatchError, attach_lora, guard_packed
+from forge_algos import AdapterSettings, PackedBatchError, adapt, guard_packed
 
 from .oracle import make
 
@@ -98,7 +98,7 @@ def test_the_guard_comes_off(model):
 
 def test_adapters_are_guarded_too():
     """Through PEFT's wrapper as well as through the model inside it."""
-    model = attach_lora(make(), AdapterSettings(adapter="lora"))
+    model = adapt(make(), AdapterSettings(adapter="lora")).model
     with guard_packed(model):
         for module in (model, model.get_base_model()):
             with pytest.raises(PackedBatchError):

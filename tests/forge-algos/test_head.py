@@ -4,7 +4,7 @@ import pytest
 import torch
 import transformers
 
-from forge_algos import AdapterSettings, attach_lora, nll
+from forge_algos import AdapterSettings, adapt, nll
 from forge_algos._isolation import packed_inputs
 from forge_algos.objectives import choose_head
 
@@ -143,7 +143,7 @@ def test_what_the_head_is_fed_is_what_is_scored():
 
 def test_a_lora_head_falls_back_before_it_learns():
     """An adapter on the head adds nothing yet, so logits agree; it is the layer's kind that decides."""
-    model = attach_lora(make("llama-untied"), AdapterSettings(adapter="lora", target_modules=("lm_head", "q_proj")))
+    model = adapt(make("llama-untied"), AdapterSettings(adapter="lora", target_modules=("lm_head", "q_proj"))).model
     check(model, "logits", words="no plain linear layer")
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -167,7 +167,7 @@ def test_a_trained_copy_of_the_head_falls_back():
 
 def test_lora_elsewhere_takes_the_fast_way():
     """Adapters in the body are in the decoder that is run."""
-    model = attach_lora(make("llama-tied"), AdapterSettings(adapter="lora"))
+    model = adapt(make("llama-tied"), AdapterSettings(adapter="lora")).model
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "lora_B" in name:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from forge_algos import AdapterSettings, LossError, attach_lora
+from forge_algos import AdapterSettings, LossError, adapt
 from forge_algos._isolation import packed_inputs
 from forge_algos._modules import decoder
 from forge_algos.losses import distillation
@@ -39,7 +39,7 @@ def same_gradients(model, ours, theirs):
 
 
 def lora_on_the_head():
-    model = attach_lora(make("llama-untied"), AdapterSettings(adapter="lora", target_modules=("lm_head", "q_proj")))
+    model = adapt(make("llama-untied"), AdapterSettings(adapter="lora", target_modules=("lm_head", "q_proj"))).model
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "lora_B" in name:
@@ -71,7 +71,7 @@ MODELS = {
     "turned": lambda: shaken(Turned, seed=1),
     "last": lambda: shaken(Last),
     "lora on the head": lora_on_the_head,
-    "lora": lambda: attach_lora(make(), AdapterSettings(adapter="lora")),
+    "lora": lambda: adapt(make(), AdapterSettings(adapter="lora")).model,
 }
 
 

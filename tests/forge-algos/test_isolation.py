@@ -4,7 +4,7 @@ import pytest
 import torch
 import transformers
 
-from forge_algos import SFT, AdapterSettings, PackedBatchError, attach_lora, evaluate
+from forge_algos import SFT, AdapterSettings, PackedBatchError, adapt, evaluate
 from forge_algos._isolation import require_isolation
 
 from .oracle import ARCHITECTURES, CPU, SIZES, make, naive, pack, samples
@@ -68,7 +68,7 @@ def test_what_keeps_them_apart_is_welcome(architecture):
     assert [m.training for m in model.modules()] == modes
     assert all(p.grad is None for p in model.parameters())
     require_isolation(make(architecture).bfloat16(), device=CPU)
-    require_isolation(attach_lora(model, AdapterSettings(adapter="lora")), device=CPU)
+    require_isolation(adapt(model, AdapterSettings(adapter="lora")).model, device=CPU)
 
 
 def test_a_model_that_cannot_run_a_row_says_so():

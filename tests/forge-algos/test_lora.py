@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from forge_algos import AdapterError, AdapterSettings, attach_lora
+from forge_algos import AdapterError, AdapterSettings, adapt
 
 from .oracle import make
 from .preferences import a_classifier
@@ -19,14 +19,14 @@ def targets_of(model):
 @pytest.mark.parametrize("architecture", ["llama-tied", "llama-untied", "qwen3", "gemma3"])
 def test_every_linear_layer_but_the_head(architecture):
     """The default reaches all projections of every layer, and neither the head nor the embeddings."""
-    model = attach_lora(make(architecture), LORA)
+    model = adapt(make(architecture), LORA).model
     assert targets_of(model) == {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
     assert sum(".lora_A" in name for name, _ in model.named_parameters()) == 14
 
 
 def test_a_reward_models_score_is_trained_whole():
     """Adapters on every linear layer but `score`, which is trained and saved itself, so that plain PEFT finds it again."""
-    model = attach_lora(a_classifier(), LORA)
+    model = adapt(a_classifier(), LORA).model
     assert "score" not in targets_of(model)
     trained = {name for name, p in model.named_parameters() if p.requires_grad}
     assert {name for name in trained if "lora" not in name} == {"base_model.model.score.modules_to_save.default.weight"}
@@ -35,19 +35,19 @@ def test_a_reward_models_score_is_trained_whole():
     with pytest.raises(
         AdapterError, match="Linear layers here: down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj$"
     ):
-        attach_lora(a_classifier(), AdapterSettings(adapter="lora", target_modules=("scores",)))
+        adapt(a_classifier(), AdapterSettings(adapter="lora", target_modules=("scores",)))
 
 
 def test_named_targets_only():
     """Last name parts and whole names both count."""
-    model = attach_lora(make(), AdapterSettings(adapter="lora", target_modules=("q_proj", "model.layers.0.mlp.up_proj")))
+    model = adapt(make(), AdapterSettings(adapter="lora", target_modules=("q_proj", "model.layers.0.mlp.up_proj"))).model
     assert targets_of(model) == {"q_proj", "up_proj"}
     assert sum(".lora_A" in name for name, _ in model.named_parameters()) == 3
 
 
 def test_rank_scale_and_dropout_arrive():
     """What is added is B A x times alpha / r, with the dropout that was asked for."""
-    model = attach_lora(make(), AdapterSettings(adapter="lora", lora_r=3, lora_alpha=7.5, lora_dropout=0.25))
+    model = adapt(make(), AdapterSettings(adapter="lora", lora_r=3, lora_alpha=7.5, lora_dropout=0.25)).model
     layer = model.get_base_model().model.layers[0].self_attn.q_proj
     assert layer.lora_A["default"].weight.shape == (3, 16)
     assert layer.lora_dropout["default"].p == 0.25
@@ -62,7 +62,7 @@ def test_rank_scale_and_dropout_arrive():
 def test_a_fresh_adapter_adds_nothing_and_freezes_the_base():
     """Logits are the base's; only adapters train."""
     before = make()(input_ids=IDS).logits
-    model = attach_lora(make(), LORA)
+    model = adapt(make(), LORA).model
     torch.testing.assert_close(model(input_ids=IDS).logits, before, rtol=0, atol=1e-6)
     assert {("lora_" in name) for name, p in model.named_parameters() if p.requires_grad} == {True}
     assert {("lora_" in name) for name, p in model.named_parameters() if not p.requires_grad} == {False}
@@ -74,14 +74,14 @@ def test_torch_seed_decides():
     for seed in (1, 1, 2):
         model = make()
         torch.manual_seed(seed)
-        drawn.append(torch.cat([p.flatten() for n, p in attach_lora(model, LORA).named_parameters() if "lora_A" in n]))
+        drawn.append(torch.cat([p.flatten() for n, p in adapt(model, LORA).model.named_parameters() if "lora_A" in n]))
     assert torch.equal(drawn[0], drawn[1])
     assert not torch.equal(drawn[0], drawn[2])
 
 
 def test_adapters_are_float32_on_a_bfloat16_base():
     """Small updates need the digits; the base keeps its dtype."""
-    model = attach_lora(make().bfloat16(), LORA)
+    model = adapt(make().bfloat16(), LORA).model
     assert {p.dtype for p in model.parameters() if p.requires_grad} == {torch.float32}
     assert {p.dtype for p in model.parameters() if not p.requires_grad} == {torch.bfloat16}
 
@@ -90,7 +90,7 @@ def test_a_target_that_matches_nothing_is_named():
     """The wrong name, the nearest right one, and all that exist."""
     settings = AdapterSettings(adapter="lora", target_modules=("q_proj", "down_prj"))
     with pytest.raises(AdapterError, match="down_prj matches no module.*Did you mean down_proj.*gate_proj, k_proj") as caught:
-        attach_lora(make(), settings)
+        adapt(make(), settings)
     assert "q_proj matches" not in str(caught.value)
     assert caught.value.exit_status == 2
 
@@ -98,13 +98,14 @@ def test_a_target_that_matches_nothing_is_named():
 def test_a_target_that_cannot_carry_one_is_refused():
     """A norm is a module, but no layer for an adapter."""
     with pytest.raises(AdapterError, match="PEFT cannot attach.*linear layers here"):
-        attach_lora(make(), AdapterSettings(adapter="lora", target_modules=("input_layernorm",)))
+        adapt(make(), AdapterSettings(adapter="lora", target_modules=("input_layernorm",)))
 
 
-def test_a_second_adapter_and_none_are_refused():
-    """What carries an adapter is not wrapped again, and adapter='none' attaches nothing."""
-    model = attach_lora(make(), LORA)
+def test_a_second_adapter_is_refused_and_none_trains_everything():
+    """What carries an adapter is not wrapped again; adapter='none' is the model as it is."""
+    model = adapt(make(), LORA).model
     with pytest.raises(AdapterError, match="already"):
-        attach_lora(model, LORA)
-    with pytest.raises(AdapterError, match="adapter='none'"):
-        attach_lora(make(), AdapterSettings())
+        adapt(model, LORA)
+    plain = make()
+    assert adapt(plain, AdapterSettings()).model is plain
+    assert all(p.requires_grad for p in plain.parameters())

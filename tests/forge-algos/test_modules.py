@@ -2,7 +2,7 @@
 
 import torch
 
-from forge_algos import AdapterSettings, attach_lora
+from forge_algos import AdapterSettings, adapt
 from forge_algos._modules import causal_model, decoder, head, mode, trainable, unwrap, vocabulary
 
 from .oracle import VOCAB, make
@@ -25,7 +25,7 @@ class Wrapper(torch.nn.Module):
 def test_the_parts_of_a_model():
     """Causal model, decoder, head and vocabulary, through every wrapper; and none of them where there is none."""
     model = make("llama-untied")
-    for seen in (model, attach_lora(make("llama-untied"), AdapterSettings(adapter="lora"))):
+    for seen in (model, adapt(make("llama-untied"), AdapterSettings(adapter="lora")).model):
         assert type(causal_model(seen)) is type(model)
         assert decoder(seen) is causal_model(seen).model
         assert head(seen) is causal_model(seen).lm_head

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers.integrations.neftune import neftune_post_forward_hook
 
-from forge_algos import SFT, AdapterSettings, LossError, SupervisedSettings, attach_lora, evaluate, train
+from forge_algos import SFT, AdapterSettings, LossError, SupervisedSettings, adapt, evaluate, train
 from forge_algos._modules import embeddings
 
 from .oracle import CPU, gradients, make, pack, samples
@@ -31,7 +31,7 @@ def noise_of(model, seed, batch=BATCH):
 @pytest.mark.parametrize("adapter", [False, True])
 def test_noise_is_as_large_as_the_document_says(adapter):
     """Within ±alpha / √(S·D) and spread evenly up to there, S each token's own document; under an adapter too."""
-    model = attach_lora(make(), AdapterSettings(adapter="lora")) if adapter else make()
+    model = adapt(make(), AdapterSettings(adapter="lora")).model if adapter else make()
     model.train()
     noise = torch.stack([noise_of(model, seed)[0] for seed in range(40)])
     for part, length in zip(noise.split(LENGTHS, dim=1), LENGTHS, strict=True):

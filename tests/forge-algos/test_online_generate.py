@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from forge_algos import AdapterSettings, RolloutError, attach_lora, guard_packed
+from forge_algos import AdapterSettings, RolloutError, adapt, guard_packed
 from forge_algos.online import GenerateSampler
 
 from .threads import on_threads
@@ -99,7 +99,7 @@ def test_nothing_else_changes():
 
 def test_an_adapter_answers_and_the_guard_lets_it():
     """Inside the guard of `train`, a LoRA model answers with its adapter, otherwise than without."""
-    model = attach_lora(toy(size=0.3), AdapterSettings(adapter="lora", lora_r=4))
+    model = adapt(toy(size=0.3), AdapterSettings(adapter="lora", lora_r=4)).model
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "lora_B" in name:

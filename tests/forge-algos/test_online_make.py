@@ -19,7 +19,7 @@ from forge_algos import (
     RewardError,
     RLOOSettings,
     RolloutError,
-    attach_lora,
+    adapt,
 )
 from forge_algos.online import Completion, Reward, attach_value_head, rollout_batches
 
@@ -155,7 +155,7 @@ def test_ppo_credit_is_the_papers(whiten):
 def test_the_reference_may_be_the_model_without_its_adapter():
     """ "adapter_off" gives what the base alone gives; a model without an adapter has none to switch off."""
     base = toy(1, size=0.3)
-    model = attach_lora(copy.deepcopy(base), AdapterSettings(adapter="lora", lora_r=4))
+    model = adapt(copy.deepcopy(base), AdapterSettings(adapter="lora", lora_r=4)).model
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "lora_B" in name:

@@ -15,7 +15,7 @@ from forge_algos import (
     OptimizerSettings,
     PPOSettings,
     adamw,
-    attach_lora,
+    adapt,
     schedule,
     train,
 )
@@ -47,7 +47,7 @@ def run(strategy, folder, method, number, rank=0):
         torch.manual_seed(5)
         if strategy is not None:
             strategy.settle(model)
-        model, reference = attach_lora(model, AdapterSettings(adapter="lora", lora_r=3)), "adapter_off"
+        model, reference = adapt(model, AdapterSettings(adapter="lora", lora_r=3)).model, "adapter_off"
     if method == "ppo":
         attach_value_head(model)
     make = lambda module: adamw(module, OPTIMIZER)  # noqa: E731

@@ -15,7 +15,7 @@ from forge_algos import (
     OptimizerError,
     OptimizerSettings,
     adamw,
-    attach_lora,
+    adapt,
     make_optimizer,
     schedule,
     train,
@@ -127,7 +127,7 @@ def test_muon_leaves_tables_and_heads_to_adamw():
     assert held["muon"] == {n for n in names.values() if n.endswith("proj.weight")}
     assert {"score.weight", "model.layers.0.experts", "model.layers.0.table.weight", "model.norm.weight"} <= held["adamw"]
     assert held["muon"] | held["adamw"] == set(names.values())
-    lora = attach_lora(make(), AdapterSettings(adapter="lora"))
+    lora = adapt(make(), AdapterSettings(adapter="lora")).model
     assert [g["algorithm"] for g in make_optimizer(lora, config_of("muon")).param_groups] == ["muon"]
 
 
@@ -135,7 +135,7 @@ def test_muon_without_a_part_is_refused():
     """No matrix for Muon; or nothing for AdamW, whose numbers were given."""
     with pytest.raises(OptimizerError, match="no numbered layer of the model has a matrix"):
         make_optimizer(torch.nn.Linear(3, 2), config_of("muon"))
-    lora = attach_lora(make(), AdapterSettings(adapter="lora"))
+    lora = adapt(make(), AdapterSettings(adapter="lora")).model
     with pytest.raises(OptimizerError, match="beta2=0.8 has no effect: all that is trained are matrices"):
         make_optimizer(lora, config_of("muon", beta2=0.8))
 
@@ -321,7 +321,7 @@ def test_norms_and_biases_do_not_decay():
 
 def test_frozen_parameters_are_left_out():
     """Adapters only, at their own default rate."""
-    model = attach_lora(make(), AdapterSettings(adapter="lora"))
+    model = adapt(make(), AdapterSettings(adapter="lora")).model
     (group,) = adamw(model, OptimizerSettings()).param_groups
     assert len(group["params"]) == sum(p.requires_grad for p in model.parameters())
     assert group["lr"] == 2e-4

@@ -17,7 +17,7 @@ from forge_algos import (
     OptimizerSettings,
     Reward,
     adamw,
-    attach_lora,
+    adapt,
     check_reference,
     evaluate,
     reference_logps,
@@ -78,7 +78,7 @@ def run(strategy, folders, name, rank, world_size):
         torch.manual_seed(5)
         if strategy is not None:
             strategy.settle(model)
-        model = attach_lora(model, LORA)
+        model = adapt(model, LORA).model
     if strategy is None:
         kind, optimizer = {}, adamw(model, OPTIMIZER)
     else:

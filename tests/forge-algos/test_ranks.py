@@ -18,7 +18,7 @@ from forge_algos import (
     OptimizerSettings,
     SupervisedSettings,
     UnevenRanksError,
-    attach_lora,
+    adapt,
     evaluate,
     make_optimizer,
     schedule,
@@ -59,7 +59,7 @@ def run(strategy, folder, adapter, rank, world_size, *, wrong=None, on_nan="stop
         torch.manual_seed(5)
         if strategy is not None:
             strategy.settle(model)
-        model = attach_lora(model, LORA)
+        model = adapt(model, LORA).model
     if strategy is None:
         optimizer = make_optimizer(model, config)
     else:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from forge_algos import AdapterError, AdapterSettings, attach_lora, reference_logps
+from forge_algos import AdapterError, AdapterSettings, adapt, reference_logps
 
 from .oracle import make
 from .preferences import rows_of, some_pairs, token_logps
@@ -51,7 +51,7 @@ def test_an_empty_row_gives_empty_arrays_in_its_place():
 
 def test_modes_gradients_and_adapters_are_left_alone():
     """Dropout is off while it runs; the adapter too where that is asked for, and only then."""
-    model = attach_lora(make(), AdapterSettings(adapter="lora", lora_r=3, lora_dropout=0.5))
+    model = adapt(make(), AdapterSettings(adapter="lora", lora_r=3, lora_dropout=0.5)).model
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "lora_B" in name:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from forge_algos import AdapterSettings, LossError, PackedBatchError, Reward, RewardSettings, attach_lora, evaluate
+from forge_algos import AdapterSettings, LossError, PackedBatchError, Reward, RewardSettings, adapt, evaluate
 
 from .oracle import CPU, distance, make
 from .preferences import a_classifier, by_the_book, naive_reward, one_step, pair_batch, some_pairs
@@ -39,7 +39,7 @@ def test_the_loss_and_its_figures(margins, centering):
 def test_lora_trains_the_adapters_and_the_score():
     """With adapters that have learned: the naive loss and gradients, of the adapters and of the whole score layer."""
     torch.manual_seed(0)
-    model = attach_lora(a_classifier(), AdapterSettings(adapter="lora", lora_r=3))
+    model = adapt(a_classifier(), AdapterSettings(adapter="lora", lora_r=3)).model
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "lora_B" in name:

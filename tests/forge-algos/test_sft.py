@@ -15,7 +15,7 @@ from forge_algos import (
     Pretrain,
     PretrainSettings,
     SupervisedSettings,
-    attach_lora,
+    adapt,
     evaluate,
 )
 
@@ -53,7 +53,7 @@ def test_equals_one_sample_at_a_time(architecture, attention):
 def test_lora_equals_one_sample_at_a_time():
     """The same with adapters that have learned something; the frozen base gets no gradient."""
     torch.manual_seed(2)
-    model = attach_lora(make(), AdapterSettings(adapter="lora", lora_r=3))
+    model = adapt(make(), AdapterSettings(adapter="lora", lora_r=3)).model
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "lora_B" in name:

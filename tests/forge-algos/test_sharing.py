@@ -8,7 +8,7 @@ import torch
 import transformers
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from forge_algos import AdapterSettings, PackedBatchError, attach_lora, group_inputs, guard_packed, shares_prompts
+from forge_algos import AdapterSettings, PackedBatchError, adapt, group_inputs, guard_packed, shares_prompts
 
 from .oracle import CPU, SIZES, make
 from .test_groups import row
@@ -66,7 +66,7 @@ def test_what_shares_prompts_says_yes(architecture):
     assert all(p.grad is None for p in model.parameters())
     assert shares_prompts(make(architecture, attention="test_gathering").bfloat16(), device=CPU)[0]
     assert shares_prompts(
-        attach_lora(make(architecture, attention="test_gathering"), AdapterSettings(adapter="lora")), device=CPU
+        adapt(make(architecture, attention="test_gathering"), AdapterSettings(adapter="lora")).model, device=CPU
     )[0]
 
 
@@ -158,7 +158,7 @@ def test_a_shared_prompt_meets_no_attention_that_was_not_asked():
         model.set_attn_implementation("sdpa")
         with pytest.raises(PackedBatchError, match="'sdpa', which was not shown to share"):
             model(**inputs)
-    adapted = attach_lora(make(attention="test_forgetful"), AdapterSettings(adapter="lora"))
+    adapted = adapt(make(attention="test_forgetful"), AdapterSettings(adapter="lora")).model
     assert not shares_prompts(adapted, device=CPU)[0]
     with guard_packed(adapted), pytest.raises(PackedBatchError, match="share"):
         adapted(**inputs)

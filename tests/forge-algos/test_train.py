@@ -16,7 +16,7 @@ from forge_algos import (
     OptimizerSettings,
     PackedBatchError,
     adamw,
-    attach_lora,
+    adapt,
     schedule,
     train,
 )
@@ -54,7 +54,7 @@ def test_six_steps_equal_the_naive_ones(adapter, accumulation):
     for _ in range(2):
         torch.manual_seed(1)
         model = make()
-        models.append(attach_lora(model, AdapterSettings(adapter="lora", lora_r=3)) if adapter == "lora" else model)
+        models.append(adapt(model, AdapterSettings(adapter="lora", lora_r=3)).model if adapter == "lora" else model)
     ours, theirs = models
     data = [samples(LENGTHS, seed=step) for step in range(6)]
     config = settings_of()

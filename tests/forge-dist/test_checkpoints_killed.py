@@ -138,7 +138,10 @@ def drive(scratch):
     life(root, print)
     seconds = time.monotonic() - began
     draw, step = random.Random(0), check_whole(root, 2)
-    for _ in range(30):
+    for attempt in range(300):
+        # On a machine whose speed changes, many a run is over before its moment comes: such a one proves nothing and is not counted.
+        if at_random == 15 and attempt >= 30:
+            break
         killed, finished = one(root, None, draw.uniform(0, seconds))
         at_random += killed
         step = check_whole(root, max(step, finished))
@@ -148,8 +151,8 @@ def drive(scratch):
 
 
 def test_a_kill_leaves_a_whole_one(tmp_path):
-    """A run that tidies up, saves, replaces and deletes is killed at each of its file operations, then at 30 random moments, each time on
-    what the last one left: the newest is whole every time, never older than the one before, and no rubbish gathers."""
+    """A run that tidies up, saves, replaces and deletes is killed at each of its file operations, then at 15 random moments or more, each time
+    on what the last one left: the newest is whole every time, never older than the one before, and no rubbish gathers."""
     here = Path(__file__)
     code = (
         "import importlib, sys, types\n"

@@ -113,7 +113,7 @@ def prepared(strategy: Any, scenario: Scenario) -> tuple[nn.Module, torch.optim.
     generator = torch.Generator().manual_seed(7)
     if scenario.lora:
         strategy.settle(model)
-        model = forge_algos.attach_lora(model, forge_algos.AdapterSettings(adapter="lora", lora_r=3))
+        model = forge_algos.adapt(model, forge_algos.AdapterSettings(adapter="lora", lora_r=3)).model
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 if "lora_" in name:

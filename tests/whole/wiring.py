@@ -40,7 +40,7 @@ def load(directory: str, attention: str) -> PreTrainedModel:
 def with_adapter(model: PreTrainedModel, seed: int = 3) -> Any:
     """The model under forge's LoRA, its B drawn at random: a fresh one is zero, and then A has no gradient to compare."""
     CPU.seed(seed)
-    wrapped = forge_algos.attach_lora(model, LORA)
+    wrapped = forge_algos.adapt(model, LORA).model
     with torch.no_grad():
         for name, parameter in wrapped.named_parameters():
             if "lora_B" in name:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from forge_algos import adaptations, losses, objectives, online
+    from forge_algos._adapter_settings import AdapterSettings
     from forge_algos._batch import PackedBatch
     from forge_algos._errors import (
         AdapterError,
@@ -31,11 +32,11 @@ if TYPE_CHECKING:
     from forge_algos._parallel import ALONE, Parallel
     from forge_algos._preference_settings import DPOSettings, KTOSettings, ORPOSettings, RewardSettings, SimPOSettings
     from forge_algos._schedules import lr_factor, schedule
-    from forge_algos._settings import AdapterSettings, OptimizerSettings
+    from forge_algos._settings import OptimizerSettings
     from forge_algos._sharing import shares_prompts
     from forge_algos._supervised_settings import DistillSettings, PretrainSettings, SupervisedSettings
     from forge_algos._train import StepOutput, train
-    from forge_algos.adaptations import attach_lora
+    from forge_algos.adaptations import Adaptation, adapt
     from forge_algos.losses import LossTerms, nll
     from forge_algos.objectives import (
         DPO,
@@ -57,10 +58,11 @@ if TYPE_CHECKING:
         reference_logps,
     )
 
-__version__ = "0.3.0"
+__version__ = "0.4.0"
 
 __all__ = [
     "ALONE",
+    "Adaptation",
     "AdapterError",
     "AdapterSettings",
     "Bound",
@@ -109,8 +111,8 @@ __all__ = [
     "SupervisedSettings",
     "UnevenRanksError",
     "adamw",
+    "adapt",
     "adaptations",
-    "attach_lora",
     "check_groups",
     "check_reference",
     "evaluate",
@@ -132,8 +134,9 @@ __all__ = [
 
 _HOMES = {
     "ALONE": "_parallel",
+    "Adaptation": "adaptations",
     "AdapterError": "_errors",
-    "AdapterSettings": "_settings",
+    "AdapterSettings": "_adapter_settings",
     "Bound": "objectives",
     "DPO": "objectives",
     "DPOSettings": "_preference_settings",
@@ -180,7 +183,7 @@ _HOMES = {
     "SupervisedSettings": "_supervised_settings",
     "UnevenRanksError": "_errors",
     "adamw": "_optimizers",
-    "attach_lora": "adaptations",
+    "adapt": "adaptations",
     "check_groups": "_groups",
     "check_reference": "objectives",
     "evaluate": "_evaluate",

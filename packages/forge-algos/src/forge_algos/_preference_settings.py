@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import attrs
 
-from forge_algos._settings import _number, _one_of
+from forge_algos._validators import number, one_of
 
 DPOLoss = Literal[
     "sigmoid", "hinge", "ipo", "exo_pair", "nca_pair", "robust", "bco_pair", "sppo_hard", "aot", "aot_unpaired",
@@ -56,9 +56,9 @@ def _check_path(instance: Any, field: Any, value: Any) -> None:
         )
 
 
-_any_number = _number(kind=float, low=float("-inf"))
-_beta = _number(kind=float, above=True)
-_smoothing = _number(kind=float, below=0.5)
+_any_number = number(kind=float, low=float("-inf"))
+_beta = number(kind=float, above=True)
+_smoothing = number(kind=float, below=0.5)
 
 
 @attrs.frozen(kw_only=True)
@@ -75,7 +75,7 @@ class DPOSettings:
 
     beta: float = attrs.field(default=0.1, validator=_beta)
     """How much a log-probability may leave the reference's: above 0, and the larger, the nearer it stays."""
-    loss_type: tuple[DPOLoss, ...] = attrs.field(default=("sigmoid",), converter=_names, validator=_tuple_of(_one_of(DPOLoss)))
+    loss_type: tuple[DPOLoss, ...] = attrs.field(default=("sigmoid",), converter=_names, validator=_tuple_of(one_of(DPOLoss)))
     """The loss, or several that are added up."""
     loss_weights: tuple[float, ...] | None = attrs.field(
         default=None, converter=_names, validator=attrs.validators.optional(_tuple_of(_beta))
@@ -83,22 +83,22 @@ class DPOSettings:
     """A weight above 0 for each of `loss_type`; 1 for each by default."""
     label_smoothing: float = attrs.field(default=0.0, validator=_smoothing)
     """How often a preference is taken to be the wrong way round; read by exo_pair (which needs it), robust and aot."""
-    f_divergence: Divergence = attrs.field(default="reverse_kl", validator=_one_of(Divergence))
+    f_divergence: Divergence = attrs.field(default="reverse_kl", validator=one_of(Divergence))
     """The divergence that keeps the model near its reference (arXiv 2309.16240)."""
     f_alpha: float | None = attrs.field(default=None, validator=attrs.validators.optional(_any_number))
     """α of alpha_divergence; 0.5 by default."""
     discopop_tau: float | None = attrs.field(default=None, validator=attrs.validators.optional(_beta))
     """Temperature of discopop's mixture; 0.05 by default."""
     ld_alpha: float | None = attrs.field(
-        default=None, validator=attrs.validators.optional(attrs.validators.and_(_number(kind=float), attrs.validators.le(1)))
+        default=None, validator=attrs.validators.optional(attrs.validators.and_(number(kind=float), attrs.validators.le(1)))
     )
     """Weight, from 0 to 1, of the tokens beyond the shorter completion's length (LD-DPO, arXiv 2409.06411); 1 by default."""
-    reference: ReferenceKind = attrs.field(default="stored", validator=_one_of(ReferenceKind))
+    reference: ReferenceKind = attrs.field(default="stored", validator=one_of(ReferenceKind))
     """Where the reference's log-probabilities come from: computed once before training ("stored"), the model with its adapter
     switched off ("adapter_off"), or a second model beside it ("live")."""
     reference_path: str | None = attrs.field(default=None, validator=attrs.validators.optional(_check_path))
     """The reference model of "stored" and "live"; by default the model that training starts from."""
-    normalize: Normalize = attrs.field(default="global", validator=_one_of(Normalize))
+    normalize: Normalize = attrs.field(default="global", validator=one_of(Normalize))
     """Mean over all pairs of a step, whatever its cut ("global"), or each micro-batch's own mean, averaged, as TRL ("trl")."""
 
     def __attrs_post_init__(self) -> None:
@@ -144,7 +144,7 @@ class ORPOSettings:
     """Weight of the odds ratio beside the likelihood (the paper's λ), above 0."""
     learn_prompt: bool = attrs.field(default=False, validator=attrs.validators.instance_of(bool))
     """Whether the likelihood part learns the chosen completion's prompt too, as the paper's code and TRL do."""
-    normalize: Normalize = attrs.field(default="global", validator=_one_of(Normalize))
+    normalize: Normalize = attrs.field(default="global", validator=one_of(Normalize))
     """Mean over a step's pairs and tokens, whatever its cut ("global"), or over each micro-batch's, averaged, as TRL ("trl")."""
 
 
@@ -154,11 +154,11 @@ class SimPOSettings:
 
     beta: float = attrs.field(default=2.0, validator=_beta)
     """Scale of the rewards, above 0; the paper has 2 to 10."""
-    gamma: float = attrs.field(default=1.0, validator=_number(kind=float))
+    gamma: float = attrs.field(default=1.0, validator=number(kind=float))
     """By how much the chosen completion's reward should exceed the other's."""
     label_smoothing: float = attrs.field(default=0.0, validator=_smoothing)
     """How often a preference is taken to be the wrong way round."""
-    normalize: Normalize = attrs.field(default="global", validator=_one_of(Normalize))
+    normalize: Normalize = attrs.field(default="global", validator=one_of(Normalize))
     """Mean over all pairs of a step, whatever its cut ("global"), or each micro-batch's own mean, averaged, as TRL ("trl")."""
 
 
@@ -172,12 +172,12 @@ class KTOSettings:
     """Weight of the good completions; the paper balances weight times number of both kinds."""
     undesirable_weight: float = attrs.field(default=1.0, validator=_beta)
     """Weight of the bad ones."""
-    reference: ReferenceKind = attrs.field(default="stored", validator=_one_of(ReferenceKind))
+    reference: ReferenceKind = attrs.field(default="stored", validator=one_of(ReferenceKind))
     """Where the reference's log-probabilities come from: computed once before training ("stored"), the model with its adapter
     switched off ("adapter_off"), or a second model beside it ("live")."""
     reference_path: str | None = attrs.field(default=None, validator=attrs.validators.optional(_check_path))
     """The reference model of "stored" and "live"; by default the model that training starts from."""
-    normalize: Normalize = attrs.field(default="global", validator=_one_of(Normalize))
+    normalize: Normalize = attrs.field(default="global", validator=one_of(Normalize))
     """Mean and KL over a whole step, whatever its cut ("global"), or over each micro-batch, averaged, as TRL ("trl")."""
 
 
@@ -185,9 +185,9 @@ class KTOSettings:
 class RewardSettings:
     """Reward models (Bradley-Terry; arXiv 2203.02155): a number for a completion, higher for the better of two."""
 
-    centering: float = attrs.field(default=0.0, validator=_number(kind=float))
+    centering: float = attrs.field(default=0.0, validator=number(kind=float))
     """Weight of the square of a pair's summed rewards, which pulls their mean towards 0 (arXiv 2312.09244)."""
-    normalize: Normalize = attrs.field(default="global", validator=_one_of(Normalize))
+    normalize: Normalize = attrs.field(default="global", validator=one_of(Normalize))
     """Mean over all pairs of a step, whatever its cut ("global"), or each micro-batch's own mean, averaged, as TRL ("trl")."""
 
 

@@ -1,13 +1,14 @@
-"""The settings of this room, as two frozen classes; neither torch nor peft is loaded to read them.
+"""Which optimizer moves the weights, by what schedule; torch is not loaded to read these settings.
 
 A docstring under a field becomes its line in `--help` and in the reference page.
 """
 
-import math
-from collections.abc import Callable
-from typing import Any, Literal, get_args
+from typing import Literal
 
 import attrs
+
+from forge_algos._adapter_settings import Adapter, default_learning_rate
+from forge_algos._validators import either, number, one_of
 
 Optimizer = Literal["adamw", "adafactor", "muon", "schedule_free", "adamw_8bit"]
 Schedule = Literal[
@@ -20,14 +21,12 @@ Schedule = Literal[
     "polynomial",
     "warmup_stable_decay",
 ]
-Adapter = Literal["none", "lora"]
 OnNaN = Literal["stop", "skip"]
 
 # Constants, because the type checker takes a literal of more than four for any string.
 _OPTIMIZER: Optimizer = "adamw"
 _SCHEDULE: Schedule = "cosine"
 
-_LEARNING_RATE: dict[str, float] = {"none": 2e-5, "lora": 2e-4}
 _ADAFACTOR_SCALE = 50.0
 """Adafactor multiplies its rate by a matrix's root mean square, about 1/50 in a language model."""
 
@@ -39,77 +38,6 @@ _READ_BY_SCHEDULE: dict[str, tuple[str, ...]] = {
     "power": ("polynomial",),
     "num_cycles": ("cosine_with_restarts",),
 }
-
-
-def _number(
-    *, kind: type[int] | type[float], low: float = 0, above: bool = False, below: float = float("inf")
-) -> Callable[..., None]:
-    """A validator for a finite number in [low, below), or in (low, below) with `above`; a bool is no number here."""
-    accepted = (int,) if kind is int else (int, float)
-
-    def check(_instance: Any, field: Any, value: Any) -> None:
-        if isinstance(value, bool) or not isinstance(value, accepted):
-            wanted = "a whole number" if kind is int else "a number"
-            raise TypeError(f"{field.name} must be {wanted}, got {value!r} ({type(value).__name__})")
-        # Minus infinity is no lower bound that a number could stand on.
-        if not (low < value if above or low == -math.inf else low <= value) or not value < below:
-            least = [] if low == -math.inf else [f"above {low:g}" if above else f"at least {low:g}"]
-            most = "finite" if below == float("inf") else f"below {below:g}"
-            raise ValueError(f"{field.name} must be {' and '.join([*least, most])}, got {value!r}")
-
-    return check
-
-
-def _one_of(choices: Any) -> Callable[..., None]:
-    """A validator for the values of a Literal."""
-    return attrs.validators.in_(get_args(choices))
-
-
-def _names(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
-
-
-def _check_names(_instance: Any, field: Any, value: Any) -> None:
-    if not isinstance(value, tuple) or not all(isinstance(name, str) for name in value):
-        raise TypeError(f"{field.name} must be a list of module names, got {value!r} ({type(value).__name__})")
-    if not value or not all(value):
-        raise ValueError(f"{field.name} must name at least one module and no empty name, got {value!r}")
-
-
-@attrs.frozen(kw_only=True)
-class AdapterSettings:
-    """How much of the model moves: everything, or a low-rank adapter (arXiv 2106.09685).
-
-    >>> AdapterSettings(adapter="lora", lora_r=8).lora_r
-    8
-    >>> AdapterSettings(lora_r=8)
-    Traceback (most recent call last):
-        ...
-    ValueError: lora_r=8 has no effect with adapter='none'; leave it out, or set adapter='lora'
-    """
-
-    adapter: Adapter = attrs.field(default="none", validator=_one_of(Adapter))
-    """What is trained: every weight ("none") or low-rank adapters beside the frozen linear layers ("lora")."""
-    lora_r: int = attrs.field(default=16, validator=_number(kind=int, low=1))
-    """Rank of the adapters."""
-    lora_alpha: float = attrs.field(default=32.0, validator=_number(kind=float, above=True))
-    """Scale of the adapters: what they add is multiplied by lora_alpha / lora_r."""
-    lora_dropout: float = attrs.field(default=0.0, validator=_number(kind=float, below=1.0))
-    """Share of the adapters' inputs set to zero while training, from 0 to below 1."""
-    target_modules: tuple[str, ...] | None = attrs.field(
-        default=None, converter=_names, validator=attrs.validators.optional(_check_names)
-    )
-    """Names, or last parts of names, of the linear layers that get an adapter. By default every one but the head."""
-
-    def __attrs_post_init__(self) -> None:
-        if self.adapter != "none":
-            return
-        for field in attrs.fields(type(self)):
-            value = getattr(self, field.name)
-            if field.name != "adapter" and value != field.default:
-                raise ValueError(
-                    f"{field.name}={value!r} has no effect with adapter='none'; leave it out, or set adapter='lora'"
-                )
 
 
 @attrs.frozen(kw_only=True)
@@ -124,40 +52,38 @@ class OptimizerSettings:
     ValueError: beta1=0.8 has no effect with optimizer='adafactor'; leave it out, or set optimizer=adamw, muon, schedule_free or adamw_8bit
     """
 
-    optimizer: Optimizer = attrs.field(default=_OPTIMIZER, validator=_one_of(Optimizer))
+    optimizer: Optimizer = attrs.field(default=_OPTIMIZER, validator=one_of(Optimizer))
     """AdamW (arXiv 1711.05101); Adafactor (1804.04235), which keeps next to no state; Muon on the layers' matrices with AdamW
     on the rest; schedule-free AdamW (2405.15682), which needs no schedule; or AdamW with its state in 8 bits (2110.02861)."""
-    learning_rate: float | None = attrs.field(
-        default=None, validator=attrs.validators.optional(_number(kind=float, above=True))
-    )
+    learning_rate: float | None = attrs.field(default=None, validator=attrs.validators.optional(number(kind=float, above=True)))
     """Highest learning rate of the schedule. By default 2e-5, or 2e-4 with adapter=lora; 50 times that with
     optimizer=adafactor, which multiplies it by the size of each matrix."""
-    weight_decay: float = attrs.field(default=0.0, validator=_number(kind=float))
+    weight_decay: float = attrs.field(default=0.0, validator=number(kind=float))
     """Decoupled weight decay, on matrices only: norms and biases never decay."""
-    beta1: float = attrs.field(default=0.9, validator=_number(kind=float, below=1.0))
+    beta1: float = attrs.field(default=0.9, validator=number(kind=float, below=1.0))
     """Decay of AdamW's running mean of the gradients; how far schedule_free's averaging goes."""
-    beta2: float = attrs.field(default=0.95, validator=_number(kind=float, below=1.0))
+    beta2: float = attrs.field(default=0.95, validator=number(kind=float, below=1.0))
     """Decay of AdamW's running mean of the squared gradients."""
-    eps: float = attrs.field(default=1e-8, validator=_number(kind=float, above=True))
+    eps: float = attrs.field(default=1e-8, validator=number(kind=float, above=True))
     """Added to the denominator of AdamW's step."""
-    momentum: float = attrs.field(default=0.95, validator=_number(kind=float, below=1.0))
+    momentum: float = attrs.field(default=0.95, validator=number(kind=float, below=1.0))
     """Decay of Muon's running sum of the gradients."""
-    max_grad_norm: float = attrs.field(default=1.0, validator=_number(kind=float))
+    max_grad_norm: float = attrs.field(default=1.0, validator=number(kind=float))
     """Gradients are scaled down to at most this global norm before each step; 0 turns clipping off."""
-    warmup_steps: int = attrs.field(default=0, validator=_number(kind=int))
+    warmup_steps: int = attrs.field(default=0, validator=number(kind=int))
     """Steps over which the learning rate rises linearly to its highest value, which the last of them has."""
-    lr_scheduler: Schedule = attrs.field(default=_SCHEDULE, validator=_one_of(Schedule))
+    lr_scheduler: Schedule = attrs.field(default=_SCHEDULE, validator=one_of(Schedule))
     """How the learning rate goes on after the warm-up: down to 0 as a cosine or a line, constant, or another of transformers'
     schedules."""
-    min_lr_ratio: float = attrs.field(default=0.0, validator=_number(kind=float, below=1.0))
+    min_lr_ratio: float = attrs.field(default=0.0, validator=number(kind=float, below=1.0))
     """Where lr_scheduler=cosine_with_min_lr, polynomial or warmup_stable_decay ends, as a share of the highest rate."""
-    decay_steps: int | None = attrs.field(default=None, validator=attrs.validators.optional(_number(kind=int, low=1)))
+    decay_steps: int | None = attrs.field(default=None, validator=attrs.validators.optional(number(kind=int, low=1)))
     """The last steps of the run, over which lr_scheduler=warmup_stable_decay comes down; it must be given there."""
-    power: float = attrs.field(default=1.0, validator=_number(kind=float, above=True))
+    power: float = attrs.field(default=1.0, validator=number(kind=float, above=True))
     """Exponent of lr_scheduler=polynomial: 1 is a line."""
-    num_cycles: int = attrs.field(default=1, validator=_number(kind=int, low=1))
+    num_cycles: int = attrs.field(default=1, validator=number(kind=int, low=1))
     """How many times lr_scheduler=cosine_with_restarts comes down."""
-    on_nan: OnNaN = attrs.field(default="stop", validator=_one_of(OnNaN))
+    on_nan: OnNaN = attrs.field(default="stop", validator=one_of(OnNaN))
     """What a loss or gradient that is NaN or infinite does: stop the run before the weights move, or skip that step's move."""
 
     def __attrs_post_init__(self) -> None:
@@ -167,7 +93,7 @@ class OptimizerSettings:
                 value = getattr(self, name)
                 if chosen not in choices and value != getattr(attrs.fields(type(self)), name).default:
                     raise ValueError(
-                        f"{name}={value!r} has no effect with {setting}={chosen!r}; leave it out, or set {setting}={_either(choices)}"
+                        f"{name}={value!r} has no effect with {setting}={chosen!r}; leave it out, or set {setting}={either(choices)}"
                     )
         if self.optimizer == "schedule_free" and self.lr_scheduler != "constant":
             raise ValueError(
@@ -190,9 +116,4 @@ class OptimizerSettings:
         if self.learning_rate is not None:
             return self
         scale = _ADAFACTOR_SCALE if self.optimizer == "adafactor" else 1.0
-        return attrs.evolve(self, learning_rate=_LEARNING_RATE[adapter] * scale)
-
-
-def _either(choices: tuple[str, ...]) -> str:
-    *most, last = choices
-    return f"{', '.join(most)} or {last}" if most else last
+        return attrs.evolve(self, learning_rate=default_learning_rate(adapter) * scale)

@@ -26,6 +26,6 @@ def collected(batches: Iterator[T]) -> Generator[T, None, None]:
     try:
         for number, batch in enumerate(batches, start=1):
             yield batch
-            gc.collect(1 if number % _ALL_EVERY else 2)
+            gc.collect(0 if number % _ALL_EVERY else 2)
     finally:
         gc.enable()

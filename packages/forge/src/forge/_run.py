@@ -77,7 +77,7 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
     report.note(f"attention: {reason}")
     warn_of_positions(report, model, [train] if held_out is None else [train, held_out])
     if s.adapter.adapter == "lora":
-        model = forge_algos.attach_lora(model, s.adapter)
+        model = forge_algos.adapt(model, s.adapter).model
     task.extend(model, s)
     model, optimizer = strategy.wrap(
         model, lambda model: forge_algos.make_optimizer(model, s.optimizer, fused=machine.fused_optimizer.value)

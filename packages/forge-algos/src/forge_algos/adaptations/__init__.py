@@ -1,5 +1,6 @@
-"""Adaptations: how much of a model moves. PEFT's layers, never rewritten; names resolved on the model itself."""
+"""Adaptations: how much of a model moves. PEFT's layers, never rewritten, and OSFT, which is ours; names resolved on the model itself."""
 
-from forge_algos.adaptations._lora import attach_lora
+from forge_algos.adaptations._adapt import adapt
+from forge_algos.adaptations._adaptation import Adaptation
 
-__all__ = ["attach_lora"]
+__all__ = ["Adaptation", "adapt"]

@@ -6,15 +6,28 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from forge_algos._adapter_settings import AdapterSettings
 from forge_algos._errors import AdapterError
 from forge_algos._modules import head
-from forge_algos._settings import AdapterSettings
+from forge_algos.adaptations._adaptation import Adaptation
 
 if TYPE_CHECKING:
     from peft import PeftModel
 
 
-def attach_lora(model: nn.Module, settings: AdapterSettings) -> "PeftModel":
+class PeftAdaptation(Adaptation):
+    """PEFT's layers around or inside a frozen model."""
+
+    writes = "adapter"
+
+
+def attach_peft(model: nn.Module, settings: AdapterSettings, *, tokenizer_path: str | None = None) -> Adaptation:
+    """`adapt` for everything that PEFT has."""
+    del tokenizer_path
+    return PeftAdaptation(_lora(model, settings))
+
+
+def _lora(model: nn.Module, settings: AdapterSettings) -> "PeftModel":
     """Put an adapter beside each target and freeze everything else; the base's layers are changed in place.
 
     Adapters are float32 whatever the base's dtype, and drawn from torch's random state: seed it before for the same adapters.
@@ -32,10 +45,6 @@ def attach_lora(model: nn.Module, settings: AdapterSettings) -> "PeftModel":
         AdapterError: a target matches nothing, a target cannot carry an adapter, the model has one already, or the settings
             say adapter="none".
     """
-    if settings.adapter != "lora":
-        raise AdapterError(f"attach_lora was called with adapter={settings.adapter!r}; it attaches adapter='lora' only")
-    if hasattr(model, "peft_config"):
-        raise AdapterError("the model carries a PEFT adapter already; merge it (merge_and_unload) or start from its base")
     _check_targets(model, settings.target_modules)
     # peft takes four seconds to import: only those who attach an adapter wait for it.
     from peft import LoraConfig, get_peft_model

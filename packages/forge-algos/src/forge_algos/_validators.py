@@ -1,0 +1,37 @@
+"""Validators of settings, and how their messages list choices; no torch is loaded to read settings."""
+
+import math
+from collections.abc import Callable
+from typing import Any, get_args
+
+import attrs
+
+
+def number(
+    *, kind: type[int] | type[float], low: float = 0, above: bool = False, below: float = float("inf")
+) -> Callable[..., None]:
+    """A validator for a finite number in [low, below), or in (low, below) with `above`; a bool is no number here."""
+    accepted = (int,) if kind is int else (int, float)
+
+    def check(_instance: Any, field: Any, value: Any) -> None:
+        if isinstance(value, bool) or not isinstance(value, accepted):
+            wanted = "a whole number" if kind is int else "a number"
+            raise TypeError(f"{field.name} must be {wanted}, got {value!r} ({type(value).__name__})")
+        # Minus infinity is no lower bound that a number could stand on.
+        if not (low < value if above or low == -math.inf else low <= value) or not value < below:
+            least = [] if low == -math.inf else [f"above {low:g}" if above else f"at least {low:g}"]
+            most = "finite" if below == float("inf") else f"below {below:g}"
+            raise ValueError(f"{field.name} must be {' and '.join([*least, most])}, got {value!r}")
+
+    return check
+
+
+def one_of(choices: Any) -> Callable[..., None]:
+    """A validator for the values of a Literal."""
+    return attrs.validators.in_(get_args(choices))
+
+
+def either(choices: tuple[str, ...]) -> str:
+    """The choices as words: a, b or c."""
+    *most, last = choices
+    return f"{', '.join(most)} or {last}" if most else last
