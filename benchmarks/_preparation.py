@@ -121,7 +121,7 @@ def _prepared(run: Prepare, rows: Path, tokenizer: Path, folder: Path) -> Taken:
     folder.mkdir(parents=True)
     data = folder / "train.jsonl"
     shutil.copyfile(rows, data)
-    # Python looks through all that the process holds (0.25 s with these libraries) once enough is new, whoever made it: not in a run's time.
+    # Once enough is new, whoever made it, Python looks through all that the process holds, 0.25 s with these libraries: every run starts anew.
     gc.collect()
     return timed(lambda: run(data, tokenizer, folder))
 

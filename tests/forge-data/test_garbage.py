@@ -32,6 +32,26 @@ def test_cycles_are_freed_batch_by_batch():
     assert gc.isenabled()
 
 
+def test_what_is_in_use_grows_no_older():
+    """After a batch only what is new is looked through, so that what lives on for a moment does not count as old; all, after 64."""
+    looked: list[int] = []
+
+    def note(phase, info):
+        if phase == "stop":
+            looked.append(info["generation"])
+
+    batches = collected(iter(range(65)))
+    next(batches)
+    gc.callbacks.append(note)
+    try:
+        for _ in range(64):
+            next(batches)
+    finally:
+        gc.callbacks.remove(note)
+        batches.close()
+    assert looked == [0] * 63 + [2]
+
+
 def test_off_stays_off():
     """Whoever runs without the collector goes on without it."""
     gc.disable()
