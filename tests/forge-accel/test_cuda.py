@@ -192,3 +192,17 @@ def test_cuda_where_there_is_none_says_what_torch_sees(monkeypatch, cuda, hidden
     fallback = accelerator("auto")
     assert fallback.name == "cpu"
     assert said in fallback.device.reason
+
+
+def test_four_bits(gpus, monkeypatch):
+    """Every chip since Pascal holds them; an older one is refused by its name, and ROCm is said to be untried."""
+    monkeypatch.setattr("forge_accel._quantization.version", lambda _: "0.50.2")
+    gpus()
+    assert accelerator("cuda").quantization("nf4").reason == (
+        "nf4: bitsandbytes 0.50.2 holds the frozen weights in 4 bits on NVIDIA H100 80GB HBM3"
+    )
+    gpus(name="Quadro M6000", capability=(5, 2))
+    with pytest.raises(AccelError, match=r"Quadro M6000 of compute capability 5\.2 is no device .*use device=cpu or cuda"):
+        accelerator("cuda").quantization("nf4")
+    gpus(name="AMD Instinct MI300X", hip="6.4")
+    assert accelerator("cuda").quantization("fp4").reason.endswith("untried on ROCm")

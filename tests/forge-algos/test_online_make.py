@@ -164,7 +164,7 @@ def test_the_reference_may_be_the_model_without_its_adapter():
     off, live = (rollout(model, settings, reference=reference) for reference in ("adapter_off", base))
     np.testing.assert_allclose(off.ref_logps, live.ref_logps, rtol=0, atol=1e-6)
     assert np.abs(off.ref_logps - off.old_logps).max() > 0.1
-    with pytest.raises(RolloutError, match="carries no adapter"):
+    with pytest.raises(AdapterError, match="carries no adapter"):
         rollout(base, settings, reference="adapter_off")
 
 

@@ -1,11 +1,13 @@
 """Settings say what they are and refuse what they cannot be."""
 
 import math
+from typing import get_args
 
 import attrs
 import pytest
 
 from forge_algos import AdapterSettings, DistillSettings, OptimizerSettings, PretrainSettings, SupervisedSettings
+from forge_algos._adapter_settings import Adapter, default_learning_rate
 
 
 @pytest.mark.parametrize(
@@ -36,27 +38,65 @@ def test_optimizer_settings_refuse(name, bad):
 @pytest.mark.parametrize(
     ("name", "bad"),
     [
-        ("adapter", "qlora"),
+        *(("adapter", bad) for bad in ("qlra", "", None)),
         *(("lora_r", bad) for bad in (0, -4, 2.0, True)),
         *(("lora_alpha", bad) for bad in (0, -1.0, math.nan, math.inf)),
         *(("lora_dropout", bad) for bad in (-0.1, 1.0, math.nan)),
-        *(("target_modules", bad) for bad in ("q_proj", (), ("",), (1,), 3)),
+        *((name, bad) for name in ("target_modules", "feedforward_modules") for bad in ("q_proj", (), ("",), (1,), 3)),
+        *(("quant_type", bad) for bad in ("int4", None)),
+        *(("double_quant", bad) for bad in (1, None, "yes")),
     ],
 )
 def test_adapter_settings_refuse(name, bad):
     """The same for adapters; a bare string is not taken for a list of letters."""
-    with pytest.raises((ValueError, TypeError), match=name):
+    with pytest.raises((ValueError, TypeError), match=name) as caught:
         AdapterSettings(**{"adapter": "lora", name: bad})
+    assert "no effect" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("name", "value"), [("lora_r", 8), ("lora_alpha", 1), ("lora_dropout", 0.1), ("target_modules", ("q_proj",))]
-)
-def test_a_setting_without_effect_is_refused(name, value):
-    """No adapter, no rank: a lora setting beside adapter='none' says what to do."""
-    AdapterSettings(adapter="lora", **{name: value})
-    with pytest.raises(ValueError, match=f"{name}=.*no effect with adapter='none'"):
-        AdapterSettings(**{name: value})
+LORAS = ("lora", "qlora", "dora", "rslora")
+# For each setting of an adapter a value that is not its default, and the adapters that read it.
+READ_BY = {
+    "target_modules": (("q_proj",), (*LORAS, "ia3", "osft")),
+    "lora_r": (8, LORAS),
+    "lora_alpha": (1, LORAS),
+    "lora_dropout": (0.1, LORAS),
+    "quant_type": ("fp4", ("qlora",)),
+    "double_quant": (False, ("qlora",)),
+    "feedforward_modules": (("down_proj",), ("ia3",)),
+    "num_virtual_tokens": (5, ("prefix", "prompt", "adapter_prompt")),
+    "prefix_projection": (True, ("prefix",)),
+    "prompt_init_text": ("Classify:", ("prompt",)),
+    "adapter_layers": (2, ("adapter_prompt",)),
+    "unfreeze_rank_ratio": (0.5, ("osft",)),
+    "osft_rule": ("paper", ("osft",)),
+    "osft_form": ("factors", ("osft",)),
+    "osft_rank": ("adaptive", ("osft",)),
+    "osft_calibration_path": ("rows.jsonl", ("osft",)),
+    "rank_pattern": (("q_proj=8",), ("osft",)),
+    "osft_train_rest": (("norms",), ("osft",)),
+    "osft_svd": ("randomized", ("osft",)),
+    "osft_cache": ("somewhere", ("osft",)),
+}
+# What a setting needs beside its adapter.
+BESIDE = {"osft_calibration_path": {"osft_rank": "adaptive"}}
+
+
+def test_every_setting_of_an_adapter_is_here():
+    """One that is added must be added to the table, and so be refused where nothing reads it."""
+    assert set(READ_BY) == {field.name for field in attrs.fields(AdapterSettings)} - {"adapter"}
+
+
+@pytest.mark.parametrize("adapter", get_args(Adapter))
+@pytest.mark.parametrize("name", READ_BY)
+def test_a_setting_without_effect_is_refused(name, adapter):
+    """A setting of one adapter beside another says which adapters read it; where it is read it stays as given."""
+    value, readers = READ_BY[name]
+    if adapter in readers:
+        assert getattr(AdapterSettings(adapter=adapter, **{name: value}, **BESIDE.get(name, {})), name) == value
+        return
+    with pytest.raises(ValueError, match=f"{name}=.*no effect with adapter='{adapter}'.*set adapter=.*{readers[-1]}$"):
+        AdapterSettings(adapter=adapter, **{name: value})
 
 
 def test_whole_numbers_are_numbers():
@@ -66,7 +106,10 @@ def test_whole_numbers_are_numbers():
 
 
 def test_the_default_rate_is_the_adapters():
-    """2e-5 for all weights, 2e-4 for adapters; a given rate stays."""
+    """2e-5 for all weights, 2e-4 for adapters, each of the others' its own; a given rate stays."""
+    for adapter in get_args(Adapter):
+        assert 0 < default_learning_rate(adapter) < 1
+    assert {default_learning_rate(adapter) for adapter in LORAS} == {2e-4}
     assert OptimizerSettings().resolve().learning_rate == 2e-5
     assert OptimizerSettings().resolve("lora").learning_rate == 2e-4
     assert OptimizerSettings(learning_rate=3.0).resolve("lora").learning_rate == 3.0

@@ -9,7 +9,6 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 from forge_algos import (
     SFT,
-    AdapterError,
     AdapterSettings,
     PackedBatchError,
     Pretrain,
@@ -115,15 +114,6 @@ def test_ids_outside_of_the_vocabulary_are_named():
     batch.input_ids[2] = 61
     with pytest.raises(PackedBatchError, match="input_ids holds the token id 61.*ends at 60"):
         SFT().bind(make(), device=CPU)(batch, [])
-
-
-def test_virtual_tokens_are_refused():
-    """Prompt-like adapters put tokens of no document into the row."""
-    from peft import PromptTuningConfig, get_peft_model
-
-    model = get_peft_model(make(), PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2))
-    with pytest.raises(AdapterError, match="virtual tokens"):
-        SFT().bind(model, device=CPU)
 
 
 def by_hand(model, examples, s):

@@ -1,6 +1,7 @@
 """Bit for bit."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,7 +10,9 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from forge_dist import ExportError
-from forge_dist._proof import model_tensors, prove_files, prove_reloaded, same_bits
+from forge_dist._layout import layout_of
+from forge_dist._proof import Files, prove_files, prove_model, prove_reloaded, same_bits
+from forge_dist._whole import whole_tensors
 
 TYPES = [torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.bool]
 
@@ -40,10 +43,15 @@ def test_bits_not_values(first, second, same):
 
 def test_a_model_has_its_checkpoint_names(save_base, make_model, architecture, tmp_path):
     """The tensors that are looked for are exactly those that transformers writes."""
-    written = load_file(f"{save_base(architecture)}/model.safetensors")
-    found = model_tensors(make_model(architecture))
-    assert found.keys() == written.keys()
-    assert all(same_bits(found[name], tensor) for name, tensor in written.items())
+    base, model = Path(save_base(architecture)), make_model(architecture)
+    layout = layout_of(model, None)
+    assert layout.files.keys() == load_file(base / "model.safetensors").keys()
+    with Files(base, "model") as files:
+        prove_model(files, model, layout, whole_tensors(model, model.device, is_first=True))
+    with torch.no_grad():
+        model.get_parameter("model.layers.1.mlp.up_proj.weight")[0, 0] += 1
+    with Files(base, "model") as files, pytest.raises(ExportError, match="up_proj.weight is not the one in memory"):
+        prove_model(files, model, layout, whole_tensors(model, model.device, is_first=True))
 
 
 EXPECTED = {"a": torch.randn(3), "b": torch.randn(2, 2), "n": torch.tensor([1, 2])}

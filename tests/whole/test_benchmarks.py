@@ -107,6 +107,25 @@ def test_head_alone():
         assert case["peak_bytes"]["full"] > case["peak_bytes"]["chunked"] > 0
 
 
+def test_osft_cost():
+    """osft_cost.py steps every side that is installed from the same layer, and tells what each keeps."""
+    figures = run_toy("osft_cost.py")
+    sides = {"dense", "lora", "peft_osf", "direct", "factors", "paper"}
+    if importlib.util.find_spec("mini_trainer") is None:
+        assert figures["missing_sides"] == ["mini_trainer"]
+    else:
+        sides.add("mini_trainer")
+    for shape, told in figures["cases"].items():
+        N, M = map(int, shape.split("x"))
+        assert set(told) == sides
+        assert told["dense"]["trainable"] == N * M
+        # C [r, r], A [N, r] or B [r, M], and two moments of each.
+        r = min(N, M) // 4
+        assert told["direct"]["trainable"] == (r * r if N == M else max(N, M) * r)
+        assert told["direct"]["projections"] == 0 < told["paper"]["projections"]
+        assert told["direct"]["optimizer_bytes"] == pytest.approx(8 * told["direct"]["trainable"], abs=64)
+
+
 @needs_trl
 def test_gpu_sft_beside_trl():
     """gpu_sft.py has TRL as a third side where it is installed."""

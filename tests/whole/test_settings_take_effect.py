@@ -25,6 +25,9 @@ BASE: dict[str, Any] = {
     "max_grad_norm": 1.0,
 }
 LORA = {"adapter": "lora", "lora_r": 4}
+IA3 = {"adapter": "ia3", "target_modules": ("k_proj", "v_proj", "down_proj")}
+OSFT = {"adapter": "osft"}
+ADAPTIVE = {**OSFT, "osft_rank": "adaptive"}
 HELD_OUT = {"validation_split": 0.25}
 
 # For every setting: what is given beside it, and two values that must tell two runs apart.
@@ -57,6 +60,22 @@ CASES: dict[str, tuple[dict[str, Any], Any, Any]] = {
     "lora_alpha": (LORA, 8.0, 32.0),
     "lora_dropout": (LORA, 0.0, 0.5),
     "target_modules": (LORA, ("q_proj",), ("q_proj", "v_proj")),
+    "quant_type": ({"adapter": "qlora"}, "nf4", "fp4"),
+    "double_quant": ({"adapter": "qlora"}, True, False),
+    "feedforward_modules": (IA3, ("down_proj",), ("v_proj", "down_proj")),
+    "num_virtual_tokens": ({"adapter": "prompt"}, 3, 4),
+    "prefix_projection": ({"adapter": "prefix"}, False, True),
+    "prompt_init_text": ({"adapter": "prompt"}, None, "the apple is red"),
+    "adapter_layers": ({"adapter": "adapter_prompt"}, None, 1),
+    "unfreeze_rank_ratio": (OSFT, 0.25, 0.5),
+    "osft_rule": (OSFT, "strict", "paper"),
+    "osft_form": (OSFT, "direct", "factors"),
+    "osft_rank": (OSFT, "uniform", "adaptive"),
+    "osft_calibration_path": (ADAPTIVE, None, "HELD OUT"),
+    "rank_pattern": (OSFT, None, ("q_proj=1",)),
+    "osft_train_rest": (OSFT, (), ("norms",)),
+    "osft_svd": (OSFT, "exact", "randomized"),
+    "osft_cache": (OSFT, None, "CACHE"),
     "dtype": ({}, "float32", "bfloat16"),
     "attention": ({}, "documents", "eager"),
     "save_samples": ({}, 0, 4),
@@ -149,6 +168,7 @@ def places(
         "TWO WAYS": str(ambiguous),
         "DOUBTFUL": str(doubtful),
         "HELD OUT": str(write_rows(other / "held_out.jsonl", conversations(40)[32:])),
+        "CACHE": str(other / "cache"),
         "OTHER HELD OUT": str(write_rows(other / "other_held_out.jsonl", conversations(40)[24:32])),
     }
 

@@ -20,6 +20,7 @@ SHORT: dict[str, Any] = {
 ONLINE: dict[str, Any] = {"reward": ("forge_test_rewards:short",), "max_new_tokens": 6, "effective_batch_size": 2}
 VERBS: dict[str, dict[str, Any]] = {
     "sft": {},
+    "osft": {},
     "pretrain": {"block_size": 24},
     "distill": {"teacher_path": "TEACHER"},
     "dpo": {},
@@ -34,7 +35,7 @@ VERBS: dict[str, dict[str, Any]] = {
 """What each is given beside `SHORT`, its model and its rows."""
 
 KINDS = {
-    **dict.fromkeys(("sft", "distill"), "chats"),
+    **dict.fromkeys(("sft", "osft", "distill"), "chats"),
     **dict.fromkeys(("dpo", "orpo", "simpo", "reward"), "pairs"),
     **dict.fromkeys(("ppo", "grpo", "rloo"), "prompts"),
     "pretrain": "documents",

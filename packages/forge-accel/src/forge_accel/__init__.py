@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from forge_accel._registry import accelerator, device_count
     from forge_accel._settings import DeviceSettings
 
-__version__ = "0.3.0"
+__version__ = "0.4.0"
 
 __all__ = [
     "AccelError",

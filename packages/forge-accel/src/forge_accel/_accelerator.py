@@ -17,6 +17,7 @@ from forge_accel._choice import Choice
 from forge_accel._documents import document_attention
 from forge_accel._dtypes import dtype_name, float32
 from forge_accel._errors import AccelError
+from forge_accel._quantization import check_quantization, refuse_quantization
 
 
 class Accelerator(ABC):
@@ -107,6 +108,22 @@ class Accelerator(ABC):
             Attention("documents", document_attention),
             "documents: causal SDPA for each packed sample by itself, exact, with no dense mask to fill or to pay for",
         )
+
+    def quantization(self, quant_type: str) -> Choice[str]:
+        """Decide how a frozen base model is held in 4 bits on this device, through bitsandbytes. This class cannot: a subclass may.
+
+        Args:
+            quant_type: `nf4` (4-bit NormalFloat, arXiv 2305.14314) or `fp4` (4-bit floats).
+
+        Returns:
+            The type, and what computes with it.
+
+        Raises:
+            AccelError: no such type, no bitsandbytes, or no kernels for this device; the message names what has them.
+
+        """
+        check_quantization(quant_type)
+        raise refuse_quantization(quant_type, self.name)
 
     def autocast(self, dtype: torch.dtype) -> AbstractContextManager[object]:
         """Make the context in which float32 weights compute in `dtype`; it does nothing for float32."""

@@ -9,6 +9,7 @@ from forge_accel._accelerator import Accelerator
 from forge_accel._choice import Choice
 from forge_accel._dtypes import dtype_named, float32
 from forge_accel._errors import AccelError
+from forge_accel._quantization import check_quantization
 
 
 class CPUAccelerator(Accelerator):
@@ -94,6 +95,15 @@ class CPUAccelerator(Accelerator):
         if self._features & {"avx512_bf16", "bf16"}:
             return "this CPU has bf16 instructions but no matrix units for it: compare its speed with float32"
         return "WARNING: this CPU has no bf16 matrix units, so expect a run about 10 times slower than in float32"
+
+    def quantization(self, quant_type: str) -> Choice[str]:
+        """Decide on 4 bits through bitsandbytes' kernels for CPUs, which unpack the weights for each product."""
+        found = check_quantization(quant_type)
+        return Choice(
+            quant_type,
+            f"{quant_type}: bitsandbytes {found} holds the frozen weights in 4 bits on the CPU and unpacks them for each product: less "
+            "memory, and no less time",
+        )
 
     def synchronize(self) -> None:
         """Do nothing: a CPU's work is done when the call returns."""

@@ -14,6 +14,7 @@ from forge_accel._choice import Choice
 from forge_accel._documents import document_attention
 from forge_accel._dtypes import bfloat16, dtype_name, dtype_named, float32
 from forge_accel._errors import AccelError
+from forge_accel._quantization import check_quantization, refuse_quantization
 from forge_accel._varlen import find_kernel, with_kernel
 
 
@@ -118,6 +119,18 @@ class CUDAAccelerator(Accelerator):
             Attention("documents", document_attention),
             f"documents: causal SDPA for each packed sample by itself, exact but a call a sample, because {missing}",
         )
+
+    def quantization(self, quant_type: str) -> Choice[str]:
+        """Decide on 4 bits through bitsandbytes' CUDA kernels; a chip that they do not know is refused."""
+        found, chip = check_quantization(quant_type), self._properties.name
+        if torch.version.hip:
+            return Choice(
+                quant_type, f"{quant_type}: bitsandbytes {found} holds the frozen weights in 4 bits on {chip}; untried on ROCm"
+            )
+        major, minor = torch.cuda.get_device_capability(self._index)
+        if (major, minor) < (6, 0):
+            raise refuse_quantization(quant_type, f"{chip} of compute capability {major}.{minor}")
+        return Choice(quant_type, f"{quant_type}: bitsandbytes {found} holds the frozen weights in 4 bits on {chip}")
 
     def rng_state(self) -> dict[str, torch.Tensor]:
         """Read the CPU's generator and this device's."""

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from forge_algos._sharing import shares_prompts
     from forge_algos._supervised_settings import DistillSettings, PretrainSettings, SupervisedSettings
     from forge_algos._train import StepOutput, train
-    from forge_algos.adaptations import Adaptation, adapt
+    from forge_algos.adaptations import Adaptation, adapt, osft_importance, quantization_config
     from forge_algos.losses import LossTerms, nll
     from forge_algos.objectives import (
         DPO,
@@ -126,6 +126,8 @@ __all__ = [
     "nll",
     "objectives",
     "online",
+    "osft_importance",
+    "quantization_config",
     "reference_logps",
     "schedule",
     "shares_prompts",
@@ -194,6 +196,8 @@ _HOMES = {
     "lr_factor": "_schedules",
     "make_optimizer": "_optimizers",
     "nll": "losses",
+    "osft_importance": "adaptations",
+    "quantization_config": "adaptations",
     "reference_logps": "objectives",
     "schedule": "_schedules",
     "shares_prompts": "_sharing",

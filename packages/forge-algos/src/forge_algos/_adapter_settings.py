@@ -164,10 +164,10 @@ class AdapterSettings:
     unfreeze_rank_ratio is their mean then."""
     osft_calibration_path: str | None = attrs.field(default=None, validator=attrs.validators.optional(_text))
     """Rows of the tasks before, by which osft_rank=adaptive measures importance; by default the first rows that are trained on."""
-    rank_pattern: tuple[str, ...] | None = attrs.field(
+    rank_pattern: tuple[str, ...] | Mapping[str, int] | None = attrs.field(
         default=None, converter=_pattern, validator=attrs.validators.optional(_check_pattern)
     )
-    """How many directions of certain targets osft frees, as NAME=RANK (`q_proj=8`, `layers.0.*=0`); the others follow osft_rank."""
+    """How many directions of certain targets osft frees, as NAME=RANK (`q_proj=8`, `layers.0.*=0`) or a mapping; the others follow osft_rank."""
     osft_train_rest: tuple[Rest, ...] = attrs.field(default=(), converter=_tuple, validator=_check_rest)
     """What osft trains whole beside its targets: any of embeddings, head, norms, biases. By default nothing."""
     osft_svd: OSFTSvd = attrs.field(default="exact", validator=one_of(OSFTSvd))

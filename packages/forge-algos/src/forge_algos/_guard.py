@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from forge_algos._errors import PackedBatchError
-from forge_algos._modules import causal_model, decoder
+from forge_algos._modules import causal_model, decoder, virtual_tokens
 from forge_algos._sharing import attention_of, was_shown_to_share
 
 
@@ -60,6 +60,7 @@ def guard_packed(model: nn.Module) -> PackedGuard:
 
 def _hook(module: nn.Module, causal: nn.Module) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
     names = list(inspect.signature(module.forward).parameters)
+    outermost = virtual_tokens(module) > 0
 
     def refuse(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         given = {**dict(zip(names, args, strict=False)), **kwargs}
@@ -71,6 +72,11 @@ def _hook(module: nn.Module, causal: nn.Module) -> Callable[[nn.Module, tuple[An
             )
         if not shares and not _is_packed(given.get("cu_seq_lens_q"), given.get("position_ids")):
             return
+        if outermost:
+            raise PackedBatchError(
+                "a packed row came to a model with virtual tokens, which stand before each of its documents: the row has no place "
+                "for them; forge_algos.objectives lays such rows out one document a line"
+            )
         mask = given.get("attention_mask")
         if isinstance(mask, torch.Tensor) and mask.dim() == 2:
             raise PackedBatchError(

@@ -87,9 +87,14 @@ def _run(model: nn.Module, *documents: torch.Tensor) -> tuple[torch.Tensor, ...]
 
 def hidden_states(model: nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
     """What the decoder makes of one row, float[T, D]; the logits where the model has no part of that name."""
+    return batch_states(model, inputs)[0]
+
+
+def batch_states(model: nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
+    """As `hidden_states` of any forward, float[B, S, D]; S counts virtual tokens where the decoder is given them as tokens."""
     body = decoder(model)
     if body is None:
-        return model(**inputs).logits[0]
+        return model(**inputs).logits
     # Seen on the way, not called for: a decoder called beside its wrappers would find weights that nobody gathered.
     seen: list[torch.Tensor] = []
     handle = body.register_forward_hook(lambda _module, _args, output: seen.append(output.last_hidden_state))
@@ -97,7 +102,7 @@ def hidden_states(model: nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
         model(**inputs)
     finally:
         handle.remove()
-    return seen[0][0]
+    return seen[0]
 
 
 def equal(ours: torch.Tensor, theirs: torch.Tensor) -> bool:

@@ -6,6 +6,7 @@ The head is looked up anew at each use, so that a replaced module or weight is s
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import nn
@@ -48,6 +49,15 @@ def vocabulary(model: nn.Module) -> int | None:
     return count if isinstance(count, int) else None
 
 
+def virtual_tokens(model: nn.Module) -> int:
+    """How many virtual tokens a prompt-like adapter of PEFT (prefix, prompt) puts before each document; 0 where there is none.
+
+    Switching the adapter off does not change the answer.
+    """
+    config: Any = getattr(unwrap(model), "active_peft_config", None)
+    return int(config.num_virtual_tokens) if getattr(config, "is_prompt_learning", False) else 0
+
+
 def _ask(model: nn.Module, method: str) -> nn.Module | None:
     """The module that a method without arguments returns, or None where there is no such method or module."""
     find = getattr(model, method, None)
@@ -70,3 +80,8 @@ def mode(model: nn.Module, *, training: bool) -> Iterator[None]:
 def trainable(model: nn.Module) -> list[torch.nn.Parameter]:
     """The parameters that gradients reach."""
     return [p for p in model.parameters() if p.requires_grad]
+
+
+def channel_factors(model: nn.Module) -> set[int]:
+    """Ids of ia3's parameters: vectors around 1 in the shape of matrices, which PEFT calls `ia3_l`."""
+    return {id(p) for name, p in model.named_parameters() if "ia3_l" in name.split(".")}

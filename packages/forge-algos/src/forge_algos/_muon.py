@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from forge_algos._modules import head
+from forge_algos._modules import channel_factors, head
 
 
 def muon_matrices(model: nn.Module) -> list[nn.Parameter]:
@@ -15,7 +15,9 @@ def muon_matrices(model: nn.Module) -> list[nn.Parameter]:
     Tensors with three dimensions, such as the stacked experts of a mixture, are none: Muon is defined on matrices.
     """
     tables = [module for module in model.modules() if isinstance(module, nn.Embedding)]
-    outside = {id(p) for module in [*tables, head(model)] if module is not None for p in module.parameters()}
+    outside = {id(p) for module in [*tables, head(model)] if module is not None for p in module.parameters()} | channel_factors(
+        model
+    )
     return [
         parameter
         for name, parameter in model.named_parameters()

@@ -7,17 +7,25 @@ import attrs
 import torch
 from torch import nn
 
+from forge_algos._adapter_settings import Adapter
 from forge_algos._eight_bit import adamw_8bit
 from forge_algos._errors import MissingPackageError, OptimizerError
-from forge_algos._modules import trainable, unwrap
+from forge_algos._modules import channel_factors, trainable, unwrap
 from forge_algos._muon import MuonAdamW, muon_matrices
 from forge_algos._settings import OptimizerSettings
+
+_PEFT: dict[str, Adapter] = {
+    "IA3": "ia3",
+    "PREFIX_TUNING": "prefix",
+    "PROMPT_TUNING": "prompt",
+    "ADAPTION_PROMPT": "adapter_prompt",
+}
 
 
 def make_optimizer(model: nn.Module, settings: OptimizerSettings, *, fused: bool = False) -> torch.optim.Optimizer:
     """The optimizer that `settings.optimizer` names, over the parameters that need a gradient.
 
-    Matrices (two dimensions or more) decay by `weight_decay`, norms and biases do not; embeddings are matrices.
+    Matrices (two dimensions or more) decay by `weight_decay`, norms, biases and ia3's factors do not; embeddings are matrices.
 
     - adamw: torch.optim.AdamW. With lr the scheduled rate: p ← p - lr · weight_decay · p, then p ← p - lr · m̂ / (√v̂ + eps).
     - adafactor: torch.optim.Adafactor, whose state is a row and a column of each matrix. Its step is the rate times the root
@@ -29,7 +37,8 @@ def make_optimizer(model: nn.Module, settings: OptimizerSettings, *, fused: bool
 
     Args:
         model: its parameters that need a gradient are trained.
-        settings: where no learning rate is set, that of the model's adapter and of the optimizer (`OptimizerSettings.resolve`).
+        settings: where no learning rate is set, that of the PEFT adapter that the model carries, if any, and of the optimizer. Whatever adapts
+            a model, `settings.resolve(adapter)` has its rate.
         fused: torch's AdamW as one kernel a dtype instead of several passes over memory; say True where the device has it.
 
     Raises:
@@ -37,12 +46,12 @@ def make_optimizer(model: nn.Module, settings: OptimizerSettings, *, fused: bool
         OptimizerError: bitsandbytes does not serve the parameters' device; nothing that is trained is Muon's, or nothing is left for
             AdamW, whose settings were given.
     """
-    settings = settings.resolve("lora" if hasattr(unwrap(model), "peft_config") else "none")
+    settings = settings.resolve(_adapter(model))
     common: dict[str, Any] = {"lr": settings.learning_rate}
     adam: dict[str, Any] = {**common, "betas": (settings.beta1, settings.beta2), "eps": settings.eps}
     if settings.optimizer == "muon":
         return _muon(model, settings, adam, fused=fused)
-    groups = _groups(trainable(model), settings)
+    groups = _groups(model, trainable(model), settings)
     if settings.optimizer == "adafactor":
         return torch.optim.Adafactor(groups, **common)
     if settings.optimizer == "schedule_free":
@@ -65,11 +74,21 @@ def adamw(model: nn.Module, settings: OptimizerSettings, *, fused: bool = False)
     return made
 
 
-def _groups(parameters: list[nn.Parameter], settings: OptimizerSettings) -> list[dict[str, Any]]:
+def _adapter(model: nn.Module) -> Adapter:
+    """Which adapter a model carries, as settings call it; one of LoRA's family is `lora`, for they share a default rate."""
+    carried = [getattr(config.peft_type, "value", "") for config in getattr(unwrap(model), "peft_config", {}).values()]
+    if carried:
+        return _PEFT.get(carried[0], "lora")
+    return "osft" if any(name.rpartition(".")[2] == "osft" for name, _ in model.named_modules()) else "none"
+
+
+def _groups(model: nn.Module, parameters: list[nn.Parameter], settings: OptimizerSettings) -> list[dict[str, Any]]:
     """Matrices, and what does not decay; shards apart from what every rank holds whole, for one kernel takes one of the two."""
     kinds = dict.fromkeys(type(p.detach()) for p in parameters)
+    factors = channel_factors(model)
+    matrices = {id(p) for p in parameters if p.dim() >= 2 and id(p) not in factors}
     groups = [
-        {"params": [p for p in parameters if (p.dim() >= 2) == matrix and type(p.detach()) is kind], "weight_decay": decay}
+        {"params": [p for p in parameters if (id(p) in matrices) == matrix and type(p.detach()) is kind], "weight_decay": decay}
         for kind in kinds
         for matrix, decay in ((True, settings.weight_decay), (False, 0.0))
     ]
@@ -89,7 +108,7 @@ def _muon(model: nn.Module, settings: OptimizerSettings, adam: dict[str, Any], *
                 "nothing is left for AdamW; leave it out"
             )
     muon = {"lr": settings.learning_rate, "momentum": settings.momentum, "weight_decay": settings.weight_decay}
-    return MuonAdamW(chosen, _groups(rest, settings), muon=muon, adamw={**adam, "fused": fused})
+    return MuonAdamW(chosen, _groups(model, rest, settings), muon=muon, adamw={**adam, "fused": fused})
 
 
 def _schedule_free(groups: list[dict[str, Any]], adam: dict[str, Any]) -> torch.optim.Optimizer:

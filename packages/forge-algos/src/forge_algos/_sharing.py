@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from forge_algos._isolation import REFUSALS, equal, hidden_states, packed_inputs
-from forge_algos._modules import causal_model, mode, vocabulary
+from forge_algos._modules import causal_model, mode, virtual_tokens, vocabulary
 
 Answer = tuple[bool, str]
 
@@ -63,6 +63,8 @@ def _answer(model: nn.Module, causal: nn.Module, device: torch.device) -> Answer
     attention = attention_of(causal)
     if attention is not None and not _knows_rows(attention):
         return False, f"attention {attention!r} does not know kv_rows: each completion is computed with a prompt of its own"
+    if virtual_tokens(model):
+        return False, "virtual tokens stand before each completion: each is computed with a prompt of its own"
     what = f"{type(causal).__name__} with attention {attention!r}"
     try:
         with mode(model, training=False), torch.no_grad():

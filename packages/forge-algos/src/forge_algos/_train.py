@@ -20,6 +20,7 @@ from forge_algos._guard import guard_packed
 from forge_algos._modules import mode
 from forge_algos._parallel import ALONE, Parallel
 from forge_algos._step import Sums, measure_totals, optimizer_training
+from forge_algos.adaptations._adaptation import Adaptation
 from forge_algos.objectives import Bound, Objective
 
 
@@ -60,6 +61,7 @@ def train(
     device: torch.device | None = None,
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
     parallel: Parallel = ALONE,
+    adaptation: Adaptation | None = None,
     first_step: int = 1,
     on_nan: Literal["stop", "skip"] = "stop",
 ) -> Iterator[StepOutput]:
@@ -86,6 +88,7 @@ def train(
         device: where batches go; the model's by default.
         autocast: makes the context that forwards run in, for instance `partial(torch.autocast, "cpu", torch.bfloat16)`.
         parallel: the ranks that share each step, which divided `model` and wrapped `optimizer`; this process alone by default.
+        adaptation: what `adapt` made of the model; it takes from gradients and weights what may not move. None where everything may.
         first_step: the number of the first element of `steps`, where a run goes on.
         on_nan: what a loss or gradient norm that is no number does: "stop" raises, "skip" leaves the weights and the
             optimizer's state as they are, moves the schedule, and says `skipped=True`.
@@ -96,9 +99,12 @@ def train(
     Raises:
         DivergedError: the loss or the gradient norm is NaN or infinite and on_nan="stop"; on all ranks together, and the
             optimizer has not moved on any.
+        OptimizerError: the optimizer does not let the adaptation keep its rule.
         PackedBatchError: a batch is malformed, or a forward would mix documents.
         UnevenRanksError: the ranks were not given equally many steps or micro-batches.
     """
+    adaptation = Adaptation(model) if adaptation is None else adaptation
+    adaptation.check_optimizer(optimizer)
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     device = next(model.parameters()).device if device is None else device
     with mode(model, training=True), guard_packed(model):
@@ -119,6 +125,7 @@ def train(
                 parallel.zero_grad(optimizer)
                 if counted.count:
                     sums = _accumulate(micro_batches, counted, bound, objective, autocast, parallel)
+                    adaptation.before_step()
                     norm = parallel.grad_norm(parameters)
                     loss, grad_norm, figures, problem = _read(sums, norm, counted.count, objective, parallel)
                     if problem and on_nan == "stop":
@@ -132,6 +139,7 @@ def train(
                     if max_grad_norm and grad_norm + 1e-6 > max_grad_norm:
                         parallel.scale_grads(parameters, _clip_factor(max_grad_norm, grad_norm))
                     parallel.step(optimizer)
+                    adaptation.after_step()
             _advance(scheduler, moved=moves)
             yield StepOutput(
                 step=step,

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from forge_data._tokenize import tokenize
     from forge_data._tokenizer import load_tokenizer
 
-__version__ = "0.3.0"
+__version__ = "0.3.1"
 
 __all__ = [
     "Accounting",

@@ -8,6 +8,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from forge_dist._adapter_base import AdapterBase, adapter_base
     from forge_dist._atomic import atomic_directory, write_text_atomically
     from forge_dist._check import check_export
     from forge_dist._checkpoints import Checkpoint, Checkpoints
@@ -23,9 +24,13 @@ if TYPE_CHECKING:
     )
     from forge_dist._export import export_model
     from forge_dist._export_check import ExportCheck
+    from forge_dist._gguf import export_gguf
+    from forge_dist._gguf_check import GGUFCheck, check_gguf
+    from forge_dist._identity import model_identity
     from forge_dist._launch import launch
     from forge_dist._load import load_model
     from forge_dist._load_trained import load_trained
+    from forge_dist._merge import Merged, merge_adapter
     from forge_dist._model_path import check_model_path
     from forge_dist._ranks import Ranks, join
     from forge_dist._report import worker_report
@@ -34,9 +39,10 @@ if TYPE_CHECKING:
     from forge_dist._strategy import Strategy
     from forge_dist._topology import Topology, topology
 
-__version__ = "0.3.0"
+__version__ = "0.4.0"
 
 __all__ = [
+    "AdapterBase",
     "Checkpoint",
     "CheckpointError",
     "CheckpointSettings",
@@ -44,8 +50,10 @@ __all__ = [
     "ExportCheck",
     "ExportError",
     "ForgeDistError",
+    "GGUFCheck",
     "LaunchError",
     "LaunchSettings",
+    "Merged",
     "ModelError",
     "ModelSettings",
     "Ranks",
@@ -54,22 +62,28 @@ __all__ = [
     "StrategySettings",
     "Topology",
     "WorkerError",
+    "adapter_base",
     "atomic_directory",
     "base_dtype",
     "check_export",
+    "check_gguf",
     "check_model_path",
+    "export_gguf",
     "export_model",
     "join",
     "launch",
     "load_model",
     "load_trained",
     "make_strategy",
+    "merge_adapter",
+    "model_identity",
     "topology",
     "worker_report",
     "write_text_atomically",
 ]
 
 _HOMES = {
+    "AdapterBase": "_adapter_base",
     "Checkpoint": "_checkpoints",
     "CheckpointError": "_errors",
     "CheckpointSettings": "_settings",
@@ -77,8 +91,10 @@ _HOMES = {
     "ExportCheck": "_export_check",
     "ExportError": "_errors",
     "ForgeDistError": "_errors",
+    "GGUFCheck": "_gguf_check",
     "LaunchError": "_errors",
     "LaunchSettings": "_settings",
+    "Merged": "_merge",
     "ModelError": "_errors",
     "ModelSettings": "_settings",
     "Ranks": "_ranks",
@@ -87,16 +103,21 @@ _HOMES = {
     "StrategySettings": "_settings",
     "Topology": "_topology",
     "WorkerError": "_errors",
+    "adapter_base": "_adapter_base",
     "atomic_directory": "_atomic",
     "base_dtype": "_dtype",
     "check_export": "_check",
+    "check_gguf": "_gguf_check",
     "check_model_path": "_model_path",
+    "export_gguf": "_gguf",
     "export_model": "_export",
     "join": "_ranks",
     "launch": "_launch",
     "load_model": "_load",
     "load_trained": "_load_trained",
     "make_strategy": "_strategies",
+    "merge_adapter": "_merge",
+    "model_identity": "_identity",
     "topology": "_topology",
     "worker_report": "_report",
     "write_text_atomically": "_atomic",

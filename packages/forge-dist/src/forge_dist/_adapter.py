@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 import torch
 
+from forge_dist._adapter_base import check_base, note_base
+
 if TYPE_CHECKING:
     from peft import PeftModel
     from transformers import PreTrainedModel
@@ -36,17 +38,15 @@ def base_of(model: "PreTrainedModel | PeftModel") -> "PreTrainedModel":
 
 
 def base_path(folder: Path) -> str:
-    """The base model that adapter_config.json names.
+    """The base model that adapter_config.json names, which is there unchanged.
 
     Raises:
-        ValueError: it names none, or cannot be read.
+        ValueError: it names none, cannot be read, or what lies there is another one than the adapter was trained beside (ModelError).
     """
     from peft import PeftConfig
 
-    path = PeftConfig.from_pretrained(str(folder)).base_model_name_or_path
-    if not path:
-        raise ValueError(f"{folder / 'adapter_config.json'} does not name its base model (base_model_name_or_path)")
-    return str(path)
+    PeftConfig.from_pretrained(str(folder))
+    return check_base(folder).path
 
 
 def read_adapter(
@@ -109,23 +109,34 @@ def _picked(model: "PeftModel", name: str) -> tuple[list[str], dict[str, torch.T
 
 
 def adapter_sources(model: "PeftModel", name: str) -> dict[str, str]:
-    """Name in adapter_model.safetensors → name in the model's state.
+    """Name in adapter_model.safetensors → name in the model's state; what every rank can make for itself is left out (`made_tensors`).
 
     Raises:
         ValueError: PEFT makes a tensor of this kind of adapter out of others.
     """
     names, picked = _picked(model, name)
     made = [key for key, number in picked.items() if number.dtype != torch.int64 or number.ndim]
-    if made:
+    if made and not model.peft_config[name].is_prompt_learning:
         kind = model.peft_config[name].peft_type
         raise ValueError(f"the tensor {made[0]} of this adapter ({kind}) is not one of the model's, and the model is divided")
+    picked = {key: number for key, number in picked.items() if key not in made}
     return {key: names[int(number)] for key, number in picked.items()}
+
+
+def made_tensors(model: "PeftModel", name: str) -> dict[str, torch.Tensor]:
+    """Name in adapter_model.safetensors → what PEFT makes of parameters that every rank holds whole: virtual tokens."""
+    from peft import get_peft_model_state_dict
+
+    if not model.peft_config[name].is_prompt_learning:
+        return {}
+    found = get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False)
+    return {key: tensor for key, tensor in found.items() if key not in adapter_sources(model, name)}
 
 
 def write_adapter(
     model: "PeftModel", folder: Path, dtype: torch.dtype | None, state: Mapping[str, torch.Tensor] | None = None
 ) -> Path:
-    """Write adapter_config.json and adapter_model.safetensors, floats as `dtype` (None: as in memory); return the former's path.
+    """Write adapter_config.json, adapter_model.safetensors and forge_base.json, floats as `dtype` (None: as in memory); return the former's path.
 
     The tensors are those of `state`, a part of the model's state that holds all of the adapter's; None: those of the model.
 
@@ -145,16 +156,17 @@ def write_adapter(
     if dtype is not None:
         _cast_file(folder / WEIGHTS, dtype)
     config_file = folder / "adapter_config.json"
-    _name_base_from_anywhere(config_file)
+    note_base(base_of(model), _name_base_from_anywhere(config_file), folder)
     return config_file
 
 
-def _name_base_from_anywhere(config_file: Path) -> None:
+def _name_base_from_anywhere(config_file: Path) -> str | None:
     config = json.loads(config_file.read_text(encoding="utf-8"))
     base = config.get("base_model_name_or_path")
     if base and os.path.isdir(base) and not os.path.isabs(base):
         config["base_model_name_or_path"] = os.path.abspath(base)
         config_file.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    return config["base_model_name_or_path"]
 
 
 def _cast_file(file: Path, dtype: torch.dtype) -> None:

@@ -24,10 +24,11 @@ def left(tensors: Mapping[str, Value], without: Sequence[str]) -> dict[str, Valu
 
 
 def check_without(model: torch.nn.Module, without: Collection[str], where: object) -> None:
-    """Raise ExportError where `without` is no sequence of names, or names a module without tensors in `model`."""
+    """Raise ExportError where `without` is no sequence of names, or names a module that `model` does not have."""
     if isinstance(without, str):
         raise ExportError(f"{where}: without is {without!r}; it must be a sequence of names, such as ({without!r},)")
-    names = list(model.state_dict()) if without else []
+    # By module, not by tensor: what a module holds may be no part of any state.
+    there = {name.removeprefix(_PEFT) for name, _ in model.named_modules()} if without else set()
     for module in without:
-        if not any(is_added(name, (module,)) for name in names):
+        if module not in there:
             raise ExportError(f"{where}: without names {module!r}, and the model has no such module: leave it out")

@@ -1,38 +1,44 @@
 """A model's state → the same state in the float type of an export. The model in memory is left alone."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
+
+from forge_dist._added import left
+from forge_dist._plain import Plain, made_plain
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-def cast_state_dict(model: "PreTrainedModel", dtype: torch.dtype | None) -> dict[str, torch.Tensor]:
-    """Name → tensor of `model.state_dict()`, floats as `dtype`; what needs no cast is the model's own tensor, not a copy.
+def cast_state_dict(
+    model: "PreTrainedModel", dtype: torch.dtype | None, *, without: Sequence[str] = (), plain: Plain | None = None
+) -> dict[str, torch.Tensor]:
+    """Name → tensor of `model.state_dict()`, plain and floats as `dtype`; what needs no change is the model's own tensor, not a copy.
 
-    Casts lie on the CPU, so that a full device can still be exported. Tied weights are cast once and stay tied, for
-    save_pretrained finds them by their storage.
+    What changes lies on the CPU, so that a full device can still be exported. Tied weights are changed once and stay tied, for
+    save_pretrained finds them by their storage. The modules `without` are left out.
 
     Raises:
         ValueError: a tensor is on the meta device: its data is elsewhere.
     """
     stored = stored_dtype(model, dtype)
-    cast: dict[tuple[object, ...], torch.Tensor] = {}
+    made: dict[tuple[object, ...], torch.Tensor] = {}
     state: dict[str, torch.Tensor] = {}
-    for name, tensor in model.state_dict().items():
+    for name, tensor in left(model.state_dict(), without).items():
         if tensor.is_meta:
             raise ValueError(f"the tensor {name} is offloaded (meta device); load the model whole to export it")
         target = stored(name, tensor)
-        if tensor.dtype == target:
+        if plain is None and tensor.dtype == target:
             state[name] = tensor
             continue
         key = (tensor.data_ptr(), tensor.device, tensor.dtype, tensor.shape, tensor.stride())
-        if key not in cast:
-            cast[key] = tensor.to(device="cpu", dtype=target)
-        state[name] = cast[key]
+        if key not in made:
+            whole = made_plain(plain, name, tensor)
+            made[key] = tensor if whole is tensor and tensor.dtype == target else whole.to(device="cpu", dtype=target)
+        state[name] = made[key]
     return state
 
 

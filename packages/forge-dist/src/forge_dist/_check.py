@@ -17,12 +17,17 @@ from forge_dist._adapter import active_adapter, base_of, base_path, is_peft, rea
 from forge_dist._added import check_without, left
 from forge_dist._errors import ExportError
 from forge_dist._export_check import ExportCheck
+from forge_dist._layout import layout_of
 from forge_dist._load import check_report
 from forge_dist._model_path import Task
-from forge_dist._proof import adapter_tensors, model_tensors, prove_files, prove_reloaded
+from forge_dist._plain import Plain, made_plain, plain_tensors
+from forge_dist._proof import Files, adapter_tensors, prove_files, prove_model, prove_reloaded
+from forge_dist._quantized import Quantized, quantization_of, settle_quantized, without_codes
 from forge_dist._quiet import quiet
 from forge_dist._score import Sample, Score, as_for_inference, score, to_compare
 from forge_dist._task import auto_class, is_reward, reward_config, settle_head
+from forge_dist._virtual_tokens import thrown_away
+from forge_dist._whole import whole_tensors
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -53,10 +58,11 @@ def check_export(
     *,
     strategy: "Strategy | None" = None,
     without: Sequence[str] = (),
+    plain: Plain | None = None,
 ) -> ExportCheck:
     """Read `directory` back and compare it with `model`, from which it was exported; return what was found.
 
-    1. Every tensor in the files equals the one in memory, cast to the stored type, bit for bit; none is missing or too many.
+    1. Every tensor in the files equals the one in memory (of a run that keeps changes beside its weights: what `plain` makes of it), cast to the stored type, bit for bit; none is missing or too many.
     2. The directory loads through plain transformers (an adapter through plain PEFT, on its base model loaded afresh) on the
        same device, and every tensor of the result equals the one in memory.
     3. Both give the same loss on `samples`, pairs (input_ids [S], labels [S]; -100 is not learned), one unpadded sample at a time,
@@ -65,7 +71,7 @@ def check_export(
        sample's last token: what was reloaded must give them for one unpadded row at a time, and for one batch padded on the right. An
        adapter's base model is loaded with `num_labels=1` and the `pad_token_id` that `load_model` gave it.
 
-    `without` is what `export_model` was told. A second copy of the model is held meanwhile. Modes, attention and random state of `model` are afterwards as before.
+    `without` and `plain` are what `export_model` was told. A second copy of the model is held meanwhile. Modes, attention and random state of `model` are afterwards as before.
 
     With the `strategy` that the model was loaded by, all ranks call this together, with what `wrap` returned and with the same samples.
     Tensors are put together one at a time, on rank 0; the second copy is loaded as this strategy loads, so it is divided where the model
@@ -87,9 +93,11 @@ def check_export(
     if strategy is not None and strategy.name != "single":
         from forge_dist._check_divided import check_divided
 
-        return check_divided(model, path, samples, strategy=strategy, without=without)
+        return check_divided(model, path, samples, strategy=strategy, without=without, plain=plain)
     model = unwrapped(model)
     base = base_of(model)
+    plain = None if is_peft(model) else plain
+    without = (*without, *thrown_away(model))
     device = base.device
     # Making an adapter afresh draws random numbers; the run that goes on must not see that.
     devices = [] if device.type == "cpu" else [device]
@@ -100,24 +108,31 @@ def check_export(
                 name = active_adapter(model)
                 expected = adapter_tensors(model, name)
                 types = prove_files(expected, path, "adapter_model")
-                plain = _reload_model(base_path(path), base, below_adapter=True)
-                reloaded = read_adapter(plain, path, name)
+                below = _reload_model(base_path(path), base, below_adapter=True)
+                reloaded = read_adapter(below, path, name)
             else:
-                expected = model_tensors(base, without)
-                types = prove_files(expected, path, "model")
-                reloaded = plain = _reload_model(str(path), base)
+                expected = (layout := layout_of(base, None, without)).files
+                with Files(path, "model") as files:
+                    files.prove_names(expected)
+                    whole = whole_tensors(base, device, is_first=True)
+                    prove_model(files, base, layout, plain_tensors(base, whole, plain, without))
+                types = files.floats
+                reloaded = below = _reload_model(str(path), base)
         except (ExportError, torch.OutOfMemoryError):
             raise
         except READING as error:
             raise ExportError(f"{path} cannot be read back: {error}") from error
-        rounded = prove_reloaded(model, reloaded, types, path, without)
+        rounded = prove_reloaded(model, reloaded, types, path, without, plain)
         # The reloaded model decides: sdpa wherever the architecture has it, as for whoever will load the directory.
-        with as_for_inference(model, base, str(plain.config._attn_implementation)):
+        with as_for_inference(model, base, str(below.config._attn_implementation)):
             ours = score(model, samples, device)
         theirs = same_weights = score(reloaded, samples, device, reloaded=True)
         if rounded:
             # What was exported, computing with the very weights of the model in memory: its configuration is right, or it shows.
-            reloaded.load_state_dict(left(model.state_dict(), without), assign=True)
+            # Codes are what they were, and their layers would not know them any more.
+            state = without_codes(model, left(model.state_dict(), without))
+            whole = {name: made_plain(plain, name, tensor) for name, tensor in state.items()}
+            reloaded.load_state_dict(whole, assign=True, strict=quantization_of(base) is None)
             same_weights = score(reloaded, samples, device, reloaded=True)
     in_float32 = all(tensor.dtype not in (torch.float16, torch.bfloat16) for tensor in model.state_dict().values())
     return judge(
@@ -177,13 +192,15 @@ def difference(expected: float, found: float) -> float:
 
 
 def _reload_model(path: str, base: "PreTrainedModel", *, below_adapter: bool = False) -> "PreTrainedModel":
-    """The model of `path` by plain transformers, on the device and in the arithmetic of `base`.
+    """The model of `path` by plain transformers, on the device and in the arithmetic of `base`, quantized as that is.
 
     In bfloat16 on a CPU the comparison would take ten times as long; values that were stored as bfloat16 are exact in float32.
     """
     task: Task = "reward" if is_reward(base) else "causal"
     # The base of a reward model's adapter may be a causal model, whose directory knows neither of the one label nor of padding.
     config = reward_config(path) if task == "reward" and below_adapter else None
+    quantization = quantization_of(base)
+    quantized = {} if quantization is None else Quantized(quantization, base.device).arguments(path, task)
     model, report = auto_class(task).from_pretrained(
         path,
         dtype=base.dtype,
@@ -192,8 +209,10 @@ def _reload_model(path: str, base: "PreTrainedModel", *, below_adapter: bool = F
         ignore_mismatched_sizes=True,
         output_loading_info=True,
         **({} if config is None else {"config": config}),
+        **quantized,
     )
     if config is not None:
         settle_head(model, config, report, path, lambda drawn: drawn)
     check_report(report, path)
+    settle_quantized(model)
     return model.to(base.device)

@@ -16,10 +16,11 @@ import torch
 from safetensors import SafetensorError
 
 from forge_dist._adapter import base_of, is_peft, unwrapped, write_adapter
-from forge_dist._added import check_without, left
+from forge_dist._added import check_without
 from forge_dist._atomic import atomic_directory
 from forge_dist._cast import cast_state_dict
 from forge_dist._errors import ExportError
+from forge_dist._plain import Plain
 from forge_dist._quiet import quiet
 from forge_dist._task import is_reward
 
@@ -41,6 +42,7 @@ def export_model(
     dtype: torch.dtype | None = None,
     strategy: "Strategy | None" = None,
     without: Sequence[str] = (),
+    plain: Plain | None = None,
 ) -> Path:
     """Write `model` to `directory` and return its absolute path.
 
@@ -53,7 +55,9 @@ def export_model(
     A reward model becomes a directory that AutoModelForSequenceClassification loads, and its `tokenizer` is written with the
     padding token of the configuration. An adapter on a reward model holds its head; the base model that it names is loaded
     with `num_labels=1`. Modules that the run added to the model, and that plain transformers does not know, are left out by their
-    names in `without` ("value_head").
+    names in `without` ("value_head"), however many and however deep ("model.layers.0.mlp.up_proj.osft"). Where a run keeps its
+    changes beside a weight, `plain(name, tensor)` is the tensor that a plain model has there, given the name in `model.state_dict()` and the whole tensor of
+    that name: it is asked of each tensor that is written, on rank 0, tied weights once under their first name, and of adapters' files not at all.
 
     With the `strategy` that the model was loaded by, all ranks call this together, with what `wrap` returned. Rank 0 writes the same
     files that one process would, each tensor as it comes, and holds no more than two at a time; of an architecture whose files are laid out
@@ -70,14 +74,16 @@ def export_model(
         from forge_dist._export_divided import export_divided
 
         where = Path(os.path.abspath(directory))
-        return export_divided(model, where, tokenizer=tokenizer, dtype=dtype, strategy=strategy, without=without)
+        return export_divided(model, where, tokenizer=tokenizer, dtype=dtype, strategy=strategy, without=without, plain=plain)
     if strategy is not None:
         model = unwrapped(model)
     with atomic_directory(directory) as temporary:
         try:
             with quiet():
                 marker = (
-                    write_adapter(model, temporary, dtype) if is_peft(model) else _write_model(model, temporary, dtype, without)
+                    write_adapter(model, temporary, dtype)
+                    if is_peft(model)
+                    else _write_model(model, temporary, dtype, without, plain)
                 )
                 if tokenizer is not None:
                     save_tokenizer(tokenizer, temporary, base_of(unwrapped(model)))
@@ -104,9 +110,9 @@ def save_tokenizer(tokenizer: "PreTrainedTokenizerBase", folder: Path, model: "P
         raise OSError(f"the tokenizer cannot be saved: {error}") from error
 
 
-def _write_model(model: object, folder: Path, dtype: torch.dtype | None, without: Sequence[str]) -> Path:
+def _write_model(model: object, folder: Path, dtype: torch.dtype | None, without: Sequence[str], plain: Plain | None) -> Path:
     known = exportable(model)
-    state = left(cast_state_dict(known, dtype), without)
+    state = cast_state_dict(known, dtype, without=without, plain=plain)
     with _own_config(known):
         known.save_pretrained(folder, state_dict=state, max_shard_size="5GB")
     return finish_configs(known, folder, dtype)

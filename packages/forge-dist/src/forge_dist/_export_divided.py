@@ -5,7 +5,7 @@ Rank 0 writes; the others take part in putting each tensor together, and learn h
 
 import copy
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,8 @@ from forge_dist._adapter import active_adapter, adapter_sources, base_of, is_pef
 from forge_dist._atomic import atomic_directory
 from forge_dist._errors import ExportError
 from forge_dist._export import WRITING, exportable, finish_configs, save_tokenizer, share
-from forge_dist._layout import Layout, as_stored, first_names, layout_of
+from forge_dist._layout import Layout, Whole, first_names, in_file_layout, layout_of
+from forge_dist._plain import Plain, plain_tensors
 from forge_dist._quiet import quiet
 from forge_dist._stream import SafetensorsStream
 from forge_dist._together import gathering, together
@@ -26,9 +27,6 @@ if TYPE_CHECKING:
 
     from forge_dist._strategy import Strategy
 
-Whole = Iterator[tuple[str, torch.Tensor | None]]
-"""What `Strategy.whole` gives."""
-
 
 def export_divided(
     model: torch.nn.Module,
@@ -38,6 +36,7 @@ def export_divided(
     dtype: torch.dtype | None,
     strategy: "Strategy",
     without: Sequence[str],
+    plain: Plain | None,
 ) -> Path:
     """Write `model` (as `wrap` returned it) to `directory`, which is absolute; collective. See `export_model`.
 
@@ -56,7 +55,10 @@ def export_divided(
         )
         if ranks.is_first and os.path.lexists(directory):
             raise ExportError(f"{directory} exists already, and nothing is written over it: remove it or choose another name")
-    with together(ranks, WRITING, cannot), gathering(strategy.whole(model)) as tensors:
+    with (
+        together(ranks, WRITING, cannot),
+        gathering(plain_tensors(inner, strategy.whole(model), None if is_peft(inner) else plain, without)) as tensors,
+    ):
         if ranks.is_first:
             _write(inner, directory, plan, tensors, dtype, tokenizer)
     return directory
@@ -96,27 +98,3 @@ def _write_model(model: "PreTrainedModel", folder: Path, layout: Layout, tensors
             stream.write(name, tensor)
             del tensor  # or it would stay while the next one is put together
     return finish_configs(model, folder, dtype)
-
-
-def in_file_layout(model: "PreTrainedModel", layout: Layout, tensors: Whole) -> Iterator[tuple[str, torch.Tensor]]:
-    """(name in the files, tensor) on rank 0, of what `whole` gives, held no longer than an architecture's conversion needs it.
-
-    Floats have the type that the layout says.
-    """
-    held: dict[str, torch.Tensor] = {}
-    for given, tensor in tensors:
-        name = layout.aliases.get(given)
-        if name is None or tensor is None:
-            continue
-        held[name] = tensor.to(layout.sources[name].dtype)
-        del tensor  # or it would stay while the next one is put together
-        block = layout.blocks[name]
-        if all(member in held for member in block):
-            yield from _emptied(as_stored(model, {member: held.pop(member) for member in block}))
-    if held:
-        raise ValueError(f"a tensor that belongs with {min(held)} never came")
-
-
-def _emptied(tensors: dict[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
-    for name in list(tensors):
-        yield name, tensors.pop(name)

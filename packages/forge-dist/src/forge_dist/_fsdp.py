@@ -13,9 +13,11 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
+from forge_dist._adapter import base_of
 from forge_dist._attention import AttentionFunction
 from forge_dist._divided import Divided
 from forge_dist._errors import StrategyError
+from forge_dist._fsdp_quantized import divide_quantized, is_undivided
 from forge_dist._load import read_model
 from forge_dist._model_path import Task
 from forge_dist._optimizers import check_divided
@@ -24,10 +26,12 @@ from forge_dist._settings import StrategySettings
 from forge_dist._shardable import untied
 from forge_dist._stand_ins import StandIns
 from forge_dist._strategy import MakeOptimizer
+from forge_dist._virtual_tokens import gather_before_lookup
 from forge_dist._wrappers import fsdp_modules, resharded
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+    from transformers.utils.quantization_config import QuantizationConfigMixin
 
     from forge_dist._ranks import Ranks
 
@@ -61,7 +65,19 @@ class FSDP(Divided):
         attention: str | None = "sdpa",
         attention_function: AttentionFunction | None = None,
         task: Task = "causal",
+        quantization: "QuantizationConfigMixin | None" = None,
     ) -> "PreTrainedModel":
+        if quantization is not None:
+            # `wrap` divides it, once the adapter is there.
+            self._refuse_gather_dtype()
+            return super().load(
+                model_path,
+                dtype=dtype,
+                attention=attention,
+                attention_function=attention_function,
+                task=task,
+                quantization=quantization,
+            )
         from transformers.distributed import DistributedConfig
 
         sizes = DistributedConfig(
@@ -80,13 +96,22 @@ class FSDP(Divided):
             divided=sizes,
         )
         self._check_shards(model, model_path)
+        self._settle_groups(model)
+        return model
+
+    def _settle_groups(self, model: nn.Module) -> None:
         for module in fsdp_modules(model):
             # Gloo cannot divide while it sums, and NCCL's way of it gave zeros in bfloat16 (pytorch#190747).
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
         if self.settings.reshard_after_forward != "auto":
             self._root_of(model).set_reshard_after_forward(self.settings.reshard_after_forward == "always")
-        return model
+
+    def _refuse_gather_dtype(self) -> None:
+        if self.settings.gather_dtype == "bfloat16":
+            raise StrategyError(
+                "gather_dtype=bfloat16 is for weights that are numbers, and a quantized base is codes: leave it out"
+            )
 
     def load_frozen(self, model_path: str, **how: Any) -> "PreTrainedModel":
         model = super().load_frozen(model_path, **how)
@@ -124,13 +149,29 @@ class FSDP(Divided):
         resharded(model)
         if self._stand_ins is not None:
             self._stand_ins.restore()
+        base = base_of(model)  # pyrefly: ignore[bad-argument-type]  it came from `load`
+        if is_undivided(base):
+            divide_quantized(
+                base,
+                device=self.device,
+                world_size=self.world_size,
+                shard_size=self.shard_size,
+                cpu_offload=self.settings.cpu_offload,
+            )
+            self._settle_groups(model)
         made_whole(model)
         self._root = self._root_of(model)
         self._replicated = replicated(model)
         for parameter in self._replicated:
             # With cpu_offload an adapter was put beside its base weight, in the host's memory; it computes on the device.
             parameter.data = parameter.detach().to(self.device)
+        for module in model.modules():
+            for name, buffer in module.named_buffers(recurse=False):
+                # And what an adaptation keeps beside its parameters.
+                if buffer.device != self.device:
+                    setattr(module, name, buffer.to(self.device))
         broadcast(self._replicated, self.ranks.group)
+        gather_before_lookup(model)
         return model
 
     def micro_batch(self, last: bool) -> AbstractContextManager[None]:

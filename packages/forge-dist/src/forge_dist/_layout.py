@@ -4,7 +4,7 @@ Everything is asked of tensors on the meta device, which have no data, so every 
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -15,6 +15,9 @@ from forge_dist._cast import stored_dtype
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+Whole = Iterator[tuple[str, torch.Tensor | None]]
+"""What `Strategy.whole` gives."""
 
 _LAYER = re.compile(r".*?\.\d+(?=\.)")
 
@@ -112,4 +115,29 @@ def first_names(model: torch.nn.Module) -> dict[str, str]:
     """Every name in the model's state → the first name of the same tensor, under which `Strategy.whole` gives it."""
     owners = owners_of(model)
     first: dict[int, str] = {}
-    return {name: first.setdefault(id(owners[name]), name) for name in model.state_dict()}
+    # What bitsandbytes notes beside a weight in 4 bits is in the state, and neither parameter nor buffer.
+    return {name: first.setdefault(id(owners.get(name, name)), name) for name in model.state_dict()}
+
+
+def in_file_layout(model: "PreTrainedModel", layout: Layout, tensors: Whole) -> Iterator[tuple[str, torch.Tensor]]:
+    """(name in the files, tensor) on rank 0, of what `whole` gives, held no longer than an architecture's conversion needs it.
+
+    Floats have the type that the layout says.
+    """
+    held: dict[str, torch.Tensor] = {}
+    for given, tensor in tensors:
+        name = layout.aliases.get(given)
+        if name is None or tensor is None:
+            continue
+        held[name] = tensor.to(layout.sources[name].dtype)
+        del tensor  # or it would stay while the next one is put together
+        block = layout.blocks[name]
+        if all(member in held for member in block):
+            yield from _emptied(as_stored(model, {member: held.pop(member) for member in block}))
+    if held:
+        raise ValueError(f"a tensor that belongs with {min(held)} never came")
+
+
+def _emptied(tensors: dict[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
+    for name in list(tensors):
+        yield name, tensors.pop(name)

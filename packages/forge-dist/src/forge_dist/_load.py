@@ -8,12 +8,14 @@ from safetensors import SafetensorError
 from forge_dist._attention import AttentionFunction, settle_attention
 from forge_dist._errors import ModelError
 from forge_dist._model_path import check_config, check_model_path, expanded, is_hub_name
-from forge_dist._quiet import hush_deepspeed, quiet
+from forge_dist._quantized import Quantized, settle_quantized
+from forge_dist._quiet import hush_imports, quiet
 from forge_dist._task import Share, Task, auto_class, kept_random_state, reward_config, settle_head
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
     from transformers.distributed import DistributedConfig
+    from transformers.utils.quantization_config import QuantizationConfigMixin
 
 _LOADING = (OSError, ValueError, RuntimeError, KeyError, AttributeError, ImportError, SafetensorError)
 
@@ -26,6 +28,7 @@ def load_model(
     attention: str | None = "sdpa",
     attention_function: AttentionFunction | None = None,
     task: Task = "causal",
+    quantization: "QuantizationConfigMixin | None" = None,
 ) -> "PreTrainedModel":
     """Load the language model of `model_path` on `device`, its floats as `dtype`, in eval mode.
 
@@ -39,15 +42,26 @@ def load_model(
     classifier with one label it is read. `config.pad_token_id` becomes a token that ends no row (plain transformers reads a reward at the last
     token that is another), or stays None where none is known: then it takes one row at a time.
 
+    With a `quantization` of transformers' (a BitsAndBytesConfig) its linear layers but the head are held in fewer bits, made while they are
+    read; such weights are not trained, nor exported: an adapter is put beside them.
+
     Transformers only warns where a tensor is missing, left over or of another shape, and trains on with random weights; here
     that is an error. The weights are memory-mapped, so no second copy of the model is held while loading.
 
     Raises:
         ModelError: `check_model_path` refuses it; the hub has no such model or does not answer; a weight is missing, unexpected or of the
             wrong shape; transformers knows no model of this type for the task; a classifier has another number of labels than one; the
-            attention does not exist or does not fit, or the architecture has no place for an attention function.
+            attention does not exist or does not fit, or the architecture has no place for an attention function; what the quantization
+            needs is not installed, or this device cannot hold it.
     """
-    model = read_model(model_path, dtype=dtype, attention=attention, attention_function=attention_function, task=task)
+    model = read_model(
+        model_path,
+        dtype=dtype,
+        attention=attention,
+        attention_function=attention_function,
+        task=task,
+        quantized=None if quantization is None else Quantized(quantization, torch.device(device)),
+    )
     return model.to(device)
 
 
@@ -64,12 +78,13 @@ def read_model(
     task: Task = "causal",
     share: Share = _own,
     divided: "DistributedConfig | None" = None,
+    quantized: Quantized | None = None,
 ) -> "PreTrainedModel":
-    """`load_model` on whatever device transformers reads to: the CPU, or with `divided` this rank's shards on its own device.
+    """`load_model` on whatever device transformers reads to: the CPU, with `divided` this rank's shards on its own device, or that of `quantized`.
 
     `share` makes rank 0's what each rank draws for a new head.
     """
-    hush_deepspeed()
+    hush_imports()
     check_model_path(model_path, task=task)
     path = expanded(model_path)
     settle_attention(attention, attention_function)
@@ -83,6 +98,8 @@ def read_model(
             kind: Any = auto_class(task)
             if divided is not None:
                 kind, own_choice = _divided_kind(path, config, divided, task)
+            if quantized is not None:
+                own_choice |= quantized.arguments(model_path, task)
             model, report = kind.from_pretrained(
                 path,
                 dtype=dtype,
@@ -106,6 +123,7 @@ def read_model(
     if task == "reward":
         settle_head(model, reward_config(path), report, model_path, share)
     check_report(report, model_path)
+    settle_quantized(model)
     if attention_function is not None and "chunked_attention" in (getattr(model.config, "layer_types", None) or ()):
         raise ModelError(
             f"model_path {model_path}: its layers attend in chunks, which only a mask expresses, and attention={attention} gets none "

@@ -7,9 +7,11 @@ import torch
 from safetensors import SafetensorError
 
 from forge_dist._adapter import base_path, read_adapter
+from forge_dist._adapter_base import adapter_base
 from forge_dist._errors import ModelError
 from forge_dist._load import load_model
 from forge_dist._model_path import Task, find
+from forge_dist._quantized import quantization_from
 from forge_dist._quiet import quiet
 
 if TYPE_CHECKING:
@@ -18,27 +20,38 @@ if TYPE_CHECKING:
 
 
 def load_trained(
-    model_path: str, *, dtype: torch.dtype, device: torch.device | str, task: Task = "causal"
+    model_path: str,
+    *,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    task: Task = "causal",
+    as_trained: bool = False,
 ) -> "PreTrainedModel | PeftModel":
     """Load what `export_model` wrote, or any model that `load_model` takes, for inference: eval mode, sdpa attention where the architecture
     has it and eager where not.
 
-    An adapter directory becomes a PeftModel on its base model, which must still be where adapter_config.json says.
+    An adapter directory becomes a PeftModel on its base model, which must still be where adapter_config.json says, and what it was: where
+    forge_base.json says what that held, another base is refused. A base that was quantized while the adapter was trained is read
+    unquantized, as plain PEFT does, which any machine can and which rounds nothing; `as_trained` reads it quantized as it was, for the very
+    numbers of the training (and a quarter of the memory).
 
     Raises:
-        ModelError: as `load_model`; an adapter without its base model or with weights that do not fit its configuration; peft missing.
+        ModelError: as `load_model`; an adapter without its base model, with another one, or with weights that do not fit its configuration; peft missing.
     """
     folder = find(model_path)
     if folder is None or not os.path.isfile(folder / "adapter_config.json"):
         return load_model(model_path, dtype=dtype, device=device, attention=None, task=task)
     try:
         base = base_path(folder)
+        quantization = quantization_from(adapter_base(folder).quantization) if as_trained else None
+    except ModelError:
+        raise
     except ImportError:
         raise ModelError(f"{folder} is a LoRA adapter, which needs peft: `pip install 'forge-dist[peft]'`") from None
     except (ValueError, TypeError, KeyError, OSError) as error:
         raise ModelError(f"{folder} is no adapter that can be loaded: {error}") from error
     try:
-        model = load_model(base, dtype=dtype, device=device, attention=None, task=task)
+        model = load_model(base, dtype=dtype, device=device, attention=None, task=task, quantization=quantization)
     except ModelError as error:
         raise ModelError(f"{folder} is a LoRA adapter, and its base model cannot be loaded: {error}") from error
     try:

@@ -3,7 +3,7 @@
 Elsewhere ZeRO-3 is `_zero`'s: this is for the second copy of a model that an export is checked with, which is never trained, and for frozen models.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -61,6 +61,26 @@ class _Gathering:
             self._entered.pop().__exit__(None, None, None)
 
 
+@contextmanager
+def whole_beside(model: torch.nn.Module, name: str, modules: Sequence[str]) -> Iterator[None]:
+    """Those of `modules` that lie within the module of the tensor `name` are whole meanwhile; collective where they are partitioned."""
+    home = name.rpartition(".")[0]
+    own = [
+        parameter
+        for module in modules
+        if module.startswith(f"{home}.")
+        for parameter in model.get_submodule(module).parameters()
+        if is_partitioned(parameter)
+    ]
+    if not own:
+        yield
+        return
+    import deepspeed
+
+    with deepspeed.zero.GatheredParameters(own):
+        yield
+
+
 def copy_partitioned(source: torch.nn.Parameter, target: torch.nn.Parameter) -> None:
     """Put the values of one partitioned parameter into another; collective."""
     import deepspeed
@@ -71,3 +91,12 @@ def copy_partitioned(source: torch.nn.Parameter, target: torch.nn.Parameter) -> 
         deepspeed.zero.GatheredParameters([target], modifier_rank=0),
     ):
         target.copy_(source)
+
+
+def fill_partitioned(target: torch.nn.Parameter, whole: torch.Tensor | None) -> None:
+    """Put a whole tensor, which rank 0 has, into a partitioned parameter; collective."""
+    import deepspeed
+
+    with torch.no_grad(), deepspeed.zero.GatheredParameters([target], modifier_rank=0):
+        if whole is not None:
+            target.copy_(whole)

@@ -14,7 +14,8 @@ from safetensors import safe_open
 
 from forge_dist._added import left
 from forge_dist._errors import ExportError
-from forge_dist._layout import as_stored, kept_once
+from forge_dist._layout import Layout, Whole, in_file_layout
+from forge_dist._plain import Plain, made_plain
 from forge_dist._safetensors import read_directory
 from forge_dist._task import HEAD
 
@@ -35,16 +36,17 @@ def same_bits(first: torch.Tensor, second: torch.Tensor) -> bool:
     return torch.equal(first, second)
 
 
-def model_tensors(model: "PreTrainedModel", without: Sequence[str] = ()) -> dict[str, torch.Tensor]:
-    """Name in a checkpoint → tensor in memory: tied weights once, an architecture's internal layout turned back, no modules `without`."""
-    return as_stored(model, kept_once(model, left(model.state_dict(), without)))
-
-
 def adapter_tensors(model: Any, name: str) -> dict[str, torch.Tensor]:
     """Name in adapter_model.safetensors → tensor in memory."""
     from peft import get_peft_model_state_dict
 
     return get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False)
+
+
+def prove_model(files: "Files", model: "PreTrainedModel", layout: Layout, tensors: Whole) -> None:
+    """Raise ExportError unless the `files`, whose names are proved, hold the whole `tensors` of `model`, each cast to the type it is stored in."""
+    for name, tensor in in_file_layout(model, layout, tensors):
+        files.prove(name, tensor)
 
 
 def prove_files(expected: Mapping[str, torch.Tensor], directory: Path, stem: str) -> set[torch.dtype]:
@@ -111,17 +113,21 @@ def prove_reloaded(
     types: set[torch.dtype],
     where: Path,
     without: Sequence[str] = (),
+    plain: Plain | None = None,
 ) -> bool:
-    """Whether a tensor was rounded, if every tensor of `reloaded` is that of `model`, unchanged or through one of the stored float `types`.
+    """Whether a tensor was rounded, if every tensor of `reloaded` is that of `model`, plain, unchanged or through one of the stored float `types`.
 
     The modules `without` are not looked for.
 
     Raises:
         ExportError: a tensor is missing, too many, or differs; the first one is named.
     """
-    ours, theirs = left(model.state_dict(), without), reloaded.state_dict()
+    ours, theirs = left(model.state_dict(), without), left(reloaded.state_dict(), without)
     prove_reloaded_names(ours, theirs, where)
-    rounded = [prove_reloaded_tensor(name, wanted, theirs[name], types, where) for name, wanted in ours.items()]
+    rounded = [
+        prove_reloaded_tensor(name, made_plain(plain, name, wanted), theirs[name], types, where)
+        for name, wanted in ours.items()
+    ]
     return any(rounded)
 
 

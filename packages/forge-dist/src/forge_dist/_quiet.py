@@ -5,14 +5,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 
-def hush_deepspeed() -> None:
-    """Keep DeepSpeed, before it is imported, from writing notes to standard output, which is where a command's answer goes.
+def hush_imports() -> None:
+    """Keep DeepSpeed, before it is imported, from writing notes to standard output, which is where a command's answer goes, and bitsandbytes from
+    warning of a kernel that it would fetch from the hub, and that `settle_quantized` keeps it from using.
 
-    Transformers, accelerate and peft import it wherever it is installed. Its import sets its log's level; a filter that is there first stays.
+    Transformers, accelerate and peft import them wherever they are installed. DeepSpeed sets its log's level; a filter that is there first stays.
     """
-    log = logging.getLogger("DeepSpeed")
-    if _is_error not in log.filters:
-        log.addFilter(_is_error)
+    for name in ("DeepSpeed", "bitsandbytes.backends.cpu.ops"):
+        log = logging.getLogger(name)
+        if _is_error not in log.filters:
+            log.addFilter(_is_error)
 
 
 def _is_error(record: logging.LogRecord) -> bool:

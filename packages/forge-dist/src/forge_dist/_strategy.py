@@ -16,10 +16,12 @@ from torch import nn
 from forge_dist._attention import AttentionFunction
 from forge_dist._load import read_model
 from forge_dist._model_path import Task
+from forge_dist._quantized import Quantized
 from forge_dist._settings import StrategySettings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+    from transformers.utils.quantization_config import QuantizationConfigMixin
 
     from forge_dist._ranks import Ranks
 
@@ -70,6 +72,7 @@ class Strategy(abc.ABC):
         attention: str | None = "sdpa",
         attention_function: AttentionFunction | None = None,
         task: Task = "causal",
+        quantization: "QuantizationConfigMixin | None" = None,
     ) -> "PreTrainedModel":
         """Load this rank's part of the model, in eval mode: here the whole of it. Arguments and errors are those of `load_model`.
 
@@ -86,6 +89,7 @@ class Strategy(abc.ABC):
             attention_function=attention_function,
             task=task,
             share=self._of_first,
+            quantized=None if quantization is None else Quantized(quantization, self.device),
         )
         return model.to(self.device)
 

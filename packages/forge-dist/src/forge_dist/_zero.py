@@ -26,6 +26,7 @@ from forge_dist._zero_state import ZeroState, whole_tensors
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+    from transformers.utils.quantization_config import QuantizationConfigMixin
 
     from forge_dist._ranks import Ranks
 
@@ -103,7 +104,12 @@ class ZeroStrategy(Strategy):
         attention: str | None = "sdpa",
         attention_function: AttentionFunction | None = None,
         task: Task = "causal",
+        quantization: "QuantizationConfigMixin | None" = None,
     ) -> "PreTrainedModel":
+        if quantization is not None:
+            raise StrategyError(
+                f"strategy={self.name} divides weights that are numbers, and those of a quantized base are not: use strategy=ddp or fsdp2"
+            )
         if self.stage < 3:
             return super().load(model_path, dtype=dtype, attention=attention, attention_function=attention_function, task=task)
         import_deepspeed()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from forge_dist._errors import StrategyError
-from forge_dist._quiet import hush_deepspeed
+from forge_dist._quiet import hush_imports
 from forge_dist._settings import StrategySettings
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def prepare_import(ranks: "Ranks", device: torch.device) -> None:
     """Say what DeepSpeed takes from the environment at its import, and keep it from printing; peft and accelerate import it too."""
     os.environ.setdefault("LOCAL_RANK", str(ranks.local_rank))
     os.environ.setdefault("DS_ACCELERATOR", device.type)
-    hush_deepspeed()
+    hush_imports()
 
 
 def import_deepspeed() -> Any:

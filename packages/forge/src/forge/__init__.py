@@ -26,10 +26,12 @@ if TYPE_CHECKING:
         RunWriteError,
         SettingsError,
     )
+    from forge._export import export
     from forge._generate import generate
     from forge._grpo import grpo
     from forge._kto import kto
     from forge._orpo import orpo
+    from forge._osft import osft
     from forge._ppo import ppo
     from forge._pretrain import pretrain
     from forge._result import RunResult
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
     from forge._sft import sft
     from forge._simpo import simpo
 
-__version__ = "0.4.0"
+__version__ = "0.5.0"
 
 __all__ = [
     "DataLintError",
@@ -55,10 +57,12 @@ __all__ = [
     "dist",
     "distill",
     "dpo",
+    "export",
     "generate",
     "grpo",
     "kto",
     "orpo",
+    "osft",
     "packing",
     "ppo",
     "pretrain",
@@ -86,10 +90,12 @@ _HOMES = {
     "SettingsError": "_errors",
     "distill": "_distill",
     "dpo": "_dpo",
+    "export": "_export",
     "generate": "_generate",
     "grpo": "_grpo",
     "kto": "_kto",
     "orpo": "_orpo",
+    "osft": "_osft",
     "ppo": "_ppo",
     "pretrain": "_pretrain",
     "reward": "_reward",

@@ -59,7 +59,9 @@ def load_fitting(
     Returns the settings with the choice, the model, and the choice's reason. Attention that the machine would choose does not
     fit every architecture (soft-capped scores, say), so the model is asked; with `attention="auto"` eager is tried next.
     """
-    choice = machine.attention(s.device.attention, dtype.value)
+    # Virtual tokens need a padded batch with a mask, which attention over packed rows does not take.
+    wish = "sdpa" if s.device.attention == "auto" and s.adapter.adapter in ("prefix", "prompt") else s.device.attention
+    choice = machine.attention(wish, dtype.value)
     model = None
     reason = choice.reason
     try:
@@ -91,16 +93,25 @@ def _loaded(
     model = strategy.load(
         s.model.model_path,
         # What is trained is held in float32, whatever it is computed in; a frozen base needs no more than it is computed in.
-        dtype=forge_accel.float32 if s.adapter.adapter == "none" else dtype.value,
+        dtype=forge_accel.float32 if s.adapter.adapter in ("none", "osft") else dtype.value,
         attention=attention.value.name,
         attention_function=attention.value.function,
         task=task.loads,
+        **quantized(s, machine, dtype.value),
     )
     # Asked now, while a refusal still leaves nothing behind: does this model keep packed samples apart?
     with strategy.computing(model):
         task.probe(s).bind(model, device=machine.device.value)
     strategy.settle(model)
     return model
+
+
+def quantized(s: Any, machine: forge_accel.Accelerator, dtype: Any) -> dict[str, Any]:
+    """What a load is told for a base in 4 bits; AccelError where this machine cannot compute with one."""
+    if s.adapter.adapter != "qlora":
+        return {}
+    machine.quantization(s.adapter.quant_type)
+    return {"quantization": forge_algos.quantization_config(s.adapter, compute_dtype=dtype)}
 
 
 def load_frozen(
@@ -151,6 +162,9 @@ def absolute_paths(task: Task, s: Any) -> Any:
     A run directory in the place of a model stands for its last export.
     """
     s = s.with_value("model", "model_path", _absolute(last_export(s.model.model_path)))
+    for name in ("osft_cache", "osft_calibration_path"):
+        if (path := getattr(s.adapter, name)) is not None:
+            s = s.with_value("adapter", name, os.path.abspath(os.path.expanduser(path)))
     for name, path in task.paths(s).items():
         s = s.with_value("objective", name, _absolute(last_export(path)))
     s = s.with_value("data", "data_path", _absolute_sources(s.data.data_path))

@@ -105,11 +105,21 @@ def _app(asked: str | None = None) -> cyclopts.App:
         help_epilogue="Every command takes --debug, which shows the traceback of an error.",
     )
     for name in VERBS:
-        app.command(_verb_command(task_of(name)) if name == asked else _named(name, told=asked is None), name=name)
+        command = _verb_command(task_of(name)) if name == asked else _named(name, told=asked is None)
+        app.command(_with_inspect(command) if name == asked == "osft" else command, name=name)
     app.command(generate)
+    app.command(export)
     # forge-data reads its own words, `--help` too, so that it has the same command line without this package.
     app.command(data, help_flags=(), version_flags=())
     app.command(plan_command(_whole), name="plan")
+    return app
+
+
+def _with_inspect(verb: Callable[..., None]) -> cyclopts.App:
+    """`forge osft`, and `forge osft inspect` beside it."""
+    app = cyclopts.App(name="osft", help=verb.__doc__, help_format="plaintext")
+    app.default(verb)
+    app.command(inspect_osft, name="inspect")
     return app
 
 
@@ -186,6 +196,20 @@ def data(*words: Annotated[str, cyclopts.Parameter(show=False, allow_leading_hyp
     return run_verb(words, prog="forge data")
 
 
+def inspect_osft(run: str, /, *, layer: str | None = None, html: str | None = None) -> None:
+    """Show what a run protected and what it moved: the spectrum of a layer, its change, and how little of it leaked.
+
+    Args:
+        run: The directory of a run with adapter=osft.
+        layer: Name, or last part of the name, of the target to draw; by default the one that moved most.
+        html: Where to write the page; by default osft/inspect.html of the run.
+
+    """
+    from forge._osft_page import inspect as inspect_run
+
+    print(inspect_run(run, layer=layer, html=html))
+
+
 def generate(
     model: str,
     prompt: str,
@@ -208,3 +232,28 @@ def generate(
 
     """
     print(forge.generate(model, prompt, max_new_tokens=max_new_tokens, temperature=temperature, system=system, seed=seed))
+
+
+def export(
+    run: str,
+    /,
+    *,
+    output: str | None = None,
+    merge: Annotated[bool, cyclopts.Parameter(negative=())] = False,
+    dtype: str | None = None,
+    format: str = "hf",  # noqa: A002 - the option's name
+) -> None:
+    """Write a model to hand on: merged or not, for transformers or as GGUF, loaded back and compared, with a model card.
+
+    Prints what was written. Example: forge export runs/first --merge --format gguf --dtype q8_0
+
+    Args:
+        run: A run directory (its last export), or a model or adapter directory.
+        output: The directory to write, which must not exist; of a run by default one in its exports/.
+        merge: Add an adapter's updates to the weights of its base.
+        dtype: float32, float16 or bfloat16, with gguf also q8_0; by default as the weights, or those of the base, are stored.
+        format: hf for a directory that plain transformers (or plain PEFT) loads, gguf for a file that llama.cpp runs.
+
+    """
+    asked: Any = {"merge": merge, "dtype": dtype, "format": format}
+    print(forge.export(run, output, **asked))

@@ -14,6 +14,7 @@ import forge_algos
 import forge_data
 import forge_dist
 import forge_packing
+from forge._adaptation import why_not_off
 from forge._errors import SettingsError
 from forge._progress import Reporter
 from forge._prompts import Prompts
@@ -124,8 +125,8 @@ class Online:
         self._rewards = _rewards(run)
         self._reference: Any = None
         if self._own.kl_weight:
-            adapted = run.settings.adapter.adapter != "none"
-            self._reference = "adapter_off" if adapted else run.load_frozen(run.settings.model.model_path)
+            off = why_not_off(run.settings) is None
+            self._reference = "adapter_off" if off else run.load_frozen(run.settings.model.model_path)
 
     def first(self) -> None:
         """Nothing but the data and the model has to hold."""

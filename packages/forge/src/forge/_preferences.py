@@ -8,6 +8,7 @@ from typing import Any
 import attrs
 
 import forge_algos
+from forge._adaptation import why_not_off
 from forge._choices import require_same_tokens
 from forge._errors import SettingsError
 from forge._lint import check_data, check_kind
@@ -92,10 +93,10 @@ class FromReference(Offline):
 
 
 def check_reference(s: Any) -> None:
-    """Refuse to switch off an adapter that there is not. Raises SettingsError."""
-    if s.objective.reference == "adapter_off" and s.adapter.adapter == "none":
+    """Refuse to switch off an adapter that there is not, or that is no step away from the base. Raises SettingsError."""
+    if s.objective.reference == "adapter_off" and (why := why_not_off(s)):
         raise SettingsError(
-            "reference='adapter_off' is the model without its adapter, and adapter is 'none': set an adapter, or reference='stored' or 'live'."
+            f"reference='adapter_off' is the model without its adapter, and {why}: set another adapter, or reference='stored' or 'live'."
         )
 
 

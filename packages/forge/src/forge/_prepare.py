@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import forge_accel
+import forge_dist
 import forge_packing
 from forge._choices import check_warmup, choose_sizes
 from forge._errors import SettingsError
@@ -19,7 +20,6 @@ from forge._resume import (
     compare_order,
     compare_settings,
     link_stores,
-    model_identity,
     same_request,
 )
 from forge._run_directory import NoDirectory, RunDirectory
@@ -64,7 +64,11 @@ def begin(
             f"resume={s.checkpoints.resume}: there is no such full state. Give the directory of one (full_state/step_N), or resume=auto."
         )
     models = {"model": s.model.model_path, **task.paths(s)}
-    identity = {"run": secrets.token_hex(8), "verb": task.name, **{name: model_identity(at) for name, at in models.items()}}
+    identity = {
+        "run": secrets.token_hex(8),
+        "verb": task.name,
+        **{name: forge_dist.model_identity(at) for name, at in models.items()},
+    }
     if out.resuming:
         identity = compare_model(out.path, identity)
         report.note(f"{out.path} holds this run already: going on with it")

@@ -12,7 +12,7 @@ import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import yaml
 
@@ -22,7 +22,7 @@ from forge._recipe import as_values, left_open
 from forge._settings import RunSettings
 from forge._task import Items, Task
 
-_DIVISION = frozenset(
+DIVISION = frozenset(
     {
         *("max_tokens_per_gpu", "strategy", "shard_size", "reshard_after_forward", "cpu_offload", "activation_checkpointing"),
         *("nproc_per_node", "nnodes", "node_rank", "rdzv_id", "rdzv_endpoint", "master_addr", "master_port"),
@@ -31,20 +31,17 @@ _DIVISION = frozenset(
 )
 """How a step is divided: its samples and its loss are the same."""
 
-_FREE = _DIVISION | frozenset(
+_FREE = DIVISION | frozenset(
     {
         # Where things lie: what they hold is compared by fingerprint.
         *("model_path", "reference_path", "teacher_path", "reward_model_path"),
-        *("data_path", "eval_data_path", "preprocess", "ckpt_output_dir"),
+        *("data_path", "eval_data_path", "preprocess", "ckpt_output_dir", "osft_cache"),
         # What is kept, shown and refused.
         *("save_samples", "checkpoint_at_epoch", "full_state_every_steps", "full_state_every_minutes"),
         *("accelerate_full_state_at_epoch", "keep_last_n", "keep_last_checkpoint_only", "async_save"),
         *("eval_every_steps", "keep_best", "metric_for_best", "early_stopping_patience", "logging_steps", "lint", "on_nan"),
     }
 )
-_HASHED_WHOLE = 8 * 2**30
-"""Bytes of a weight file up to which every one of them is hashed: some seconds."""
-_WINDOW = 4096
 _LENGTH = ("num_epochs", "max_steps", "max_tokens")
 
 
@@ -55,7 +52,7 @@ def same_request(path: Path, s: RunSettings) -> bool:
     is_open = {
         name for name, origin in s.origins.items() if origin == "default" or origin.startswith(("chosen", "environment"))
     }
-    place = _DIVISION | {"ckpt_output_dir"}
+    place = DIVISION | {"ckpt_output_dir"}
     return all(
         name in was_open if name in is_open else before.get(name, now[name]) == now[name] for name in now if name not in place
     )
@@ -168,47 +165,20 @@ def compare_model(path: Path, identity: Mapping[str, str]) -> dict[str, str]:
     return {**identity, "run": run}
 
 
-def must_match(s: RunSettings, train: Items, plan: forge_packing.BatchPlan, identity: Mapping[str, str]) -> dict[str, Any]:
-    """What a full state belongs to: run, data, order, model and the settings of its past, as JSON."""
+def must_match(
+    s: RunSettings, train: Items, plan: forge_packing.BatchPlan, identity: Mapping[str, str], adaptation: str
+) -> dict[str, Any]:
+    """What a full state belongs to: run, data, order, model, what moves of it, and the settings of its past, as JSON."""
     past = {name: value for name, value in as_values(s).items() if name not in _FREE and name not in _LENGTH}
     length = {} if s.optimizer.lr_scheduler == "constant" else {"steps": plan.num_steps}
     return {
         "data": train.store.fingerprint,
         "order": plan.order_fingerprint,
         **identity,
+        **({"adaptation": adaptation} if adaptation else {}),
         **as_json(past),
         **length,
     }
-
-
-def model_identity(model_path: str) -> str:
-    """sha256 (hex) over a model directory's config.json and its safetensors; a hub name stays one."""
-    folder = Path(model_path)
-    if not folder.is_dir():
-        return f"hub:{model_path}"
-    configs = [folder / name for name in ("config.json", "adapter_config.json")]
-    digest = hashlib.sha256(b"".join(file.read_bytes() for file in configs if file.is_file()))
-    for file in sorted(folder.glob("*.safetensors")):
-        digest.update(f"{file.name} {file.stat().st_size}".encode())
-        with file.open("rb") as opened:
-            if file.stat().st_size <= _HASHED_WHOLE:
-                digest.update(hashlib.file_digest(opened, "sha256").digest())
-            else:
-                _update_by_tensor(digest, opened)
-    return digest.hexdigest()
-
-
-def _update_by_tensor(digest: Any, opened: BinaryIO) -> None:
-    """Of a file of many gigabytes the header, and of each tensor in it both ends and the middle: what any training moves."""
-    header = opened.read(int.from_bytes(opened.read(8), "little"))
-    digest.update(header)
-    begins = opened.tell()
-    for name, entry in json.loads(header).items():
-        if name != "__metadata__":
-            start, end = entry["data_offsets"]
-            for place in (start, (start + end) // 2, max(start, end - _WINDOW)):
-                opened.seek(begins + place)
-                digest.update(opened.read(min(_WINDOW, end - place)))
 
 
 def step_seed(seed: int, step: int, rank: int) -> int:

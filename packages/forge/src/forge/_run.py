@@ -17,6 +17,7 @@ import forge_accel
 import forge_algos
 import forge_data
 import forge_dist
+from forge._adaptation import adapted, check_projections
 from forge._best import forget_other_best, mark_best
 from forge._choices import absolute_paths, choose_machine, load_fitting, load_frozen, warn_of_positions, warn_of_rounding
 from forge._directories import discard
@@ -55,8 +56,14 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
     s = choose_machine(s, machine, dtype)
     device = machine.device.value
     strategy = forge_dist.make_strategy(
-        s.strategy, ranks, device=device, adapter=s.adapter.adapter != "none", optimizer=s.optimizer.optimizer
+        s.strategy,
+        ranks,
+        device=device,
+        # OSFT trains within the weights themselves, which are divided like any others.
+        adapter=s.adapter.adapter not in ("none", "osft"),
+        optimizer=s.optimizer.optimizer,
     )
+    check_projections(s, strategy)
     s = s if s.strategy.strategy != "auto" else s.resolved("strategy", strategy.name, strategy.reason)
     report.note(f"device: {machine.device.reason}")
     report.note(f"dtype: {dtype.reason}")
@@ -71,13 +78,13 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
     ranks.connect(machine.collective_backend.value, device)
     ranks.agree({"settings": s.digest(), "data": train.store.fingerprint, "plan": plan.fingerprint})
 
-    # model: on its ranks, with the attention that fits it and the adapter that was asked for
+    # model: on its ranks, with the attention that fits it, and as much of it ready to move as was asked for
     machine.seed(s.plan.seed)
     s, model, reason = load_fitting(task, s, machine, dtype, strategy)
     report.note(f"attention: {reason}")
     warn_of_positions(report, model, [train] if held_out is None else [train, held_out])
-    if s.adapter.adapter == "lora":
-        model = forge_algos.adapt(model, s.adapter).model
+    adaptation = adapted(task, s, model, tokenizer, train, Path(found["root"]), ranks, report)
+    model = adaptation.model
     task.extend(model, s)
     model, optimizer = strategy.wrap(
         model, lambda model: forge_algos.make_optimizer(model, s.optimizer, fused=machine.fused_optimizer.value)
@@ -85,8 +92,9 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
     num_steps = task.num_steps(s, plan)
     scheduler = forge_algos.schedule(optimizer, s.optimizer, num_steps=num_steps)
     # A model goes back to the dtype of its directory; adapters stay in the float32 that they were trained in.
-    kept = forge_dist.base_dtype(s.model.model_path) if s.adapter.adapter == "none" else None
+    kept = forge_dist.base_dtype(s.model.model_path) if adaptation.writes == "model" else None
     rounds = kept is not None and kept != forge_accel.float32
+    as_plain: Any = {"without": (*task.additions, *adaptation.additions), "plain": adaptation.plain}
 
     def autocast() -> Any:
         return machine.autocast(dtype.value)
@@ -113,7 +121,8 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
     task.refer(this)
 
     # the run begins, or goes on: from here everything is read from its directory
-    states = FullStates(s, out.path, ranks, must_match(s, train, plan, found["identity"]), report.note)
+    past = must_match(s, train, plan, found["identity"], adaptation.identity)
+    states = FullStates(s, out.path, ranks, past, report.note)
     restored = states.restore(strategy, model, optimizer, scheduler, num_steps)
     at = restored or Position()
     ranks.first(lambda: out.check(None if restored is None else restored.metrics_bytes))
@@ -148,16 +157,14 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
         others = sorted(directory.parent.glob("samples_*"))
         if not ranks.broadcast(directory.exists()):
             try:
-                forge_dist.export_model(
-                    model, directory, tokenizer=tokenizer, dtype=kept, strategy=strategy, without=task.additions
-                )
+                forge_dist.export_model(model, directory, tokenizer=tokenizer, dtype=kept, strategy=strategy, **as_plain)
             except forge_dist.ExportError as error:
                 if final:
                     raise
                 report.note(f"WARNING: training goes on without this export: {error}")
                 return directory
         few = (train if held_out is None else held_out).few()
-        check = forge_dist.check_export(model, directory, few, strategy=strategy, without=task.additions)
+        check = forge_dist.check_export(model, directory, few, strategy=strategy, **as_plain)
         what = "mean reward" if task.loads == "reward" else "loss"
         report.note(
             f"exported {directory}: loaded back, on {len(few)} short samples its {what} is {check.reloaded:.4f}, "
@@ -203,6 +210,7 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
                 objective=work.objective,
                 optimizer=optimizer,
                 scheduler=scheduler,
+                adaptation=adaptation,
                 max_grad_norm=s.optimizer.max_grad_norm,
                 device=device,
                 autocast=autocast,

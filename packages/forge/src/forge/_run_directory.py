@@ -24,7 +24,7 @@ from forge._directories import discard, make_directories, remove_empty
 from forge._errors import RunDirectoryError, RunWriteError
 
 _STAGING = ".forge-preparing"
-_PREPARED = frozenset({"data", "plan", "run.json", "log.txt", "metrics.jsonl"})
+_PREPARED = frozenset({"data", "plan", "osft", "run.json", "log.txt", "metrics.jsonl"})
 _LOGS = "logs"
 """Where a launcher keeps its ranks' output: made before the run itself."""
 

@@ -14,7 +14,8 @@ from forge._settings import resolve, signature_of
 from forge._task import Task
 
 VERBS: Mapping[str, str] = {
-    name: f"_{name}" for name in ("sft", "pretrain", "distill", "dpo", "orpo", "simpo", "kto", "reward", "ppo", "grpo", "rloo")
+    name: f"_{name}"
+    for name in ("sft", "osft", "pretrain", "distill", "dpo", "orpo", "simpo", "kto", "reward", "ppo", "grpo", "rloo")
 }
 """Verb → the file that it lives in, which offers `TASK` and the verb itself."""
 

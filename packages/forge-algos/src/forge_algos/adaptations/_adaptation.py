@@ -66,6 +66,9 @@ class Adaptation:
         total = sum(p.numel() for p in parameters)
         return [f"trains {trained:,} of {total:,} parameters ({100 * trained / max(total, 1):.2f} %)"]
 
+    def check_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """Raise OptimizerError where `after_step` could not undo what the optimizer does."""
+
     def before_step(self) -> None:
         """Take from the gradients what may not move."""
 

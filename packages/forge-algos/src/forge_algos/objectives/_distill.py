@@ -43,7 +43,7 @@ class Distill(LearnedTokens):
         Raises:
             LossError: the teacher's vocabulary is another, or the teacher is the model.
             PackedBatchError: one of the two does not keep the documents of a packed row apart.
-            AdapterError: one of the two carries a prompt-like adapter.
+            AdapterError: virtual tokens that one of the two cannot be given.
         """
         if causal_model(self.teacher) is causal_model(model):
             raise LossError("the teacher is the model that is trained: there would be nothing to learn; load it a second time")

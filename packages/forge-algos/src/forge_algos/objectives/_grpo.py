@@ -32,7 +32,7 @@ class GRPO(Online):
 
         Raises:
             PackedBatchError: the model does not keep a row's documents apart.
-            AdapterError: it carries a prompt-like adapter.
+            AdapterError: virtual tokens that it cannot be given.
         """
         return _BoundGRPO(self, model, device=device)
 

@@ -21,6 +21,7 @@ from forge_algos.losses._distillation_rows import distillation_of_rows
 from forge_algos.losses._nll import Likelihood, nll_of_rows
 from forge_algos.losses._rows import Given, Projected, Tensors, Way, product_dtype
 from forge_algos.losses._token_logps import logps_and_entropy_of_rows, logps_of_rows
+from forge_algos.objectives._layout import lay_out
 from forge_algos.objectives._probe import PROBED_TOKENS, problem_of, transform_of
 from forge_algos.objectives._swap import computed_beside, computed_inside
 
@@ -159,8 +160,10 @@ class Head:
             return self._from_logits(inputs, rows, compute, temperature, beside)
         linear = head(self.model)
         assert isinstance(linear, nn.Linear)
+        layout = lay_out(self.model, inputs)
 
         def inside(hidden: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            hidden = layout.packed(hidden)
             way = Projected(
                 product=product_dtype(linear.weight), scale=self.scale, softcap=self.softcap, temperature=temperature
             )
@@ -168,12 +171,15 @@ class Head:
             return found if beside is None else (*found, beside(hidden[0]))
 
         # One row stands in for all; the model may scale or cap it, which costs nothing.
-        return computed_inside(self.model, linear, inputs, inside, shape=(1, 1, linear.out_features))
+        return computed_inside(self.model, linear, layout.inputs, inside, shape=(1, 1, linear.out_features))
 
     def _from_logits(
         self, inputs: Inputs, rows: torch.Tensor, compute: Compute, temperature: float, beside: Beside | None
     ) -> tuple[torch.Tensor, ...]:
-        keeps = "logits_to_keep" in inspect.signature(causal_model(self.model).forward).parameters
+        layout = lay_out(self.model, inputs)
+        inputs = layout.inputs
+        # In lines of documents the same positions of all lines would be kept, so there all are.
+        keeps = layout.lines is None and "logits_to_keep" in inspect.signature(causal_model(self.model).forward).parameters
         if keeps:
             inputs = {**inputs, "logits_to_keep": rows}
         rest: list[torch.Tensor] = []
@@ -183,7 +189,8 @@ class Head:
             body = decoder(self.model)
             if body is None:
                 raise LossError(f"{type(causal_model(self.model)).__name__} has no decoder whose hidden states could be read")
-            logits, *rest = computed_beside(self.model, body, inputs, lambda hidden: beside(hidden[0]))
+            logits, *rest = computed_beside(self.model, body, inputs, lambda hidden: beside(layout.packed(hidden)[0]))
+        logits = layout.packed(logits)
         logits_MV = logits[0] if keeps else logits[0].index_select(0, rows)
         return (*compute(Given(given=logits.dtype, temperature=temperature), (logits_MV,)), *rest)
 

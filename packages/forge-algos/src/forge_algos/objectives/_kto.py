@@ -99,7 +99,7 @@ class KTO:
 
         Raises:
             PackedBatchError: a model does not keep the completions of a row apart.
-            AdapterError: a prompt-like adapter, or `adapter_off` without an adapter.
+            AdapterError: virtual tokens that a model cannot be given, or `adapter_off` without an adapter.
             LossError: a live reference that is missing, not asked for, or the model itself.
         """
         return _BoundKTO(self.settings, self.reference, model, device)

@@ -35,7 +35,7 @@ class ORPO(Pairwise):
 
         Raises:
             PackedBatchError: the model does not keep the completions of a row apart.
-            AdapterError: a prompt-like adapter.
+            AdapterError: virtual tokens that the model cannot be given.
         """
         return _BoundORPO(self.settings, model, device)
 

@@ -3,20 +3,19 @@
 import torch
 from torch import nn
 
-from forge_algos._errors import AdapterError
 from forge_algos._isolation import require_isolation
-from forge_algos._modules import unwrap
+from forge_algos._modules import virtual_tokens
+from forge_algos.objectives._virtual import require_lines
 
 
 def require_packable(model: nn.Module, *, device: torch.device) -> None:
-    """Raise unless documents in one row are to this model what they are alone.
+    """Raise unless documents of one row are to this model what they are alone, in the way in which it is fed them (`lay_out`).
 
     Raises:
         PackedBatchError: it does not keep them apart; two made-up ones are tried.
-        AdapterError: it carries a prompt-like adapter, whose virtual tokens belong to no document.
+        AdapterError: its virtual tokens cannot stand before each document.
     """
-    for name, config in getattr(unwrap(model), "peft_config", {}).items():
-        if getattr(config, "is_prompt_learning", False):
-            kind = getattr(config, "peft_type", "a prompt")
-            raise AdapterError(f"adapter {name!r} is {kind}: its virtual tokens have no place in a packed row; use LoRA")
-    require_isolation(model, device=device)
+    if virtual_tokens(model):
+        require_lines(model, device=device)
+    else:
+        require_isolation(model, device=device)

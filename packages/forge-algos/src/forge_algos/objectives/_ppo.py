@@ -37,7 +37,7 @@ class PPO(Online):
 
         Raises:
             PackedBatchError: the model does not keep a row's documents apart.
-            AdapterError: it carries a prompt-like adapter, or no value head (`attach_value_head`).
+            AdapterError: virtual tokens that it cannot be given, or no value head (`attach_value_head`).
         """
         require_value_head(model)
         return _BoundPPO(self, model, device=device)

@@ -6,7 +6,8 @@ import torch
 from torch import nn
 
 from forge_algos._isolation import packed_inputs
-from forge_algos._modules import causal_model, mode, vocabulary
+from forge_algos._modules import causal_model, mode, virtual_tokens, vocabulary
+from forge_algos.objectives._layout import lay_out
 from forge_algos.objectives._swap import swapped_forward
 
 PROBED_TOKENS = 4
@@ -38,12 +39,13 @@ def problem_of(model: nn.Module, linear: nn.Linear, device: torch.device, scale:
     vocab = vocabulary(model) or linear.out_features
     ids = torch.arange(PROBED_TOKENS, device=device).mul(vocab // PROBED_TOKENS)
     inputs = packed_inputs(ids, torch.arange(PROBED_TOKENS, device=device), torch.tensor([0, PROBED_TOKENS]), PROBED_TOKENS)
+    wanted = {(1, PROBED_TOKENS), (1, PROBED_TOKENS + virtual_tokens(model))}
     fed: list[tuple[int, ...]] = []
     expected: list[torch.Tensor] = []
 
     def answer(hidden: torch.Tensor) -> torch.Tensor:
         fed.append(tuple(hidden.shape))
-        if fed[-1][:-1] != (1, PROBED_TOKENS):
+        if fed[-1][:-1] not in wanted:
             return nn.functional.linear(hidden, linear.weight, linear.bias)
         pattern = torch.arange(hidden.numel(), device=device, dtype=torch.float32).sin().view(hidden.shape)[:, 1:]
         pattern = pattern.to(linear.weight.dtype)
@@ -57,14 +59,14 @@ def problem_of(model: nn.Module, linear: nn.Linear, device: torch.device, scale:
 
     try:
         with mode(model, training=False), torch.no_grad(), swapped_forward(linear, answer):
-            logits = model(**inputs).logits
+            logits = model(**lay_out(model, inputs).inputs).logits
     except torch.OutOfMemoryError:
         raise
     except (IndexError, RuntimeError, ValueError) as error:
         return f"the model needs all rows of its logits ({error})"
     if len(fed) != 1:
         return f"the model calls its head {len(fed)} times in a forward, not once"
-    if fed[0][:-1] != (1, PROBED_TOKENS):
+    if fed[0][:-1] not in wanted:
         return f"the head is fed {list(fed[0])} for a row of {PROBED_TOKENS} tokens"
     if expected[0].shape != logits.shape or not _close(expected[0], logits):
         return "the model's logits are not its head's output, nor a scale or a softcap of it that its config names"

@@ -9,11 +9,12 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import nn
 
-from forge_algos._errors import AdapterError, LossError
+from forge_algos._errors import LossError
 from forge_algos._groups import PackedGroups, idle_groups
 from forge_algos._guard import guard_packed
 from forge_algos._modules import mode, unwrap
 from forge_algos._preference_settings import ReferenceKind
+from forge_algos.adaptations._off import check_switchable, switched_off
 from forge_algos.objectives._completions import Completions, numbers, tails, whole
 
 
@@ -37,7 +38,7 @@ class Reference:
         if live is not None and unwrap(live) is unwrap(policy.model):
             raise LossError("reference='live': it is the very model that is trained, and would move with it; load it twice")
         if kind == "adapter_off":
-            _adapted(policy.model)
+            check_switchable(policy.model)
         self.kind = kind
         self._off = kind == "adapter_off"
         self._model = policy if live is None else Completions(live, device=policy.device)
@@ -60,7 +61,7 @@ class Reference:
     def tokens(self, groups: PackedGroups) -> torch.Tensor:
         """float32[M]: of each token, from a forward."""
         model = self._model.model
-        with torch.no_grad(), mode(model, training=False), _adapter_off(model) if self._off else nullcontext():
+        with torch.no_grad(), mode(model, training=False), switched_off(model) if self._off else nullcontext():
             return self._model.tokens(groups)
 
 
@@ -95,24 +96,9 @@ def reference_logps(
     with torch.no_grad(), mode(model, training=False), guard_packed(model):
         policy = Completions(model, device=device)
         for groups in batches:
-            with _adapter_off(model) if adapter_off else nullcontext(), autocast():
+            with switched_off(model) if adapter_off else nullcontext(), autocast():
                 empty = not len(groups.group_sizes)
                 tokens = policy.tokens(idle_groups((1,)) if empty else groups)
             found = [tokens[:0]] * 2 if empty else [whole(tokens, groups), tails(tokens, groups)]
             logps, tail_logps = (values.cpu().numpy() for values in found)
             yield logps, tail_logps
-
-
-def _adapter_off(model: nn.Module) -> AbstractContextManager[Any]:
-    """Inside the block the model is the one under its adapter."""
-    return _adapted(model).disable_adapter()
-
-
-def _adapted(model: nn.Module) -> Any:
-    adapted: Any = unwrap(model)
-    if not hasattr(adapted, "peft_config") or not hasattr(adapted, "disable_adapter"):
-        raise AdapterError(
-            f"reference='adapter_off': {type(adapted).__name__} carries no adapter that could be switched off; train one "
-            "(adapter='lora'), or set reference='stored' or 'live'"
-        )
-    return adapted

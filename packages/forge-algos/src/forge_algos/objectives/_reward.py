@@ -36,7 +36,7 @@ class Reward(Pairwise):
         Raises:
             LossError: the model is no sequence classifier with one label.
             PackedBatchError: it does not keep the completions of a row apart.
-            AdapterError: a prompt-like adapter.
+            AdapterError: virtual tokens that the model cannot be given.
         """
         return _BoundReward(self.settings, model, device)
 

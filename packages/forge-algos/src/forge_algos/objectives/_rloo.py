@@ -30,7 +30,7 @@ class RLOO(Online):
 
         Raises:
             PackedBatchError: the model does not keep a row's documents apart.
-            AdapterError: it carries a prompt-like adapter.
+            AdapterError: virtual tokens that it cannot be given.
         """
         return _BoundRLOO(self, model, device=device)
 

@@ -12,7 +12,8 @@ from torch import nn
 
 from forge_algos._errors import LossError
 from forge_algos._isolation import packed_inputs
-from forge_algos._modules import causal_model, mode
+from forge_algos._modules import causal_model, mode, virtual_tokens
+from forge_algos.objectives._layout import lay_out
 from forge_algos.objectives._swap import computed_inside, swapped_forward
 
 _LAYER = "score"
@@ -30,12 +31,13 @@ class ScalarHead:
         layer = _layer(self.model)
         assert layer is not None
         plain = layer.forward
+        layout = lay_out(self.model, inputs)
 
         def score(hidden: torch.Tensor) -> tuple[torch.Tensor]:
-            scores = plain(hidden[0].index_select(0, rows)).squeeze(-1)
+            scores = plain(layout.packed(hidden)[0].index_select(0, rows)).squeeze(-1)
             return (scores.to(torch.promote_types(scores.dtype, torch.float32)),)
 
-        (scores,) = computed_inside(self.model, layer, inputs, score, shape=(*inputs["input_ids"].shape, 1))
+        (scores,) = computed_inside(self.model, layer, layout.inputs, score)
         return scores
 
 
@@ -55,6 +57,11 @@ def choose_scalar_head(model: nn.Module, *, device: torch.device) -> ScalarHead:
         raise LossError(f"{type(causal).__name__} has no layer `{_LAYER}` that gives a sequence one number: {remedy}")
     if labels != 1:
         raise LossError(f"{type(causal).__name__} gives a sequence {labels} numbers and not one: {remedy}")
+    if virtual_tokens(model) and _pad_id(model) is None:
+        raise LossError(
+            f"{type(causal).__name__} has no pad_token_id, and the documents of a row are filled up to one length where virtual tokens stand "
+            "before each: set pad_token_id in its config.json"
+        )
     if problem := _problem(model, device):
         raise LossError(f"{type(causal).__name__} gives a sequence something else than its layer `{_LAYER}` does: {problem}")
     return ScalarHead(model=model)
@@ -65,11 +72,14 @@ def _layer(model: nn.Module) -> nn.Module | None:
     return found if isinstance(found, nn.Module) else None
 
 
+def _pad_id(model: nn.Module) -> int | None:
+    return getattr(getattr(causal_model(model), "config", None), "pad_token_id", None)
+
+
 def _problem(model: nn.Module, device: torch.device) -> str | None:
     layer = _layer(model)
     assert layer is not None
-    pad = getattr(getattr(causal_model(model), "config", None), "pad_token_id", None)
-    ids = torch.full((_PROBED_TOKENS,), 1 if pad == 0 else 0, device=device)
+    ids = torch.full((_PROBED_TOKENS,), 1 if _pad_id(model) == 0 else 0, device=device)
     inputs = packed_inputs(ids, torch.arange(_PROBED_TOKENS, device=device), torch.tensor([0, _PROBED_TOKENS]), _PROBED_TOKENS)
     fed: list[tuple[int, ...]] = []
 
@@ -79,13 +89,13 @@ def _problem(model: nn.Module, device: torch.device) -> str | None:
 
     try:
         with mode(model, training=False), torch.no_grad(), swapped_forward(layer, answer):
-            scores = model(**inputs).logits
+            scores = model(**lay_out(model, inputs).inputs).logits
     except torch.OutOfMemoryError:
         raise
     except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
         return f"it cannot be asked ({error})"
-    if fed != [(1, _PROBED_TOKENS)]:
+    if len(fed) != 1 or fed[0] not in {(1, _PROBED_TOKENS), (1, _PROBED_TOKENS + virtual_tokens(model))}:
         return f"the layer is fed {fed} for a row of {_PROBED_TOKENS} tokens"
-    if scores.numel() != 1 or scores.item() != _PROBED_TOKENS:
-        return f"scores 1, 2, {_PROBED_TOKENS} of three tokens become {scores.flatten().tolist()}, not the last one"
+    if scores.numel() != 1 or scores.item() != fed[0][1]:
+        return f"scores 1 to {fed[0][1]} of as many tokens become {scores.flatten().tolist()}, not the last one"
     return None

@@ -43,7 +43,7 @@ class SFT(LearnedTokens):
 
         Raises:
             PackedBatchError: the model does not keep the documents of a packed row apart; two made-up ones are tried.
-            AdapterError: the model carries a prompt-like adapter, whose virtual tokens belong to no document.
+            AdapterError: virtual tokens that the model cannot be given.
             LossError: noise is asked for, and the model names no embeddings to put it on.
         """
         require_packable(model, device=device)

@@ -28,7 +28,7 @@ class SimPO(Pairwise):
 
         Raises:
             PackedBatchError: the model does not keep the completions of a row apart.
-            AdapterError: a prompt-like adapter.
+            AdapterError: virtual tokens that the model cannot be given.
         """
         return _BoundSimPO(self.settings, model, device)
 

@@ -32,11 +32,12 @@ def computed_inside(
     inputs: dict[str, Any],
     compute: Callable[[torch.Tensor], Sequence[torch.Tensor]],
     *,
-    shape: Sequence[int],
+    shape: Sequence[int] | None = None,
 ) -> tuple[torch.Tensor, ...]:
     """What `compute(hidden)` returns inside the layer's own call, during one forward of the model.
 
-    Hidden is what the layer is fed, float[1, T, D]; the model is given zeros of `shape` in the place of the layer's output. A
+    Hidden is what the layer is fed, float[1, T, D] ([B, S, D] of documents in lines); the model is given zeros of `shape` in the place of
+    the layer's output, by default one number for each place. A
     backward pass from any of the tensors runs through all of the model's output hooks first, so it may read weights.
     """
     found: list[Sequence[torch.Tensor]] = []
@@ -44,7 +45,7 @@ def computed_inside(
     def forward(hidden: torch.Tensor) -> torch.Tensor:
         tensors = compute(hidden)
         found.append(tensors)
-        return carry(tensors, hidden, shape)
+        return carry(tensors, hidden, (*hidden.shape[:-1], 1) if shape is None else shape)
 
     with swapped_forward(layer, forward):
         out = model(**inputs).logits

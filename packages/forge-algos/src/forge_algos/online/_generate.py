@@ -6,6 +6,7 @@ beside other prompts; and on a CPU two requests of five tokens took 17 seconds. 
 similar lengths. On a GPU it was not tried.
 """
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from forge_algos._errors import RolloutError
-from forge_algos._modules import causal_model, mode
+from forge_algos._modules import causal_model, mode, unwrap, virtual_tokens
 from forge_algos._parallel import ALONE, Parallel
 from forge_algos.online._draw import Draw, Warp, uniforms
 from forge_algos.online._sampler import Completion
@@ -52,8 +53,13 @@ class GenerateSampler:
             parallel: the ranks; read with `synced` alone.
 
         Raises:
-            RolloutError: no token ends a completion, or there is no room for one.
+            RolloutError: no token ends a completion, or there is no room for one; or virtual tokens on a divided model.
         """
+        if synced and virtual_tokens(model):
+            raise RolloutError(
+                "a model with virtual tokens (adapter=prefix or prompt) cannot sample while it is divided over ranks: take strategy=ddp or "
+                "single, or adapter=lora"
+            )
         if not eos_ids:
             raise RolloutError(
                 "eos_ids: without a token that ends a completion every one would be cut off; give the tokenizer's"
@@ -105,7 +111,11 @@ class GenerateSampler:
         start = 0
         while start < len(wanted):
             # The first of what is left is the longest of it.
-            rows = max(1, self._batch_tokens // (len(prompts[wanted[start][0]]) + max_new_tokens))
+            longest, virtual = len(prompts[wanted[start][0]]), virtual_tokens(self._model)
+            rows = max(1, self._batch_tokens // (virtual + longest + max_new_tokens))
+            if virtual:
+                # PEFT puts virtual tokens before the padding, and so farther from a shorter prompt than they were trained: no padding.
+                rows = min(rows, sum(len(prompts[prompt]) == longest for prompt, _ in wanted[start:]))
             yield wanted[start : start + rows]
             start += rows
 
@@ -129,8 +139,12 @@ class GenerateSampler:
             pad_token_id=self._pad_id,
             use_cache=True,
         )
-        with self._autocast():
-            output = causal.generate(
+        # Virtual tokens are PEFT's to put before the prompt; other adapters are within the model, whose settings no PeftModel brings.
+        sampled: Any = unwrap(self._model) if virtual_tokens(self._model) else causal
+        with self._autocast(), warnings.catch_warnings():
+            # It counts positions by itself, as it should.
+            warnings.filterwarnings("ignore", message="Position ids are not supported")
+            output = sampled.generate(
                 input_ids=ids.to(device),
                 attention_mask=mask.to(device),
                 generation_config=settings,

@@ -4,8 +4,8 @@ The pass is the one that trains: the same packed rows, the same head, the same t
 update is 1 as exactly as the machine repeats itself, in bfloat16 too.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -13,10 +13,10 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from forge_algos._errors import RolloutError
 from forge_algos._groups import PackedGroups, group_tensors, idle_groups
 from forge_algos._guard import guard_packed
-from forge_algos._modules import mode, unwrap
+from forge_algos._modules import mode
+from forge_algos.adaptations._off import switched_off
 from forge_algos.objectives._completions import Completions
 from forge_algos.online._value_head import values_at
 
@@ -51,25 +51,11 @@ def measure(
         if reference is None:
             return Measured(found[0], None, found[1])
         if reference == "adapter_off":
-            with without_adapter(model):
+            with switched_off(model):
                 return Measured(found[0], _logps(model, rows, temperature, device, autocast)[0], found[1])
     assert isinstance(reference, nn.Module)
     with mode(reference, training=False), torch.no_grad(), guard_packed(reference):
         return Measured(found[0], _logps(reference, rows, temperature, device, autocast)[0], found[1])
-
-
-@contextmanager
-def without_adapter(model: nn.Module) -> Iterator[None]:
-    """Inside the block the base model answers alone.
-
-    Raises:
-        RolloutError: the model has no adapter.
-    """
-    inner: Any = unwrap(model)
-    if not hasattr(inner, "peft_config"):
-        raise RolloutError("reference='adapter_off': the model carries no adapter; give a frozen copy of it as the reference")
-    with inner.disable_adapter():
-        yield
 
 
 def _logps(

@@ -1,0 +1,130 @@
+"""A method, a learning rate and a seed -> a sequence of tasks learned one after the other, and what is left of each.
+
+`accuracy[t][i]` is the share of held-out words that rule i answers right, letter for letter, after task t. From it come the average accuracy
+(the mean of the last row) and the backward transfer (the mean over all tasks but the last of what was gained since they were learned;
+negative where they were forgotten), as GEM defines them (arXiv 1706.08840, equations 2 and 3). Beside them stand what pretraining left:
+the mean loss of held-out text, in nats a sign, and the mean accuracy of the skills.
+"""
+
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import attrs
+import numpy as np
+import torch
+import torch.nn.functional as F
+from _continual_methods import METHODS, Stage
+from _continual_tasks import SKILLS, TASKS, VOCABULARY, Data
+from transformers import LlamaConfig, LlamaForCausalLM
+
+Batch = tuple[torch.Tensor, torch.Tensor]
+WARMUP = 0.1
+"""Share of the steps in which the rate rises; then it falls to nothing in a straight line."""
+
+
+@attrs.frozen(kw_only=True)
+class Sizes:
+    """How large everything is."""
+
+    width: int = 128
+    layers: int = 3
+    pretraining_steps: int = 1000
+    steps: int = 100
+    """Of each task."""
+    rows: int = 24
+    """Of each step."""
+    measured: int = 256
+    """Held-out rows of each rule."""
+
+
+def loss(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
+    """Mean over the learned signs, in nats."""
+    logits = model(batch[0], use_cache=False).logits
+    return F.cross_entropy(logits[:, :-1].flatten(0, 1), batch[1][:, 1:].flatten(), ignore_index=-100)
+
+
+@torch.no_grad()
+def accuracy(model: torch.nn.Module, batch: Batch) -> float:
+    """Share of rows whose whole answer is right: what greedy decoding would give, since one wrong sign fails the row."""
+    found = model(batch[0], use_cache=False).logits[:, :-1].argmax(-1)
+    wanted = batch[1][:, 1:]
+    return float(((found == wanted) | (wanted == -100)).all(1).float().mean())
+
+
+def new_model(sizes: Sizes) -> LlamaForCausalLM:
+    """A Llama with the weights that torch's random state gives it."""
+    shape = {"hidden_size": sizes.width, "intermediate_size": 3 * sizes.width, "num_hidden_layers": sizes.layers}
+    return LlamaForCausalLM(LlamaConfig(**shape, vocab_size=VOCABULARY, num_attention_heads=4, max_position_embeddings=64))
+
+
+def _take(stage: Stage, steps: int, rate: float, weight_decay: float, batches: Iterator[list[Batch]]) -> None:
+    """AdamW with clipping at 1, the rate rising and falling."""
+    trained = [p for p in stage.model.parameters() if p.requires_grad]
+    optimizer = stage.wrap(torch.optim.AdamW(trained, lr=rate, weight_decay=weight_decay))
+    rising = max(WARMUP * steps, 1)
+    for step in range(steps):
+        for group in optimizer.param_groups:
+            group["lr"] = rate * min((step + 1) / rising, (steps - step) / (steps - rising + 1))
+        optimizer.zero_grad()
+        for batch in next(batches):
+            loss(stage.model, batch).backward()
+        stage.before_step()
+        torch.nn.utils.clip_grad_norm_(trained, 1.0)
+        optimizer.step()
+        stage.after_step()
+
+
+def pretrained(data: Data, sizes: Sizes, file: Path, seed: int = 0) -> dict[str, torch.Tensor]:
+    """The base model's weights: made once, read where they are. A strong weight decay leaves its small singular values small, as long
+    pretraining leaves those of large models.
+    """
+    if file.exists():
+        return torch.load(file, weights_only=True)
+    torch.manual_seed(seed)
+    model = new_model(sizes)
+    random = np.random.default_rng(seed)
+    batches = iter(lambda: [data.rule(SKILLS, 48, random), data.text(12, random)], None)
+    _take(METHODS["full"](model) if False else Stage(model, dict), sizes.pretraining_steps, 3e-3, 0.5, batches)
+    torch.save(model.state_dict(), file)
+    return model.state_dict()
+
+
+def left(model: torch.nn.Module, data: Data, sizes: Sizes) -> dict[str, float]:
+    """What the model has of its pretraining: text_loss and skills."""
+    with torch.no_grad():
+        text = float(loss(model, data.text(sizes.measured // 2, np.random.default_rng(1), held=True)))
+    return {"text_loss": text, "skills": accuracy(model, data.rule(SKILLS, 2 * sizes.measured, np.random.default_rng(2), held=True))}
+
+
+def sequence(method: str, rate: float, seed: int, base: dict[str, torch.Tensor], data: Data, sizes: Sizes) -> dict:
+    """One cell: the tasks in the seed's order, each from the plain model of the one before."""
+    began = time.process_time()
+    order = [TASKS[k] for k in np.random.default_rng([seed, 3]).permutation(len(TASKS))]
+    held = {task: data.rule(task, sizes.measured, np.random.default_rng(4), held=True) for task in order}
+    model, matrix = new_model(sizes), []
+    model.load_state_dict(base)
+    for number, task in enumerate(order):
+        torch.manual_seed(1000 * seed + number)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            stage = METHODS[method](model)
+            _take(stage, sizes.steps, rate, 0.0, ([batch] for batch in data.batches(task, sizes.rows, seed)))
+            state = stage.finish()
+        model = new_model(sizes)
+        model.load_state_dict(state)
+        matrix.append([accuracy(model, held[other]) for other in order])
+    final, learned = matrix[-1], [row[k] for k, row in enumerate(matrix)]
+    return {
+        "method": method,
+        "rate": rate,
+        "seed": seed,
+        "order": "".join(order),
+        "accuracy": [[round(a, 4) for a in row] for row in matrix],
+        "new_task": float(np.mean(learned)),
+        "average": float(np.mean(final)),
+        "backward": float(np.mean([now - then for now, then in zip(final[:-1], learned[:-1], strict=True)])),
+        **left(model, data, sizes),
+        "cpu_seconds": round(time.process_time() - began, 1),
+    }

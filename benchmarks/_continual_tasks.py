@@ -1,0 +1,129 @@
+"""Real text -> what the continual-learning benchmark trains on: lines of text, skills of the base model, and tasks that come after it.
+
+A task is a rule on a word: a tag, the word, `>`, what the rule makes of it, `;`. Words are those of the real text, so a rule is never met
+without the language around it. The skills are learned in pretraining, the tasks one after the other later. A word belongs to one of two
+halves, of which the second is only measured on. Letters are tokens; the answer is right if all its letters are.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from zlib import crc32
+
+import numpy as np
+import torch
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+SIGNS = " \n" + LETTERS + "0123456789.,'?!-:()>;" + LETTERS[:16].upper()
+VOCABULARY = len(SIGNS)
+IDS = {sign: number for number, sign in enumerate(SIGNS)}
+VOWELS = "aeiou"
+DIGITS = "0123456789"
+LONGEST = 8
+"""Letters of a word at most; at least 4."""
+ROW = 32
+TEXT = 48
+"""Signs of a row of text."""
+
+
+def _shift(letters: str, by: int) -> Callable[[str], str]:
+    """Each of `letters` becomes the one `by` after it, the rest stays."""
+    moved = str.maketrans(letters, letters[by:] + letters[:by])
+    return lambda word: word.translate(moved)
+
+
+def _words_of(text: str) -> list[str]:
+    return text.split(" ")
+
+
+RULES: Mapping[str, tuple[str, Callable[[str], str]]] = {
+    "A": ("word", lambda text: text),
+    "B": ("word", lambda text: text[2:] + text[:2]),
+    "C": ("word", _shift(LETTERS, 3)),
+    "D": ("word", lambda text: "".join(a for a in text if a not in VOWELS)),
+    "E": ("digits", lambda text: "".join(sorted(text, reverse=True))),
+    "F": ("digits", _shift(DIGITS, 3)),
+    "G": ("phrase", lambda text: "".join(word[-1] for word in _words_of(text))),
+    "H": ("phrase", lambda text: _words_of(text)[1]),
+    "I": ("word", lambda text: text[::-1]),
+    "J": ("digits", _shift(DIGITS, 1)),
+    "K": ("phrase", lambda text: "".join(word[0] for word in _words_of(text))),
+    "L": ("digits", lambda text: "".join(sorted(text))),
+    "M": ("word", _shift(LETTERS, 1)),
+    "N": ("word", lambda text: "".join(sorted(text))),
+    "O": ("phrase", lambda text: _words_of(text)[-1]),
+    "P": ("tag", lambda text: NAMES[ord(text) - ord("A")]),
+}
+NAMES = "alfa bravo charlie delta echo foxtrot golf hotel india juliett kilo lima mike november oscar papa".split()
+SKILLS = "ABCDEFGHP"
+TASKS = "IJKO"
+
+
+def read_text(directory: Path) -> list[str]:
+    """All texts of the `.jsonl` files of `directory`, in small letters and the signs that the model knows."""
+    found = []
+    for file in sorted(directory.glob("*.jsonl")):
+        for line in file.read_text(encoding="utf-8").splitlines():
+            row = json.loads(line)
+            parts = [row["text"]] if "text" in row else [m["content"] for m in row.get("messages") or [*row["prompt"], *row["chosen"]]]
+            text = re.sub(f"[^{re.escape(SIGNS[:49])}]+", " ", "\n".join(parts).lower())
+            found.append(re.sub(" +", " ", text).strip())
+    return found
+
+
+class Data:
+    """Rows of text, of skills and of tasks; `held` rows come of texts and words that are never trained on."""
+
+    def __init__(self, directory: Path) -> None:
+        texts = read_text(directory)
+        words = sorted({w for t in texts for w in re.findall("[a-z]+", t) if 4 <= len(w) <= LONGEST})
+        self._words = {held: [w for w in words if (crc32(w.encode()) % 8 == 0) is held] for held in (True, False)}
+        phrases = sorted({p for t in texts for p in re.findall("(?=(?<![a-z'])([a-z]+(?: [a-z]+){2,3})(?![a-z']))", t) if len(p) <= 16})
+        self._phrases = {held: [p for p in phrases if (crc32(p.encode()) % 8 == 0) is held] for held in (True, False)}
+        self._text = {held: _ids("\n".join(t for k, t in enumerate(texts) if (k % 10 == 0) is held)) for held in (True, False)}
+
+    def text(self, rows: int, random: np.random.Generator, *, held: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+        """(ids, labels) [rows, TEXT]: windows of the text, all of it learned."""
+        text = self._text[held]
+        starts = random.integers(0, len(text) - TEXT, rows)
+        ids = torch.from_numpy(text[starts[:, None] + np.arange(TEXT)])
+        return ids, ids
+
+    def rule(
+        self, tags: str, rows: int, random: np.random.Generator, *, held: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(ids, labels) [rows, ROW]: words under rules drawn from `tags`, padded on the right; only answers are learned."""
+        ids = np.zeros((rows, ROW), np.int64)
+        labels = np.full((rows, ROW), -100)
+        for row, tag in enumerate(random.choice(list(tags), rows)):
+            kind, rule = RULES[tag]
+            text = self._draw(kind, random, held)
+            question = f"{tag}{text}>"
+            whole = _ids(f"{question}{rule(text)};")
+            ids[row, : len(whole)] = whole
+            labels[row, len(question) : len(whole)] = whole[len(question) :]
+        return torch.from_numpy(ids), torch.from_numpy(labels)
+
+    def _draw(self, kind, random, held):
+        words = self._words[held]
+        if kind == "tag":
+            return chr(ord("A") + random.integers(16))
+        if kind == "word":
+            return words[random.integers(len(words))]
+        if kind == "digits":
+            while True:
+                digits = "".join(map(str, random.integers(0, 10, random.integers(4, 8))))
+                if (crc32(digits.encode()) % 8 == 0) is held:
+                    return digits
+        return self._phrases[held][random.integers(len(self._phrases[held]))]
+
+    def batches(self, task: str, rows: int, seed: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Batches of one task without end."""
+        random = np.random.default_rng([seed, ord(task)])
+        while True:
+            yield self.rule(task, rows, random)
+
+
+def _ids(text: str) -> np.ndarray:
+    return np.fromiter((IDS[sign] for sign in text), np.int64, len(text))

@@ -1,0 +1,97 @@
+"""Singular vectors ↔ a file named by the matrix that they are of: written whole or not at all, and believed only after a look.
+
+Files are safetensors: tensors U, S and Vh; what was measured stands in the metadata, with a checksum over all of it.
+"""
+
+import hashlib
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from forge_algos._errors import AdapterError
+
+_VERSION = "osft bases 1"
+"""Other numbers for the same matrix, by another method, say, are another version."""
+
+
+def key_of(weight: torch.Tensor, svd: str, protected: int) -> str:
+    """What names the file: sha256 of the matrix's bytes, its shape and type, the method, and how many directions where it looks for so many."""
+    wanted = protected if svd == "randomized" else "all"
+    found = hashlib.sha256(f"{_VERSION}, {weight.dtype}, {list(weight.shape)}, {svd}, {wanted}\n".encode())
+    found.update(_bytes_of(weight))
+    return found.hexdigest()
+
+
+def fingerprint_of(*tensors: torch.Tensor) -> str:
+    """sha256 over shapes and bytes."""
+    found = hashlib.sha256()
+    for tensor in tensors:
+        found.update(f"{tensor.dtype}, {list(tensor.shape)}\n".encode())
+        found.update(_bytes_of(tensor))
+    return found.hexdigest()
+
+
+def write(path: Path, tensors: dict[str, torch.Tensor], words: dict[str, str]) -> None:
+    """Under a temporary name, made durable, then renamed; `words` go into the metadata.
+
+    Raises:
+        AdapterError: the directory cannot be written.
+    """
+    content = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
+    metadata = {**words, "key": path.stem, "checksum": _checksum(content, {**words, "key": path.stem})}
+    temporary: str | None = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(prefix=f".{path.stem[:8]}.", dir=path.parent)
+        os.close(handle)
+        save_file(content, temporary, metadata=metadata)
+        _make_durable(temporary)
+        Path(temporary).replace(path)
+        _make_durable(path.parent)
+    except (OSError, SafetensorError) as error:
+        raise AdapterError(
+            f"singular vectors cannot be kept in {path.parent}: {error}; make room there, or set osft_cache to another directory"
+        ) from error
+    finally:
+        if temporary is not None:
+            Path(temporary).unlink(missing_ok=True)
+
+
+def read(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]] | str:
+    """(tensors on the CPU, words), or why there are none: "" where the file is not there."""
+    if not path.exists():
+        return ""
+    try:
+        with safe_open(path, framework="pt", device="cpu") as file:
+            words: dict[str, str] = dict(file.metadata() or {})
+            tensors: dict[str, torch.Tensor] = {name: file.get_tensor(name) for name in ("U", "S", "Vh")}
+    except (OSError, SafetensorError) as error:
+        return f"{path.name} in the cache is not whole ({error})"
+    checksum = words.pop("checksum", "")
+    if words.get("key") != path.stem:
+        return f"{path.name} in the cache belongs to another matrix"
+    if checksum != _checksum(tensors, words):
+        return f"{path.name} in the cache was altered"
+    return tensors, words
+
+
+def _checksum(tensors: dict[str, torch.Tensor], words: dict[str, str]) -> str:
+    return hashlib.sha256(repr((fingerprint_of(*tensors.values()), sorted(words.items()))).encode()).hexdigest()
+
+
+def _make_durable(path: str | Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _bytes_of(tensor: torch.Tensor) -> Any:
+    """A view of the bytes where the tensor is on the CPU and contiguous, else a copy's."""
+    return tensor.detach().cpu().contiguous().view(torch.uint8).numpy()

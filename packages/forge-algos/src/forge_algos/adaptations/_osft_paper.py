@@ -1,0 +1,68 @@
+"""osft_rule=paper (arXiv 2504.07097): W itself trains, and only what leads from protected directions to protected ones stays.
+
+Gradients become ∇W − U_h U_hᵀ ∇W V_h V_hᵀ before a step. An optimizer that is not linear in them (Adam, clipping by element, weight decay) still
+moves that block, so after the step W ← W − U_h (U_hᵀ W V_h − S_h) V_hᵀ: the block is known from the singular values, and no copy of W is kept.
+"""
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor, Partial, Replicate, distribute_tensor
+
+from forge_algos._errors import AdapterError
+from forge_algos.adaptations._osft_delta import constant
+from forge_algos.adaptations._osft_directions import Directions
+
+
+class Protected(nn.Module):
+    """U_h [N, k] (this rank's rows of it, where W is divided by rows), V_h [M, k] and S_h [k] of one linear layer."""
+
+    rows: torch.Tensor
+    right: torch.Tensor
+    values: torch.Tensor
+
+    def __init__(self, directions: Directions, linear: nn.Linear) -> None:
+        super().__init__()
+        # In a tuple, so that the layer is not a child of its child.
+        self._linear = (linear,)
+        weight: torch.Tensor = linear.weight.detach()
+        rows = directions.U_h
+        if isinstance(weight, DTensor):
+            if not all(placement.is_replicate() or placement.is_shard(0) for placement in weight.placements):
+                raise AdapterError(f"osft_rule='paper' keeps weights that are divided by rows, not {weight.placements}")
+            rows = rows.to(weight.device).contiguous()
+            # Every rank has the whole already.
+            rows = distribute_tensor(rows, weight.device_mesh, weight.placements, src_data_rank=None).to_local()
+        for name, value in (("rows", rows), ("right", directions.V_h), ("values", directions.S_h)):
+            self.register_buffer(name, constant(value, weight), persistent=False)
+
+    @torch.no_grad()
+    def before_step(self) -> None:
+        """Collective where W is divided."""
+        gradient = self._linear[0].weight.grad
+        if gradient is not None:
+            self._take(gradient, self._block(gradient))
+
+    @torch.no_grad()
+    def after_step(self) -> None:
+        """Collective where W is divided."""
+        weight = self._linear[0].weight
+        block = self._block(weight)
+        block.diagonal().sub_(self.values)
+        self._take(weight, block)
+
+    def _block(self, matrix: torch.Tensor) -> torch.Tensor:
+        """float32[k, k]: U_hᵀ X V_h of X [N, M], whole on each rank."""
+        local = matrix.to_local() if isinstance(matrix, DTensor) else matrix
+        block = self.rows.t() @ local.detach().float() @ self.right
+        if not isinstance(matrix, DTensor):
+            return block
+        placements = [Partial() if placement.is_shard() else Replicate() for placement in matrix.placements]
+        return DTensor.from_local(block, matrix.device_mesh, placements, run_check=False).full_tensor()
+
+    def _take(self, matrix: torch.Tensor, block: torch.Tensor) -> None:
+        """X ← X − U_h block V_hᵀ, in place."""
+        local = matrix.to_local() if isinstance(matrix, DTensor) else matrix.detach()
+        if local.dtype == torch.float32:
+            local.addmm_(self.rows @ block, self.right.t(), alpha=-1)
+        else:
+            local.copy_(local.float().addmm_(self.rows @ block, self.right.t(), alpha=-1))

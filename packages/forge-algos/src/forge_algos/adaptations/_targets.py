@@ -1,0 +1,148 @@
+"""What a person says of targets (names, patterns, kinds) → the full names of a model's linear layers, told from the model itself."""
+
+from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+
+from torch import nn
+from transformers.pytorch_utils import Conv1D
+
+from forge_algos._errors import AdapterError
+from forge_algos._modules import head
+
+KINDS = ("attention", "mlp", "all-linear")
+
+_LINEAR = (nn.Linear, Conv1D)
+# Children that make a module an attention whatever its class is called: one projection each for queries, keys and values, or one for all.
+_QUERIES = ("q_proj", "query", "q", "wq")
+_FUSED = ("qkv", "c_attn", "query_key_value")
+
+
+def resolve_targets(model: nn.Module, targets: Sequence[str] | None) -> list[str]:
+    """Full names of the linear layers that `targets` say, in the model's order, each once.
+
+    Sayable are a full name; the last part or parts of names (`q_proj`, `mlp.up_proj`); a pattern with `*`, `?` or `[` that fits a full
+    name or its last parts (`layers.0.*`); and kinds. `attention`: what lies inside a module whose class is called so, or that
+    projects queries, keys and values. `mlp`: the other linear layers of a decoder layer. `all-linear`, or None: all. The head over the
+    vocabulary, and a reward model's `score`, are meant only by their full names.
+
+    Args:
+        model: a causal language model, a sequence classifier or a bare decoder, without PEFT's layers. Linear are nn.Linear,
+            bitsandbytes' 4-bit ones among them, and the Conv1D of GPT-2.
+        targets: what was asked for; None for all.
+
+    Raises:
+        AdapterError: something asked for matches no linear layer.
+
+    >>> block = nn.ModuleDict({"q_proj": nn.Linear(2, 2), "v_proj": nn.Linear(2, 2)})
+    >>> layer = nn.ModuleDict({"attn": block, "up": nn.Linear(2, 4), "norm": nn.LayerNorm(2)})
+    >>> model = nn.ModuleDict({"layers": nn.ModuleList([layer])})
+    >>> resolve_targets(model, ["mlp", "q_*"])
+    ['layers.0.attn.q_proj', 'layers.0.up']
+    """
+    linear = [name for name, module in model.named_modules() if isinstance(module, _LINEAR)]
+    ends = tops(model)
+    inner = [name for name in linear if name not in ends]
+    found: set[str] = set()
+    missing: list[str] = []
+    for target in targets or ("all-linear",):
+        meant = _meant(model, target, inner) or {name for name in linear if name == target}
+        found |= meant
+        missing += [] if meant else [target]
+    if missing:
+        raise AdapterError(_unmatched(model, missing, inner))
+    return [name for name in linear if name in found]
+
+
+def tops(model: nn.Module) -> set[str]:
+    """Names of the layers that only their full names mean: the head, or a reward model's `score`."""
+    meant = [module for module in (head(model), score(model)) if module is not None]
+    return {name for name, module in model.named_modules() if name and any(module is top for top in meant)}
+
+
+def score(model: nn.Module) -> nn.Module | None:
+    """The layer that gives a sequence its number, in a model that has no head over a vocabulary."""
+    found: object = getattr(model, "score", None)
+    return found if head(model) is None and isinstance(found, nn.Linear) else None
+
+
+def matches(target: str, name: str) -> bool:
+    """Whether `target`, a name, the end of one or a pattern, means the module called `name`."""
+    return any(fnmatchcase(end, target) if _is_pattern(target) else end == target for end in _ends(name))
+
+
+def _meant(model: nn.Module, target: str, inner: Sequence[str]) -> set[str]:
+    if target == "all-linear":
+        return set(inner)
+    if target in KINDS:
+        return {name for name in inner if kind_of(model, name) == target}
+    return {name for name in inner if matches(target, name)}
+
+
+def kind_of(model: nn.Module, name: str) -> str | None:
+    """What a linear layer belongs to: attention or mlp of a decoder layer; None outside of the layers."""
+    above = list(_above(model, name))
+    # The outermost list is the one of layers; lists inside of a layer are experts, say.
+    depth = next((i for i, module in enumerate(above) if isinstance(module, (nn.ModuleList, nn.Sequential))), None)
+    inside = above if depth is None else above[depth + 2 :]
+    if any(map(_is_attention, inside)):
+        return "attention"
+    # A linear layer that is itself an element of the list has no layer around it.
+    return None if depth is None or len(above) < depth + 2 else "mlp"
+
+
+def _is_attention(module: nn.Module) -> bool:
+    called = type(module).__name__.lower()
+    children = [name.lower() for name, _ in module.named_children()]
+    return (
+        "attention" in called
+        or called.endswith("attn")
+        or any(name in _QUERIES for name in children)
+        or any(part in name for name in children for part in _FUSED)
+    )
+
+
+def _above(model: nn.Module, name: str) -> Iterator[nn.Module]:
+    """The modules that hold the one called `name`, from the model down to its parent."""
+    yield model
+    for part in name.split(".")[:-1]:
+        model = model.get_submodule(part)
+        yield model
+
+
+def _ends(name: str) -> Iterator[str]:
+    """a.b.c, b.c, c."""
+    while name:
+        yield name
+        name = name.partition(".")[2]
+
+
+def _is_pattern(target: str) -> bool:
+    return any(sign in target for sign in "*?[")
+
+
+def _unmatched(model: nn.Module, missing: Sequence[str], inner: Sequence[str]) -> str:
+    known = sorted({name.rpartition(".")[2] for name in inner})
+    others = {end: module for name, module in model.named_modules() for end in _ends(name)}
+    kinds = {target: type(others[target]).__name__ for target in missing if target in others}
+    nearest = [close for target in missing for close in get_close_matches(target, [*known, *inner], n=1) if target not in kinds]
+    hints = [f"Did you mean {_list(nearest)}?"] if nearest else []
+    hints += [
+        f"{target} ({kind}) is no linear layer" + (f": say {target}.* for those in it." if _holds(others[target]) else ".")
+        for target, kind in kinds.items()
+    ]
+    return " ".join(
+        [
+            f"target_modules: {_list(missing)} matches no linear layer of {type(model).__name__}.",
+            *hints,
+            f"Kinds: {_list(KINDS)}. Linear layers here: {_list(known)}",
+        ]
+    )
+
+
+def _holds(module: nn.Module) -> bool:
+    return any(isinstance(inner, _LINEAR) for inner in module.modules())
+
+
+def _list(names: Sequence[str]) -> str:
+    return ", ".join(names) or "none"

@@ -1,0 +1,57 @@
+"""A packed row → what a model is fed of it, and hidden states → the row's own order again.
+
+To most models that is the row itself. Virtual tokens (prefix and prompt tuning) stand before a document, and a row has no place for them
+between its documents: there each becomes a line of its own, filled up on the right under a mask, all lines in one forward.
+"""
+
+from typing import Any
+
+import attrs
+import torch
+from torch import nn
+
+from forge_algos._modules import virtual_tokens
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Layout:
+    """One packed row [1, T] as one forward."""
+
+    inputs: dict[str, Any]
+    """The forward's arguments."""
+    lines: torch.Tensor | None = None
+    """int64[T]: which line each token of the row is in; None: the row goes in as it is."""
+    columns: torch.Tensor | None = None
+    """int64[T]: its place there."""
+    width: int = 0
+    """Places in a line, virtual tokens not counted."""
+
+    def packed(self, hidden: torch.Tensor) -> torch.Tensor:
+        """float[B, S, ...] that the forward gave for each place → float[1, T, ...], each token's in the row's order."""
+        if self.lines is None or self.columns is None:
+            return hidden
+        places = hidden.shape[1]
+        # Virtual tokens have places only where they go in as embeddings, and only while the adapter is on; they come first.
+        where = self.lines * places + self.columns + (places - self.width)
+        return hidden.flatten(0, 1).index_select(0, where)[None]
+
+
+def lay_out(model: nn.Module, inputs: dict[str, Any]) -> Layout:
+    """How `model` is fed the packed row of `packed_inputs`; waits for no device."""
+    if not virtual_tokens(model):
+        return Layout(inputs=inputs)
+    ids, columns, boundaries = inputs["input_ids"][0], inputs["position_ids"][0], inputs["cu_seq_lens_q"]
+    documents, width = len(boundaries) - 1, int(inputs["max_length_q"])
+    numbers = torch.arange(documents, device=ids.device)
+    lines = numbers.repeat_interleave(boundaries.diff(), output_size=len(ids))
+    padded = ids.new_zeros(documents, width)
+    mask = torch.zeros_like(padded)
+    padded[lines, columns] = ids
+    mask[lines, columns] = 1
+    return Layout(
+        # Positions follow from the places: PEFT counts its virtual tokens among them in a way of its own.
+        inputs={"input_ids": padded, "attention_mask": mask, "use_cache": False},
+        lines=lines,
+        columns=columns,
+        width=width,
+    )

@@ -1,0 +1,148 @@
+"""A transformers configuration → how llama.cpp names, arranges and describes the same model in a GGUF file, or why it cannot.
+
+What each key means is in ggml's docs/gguf.md; the order of rows of Llama's queries and keys is that of Meta's own weights, in which the two
+halves of a rotated pair lie beside each other.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from forge_dist._errors import ModelError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
+"""transformers' model_type → GGUF's general.architecture."""
+
+ROPE_FACTORS = "rope_freqs.weight"
+_FREQUENCIES = ".rotary_emb.inv_freq"
+
+
+def gguf_architecture(model: "PreTrainedModel", where: Path) -> str:
+    """GGUF's name of the model's architecture.
+
+    Raises:
+        ModelError: it has none that is proved here, or the model has something that readers of that architecture do not know.
+    """
+    config: Any = model.config
+    arch = ARCHITECTURES.get(config.model_type)
+    if arch is None or not type(model).__name__.endswith("ForCausalLM"):
+        raise ModelError(
+            f"{where}: a {type(model).__name__} (model_type {config.model_type}) cannot be written as GGUF here; known are causal "
+            f"language models of the types {', '.join(ARCHITECTURES)}; use format=hf"
+        )
+    rope = config.rope_parameters or {}
+    kind = rope.get("rope_type", "default")
+    for what, held, known in (
+        ("hidden_act", config.hidden_act, config.hidden_act in ("silu", "swish")),
+        ("rope_type", kind, kind == "default" or (kind == "llama3" and arch == "llama")),
+        ("attention_bias", True, not getattr(config, "attention_bias", False)),
+        ("mlp_bias", True, not getattr(config, "mlp_bias", False)),
+        ("partial_rotary_factor", rope.get("partial_rotary_factor"), rope.get("partial_rotary_factor", 1.0) == 1.0),
+    ):
+        if not known:
+            raise ModelError(
+                f"{where}: {what}={held!r} of this {config.model_type} model is nothing that readers of GGUF's {arch!r} would find "
+                "or that could be proved here; use format=hf"
+            )
+    return arch
+
+
+def head_dim(config: Any) -> int:
+    """Width of one attention head."""
+    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+
+
+def model_fields(config: Any, arch: str) -> dict[str, Any]:
+    """GGUF's keys and values that describe the model: whole numbers, floats, text.
+
+    The context is no longer than a sliding window: within it every token sees all before it, which is what readers compute.
+    """
+    window = getattr(config, "sliding_window", None)
+    width = head_dim(config)
+    fields: dict[str, Any] = {
+        "context_length": min(config.max_position_embeddings, window or config.max_position_embeddings),
+        "embedding_length": config.hidden_size,
+        "block_count": config.num_hidden_layers,
+        "feed_forward_length": config.intermediate_size,
+        "attention.head_count": config.num_attention_heads,
+        "attention.head_count_kv": config.num_key_value_heads,
+        "attention.key_length": width,
+        "attention.value_length": width,
+        "attention.layer_norm_rms_epsilon": float(config.rms_norm_eps),
+        "rope.freq_base": float((config.rope_parameters or {}).get("rope_theta", 10000.0)),
+        "vocab_size": config.vocab_size,
+    }
+    if arch == "llama":
+        fields["rope.dimension_count"] = width
+    return {"general.architecture": arch, "general.type": "model", **{f"{arch}.{key}": value for key, value in fields.items()}}
+
+
+def named(model: "PreTrainedModel", arch: str, where: Path) -> dict[str, torch.Tensor]:
+    """Name in the file → the model's own tensor, its rows in the model's order; the head is left out where it is the embedding.
+
+    Raises:
+        ModelError: a tensor has no name in GGUF.
+    """
+    from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
+
+    kind = next(key for key, name in MODEL_ARCH_NAMES.items() if name == arch)
+    table = get_tensor_name_map(kind, model.config.num_hidden_layers)
+    found = {}
+    for name, tensor in model.state_dict().items():
+        if name == "lm_head.weight" and model.config.tie_word_embeddings:
+            continue
+        known = table.get_name(name, try_suffixes=(".weight", ".bias"))
+        if known is None:
+            raise ModelError(f"{where}: the tensor {name} has no name in GGUF's {arch!r}; use format=hf")
+        found[known] = tensor
+    return found
+
+
+def arranged(name: str, tensor: torch.Tensor, config: Any, arch: str) -> torch.Tensor:
+    """A tensor of the model as the file orders its rows."""
+    heads = _rotated_heads(name, config, arch)
+    if not heads:
+        return tensor
+    return tensor.reshape(heads, 2, tensor.shape[0] // heads // 2, *tensor.shape[1:]).swapaxes(1, 2).reshape(tensor.shape)
+
+
+def arranged_back(name: str, tensor: torch.Tensor, config: Any, arch: str) -> torch.Tensor:
+    """A tensor of the file as the model orders its rows."""
+    heads = _rotated_heads(name, config, arch)
+    if not heads:
+        return tensor
+    return tensor.reshape(heads, tensor.shape[0] // heads // 2, 2, *tensor.shape[1:]).swapaxes(1, 2).reshape(tensor.shape)
+
+
+def _rotated_heads(name: str, config: Any, arch: str) -> int:
+    """How many heads a tensor has whose rows are ordered otherwise in the file; 0 where they are not."""
+    if arch != "llama":
+        return 0
+    if ".attn_q." in name:
+        return int(config.num_attention_heads)
+    return int(config.num_key_value_heads) if ".attn_k." in name else 0
+
+
+def rope_factors(model: "PreTrainedModel") -> torch.Tensor | None:
+    """float32[head_dim / 2], by what readers divide the plain rotary frequencies to have the model's; None where those are plain."""
+    plain = plain_frequencies(model.config)
+    own = own_frequencies(model).cpu()
+    return None if torch.equal(own, plain) else plain / own
+
+
+def plain_frequencies(config: Any) -> torch.Tensor:
+    """float32[head_dim / 2], radians a position, of rotary embeddings without scaling (arXiv 2104.09864)."""
+    width = head_dim(config)
+    base = (config.rope_parameters or {}).get("rope_theta", 10000.0)
+    return 1.0 / (base ** (torch.arange(0, width, 2, dtype=torch.int64).float() / width))
+
+
+def own_frequencies(model: "PreTrainedModel") -> torch.Tensor:
+    """float32[head_dim / 2], the rotary frequencies that the model computes with: its buffer."""
+    buffers: Mapping[str, torch.Tensor] = dict(model.named_buffers())
+    return next(buffer for name, buffer in buffers.items() if name.endswith(_FREQUENCIES))

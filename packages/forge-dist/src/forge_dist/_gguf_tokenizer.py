@@ -1,0 +1,189 @@
+"""A fast tokenizer → the fields of a GGUF file, and a tokenizer made of these fields alone, to prove that they say everything.
+
+Readers split text by a rule that the file only names (`tokenizer.ggml.pre`): the names and rules below are llama.cpp's (llama-vocab.cpp).
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from forge_dist._errors import ModelError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+    from transformers import PreTrainedTokenizerBase
+
+NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5
+"""Kinds of tokens, as the gguf library's TokenType has them."""
+
+_WORD = r"[^\r\n\p{L}\p{N}]?"
+_REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_SHORT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|" + _WORD + r"\p{L}+|"
+_LLAMA3 = _SHORT + r"\p{N}{1,3}" + _REST
+_QWEN2 = _SHORT + r"\p{N}" + _REST
+_LARGE, _SMALL = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_TEKKEN = f"{_WORD}{_LARGE}*{_SMALL}+|{_WORD}{_LARGE}+{_SMALL}*|" + r"\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+
+_BYTES = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}
+
+
+def _split(pattern: str) -> tuple[dict[str, Any], ...]:
+    return ({"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}, _BYTES)
+
+
+class Rule(NamedTuple):
+    """How text is cut before merges are looked up."""
+
+    steps: tuple[dict[str, Any], ...]
+    """As tokenizer.json has them."""
+    ignore_merges: bool
+    """Whether a piece that is a token is taken as it is."""
+
+
+PRE = {
+    "gpt-2": Rule(({**_BYTES, "use_regex": True},), ignore_merges=False),
+    "smollm": Rule(({"type": "Digits", "individual_digits": True}, {**_BYTES, "use_regex": True}), ignore_merges=False),
+    "llama-bpe": Rule(_split(_LLAMA3), ignore_merges=True),
+    "smaug-bpe": Rule(_split(_LLAMA3), ignore_merges=False),
+    "qwen2": Rule(_split(_QWEN2), ignore_merges=False),
+    "tekken": Rule(_split(_TEKKEN), ignore_merges=True),
+}
+"""`tokenizer.ggml.pre` → its rule."""
+
+PROBES = (
+    "Hello, world! It's 2026: 3.14159 and 1234567 apples; don't SHOUT, WE'LL see.",
+    "\n\n\tdef f(x):\r\n        return x ** 2  # a  comment   with spaces \n\n\n",
+    "naïve café, Straße, русский текст, 日本語のテキスト, العربية, हिन्दी, 🙂👩‍👩‍👧 ½ Ⅷ ²",
+    " leading and trailing ",
+    "camelCaseWords/and/paths\\n CONSTANT_NAMES 100%|~^`",
+)
+"""Texts on which a tokenizer and the one made of the file's fields must agree."""
+
+
+def tokenizer_fields(tokenizer: "PreTrainedTokenizerBase", vocab_size: int, where: Path) -> dict[str, Any]:
+    """GGUF's keys and values for a byte-level BPE tokenizer: tokens, their kinds, merges, rule, special ids, chat template.
+
+    Ids of the model that the tokenizer does not have become unused tokens.
+
+    Raises:
+        ModelError: it is of another kind, cuts text by a rule that llama.cpp has no name for, or has more tokens than the model.
+    """
+    spoken: Any = tokenizer
+    backend = json.loads(spoken.backend_tokenizer.to_str())
+    pre = _rule_of(backend, where)
+    vocabulary = spoken.get_vocab()
+    if max(vocabulary.values()) >= vocab_size:
+        raise ModelError(f"{where}: the tokenizer has the id {max(vocabulary.values())}, and the model {vocab_size} embeddings")
+    tokens = [f"[PAD{index}]" for index in range(vocab_size)]
+    kinds = [UNUSED] * vocab_size
+    for token, index in vocabulary.items():
+        tokens[index], kinds[index] = token, NORMAL
+    for added in backend["added_tokens"]:
+        kinds[added["id"]] = CONTROL if added["special"] else USER_DEFINED
+    begin, end = _added(spoken)
+    fields = {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": pre,
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": kinds,
+        "tokenizer.ggml.merges": [merge if isinstance(merge, str) else " ".join(merge) for merge in backend["model"]["merges"]],
+        "tokenizer.ggml.bos_token_id": spoken.bos_token_id,
+        "tokenizer.ggml.eos_token_id": spoken.eos_token_id,
+        "tokenizer.ggml.unknown_token_id": spoken.unk_token_id,
+        "tokenizer.ggml.padding_token_id": spoken.pad_token_id,
+        "tokenizer.ggml.add_bos_token": begin,
+        "tokenizer.ggml.add_eos_token": end,
+        "tokenizer.ggml.add_space_prefix": False,
+        "tokenizer.chat_template": _template(spoken),
+    }
+    fields = {key: value for key, value in fields.items() if value is not None}
+    _prove(spoken, fields, where)
+    return fields
+
+
+def tokenizer_of(fields: Mapping[str, Any]) -> "Tokenizer":
+    """The tokenizer that a reader makes of the `fields`, but for the tokens that it puts before and after a text."""
+    from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
+
+    rule = PRE[fields["tokenizer.ggml.pre"]]
+    tokens = fields["tokenizer.ggml.tokens"]
+    merges = [tuple(merge.split(" ")) for merge in fields["tokenizer.ggml.merges"]]
+    vocabulary = {token: index for index, token in enumerate(tokens)}
+    made = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=rule.ignore_merges))
+    # What tokenizers reads of a file, it takes as text only.
+    steps = json.loads(made.to_str()) | {
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [_whole(s) for s in rule.steps]}
+    }
+    made = Tokenizer.from_str(json.dumps(steps))
+    assert isinstance(made.pre_tokenizer, pre_tokenizers.Sequence)
+    of_kind = list(zip(tokens, fields["tokenizer.ggml.token_type"], strict=True))
+    made.add_special_tokens([AddedToken(token, normalized=False) for token, kind in of_kind if kind == CONTROL])
+    made.add_tokens([AddedToken(token, normalized=False) for token, kind in of_kind if kind == USER_DEFINED])
+    return made
+
+
+def _step(step: Mapping[str, Any]) -> Any:
+    from tokenizers import Regex, pre_tokenizers
+
+    if step["type"] == "Split":
+        return pre_tokenizers.Split(Regex(step["pattern"]["Regex"]), behavior=step["behavior"].lower(), invert=step["invert"])
+    if step["type"] == "Digits":
+        return pre_tokenizers.Digits(individual_digits=step["individual_digits"])
+    return pre_tokenizers.ByteLevel(add_prefix_space=step["add_prefix_space"], use_regex=step["use_regex"])
+
+
+def _rule_of(backend: dict[str, Any], where: Path) -> str:
+    """The name of the rule by which a tokenizer cuts text."""
+    model, normalizer = backend["model"], backend["normalizer"]
+    if model["type"] != "BPE" or model.get("byte_fallback"):
+        kind = "BPE with byte fallback (sentencepiece)" if model["type"] == "BPE" else model["type"]
+        raise ModelError(
+            f"{where}: its tokenizer is {kind}, and only byte-level BPE is written as GGUF here; use format=hf, or convert that with "
+            "llama.cpp's convert_hf_to_gguf.py"
+        )
+    steps = backend["pre_tokenizer"] or {}
+    flat = steps["pretokenizers"] if steps.get("type") == "Sequence" else [steps]
+    found = tuple({key: value for key, value in step.items() if key != "trim_offsets"} for step in flat)
+    if normalizer is not None and normalizer != {"type": "NFC"}:
+        raise ModelError(
+            f"{where}: its tokenizer changes text first ({normalizer.get('type')}), which GGUF cannot say; use format=hf"
+        )
+    for name, rule in PRE.items():
+        if found == rule.steps and bool(model.get("ignore_merges")) == rule.ignore_merges:
+            return name
+    raise ModelError(
+        f"{where}: its tokenizer cuts text by a rule that is not among those whose names in GGUF are known here ({', '.join(PRE)}): "
+        f"{json.dumps(flat, ensure_ascii=False)[:300]}; use format=hf"
+    )
+
+
+def _added(tokenizer: Any) -> tuple[bool, bool]:
+    """Whether a text gets the token that begins one before it, and the one that ends one behind it."""
+    plain, full = (tokenizer("a", add_special_tokens=special).input_ids for special in (False, True))
+    begins = bool(full) and full[0] == tokenizer.bos_token_id and full[0] != plain[0]
+    return begins, bool(full) and full[-1] == tokenizer.eos_token_id and full[-1] != plain[-1]
+
+
+def _template(tokenizer: Any) -> str | None:
+    template = tokenizer.chat_template
+    return template.get("default") if isinstance(template, dict) else template
+
+
+def _prove(tokenizer: Any, fields: Mapping[str, Any], where: Path) -> None:
+    """Raise ModelError unless the tokenizer made of the fields gives the same ids for every probe."""
+    made = tokenizer_of(fields)
+    special = [added.content for added in tokenizer.added_tokens_decoder.values()]
+    begin = [fields["tokenizer.ggml.bos_token_id"]] if fields["tokenizer.ggml.add_bos_token"] else []
+    end = [fields["tokenizer.ggml.eos_token_id"]] if fields["tokenizer.ggml.add_eos_token"] else []
+    for text in (*PROBES, "".join(f"a {token} b{token}\n" for token in special)):
+        expected = tokenizer(text).input_ids
+        found = begin + made.encode(text, add_special_tokens=False).ids + end
+        if found != expected:
+            at = next(
+                (i for i, (a, b) in enumerate(zip(expected, found, strict=False)) if a != b), min(len(expected), len(found))
+            )
+            raise ModelError(
+                f"{where}: its tokenizer is more than GGUF can say: {text[:60]!r} becomes other ids from the {at}th on "
+                f"({expected[at : at + 4]}, by the file {found[at : at + 4]}); use format=hf"
+            )

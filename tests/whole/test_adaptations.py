@@ -1,0 +1,196 @@
+"""Every adaptation with imitation and with preferences, in one process and divided over two ranks: it learns, and gives back what loads."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+import forge
+from forge._adaptation import check_projections
+from forge_algos._adapter_settings import Adapter
+
+from ..ranks import run_on_ranks
+from .starts import metrics
+from .verbs import run_verb, settings_of
+
+needs_bitsandbytes = pytest.mark.skipif(
+    importlib.util.find_spec("bitsandbytes") is None, reason="the extra bitsandbytes is not installed"
+)
+
+# For each: what is given beside it, with a rate at which a dozen steps of a tiny model show.
+ADAPTERS: dict[str, dict[str, Any]] = {
+    "lora": {"lora_r": 4, "learning_rate": 2e-2},
+    "qlora": {"lora_r": 4, "learning_rate": 2e-2},
+    "dora": {"lora_r": 4, "learning_rate": 2e-2},
+    "rslora": {"lora_r": 4, "learning_rate": 1e-2},
+    "ia3": {"learning_rate": 1e-1},
+    "prefix": {"num_virtual_tokens": 4, "learning_rate": 1e-1},
+    "prompt": {"num_virtual_tokens": 4, "learning_rate": 1e-1},
+    "adapter_prompt": {"num_virtual_tokens": 4, "learning_rate": 1e-1},
+    "osft": {"unfreeze_rank_ratio": 0.5, "learning_rate": 1e-2},
+    "osft factors": {"osft_form": "factors", "unfreeze_rank_ratio": 0.5, "learning_rate": 1e-2},
+    "osft paper": {"osft_rule": "paper", "unfreeze_rank_ratio": 0.5, "learning_rate": 5e-3},
+}
+CASES = [
+    pytest.param(verb, name, marks=needs_bitsandbytes if name == "qlora" else ())
+    for verb in ("sft", "dpo")
+    for name in ADAPTERS
+]
+
+
+def test_every_adaptation_is_tried() -> None:
+    """One that is added must be added here."""
+    assert {name.split()[0] for name in ADAPTERS} | {"none"} == set(Adapter.__args__)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where rows lie."""
+    return tmp_path_factory.mktemp("adaptations")
+
+
+def given(verb: str, name: str, model_dir: Path, folder: Path) -> dict[str, Any]:
+    """Settings of a run of a dozen steps."""
+    more = {"max_steps": 12, "effective_batch_size": 6, "adapter": name.split()[0], **ADAPTERS[name]}
+    return {**settings_of(verb, model_dir, folder), **more}
+
+
+def learned(run: Path, result: dict[str, Any]) -> None:
+    """Assert that held-out rows are predicted better at the end, and that what was exported loads without forge."""
+    held_out = [line["eval_loss"] for line in metrics(run) if "eval_loss" in line]
+    assert held_out[-1] < held_out[0] - 0.01
+    exported = Path(result["model_dir"])
+    if (exported / "adapter_config.json").exists():
+        from peft import AutoPeftModelForCausalLM
+
+        model: Any = AutoPeftModelForCausalLM.from_pretrained(exported)
+    else:
+        model = AutoModelForCausalLM.from_pretrained(exported)
+    assert model(torch.arange(5)[None]).logits.isfinite().all()
+
+
+@pytest.mark.parametrize(("verb", "name"), CASES)
+def test_in_one_process(verb: str, name: str, model_dir: Path, folder: Path, tmp_path: Path) -> None:
+    """It learns, and plain PEFT or plain transformers loads the result."""
+    learned(tmp_path, run_verb(verb, {**given(verb, name, model_dir, folder), "ckpt_output_dir": str(tmp_path)}))
+
+
+@pytest.mark.parametrize(("verb", "name"), CASES)
+def test_on_two_ranks(verb: str, name: str, model_dir: Path, folder: Path, tmp_path: Path) -> None:
+    """The same where every weight of the model is divided."""
+    settings = {**given(verb, name, model_dir, folder), "strategy": "fsdp2", "ckpt_output_dir": str(tmp_path)}
+    learned(tmp_path, run_on_ranks(run_verb, 2, verb, settings, joined=False)[0])
+
+
+@pytest.mark.parametrize("name", ["osft", "osft factors", "osft paper"])
+def test_what_osft_protects_stays(name: str, model_dir: Path, folder: Path, tmp_path: Path) -> None:
+    """One process for half of the steps, killed there, then two ranks, with decay and clipping: in every target of the export nothing moved in
+    what is protected, and the rest of the model is the base to the bit."""
+    settings = {
+        **given("sft", name, model_dir, folder),
+        "max_steps": 40,
+        "weight_decay": 0.1,
+        "max_grad_norm": 0.5,
+        "lr_scheduler": "constant",
+        "full_state_every_steps": 20,
+        "ckpt_output_dir": str(tmp_path),
+    }
+    run_verb("sft", {**settings, "max_steps": 20})
+    result = run_on_ranks(run_verb, 2, "sft", {**settings, "strategy": "fsdp2"}, joined=False)[0]
+    before, after = load_file(model_dir / "model.safetensors"), load_file(Path(result["model_dir"]) / "model.safetensors")
+    assert {name: (t.shape, t.dtype) for name, t in before.items()} == {name: (t.shape, t.dtype) for name, t in after.items()}
+    moved = {name for name in before if not torch.equal(before[name], after[name])}
+    linears = {name for name in before if name.endswith("_proj.weight")}
+    assert moved == linears
+    for name in moved:
+        change = (after[name] - before[name]).double()
+        u, _, vh = torch.linalg.svd(before[name].double(), full_matrices=False)
+        kept = min(change.shape) - round(0.5 * min(change.shape))
+        inward, outward = u[:, :kept].T @ change, change @ vh[:kept].T
+        leaks = [u[:, :kept].T @ outward] if settings.get("osft_rule") == "paper" else [inward, outward]
+        assert all(leak.norm() <= 1e-5 * change.norm() for leak in leaks), name
+
+
+def test_a_chain_of_tasks_needs_the_directory_alone(model_dir: Path, folder: Path, tmp_path: Path) -> None:
+    """A second task begins at the run directory of the first, whatever became of what the first protected."""
+    import shutil
+
+    first = forge.osft(**_without_adapter(given("sft", "osft", model_dir, folder)), ckpt_output_dir=tmp_path / "one")
+    shutil.rmtree(tmp_path / "one" / "osft")
+    settings = {**_without_adapter(given("sft", "osft", model_dir, folder)), "model_path": str(tmp_path / "one")}
+    second = forge.osft(**settings, ckpt_output_dir=tmp_path / "two")
+    assert first.eval_after is not None
+    assert second.eval_before is not None
+    assert second.eval_before["eval_loss"] == pytest.approx(first.eval_after["eval_loss"], rel=1e-5)
+
+
+def _without_adapter(settings: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in settings.items() if name != "adapter"}
+
+
+def test_a_resume_is_invisible_to_osft(model_dir: Path, folder: Path, tmp_path: Path) -> None:
+    """Stopped after half and gone on with, it ends with the same bits as at one go."""
+    for name in ("osft", "osft paper"):
+        settings = {**given("sft", name, model_dir, folder), "lr_scheduler": "constant", "max_steps": 6}
+        whole = run_verb("sft", {**settings, "ckpt_output_dir": str(tmp_path / name / "whole")})
+        halves = {**settings, "full_state_every_steps": 3, "ckpt_output_dir": str(tmp_path / name / "halves")}
+        run_verb("sft", {**halves, "max_steps": 3})
+        again = run_verb("sft", halves)
+        for file in ("model.safetensors",):
+            assert (Path(whole["model_dir"]) / file).read_bytes() == (Path(again["model_dir"]) / file).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"adapter": "osft", "unfreeze_rank_ratio": 1.5}, "unfreeze_rank_ratio"),
+        ({"adapter": "osft", "rank_pattern": ["q_proj=999"]}, "999"),
+        ({"adapter": "osft", "target_modules": ["q_prj"]}, "q_proj"),
+        ({"adapter": "lora", "unfreeze_rank_ratio": 0.5}, "adapter=osft"),
+        ({"adapter": "prefix", "attention": "documents"}, "attention=sdpa"),
+    ],
+)
+def test_bad_input_is_refused(settings: dict[str, Any], words: str, model_dir: Path, folder: Path, tmp_path: Path) -> None:
+    """By name, with the way out, exit status 2, and nothing is left behind."""
+    with pytest.raises(Exception, match=words) as caught:
+        forge.sft(**{**settings_of("sft", model_dir, folder), **settings}, ckpt_output_dir=tmp_path / "run")
+    assert getattr(caught.value, "exit_status", None) == 2
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("settings", [{"osft_rule": "paper"}, {"osft_form": "factors"}])
+def test_what_projects_is_refused_under_zero(settings: dict[str, Any]) -> None:
+    """Nobody can get between ZeRO's gradients and its weights: refused by name, with the ways out. What needs no projection is not."""
+
+    def check(**more: Any) -> None:
+        adapter = forge.algos.AdapterSettings(adapter="osft", **more)
+        check_projections(SimpleNamespace(adapter=adapter), SimpleNamespace(name="zero1"))
+
+    with pytest.raises(forge.SettingsError, match="projects.*strategy=fsdp2") as caught:
+        check(**settings)
+    assert next(iter(settings)) in str(caught.value)
+    check()
+
+
+def test_config_repeats_an_osft_run(model_dir: Path, folder: Path, tmp_path: Path) -> None:
+    """A config.yaml with tuples and patterns in it is a recipe of the same run."""
+    settings = {
+        **given("sft", "osft", model_dir, folder),
+        "rank_pattern": {"q_proj": 2},
+        "osft_train_rest": ["norms"],
+        "max_steps": 2,
+    }
+    first = run_verb("sft", {**settings, "ckpt_output_dir": str(tmp_path / "one")})
+    values = yaml.safe_load((tmp_path / "one" / "config.yaml").read_text())
+    recipe = tmp_path / "again.yaml"
+    recipe.write_text(yaml.safe_dump({**values, "ckpt_output_dir": str(tmp_path / "two")}))
+    again = forge.sft(recipe)
+    assert again.loss == first["loss"]

@@ -1,0 +1,177 @@
+"""`forge osft inspect`: what it says of a run, and the page that it writes, looked at in a real browser."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import re
+import shutil
+import sys
+from base64 import b64encode
+from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree as ET
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+import forge_algos
+from forge._cli import main
+from forge._errors import SettingsError
+from forge._osft_page import inspect
+from forge_dist import model_identity
+
+from .house import ROOT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+LEAKING = "model.layers.1.mlp.up_proj"
+
+
+def make_run(root: Path, model_dir: Path) -> Path:
+    """A run directory as an OSFT run leaves it: random moves within the free directions, exported in float32."""
+    model = AutoModelForCausalLM.from_pretrained(model_dir)
+    settings = forge_algos.AdapterSettings(adapter="osft", unfreeze_rank_ratio=0.5)
+    adaptation: Any = forge_algos.adapt(model, settings, cache=root / "osft")
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.copy_(1e-3 * torch.randn(parameter.shape, generator=generator))
+    plain = {
+        name: adaptation.plain(name, tensor).detach() for name, tensor in model.state_dict().items() if ".osft." not in name
+    }
+    export = root / "hf_format" / "samples_8"
+    shutil.copytree(model_dir, export)
+    save_file(
+        {name: plain[name].contiguous() for name in load_file(model_dir / "model.safetensors")}, export / "model.safetensors"
+    )
+    (root / "osft" / "plan.json").write_text(json.dumps(adaptation.plan))
+    (root / "config.yaml").write_text(f"model_path: {model_dir}\nosft_rule: strict\nosft_svd: exact\nosft_cache: null\n")
+    (root / "run.json").write_text(json.dumps({"run": "a", "verb": "osft", "model": model_identity(str(model_dir))}))
+    return root
+
+
+def change_export(run: Path, name: str, by: float) -> None:
+    """Move a tensor of the last export somewhere else."""
+    file = run / "hf_format" / "samples_8" / "model.safetensors"
+    tensors = load_file(file)
+    tensors[name] += by * torch.randn(tensors[name].shape, generator=torch.Generator().manual_seed(1))
+    save_file(tensors, file)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> Path:
+    """A run that kept to its rule; not to be written to."""
+    return make_run(tmp_path_factory.mktemp("osft") / "kept", model_dir)
+
+
+@pytest.fixture
+def run(made: Path, tmp_path: Path) -> Path:
+    """A copy of it."""
+    return shutil.copytree(made, tmp_path / "a<b>run")
+
+
+def test_a_run_that_kept_to_its_rule_leaks_nothing(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The command prints what was protected, what moved most and the worst leak, which rounding explains; and where the page is."""
+    assert main(["osft", "inspect", str(run)]) == 0
+    said = capsys.readouterr().out
+    assert re.search(r"^protected +\d+ of \d+ directions of 14 targets \(osft_rule=strict\)$", said, re.MULTILINE)
+    assert "so nothing leaked" in said
+    with safe_open(run / "hf_format" / "samples_8" / "model.safetensors", framework="pt") as tensors:
+        assert f"0 of {len(list(tensors.keys())) - 14} other tensors changed" in said
+    assert said.strip().endswith(str(run / "osft" / "inspect.html"))
+    text = (run / "osft" / "inspect.html").read_text(encoding="utf-8")
+    assert "▲" not in text.replace("; ▲ marks", "")
+    assert "none changed, bit for bit" in text
+
+
+def test_a_leak_and_a_change_elsewhere_are_named(run: Path) -> None:
+    """One target that moved where nothing may move is marked, and so is a norm that changed though none was to train."""
+    change_export(run, f"{LEAKING}.weight", 1e-4)
+    change_export(run, "model.norm.weight", 1e-3)
+    said = inspect(run)
+    (leak,) = [line for line in said.splitlines() if line.startswith("worst leak")]
+    assert LEAKING in leak
+    assert "1 of 14 above it" in leak
+    assert "elsewhere   1 of" in said
+    text = (run / "osft" / "inspect.html").read_text(encoding="utf-8")
+    (row,) = [row for row in re.findall("<tr.*?</tr>", text) if "▲" in row]
+    assert LEAKING in row.replace("<wbr>", "")
+    assert "model.norm.weight" in text.replace("<wbr>", "")
+
+
+def test_the_page_is_one_file_that_asks_for_nothing(run: Path) -> None:
+    """No address, no script, a policy that allows its own style alone; its drawings are whole, and a hostile name stays text."""
+    file = run.parent / "elsewhere" / "page.html"
+    said = inspect(run, layer="0.mlp.down_proj", html=file)
+    assert said.splitlines()[-1] == f"page        {file}"
+    text = file.read_text(encoding="utf-8")
+    assert not re.search(r"https?://|<script|<link (?!rel=\"icon\" href=\"data:,\")|@\w+@", text)
+    (style,) = re.findall(r"<style>(.*?)</style>", text, re.DOTALL)
+    assert f"style-src 'sha256-{b64encode(hashlib.sha256(style.encode()).digest()).decode()}'" in text
+    assert "a&lt;b&gt;run" in text
+    assert "a<b>" not in text
+    drawings = [ET.fromstring(found) for found in re.findall(r"<svg viewBox=.*?</svg>", text, re.DOTALL)]
+    assert len(drawings) == 2
+    assert text.replace("<wbr>", "").count("model.layers.0.mlp.down_proj (drawn above)") == 1
+
+
+def test_bad_input_is_refused_by_name(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Another directory, a layer that is none, a base model that changed: exit status 2 and what to do."""
+    assert main(["osft", "inspect", str(tmp_path)]) == 2
+    assert "no osft/plan.json" in capsys.readouterr().err
+    assert main(["osft", "inspect", str(run), "--layer", "up_prj"]) == 2
+    assert "Did you mean up_proj?" in capsys.readouterr().err
+    base = shutil.copytree(run / "hf_format" / "samples_8", tmp_path / "base")
+    config = (run / "config.yaml").read_text()
+    (run / "config.yaml").write_text(re.sub("model_path: .*", f"model_path: {base}", config))
+    with pytest.raises(SettingsError, match="not the one that the run began with"):
+        inspect(run)
+
+
+def test_lost_singular_vectors_are_made_anew(run: Path) -> None:
+    """Without the files in osft/ it says the same again, for they follow from the base model."""
+    before = inspect(run)
+    for file in (run / "osft").glob("*.safetensors"):
+        file.unlink()
+    assert inspect(run).splitlines()[:2] == before.splitlines()[:2]
+
+
+@pytest.fixture
+def browser() -> Iterator[Any]:
+    """A headless Chromium, as the tests of forge-data's page have it."""
+    place = importlib.util.spec_from_file_location("page_browser", ROOT / "tests" / "forge-data" / "browser.py")
+    assert place is not None
+    assert place.loader is not None
+    module = importlib.util.module_from_spec(place)
+    place.loader.exec_module(module)
+    if module.CHROMIUM is None:
+        pytest.skip("no Chromium on this machine: the page is not looked at")
+    opened = module.Browser()
+    yield opened
+    opened.close()
+    sys.modules.pop("page_browser", None)
+
+
+def test_it_fits_a_telephone_and_a_desk(run: Path, browser: Any) -> None:
+    """At 360 and 1440 pixels, light and dark, nothing sticks out, words in drawings stay readable, and nothing is complained of."""
+    inspect(run)
+    for width, dark in ((360, False), (1440, True)):
+        browser.open(run / "osft" / "inspect.html", width=width, dark=dark)
+        assert browser.run("document.documentElement.scrollWidth") <= width
+        tall = browser.run(
+            "Math.min(...[...document.querySelectorAll('figure svg text')].map(t => t.getBoundingClientRect().height))"
+        )
+        assert tall >= 9
+        inside = "[...document.querySelectorAll('figure')].every(f => [...f.querySelectorAll('text')].every(t => {"
+        inside += " const a = t.getBoundingClientRect(), b = f.getBoundingClientRect(); return a.left >= b.left && a.right <= b.right; }))"
+        assert browser.run(inside)
+        shades = "new Set([...document.querySelectorAll('figure svg rect')].map(r => getComputedStyle(r).fill)).size"
+        assert browser.run(shades) > 8
+    assert (browser.errors, browser.requests) == ([], [])
