@@ -14,9 +14,9 @@ from pathlib import Path
 import attrs
 import numpy as np
 import torch
-import torch.nn.functional as F
 from _continual_methods import METHODS, Stage
 from _continual_tasks import SKILLS, TASKS, VOCABULARY, Data
+from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM
 
 Batch = tuple[torch.Tensor, torch.Tensor]
@@ -30,8 +30,8 @@ class Sizes:
 
     width: int = 128
     layers: int = 3
-    pretraining_steps: int = 1000
-    steps: int = 100
+    pretraining_steps: int = 900
+    steps: int = 60
     """Of each task."""
     rows: int = 24
     """Of each step."""
@@ -42,7 +42,7 @@ class Sizes:
 def loss(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
     """Mean over the learned signs, in nats."""
     logits = model(batch[0], use_cache=False).logits
-    return F.cross_entropy(logits[:, :-1].flatten(0, 1), batch[1][:, 1:].flatten(), ignore_index=-100)
+    return functional.cross_entropy(logits[:, :-1].flatten(0, 1), batch[1][:, 1:].flatten(), ignore_index=-100)
 
 
 @torch.no_grad()
@@ -85,8 +85,8 @@ def pretrained(data: Data, sizes: Sizes, file: Path, seed: int = 0) -> dict[str,
     torch.manual_seed(seed)
     model = new_model(sizes)
     random = np.random.default_rng(seed)
-    batches = iter(lambda: [data.rule(SKILLS, 48, random), data.text(12, random)], None)
-    _take(METHODS["full"](model) if False else Stage(model, dict), sizes.pretraining_steps, 3e-3, 0.5, batches)
+    batches = iter(lambda: [data.rule(SKILLS + TASKS, 48, random), data.text(12, random)], None)
+    _take(Stage(model, dict), sizes.pretraining_steps, 3e-3, 0.5, batches)
     torch.save(model.state_dict(), file)
     return model.state_dict()
 
@@ -95,7 +95,10 @@ def left(model: torch.nn.Module, data: Data, sizes: Sizes) -> dict[str, float]:
     """What the model has of its pretraining: text_loss and skills."""
     with torch.no_grad():
         text = float(loss(model, data.text(sizes.measured // 2, np.random.default_rng(1), held=True)))
-    return {"text_loss": text, "skills": accuracy(model, data.rule(SKILLS, 2 * sizes.measured, np.random.default_rng(2), held=True))}
+    return {
+        "text_loss": text,
+        "skills": accuracy(model, data.rule(SKILLS, 2 * sizes.measured, np.random.default_rng(2), held=True)),
+    }
 
 
 def sequence(method: str, rate: float, seed: int, base: dict[str, torch.Tensor], data: Data, sizes: Sizes) -> dict:
@@ -125,6 +128,7 @@ def sequence(method: str, rate: float, seed: int, base: dict[str, torch.Tensor],
         "new_task": float(np.mean(learned)),
         "average": float(np.mean(final)),
         "backward": float(np.mean([now - then for now, then in zip(final[:-1], learned[:-1], strict=True)])),
+        "kept": float(np.mean(final[:-1])),
         **left(model, data, sizes),
         "cpu_seconds": round(time.process_time() - began, 1),
     }

@@ -7,12 +7,13 @@ halves, of which the second is only measured on. Letters are tokens; the answer 
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from zlib import crc32
 
 import numpy as np
 import torch
+from _chats import TOY_MODULES, conversations
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 SIGNS = " \n" + LETTERS + "0123456789.,'?!-:()>;" + LETTERS[:16].upper()
@@ -57,7 +58,9 @@ RULES: Mapping[str, tuple[str, Callable[[str], str]]] = {
 }
 NAMES = "alfa bravo charlie delta echo foxtrot golf hotel india juliett kilo lima mike november oscar papa".split()
 SKILLS = "ABCDEFGHP"
-TASKS = "IJKO"
+TASKS = "IKL"
+RARE = 0.15
+"""How often pretraining shows a task, where it shows a skill once: enough that the base does some of it, as language models do."""
 
 
 def read_text(directory: Path) -> list[str]:
@@ -66,20 +69,34 @@ def read_text(directory: Path) -> list[str]:
     for file in sorted(directory.glob("*.jsonl")):
         for line in file.read_text(encoding="utf-8").splitlines():
             row = json.loads(line)
-            parts = [row["text"]] if "text" in row else [m["content"] for m in row.get("messages") or [*row["prompt"], *row["chosen"]]]
-            text = re.sub(f"[^{re.escape(SIGNS[:49])}]+", " ", "\n".join(parts).lower())
-            found.append(re.sub(" +", " ", text).strip())
+            parts = (
+                [row["text"]]
+                if "text" in row
+                else [m["content"] for m in row.get("messages") or [*row["prompt"], *row["chosen"]]]
+            )
+            found.append(_known("\n".join(parts)))
     return found
+
+
+def docstrings() -> list[str]:
+    """The standard library's, where no other text is at hand."""
+    return [_known(turns[1]["content"]) for turns in conversations("answers", TOY_MODULES)]
+
+
+def _known(text: str) -> str:
+    """In small letters, with a space for all that the model has no sign for."""
+    return re.sub(" +", " ", re.sub(f"[^{re.escape(SIGNS[:49])}]+", " ", text.lower())).strip()
 
 
 class Data:
     """Rows of text, of skills and of tasks; `held` rows come of texts and words that are never trained on."""
 
-    def __init__(self, directory: Path) -> None:
-        texts = read_text(directory)
+    def __init__(self, texts: Sequence[str]) -> None:
         words = sorted({w for t in texts for w in re.findall("[a-z]+", t) if 4 <= len(w) <= LONGEST})
         self._words = {held: [w for w in words if (crc32(w.encode()) % 8 == 0) is held] for held in (True, False)}
-        phrases = sorted({p for t in texts for p in re.findall("(?=(?<![a-z'])([a-z]+(?: [a-z]+){2,3})(?![a-z']))", t) if len(p) <= 16})
+        phrases = sorted(
+            {p for t in texts for p in re.findall("(?=(?<![a-z'])([a-z]+(?: [a-z]+){2,3})(?![a-z']))", t) if len(p) <= 16}
+        )
         self._phrases = {held: [p for p in phrases if (crc32(p.encode()) % 8 == 0) is held] for held in (True, False)}
         self._text = {held: _ids("\n".join(t for k, t in enumerate(texts) if (k % 10 == 0) is held)) for held in (True, False)}
 
@@ -94,16 +111,18 @@ class Data:
         self, tags: str, rows: int, random: np.random.Generator, *, held: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """(ids, labels) [rows, ROW]: words under rules drawn from `tags`, padded on the right; only answers are learned."""
+        weights = np.array([RARE if tags != tag and tag in TASKS else 1.0 for tag in tags])
         ids = np.zeros((rows, ROW), np.int64)
         labels = np.full((rows, ROW), -100)
-        for row, tag in enumerate(random.choice(list(tags), rows)):
+        for row, tag in enumerate(random.choice(list(tags), rows, p=weights / weights.sum())):
             kind, rule = RULES[tag]
             text = self._draw(kind, random, held)
             question = f"{tag}{text}>"
             whole = _ids(f"{question}{rule(text)};")
             ids[row, : len(whole)] = whole
             labels[row, len(question) : len(whole)] = whole[len(question) :]
-        return torch.from_numpy(ids), torch.from_numpy(labels)
+        width = int((labels >= 0).nonzero()[1].max()) + 1
+        return torch.from_numpy(ids[:, :width]), torch.from_numpy(labels[:, :width])
 
     def _draw(self, kind, random, held):
         words = self._words[held]

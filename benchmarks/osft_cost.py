@@ -36,13 +36,13 @@ class Side:
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.optimizer = torch.optim.AdamW(self.parameters, lr=1e-5, fused=True)
 
-    def step(self, x: Any, dy: Any) -> tuple[float, float, float]:
-        """Seconds of forward and backward, of projections, and of all."""
+    def step(self, x: Any, dy: Any) -> tuple[float, float, float, float]:
+        """Seconds of forward and backward, the CPU's seconds of the same, seconds of projections, and of all."""
         x.grad = None
         self.optimizer.zero_grad()
-        begin = time.perf_counter()
+        begin, cpu_begin = time.perf_counter(), time.process_time()
         self.model(x).backward(dy)
-        passed = time.perf_counter()
+        passed, cpu = time.perf_counter(), time.process_time() - cpu_begin
         if self.before is not None:
             self.before()
         projected = time.perf_counter()
@@ -51,7 +51,8 @@ class Side:
         if self.after is not None:
             self.after()
         end = time.perf_counter()
-        return passed - begin, (projected - passed) + (end - moved), end - begin
+        around = (projected - passed) * (self.before is not None) + (end - moved) * (self.after is not None)
+        return passed - begin, cpu, around, end - begin
 
     def sizes(self) -> dict[str, int]:
         """Numbers that train, bytes that AdamW keeps of them, bytes of weights and constants of the layer; after a step."""
@@ -142,7 +143,7 @@ def measure(N: int, M: int, T: int, ratio: float, rounds: int) -> dict[str, dict
     dy = torch.randn(T, N, generator=generator)
     found = sides(weight, round(ratio * min(N, M)))
     require_the_same(found, x)
-    taken: dict[str, list[tuple[float, float, float]]] = {name: [] for name in found}
+    taken: dict[str, list[tuple[float, float, float, float]]] = {name: [] for name in found}
     for number in range(rounds + 1):
         for name in list(found) if number % 2 == 0 else reversed(list(found)):
             seconds = found[name].step(x, dy)
@@ -151,10 +152,10 @@ def measure(N: int, M: int, T: int, ratio: float, rounds: int) -> dict[str, dict
                 taken[name].append(seconds)
     told: dict[str, dict[str, Any]] = {}
     for name, times in taken.items():
-        parts = zip(("forward_backward", "projections", "step"), zip(*times, strict=True), strict=True)
+        parts = zip(("forward_backward", "forward_backward_cpu", "projections", "step"), zip(*times, strict=True), strict=True)
         told[name] = {part: round(statistics.median(values), 5) for part, values in parts} | found[name].sizes()
     for figures in told.values():
-        for part in ("forward_backward", "step"):
+        for part in ("forward_backward", "forward_backward_cpu", "step"):
             figures[f"{part}_over_dense"] = round(figures[part] / told["dense"][part], 3)
     return told
 
@@ -178,10 +179,12 @@ def main() -> None:
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     cases: dict[str, dict[str, dict[str, Any]]] = {}
-    margins = []
+    margins, cpu_margins = [], []
     for N, M in shapes:
         told = cases[f"{N}x{M}"] = measure(N, M, options.rows, options.ratio, options.rounds)
-        margins.append(LIMITS["square" if N == M else "mlp"] / told["direct"]["forward_backward_over_dense"])
+        limit = LIMITS["square" if N == M else "mlp"]
+        margins.append(limit / told["direct"]["forward_backward_over_dense"])
+        cpu_margins.append(limit / told["direct"]["forward_backward_cpu_over_dense"])
         for name, figures in told.items():
             note(f"{N}x{M} {name}: {figures}")
     beside = {
@@ -199,6 +202,7 @@ def main() -> None:
         1.0,
         toy=options.toy,
         at=at,
+        cpu_time_ratio=round(min(cpu_margins), 3),
         limits=LIMITS,
         step_over_direct=beside,
         cases=cases,

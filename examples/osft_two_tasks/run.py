@@ -25,7 +25,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "quickstart"))
 from model import smollm2
 from questions import stdlib_questions
 
-STEPS, SAMPLES, HELD_OUT = 24, 16, 50
+STEPS, SAMPLES, HELD_OUT = 16, 16, 50
 METHODS: dict[str, dict[str, Any]] = {
     "full": {"learning_rate": 1e-4},
     "osft": {"adapter": "osft", "unfreeze_rank_ratio": 0.25, "learning_rate": 1e-3},

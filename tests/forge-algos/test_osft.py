@@ -194,6 +194,7 @@ def test_the_rest_trains_where_it_is_asked_for(architecture, kind, expected):
     assert kind in line.split("frozen")[0]
     assert kind not in line.split("frozen")[1]
     assert ("one weight" in line) == (architecture == "llama-tied" and kind != "norms")
+    assert ("embeddings" in line.split("frozen")[1]) == ("model.embed_tokens.weight" not in rest)
 
 
 def test_by_default_the_rest_is_frozen_and_said_to_be():

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from .oracle import make, naive, samples
-from .osft import LENGTHS, osft, protected, values
+from .osft import LENGTHS, osft, protected, run, steps, values
 
 
 def one_step(adaptation, optimizer):
@@ -58,3 +58,17 @@ def test_a_bfloat16_weight_keeps_its_dtype():
     adaptation = osft(make().bfloat16(), osft_rule="paper")
     one_step(adaptation, optimizer_of(adaptation, lr=0.1))
     assert {p.dtype for p in adaptation.model.parameters()} == {torch.bfloat16}
+
+
+def test_the_gradient_norm_is_of_what_may_move():
+    """`train` takes the block out before it measures and clips: what cannot move must not make the rest smaller."""
+    model, before = make(), values(make())
+    total, count = naive(model, samples(LENGTHS, seed=0))
+    (total / count).backward()
+    adaptation = osft(osft_rule="paper")
+    squares = []
+    for name, (U_h, V_h) in protected(before, adaptation.plan).items():
+        gradient = model.get_submodule(name).weight.grad.double()
+        squares.append((gradient - U_h @ U_h.T @ gradient @ V_h @ V_h.T).square().sum())
+    (output,) = run(adaptation, steps(1))
+    assert output.grad_norm == pytest.approx(float(sum(squares)) ** 0.5, rel=1e-5)

@@ -21,6 +21,7 @@ from forge_algos import (
     KTOSettings,
     OptimizerSettings,
     Reward,
+    SupervisedSettings,
     adapt,
     make_optimizer,
     schedule,
@@ -155,8 +156,10 @@ def test_dpo_with_the_adapter_switched_off(kind):
     assert distance(grads, theirs) < 1e-5
 
 
-@virtual
-@pytest.mark.parametrize("name", ["kto", "orpo", "distill", "reward"])
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [*((kind, name) for kind in ("prefix", "prompt") for name in ("kto", "orpo", "distill")), ("prefix", "reward")],
+)
 def test_other_objectives(kind, name):
     """Each one's naive loss and gradients; a reward model's score is trained whole."""
     model = adapted(kind, a_classifier() if name == "reward" else None)
@@ -198,6 +201,22 @@ def test_both_ways_of_the_head(kind):
     for mine, theirs in zip(*found, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
     assert found[0][1].shape == (len(row.input_ids), 16)
+
+
+@virtual
+def test_noise_goes_by_the_document(kind):
+    """NEFTune's bound is that of each document's own length, in lines as in a row."""
+    model, seen, lengths = adapted(kind), [], [len(ids) for ids, _ in EXAMPLES]
+    model.get_base_model().model.layers[0].register_forward_pre_hook(lambda _module, args: seen.append(args[0].detach()))
+    for alpha in (0.0, 5.0):
+        seen.clear()
+        SFT(SupervisedSettings(neftune_alpha=alpha)).bind(model, device=CPU)(pack(EXAMPLES), [])
+        states = seen[-1][:, -max(lengths) :]
+        if not alpha:
+            clean = states
+    for length, noise in zip(lengths, states - clean, strict=True):
+        most = 5.0 / (length * 16) ** 0.5
+        assert 0.8 * most < noise[:length].abs().max() <= most * 1.0001
 
 
 @every

@@ -1,4 +1,4 @@
-"""Virtual tokens and adaption prompts on real ranks: under fsdp2 the steps that one process takes, and a directory that plain PEFT reads.
+"""Virtual tokens and adaption prompts on real ranks: under fsdp2 the steps that one process takes.
 
 Skipped where this package is installed alone: it agrees with forge_dist by shape and does not need it.
 """
@@ -50,7 +50,7 @@ def batch_of(name, number, share):
 
 
 def run(folder, case, strategy=None, rank=0, world_size=1):
-    """([loss, norm] of three steps, then the loss of what was held out, the adapter's weights, the model, the optimizer)"""
+    """([loss, norm] of three steps, then the loss of what was held out, the adapter's weights)"""
     from transformers import AutoModelForCausalLM
 
     kind, name, architecture = case
@@ -76,37 +76,32 @@ def run(folder, case, strategy=None, rank=0, world_size=1):
     outputs = train(model, steps, optimizer=optimizer, scheduler=schedule(optimizer, OPTIMIZER, 3), max_grad_norm=0.5, **common)
     figures = [[output.loss, output.grad_norm] for output in outputs]
     weights = {name: p.detach().numpy().copy() for name, p in model.named_parameters() if p.requires_grad}
-    return figures, evaluate(model, [batch_of(name, 9, share)], **common).loss, weights, model
+    return figures, evaluate(model, [batch_of(name, 9, share)], **common).loss, weights
 
 
 def on_rank(ranks, folder):
-    """Every case: figures and weights; and its directory, written and proved."""
+    """Every case's figures and weights."""
     import forge_dist
 
     found = []
     for case in CASES:
         settings = forge_dist.StrategySettings(strategy="fsdp2")
         strategy = forge_dist.make_strategy(settings, ranks, device=CPU, adapter=True)
-        *told, model = run(folder, case, strategy, ranks.rank, ranks.world_size)
-        directory = f"{folder}/{'-'.join(case)}"
-        forge_dist.export_model(model, directory, strategy=strategy)
-        check = forge_dist.check_export(model, directory, [(np.arange(3, 9), np.arange(3, 9))], strategy=strategy)
-        found.append((*told, check.difference))
+        found.append(run(folder, case, strategy, ranks.rank, ranks.world_size))
     return found
 
 
 def test_fsdp2(tmp_path):
-    """Losses, norms and weights of two ranks are those of one process; the adapter's directory gives the loss of the model in memory."""
+    """Losses, norms and weights of two ranks are those of one process, and both ranks' adapters have the same bits."""
     for architecture in ("llama-tied", "llama-untied"):
         make(architecture).save_pretrained(tmp_path / architecture)
     ranks = run_on_ranks(on_rank, 2, str(tmp_path))
     for case, *told in zip(CASES, *ranks, strict=True):
-        figures, held_out, weights, _ = run(tmp_path, case)
-        for mine, loss, theirs, difference in told:
+        figures, held_out, weights = run(tmp_path, case)
+        for mine, loss, theirs in told:
             np.testing.assert_allclose(mine, figures, rtol=1e-4, err_msg=str(case))
             assert loss == pytest.approx(held_out, rel=1e-4)
             assert theirs.keys() == weights.keys()
             for name in weights:
                 np.testing.assert_allclose(theirs[name], weights[name], rtol=1e-3, atol=2e-4, err_msg=f"{case} {name}")
-            assert difference < 1e-6
         assert {name: w.tobytes() for name, w in told[0][2].items()} == {name: w.tobytes() for name, w in told[1][2].items()}

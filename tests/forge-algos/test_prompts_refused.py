@@ -101,10 +101,15 @@ def test_a_text_without_a_tokenizer(tmp_path):
         adapt(make(), settings, tokenizer_path=str(tmp_path))
 
 
-@virtual
-def test_a_reward_model_without_a_padding_token(kind):
+def test_a_prompt_before_a_reward_model():
+    """transformers looks for a padded line's last token by ids, and a prompt goes in as embeddings."""
+    with pytest.raises(AdapterError, match="adapter=prompt.*adapter=prefix or lora"):
+        adapt(a_classifier(), AdapterSettings(adapter="prompt"))
+
+
+def test_a_reward_model_without_a_padding_token():
     """Documents in lines need one where the model looks for each line's last token."""
-    model = adapted(kind, a_classifier())
+    model = adapted("prefix", a_classifier())
     model.get_base_model().config.pad_token_id = None
     with pytest.raises(LossError, match="set pad_token_id"):
         Reward().bind(model, device=CPU)

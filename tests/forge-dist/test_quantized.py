@@ -1,6 +1,7 @@
 """A base in 4 bits under an adapter: read, trained, divided, exported and proved."""
 
 import importlib.util
+import json
 from pathlib import Path
 
 import pytest
@@ -159,6 +160,18 @@ def test_it_is_loaded_as_it_was_trained_or_not_rounded(base, one):
         assert whole.get_base_model().model.layers[0].mlp.up_proj.base_layer.weight.dtype == torch.float32
         apart = (whole(input_ids=ids).logits - expected).abs().max()
         assert 1e-4 < apart < 0.5
+
+
+def test_a_rounded_adapter_is_compared_unrounded_too(base, tmp_path):
+    """Where the export rounded it, what was read back also computes with the adapter in memory, beside the same codes; a wrong scale shows."""
+    model = adapted(load_model(base, dtype=torch.float32, device="cpu", quantization=nf4()))
+    directory = export_model(model, tmp_path / "half", dtype=torch.bfloat16)
+    assert check_export(model, directory, SAMPLES).tolerance == 1e-1
+    file = directory / "adapter_config.json"
+    config = json.loads(file.read_text())
+    file.write_text(json.dumps(config | {"lora_alpha": config["lora_alpha"] * 1.01}))
+    with pytest.raises(ExportError, match="even with the weights in memory"):
+        check_export(model, directory, SAMPLES)
 
 
 def test_a_look_in_eval_mode_changes_nothing(base):

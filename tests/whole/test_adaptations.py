@@ -155,7 +155,7 @@ def test_a_resume_is_invisible_to_osft(model_dir: Path, folder: Path, tmp_path: 
         ({"adapter": "osft", "rank_pattern": ["q_proj=999"]}, "999"),
         ({"adapter": "osft", "target_modules": ["q_prj"]}, "q_proj"),
         ({"adapter": "lora", "unfreeze_rank_ratio": 0.5}, "adapter=osft"),
-        ({"adapter": "prefix", "attention": "documents"}, "attention=sdpa"),
+        ({"adapter": "prefix", "activation_checkpointing": True}, "activation_checkpointing"),
     ],
 )
 def test_bad_input_is_refused(settings: dict[str, Any], words: str, model_dir: Path, folder: Path, tmp_path: Path) -> None:

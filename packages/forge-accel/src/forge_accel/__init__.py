@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from forge_accel._cuda import CUDAAccelerator
     from forge_accel._describe import Row, describe
     from forge_accel._documents import document_attention
-    from forge_accel._dtypes import bfloat16, float32
+    from forge_accel._dtypes import bfloat16, float16, float32
     from forge_accel._errors import AccelError, AttentionError, ForgeAccelError
     from forge_accel._registry import accelerator, device_count
     from forge_accel._settings import DeviceSettings
@@ -39,6 +39,7 @@ __all__ = [
     "describe",
     "device_count",
     "document_attention",
+    "float16",
     "float32",
 ]
 
@@ -58,6 +59,7 @@ _HOMES = {
     "describe": "_describe",
     "device_count": "_registry",
     "document_attention": "_documents",
+    "float16": "_dtypes",
     "float32": "_dtypes",
 }
 

@@ -12,6 +12,9 @@ float32 = torch.float32
 bfloat16 = torch.bfloat16
 """The half-sized format with float32's range."""
 
+float16 = torch.float16
+"""The half-sized format with more digits and a range of 65,504: models are written in it, and not trained."""
+
 _BY_NAME = {"float32": float32, "bfloat16": bfloat16}
 
 

@@ -160,7 +160,7 @@ class AdapterSettings:
     """How osft_rule=strict is reached. direct: a matrix between the free directions on both sides, orthogonal under any optimizer, with no
     projection. factors: the free part's own singular vectors and values, projected around each step, as in mini-trainer."""
     osft_rank: OSFTRank = attrs.field(default="uniform", validator=one_of(OSFTRank))
-    """Whether every target frees the same share (uniform), or less of a layer that changes its input much (adaptive, the paper's importance);
+    """Whether every target frees the same share (uniform), or less of one that turns its input little (adaptive, the paper's importance);
     unfreeze_rank_ratio is their mean then."""
     osft_calibration_path: str | None = attrs.field(default=None, validator=attrs.validators.optional(_text))
     """Rows of the tasks before, by which osft_rank=adaptive measures importance; by default the first rows that are trained on."""
@@ -171,8 +171,8 @@ class AdapterSettings:
     osft_train_rest: tuple[Rest, ...] = attrs.field(default=(), converter=_tuple, validator=_check_rest)
     """What osft trains whole beside its targets: any of embeddings, head, norms, biases. By default nothing."""
     osft_svd: OSFTSvd = attrs.field(default="exact", validator=one_of(OSFTSvd))
-    """exact, or randomized (arXiv 0909.4061) for the protected directions alone, with the error bound that was found in the log; worth it where
-    unfreeze_rank_ratio is high."""
+    """exact, or randomized (arXiv 0909.4061) for the protected directions alone, with the error bound that was found in the log; worth it
+    where unfreeze_rank_ratio is 0.85 or more, and where it does not get there the exact ones are computed after all."""
     osft_cache: str | None = attrs.field(default=None, validator=attrs.validators.optional(_text))
     """Directory in which osft keeps singular vectors, for other runs on the same weights; by default `osft/` of the run."""
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from forge_algos._errors import LossError
-from forge_algos._modules import causal_model, embeddings
+from forge_algos._modules import causal_model, embeddings, virtual_tokens
 
 
 def require_embeddings(model: nn.Module) -> None:
@@ -41,12 +41,15 @@ def noisy_embeddings(model: nn.Module, alpha: float, boundaries: torch.Tensor) -
         yield
         return
     lengths = boundaries.diff()
+    # Documents before which virtual tokens stand are lines of their own.
+    in_lines = virtual_tokens(model) > 0
 
     def add_noise(_layer: nn.Module, _args: Any, found: torch.Tensor) -> torch.Tensor:
-        S_T = lengths.repeat_interleave(lengths, output_size=found.shape[-2])
+        # [B, 1] or [T]: a line's tokens are all of one document.
+        S = lengths[:, None] if in_lines else lengths.repeat_interleave(lengths, output_size=found.shape[-2])
         # Not in int32, which the product may leave.
-        most_T = alpha / (S_T.float() * found.shape[-1]).sqrt()
-        return found + torch.empty_like(found).uniform_(-1.0, 1.0) * most_T[:, None].to(found.dtype)
+        most = alpha / (S.float() * found.shape[-1]).sqrt()
+        return found + torch.empty_like(found).uniform_(-1.0, 1.0) * most[..., None].to(found.dtype)
 
     handle = layer.register_forward_hook(add_noise)
     try:

@@ -3,7 +3,7 @@
 ::
 
     ForgeDistError                    exit status 2: something that was asked for cannot be done
-    ├── ModelError (ValueError)       a model path or directory that cannot be trained from
+    ├── ModelError (ValueError)       a model or adapter that cannot be trained from, merged, or written as asked
     ├── LaunchError (RuntimeError)    settings and environment that contradict each other, or ranks that do not meet or agree
     ├── StrategyError (ValueError)    a strategy that these ranks, this model or this installation cannot follow
     ├── WorkerError (RuntimeError)    exit status 1: a rank ended without saying why, or was not heard of any more
@@ -22,7 +22,7 @@ class ForgeDistError(Exception):
 
 
 class ModelError(ForgeDistError, ValueError):
-    """The model path names nothing that this package loads for training."""
+    """A model or adapter that this package does not load for training, merge, or write in the format that was asked for."""
 
 
 class LaunchError(ForgeDistError, RuntimeError):

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import attrs
-import numpy as np
 import torch
 
 from forge_dist._check import EXACT
@@ -113,8 +112,7 @@ class _Held(NamedTuple):
         from gguf import dequantize
 
         tensor = self.tensors[name]
-        values = np.array(dequantize(tensor.data, tensor.tensor_type), dtype=np.float32)
-        return torch.from_numpy(values).reshape(tuple(reversed(tensor.shape.tolist())))
+        return torch.tensor(dequantize(tensor.data, tensor.tensor_type)).reshape(tuple(reversed(tensor.shape.tolist())))
 
 
 def _prove_file(model: "PreTrainedModel", path: Path, arch: str, fields: dict[str, Any], dtype: GGUFType) -> _Held:
@@ -127,7 +125,9 @@ def _prove_file(model: "PreTrainedModel", path: Path, arch: str, fields: dict[st
         raise ExportError(f"{path} cannot be read back: {error}") from error
     found = {key: field.contents() for key, field in reader.fields.items() if not key.startswith("GGUF.")}
     for key in sorted(fields.keys() | found.keys()):
-        expected = float(np.float32(fields[key])) if isinstance(fields.get(key), float) else fields.get(key)
+        expected = (
+            torch.tensor(fields[key], dtype=torch.float32).item() if isinstance(fields.get(key), float) else fields.get(key)
+        )
         if found.get(key) != expected:
             raise ExportError(f"{path}: the field {key} is {str(found.get(key))[:80]} instead of {str(expected)[:80]}")
     held = _Held(found, {tensor.name: tensor for tensor in reader.tensors})

@@ -111,12 +111,7 @@ def tokenizer_of(fields: Mapping[str, Any]) -> "Tokenizer":
     merges = [tuple(merge.split(" ")) for merge in fields["tokenizer.ggml.merges"]]
     vocabulary = {token: index for index, token in enumerate(tokens)}
     made = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=rule.ignore_merges))
-    # What tokenizers reads of a file, it takes as text only.
-    steps = json.loads(made.to_str()) | {
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [_whole(s) for s in rule.steps]}
-    }
-    made = Tokenizer.from_str(json.dumps(steps))
-    assert isinstance(made.pre_tokenizer, pre_tokenizers.Sequence)
+    made.pre_tokenizer = pre_tokenizers.Sequence([_step(step) for step in rule.steps])
     of_kind = list(zip(tokens, fields["tokenizer.ggml.token_type"], strict=True))
     made.add_special_tokens([AddedToken(token, normalized=False) for token, kind in of_kind if kind == CONTROL])
     made.add_tokens([AddedToken(token, normalized=False) for token, kind in of_kind if kind == USER_DEFINED])

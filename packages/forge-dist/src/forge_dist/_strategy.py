@@ -76,11 +76,11 @@ class Strategy(abc.ABC):
     ) -> "PreTrainedModel":
         """Load this rank's part of the model, in eval mode: here the whole of it. Arguments and errors are those of `load_model`.
 
-        A reward model's new head is what rank 0 draws, on every rank.
+        A reward model's new head is what rank 0 draws, on every rank. A quantized base is whole on every rank until `wrap`.
 
         Raises:
             ModelError: as `load_model`.
-            StrategyError: this model cannot be divided so.
+            StrategyError: this model, or a quantized one, cannot be divided so.
         """
         model = read_model(
             model_path,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,18 @@ _CALIBRATION_TOKENS = 16_384
 
 
 def adapted(
-    task: Task, s: Any, model: Any, tokenizer: Any, train: Items, root: Path, ranks: forge_dist.Ranks, report: Reporter
+    task: Task,
+    s: Any,
+    model: Any,
+    tokenizer: Any,
+    train: Items,
+    root: Path,
+    strategy: forge_dist.Strategy,
+    autocast: Callable[[], AbstractContextManager[Any]],
+    report: Reporter,
 ) -> forge_algos.Adaptation:
     """Ready the model for what its settings let move, say so in the log, and write down what OSFT protects; collective."""
+    ranks = strategy.ranks
     if s.adapter.adapter != "osft":
         adaptation = forge_algos.adapt(model, s.adapter, tokenizer_path=s.model.model_path)
     else:
@@ -33,7 +42,10 @@ def adapted(
         importance = None
         if s.adapter.osft_rank == "adaptive" and before is None:
             batches = _calibration(task, s, tokenizer, train, root, ranks)
-            importance = partial(_importance, model, batches)
+
+            def importance(targets: Sequence[str]) -> dict[str, float]:
+                return forge_algos.osft_importance(model, batches, targets=targets, autocast=autocast, parallel=strategy)
+
         free = None if before is None else {name: target["free"] for name, target in before.items()}
         adaptation = forge_algos.adapt(model, s.adapter, cache=cache, ranks=ranks, importance=importance, free=free)
         plan: Any = getattr(adaptation, "plan", {})
@@ -114,7 +126,3 @@ def _few_batches(items: Samples, most: int) -> Sequence[Any]:
         if total >= _CALIBRATION_TOKENS:
             break
     return [*batches, items.batch(held)] if held else batches
-
-
-def _importance(model: Any, batches: Sequence[Any], targets: Sequence[str]) -> dict[str, float]:
-    return forge_algos.osft_importance(model, batches, targets=targets)

@@ -59,9 +59,7 @@ def load_fitting(
     Returns the settings with the choice, the model, and the choice's reason. Attention that the machine would choose does not
     fit every architecture (soft-capped scores, say), so the model is asked; with `attention="auto"` eager is tried next.
     """
-    # Virtual tokens need a padded batch with a mask, which attention over packed rows does not take.
-    wish = "sdpa" if s.device.attention == "auto" and s.adapter.adapter in ("prefix", "prompt") else s.device.attention
-    choice = machine.attention(wish, dtype.value)
+    choice = machine.attention(s.device.attention, dtype.value)
     model = None
     reason = choice.reason
     try:

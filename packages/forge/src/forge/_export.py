@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections import Counter
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ import attrs
 import numpy as np
 import yaml
 
+import forge_accel
 import forge_data
 import forge_dist
 from forge._directories import last_export
@@ -61,7 +63,7 @@ def export(
     model: Any = (
         loaded.model
         if loaded is not None
-        else forge_dist.load_trained(str(asked.folder), dtype=_torch("float32"), device="cpu", task=asked.task)
+        else forge_dist.load_trained(str(asked.folder), dtype=forge_accel.float32, device="cpu", task=asked.task)
     )
     proofs = (
         []
@@ -71,10 +73,13 @@ def export(
         ]
     )
     with forge_dist.atomic_directory(asked.output) as folder:
-        if format == "gguf":
-            file, proof = _write_gguf(asked, model, tokenizer, rows, folder)
-        else:
-            file, proof = None, _write_hf(asked, model, tokenizer, rows, folder)
+        try:
+            if format == "gguf":
+                file, proof = _write_gguf(asked, model, tokenizer, rows, folder)
+            else:
+                file, proof = None, _write_hf(asked, model, tokenizer, rows, folder)
+        except forge_dist.ForgeDistError as error:  # it names the place that is there for the while
+            raise type(error)(str(error).replace(str(folder), str(asked.output))) from error
         card = Exported(
             run=asked.run,
             folder=asked.folder,
@@ -136,9 +141,7 @@ class _Asked:
         is_run = of_run != folder
         if adapter and is_run:
             _check_run(of_run, base)
-        chosen = dtype or (
-            _adapter_dtype(folder) if adapter and not merge else str(forge_dist.base_dtype(base)).removeprefix("torch.")
-        )
+        chosen = dtype or _stored_dtype(base if merge else str(folder))
         if output is None and not is_run:
             raise SettingsError(
                 f"output: say which directory to write; only an export of a run has a place of its own, and {run} is none."
@@ -205,23 +208,23 @@ def _json(file: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _adapter_dtype(folder: Path) -> str:
-    """The float type of most tensors of an adapter."""
+def _stored_dtype(place: str) -> str:
+    """The float type, of those that are written, that holds most numbers of a model's or adapter's files."""
     from safetensors import SafetensorError, safe_open
 
-    names = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-    try:
-        with safe_open(folder / "adapter_model.safetensors", framework="numpy") as file:
-            found = Counter(str(file.get_slice(key).get_dtype()) for key in file.keys())  # noqa: SIM118 - no mapping
-    except (OSError, SafetensorError) as error:
-        raise SettingsError(f"{folder / 'adapter_model.safetensors'} cannot be read: {error}.") from error
+    if not Path(place).is_dir():
+        return str(forge_dist.base_dtype(place)).removeprefix("torch.")
+    names = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+    found: Counter[str] = Counter()
+    for path in sorted(Path(place).glob("*.safetensors")):
+        try:
+            with safe_open(path, framework="numpy") as file:
+                for key in file.keys():  # noqa: SIM118 - no mapping
+                    tensor = file.get_slice(key)
+                    found[str(tensor.get_dtype())] += math.prod(tensor.get_shape())
+        except (OSError, SafetensorError) as error:
+            raise SettingsError(f"{path} cannot be read: {error}.") from error
     return next((names[kind] for kind, _ in found.most_common() if kind in names), "float32")
-
-
-def _torch(name: str) -> Any:
-    import torch
-
-    return getattr(torch, name)
 
 
 def _tokenizer(asked: _Asked) -> Any:
@@ -243,7 +246,7 @@ def _rows(vocabulary: int) -> list[list[int]]:
 
 
 def _write_hf(asked: _Asked, model: Any, tokenizer: Any, rows: Sequence[Sequence[int]], folder: Path) -> str:
-    written = forge_dist.export_model(model, folder / "model", tokenizer=tokenizer, dtype=_torch(asked.dtype))
+    written = forge_dist.export_model(model, folder / "model", tokenizer=tokenizer, dtype=getattr(forge_accel, asked.dtype))
     check = forge_dist.check_export(model, written, [(row, row) for row in rows])
     for file in sorted(written.iterdir()):
         file.rename(folder / file.name)

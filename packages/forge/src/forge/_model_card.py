@@ -169,7 +169,7 @@ def nameless(value: Any) -> Any:
     """
     if isinstance(value, dict):
         return {nameless(key): nameless(held) for key, held in value.items()}
-    if isinstance(value, list | tuple):
+    if isinstance(value, (list, tuple)):
         return [nameless(held) for held in value]
     if not isinstance(value, str):
         return value

@@ -18,8 +18,9 @@ _PLOT = _WIDTH - _LEFT - _RIGHT
 _POINTS = 300
 _LOWEST = 1e-6
 """Singular values below this share of the largest are drawn there."""
-SHADES = 8
-"""Half a power of ten each: fields below the last are left blank."""
+_SHADES = (0.8, 0.6, 0.4, 0.2, 0.1, 1e-2, 1e-3, 1e-4)
+"""From which share of the strongest a field has a shade, darkest first: close together where training moved, and powers of ten for what
+leaked. Fields below the last are left blank."""
 
 
 def spectrum(portrait: Portrait) -> str:
@@ -59,7 +60,7 @@ def spectrum(portrait: Portrait) -> str:
 
 
 def change(portrait: Portrait) -> str:
-    """Draw the root mean square of UᵀΔW V in each field, in half powers of ten of the strongest."""
+    """Draw the root mean square of UᵀΔW V in each field, as a share of the strongest."""
     rows, columns, kept = portrait.rows, portrait.columns, portrait.protected
     top, size = 52.0, _PLOT - 14
     left = _LEFT + 14
@@ -118,8 +119,8 @@ def _places(edges: Sequence[int], d: int, first: float, size: float) -> list[flo
 
 
 def _shade(value: float, strongest: float) -> int:
-    """0 for the strongest half power of ten, and so on; SHADES for what is left blank."""
-    return SHADES if value <= 0 else min(SHADES, int(-2 * math.log10(value / strongest)))
+    """The number of a field's shade; one more than there are for what is left blank."""
+    return next((number for number, share in enumerate(_SHADES) if value >= share * strongest > 0), len(_SHADES))
 
 
 def _runs(shades: Sequence[int], xs: Sequence[float], top: float, bottom: float) -> Iterator[str]:
@@ -128,25 +129,19 @@ def _runs(shades: Sequence[int], xs: Sequence[float], top: float, bottom: float)
     for number in range(1, len(shades) + 1):
         if number < len(shades) and shades[number] == shades[first]:
             continue
-        if shades[first] < SHADES:
+        if shades[first] < len(_SHADES):
             width, height = xs[number] - xs[first] + 0.2, bottom - top + 0.2
             yield f'<rect class="s{shades[first]}" x="{xs[first]:.1f}" y="{top:.1f}" width="{width:.1f}" height="{height:.1f}"/>'
         first = number
 
 
 def _legend(left: float, right: float, top: float, strongest: float) -> Iterator[str]:
-    width = (right - left) / (SHADES + 1)
-    for shade in range(SHADES + 1):
-        kind = "field" if shade == SHADES else f"s{shade}"
-        yield f'<rect class="{kind}" x="{left + shade * width:.1f}" y="{top:.1f}" width="{width:.1f}" height="10"/>'
-    for power in range(SHADES // 2 + 1):
-        yield _text(
-            left + 2 * power * width,
-            top + 24,
-            "1" if power == 0 else f"{10.0**-power:g}",
-            "dim",
-            "middle" if power else "start",
-        )
+    width = (right - left) / (len(_SHADES) + 1)
+    for number in range(len(_SHADES) + 1):
+        kind = "field" if number == len(_SHADES) else f"s{number}"
+        yield f'<rect class="{kind}" x="{left + number * width:.1f}" y="{top:.1f}" width="{width:.1f}" height="10"/>'
+    for number, share in enumerate(_SHADES):
+        yield _text(left + (number + 1) * width, top + 24, _short(share), "dim", "middle")
     yield _text(left, top + 40, f"of the strongest, {strongest:.1e}; blank: less", "dim")
 
 

@@ -55,15 +55,7 @@ def page(
         "about": _about(shown, rule, dtype),
         "spectrumtext": _spectrum_text(portrait),
         "spectrum": spectrum(portrait),
-        "changetext": (
-            "Each field is how much of some input directions (columns) now goes to some output directions (rows), both in the order of "
-            "the singular values. "
-            + (
-                "Only the block of the free on both sides may move."
-                if rule == "strict"
-                else "All may move but the block of the protected on both sides."
-            )
-        ),
+        "changetext": _change_text(portrait, rule),
         "change": change(portrait),
         "shares": _shares(portrait, rule),
         "alltext": (
@@ -113,6 +105,19 @@ def _spectrum_text(portrait: Portrait) -> str:
     energy = portrait.singular_values.square()
     share = float(energy[: portrait.protected].sum() / energy.sum())
     return f"The directions of the largest singular values, which hold {100 * share:.3g} % of ‖W‖². The hatched rest was free to move."
+
+
+def _change_text(portrait: Portrait, rule: Literal["strict", "paper"]) -> str:
+    allowed = (
+        "All may move but what leads from protected to protected."
+        if rule == "paper"
+        else "Only what is free on both sides may."
+    )
+    unused = portrait.rows[-1] != portrait.columns[-1]
+    return (
+        "Each field is how much of some input directions (columns) now goes to some output directions (rows), in the order of the singular "
+        f"values. {allowed}{' The dotted band stands for directions of the longer side that the weights do not use.' if unused else ''}"
+    )
 
 
 def _shares(portrait: Portrait, rule: Literal["strict", "paper"]) -> str:

@@ -53,6 +53,7 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
     # device: what this machine can do, each decision with its reason
     machine = forge_accel.accelerator(s.device.device)
     dtype = machine.dtype(s.device.dtype)
+    autocast = partial(machine.autocast, dtype.value)
     s = choose_machine(s, machine, dtype)
     device = machine.device.value
     strategy = forge_dist.make_strategy(
@@ -83,7 +84,7 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
     s, model, reason = load_fitting(task, s, machine, dtype, strategy)
     report.note(f"attention: {reason}")
     warn_of_positions(report, model, [train] if held_out is None else [train, held_out])
-    adaptation = adapted(task, s, model, tokenizer, train, Path(found["root"]), ranks, report)
+    adaptation = adapted(task, s, model, tokenizer, train, Path(found["root"]), strategy, autocast, report)
     model = adaptation.model
     task.extend(model, s)
     model, optimizer = strategy.wrap(
@@ -95,9 +96,6 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
     kept = forge_dist.base_dtype(s.model.model_path) if adaptation.writes == "model" else None
     rounds = kept is not None and kept != forge_accel.float32
     as_plain: Any = {"without": (*task.additions, *adaptation.additions), "plain": adaptation.plain}
-
-    def autocast() -> Any:
-        return machine.autocast(dtype.value)
 
     this = Run(
         settings=s,

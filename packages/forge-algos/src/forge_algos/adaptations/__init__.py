@@ -2,8 +2,19 @@
 
 from forge_algos.adaptations._adapt import adapt
 from forge_algos.adaptations._adaptation import Adaptation
+from forge_algos.adaptations._off import switched_off
 from forge_algos.adaptations._osft_importance import osft_importance
 from forge_algos.adaptations._osft_look import Moved, Portrait, osft_moved, osft_portrait
 from forge_algos.adaptations._quantization import quantization_config
 
-__all__ = ["Adaptation", "Moved", "Portrait", "adapt", "osft_importance", "osft_moved", "osft_portrait", "quantization_config"]
+__all__ = [
+    "Adaptation",
+    "Moved",
+    "Portrait",
+    "adapt",
+    "osft_importance",
+    "osft_moved",
+    "osft_portrait",
+    "quantization_config",
+    "switched_off",
+]

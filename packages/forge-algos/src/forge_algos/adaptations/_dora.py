@@ -36,7 +36,8 @@ def dora_attached(model: nn.Module, targets: Sequence[str]) -> Iterator[None]:
         yield
     finally:
         for module, weight in divided:
-            module.weight = weight.requires_grad_(requires_grad=False)
+            weight.requires_grad = False
+            module.weight = weight
     for name in targets if divided else ():
         layer: Any = model.get_submodule(name)
         weight = layer.get_base_layer().weight

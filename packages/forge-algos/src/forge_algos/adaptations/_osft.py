@@ -101,9 +101,11 @@ class OSFT(Adaptation):
         free = ", ".join(f"{free} of {d} ({count})" for (free, d), count in listed[:4])
         more = f" and {len(listed) - 4} other shares" if len(listed) > 4 else ""
         rest = [f"{kind} ({len(names)} tensors)" for kind, names in self._rest.items()]
-        if tied(self.model) and {"embeddings", "head"} & set(self._rest):
+        moving = set(self._rest)
+        if tied(self.model) and {"embeddings", "head"} & moving:
             rest.append("the head is tied to the embeddings: one weight, which trains")
-        frozen = [kind for kind in ("embeddings", "head", "norms", "biases") if kind not in self._rest]
+            moving |= {"embeddings", "head"}
+        frozen = [kind for kind in ("embeddings", "head", "norms", "biases") if kind not in moving]
         worst = max((target.error for target in self._targets.values()), default=0.0)
         if any(target.free < min(target.shape) for target in self._targets.values()):
             frozen.insert(0, "the targets' protected directions")

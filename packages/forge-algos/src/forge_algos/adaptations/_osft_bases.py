@@ -29,10 +29,10 @@ class Bases:
     fingerprint: str
     """sha256 of the three: what is learned in these directions means nothing in others."""
     error: float
-    """What W has between these directions and the others, as a share of ‖W‖ (Frobenius), measured on the float32 numbers; for its own
-    singular vectors nothing but rounding. With m = d it is ‖W − U S Vh‖ / ‖W‖."""
+    """What of W they do not account for, as a share of ‖W‖ (Frobenius), measured on these float32 numbers. With m = d it is
+    ‖W − U S Vh‖ / ‖W‖, rounding; with fewer it bounds what W has between these directions and the others, nothing for exact ones."""
     note: str = ""
-    """What the log should say of how they came to be; empty where all went the plain way."""
+    """What the log should say: why they are exact after all, or that a file in the cache was bad; empty where all went as asked."""
 
 
 def decompose(weight: torch.Tensor, *, protected: int, svd: Svd, device: torch.device | None = None) -> Bases:
@@ -125,12 +125,11 @@ def _kept(weight: torch.Tensor, protected: int, svd: Svd, cache: Path | None) ->
     found = files.read(path)
     if not isinstance(found, str):
         tensors, words = found
-        # Before they travel to a device: there the bytes would have to come back for it.
-        fingerprint = files.fingerprint_of(*tensors.values())
         on_device = {name: tensor.to(weight.device) for name, tensor in tensors.items()}
-        return Bases(**on_device, fingerprint=fingerprint, error=float(words["error"]), note=words["note"])
+        return Bases(**on_device, fingerprint=words["fingerprint"], error=float(words["error"]), note=words["note"])
     bases = decompose(weight, protected=protected, svd=svd)
-    files.write(path, {"U": bases.U, "S": bases.S, "Vh": bases.Vh}, {"error": repr(bases.error), "note": bases.note})
+    words = {"fingerprint": bases.fingerprint, "error": repr(bases.error), "note": bases.note}
+    files.write(path, {"U": bases.U, "S": bases.S, "Vh": bases.Vh}, words)
     return attrs.evolve(bases, note="; ".join(filter(None, (bases.note, f"{found}: computed anew" if found else ""))))
 
 

@@ -37,13 +37,14 @@ def fingerprint_of(*tensors: torch.Tensor) -> str:
 
 
 def write(path: Path, tensors: dict[str, torch.Tensor], words: dict[str, str]) -> None:
-    """Under a temporary name, made durable, then renamed; `words` go into the metadata.
+    """Under a temporary name, made durable, then renamed; `words` go into the metadata, the tensors' `fingerprint` among them.
 
     Raises:
         AdapterError: the directory cannot be written.
     """
     content = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
-    metadata = {**words, "key": path.stem, "checksum": _checksum(content, {**words, "key": path.stem})}
+    words = {**words, "key": path.stem}
+    metadata = {**words, "checksum": _checksum(words)}
     temporary: str | None = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -75,13 +76,13 @@ def read(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]] | str:
     checksum = words.pop("checksum", "")
     if words.get("key") != path.stem:
         return f"{path.name} in the cache belongs to another matrix"
-    if checksum != _checksum(tensors, words):
+    if checksum != _checksum(words) or words.get("fingerprint") != fingerprint_of(*tensors.values()):
         return f"{path.name} in the cache was altered"
     return tensors, words
 
 
-def _checksum(tensors: dict[str, torch.Tensor], words: dict[str, str]) -> str:
-    return hashlib.sha256(repr((fingerprint_of(*tensors.values()), sorted(words.items()))).encode()).hexdigest()
+def _checksum(words: dict[str, str]) -> str:
+    return hashlib.sha256(repr(sorted(words.items())).encode()).hexdigest()
 
 
 def _make_durable(path: str | Path) -> None:

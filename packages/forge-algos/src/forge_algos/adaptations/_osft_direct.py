@@ -10,6 +10,8 @@ directions U_h, V_h protected and Q_u, Q_v free,
 with C, A, B zero at the start. Nothing is projected after a step, and weight decay pulls ΔW to 0, not W.
 """
 
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -45,9 +47,31 @@ class Direct(Delta):
             assert self.left is not None and self.right is not None  # noqa: PT018 - one of three cases
             return self.left @ self.weight, self.right, None
         if self.right is not None:
-            confined = torch.addmm(self.weight, self.protected, self.protected.t() @ self.weight, alpha=-1)
-            return confined, self.right, None
+            return _Confined.apply(self.weight, self.protected, 0), self.right, None
         assert self.left is not None
-        # In the layout that B has: a product into another would be copied.
-        confined = torch.addmm(self.weight, self.weight @ self.protected, self.protected.t(), alpha=-1)
-        return self.left, confined.t(), None
+        return self.left, _Confined.apply(self.weight, self.protected, 1).t(), None
+
+
+class _Confined(torch.autograd.Function):
+    """A [N, r] → (I − U Uᵀ) A, U [N, k] of orthonormal columns, along dimension 0; along 1 B [r, M] → B (I − V Vᵀ), V [M, k].
+
+    Symmetric, so gradients go through the same; each in the layout that it has, for adding up across it would be slow.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, matrix: torch.Tensor, protected: torch.Tensor, dim: int) -> torch.Tensor:  # type: ignore[override]
+        ctx.save_for_backward(protected)
+        ctx.dim = dim
+        return _confined(matrix, protected, dim)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None]:  # type: ignore[override]
+        (protected,) = ctx.saved_tensors
+        return _confined(grads[0], protected.to(grads[0].dtype), ctx.dim), None, None
+
+
+def _confined(matrix: torch.Tensor, protected: torch.Tensor, dim: int) -> torch.Tensor:
+    if dim:
+        return torch.addmm(matrix, matrix @ protected, protected.t(), alpha=-1)
+    return torch.addmm(matrix, protected, protected.t() @ matrix, alpha=-1)

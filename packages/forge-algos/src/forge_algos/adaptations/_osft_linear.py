@@ -88,7 +88,9 @@ class _Moved(torch.autograd.Function):
         if left_trains:
             d_left = dy.t() @ (flat @ right if product is None else product)
         if right_trains:
-            d_right = flat.t() @ (dy @ left if d_product is None else d_product[:, : left.shape[1]])
+            own = dy @ left if d_product is None else d_product[:, : left.shape[1]]
+            # R that trains is a parameter [r, M] turned round: its gradient is made in that layout, or adding it up would go across it.
+            d_right = (own.t() @ flat).t()
         d_bias = dy.sum(0) if bias_trains else None
         return (None if dx is None else dx.view(ctx.shape)), None, d_bias, d_left, d_right, None, None
 

@@ -12,6 +12,9 @@ RESIDUAL = 1e-3
 """The randomised method goes on until what it leaves of the matrix between the found directions and the others is below this share of the
 smallest singular value that was asked for."""
 _SEED = 1097
+_SMALL = 1e-4
+"""Share of the largest singular value above which eigenvectors of the square give orthogonal images: their cosines are at most 1e-15 by
+the square of it."""
 
 
 class Triplets(NamedTuple):
@@ -24,24 +27,31 @@ class Triplets(NamedTuple):
     Vh: torch.Tensor
     """[m, M], orthonormal rows."""
     note: str
-    """How they were found, where that is not the plain way."""
+    """Why they were not found the way that was asked for."""
 
 
 def exact(W: torch.Tensor) -> Triplets:
     """All d = min(N, M) triplets of W float64[N, M].
 
-    From the eigenvectors V of WᵀW and the QR decomposition of WV, twice as fast as LAPACK's SVD in the same precision, and far more so on
-    GPUs. Squaring loses what lies below 1e-8 of the largest singular value, far below what float32 says of W; U is orthonormal even there.
+    V are the eigenvectors of WᵀW, and U are the columns of WV made 1 long: up to twice as fast as LAPACK's SVD in the same precision.
+    Squaring loses what lies below 1e-8 of the largest singular value, far below what float32 says of W.
     """
     if W.shape[0] < W.shape[1]:
         U, S, Vh, note = exact(W.T)
         return Triplets(Vh.T, S, U.T, note)
     V = torch.linalg.eigh(W.T @ W).eigenvectors.flip(1)
-    U, R = torch.linalg.qr(W @ V)
-    S = R.diagonal()
+    images = W @ V
+    S = torch.linalg.vector_norm(images, dim=0)
+    if S.min() > _SMALL * S.max():
+        U = images / S
+    else:
+        # Images of small singular values are orthogonal no longer, and those of 0 point anywhere.
+        U, R = torch.linalg.qr(images)
+        S = R.diagonal()
+        U, S = U * _signs(S), S.abs()
     # Eigenvalues that rounding cannot tell apart come in any order.
-    order = S.abs().argsort(descending=True, stable=True)
-    return Triplets(U[:, order] * _signs(S[order]), S[order].abs(), V[:, order].T, "")
+    order = S.argsort(descending=True, stable=True)
+    return Triplets(U[:, order], S[order], V[:, order].T, "")
 
 
 def randomized(W: torch.Tensor, count: int) -> Triplets:
@@ -59,20 +69,18 @@ def randomized(W: torch.Tensor, count: int) -> Triplets:
     if 3 * count > most:
         return exact(W)._replace(note=f"exact, because {count} of {W.shape[1]} directions are too many for a random start")
     share = float("inf")
-    for V, share, width in _grow(W, count, most):
+    for V, share in _grow(W, count, most):
         if share <= RESIDUAL:
             Q, R = torch.linalg.qr(W @ V)
             P, S, Th = torch.linalg.svd(R)
-            return Triplets(
-                Q @ P, S, Th @ V.T, f"randomised, from {width} directions, residual {share:.1e} of the last singular value"
-            )
+            return Triplets(Q @ P, S, Th @ V.T, "")
     return exact(W)._replace(
         note=f"exact, because {most} directions from a random start left a residual of {share:.1e} of the last singular value"
     )
 
 
-def _grow(W: torch.Tensor, count: int, most: int) -> Iterator[tuple[torch.Tensor, float, int]]:
-    """(V [M, count] with the best that a growing space has to offer, its residual as a share of the last singular value, the width)."""
+def _grow(W: torch.Tensor, count: int, most: int) -> Iterator[tuple[torch.Tensor, float]]:
+    """(V [M, count] with the best that a growing space has to offer, its residual as a share of the last singular value)."""
     block = count // 4 + 8
     # Drawn on the CPU: the same numbers for every device.
     start = torch.randn(W.shape[1], block, generator=torch.Generator().manual_seed(_SEED), dtype=W.dtype)
@@ -85,7 +93,7 @@ def _grow(W: torch.Tensor, count: int, most: int) -> Iterator[tuple[torch.Tensor
             V, S = basis @ P, squares.clamp_min(0).sqrt()
             # A matrix of lower rank than was asked for has nothing to divide by, and goes to the exact way.
             residual = torch.linalg.norm((images @ P - V * squares) / S) / S[-1]
-            yield V, float(residual) if S[-1] > 0 else float("inf"), basis.shape[1]
+            yield V, float(residual) if S[-1] > 0 else float("inf")
         new = images[:, -block:]
         for _ in range(2):
             # Twice: what is left of a direction that is there already is rounding, and points anywhere.
@@ -94,14 +102,17 @@ def _grow(W: torch.Tensor, count: int, most: int) -> Iterator[tuple[torch.Tensor
 
 
 def left_out(W: torch.Tensor, U: torch.Tensor, S: torch.Tensor, Vh: torch.Tensor) -> float:
-    """How far U S Vh is from an invariant part of W: max(‖W V − U S‖, ‖WᵀU − V S‖) / ‖W‖, Frobenius.
+    """What of W these triplets do not account for, as a share of ‖W‖ (Frobenius).
 
-    That is what W has between these directions and all others, which is nothing for its own. With all min(N, M) directions it is
-    ‖W − U S Vh‖ / ‖W‖.
+    All min(N, M) of them: ‖W − U S Vh‖. Fewer: what W has between these directions and the others, which is nothing for its own:
+    max(‖W V − U S‖, ‖WᵀU − V S‖).
     """
-    off = max(float(torch.linalg.norm(W @ Vh.T - U * S)), float(torch.linalg.norm(W.T @ U - Vh.T * S)))
     size = float(torch.linalg.norm(W))
-    return off / size if size else 0.0
+    if not size:
+        return 0.0
+    if len(S) == min(W.shape):
+        return float(torch.linalg.norm(W - U * S @ Vh)) / size
+    return max(float(torch.linalg.norm(W @ Vh.T - U * S)), float(torch.linalg.norm(W.T @ U - Vh.T * S))) / size
 
 
 def with_signs(U: torch.Tensor, Vh: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

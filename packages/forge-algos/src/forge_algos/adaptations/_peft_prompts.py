@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 
 from forge_algos._adapter_settings import AdapterSettings
 from forge_algos._errors import AdapterError
-from forge_algos._modules import embeddings, mode
+from forge_algos._modules import embeddings
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -77,6 +77,11 @@ def _config(model: nn.Module, settings: AdapterSettings, task_type: str, tokeniz
         return AdaptionPromptConfig(task_type=task_type, adapter_len=tokens, adapter_layers=_layers(base, settings, task_type))
     if settings.adapter == "prefix":
         return PrefixTuningConfig(task_type=task_type, num_virtual_tokens=tokens, prefix_projection=settings.prefix_projection)
+    if task_type == "SEQ_CLS":
+        raise AdapterError(
+            "adapter=prompt: a reward model would find the last tokens of a padded batch by their ids, and is given embeddings: whoever loads "
+            "it would get other rewards in a batch than alone; take adapter=prefix or lora"
+        )
     if settings.prompt_init_text is None:
         # PEFT's own default would draw numbers of a size that no embedding has.
         return PromptTuningConfig(task_type=task_type, num_virtual_tokens=tokens, prompt_tuning_init="SAMPLE_VOCAB")
@@ -137,39 +142,38 @@ def _callable_embeddings(model: nn.Module) -> Iterator[None]:
     if layer is None or not isinstance(getattr(layer, "weight", None), DTensor):
         yield
         return
-    name = next(name for name, module in model.named_modules() if module is layer)
-    parent = model.get_submodule(name.rpartition(".")[0])
-    setattr(
-        parent, name.rpartition(".")[2], _ThroughModel(model, layer, lambda: setattr(parent, name.rpartition(".")[2], layer))
-    )
+    path, _, name = next(name for name, module in model.named_modules() if module is layer).rpartition(".")
+    parent = model.get_submodule(path)
+    setattr(parent, name, _Lookup(layer))
     try:
         yield
     finally:
-        setattr(parent, name.rpartition(".")[2], layer)
+        setattr(parent, name, layer)
 
 
-class _ThroughModel(nn.Module):
-    """In the place of an embedding layer: looks tokens up in a forward of the whole model, where the weight is gathered."""
+class _Lookup(nn.Module):
+    """In the place of an embedding layer with a divided weight: looks tokens up by themselves, where the layer's own call would make the
+    layer the first of the model's parts that is called, which those that gather weights take for the whole model.
+    """
 
-    def __init__(self, model: nn.Module, layer: nn.Module, put_back: Callable[[], None]) -> None:
+    def __init__(self, layer: Any) -> None:
         super().__init__()
         self.weight = layer.weight
         self.num_embeddings = layer.num_embeddings
-        # In a tuple, so that the model does not become a part of its own part.
-        self._whole = model, layer, put_back
+        # In a tuple, so that the layer's weight is there once.
+        self._layer = (layer,)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """int64[S] → float[S, D]."""
-        model, layer, put_back = self._whole
-        put_back()
-        found: list[torch.Tensor] = []
-        handle = layer.register_forward_hook(lambda _module, _args, output: found.append(output.detach().clone()))
+        """int64[S] → float[S, D]; collective."""
+        (layer,) = self._layer
+        divided: Any = layer.weight
+        # Weights that wait in the host's memory are put together where the ranks' collectives are.
+        whole = divided.detach().to(divided.device_mesh.device_type).full_tensor()
+        layer.weight = nn.Parameter(whole, requires_grad=False)
         try:
-            with torch.no_grad(), mode(model, training=False):
-                model(input_ids=ids[None], use_cache=False)
+            return layer.forward(ids.to(whole.device)).to(ids.device)
         finally:
-            handle.remove()
-        return found[0][0]
+            layer.weight = divided
 
 
 @contextmanager

@@ -1,0 +1,79 @@
+"""Tiny models and byte-level tokenizers of the kinds that GGUF files are made of."""
+
+import torch
+import transformers
+
+SIZES = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "pad_token_id": 2,
+}
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+MODELS = {
+    "llama-tied": lambda vocabulary: transformers.LlamaConfig(vocab_size=vocabulary, tie_word_embeddings=True, **SIZES),
+    "llama3": lambda vocabulary: transformers.LlamaConfig(
+        vocab_size=vocabulary, rope_parameters=LLAMA3_ROPE, head_dim=32, **SIZES
+    ),
+    "mistral": lambda vocabulary: transformers.MistralConfig(vocab_size=vocabulary, sliding_window=128, **SIZES),
+    "qwen2": lambda vocabulary: transformers.Qwen2Config(vocab_size=vocabulary, tie_word_embeddings=True, **SIZES),
+    "qwen3": lambda vocabulary: transformers.Qwen3Config(vocab_size=vocabulary, head_dim=32, **SIZES),
+}
+CHATML = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+TEXT = [
+    "the quick brown fox jumps over the lazy dog, and the dog sleeps on",
+    "def add(first, second):\n    return first + second  # 12345 and 67890",
+    "It's what they'll say: naïve cafés, русский текст, 日本語 and more of the same text",
+]
+
+
+def model_of(name, vocabulary=400, seed=0):
+    """A model of that kind with random weights, norms and biases included, large enough for logits to see them."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = transformers.AutoModelForCausalLM.from_config(MODELS[name](vocabulary))
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(torch.randn_like(parameter) * 0.1)
+    return model.eval()
+
+
+def tokenizer_of(rule="gpt-2", size=390, begins=False):
+    """A byte-level BPE tokenizer that cuts text by a rule of `PRE`, with three special tokens and one plain added one."""
+    from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors, trainers
+
+    from forge_dist._gguf_tokenizer import PRE, _step
+
+    made = Tokenizer(models.BPE(ignore_merges=PRE[rule].ignore_merges))
+    steps = [_step(step) for step in PRE[rule].steps]
+    made.pre_tokenizer = steps[0] if len(steps) == 1 else pre_tokenizers.Sequence(steps)
+    trainer = trainers.BpeTrainer(
+        vocab_size=size - 1,
+        special_tokens=["<|begin|>", "<|im_end|>", "<|im_start|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    made.train_from_iterator(TEXT * 3, trainer)
+    made.add_tokens([AddedToken("<think>", normalized=False)])
+    if begins:
+        made.post_processor = processors.TemplateProcessing(single="<|begin|> $A", special_tokens=[("<|begin|>", 0)])
+    fast = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=made, bos_token="<|begin|>", eos_token="<|im_end|>", pad_token="<|im_start|>"
+    )
+    fast.chat_template = CHATML
+    return fast

@@ -1,0 +1,152 @@
+"""Adapters into the weights of their base, proved by logits."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from forge_dist import ExportError, ModelError, check_export, export_model, load_model, load_trained, merge_adapter
+
+peft = pytest.importorskip("peft", reason="peft is an extra of forge-dist: pip install 'forge-dist[peft]'")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.is_gradient_checkpointing. is deprecated:FutureWarning", "ignore:Model has `tie_word_embeddings=True`:UserWarning"
+)
+
+ROWS = [[5, 6, 7, 8, 9, 10, 11], [3, 60, 2, 59, 1, 58, 0, 57, 33, 21, 20], [42, 17]]
+LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+MERGEABLE = {
+    "lora": lambda: peft.LoraConfig(r=4, lora_alpha=8, lora_dropout=0.5, target_modules=LINEAR, task_type="CAUSAL_LM"),
+    "rslora": lambda: peft.LoraConfig(r=4, use_rslora=True, target_modules=LINEAR, task_type="CAUSAL_LM"),
+    "dora": lambda: peft.LoraConfig(r=4, use_dora=True, target_modules=LINEAR, task_type="CAUSAL_LM"),
+    "ia3": lambda: peft.IA3Config(
+        target_modules=["k_proj", "v_proj", "down_proj"], feedforward_modules=["down_proj"], task_type="CAUSAL_LM"
+    ),
+}
+
+
+@pytest.fixture
+def adapter(save_base, tmp_path):
+    """`adapter(config, architecture)`: the directory of an adapter that was trained a little."""
+
+    def write(config, architecture="llama-tied", quantization=None):
+        base = save_base(architecture)
+        torch.manual_seed(3)
+        model = load_model(base, dtype=torch.float32, device="cpu", quantization=quantization)
+        model = peft.get_peft_model(model, config)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.requires_grad:
+                    parameter.add_(torch.randn_like(parameter) * 0.3)
+        return export_model(model, tmp_path / "adapter")
+
+    return write
+
+
+def logits(model):
+    """Of every row, float32."""
+    with torch.no_grad():
+        return [model(input_ids=torch.tensor([row])).logits for row in ROWS]
+
+
+def apart(first, second):
+    """Largest difference of two lists of logits, relative to the largest logit."""
+    largest = max(one.abs().max().item() for one in first)
+    return max((one - other).abs().max().item() for one, other in zip(first, second, strict=True)) / largest
+
+
+@pytest.mark.parametrize(
+    ("kind", "architecture"),
+    [*((kind, "llama-tied") for kind in MERGEABLE), ("lora", "llama-untied"), ("dora", "qwen3"), ("lora", "gemma3")],
+)
+def test_a_merged_model_computes_what_the_adapter_does(adapter, kind, architecture):
+    """Its logits are those beside the base within 1e-5, and far from the base's own; what is said is what is found."""
+    directory = adapter(MERGEABLE[kind](), architecture)
+    beside = logits(load_trained(str(directory), dtype=torch.float32, device="cpu"))
+    found = merge_adapter(directory, ROWS)
+    assert not any("lora" in name or "ia3" in name for name, _ in found.model.named_modules())
+    assert not found.model.training
+    assert found.tokens == 20
+    assert apart(beside, logits(found.model)) == pytest.approx(found.difference, abs=1e-9)
+    assert found.difference <= 1e-5
+    base = json.loads((directory / "adapter_config.json").read_text())["base_model_name_or_path"]
+    assert apart(beside, logits(load_model(base, dtype=torch.float32, device="cpu"))) > 1e-2
+
+
+def test_a_merged_model_is_exported_with_tied_weights_once(adapter, tmp_path):
+    """The embedding stays tied: one tensor in the files, one in the model that plain transformers reads, proved like any export."""
+    found = merge_adapter(adapter(MERGEABLE["lora"]()), ROWS)
+    directory = export_model(found.model, tmp_path / "merged", dtype=torch.bfloat16)
+    assert "lm_head.weight" not in load_file(directory / "model.safetensors")
+    check_export(found.model, directory, [(row, row) for row in ROWS])
+    back = load_model(str(directory), dtype=torch.float32, device="cpu")
+    assert back.lm_head.weight is back.model.embed_tokens.weight
+
+
+@pytest.mark.parametrize("target", ["lm_head", "embed_tokens"])
+def test_an_adapter_on_tied_weights_is_refused(adapter, target):
+    """One weight cannot become two: the layer is named. Where they are two weights, it is merged."""
+    config = peft.LoraConfig(r=2, target_modules=[target], task_type="CAUSAL_LM")
+    with pytest.raises(ModelError, match=r"adapts the (head|embedding), which shares its weight"):
+        merge_adapter(adapter(config), ROWS)
+
+
+def test_an_adapter_on_the_head_of_an_untied_model_is_merged(adapter):
+    """The refusal is of tied weights alone."""
+    config = peft.LoraConfig(r=2, target_modules=["lm_head"], task_type="CAUSAL_LM")
+    assert merge_adapter(adapter(config, "llama-untied"), ROWS).difference <= 1e-5
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        lambda: peft.PrefixTuningConfig(num_virtual_tokens=3, task_type="CAUSAL_LM"),
+        lambda: peft.AdaptionPromptConfig(adapter_len=3, adapter_layers=2, task_type="CAUSAL_LM"),
+    ],
+)
+def test_virtual_tokens_are_refused(adapter, config):
+    """They change no weight; the way out is named."""
+    with pytest.raises(ModelError, match="changes no weight; use the adapter beside its base"):
+        merge_adapter(adapter(config(), "llama-untied"), ROWS)
+
+
+def test_an_adapter_of_another_base_is_refused(adapter, save_base):
+    """A base whose weights changed since is not the one that the adapter was trained beside."""
+    directory = adapter(MERGEABLE["lora"]())
+    base = json.loads((directory / "adapter_config.json").read_text())["base_model_name_or_path"]
+    tensors = load_file(f"{base}/model.safetensors")
+    tensors["model.norm.weight"] = tensors["model.norm.weight"] + 0.1
+    save_file(tensors, f"{base}/model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelError, match="another base model"):
+        merge_adapter(directory, ROWS)
+
+
+def test_a_merge_that_went_wrong_is_found(adapter, monkeypatch):
+    """Logits that differ end it, with the figure: here PEFT merges nothing."""
+    directory = adapter(MERGEABLE["lora"]())
+    monkeypatch.setattr(peft.tuners.lora.LoraModel, "merge_and_unload", lambda self, **_: self.unload())
+    with pytest.raises(ExportError, match="computes other logits than beside it"):
+        merge_adapter(directory, ROWS)
+
+
+def test_what_is_no_adapter_is_refused(base):
+    """A whole model has nothing to merge."""
+    with pytest.raises(ModelError, match="no adapter that can be merged"):
+        merge_adapter(base, ROWS)
+
+
+@pytest.mark.parametrize("compute", [torch.float32, torch.bfloat16])
+def test_an_adapter_beside_four_bits_is_merged_into_what_they_stand_for(adapter, compute):
+    """The merged model is the one that was trained, on the rounded base, and not the adapter on weights that it never saw."""
+    pytest.importorskip("bitsandbytes")
+    pytest.importorskip("accelerate")
+    from transformers import BitsAndBytesConfig
+
+    four = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=compute)
+    directory = adapter(MERGEABLE["lora"](), quantization=four)
+    found = merge_adapter(directory, ROWS)
+    assert found.difference <= 1e-5
+    assert {parameter.dtype for parameter in found.model.parameters()} == {torch.float32}
+    assert not hasattr(found.model.config, "quantization_config")
+    unrounded = load_trained(str(directory), dtype=torch.float32, device="cpu")
+    assert apart(logits(found.model), logits(unrounded)) > 1e-3

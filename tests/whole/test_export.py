@@ -1,0 +1,183 @@
+"""`forge.export`: from a run to something to hand on, or a refusal that says why and leaves nothing."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import forge
+from forge._cli import main
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
+
+
+def trained(path: Path, model_dir: Path, chats: Path, **settings: Any) -> Path:
+    """The directory of a short run."""
+    short = {"max_steps": 3, "effective_batch_size": 4, "learning_rate": 1e-2, "validation_split": 0.25, "logging_steps": 100}
+    given = short | {"model_path": str(model_dir), "data_path": str(chats), "ckpt_output_dir": str(path), "device": "cpu"}
+    return forge.sft(**given | settings).output_dir
+
+
+@pytest.fixture(scope="module")
+def lora(tmp_path_factory: pytest.TempPathFactory, model_dir: Path, chats: Path) -> Path:
+    """A run of an adapter."""
+    return trained(tmp_path_factory.mktemp("export") / "lora", model_dir, chats, adapter="lora", lora_r=4)
+
+
+@pytest.fixture(scope="module")
+def full(tmp_path_factory: pytest.TempPathFactory, model_dir: Path, chats: Path) -> Path:
+    """A run of all weights."""
+    return trained(tmp_path_factory.mktemp("export") / "full", model_dir, chats)
+
+
+def logits(model: Any) -> torch.Tensor:
+    """Of one row, float32."""
+    with torch.no_grad():
+        return model(input_ids=torch.arange(3, 40)[None]).logits
+
+
+def test_a_merged_run_is_the_adapter_beside_its_base(lora: Path, model_dir: Path, tmp_path: Path) -> None:
+    """Plain transformers reads a plain model of the same logits, with tokenizer, template and generation config; it can be trained on from."""
+    from peft import PeftModel
+
+    adapter = next(lora.glob("hf_format/samples_*"))
+    beside = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(model_dir), adapter)
+    path = forge.export(lora, merge=True)
+    assert path == lora / "exports" / f"{adapter.name}-float32-merged"
+    merged = AutoModelForCausalLM.from_pretrained(path)
+    assert merged.lm_head.weight is merged.model.embed_tokens.weight
+    torch.testing.assert_close(logits(merged), logits(beside), rtol=1e-5, atol=1e-5)
+    assert AutoTokenizer.from_pretrained(path).chat_template == AutoTokenizer.from_pretrained(model_dir).chat_template
+    assert (path / "generation_config.json").is_file()
+    forge.dist.check_model_path(str(path))
+    assert forge.generate(path, "what colour has the plum?", max_new_tokens=4) == forge.generate(
+        lora, "what colour has the plum?", max_new_tokens=4
+    )
+    # Again, elsewhere and in half the bytes.
+    half = forge.export(adapter, tmp_path / "half", merge=True, dtype="bfloat16")
+    assert AutoModelForCausalLM.from_pretrained(half).dtype == torch.bfloat16
+
+
+def test_a_whole_run_as_gguf(full: Path) -> None:
+    """One file that transformers reads too, with the logits of the run's own export."""
+    pytest.importorskip("gguf")
+    pytest.importorskip("accelerate")
+    path = forge.export(full, format="gguf")
+    assert path.name == "model0-sft-float32.gguf"
+    expected = AutoModelForCausalLM.from_pretrained(next(full.glob("hf_format/samples_*")))
+    found = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=str(path), dtype=torch.float32)
+    torch.testing.assert_close(logits(found), logits(expected), rtol=1e-5, atol=1e-5)
+    assert f"llama-cli -m {path.name}" in (path.parent / "README.md").read_text()
+
+
+def test_an_adapter_as_it_is(lora: Path, tmp_path: Path) -> None:
+    """Without a merge an adapter stays one, in the type that was asked for, with its card."""
+    from safetensors.torch import load_file
+
+    path = forge.export(lora, tmp_path / "adapter", dtype="float16")
+    assert {tensor.dtype for tensor in load_file(path / "adapter_model.safetensors").values()} == {torch.float16}
+    assert json.loads((path / "adapter_config.json").read_text())["r"] == 4
+    assert "PeftModel.from_pretrained" in (path / "README.md").read_text()
+
+
+def test_the_card_says_what_the_run_was(lora: Path, model_dir: Path, tmp_path: Path) -> None:
+    """Settings that were given, rows and fingerprint of the data, losses first and last, versions; no path of this machine."""
+    card = (forge.export(lora, tmp_path / "merged", merge=True) / "README.md").read_text()
+    store = json.loads((lora / "data" / "train" / "store.json").read_text())
+    lines = [json.loads(line) for line in (lora / "metrics.jsonl").read_text().splitlines()]
+    held = [line["eval_loss"] for line in lines if "eval_loss" in line]
+    assert f"| eval_loss | {held[0]:.4f} | {held[-1]:.4f} |" in card
+    assert store["fingerprint"] in card
+    assert "24 rows read, 24 kept" in card
+    assert "| lora_r | 4 | argument |" in card
+    assert "weight_decay" not in card  # a default
+    assert f"torch {torch.__version__}" in card
+    for private in (model_dir, lora, tmp_path):
+        assert str(private) not in card
+        assert str(private.parent) not in card
+    assert not re.search(r"(?<![\w.])/\w+/\w+", card)
+
+
+def test_the_command_prints_where_it_lies(lora: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`forge export RUN --merge --output DIR`: one line, the directory."""
+    assert main(["export", str(lora), "--merge", "--output", str(tmp_path / "out")]) == 0
+    assert capsys.readouterr().out == f"{tmp_path / 'out'}\n"
+
+
+@pytest.mark.parametrize(
+    ("of", "settings", "match"),
+    [
+        ("full", {"merge": True}, "merge has no effect"),
+        ("lora", {"format": "gguf"}, "a GGUF file a whole model: set merge"),
+        ("lora", {"format": "onnx"}, "format='onnx' is not one of hf, gguf"),
+        ("lora", {"dtype": "int3"}, "dtype='int3' is not one of"),
+        ("full", {"dtype": "q8_0"}, "set format=gguf"),
+        ("nowhere", {}, "neither a run directory nor"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(
+    of: str, settings: dict[str, Any], match: str, lora: Path, full: Path, tmp_path: Path
+) -> None:
+    """By name, before anything is loaded, and nothing is written."""
+    run = {"lora": lora, "full": full, "nowhere": tmp_path / "nowhere"}[of]
+    with pytest.raises(forge.SettingsError, match=match):
+        forge.export(run, tmp_path / "out", **settings)
+    assert not list(tmp_path.iterdir())
+
+
+def test_where_to_write_is_asked_for(full: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A directory that is no run has no place of its own; one that is there is not written over: status 2."""
+    with pytest.raises(forge.SettingsError, match="output: say which directory"):
+        forge.export(next(full.glob("hf_format/samples_*")))
+    (tmp_path / "out").mkdir()
+    assert main(["export", str(full), "--output", str(tmp_path / "out")]) == 2
+    assert "exists already" in capsys.readouterr().err
+    assert not list((tmp_path / "out").iterdir())
+
+
+def test_another_base_is_refused(tmp_path: Path, model_dir: Path, chats: Path) -> None:
+    """A run whose base changed since is not merged into what lies there now, even where only run.json knows."""
+    import shutil
+
+    from safetensors.torch import load_file, save_file
+
+    base = shutil.copytree(model_dir, tmp_path / "base")
+    run = trained(tmp_path / "run", base, chats, adapter="lora", max_steps=1)
+    tensors = load_file(base / "model.safetensors")
+    tensors["model.norm.weight"] = tensors["model.norm.weight"] * 2
+    save_file(tensors, base / "model.safetensors", metadata={"format": "pt"})
+    next(run.glob("hf_format/*/forge_base.json")).unlink()
+    with pytest.raises(forge.SettingsError, match="not the one that this run began with"):
+        forge.export(run, merge=True)
+    assert not (run / "exports").exists()
+
+
+def test_four_bits_need_a_type(tmp_path: Path, lora: Path) -> None:
+    """Merging an adapter that was trained beside a base in 4 bits is refused without the dtype of what comes out."""
+    import shutil
+
+    adapter = shutil.copytree(next(lora.glob("hf_format/samples_*")), tmp_path / "adapter")
+    note = json.loads((adapter / "forge_base.json").read_text())
+    (adapter / "forge_base.json").write_text(json.dumps(note | {"quantization": {"quant_method": "bitsandbytes"}}))
+    with pytest.raises(forge.SettingsError, match="beside a base in 4 bits.*say the dtype"):
+        forge.export(adapter, tmp_path / "out", merge=True)
+
+
+def test_a_failed_export_leaves_nothing(full: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What does not read back the same is no export: the directory is not there, nor a half of it."""
+
+    def fails(*_: object, **__: object) -> None:
+        raise forge.dist.ExportError("not the same")
+
+    monkeypatch.setattr(forge.dist, "check_export", fails)
+    with pytest.raises(forge.dist.ExportError, match="not the same"):
+        forge.export(full, tmp_path / "out")
+    assert not list(tmp_path.iterdir())
