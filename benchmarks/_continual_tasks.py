@@ -1,8 +1,8 @@
 """Real text -> what the continual-learning benchmark trains on: lines of text, skills of the base model, and tasks that come after it.
 
-A task is a rule on a word: a tag, the word, `>`, what the rule makes of it, `;`. Words are those of the real text, so a rule is never met
-without the language around it. The skills are learned in pretraining, the tasks one after the other later. A word belongs to one of two
-halves, of which the second is only measured on. Letters are tokens; the answer is right if all its letters are.
+A row of a rule is its tag, a text, `>`, what the rule makes of the text, `;`: `Iapple>elppa;`. Texts are words and phrases of the real text, or
+digits. The skills are learned in pretraining, where the tasks are rare, and the tasks one after the other later. What is measured on, an
+eighth, is never trained on. Every sign is a token.
 """
 
 import json
@@ -13,17 +13,17 @@ from zlib import crc32
 
 import numpy as np
 import torch
-from _chats import TOY_MODULES, conversations
+from _chats import conversations
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 SIGNS = " \n" + LETTERS + "0123456789.,'?!-:()>;" + LETTERS[:16].upper()
 VOCABULARY = len(SIGNS)
 IDS = {sign: number for number, sign in enumerate(SIGNS)}
-VOWELS = "aeiou"
 DIGITS = "0123456789"
 LONGEST = 8
 """Letters of a word at most; at least 4."""
 ROW = 32
+"""Signs of a rule's row at most."""
 TEXT = 48
 """Signs of a row of text."""
 
@@ -34,29 +34,23 @@ def _shift(letters: str, by: int) -> Callable[[str], str]:
     return lambda word: word.translate(moved)
 
 
-def _words_of(text: str) -> list[str]:
-    return text.split(" ")
-
-
+NAMES = "alfa bravo charlie delta echo foxtrot golf hotel india juliett kilo lima mike november oscar papa".split()
 RULES: Mapping[str, tuple[str, Callable[[str], str]]] = {
     "A": ("word", lambda text: text),
     "B": ("word", lambda text: text[2:] + text[:2]),
     "C": ("word", _shift(LETTERS, 3)),
-    "D": ("word", lambda text: "".join(a for a in text if a not in VOWELS)),
+    "D": ("word", lambda text: "".join(a for a in text if a not in "aeiou")),
     "E": ("digits", lambda text: "".join(sorted(text, reverse=True))),
     "F": ("digits", _shift(DIGITS, 3)),
-    "G": ("phrase", lambda text: "".join(word[-1] for word in _words_of(text))),
-    "H": ("phrase", lambda text: _words_of(text)[1]),
+    "G": ("phrase", lambda text: "".join(word[-1] for word in text.split(" "))),
+    "H": ("phrase", lambda text: text.split(" ")[1]),
     "I": ("word", lambda text: text[::-1]),
-    "J": ("digits", _shift(DIGITS, 1)),
-    "K": ("phrase", lambda text: "".join(word[0] for word in _words_of(text))),
+    "K": ("phrase", lambda text: "".join(word[0] for word in text.split(" "))),
     "L": ("digits", lambda text: "".join(sorted(text))),
-    "M": ("word", _shift(LETTERS, 1)),
-    "N": ("word", lambda text: "".join(sorted(text))),
-    "O": ("phrase", lambda text: _words_of(text)[-1]),
     "P": ("tag", lambda text: NAMES[ord(text) - ord("A")]),
 }
-NAMES = "alfa bravo charlie delta echo foxtrot golf hotel india juliett kilo lima mike november oscar papa".split()
+"""Tag -> what it is asked of, and the rule: copy, turn by two, three letters on, drop vowels, sort downwards, three digits on, last letters,
+second word, reverse, first letters, sort upwards; and each tag's own name, so that all tags have a meaning before the tasks come."""
 SKILLS = "ABCDEFGHP"
 TASKS = "IKL"
 RARE = 0.15
@@ -78,9 +72,9 @@ def read_text(directory: Path) -> list[str]:
     return found
 
 
-def docstrings() -> list[str]:
-    """The standard library's, where no other text is at hand."""
-    return [_known(turns[1]["content"]) for turns in conversations("answers", TOY_MODULES)]
+def docstrings(modules: Sequence[str]) -> list[str]:
+    """Those of the standard library, where no other text is at hand."""
+    return [_known(turns[1]["content"]) for turns in conversations("answers", modules)]
 
 
 def _known(text: str) -> str:
@@ -89,7 +83,7 @@ def _known(text: str) -> str:
 
 
 class Data:
-    """Rows of text, of skills and of tasks; `held` rows come of texts and words that are never trained on."""
+    """Rows of text, of skills and of tasks; `held` ones are of texts that are never trained on in this way."""
 
     def __init__(self, texts: Sequence[str]) -> None:
         words = sorted({w for t in texts for w in re.findall("[a-z]+", t) if 4 <= len(w) <= LONGEST})
@@ -110,7 +104,7 @@ class Data:
     def rule(
         self, tags: str, rows: int, random: np.random.Generator, *, held: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(ids, labels) [rows, ROW]: words under rules drawn from `tags`, padded on the right; only answers are learned."""
+        """(ids, labels) [rows, at most ROW]: rules drawn from `tags`, padded on the right; only answers are learned."""
         weights = np.array([RARE if tags != tag and tag in TASKS else 1.0 for tag in tags])
         ids = np.zeros((rows, ROW), np.int64)
         labels = np.full((rows, ROW), -100)
@@ -124,12 +118,11 @@ class Data:
         width = int((labels >= 0).nonzero()[1].max()) + 1
         return torch.from_numpy(ids[:, :width]), torch.from_numpy(labels[:, :width])
 
-    def _draw(self, kind, random, held):
-        words = self._words[held]
+    def _draw(self, kind: str, random: np.random.Generator, held: bool) -> str:
         if kind == "tag":
             return chr(ord("A") + random.integers(16))
         if kind == "word":
-            return words[random.integers(len(words))]
+            return self._words[held][random.integers(len(self._words[held]))]
         if kind == "digits":
             while True:
                 digits = "".join(map(str, random.integers(0, 10, random.integers(4, 8))))

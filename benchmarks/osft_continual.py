@@ -27,6 +27,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 import torch
+from _chats import MODULES, TOY_MODULES
 from _continual_methods import FREE, LORA_RANK, METHODS
 from _continual_run import Sizes, accuracy, left, new_model, pretrained, sequence
 from _continual_table import CLOSE, Cell, best, curve, lowest_rate, spread, table
@@ -98,11 +99,13 @@ def main() -> None:
     parser.add_argument("--tuning-seeds", type=int, default=2, help="seeds of the search for learning rates")
     parser.add_argument("--toy", action="store_true", help="two steps of everything: seconds, and no proof")
     options = parser.parse_args()
+    if options.toy:
+        options.seeds, options.tuning_seeds = 2, 1
     torch.set_num_threads(1)
     at, sizes = machine(), TOY if options.toy else Sizes()
     methods = options.method or [m for m in METHODS if m not in NEEDS or importlib.util.find_spec(NEEDS[m])]
     seeds, tuning = range(options.seeds), list(range(TUNING_SEED, TUNING_SEED + options.tuning_seeds))
-    data = Data(read_text(options.data) if options.data else docstrings())
+    data = Data(read_text(options.data) if options.data else docstrings(TOY_MODULES if options.toy else MODULES))
     work = options.work or Path(tempfile.mkdtemp())
     work.mkdir(parents=True, exist_ok=True)
     base = pretrained(data, sizes, work / "base.pt")

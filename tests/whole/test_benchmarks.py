@@ -184,6 +184,14 @@ def test_online_learning():
     assert all({"seed", "before", "after", "seconds"} <= set(run) for run in figures["runs"])
 
 
+def test_osft_continual():
+    """osft_continual.py takes every method that is installed through its tasks, and compares our default with the rest."""
+    figures = run_toy("osft_continual.py")
+    assert set(figures["matched"]) >= {"full", "lora", "peft-osf", "strict/direct", "strict/factors", "paper"}
+    assert figures["default"] in figures["matched"]
+    assert set(figures["rates"]["tuned"]) == set(figures["rates"]["matched"]) == set(figures["matched"])
+
+
 @pytest.mark.parametrize("script", ["dist_memory.py", "dist_save.py", "dist_restart.py"])
 def test_over_ranks(script):
     """The claims about ranks and full states measure what they say."""

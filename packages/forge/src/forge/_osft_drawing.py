@@ -156,7 +156,7 @@ def _ticks(low: float, high: float) -> list[float]:
 
 
 def _short(number: float) -> str:
-    return f"{number:g}" if 1e-3 <= number < 1e4 else f"{number:.0e}".replace("e-0", "e-").replace("e+0", "e")
+    return f"{number:g}" if 0.05 <= number < 1e4 else f"{number:.0e}".replace("e-0", "e-").replace("e+0", "e")
 
 
 def _svg(name: str, height: float, parts: Sequence[str]) -> str:
