@@ -28,7 +28,7 @@ from questions import stdlib_questions
 STEPS, SAMPLES, HELD_OUT = 16, 16, 50
 METHODS: dict[str, dict[str, Any]] = {
     "full": {"learning_rate": 1e-4},
-    "osft": {"adapter": "osft", "unfreeze_rank_ratio": 0.25, "learning_rate": 1e-3},
+    "osft": {"adapter": "osft", "unfreeze_rank_ratio": 0.25, "learning_rate": 3e-4},
 }
 
 

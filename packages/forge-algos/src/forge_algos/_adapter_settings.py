@@ -104,7 +104,8 @@ def _text(_instance: Any, field: Any, value: Any) -> None:
 
 
 _names: Any = {"default": None, "converter": _tuple, "validator": attrs.validators.optional(_check_names)}
-_flag: Any = {"default": False, "validator": attrs.validators.instance_of(bool)}
+_flag: Any = attrs.validators.instance_of(bool)
+_share: Any = attrs.validators.and_(number(kind=float), attrs.validators.le(1))
 
 
 @attrs.frozen(kw_only=True)
@@ -135,22 +136,20 @@ class AdapterSettings:
     """Share of the adapters' inputs set to zero while training, from 0 to below 1."""
     quant_type: QuantType = attrs.field(default="nf4", validator=one_of(QuantType))
     """How qlora's base is held in 4 bits: NormalFloat (nf4) or 4-bit floats (fp4)."""
-    double_quant: bool = attrs.field(**{**_flag, "default": True})
+    double_quant: bool = attrs.field(default=True, validator=_flag)
     """Whether the constants of those 4 bits are held in 8 bits, which saves 0.4 bits a weight."""
     feedforward_modules: tuple[str, ...] | None = attrs.field(**_names)
     """Which of ia3's targets are scaled at their input instead of their output, named as targets are. By default those that PEFT has for
     the architecture."""
     num_virtual_tokens: int = attrs.field(default=20, validator=number(kind=int, low=1))
     """How many virtual tokens prefix, prompt and adapter_prompt learn."""
-    prefix_projection: bool = attrs.field(**_flag)
+    prefix_projection: bool = attrs.field(default=False, validator=_flag)
     """Whether prefix learns its keys and values through a small network, which is thrown away at the end."""
     prompt_init_text: str | None = attrs.field(default=None, validator=attrs.validators.optional(_text))
     """Text whose embeddings the virtual tokens of prompt begin as; by default those of tokens drawn from the vocabulary."""
     adapter_layers: int | None = attrs.field(default=None, validator=attrs.validators.optional(number(kind=int, low=1)))
     """On how many of the uppermost layers adapter_prompt acts; by default on all."""
-    unfreeze_rank_ratio: float = attrs.field(
-        default=0.25, validator=attrs.validators.and_(number(kind=float), attrs.validators.le(1))
-    )
+    unfreeze_rank_ratio: float = attrs.field(default=0.25, validator=_share)
     """Share of each target's singular directions that osft lets move, those of the smallest singular values: 0 moves no target, 1 trains
     the targets as they are."""
     osft_rule: OSFTRule = attrs.field(default="strict", validator=one_of(OSFTRule))

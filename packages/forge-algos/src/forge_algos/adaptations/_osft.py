@@ -6,8 +6,8 @@ forms have a file each: `_osft_direct`, `_osft_factors`, `_osft_paper`.
 
 import hashlib
 import json
+import sys
 from collections.abc import Iterator, Mapping, Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -190,8 +190,8 @@ def _bases(
     if not any(hasattr(weight, "ds_id") for weight in weights.values()):
         yield from walk_bases(weights, protected, svd=settings.osft_svd, cache=cache, ranks=ranks)
         return
-    # Partitioned by ZeRO-3: as many are put together at a time as there are ranks to take them apart.
-    gathered = import_module("deepspeed").zero.GatheredParameters
+    # Partitioned by ZeRO-3, and so by a DeepSpeed that is loaded: as many are put together at a time as there are ranks to take them apart.
+    gathered = sys.modules["deepspeed"].zero.GatheredParameters
     names = list(weights)
     for start in range(0, len(names), ranks.world_size):
         group = {name: weights[name] for name in names[start : start + ranks.world_size]}
