@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import attrs
 
@@ -10,12 +10,14 @@ import forge_algos
 from forge._sft import SFT, SFTSettings
 from forge._verbs import verb
 
+_only: Any = attrs.validators.in_(("osft",))
+
 
 @attrs.frozen(kw_only=True)
 class OSFTAdapterSettings(forge_algos.AdapterSettings):
     """How much of each weight moves (OSFT, arXiv 2504.07097)."""
 
-    adapter: Literal["osft"] = attrs.field(default="osft", validator=attrs.validators.in_(("osft",)))
+    adapter: Literal["osft"] = attrs.field(default="osft", validator=_only)
     """This verb's adapter; the other verbs take it too, as adapter=osft."""
 
 
