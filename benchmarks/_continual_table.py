@@ -3,11 +3,12 @@
 The rules, the same for every method, looked at on the tuning seeds alone:
 
 - tuned: the lowest rate whose accuracy on the task just learned comes within two points of the method's best.
-- matched: the lowest rate whose accuracy on the task just learned comes within two points of what the slowest learner reaches at its best,
-  so that all are compared where they learn equally well.
+- level: two points under what the slowest learner reaches at its best. There all can be compared where they learn equally well: between the two
+  neighbouring rates whose accuracies on tasks just learned lie on either side of it, every figure is drawn in a straight line, seed by seed.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,8 @@ import numpy as np
 Cell = dict[str, Any]
 CLOSE = 0.02
 """Two accuracies count as equal up to here."""
+LEVELS = (0.85, 0.875, 0.9, 0.925)
+"""Accuracies on tasks just learned at which methods are compared, where they have been measured on both sides."""
 
 
 def curve(cells: Sequence[Cell], method: str) -> dict[float, dict[str, float]]:
@@ -35,27 +38,74 @@ def best(found: dict[float, dict[str, float]]) -> float:
 
 
 def lowest_rate(found: dict[float, dict[str, float]], wanted: float) -> float:
-    """The lowest rate that comes within `CLOSE` of it, or else of the method's best."""
-    wanted = min(wanted, best(found)) - CLOSE
+    """The lowest rate that learns as well as that, or else as the method's best."""
+    wanted = min(wanted, best(found))
     return min(rate for rate, row in found.items() if row["new_task"] >= wanted)
 
 
+def at_level(lower: Sequence[Cell], upper: Sequence[Cell], level: float) -> list[Cell]:
+    """The cells of two neighbouring rates, in the same order of seeds -> what lies between them where the means learn as well as `level`."""
+    low, high = (spread(cells, "new_task")[0] for cells in (lower, upper))
+    share = 1.0 if high <= level else 0.0 if low >= level else (level - low) / (high - low)
+    rate = f"{lower[0]['rate']:g} to {upper[0]['rate']:g}"
+    return [
+        {"method": a["method"], "rate": rate, "seed": a["seed"]} | {f: (1 - share) * a[f] + share * b[f] for f in FIGURES}
+        for a, b in zip(lower, upper, strict=True)
+    ]
+
+
 def spread(cells: Sequence[Cell], figure: str) -> tuple[float, float]:
-    """(mean, standard error) over seeds."""
+    """(mean, standard error) over cells."""
     values = [c[figure] for c in cells]
     return float(np.mean(values)), float(np.std(values, ddof=1) / np.sqrt(len(values))) if len(values) > 1 else 0.0
 
 
-def table(chosen: dict[str, Sequence[Cell]], before: dict[str, float]) -> str:
-    """A markdown table: a row a method, means over seeds with standard errors."""
+def along(rows: Sequence[Sequence[Cell]], level: float) -> list[Cell] | None:
+    """A method's cells at each of its rates -> what lies at `level` on the way from one to the next; None where it never learns so well."""
+    ordered = sorted(rows, key=lambda cells: cells[0]["rate"])
+    for lower, upper in pairwise(ordered):
+        if spread(lower, "new_task")[0] <= level <= spread(upper, "new_task")[0]:
+            return at_level(lower, upper, level)
+    return None
+
+
+def levels_table(rows: Mapping[str, Sequence[Sequence[Cell]]]) -> tuple[str, dict[str, dict[str, float]]]:
+    """(markdown, the means): backward transfer of each method at each of `LEVELS` of accuracy on tasks just learned."""
+    found: dict[str, dict[str, float]] = {}
+    lines = ["| method | " + " | ".join(f"{100 * level:g} %" for level in LEVELS) + " |", "|---" * (1 + len(LEVELS)) + "|"]
+    for method, cells in rows.items():
+        found[method] = {}
+        written = []
+        for level in LEVELS:
+            there = along(cells, level)
+            if there is None:
+                written.append("")
+                continue
+            mean, error = spread(there, "backward")
+            found[method][f"{level:g}"] = mean
+            written.append(f"{100 * mean:.1f} ± {100 * error:.1f}")
+        lines.append(f"| {method} | {' | '.join(written)} |")
+    return "\n".join(lines), found
+
+
+def table(chosen: dict[str, Sequence[Cell]], before: dict[str, float], reference: str) -> str:
+    """A markdown table: a row a method, means over seeds with standard errors, in percent but for the text's loss.
+
+    The last column is a method's backward transfer less that of `reference`, seed by seed.
+    """
     lines = [
-        "| method | rate | new tasks | average accuracy | backward transfer | kept | skills | text loss |",
-        "|---|---|---|---|---|---|---|---|",
-        f"| before the tasks | | | | | | {100 * before['skills']:.1f} | {before['text_loss']:.3f} |",
+        f"| method | rate | new tasks | average accuracy | backward transfer | old tasks | skills | text, nats | less {reference} |",
+        "|---|---|---|---|---|---|---|---|---|",
+        f"| before | | | | | | {100 * before['skills']:.1f} | {before['text_loss']:.3f} | |",
     ]
     for method, cells in chosen.items():
         percent = [spread(cells, f) for f in ("new_task", "average", "backward", "kept", "skills")]
         text = spread(cells, "text_loss")
         figures = " | ".join(f"{100 * m:.1f} ± {100 * e:.1f}" for m, e in percent)
-        lines.append(f"| {method} | {cells[0]['rate']:g} | {figures} | {text[0]:.3f} ± {text[1]:.3f} |")
+        less = ""
+        if reference in chosen and method != reference:
+            pairs = zip(cells, chosen[reference], strict=True)
+            mean, error = spread([{"less": a["backward"] - b["backward"]} for a, b in pairs], "less")
+            less = f"{100 * mean:+.1f} ± {100 * error:.1f}"
+        lines.append(f"| {method} | {cells[0]['rate']} | {figures} | {text[0]:.2f} ± {text[1]:.2f} | {less} |")
     return "\n".join(lines)

@@ -187,9 +187,9 @@ def test_online_learning():
 def test_osft_continual():
     """osft_continual.py takes every method that is installed through its tasks, and compares our default with the rest."""
     figures = run_toy("osft_continual.py")
-    assert set(figures["matched"]) >= {"full", "lora", "peft-osf", "strict/direct", "strict/factors", "paper"}
-    assert figures["default"] in figures["matched"]
-    assert set(figures["rates"]["tuned"]) == set(figures["rates"]["matched"]) == set(figures["matched"])
+    assert set(figures["means"]["tuned"]) >= {"full", "lora", "peft-osf", "strict/direct", "strict/factors", "paper"}
+    assert set(figures["means"]["level"]) == set(figures["rates"]["level"]) == set(figures["means"]["tuned"])
+    assert figures["default"] in figures["means"]["level"]
 
 
 @pytest.mark.parametrize("script", ["dist_memory.py", "dist_save.py", "dist_restart.py"])
