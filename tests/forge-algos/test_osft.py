@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 
-from forge_algos import AdapterError, AdapterSettings, OptimizerError, adapt, make_optimizer
+from forge_algos import SFT, AdapterError, AdapterSettings, OptimizerError, adapt, make_optimizer, schedule, train
 
 from .oracle import distance, gradients, make, naive, pack, samples
 from .osft import LENGTHS, RULES, STRICT, leaks, learns, osft, run, settings_of, steps, trained, values
@@ -59,6 +59,38 @@ def test_protected_directions_stay_through_100_steps_and_a_resume(rule):
     ends = [half.model.state_dict() for half in (halves[0], halves[2])]
     assert all(torch.equal(value, ends[1][name]) for name, value in ends[0].items())
     assert halves[0].identity == halves[2].identity
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_protected_directions_stay_at_a_low_rate(rule):
+    """Where 100 steps move next to nothing, rounding of the weights themselves is not taken for, nor made, a move."""
+    before = values(make())
+    adaptation = osft(**RULES[rule])
+    run(adaptation, steps(100), settings_of(learning_rate=2e-5))
+    left, right, both = leaks(adaptation, before)
+    assert (both if rule == "paper" else max(left, right)) < 1e-5
+
+
+@pytest.mark.parametrize("rule", ["factors", "paper"])
+def test_a_rule_that_acts_around_steps_is_not_left_out(rule):
+    """`train` refuses such a model without its adaptation, which would train it out of the subspace without a word."""
+    model = osft(**RULES[rule]).model
+    config = settings_of()
+    optimizer = make_optimizer(model, config)
+    with pytest.raises(AdapterError, match="adaptation=.*what `adapt` returned"):
+        next(train(model, steps(1), objective=SFT(), optimizer=optimizer, scheduler=schedule(optimizer, config, 1)))
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_plain_model_is_saved_in_one_line(rule, tmp_path):
+    """save_pretrained of `plain_state` loads as the plain class, with the logits of what was trained."""
+    adaptation = osft(**RULES[rule])
+    run(adaptation, steps(3))
+    adaptation.model.save_pretrained(tmp_path, state_dict=adaptation.plain_state())
+    again, report = type(adaptation.model).from_pretrained(tmp_path, output_loading_info=True)
+    assert not report["unexpected_keys"]
+    assert not report["missing_keys"]
+    torch.testing.assert_close(logits(again), logits(adaptation.model), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("rule", STRICT)

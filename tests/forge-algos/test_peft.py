@@ -293,7 +293,7 @@ def test_what_trains_is_described():
     experts = transformers.MixtralForCausalLM(
         tiny("Mixtral", intermediate_size=24, num_key_value_heads=2, num_local_experts=2, sliding_window=None).config
     )
-    assert adapt(experts, LORA).describe()[1] == "without an adapter: 4 tensors of experts, 4,608 parameters"
+    assert adapt(experts, LORA).describe()[1] == "no target: 4 tensors of experts, 4,608 parameters"
 
 
 def test_what_peft_refuses_is_refused_by_name():

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface, AttentionMaskInterface, LlamaConfig, LlamaForCausalLM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
@@ -16,14 +16,17 @@ from forge_algos import (
     Reward,
     RolloutError,
     adapt,
+    group_inputs,
     guard_packed,
     shares_prompts,
 )
 from forge_algos._isolation import packed_inputs
+from forge_algos.objectives._layout import lay_out
 from forge_algos.online import GenerateSampler
 
-from .oracle import CPU, make, pack, samples
+from .oracle import CPU, SIZES, make, pack, samples
 from .preferences import a_classifier, plain_attention, shareable
+from .test_groups import row as shared_row
 from .test_prompts import adapted, virtual
 
 
@@ -81,6 +84,29 @@ def test_packed_rows_go_no_other_way(kind):
     assert "virtual tokens" in why
 
 
+@virtual
+def test_a_base_that_was_asked_before_its_adapter(kind):
+    """The base's answer is not its PeftModel's, which is the same object within, and the guard does not take it for that either."""
+    base = shareable(make())
+    assert shares_prompts(base, device=CPU)[0]
+    model = adapted(kind, base)
+    inputs = group_inputs(shared_row(), CPU)
+    with guard_packed(model), pytest.raises(PackedBatchError, match="was not shown to share"):
+        base(**inputs)
+    assert not shares_prompts(model, device=CPU)[0]
+    assert shares_prompts(base, device=CPU)[0]
+
+
+def test_rows_that_have_no_lines():
+    """A line begins where its document does: a prompt that lies elsewhere would be left out, or the line's places would not do."""
+    model = adapted("prefix")
+    with pytest.raises(PackedBatchError, match=r"kv_rows.*prompt of its own.*share_prompt=False"):
+        lay_out(model, group_inputs(shared_row(), CPU))
+    for positions in ([0, 1, 2, 1, 2], [0, 1, 2, 3, 4], [0, 2, 1, 0, 1]):
+        with pytest.raises(PackedBatchError, match="count each document of cu_seq_lens_q from 0"):
+            lay_out(model, packed_inputs(torch.arange(5), torch.tensor(positions), torch.tensor([0, 3, 5]), 3))
+
+
 def test_models_that_peft_has_no_adaption_prompts_for():
     """The architectures that have, more layers than there are, and a reward model, whose score PEFT would leave as it is."""
     settings = AdapterSettings(adapter="adapter_prompt", num_virtual_tokens=2)
@@ -90,6 +116,14 @@ def test_models_that_peft_has_no_adaption_prompts_for():
         adapt(make(), AdapterSettings(adapter="adapter_prompt", adapter_layers=3))
     with pytest.raises(AdapterError, match="score"):
         adapt(a_classifier(), settings)
+
+
+@pytest.mark.parametrize("size", [2, 8])
+def test_heads_that_do_not_make_up_the_width(size):
+    """PEFT counts key heads by the model's width: refused when attaching, not by a shape in the first forward."""
+    model = LlamaForCausalLM(LlamaConfig(**SIZES, head_dim=size))
+    with pytest.raises(AdapterError, match=f"16 is not 4 times {size}; take adapter=prefix or lora"):
+        adapt(model, AdapterSettings(adapter="adapter_prompt"))
 
 
 def test_a_text_without_a_tokenizer(tmp_path):

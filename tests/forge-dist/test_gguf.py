@@ -8,9 +8,9 @@ import torch
 import transformers
 
 from forge_dist import ExportError, ModelError, check_gguf, export_gguf
-from forge_dist._gguf_layout import arranged, arranged_back
+from forge_dist._gguf_layout import arranged, arranged_back, model_fields
 
-from .gguf_models import CHATML, MODELS, model_of, tokenizer_of
+from .gguf_models import CHATML, MODELS, SIZES, model_of, tokenizer_of
 
 gguf = pytest.importorskip("gguf", reason="gguf is an extra of forge-dist: pip install 'forge-dist[gguf]'")
 pytest.importorskip("accelerate", reason="transformers reads GGUF files only where accelerate is")
@@ -51,9 +51,40 @@ def test_rows_that_no_block_divides_are_halves(tmp_path):
     config.intermediate_size = 80
     model = transformers.Qwen2ForCausalLM(config)
     given = {"tokenizer": tokenizer_of(), "dtype": "q8_0", "name": "tiny"}
-    check_gguf(model, export_gguf(model, tmp_path / "m.gguf", **given), ROWS, **given)
+    found = check_gguf(model, export_gguf(model, tmp_path / "m.gguf", **given), ROWS, **given)
+    assert found.halves == 2  # of two layers
     kinds = {tensor.name: tensor.tensor_type.name for tensor in gguf.GGUFReader(tmp_path / "m.gguf").tensors}
     assert (kinds["blk.0.ffn_down.weight"], kinds["blk.0.ffn_up.weight"]) == ("F16", "Q8_0")
+
+
+def test_no_matrix_for_blocks_is_refused(tmp_path):
+    """A model of which nothing can be q8_0 gives no file that only says so."""
+    config = MODELS["llama-tied"](400)
+    config.hidden_size, config.head_dim, config.intermediate_size = 40, 10, 72
+    model = transformers.LlamaForCausalLM(config)
+    with pytest.raises(ModelError, match="no matrix of this model can be q8_0.*take dtype=float16"):
+        export_gguf(model, tmp_path / "m.gguf", tokenizer=tokenizer_of(), dtype="q8_0", name="tiny")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["qwen2", "qwen3"])
+def test_a_window_that_no_layer_has_cuts_no_context(tmp_path, name):
+    """Qwen's configurations keep a window for layers from max_window_layers on, which may be none."""
+    for first, length in ((2, 256), (1, 128)):
+        config = type(MODELS[name](400))(
+            **SIZES, vocab_size=400, use_sliding_window=True, sliding_window=128, max_window_layers=first
+        )
+        assert model_fields(config, name)[f"{name}.context_length"] == length
+
+
+def test_rows_are_compared_within_a_window(tmp_path):
+    """Of a window shorter than the rows only what lies in it: beyond, readers compute something else."""
+    config = MODELS["mistral"](400)
+    config.sliding_window = 4
+    torch.manual_seed(0)
+    model = transformers.MistralForCausalLM(config).eval()
+    given = {"tokenizer": tokenizer_of(), "dtype": "float32", "name": "tiny"}
+    assert check_gguf(model, export_gguf(model, tmp_path / "m.gguf", **given), ROWS, **given).exact < 1e-5
 
 
 def test_what_the_fields_say(tmp_path):
@@ -150,6 +181,7 @@ def test_nothing_is_written_over(tmp_path):
         (lambda c: transformers.LlamaForSequenceClassification(transformers.LlamaConfig(**c)), "known are causal"),
         (lambda c: transformers.LlamaForCausalLM(transformers.LlamaConfig(**c, attention_bias=True)), "attention_bias"),
         (lambda c: transformers.LlamaForCausalLM(transformers.LlamaConfig(**c, hidden_act="gelu")), "hidden_act='gelu'"),
+        (lambda c: transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**c, head_dim=16)), "head_dim=16 of this qwen2"),
         (
             lambda c: transformers.Qwen3ForCausalLM(
                 transformers.Qwen3Config(**c, rope_parameters={"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4})

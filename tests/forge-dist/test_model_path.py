@@ -90,7 +90,7 @@ def test_a_file_is_refused(tmp_path, name, remedy):
 def test_an_adapter_is_refused_with_the_way_to_merge_it(base):
     """A directory with an adapter is not trained on from, even if a model lies beside it."""
     (Path(base) / "adapter_config.json").write_text("{}")
-    with pytest.raises(ModelError, match="LoRA adapter.*merge_and_unload"):
+    with pytest.raises(ModelError, match="is an adapter.*forge export RUN --merge.*merge_and_unload"):
         check_model_path(base)
 
 

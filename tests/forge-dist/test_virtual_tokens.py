@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from forge_dist import ExportError, StrategySettings, check_export, export_model, load_model, make_strategy
+from forge_dist._added import left
 
 from ..ranks import run_on_ranks
 
@@ -87,3 +88,15 @@ def test_a_projected_prefix_is_written_as_what_it_came_to(paths, tmp_path):
         model.prompt_encoder["default"].transform[2].bias.add_(0.1)
     with pytest.raises(ExportError, match="prompt_embeddings"):
         check_export(model, tmp_path / "adapter", SAMPLES)
+
+
+@pytest.mark.parametrize("kind", ["prefix", "prompt", "adaption"])
+def test_a_module_that_a_run_added(paths, tmp_path, kind):
+    """A value head on the model within is told by its name, under whatever name PEFT holds that model; one that is not there too."""
+    model = attached(load_model(paths["llama-tied"], dtype=torch.float32, device=torch.device("cpu")), kind)
+    with pytest.raises(ExportError, match="no such module"):
+        export_model(model, tmp_path / "adapter", without=("value_head",))
+    model.get_base_model().value_head = torch.nn.Linear(16, 1)
+    export_model(model, tmp_path / "adapter", without=("value_head",))
+    assert check_export(model, tmp_path / "adapter", SAMPLES, without=("value_head",)).difference < 1e-6
+    assert not left({name: name for name in model.state_dict() if "value_head" in name}, ("value_head",))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -83,6 +84,23 @@ def test_in_one_process(verb: str, name: str, model_dir: Path, folder: Path, tmp
     learned(tmp_path, run_verb(verb, {**given(verb, name, model_dir, folder), "ckpt_output_dir": str(tmp_path)}))
 
 
+@pytest.mark.parametrize(("verb", "name"), [("ppo", "prefix"), ("ppo", "prompt"), ("reward", "prefix")])
+def test_virtual_tokens_beside_a_head(
+    verb: str, name: str, model_dir: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A value head is left out of what is exported, and each answer of a pair comes with a prompt of its own."""
+    settings = {
+        **settings_of(verb, model_dir, folder),
+        "adapter": name,
+        "num_virtual_tokens": 4,
+        "ckpt_output_dir": str(tmp_path),
+    }
+    # Where the reward functions lie.
+    monkeypatch.syspath_prepend(folder)
+    exported = Path(run_verb(verb, settings)["model_dir"])
+    assert not any("value_head" in tensor for tensor in load_file(exported / "adapter_model.safetensors"))
+
+
 @pytest.mark.parametrize(("verb", "name"), CASES)
 def test_on_two_ranks(verb: str, name: str, model_dir: Path, folder: Path, tmp_path: Path) -> None:
     """The same where every weight of the model is divided."""
@@ -117,6 +135,36 @@ def test_what_osft_protects_stays(name: str, model_dir: Path, folder: Path, tmp_
         inward, outward = u[:, :kept].T @ change, change @ vh[:kept].T
         leaks = [u[:, :kept].T @ outward] if settings.get("osft_rule") == "paper" else [inward, outward]
         assert all(leak.norm() <= 1e-5 * change.norm() for leak in leaks), name
+
+
+def test_what_is_frozen_stays_where_ranks_measured_before(model_dir: Path, folder: Path, tmp_path: Path) -> None:
+    """The forwards that osft_rank=adaptive makes on divided weights leave them divided, and frozen: the targets move, and nothing else."""
+    settings = {**given("sft", "osft", model_dir, folder), "max_steps": 3, "osft_rank": "adaptive", "strategy": "fsdp2"}
+    result = run_on_ranks(run_verb, 2, "sft", {**settings, "ckpt_output_dir": str(tmp_path)}, joined=False)[0]
+    before, after = load_file(model_dir / "model.safetensors"), load_file(Path(result["model_dir"]) / "model.safetensors")
+    moved = {name for name in before if not torch.equal(before[name], after[name])}
+    assert moved
+    assert moved <= {name for name in before if name.endswith("_proj.weight")}
+
+
+def test_lost_singular_vectors_are_named(model_dir: Path, folder: Path, tmp_path: Path) -> None:
+    """A run whose singular vectors are gone, and come out otherwise when made anew, says so, and keeps none of the others."""
+    settings = {**given("sft", "osft", model_dir, folder), "lr_scheduler": "constant", "ckpt_output_dir": str(tmp_path)}
+    run_verb("sft", {**settings, "max_steps": 2})
+    plan = json.loads((tmp_path / "osft" / "plan.json").read_text())
+    for file in (tmp_path / "osft").glob("*.safetensors"):
+        file.unlink()
+    changed = {name: {**target, "bases": "0" * 64} for name, target in plan.items()}
+    (tmp_path / "osft" / "plan.json").write_text(json.dumps(changed))
+    with pytest.raises(forge.SettingsError, match="singular vectors of .*osft_cache"):
+        run_verb("sft", settings)
+    assert not list((tmp_path / "osft").glob("*.safetensors"))
+    for spoiled in ("[]", "{}", '{"a": 1}', ""):
+        (tmp_path / "osft" / "plan.json").write_text(spoiled)
+        with pytest.raises(forge.SettingsError, match="plan.json: what the run protects cannot be read"):
+            run_verb("sft", settings)
+    (tmp_path / "osft" / "plan.json").write_text(json.dumps(plan))
+    assert run_verb("sft", settings)["steps"] == 12
 
 
 def test_a_chain_of_tasks_needs_the_directory_alone(model_dir: Path, folder: Path, tmp_path: Path) -> None:

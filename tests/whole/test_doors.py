@@ -131,7 +131,16 @@ def test_a_door_is_instant(folder: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["sft", "--help"], ["generate", "--help"], ["export", "--help"], ["data", "--help"], ["plan", "--help"], ["--version"]]
+    "arguments",
+    [
+        ["--help"],
+        ["sft", "--help"],
+        ["generate", "--help"],
+        ["export", "--help"],
+        ["data", "--help"],
+        ["plan", "--help"],
+        ["--version"],
+    ],
 )
 def test_help_loads_nothing_heavy(arguments: list[str]) -> None:
     """`forge --help`, and the help of each command, answers without torch, transformers, trl or numba."""

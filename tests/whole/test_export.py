@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
+import shutil
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,6 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import forge
 from forge._cli import main
+from forge._nameless import nameless, place_name
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -145,8 +148,6 @@ def test_where_to_write_is_asked_for(full: Path, tmp_path: Path, capsys: pytest.
 
 def test_another_base_is_refused(tmp_path: Path, model_dir: Path, chats: Path) -> None:
     """A run whose base changed since is not merged into what lies there now, even where only run.json knows."""
-    import shutil
-
     from safetensors.torch import load_file, save_file
 
     base = shutil.copytree(model_dir, tmp_path / "base")
@@ -162,8 +163,6 @@ def test_another_base_is_refused(tmp_path: Path, model_dir: Path, chats: Path) -
 
 def test_four_bits_need_a_type(tmp_path: Path, lora: Path) -> None:
     """Merging an adapter that was trained beside a base in 4 bits is refused without the dtype of what comes out."""
-    import shutil
-
     adapter = shutil.copytree(next(lora.glob("hf_format/samples_*")), tmp_path / "adapter")
     note = json.loads((adapter / "forge_base.json").read_text())
     (adapter / "forge_base.json").write_text(json.dumps(note | {"quantization": {"quant_method": "bitsandbytes"}}))
@@ -179,5 +178,148 @@ def test_a_failed_export_leaves_nothing(full: Path, tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr(forge.dist, "check_export", fails)
     with pytest.raises(forge.dist.ExportError, match="not the same"):
+        forge.export(full, tmp_path / "out")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "match"),
+    [
+        ("config.yaml", None, "config.yaml: cannot be read"),
+        ("config.yaml", "a: [", "config.yaml: cannot be read"),
+        ("config.yaml", "", "config.yaml: is not what a run writes"),
+        ("data/train/store.json", "[1, 2]", "store.json: is not what a run writes"),
+        ("data/train/store.json", '{"accounting": {"read": "x"}, "sources": 3}', "store.json: is not what a run writes"),
+        ("run.json", "[]", None),
+        ("metrics.jsonl", "[]\n3\n", None),
+    ],
+)
+def test_a_damaged_run_is_told_by_its_file(
+    name: str, content: str | None, match: str | None, full: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Status 2 and the name of the file, or an export whose card says less."""
+    run = shutil.copytree(full, tmp_path / "run", ignore=shutil.ignore_patterns("exports"))
+    (run / name).unlink()
+    if content is not None:
+        (run / name).write_text(content)
+    assert main(["export", str(run)]) == (2 if match else 0)
+    if match:
+        assert match in capsys.readouterr().err
+        assert not list((run / "exports").glob("*"))
+
+
+def test_a_card_of_what_is_left(full: Path, tmp_path: Path) -> None:
+    """The base's name stands in the title; a torn line takes no table, a run.json that is gone no sentence; paths with spaces do not leak."""
+    run = shutil.copytree(full, tmp_path / "run", ignore=shutil.ignore_patterns("exports"))
+    assert "# model0, trained by forge sft\n" in (forge.export(run, tmp_path / "one") / "README.md").read_text()
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 3, "lo')
+    (run / "run.json").unlink()
+    text = (run / "config.yaml").read_text()
+    text = re.sub(
+        r"^model_path: .*$", "model_path: /my secret/the base  # recipe /my secret/a recipe.yaml", text, flags=re.MULTILINE
+    )
+    text = re.sub(
+        r"^osft_cache: .*$", "osft_cache: /my secret/the cache  # recipe /my secret/a recipe.yaml", text, flags=re.MULTILINE
+    )
+    (run / "config.yaml").write_text(text)
+    card = (forge.export(run, tmp_path / "two") / "README.md").read_text()
+    assert "# the base, trained by forge\n" in card
+    assert "| eval_loss |" in card
+    assert "| osft_cache | the cache | recipe a recipe.yaml |" in card
+    assert "secret" not in card
+    assert "`forge `" not in card
+
+
+def test_the_base_of_a_whole_model_stands_in_the_head(full: Path, tmp_path: Path) -> None:
+    """Where it was a name of the Hub."""
+    run = shutil.copytree(full, tmp_path / "run", ignore=shutil.ignore_patterns("exports"))
+    text = (run / "config.yaml").read_text()
+    (run / "config.yaml").write_text(re.sub(r"^model_path: \S+", "model_path: org/smol", text, flags=re.MULTILINE))
+    (run / "run.json").write_text('{"verb": "sft", "model": "hub:org/smol"}')
+    card = (forge.export(run, tmp_path / "out") / "README.md").read_text()
+    assert "\nbase_model: org/smol\n" in card
+    assert "# org/smol, trained by forge sft\n" in card
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("see https://me:SECRET@host/a/b.jsonl?token=SECRET and /home/me/x.jsonl", "see https://host/a/b.jsonl and x.jsonl"),
+        (r"C:\Users\me\my models\smol", "smol"),
+        (r"from C:\Users\me\smol, then", "from smol, then"),
+        ("~me/models/smol", "smol"),
+        ("of ~me/models/smol", "of smol"),
+        ("/my models/the base", "the base"),
+        ("org/name", "org/name"),
+    ],
+)
+def test_paths_and_addresses_in_a_card(text: str, told: str) -> None:
+    """What is private of them goes, whatever they are made of."""
+    assert nameless(text) == told
+
+
+def test_a_path_of_two_words_is_no_hub_name() -> None:
+    """Only the form org/name stays whole."""
+    assert (place_name("my dir/the base"), place_name("a/b/c"), place_name("org/name")) == ("the base", "c", "org/name")
+    assert place_name("https://me:SECRET@host/a b?token=SECRET,SECRET") == "https://host/a b"
+
+
+def test_a_gguf_card_claims_no_template_that_is_not_there(full: Path, tmp_path: Path) -> None:
+    """A tokenizer without one leaves the sentence about the tokenizer alone."""
+    pytest.importorskip("gguf")
+    pytest.importorskip("accelerate")
+    model = shutil.copytree(next(full.glob("hf_format/samples_*")), tmp_path / "model")
+    (model / "chat_template.jinja").unlink()
+    card = (forge.export(model, tmp_path / "out", format="gguf").parent / "README.md").read_text()
+    assert "The tokenizer is in the file." in card
+
+
+def test_where_an_output_makes_no_sense(full: Path, lora: Path) -> None:
+    """Empty, or within what is exported."""
+    with pytest.raises(forge.SettingsError, match="output is empty"):
+        forge.export(full, "")
+    before = sorted((full / "hf_format").rglob("*"))
+    for place in ("hf_format/out", f"hf_format/{before[0].name}/out"):
+        with pytest.raises(forge.SettingsError, match="lies within .*hf_format"):
+            forge.export(full, full / place)
+    assert sorted((full / "hf_format").rglob("*")) == before
+
+
+def test_a_base_that_is_gone_is_named_as_one(lora: Path, tmp_path: Path) -> None:
+    """A merge says that it is the adapter's base, and which file names it."""
+    adapter = shutil.copytree(next(lora.glob("hf_format/samples_*")), tmp_path / "adapter")
+    config = json.loads((adapter / "adapter_config.json").read_text())
+    (adapter / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": str(tmp_path / "gone")}))
+    with pytest.raises(forge.SettingsError, match="its base model is gone: adapter_config.json names .*gone"):
+        forge.export(adapter, tmp_path / "out", merge=True)
+
+
+def test_an_overflow_of_float16_is_named(full: Path, tmp_path: Path) -> None:
+    """A weight beyond it is refused before anything is written, with the type that holds it."""
+    from safetensors.torch import load_file, save_file
+
+    model = shutil.copytree(next(full.glob("hf_format/samples_*")), tmp_path / "model")
+    tensors = load_file(model / "model.safetensors")
+    tensors["model.layers.0.mlp.up_proj.weight"][0, 0] = 1e5
+    save_file(tensors, model / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(forge.SettingsError, match=r"up_proj.weight has a number of 100000, which overflows float16.*bfloat16"):
+        forge.export(model, tmp_path / "out", dtype="float16")
+    forge.export(model, tmp_path / "out", dtype="bfloat16")
+
+
+def test_a_disk_that_is_full_at_the_card(full: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last file that cannot be written is told by its place, as any other; nothing is left."""
+    from pathlib import Path as Paths
+
+    write = Paths.write_text
+
+    def full_disk(path: Path, *given: Any, **named: Any) -> int:
+        if path.name == "README.md":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(path, *given, **named)
+
+    monkeypatch.setattr(Paths, "write_text", full_disk)
+    with pytest.raises(forge.dist.ExportError, match=r"out/README.md cannot be written: No space left on device"):
         forge.export(full, tmp_path / "out")
     assert not list(tmp_path.iterdir())

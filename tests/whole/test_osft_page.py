@@ -175,3 +175,29 @@ def test_it_fits_a_telephone_and_a_desk(run: Path, browser: Any) -> None:
         shades = "new Set([...document.querySelectorAll('figure svg rect')].map(r => getComputedStyle(r).fill)).size"
         assert browser.run(shades) > 8
     assert (browser.errors, browser.requests) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("config.yaml", None),
+        ("config.yaml", ""),
+        ("config.yaml", "a: ["),
+        ("config.yaml", "model_path: x\n"),
+        ("run.json", "[]"),
+        ("osft/plan.json", "[1]"),
+        ("osft/plan.json", '{"a": 3}'),
+        ("osft/plan.json", '{"a": {"shape": [2, 2], "free": 1}}'),
+        ("hf_format/samples_8/model.safetensors", "torn"),
+    ],
+)
+def test_a_damaged_run_is_told_by_its_file(
+    run: Path, name: str, content: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One message that names the file, status 2, no page."""
+    (run / name).unlink()
+    if content is not None:
+        (run / name).write_text(content)
+    assert main(["osft", "inspect", str(run)]) == 2
+    assert str(run / name) in capsys.readouterr().err
+    assert not (run / "osft" / "inspect.html").exists()

@@ -54,20 +54,20 @@ def guard_packed(model: nn.Module) -> PackedGuard:
     causal = causal_model(model)
     modules = [module for module in (model, causal, decoder(model)) if module is not None]
     return PackedGuard(
-        [module.register_forward_pre_hook(_hook(module, causal), with_kwargs=True) for module in dict.fromkeys(modules)]
+        [module.register_forward_pre_hook(_hook(module, model), with_kwargs=True) for module in dict.fromkeys(modules)]
     )
 
 
-def _hook(module: nn.Module, causal: nn.Module) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
+def _hook(module: nn.Module, whole: nn.Module) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
     names = list(inspect.signature(module.forward).parameters)
     outermost = virtual_tokens(module) > 0
 
     def refuse(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         given = {**dict(zip(names, args, strict=False)), **kwargs}
         shares = given.get("kv_rows") is not None
-        if shares and not was_shown_to_share(causal):
+        if shares and not was_shown_to_share(whole):
             raise PackedBatchError(
-                f"completions that share a prompt (kv_rows) came to attention {attention_of(causal)!r}, which was not shown to share "
+                f"completions that share a prompt (kv_rows) came to attention {attention_of(causal_model(whole))!r}, which was not shown to share "
                 "prompts: ask forge_algos.shares_prompts first, and where it says no collate with share_prompt=False"
             )
         if not shares and not _is_packed(given.get("cu_seq_lens_q"), given.get("position_ids")):

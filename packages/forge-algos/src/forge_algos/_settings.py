@@ -56,8 +56,8 @@ class OptimizerSettings:
     """AdamW (arXiv 1711.05101); Adafactor (1804.04235), which keeps next to no state; Muon on the layers' matrices with AdamW
     on the rest; schedule-free AdamW (2405.15682), which needs no schedule; or AdamW with its state in 8 bits (2110.02861)."""
     learning_rate: float | None = attrs.field(default=None, validator=attrs.validators.optional(number(kind=float, above=True)))
-    """Highest learning rate of the schedule. By default 2e-5, or 2e-4 with adapter=lora; 50 times that with
-    optimizer=adafactor, which multiplies it by the size of each matrix."""
+    """Highest learning rate of the schedule. By default 2e-5; with an adapter 2e-4 for LoRA and its kin, 1e-4 for osft, 3e-3 for ia3, 1e-2 for
+    prefix and adapter_prompt, 3e-2 for prompt; 50 times that with optimizer=adafactor, which multiplies it by the size of each matrix."""
     weight_decay: float = attrs.field(default=0.0, validator=number(kind=float))
     """Decoupled weight decay, on matrices only: norms and biases never decay."""
     beta1: float = attrs.field(default=0.9, validator=number(kind=float, below=1.0))

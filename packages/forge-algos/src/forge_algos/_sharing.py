@@ -16,7 +16,7 @@ from forge_algos._modules import causal_model, mode, virtual_tokens, vocabulary
 
 Answer = tuple[bool, str]
 
-_answers: WeakKeyDictionary[nn.Module, tuple[tuple[Any, ...], Answer]] = WeakKeyDictionary()
+_answers: WeakKeyDictionary[nn.Module, dict[tuple[Any, ...], Answer]] = WeakKeyDictionary()
 
 # A document of 5 tokens, then a group: a prompt of 4, completions of 3, 2 and 3.
 _POSITIONS = (0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 5, 6, 4, 5, 4, 5, 6)
@@ -28,30 +28,33 @@ _NAMES = ("a document before the group", "the first completion", "the second com
 def shares_prompts(model: nn.Module, *, device: torch.device) -> Answer:
     """(whether, why): whether this model, on the attention it has now, runs a group whose prompt is in the row once.
 
-    It does if every completion of a made-up group comes out as it does alone, and takes no notice of the others. Asked once a
-    model and attention; leaves the model's modes, its gradients and the random state as they were. Where a model is divided
+    It does if every completion of a made-up group comes out as it does alone, and takes no notice of the others. Tried once a
+    model, attention, number of virtual tokens and device; leaves the model's modes, its gradients and the random state as they were. Where a model is divided
     over ranks, every rank calls it, and all decide alike.
     """
     causal = causal_model(model)
-    key = (attention_of(causal), device)
-    if (known := _answers.get(causal)) is not None and known[0] == key:
-        return known[1]
+    known, key = _answers.setdefault(causal, {}), (*_asked(model), device)
+    if key in known:
+        return known[key]
     # While it is tried, the guard lets it; an error that is no answer leaves none behind.
-    _answers[causal] = key, (True, "being tried")
+    known[key] = True, "being tried"
     try:
-        answer = _answer(model, causal, device)
+        known[key] = _answer(model, causal, device)
     except BaseException:
-        del _answers[causal]
+        del known[key]
         raise
-    _answers[causal] = key, answer
-    return answer
+    return known[key]
 
 
 def was_shown_to_share(model: nn.Module) -> bool:
-    """Whether `shares_prompts` said yes to this model on the attention that it has now."""
-    causal = causal_model(model)
-    known = _answers.get(causal)
-    return known is not None and known[0][0] == attention_of(causal) and known[1][0]
+    """Whether `shares_prompts` said yes to this model on the attention and with the virtual tokens that it has now."""
+    asked, known = _asked(model), _answers.get(causal_model(model), {})
+    return any(can for (*what, _), (can, _) in known.items() if tuple(what) == asked)
+
+
+def _asked(model: nn.Module) -> tuple[str | None, int]:
+    """What the answer depends on beside the device: an adapter attached later leaves the causal model the very same object."""
+    return attention_of(causal_model(model)), virtual_tokens(model)
 
 
 def attention_of(causal: nn.Module) -> str | None:

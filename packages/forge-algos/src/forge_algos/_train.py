@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from forge_algos._columns import Columns, columns
-from forge_algos._errors import DivergedError
+from forge_algos._errors import AdapterError, DivergedError
 from forge_algos._guard import guard_packed
 from forge_algos._modules import mode
 from forge_algos._parallel import ALONE, Parallel
@@ -99,11 +99,18 @@ def train(
     Raises:
         DivergedError: the loss or the gradient norm is NaN or infinite and on_nan="stop"; on all ranks together, and the
             optimizer has not moved on any.
+        AdapterError: the model is under an adaptation that acts around each step, and `adaptation` was not given.
         OptimizerError: the optimizer does not let the adaptation keep its rule.
         PackedBatchError: a batch is malformed, or a forward would mix documents.
         UnevenRanksError: the ranks were not given equally many steps or micro-batches.
     """
-    adaptation = Adaptation(model) if adaptation is None else adaptation
+    if adaptation is None:
+        if any(getattr(module, "projects", False) for module in model.modules()):
+            raise AdapterError(
+                "the model is under an OSFT that takes back after each step what may not move, and train was not given it: pass "
+                "adaptation=..., what `adapt` returned"
+            )
+        adaptation = Adaptation(model)
     adaptation.check_optimizer(optimizer)
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     device = next(model.parameters()).device if device is None else device

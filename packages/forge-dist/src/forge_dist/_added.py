@@ -9,13 +9,13 @@ from forge_dist._errors import ExportError
 
 Value = TypeVar("Value")
 
-_PEFT = "base_model.model."
+# What goes before a model's own names in a PeftModel: LoRA and its like hold the model in a module of theirs, virtual tokens do not.
+_PEFT = ("base_model.model.", "base_model.", "")
 
 
 def is_added(name: str, without: Sequence[str]) -> bool:
     """Whether the tensor `name` of a model, or of the PeftModel around it, belongs to one of the modules `without`."""
-    own = name.removeprefix(_PEFT)
-    return any(own == module or own.startswith(f"{module}.") for module in without)
+    return any(f"{name}.".startswith(f"{prefix}{module}.") for module in without for prefix in _PEFT)
 
 
 def left(tensors: Mapping[str, Value], without: Sequence[str]) -> dict[str, Value]:
@@ -28,7 +28,7 @@ def check_without(model: torch.nn.Module, without: Collection[str], where: objec
     if isinstance(without, str):
         raise ExportError(f"{where}: without is {without!r}; it must be a sequence of names, such as ({without!r},)")
     # By module, not by tensor: what a module holds may be no part of any state.
-    there = {name.removeprefix(_PEFT) for name, _ in model.named_modules()} if without else set()
+    there = {name for name, _ in model.named_modules()} if without else set()
     for module in without:
-        if module not in there:
+        if there.isdisjoint(prefix + module for prefix in _PEFT):
             raise ExportError(f"{where}: without names {module!r}, and the model has no such module: leave it out")

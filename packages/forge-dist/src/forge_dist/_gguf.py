@@ -1,6 +1,7 @@
 """A model in memory and its tokenizer → one GGUF file, which llama.cpp and its kin run; written tensor by tensor."""
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -40,7 +41,7 @@ def export_gguf(
     """Write `model`, in float32 on the CPU, with its tokenizer and chat template as a GGUF file; return its absolute path.
 
     Matrices are written as `dtype`, rounded once, vectors as float32, as readers want them; tied weights once. Of q8_0 a matrix whose rows
-    are no multiple of 32 long is written as float16. The file is not made durable: write it inside `atomic_directory`. `check_gguf` proves it.
+    are no multiple of 32 long is written as float16 (`as_halves` counts them), and a model that has only such ones is refused. The file is not made durable: write it inside `atomic_directory`. `check_gguf` proves it.
 
     Args:
         model: a causal language model of a type that is known here (llama, mistral, qwen2, qwen3).
@@ -50,7 +51,7 @@ def export_gguf(
         name: what readers show as the model's name.
 
     Raises:
-        ModelError: an architecture, a setting of it, or a tokenizer that is not known here; gguf is not installed.
+        ModelError: an architecture, a setting of it, or a tokenizer that is not known here; no matrix can be q8_0; gguf is not installed.
         ExportError: the file exists or cannot be written.
     """
     require_gguf()
@@ -62,6 +63,12 @@ def export_gguf(
     arch = gguf_architecture(model, path)
     fields = gguf_fields(model, tokenizer, dtype=dtype, name=name, where=path)
     tensors = to_write(model, arch, path)
+    matrices = sum(tensor.ndim >= 2 for tensor in tensors.values())
+    if dtype == "q8_0" and as_halves(tensors, dtype) == matrices:
+        raise ModelError(
+            f"{path}: no matrix of this model can be q8_0, which holds blocks of 32 numbers: no row of one is a multiple of 32 long "
+            f"(hidden_size {model.config.hidden_size}); take dtype=float16"
+        )
     try:
         _write(path, model.config, fields, tensors, dtype)
     except (OSError, ValueError) as error:
@@ -95,6 +102,11 @@ def to_write(model: "PreTrainedModel", arch: str, where: Path) -> dict[str, torc
     """
     factors = rope_factors(model)
     return ({} if factors is None else {ROPE_FACTORS: factors}) | named(model, arch, where)
+
+
+def as_halves(tensors: Mapping[str, torch.Tensor], dtype: GGUFType) -> int:
+    """How many matrices are written as float16 though q8_0 was asked for: those whose rows no block of 32 divides."""
+    return sum(tensor.ndim >= 2 and tensor.shape[-1] % 32 != 0 for tensor in tensors.values()) if dtype == "q8_0" else 0
 
 
 def stored(tensor: torch.Tensor, dtype: GGUFType) -> tuple[Any, Any]:

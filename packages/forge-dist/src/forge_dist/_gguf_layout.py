@@ -42,6 +42,8 @@ def gguf_architecture(model: "PreTrainedModel", where: Path) -> str:
         ("rope_type", kind, kind == "default" or (kind == "llama3" and arch == "llama")),
         ("attention_bias", True, not getattr(config, "attention_bias", False)),
         ("mlp_bias", True, not getattr(config, "mlp_bias", False)),
+        # llama.cpp reads no width of a head for qwen2, and takes the quotient.
+        ("head_dim", head_dim(config), arch != "qwen2" or head_dim(config) * config.num_attention_heads == config.hidden_size),
         ("partial_rotary_factor", rope.get("partial_rotary_factor"), rope.get("partial_rotary_factor", 1.0) == 1.0),
     ):
         if not known:
@@ -63,6 +65,8 @@ def model_fields(config: Any, arch: str) -> dict[str, Any]:
     The context is no longer than a sliding window: within it every token sees all before it, which is what readers compute.
     """
     window = getattr(config, "sliding_window", None)
+    if arch != "llama" and "sliding_attention" not in (config.layer_types or ()):
+        window = None  # Qwen's configurations keep a window that no layer has
     width = head_dim(config)
     fields: dict[str, Any] = {
         "context_length": min(config.max_position_embeddings, window or config.max_position_embeddings),

@@ -12,7 +12,7 @@ from forge_dist._errors import ModelError
 from forge_dist._load import load_model
 from forge_dist._model_path import Task, find
 from forge_dist._quantized import quantization_from
-from forge_dist._quiet import quiet
+from forge_dist._quiet import hush_imports, quiet
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -41,19 +41,20 @@ def load_trained(
     folder = find(model_path)
     if folder is None or not os.path.isfile(folder / "adapter_config.json"):
         return load_model(model_path, dtype=dtype, device=device, attention=None, task=task)
+    hush_imports()
     try:
         base = base_path(folder)
         quantization = quantization_from(adapter_base(folder).quantization) if as_trained else None
     except ModelError:
         raise
     except ImportError:
-        raise ModelError(f"{folder} is a LoRA adapter, which needs peft: `pip install 'forge-dist[peft]'`") from None
+        raise ModelError(f"{folder} is an adapter, which needs peft: `pip install 'forge-dist[peft]'`") from None
     except (ValueError, TypeError, KeyError, OSError) as error:
         raise ModelError(f"{folder} is no adapter that can be loaded: {error}") from error
     try:
         model = load_model(base, dtype=dtype, device=device, attention=None, task=task, quantization=quantization)
     except ModelError as error:
-        raise ModelError(f"{folder} is a LoRA adapter, and its base model cannot be loaded: {error}") from error
+        raise ModelError(f"{folder} is an adapter, and its base model cannot be loaded: {error}") from error
     try:
         with quiet():
             adapted = read_adapter(model, folder)

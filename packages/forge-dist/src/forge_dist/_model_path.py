@@ -23,7 +23,10 @@ _CONVERT_PICKLE = (
     "pickles can run code and are not read; convert once, where you trust them: "
     "`AutoModelForCausalLM.from_pretrained(FOLDER, use_safetensors=False).save_pretrained(NEW_FOLDER)`"
 )
-_MERGE = "to train on from it, merge it first: `PeftModel.from_pretrained(BASE_MODEL, FOLDER).merge_and_unload().save_pretrained(NEW_FOLDER)`"
+_MERGE = (
+    "to train on from it, make a plain model of it first: `forge export RUN --merge` (virtual tokens cannot be merged), or by hand "
+    "`PeftModel.from_pretrained(BASE_MODEL, FOLDER).merge_and_unload().save_pretrained(NEW_FOLDER)` and the base's tokenizer beside it"
+)
 
 
 def check_model_path(model_path: str, *, task: Task = "causal") -> None:
@@ -34,7 +37,7 @@ def check_model_path(model_path: str, *, task: Task = "causal") -> None:
     is no directory here is left to `load_model`, which asks the hub.
 
     Raises:
-        ModelError: neither; a path that cannot be looked up or read; a file; a LoRA adapter; pickled, GGUF, quantized or missing weights; another kind of model.
+        ModelError: neither; a path that cannot be looked up or read; a file; an adapter; pickled, GGUF, quantized or missing weights; another kind of model.
     """
     path = find(model_path)
     if path is not None and path.is_dir():
@@ -113,7 +116,7 @@ def check_config(config: Mapping[str, object], where: str, task: Task = "causal"
 
 def _check_directory(directory: Path, task: Task) -> None:
     if (directory / "adapter_config.json").is_file():
-        raise ModelError(f"model_path {directory} is a LoRA adapter, not a model; {_MERGE}")
+        raise ModelError(f"model_path {directory} is an adapter, not a model; {_MERGE}")
     config_file = directory / "config.json"
     if not config_file.is_file():
         remedy = f"; it holds GGUF: {_CONVERT_GGUF}" if any(directory.glob("*.gguf")) else ""

@@ -17,7 +17,7 @@ from forge._progress import Reporter
 from forge._task import Items, Task
 
 _CALIBRATION_TOKENS = 16_384
-"""As many tokens say which layers change their input much; more change the second digit of no importance."""
+"""As many tokens say which layers turn their input little; more change the second digit of no importance."""
 
 
 def adapted(
@@ -44,12 +44,18 @@ def adapted(
             batches = _calibration(task, s, tokenizer, train, root, ranks)
 
             def importance(targets: Sequence[str]) -> dict[str, float]:
-                return forge_algos.osft_importance(model, batches, targets=targets, autocast=autocast, parallel=strategy)
+                found = forge_algos.osft_importance(model, batches, targets=targets, autocast=autocast, parallel=strategy)
+                # A forward leaves weights whole where they are divided otherwise, and what is frozen now must be the parts.
+                strategy.settle(model)
+                return found
 
         free = None if before is None else {name: target["free"] for name, target in before.items()}
+        kept = set(cache.glob("*.safetensors"))
         adaptation = forge_algos.adapt(model, s.adapter, cache=cache, ranks=ranks, importance=importance, free=free)
         plan: Any = getattr(adaptation, "plan", {})
-        ranks.first(lambda: _write_plan(folder / "plan.json", plan) if before is None else None)
+        ranks.first(
+            lambda: _write_plan(folder / "plan.json", plan) if before is None else _check_plan(before, plan, cache, kept)
+        )
     for line in adaptation.describe():
         report.note(line)
     return adaptation
@@ -78,20 +84,39 @@ def why_not_off(s: Any) -> str | None:
         return None
     if a.osft_rule == "paper":
         return "osft_rule=paper moves the weights themselves"
-    if a.unfreeze_rank_ratio == 1 or a.rank_pattern:
-        return "osft trains whole targets where every direction is free"
+    if a.unfreeze_rank_ratio == 1:
+        return "osft with unfreeze_rank_ratio=1 trains the targets themselves"
     return "osft_train_rest moves weights of the model itself" if a.osft_train_rest else None
 
 
 def _plan_before(file: Path) -> dict[str, Any] | None:
     try:
-        return json.loads(file.read_text(encoding="utf-8"))
+        found = json.loads(file.read_text(encoding="utf-8"))
+        if not found or not all(
+            isinstance(target["free"], int) and isinstance(target["bases"], str) for target in found.values()
+        ):
+            raise ValueError("it holds no targets")
+        return found
     except FileNotFoundError:
         return None
-    except ValueError as error:
+    except (ValueError, AttributeError, KeyError, TypeError) as error:
         raise SettingsError(
             f"{file}: what the run protects cannot be read ({error}). Put it back, or give another ckpt_output_dir."
         ) from error
+
+
+def _check_plan(before: dict[str, Any], now: dict[str, Any], cache: Path, kept: set[Path]) -> None:
+    """Raise SettingsError where singular vectors are not those that the run's state is written in; what was made anew goes."""
+    other = [name for name in now if name not in before or now[name]["bases"] != before[name]["bases"]]
+    if not other:
+        return
+    for file in set(cache.glob("*.safetensors")) - kept:
+        file.unlink()
+    raise SettingsError(
+        f"{cache}: the singular vectors of {other[0]} (and {len(other) - 1} other targets) are not there, and made anew they are not those that "
+        "this run began with: they differ by machine and number of threads. Put back the files that it had (its osft/, or its osft_cache), "
+        "start it as it was started, or give another ckpt_output_dir."
+    )
 
 
 def _write_plan(file: Path, plan: dict[str, Any]) -> None:

@@ -223,7 +223,7 @@ def generate(
     """Let a model answer a prompt, to try what was trained.
 
     Args:
-        model: A model directory, a LoRA directory, a run directory (its last export), or a hub name.
+        model: A model directory, an adapter directory, a run directory (its last export), or a hub name.
         prompt: What the user says.
         max_new_tokens: Stop after so many tokens.
         temperature: 0 always takes the likeliest token; higher draws more freely.
@@ -231,7 +231,10 @@ def generate(
         seed: Seed of the draw.
 
     """
-    print(forge.generate(model, prompt, max_new_tokens=max_new_tokens, temperature=temperature, system=system, seed=seed))
+    answer = forge.generate(model, prompt, max_new_tokens=max_new_tokens, temperature=temperature, system=system, seed=seed)
+    print(answer)
+    if not answer:
+        print("forge: the model ended its answer at once, without a word.", file=sys.stderr)
 
 
 def export(

@@ -1,10 +1,13 @@
-"""Directories that are made, removed and thrown away without leaving halves."""
+"""Directories that are made, removed and thrown away without leaving halves; what a run's directory holds."""
 
 from __future__ import annotations
 
 import os
 import shutil
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 from forge._errors import RunDirectoryError, SettingsError
 
@@ -61,3 +64,16 @@ def last_export(path: str) -> str:
     if not done:
         raise SettingsError(f"{path}: this run has no export yet in hf_format/. Let it finish, or name a model directory.")
     return str(max(done, key=lambda entry: int(entry.name.removeprefix("samples_"))))
+
+
+def run_values(run: Path) -> dict[str, Any]:
+    """Every setting of the run as it was resolved. Raises SettingsError where its config.yaml is not what a run writes."""
+    file = run / "config.yaml"
+    try:
+        found = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        reason = " ".join(str(getattr(error, "strerror", None) or error).split())
+        raise SettingsError(f"{file}: cannot be read: {reason}. A run directory has one; put it back.") from error
+    if not isinstance(found, dict) or not isinstance(found.get("model_path"), str):
+        raise SettingsError(f"{file}: is not what a run writes: it holds no settings, or no model_path. Put it back.")
+    return found

@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import math
-import os
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
-import attrs
 import numpy as np
-import yaml
 
 import forge_accel
 import forge_data
 import forge_dist
-from forge._directories import last_export
-from forge._errors import RunDirectoryError, SettingsError
+from forge._errors import SettingsError
+from forge._export_request import Asked, DType, Format
 from forge._model_card import Exported, model_card
-
-Format = Literal["hf", "gguf"]
-DType = Literal["float32", "float16", "bfloat16", "q8_0"]
 
 _ROWS = (5, 17, 33, 64)
 """Lengths in tokens of the rows on which logits are compared."""
@@ -56,7 +48,7 @@ def export(
         forge_dist.ExportError: what was written, or merged, does not compute what it should, or the disk refused it.
 
     """
-    asked = _Asked.of(run, output, merge=merge, dtype=dtype, format=format)
+    asked = Asked.of(run, output, merge=merge, dtype=dtype, format=format)
     tokenizer = _tokenizer(asked)
     rows = _rows(asked.vocabulary(tokenizer))
     loaded = forge_dist.merge_adapter(asked.folder, rows, task=asked.task) if merge else None
@@ -72,6 +64,7 @@ def export(
             f"Merged: on {loaded.tokens} tokens its logits are those of the adapter beside its base within {loaded.difference:.1e} of the largest."
         ]
     )
+    _check_range(asked, model)
     with forge_dist.atomic_directory(asked.output) as folder:
         try:
             if format == "gguf":
@@ -80,6 +73,8 @@ def export(
                 file, proof = None, _write_hf(asked, model, tokenizer, rows, folder)
         except forge_dist.ForgeDistError as error:  # it names the place that is there for the while
             raise type(error)(str(error).replace(str(folder), str(asked.output))) from error
+        except OSError as error:
+            raise _unwritable(asked.output, error) from error
         card = Exported(
             run=asked.run,
             folder=asked.folder,
@@ -90,144 +85,23 @@ def export(
             file=file,
             proofs=(*proofs, proof),
             architecture=type(model if merge or not asked.adapter else model.get_base_model()).__name__,
+            template=tokenizer is not None and bool(tokenizer.chat_template),
         )
-        (folder / "README.md").write_text(model_card(card), encoding="utf-8")
+        text = model_card(card)
+        try:
+            (folder / "README.md").write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise _unwritable(asked.output / "README.md", error) from error
     return asked.output if file is None else asked.output / file
 
 
-@attrs.frozen(kw_only=True)
-class _Asked:
-    """A request that was found to make sense."""
-
-    run: Path | None
-    folder: Path
-    output: Path
-    adapter: bool
-    merge: bool
-    dtype: str
-    format: Format
-    base: str
-    """Directory or hub name of the model that was trained; of a whole model its own directory."""
-    task: Literal["causal", "reward"]
-
-    @classmethod
-    def of(cls, run: str | Path, output: str | Path | None, *, merge: bool, dtype: str | None, format: str) -> _Asked:  # noqa: A002
-        """Look at what is asked for. Raises SettingsError and RunDirectoryError."""
-        found = last_export(str(run))
-        folder, of_run = Path(os.path.abspath(Path(found).expanduser())), Path(os.path.abspath(Path(run).expanduser()))
-        if not (folder / "config.json").is_file() and not (folder / "adapter_config.json").is_file():
-            raise SettingsError(
-                f"{run}: neither a run directory nor one of a model or an adapter (it holds no config.yaml, config.json or adapter_config.json)."
-            )
-        for name, value, known in (("format", format, get_args(Format)), ("dtype", dtype, (None, *get_args(DType)))):
-            if value not in known:
-                raise SettingsError(f"{name}={value!r} is not one of {', '.join(each for each in known if each)}.")
-        if dtype == "q8_0" and format != "gguf":
-            raise SettingsError("dtype=q8_0 is a type of GGUF files: set format=gguf, or dtype=float32, float16 or bfloat16.")
-        adapter = (folder / "adapter_config.json").is_file()
-        if merge and not adapter:
-            raise SettingsError(f"merge has no effect: {folder} holds a whole model, and no adapter. Leave it out.")
-        if adapter and not merge and format == "gguf":
-            raise SettingsError(f"{folder} holds an adapter, and a GGUF file a whole model: set merge.")
-        base = str(folder)
-        if adapter:
-            known = forge_dist.adapter_base(folder)
-            base = known.path
-            if merge and known.quantization is not None and dtype is None:
-                raise SettingsError(
-                    f"{folder} was trained beside a base in 4 bits, and what those stand for, with its updates, is written in more: say the dtype "
-                    "(float32, float16 or bfloat16, with gguf also q8_0)."
-                )
-        is_run = of_run != folder
-        if adapter and is_run:
-            _check_run(of_run, base)
-        chosen = dtype or _stored_dtype(base if merge else str(folder))
-        if output is None and not is_run:
-            raise SettingsError(
-                f"output: say which directory to write; only an export of a run has a place of its own, and {run} is none."
-            )
-        kind = "".join((f"-{chosen}", "-merged" if merge else "", "-gguf" if format == "gguf" else ""))
-        target = (
-            Path(os.path.abspath(Path(output).expanduser()))
-            if output is not None
-            else of_run / "exports" / f"{folder.name}{kind}"
-        )
-        if os.path.lexists(target):
-            raise RunDirectoryError(
-                f"output {target}: exists already, and nothing is written over it. Remove it, or give another one."
-            )
-        return cls(
-            run=of_run if is_run else None,
-            folder=folder,
-            output=target,
-            adapter=adapter,
-            merge=merge,
-            dtype=chosen,
-            format="gguf" if format == "gguf" else "hf",
-            base=base,
-            task=_task_of(folder),
-        )
-
-    @property
-    def name(self) -> str:
-        """What readers of a GGUF file show."""
-        if self.run is None:
-            return Path(self.base).name
-        values = yaml.safe_load((self.run / "config.yaml").read_text(encoding="utf-8"))
-        return f"{Path(str(values['model_path'])).name}-{_json(self.run / 'run.json').get('verb', 'forge')}"
-
-    def vocabulary(self, tokenizer: Any) -> int:
-        """How many token ids may be tried."""
-        if tokenizer is not None:
-            return len(tokenizer)
-        config = _json(self.folder / "config.json") or _json(Path(self.base) / "config.json")
-        return int(config.get("vocab_size", 100))
+def _unwritable(place: Path, error: OSError) -> forge_dist.ExportError:
+    return forge_dist.ExportError(
+        f"{place} cannot be written: {error.strerror or error}. Nothing is there; make room, or give another output."
+    )
 
 
-def _check_run(run: Path, base: str) -> None:
-    """Raise SettingsError where the base is not the model that the run began with."""
-    began, now = _json(run / "run.json").get("model"), forge_dist.model_identity(base)
-    # What is at a hub name may have changed its place since; its weights are told by forge_base.json.
-    if began is not None and Path(base).is_dir() and began != now:
-        raise SettingsError(
-            f"{run}: the base model in {base} is not the one that this run began with: its config.json or its weights changed. Put it back."
-        )
-
-
-def _task_of(folder: Path) -> Literal["causal", "reward"]:
-    architectures = _json(folder / "config.json").get("architectures") or []
-    of_rewards = any(str(name).endswith("ForSequenceClassification") for name in architectures)
-    return "reward" if of_rewards or _json(folder / "adapter_config.json").get("task_type") == "SEQ_CLS" else "causal"
-
-
-def _json(file: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def _stored_dtype(place: str) -> str:
-    """The float type, of those that are written, that holds most numbers of a model's or adapter's files."""
-    from safetensors import SafetensorError, safe_open
-
-    if not Path(place).is_dir():
-        return str(forge_dist.base_dtype(place)).removeprefix("torch.")
-    names = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-    found: Counter[str] = Counter()
-    for path in sorted(Path(place).glob("*.safetensors")):
-        try:
-            with safe_open(path, framework="numpy") as file:
-                for key in file.keys():  # noqa: SIM118 - no mapping
-                    tensor = file.get_slice(key)
-                    found[str(tensor.get_dtype())] += math.prod(tensor.get_shape())
-        except (OSError, SafetensorError) as error:
-            raise SettingsError(f"{path} cannot be read: {error}.") from error
-    return next((names[kind] for kind, _ in found.most_common() if kind in names), "float32")
-
-
-def _tokenizer(asked: _Asked) -> Any:
+def _tokenizer(asked: Asked) -> Any:
     """What lies beside the model, or beside an adapter's base; None where neither has one."""
     for place in (str(asked.folder), asked.base):
         try:
@@ -245,7 +119,25 @@ def _rows(vocabulary: int) -> list[list[int]]:
     return [draw.integers(0, vocabulary, length).tolist() for length in _ROWS]
 
 
-def _write_hf(asked: _Asked, model: Any, tokenizer: Any, rows: Sequence[Sequence[int]], folder: Path) -> str:
+_BEYOND_HALF = 65520.0
+"""The least number that float16 rounds to infinity."""
+
+
+def _check_range(asked: Asked, model: Any) -> None:
+    """Raise SettingsError where float16, which q8_0 falls back to for some rows, cannot hold a weight."""
+    if asked.dtype not in ("float16", "q8_0") or (asked.adapter and not asked.merge):
+        return
+    for name, tensor in model.state_dict().items():
+        if asked.format == "gguf" and (tensor.ndim < 2 or (asked.dtype == "q8_0" and tensor.shape[-1] % 32 == 0)):
+            continue
+        largest = tensor.abs().max().item() if tensor.numel() else 0.0
+        if _BEYOND_HALF <= largest < math.inf:
+            raise SettingsError(
+                f"dtype={asked.dtype}: the weight {name} has a number of {largest:g}, which overflows float16 (at most 65504). Take dtype=bfloat16."
+            )
+
+
+def _write_hf(asked: Asked, model: Any, tokenizer: Any, rows: Sequence[Sequence[int]], folder: Path) -> str:
     written = forge_dist.export_model(model, folder / "model", tokenizer=tokenizer, dtype=getattr(forge_accel, asked.dtype))
     check = forge_dist.check_export(model, written, [(row, row) for row in rows])
     for file in sorted(written.iterdir()):
@@ -259,13 +151,14 @@ def _write_hf(asked: _Asked, model: Any, tokenizer: Any, rows: Sequence[Sequence
     )
 
 
-def _write_gguf(asked: _Asked, model: Any, tokenizer: Any, rows: Sequence[Sequence[int]], folder: Path) -> tuple[str, str]:
+def _write_gguf(asked: Asked, model: Any, tokenizer: Any, rows: Sequence[Sequence[int]], folder: Path) -> tuple[str, str]:
     name = asked.name
     file = f"{name}-{asked.dtype}.gguf"
     given: Any = {"tokenizer": tokenizer, "dtype": asked.dtype, "name": name}
     forge_dist.export_gguf(model, folder / file, **given)
     check = forge_dist.check_gguf(model, folder / file, rows, **given)
+    halves = f" ({check.halves} of them as float16, for their rows are no multiple of 32 long)" if check.halves else ""
     return file, (
-        f"Read back: {check.tensors} tensors, each the one in memory, matrices written as {asked.dtype}; loaded by transformers from the file, its logits are "
+        f"Read back: {check.tensors} tensors, each the one in memory, matrices written as {asked.dtype}{halves}; loaded by transformers from the file, its logits are "
         f"those in memory within {check.difference:.1e} of the largest, and within {check.exact:.1e} with the unrounded weights."
     )

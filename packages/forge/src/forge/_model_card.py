@@ -1,6 +1,6 @@
 """What was exported, and the run that it comes from → README.md, with which a stranger can tell what the model is and load it.
 
-It names no place on this machine: paths become their last part.
+It names no place on this machine: paths become their last part, and addresses lose their user and their query.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -16,11 +17,16 @@ from typing import Any
 import attrs
 import yaml
 
+from forge._directories import run_values
+from forge._errors import SettingsError
+from forge._nameless import is_hub_form, nameless, place_name
 from forge._resume import DIVISION
 
 _ELSEWHERE = frozenset({"model_path", "ckpt_output_dir", "data_path", "eval_data_path"})
 _ORIGIN = re.compile(r"^(\w+): .*  # ((?:(?!  # ).)*)$", re.MULTILINE)
-_PATH = re.compile(r"(?<![\w.~/-])(?:[~.]{0,2}/|[\w.-]+/[\w.-]+/)[^\s,:]*")
+_PLACE = re.compile(r"(_path|_cache|_dir)$|^preprocess$")
+"""Settings whose whole value is a path, or a list of them."""
+
 _PACKAGES = ("forge", "forge_data", "forge_packing", "forge_accel", "forge_dist", "forge_algos")
 _OTHERS = ("torch", "transformers", "peft", "gguf")
 
@@ -36,13 +42,15 @@ class Exported:
     merged: bool
     adapter: bool
     base: str
-    """Directory or hub name of the base."""
+    """Directory or hub name of an adapter's base; of a whole model its own directory."""
     dtype: str
     file: str | None
     """The GGUF file beside the card."""
     proofs: tuple[str, ...]
     """Sentences that say how it was compared."""
     architecture: str
+    template: bool
+    """Whether the tokenizer has a chat template."""
 
 
 def model_card(card: Exported) -> str:
@@ -67,27 +75,41 @@ def _head(card: Exported, verb: str) -> str:
     }
     if not _is_reward(card):
         head["pipeline_tag"] = "text-generation"
-    if not os.path.isabs(card.base):  # the Hub knows no other base than its own
-        head["base_model"] = card.base
+    origin = _origin(card)
+    if _of_hub(card, origin):  # the Hub knows no other base than its own
+        head["base_model"] = origin
     return f"---\n{yaml.safe_dump(head, sort_keys=True).strip()}\n---"
 
 
+def _origin(card: Exported) -> str:
+    """What was trained: an adapter's base, or what the run of a whole model began with."""
+    return card.base if card.adapter or card.run is None else str(run_values(card.run)["model_path"])
+
+
+def _of_hub(card: Exported, origin: str) -> bool:
+    if not is_hub_form(origin) or os.path.exists(origin):
+        return False
+    return card.run is None or str(_json(card.run / "run.json").get("model")).startswith("hub:")
+
+
 def _title(card: Exported, verb: str) -> str:
-    return f"{nameless(card.base)}, {'trained by forge ' + verb if verb else 'exported by forge'}"
+    how = "exported by forge" if card.run is None else f"trained by forge {verb}".rstrip()
+    return f"{place_name(_origin(card))}, {how}"
 
 
 def _about(card: Exported, verb: str) -> str:
     if card.adapter:
         what = (
-            f"An adapter merged into its base, {nameless(card.base)}"
+            f"An adapter merged into its base, {place_name(card.base)}"
             if card.merged
-            else f"An adapter for {nameless(card.base)}"
+            else f"An adapter for {place_name(card.base)}"
         )
     else:
         what = "A whole model"
-    started = "" if card.adapter or card.run is None else f", trained from {nameless(_values(card.run).get('model_path'))}"
+    started = "" if card.adapter or card.run is None else f", trained from {place_name(_origin(card))}"
     at = card.folder.name.removeprefix("samples_")
-    seen = f" after {int(at):,} samples of `forge {verb}`" if card.run is not None and at.isdigit() else ""
+    seen = f" after {int(at):,} samples" if card.run is not None and at.isdigit() else ""
+    seen += f" of `forge {verb}`" if seen and verb else ""
     return f"{what}{started}{seen}. {card.architecture}, weights in {card.dtype}."
 
 
@@ -100,12 +122,14 @@ def _losses(card: Exported) -> str:
     steps: list[dict[str, Any]] = []
     step = 0
     for line in _lines(card.run / "metrics.jsonl"):
-        if "samples" in line:
+        if not isinstance(line.get("step"), int):
+            continue
+        if isinstance(line.get("samples"), int):
             if most is not None and line["samples"] > most:
                 break
             steps.append(line)
             step = line["step"]
-        elif "step" in line and line["step"] <= step:
+        elif line["step"] <= step:
             held.append(line)
     rows = []
     if steps:
@@ -125,21 +149,32 @@ def _losses(card: Exported) -> str:
 
 
 def _figure(value: Any) -> str:
-    return "" if value is None else f"{value:.4f}" if isinstance(value, float) else f"{value:,}"
+    return (
+        ""
+        if value is None
+        else f"{value:.4f}"
+        if isinstance(value, float)
+        else f"{value:,}"
+        if isinstance(value, int)
+        else str(value)
+    )
 
 
 def _data(run: Path) -> str:
     stores = sorted((run / "data").glob("*/store.json"))
     lines = []
     for file in stores:
-        store = _json(file)
-        account = store.get("accounting") or {}
-        lost = "".join(f", dropped {count:,} ({reason})" for reason, count in (account.get("dropped") or {}).items())
-        names = ", ".join(str(source.get("name")) for source in store.get("sources") or [])
-        lines.append(
-            f"- {file.parent.name}: {account.get('read', 0):,} rows read, {account.get('kept', 0):,} kept{lost}; "
-            f"{store.get('tokens', 0):,} tokens; from {nameless(names)}; fingerprint `{store.get('fingerprint')}`"
-        )
+        try:
+            store = json.loads(file.read_text(encoding="utf-8"))
+            account = store.get("accounting") or {}
+            lost = "".join(f", dropped {count:,} ({reason})" for reason, count in (account.get("dropped") or {}).items())
+            names = ", ".join(place_name(str(source.get("name"))) for source in store.get("sources") or [])
+            lines.append(
+                f"- {file.parent.name}: {account.get('read', 0):,} rows read, {account.get('kept', 0):,} kept{lost}; "
+                f"{store.get('tokens', 0):,} tokens; from {names}; fingerprint `{store.get('fingerprint')}`"
+            )
+        except (OSError, ValueError, AttributeError, TypeError) as error:
+            raise SettingsError(f"{file}: is not what a run writes ({error}). It is damaged; put it back.") from error
     return "## Data\n\n" + "\n".join(lines) if lines else ""
 
 
@@ -148,8 +183,8 @@ def _settings(run: Path) -> str:
     text = (run / "config.yaml").read_text(encoding="utf-8")
     origins = dict(_ORIGIN.findall(text))
     rows = [
-        f"| {name} | {_cell(value)} | {_cell(origins.get(name, ''))} |"
-        for name, value in _values(run).items()
+        f"| {name} | {_cell(_told(name, value))} | {_cell(_source(origins.get(name, '')))} |"
+        for name, value in run_values(run).items()
         if origins.get(name) != "default" and value is not None and name not in DIVISION and name not in _ELSEWHERE
     ]
     return (
@@ -157,35 +192,31 @@ def _settings(run: Path) -> str:
     )
 
 
+def _told(name: str, value: Any) -> Any:
+    if _PLACE.search(name) is None:
+        return value
+    return [place_name(str(each)) for each in value] if isinstance(value, list) else place_name(str(value))
+
+
+def _source(origin: str) -> str:
+    kind, _, place = origin.partition(" ")
+    return f"recipe {place_name(place)}" if kind == "recipe" and place else origin
+
+
 def _cell(value: Any) -> str:
     return str(nameless(value)).replace("|", "\\|").replace("\n", " ")
 
 
-def nameless(value: Any) -> Any:
-    """The same with every path on this machine reduced to its last part; names of the Hub (org/name) stay.
-
-    >>> nameless("/home/me/models/smol"), nameless("org/name"), nameless("recipe ../mine/a.yaml")
-    ('smol', 'org/name', 'recipe a.yaml')
-    """
-    if isinstance(value, dict):
-        return {nameless(key): nameless(held) for key, held in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [nameless(held) for held in value]
-    if not isinstance(value, str):
-        return value
-    return _PATH.sub(lambda found: found[0].rstrip("/").rpartition("/")[2], value)
-
-
 def _loading(card: Exported) -> str:
     if card.file is not None:
-        return f"```shell\nllama-cli -m {card.file}\n```\n\nThe tokenizer and the chat template are in the file."
+        return f"```shell\nllama-cli -m {shlex.quote(card.file)}\n```\n\nThe tokenizer {'and the chat template are' if card.template else 'is'} in the file."
     if card.adapter and not card.merged:
         kind = "AutoModelForSequenceClassification" if _is_reward(card) else "AutoModelForCausalLM"
         labels = ", num_labels=1" if _is_reward(card) else ""
         return (
             "```python\nfrom peft import PeftModel\n"
             f"from transformers import {kind}\n\n"
-            f'base = {kind}.from_pretrained("{nameless(card.base)}"{labels})  # where the base model lies\n'
+            f'base = {kind}.from_pretrained("{place_name(card.base)}"{labels})  # where the base model lies\n'
             'model = PeftModel.from_pretrained(base, "PATH_OF_THIS_DIRECTORY")\n```'
         )
     kind = "AutoModelForSequenceClassification" if _is_reward(card) else "AutoModelForCausalLM"
@@ -204,10 +235,6 @@ def _verb(run: Path | None) -> str:
     return "" if run is None else str(_json(run / "run.json").get("verb", ""))
 
 
-def _values(run: Path) -> dict[str, Any]:
-    return yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8")) or {}
-
-
 def _versions() -> list[str]:
     found = [f"{name} {import_module(name).__version__}" for name in _PACKAGES]
     for name in _OTHERS:
@@ -220,13 +247,22 @@ def _versions() -> list[str]:
 
 def _json(file: Path) -> dict[str, Any]:
     try:
-        return json.loads(file.read_text(encoding="utf-8"))
+        found = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _lines(file: Path) -> list[dict[str, Any]]:
+    """Those that can be read: a kill may have torn one."""
     try:
-        return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-    except (OSError, ValueError):
+        text = file.read_text(encoding="utf-8", errors="replace")
+    except OSError:
         return []
+    found = []
+    for line in text.splitlines():
+        try:
+            found.append(json.loads(line))
+        except ValueError:
+            continue
+    return [line for line in found if isinstance(line, dict)]

@@ -8,14 +8,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
 import forge_accel
 import forge_dist
-from forge._directories import last_export
+from forge._directories import last_export, run_values
 from forge._errors import SettingsError
 from forge._osft_html import leaks, page
-from forge._resume import read_values
 from forge_algos.adaptations import Moved, osft_moved, osft_portrait
 
 
@@ -31,19 +30,24 @@ def inspect(run: str | Path, *, layer: str | None = None, html: str | Path | Non
         The summary for a person; its last line is the page's path.
 
     Raises:
-        SettingsError: this is no OSFT run or it has no export yet, its base model changed, `layer` is no target, or the page
-            cannot be written.
+        SettingsError: this is no OSFT run or it has no export yet, a file of it is damaged, its base model changed, `layer` is no
+            target, or the page cannot be written.
 
     """
     root = Path(run).expanduser()
     plan = _plan(root)
     wanted = _wanted(plan, layer)
-    values = read_values(root)
+    values = _values(root)
     _check_base(root, values["model_path"])
     rule: Literal["strict", "paper"] = values["osft_rule"]
     cache = root / "osft" if values.get("osft_cache") is None else Path(values["osft_cache"])
     names = {name: f"{name}.weight" for name in plan}
     before, after = (Weights(path, set(names.values())) for path in (values["model_path"], last_export(str(root))))
+    for weights, place in ((before, values["model_path"]), (after, root / "hf_format")):
+        if missing := sorted(set(names.values()) - set(weights)):
+            raise SettingsError(
+                f"{root / 'osft' / 'plan.json'}: names {missing[0]}, which {place} does not hold. Put the run's own back."
+            )
     targets = [
         osft_moved(name, before[key].float(), after[key], plan[name], svd=values["osft_svd"], cache=cache)
         for name, key in names.items()
@@ -73,8 +77,12 @@ class Weights(Mapping[str, Any]):
     def __getitem__(self, name: str) -> Any:
         if self._loaded is not None:
             return self._loaded[name]
-        with safe_open(self._files[name], framework="pt") as tensors:
-            return tensors.get_tensor(name)
+        file = self._files[name]
+        try:
+            with safe_open(file, framework="pt") as tensors:
+                return tensors.get_tensor(name)
+        except (OSError, SafetensorError) as error:
+            raise _damaged(file, error) from error
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._files if self._loaded is None else self._loaded)
@@ -84,8 +92,25 @@ class Weights(Mapping[str, Any]):
 
 
 def _names(file: Path) -> list[str]:
-    with safe_open(file, framework="pt") as tensors:
-        return list(tensors.keys())
+    try:
+        with safe_open(file, framework="pt") as tensors:
+            return list(tensors.keys())
+    except (OSError, SafetensorError) as error:
+        raise _damaged(file, error) from error
+
+
+def _damaged(file: Path, error: Exception) -> SettingsError:
+    return SettingsError(f"{file}: cannot be read: {error}. It is damaged; put it back.")
+
+
+def _values(root: Path) -> dict[str, Any]:
+    values = run_values(root)
+    for name, known in (("osft_rule", ("strict", "paper")), ("osft_svd", ("exact", "randomized"))):
+        if values.get(name) not in known:
+            raise SettingsError(
+                f"{root / 'config.yaml'}: {name} is {values.get(name)!r}, none of {', '.join(known)}. Put the run's own back."
+            )
+    return values
 
 
 def _plan(root: Path) -> dict[str, Any]:
@@ -99,15 +124,26 @@ def _plan(root: Path) -> dict[str, Any]:
         ) from None
     except ValueError as error:
         raise SettingsError(f"{file}: cannot be read: {error}.") from error
+    if not isinstance(plan, dict) or not all(map(_planned, plan.values())):
+        raise SettingsError(
+            f"{file}: is not what a run writes: each target has a shape and a number of free directions. Put it back."
+        )
     if not plan:
         raise SettingsError(f"{file}: names no target, so nothing was protected.")
     return plan
 
 
+def _planned(target: Any) -> bool:
+    if not isinstance(target, dict) or not isinstance(target.get("free"), int):
+        return False
+    shape = target.get("shape")
+    return isinstance(shape, list) and len(shape) == 2 and all(isinstance(size, int) for size in shape)
+
+
 def _check_base(root: Path, model_path: str) -> None:
     try:
         began = json.loads((root / "run.json").read_text(encoding="utf-8"))["model"]
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise SettingsError(
             f"{root / 'run.json'}: does not say which model the run began with ({error!r}). Put it back."
         ) from error

@@ -82,6 +82,14 @@ class Adaptation:
         del name
         return tensor
 
+    def plain_state(self) -> dict[str, torch.Tensor]:
+        """The state of a plain model, by name, where one process holds the model: `model.save_pretrained(folder, state_dict=...)`.
+
+        With writes="adapter" it is the adapter that is saved instead: PEFT's `save_pretrained`.
+        """
+        own = tuple(f"{name}." for name in self.additions)
+        return {name: self.plain(name, tensor) for name, tensor in self.model.state_dict().items() if not name.startswith(own)}
+
 
 Importance = Callable[[Sequence[str]], dict[str, float]]
 """Names of targets → each one's importance, mean 1; see `osft_importance`."""

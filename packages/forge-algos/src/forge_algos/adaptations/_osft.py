@@ -27,7 +27,7 @@ from forge_algos.adaptations._osft_factors import Factors
 from forge_algos.adaptations._osft_paper import Protected
 from forge_algos.adaptations._osft_ranks import free_ranks
 from forge_algos.adaptations._osft_rest import tied, train_rest
-from forge_algos.adaptations._targets import resolve_targets
+from forge_algos.adaptations._targets import not_linear, resolve_targets
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -112,8 +112,19 @@ class OSFT(Adaptation):
         return [
             f"OSFT ({form}): {len(self._targets)} targets, free directions {free}{more}; singular vectors within {worst:.1e} of the weights",
             f"beside the targets trains: {', '.join(rest) or 'nothing'}; frozen: {', '.join(frozen) or 'nothing'}",
-            *(f"{name}: {target.note}" for name, target in self._targets.items() if target.note),
+            *self._notes(),
             *super().describe(),
+            *not_linear(self.model),
+        ]
+
+    def _notes(self) -> list[str]:
+        """What is to be said of singular vectors, once for all targets of which the same is."""
+        said: dict[str, list[str]] = {}
+        for name, target in self._targets.items():
+            if target.note:
+                said.setdefault(target.note, []).append(name)
+        return [
+            f"{names[0]}{f' and {len(names) - 1} others' if len(names) > 1 else ''}: {note}" for note, names in said.items()
         ]
 
     def check_optimizer(self, optimizer: torch.optim.Optimizer) -> None:

@@ -22,11 +22,6 @@ class Directions:
         return self._bases.U[:, : self.protected]
 
     @property
-    def S_h(self) -> torch.Tensor:
-        """[k]."""
-        return self._bases.S[: self.protected]
-
-    @property
     def V_h(self) -> torch.Tensor:
         """[M, k]."""
         return self._bases.Vh[: self.protected].t()

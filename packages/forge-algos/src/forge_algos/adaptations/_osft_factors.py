@@ -16,6 +16,8 @@ from forge_algos.adaptations._osft_linear import Pair
 class Factors(Delta):
     """ΔW of a W [N, M] from its directions, of exact bases, on the device of `like`."""
 
+    projects = True
+
     protected_left: torch.Tensor
     protected_right: torch.Tensor
     first_left: torch.Tensor
@@ -37,6 +39,14 @@ class Factors(Delta):
 
     def factors(self) -> tuple[torch.Tensor, torch.Tensor, Pair | None]:
         return self.left * self.values, self.right.t(), (self.first_left, self.first_right)
+
+    @torch.no_grad()
+    def moved(self) -> torch.Tensor:
+        # As a sum of what differs: the difference of the two products would have the rounding of each in it. And what differs is confined
+        # once more, for the factors themselves hold it no more finely than their own size allows.
+        left, right = self.left * self.values - self.first_left, self.right - self.first_right.t()
+        _confine(left, right, self.protected_left, self.protected_right)
+        return left @ self.right + self.first_left @ right
 
     @torch.no_grad()
     def before_step(self) -> None:

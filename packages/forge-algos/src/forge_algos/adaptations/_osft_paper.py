@@ -1,7 +1,8 @@
 """osft_rule=paper (arXiv 2504.07097): W itself trains, and only what leads from protected directions to protected ones stays.
 
 Gradients become ∇W − U_h U_hᵀ ∇W V_h V_hᵀ before a step. An optimizer that is not linear in them (Adam, clipping by element, weight decay) still
-moves that block, so after the step W ← W − U_h (U_hᵀ W V_h − S_h) V_hᵀ: the block is known from the singular values, and no copy of W is kept.
+moves that block, so after the step W ← W − U_h U_hᵀ (W − W₀) V_h V_hᵀ. W₀ is kept for that: U_hᵀ W V_h − S_h is the same block on paper, and in float32
+has the rounding of W in it, which is no small part of what a low rate moves.
 """
 
 import torch
@@ -14,11 +15,13 @@ from forge_algos.adaptations._osft_directions import Directions
 
 
 class Protected(nn.Module):
-    """U_h [N, k] (this rank's rows of it, where W is divided by rows), V_h [M, k] and S_h [k] of one linear layer."""
+    """U_h [N, k] and W₀ [N, M] (this rank's rows of them, where W is divided by rows) and V_h [M, k] of one linear layer."""
+
+    projects = True
 
     rows: torch.Tensor
     right: torch.Tensor
-    values: torch.Tensor
+    start: torch.Tensor
 
     def __init__(self, directions: Directions, linear: nn.Linear) -> None:
         super().__init__()
@@ -32,7 +35,8 @@ class Protected(nn.Module):
             rows = rows.to(weight.device).contiguous()
             # Every rank has the whole already.
             rows = distribute_tensor(rows, weight.device_mesh, weight.placements, src_data_rank=None).to_local()
-        for name, value in (("rows", rows), ("right", directions.V_h), ("values", directions.S_h)):
+        start = weight.to_local() if isinstance(weight, DTensor) else weight
+        for name, value in (("rows", rows), ("right", directions.V_h), ("start", start)):
             self.register_buffer(name, constant(value, weight), persistent=False)
 
     @torch.no_grad()
@@ -40,29 +44,26 @@ class Protected(nn.Module):
         """Collective where W is divided."""
         gradient = self._linear[0].weight.grad
         if gradient is not None:
-            self._take(gradient, self._block(gradient))
+            self._take(gradient, _local(gradient).float())
 
     @torch.no_grad()
     def after_step(self) -> None:
         """Collective where W is divided."""
         weight = self._linear[0].weight
-        block = self._block(weight)
-        block.diagonal().sub_(self.values)
-        self._take(weight, block)
+        self._take(weight, _local(weight).float() - self.start)
 
-    def _block(self, matrix: torch.Tensor) -> torch.Tensor:
-        """float32[k, k]: U_hᵀ X V_h of X [N, M], whole on each rank."""
-        local = matrix.to_local() if isinstance(matrix, DTensor) else matrix
-        block = self.rows.t() @ local.detach().float() @ self.right
-        if not isinstance(matrix, DTensor):
-            return block
-        placements = [Partial() if placement.is_shard() else Replicate() for placement in matrix.placements]
-        return DTensor.from_local(block, matrix.device_mesh, placements, run_check=False).full_tensor()
-
-    def _take(self, matrix: torch.Tensor, block: torch.Tensor) -> None:
-        """X ← X − U_h block V_hᵀ, in place."""
-        local = matrix.to_local() if isinstance(matrix, DTensor) else matrix.detach()
+    def _take(self, matrix: torch.Tensor, moved: torch.Tensor) -> None:
+        """X ← X − U_h U_hᵀ D V_h V_hᵀ, in place; D [N, M] lies as X does."""
+        block = self.rows.t() @ moved @ self.right
+        if isinstance(matrix, DTensor):
+            placements = [Partial() if placement.is_shard() else Replicate() for placement in matrix.placements]
+            block = DTensor.from_local(block, matrix.device_mesh, placements, run_check=False).full_tensor()
+        local = _local(matrix)
         if local.dtype == torch.float32:
             local.addmm_(self.rows @ block, self.right.t(), alpha=-1)
         else:
             local.copy_(local.float().addmm_(self.rows @ block, self.right.t(), alpha=-1))
+
+
+def _local(matrix: torch.Tensor) -> torch.Tensor:
+    return (matrix.to_local() if isinstance(matrix, DTensor) else matrix).detach()

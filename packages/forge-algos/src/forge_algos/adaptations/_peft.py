@@ -16,7 +16,7 @@ from forge_algos.adaptations._dora import dora_attached
 from forge_algos.adaptations._ia3 import ia3_config
 from forge_algos.adaptations._peft_prompts import attach_prompts
 from forge_algos.adaptations._short_names import short_names
-from forge_algos.adaptations._targets import kind_of, resolve_targets, score
+from forge_algos.adaptations._targets import kind_of, not_linear, resolve_targets, score
 
 if TYPE_CHECKING:
     from peft import LoraConfig, PeftConfig, PeftModel
@@ -60,7 +60,7 @@ def attach_peft(model: nn.Module, settings: AdapterSettings, *, tokenizer_path: 
     _check_tops(model, targets)
     said = _described(model, settings, targets)
     if settings.target_modules is None and settings.adapter != "ia3":
-        said += _not_linear(model)
+        said += not_linear(model)
     with dora_attached(model, targets) if settings.adapter == "dora" else nullcontext():
         attached = _attached(model, config)
     return PeftAdaptation(attached, *said)
@@ -126,10 +126,3 @@ def _described(model: nn.Module, settings: AdapterSettings, targets: Sequence[st
     named = "; ".join(f"{kind}: {', '.join(parts[kind])}" for kind in parts)
     whole = [] if score(model) is None else ["score is trained whole"]
     return [f"{layers} ({named})", *whole]
-
-
-def _not_linear(model: nn.Module) -> list[str]:
-    """A line where experts are tensors of matrices, which no linear layer holds: whoever asks for all would take them for adapted."""
-    experts = [p for name, p in model.named_parameters() if p.ndim == 3 and ".experts." in f".{name}"]
-    numbers = sum(p.numel() for p in experts)
-    return [f"without an adapter: {len(experts)} tensors of experts, {numbers:,} parameters"] if experts else []

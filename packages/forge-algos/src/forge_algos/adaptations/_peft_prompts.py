@@ -105,6 +105,13 @@ def _layers(model: Any, settings: AdapterSettings, task_type: str) -> int:
         raise AdapterError(
             f"adapter=adapter_prompt: PEFT has adaption prompts for {', '.join(_ADAPTED)} and not for {kind}; take adapter=prefix or lora"
         )
+    heads, width = model.config.num_attention_heads, model.config.hidden_size
+    size = getattr(model.config, "head_dim", None) or width // heads
+    if heads * size != width:
+        raise AdapterError(
+            f"adapter=adapter_prompt: PEFT makes adaption prompts only where hidden_size is num_attention_heads times head_dim, and here "
+            f"{width} is not {heads} times {size}; take adapter=prefix or lora"
+        )
     if task_type == "SEQ_CLS":
         raise AdapterError(
             "adapter=adapter_prompt: PEFT would neither train nor save the layer `score` with adaption prompts; take adapter=prefix or lora"

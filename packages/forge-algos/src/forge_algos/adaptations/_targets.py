@@ -146,3 +146,10 @@ def _holds(module: nn.Module) -> bool:
 
 def _list(names: Sequence[str]) -> str:
     return ", ".join(names) or "none"
+
+
+def not_linear(model: nn.Module) -> list[str]:
+    """A line where experts are tensors of matrices, which no linear layer holds: whoever asks for all would take them for one."""
+    experts = [p for name, p in model.named_parameters() if p.ndim == 3 and ".experts." in f".{name}"]
+    numbers = sum(p.numel() for p in experts)
+    return [f"no target: {len(experts)} tensors of experts, {numbers:,} parameters"] if experts else []

@@ -10,6 +10,7 @@ import attrs
 import torch
 from torch import nn
 
+from forge_algos._errors import PackedBatchError
 from forge_algos._modules import virtual_tokens
 
 
@@ -37,13 +38,27 @@ class Layout:
 
 
 def lay_out(model: nn.Module, inputs: dict[str, Any]) -> Layout:
-    """How `model` is fed the packed row of `packed_inputs`; waits for no device."""
+    """How `model` is fed the packed row of `packed_inputs`; waits for no device, and so looks at positions on the CPU only.
+
+    Raises:
+        PackedBatchError: the model has virtual tokens, and a document's beginning lies elsewhere: a line would lack it.
+    """
     if not virtual_tokens(model):
         return Layout(inputs=inputs)
+    if inputs.get("kv_rows") is not None:
+        raise PackedBatchError(
+            "completions that share a prompt (kv_rows) came to a model with virtual tokens, where each needs a prompt of its own: collate "
+            "with share_prompt=False, as forge_algos.shares_prompts says"
+        )
     ids, columns, boundaries = inputs["input_ids"][0], inputs["position_ids"][0], inputs["cu_seq_lens_q"]
     documents, width = len(boundaries) - 1, int(inputs["max_length_q"])
     numbers = torch.arange(documents, device=ids.device)
     lines = numbers.repeat_interleave(boundaries.diff(), output_size=len(ids))
+    if columns.device.type == "cpu" and not torch.equal(columns, torch.arange(len(ids)) - boundaries[lines]):
+        raise PackedBatchError(
+            "position_ids of a row for a model with virtual tokens must count each document of cu_seq_lens_q from 0: its line has places "
+            "for nothing else"
+        )
     padded = ids.new_zeros(documents, width)
     mask = torch.zeros_like(padded)
     padded[lines, columns] = ids
