@@ -1,6 +1,6 @@
 """Two tasks one after the other on SmolLM2-135M: what is left of the first after the second, with full fine-tuning and with OSFT.
 
-    hatch run two_tasks                                   # about ten minutes on two cores
+    hatch run two_tasks                                   # about three minutes on two cores
     hatch run two_tasks --model path/to/a/model           # another model directory
 
 Task A is learned once. Task B is then learned on that very model twice, by full fine-tuning and by OSFT, and each time task A, task B and
