@@ -12,7 +12,8 @@ from forge_algos.adaptations._osft_directions import Directions
 
 def layer(N, M, r, *, svd="exact", seed=0):
     """(linear layer under the direct form, U_h, V_h by torch in float64)."""
-    random = torch.Generator().manual_seed(seed)
+    # The generator of all, for what a test draws afterwards: numbers of no seed would now and then be a matrix of next to no rank.
+    random = torch.manual_seed(seed)
     linear = torch.nn.Linear(M, N, bias=False)
     linear.weight.requires_grad = False
     linear.weight.copy_(torch.randn(N, M, generator=random))

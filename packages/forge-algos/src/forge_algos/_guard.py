@@ -16,8 +16,8 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from forge_algos._errors import PackedBatchError
-from forge_algos._modules import causal_model, decoder, virtual_tokens
-from forge_algos._sharing import attention_of, was_shown_to_share
+from forge_algos._modules import attention_of, causal_model, decoder, virtual_tokens
+from forge_algos._sharing import was_shown_to_share
 
 
 class PackedGuard:

@@ -5,6 +5,7 @@ Nothing about an architecture is assumed: two made-up documents are run packed a
 one that builds its mask without positions (Falcon, Bloom) lets the second document see the first.
 """
 
+from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -12,7 +13,7 @@ import torch
 from torch import nn
 
 from forge_algos._errors import PackedBatchError
-from forge_algos._modules import causal_model, decoder, mode, vocabulary
+from forge_algos._modules import attention_of, causal_model, decoder, mode, vocabulary
 
 REFUSALS = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 """What a model raises that cannot run a row which it is tried on."""
@@ -42,19 +43,14 @@ def require_isolation(model: nn.Module, *, device: torch.device) -> None:
     Raises:
         PackedBatchError: they do not, or the model cannot run a packed row at all.
     """
-    config = getattr(causal_model(model), "config", None)
-    attention = getattr(config, "_attn_implementation", None)
-    key = (attention, device)
+    causal = causal_model(model)
+    key = attention_of(causal), device
     if _shown.get(model) == key:
         return
-    what = f"{type(causal_model(model)).__name__} with attention {attention!r}"
-    try:
-        with mode(model, training=False), torch.no_grad():
-            problem = _problem(model, device)
-    except torch.OutOfMemoryError:
-        raise
-    except REFUSALS as error:
-        raise PackedBatchError(f"{what} cannot run a packed row: {error}") from error
+    what = f"{type(causal).__name__} with attention {key[0]!r}"
+    problem, refusal = tried(_problem, model, device)
+    if refusal is not None:
+        raise PackedBatchError(f"{what} cannot run a packed row: {refusal}") from refusal
     if problem:
         raise PackedBatchError(f"{what} does not keep packed documents apart: {problem}. {_REMEDY}")
     _shown[model] = key
@@ -63,9 +59,27 @@ def require_isolation(model: nn.Module, *, device: torch.device) -> None:
 _REMEDY = "Load it with another attention implementation, or take a model whose attention goes by position_ids or cu_seq_lens"
 
 
+def tried(
+    problem_of: Callable[[nn.Module, torch.device], str | None], model: nn.Module, device: torch.device
+) -> tuple[str | None, Exception | None]:
+    """(what `problem_of` finds wrong, what a model raises that cannot be tried so), in evaluation mode and without gradients."""
+    try:
+        with mode(model, training=False), torch.no_grad():
+            return problem_of(model, device), None
+    except torch.OutOfMemoryError:
+        raise
+    except REFUSALS as error:
+        return None, error
+
+
+def made_up(model: nn.Module, number: int, device: torch.device) -> tuple[torch.Tensor, int]:
+    """(ids int64[number], how many ids the model has, or stands for its having)."""
+    vocab = vocabulary(model) or number
+    return (torch.arange(number, device=device) * 7 + vocab // 3) % vocab, vocab
+
+
 def _problem(model: nn.Module, device: torch.device) -> str | None:
-    vocab = vocabulary(model) or sum(_LENGTHS)
-    ids = (torch.arange(sum(_LENGTHS), device=device) * 7 + vocab // 3) % vocab
+    ids, vocab = made_up(model, sum(_LENGTHS), device)
     first, second = ids.split(list(_LENGTHS))
     packed = _run(model, first, second)
     for which, document, found in (("first", first, packed[0]), ("second", second, packed[1])):

@@ -43,6 +43,11 @@ def embeddings(model: nn.Module) -> nn.Module | None:
     return _ask(causal_model(model), "get_input_embeddings")
 
 
+def attention_of(causal: nn.Module) -> str | None:
+    """The name of the model's attention implementation, as transformers keeps it; None for any other model."""
+    return getattr(getattr(causal, "config", None), "_attn_implementation", None)
+
+
 def vocabulary(model: nn.Module) -> int | None:
     """V: how many token ids the model embeds, or None where it does not say."""
     count = getattr(embeddings(model), "num_embeddings", None)

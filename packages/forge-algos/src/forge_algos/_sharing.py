@@ -11,8 +11,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
-from forge_algos._isolation import REFUSALS, equal, hidden_states, packed_inputs
-from forge_algos._modules import causal_model, mode, virtual_tokens, vocabulary
+from forge_algos._isolation import equal, hidden_states, made_up, packed_inputs, tried
+from forge_algos._modules import attention_of, causal_model, virtual_tokens
 
 Answer = tuple[bool, str]
 
@@ -57,11 +57,6 @@ def _asked(model: nn.Module) -> tuple[str | None, int]:
     return attention_of(causal_model(model)), virtual_tokens(model)
 
 
-def attention_of(causal: nn.Module) -> str | None:
-    """The name of the model's attention implementation, as transformers keeps it; None for any other model."""
-    return getattr(getattr(causal, "config", None), "_attn_implementation", None)
-
-
 def _answer(model: nn.Module, causal: nn.Module, device: torch.device) -> Answer:
     attention = attention_of(causal)
     if attention is not None and not _knows_rows(attention):
@@ -69,13 +64,9 @@ def _answer(model: nn.Module, causal: nn.Module, device: torch.device) -> Answer
     if virtual_tokens(model):
         return False, "virtual tokens stand before each completion: each is computed with a prompt of its own"
     what = f"{type(causal).__name__} with attention {attention!r}"
-    try:
-        with mode(model, training=False), torch.no_grad():
-            problem = _problem(model, device)
-    except torch.OutOfMemoryError:
-        raise
-    except REFUSALS as error:
-        return False, f"{what} cannot run a row with a shared prompt: {error}"
+    problem, refusal = tried(_problem, model, device)
+    if refusal is not None:
+        return False, f"{what} cannot run a row with a shared prompt: {refusal}"
     if problem:
         return False, f"{what} does not share prompts: {problem}"
     return True, f"{what} gives completions that share a prompt what it gives each alone, in a made-up group"
@@ -89,8 +80,7 @@ def _knows_rows(attention: str) -> bool:
 
 
 def _problem(model: nn.Module, device: torch.device) -> str | None:
-    vocab = vocabulary(model) or len(_POSITIONS)
-    ids = (torch.arange(len(_POSITIONS), device=device) * 7 + vocab // 3) % vocab
+    ids, vocab = made_up(model, len(_POSITIONS), device)
     shared = _shared(model, ids)
     for name, rows in zip(_NAMES, _SEEN, strict=True):
         alone = packed_inputs(ids[list(rows)], torch.arange(len(rows), device=device), torch.tensor([0, len(rows)]), len(rows))

@@ -3,6 +3,7 @@
 The layer stays the object that it was, so that what divides, finds or saves it by name notices nothing; the module is its child `osft`.
 """
 
+from abc import ABC, abstractmethod
 from types import MethodType
 from typing import Any
 
@@ -14,15 +15,15 @@ from forge_algos.adaptations._osft_linear import Pair, moved_linear
 CHILD = "osft"
 
 
-class Delta(nn.Module):
+class Delta(nn.Module, ABC):
     """ΔW of one linear layer; its parameters are what trains, its buffers, which no state holds, the directions."""
 
     off = False
     """Whether the layer is to answer as it was."""
 
+    @abstractmethod
     def factors(self) -> tuple[torch.Tensor, torch.Tensor, Pair | None]:
         """(L [N, r], R [M, r], what is taken away or None): ΔW = L Rᵀ less the product of that pair; gradients flow."""
-        raise NotImplementedError
 
     def moved(self) -> torch.Tensor:
         """float32[N, M]: ΔW, outside of any autocast."""

@@ -9,9 +9,8 @@ import torch
 from torch import nn
 
 from forge_algos._errors import AdapterError
-from forge_algos._isolation import REFUSALS, batch_states, equal, packed_inputs
-from forge_algos._modules import causal_model, mode, unwrap, vocabulary
-from forge_algos._sharing import attention_of
+from forge_algos._isolation import batch_states, equal, made_up, packed_inputs, tried
+from forge_algos._modules import attention_of, causal_model, unwrap
 from forge_algos.objectives._layout import lay_out
 
 _LENGTHS = (4, 7)
@@ -35,15 +34,11 @@ def require_lines(model: nn.Module, *, device: torch.device) -> None:
     if _shown.get(model) == key:
         return
     what = f"{type(causal).__name__} with attention {key[0]!r}"
-    try:
-        with mode(model, training=False), torch.no_grad():
-            problem = _problem(model, device)
-    except torch.OutOfMemoryError:
-        raise
-    except REFUSALS as error:
+    problem, refusal = tried(_problem, model, device)
+    if refusal is not None:
         raise AdapterError(
-            f"{what} cannot run documents in lines before which virtual tokens stand ({kind}): {error}. {_REMEDY}"
-        ) from error
+            f"{what} cannot run documents in lines before which virtual tokens stand ({kind}): {refusal}. {_REMEDY}"
+        ) from refusal
     if problem:
         raise AdapterError(f"{what} does not do what virtual tokens need ({kind}): {problem}. {_REMEDY}")
     _shown[model] = key
@@ -53,8 +48,7 @@ _REMEDY = "Load it with attention=sdpa or eager, or take adapter=lora"
 
 
 def _problem(model: nn.Module, device: torch.device) -> str | None:
-    vocab = vocabulary(model) or sum(_LENGTHS)
-    ids = (torch.arange(sum(_LENGTHS), device=device) * 7 + vocab // 3) % vocab
+    ids, vocab = made_up(model, sum(_LENGTHS), device)
     lines = _in_lines(model, ids)
     for which, document, found in zip(("first", "second"), ids.split(list(_LENGTHS)), lines, strict=True):
         alone = batch_states(model, {"input_ids": document[None], "use_cache": False})[0, -len(document) :]
