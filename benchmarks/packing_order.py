@@ -16,7 +16,7 @@ from collections.abc import Callable
 import numpy as np
 from _report import emit, machine, note
 
-from forge_packing._order import Order
+from forge_packing.ordering._order import Order
 
 BATCH, STEPS = 128, 128
 

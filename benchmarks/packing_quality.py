@@ -21,7 +21,7 @@ from _lengths import FAMILIES, RANKS, Step, makespan, mini_trainer, mini_trainer
 from _report import emit, machine, note
 
 import forge_packing
-from forge_packing._bounds import makespan_bound, micro_batch_bound
+from forge_packing.dividing._bounds import makespan_bound, micro_batch_bound
 
 COST = forge_packing.Cost()
 

@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parent
 PRELOAD = [
     *("pytest", "torch", "torch.distributed.fsdp", "torch.distributed.checkpoint", "transformers.models.llama.modeling_llama"),
     # Where they are installed: a leaf's own environment holds no other.
-    *("forge_dist", "peft", "forge_algos.objectives", "forge_data", "forge._run"),
+    *("forge_dist", "peft", "forge_algos.objectives", "forge_data", "forge.run._run"),
 ]
 # How long the other ranks may take to end once one of them failed: long enough to hear what they have to say, short enough to wait for.
 GRACE_SECONDS = 5.0

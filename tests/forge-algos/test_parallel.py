@@ -20,8 +20,8 @@ from forge_algos import (
     schedule,
     train,
 )
-from forge_algos._batch import check_batch
-from forge_algos._columns import columns
+from forge_algos.batches._packed import check_batch
+from forge_algos.training._columns import columns
 
 from .oracle import distance, gradients, make, pack, samples
 from .threads import on_threads

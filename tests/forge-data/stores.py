@@ -3,11 +3,11 @@
 import numpy as np
 
 from forge_data import Accounting, TokenizedExample, TokenStore
-from forge_data._batch import BatchBuilder
-from forge_data._fit import Fitted
-from forge_data._manifest import SourceFile
-from forge_data._sample_types import Encoded
-from forge_data._writer import StoreWriter
+from forge_data.formats._samples import Encoded
+from forge_data.preparing._batch import BatchBuilder
+from forge_data.store._manifest import SourceFile
+from forge_data.store._writer import StoreWriter
+from forge_data.tokenizing._overflow import Fitted
 
 EXAMPLE = TokenizedExample(np.array([1, 2], dtype=np.int32), np.array([-100, 2], dtype=np.int32), np.array([[0, 1], [1, 2]], dtype=np.int32), ("user", "assistant"))  # fmt: skip
 

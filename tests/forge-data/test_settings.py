@@ -8,9 +8,9 @@ import attrs
 import pytest
 
 from forge_data import DataSettings, PreferenceDataSettings, PretrainDataSettings, PromptDataSettings
-from forge_data._formats import FORMATS
 from forge_data._options import ON_BAD_PAIR, ON_LONG_PROMPT, ON_OVERFLOW, TRAIN_ON
 from forge_data._settings import Format, OnBadPair, OnLongPrompt, OnOverflow, TrainOn
+from forge_data.formats._registry import FORMATS
 
 
 def test_defaults():

@@ -3,7 +3,7 @@
 import pytest
 
 from forge_data import DataError
-from forge_data._text import checked_text, checked_tree, from_json
+from forge_data._values_from_text import checked_text, checked_tree, from_json
 
 
 def test_unicode():

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from forge_data import Accounting, StoreError, TokenizedExample
-from forge_data._findings import LintReport
+from forge_data.findings._report import LintReport
 
 SHA256 = {"input_ids.bin": "a1" * 32, "loss_mask.bin": "b2" * 32}
 

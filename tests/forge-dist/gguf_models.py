@@ -57,7 +57,7 @@ def tokenizer_of(rule="gpt-2", size=390, begins=False):
     """A byte-level BPE tokenizer that cuts text by a rule of `PRE`, with three special tokens and one plain added one."""
     from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors, trainers
 
-    from forge_dist._gguf_tokenizer import PRE, _step
+    from forge_dist.gguf._tokenizer import PRE, _step
 
     made = Tokenizer(models.BPE(ignore_merges=PRE[rule].ignore_merges))
     steps = [_step(step) for step in PRE[rule].steps]

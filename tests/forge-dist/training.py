@@ -99,7 +99,7 @@ def gradients(model):
     """Whole gradients by name, as one process would have them."""
     from torch.distributed.tensor import DTensor
 
-    from forge_dist._wrappers import resharded
+    from forge_dist.strategies._wrappers import resharded
 
     found = {}
     for name, parameter in resharded(model).named_parameters():

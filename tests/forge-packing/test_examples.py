@@ -23,6 +23,14 @@ def test_docstrings():
     assert [name for name, result in results.items() if result.failed] == []
     assert [
         name
-        for name in ("_plan", "_division", "_rows", "_collate", "_settings", "_blocks", "_cost")
+        for name in (
+            "planning._plan",
+            "dividing._divide",
+            "dividing._pack_rows",
+            "collating._collate",
+            "_settings",
+            "collating._blocks",
+            "dividing._cost",
+        )
         if not results[name].attempted
     ] == []

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import forge_dist
-from forge_dist._gguf_tokenizer import PROBES
+from forge_dist.gguf._tokenizer import PROBES
 
 xllamacpp = pytest.importorskip("xllamacpp", reason="xllamacpp (llama.cpp in a wheel) is not installed: pip install xllamacpp")
 pytest.importorskip("gguf", reason="gguf is an extra of forge-dist")

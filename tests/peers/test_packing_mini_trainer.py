@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import forge_packing
-from forge_packing._kernels_spread import greedy
+from forge_packing.dividing.kernels._spread import greedy
 
 from .packing_lengths import lengths as families
 

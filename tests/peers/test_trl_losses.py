@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from forge_algos import losses
-from forge_algos.losses._dpo_types import DIVERGENCES, LOSS_TYPES
+from forge_algos.losses.preference._dpo_types import DIVERGENCES, LOSS_TYPES
 
 trl = pytest.importorskip("trl", reason="TRL is not installed here: `hatch run peers:test`")
 os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"

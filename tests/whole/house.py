@@ -33,6 +33,12 @@ class Source:
         """Path from the root of the repository, for messages."""
         return self.path.relative_to(ROOT).as_posix()
 
+    @property
+    def module(self) -> str:
+        """Name that imports it, such as `forge_data.store._writer`."""
+        parts = self.path.relative_to(ROOT).with_suffix("").parts[3:]
+        return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
 
 @dataclass(frozen=True)
 class Package:

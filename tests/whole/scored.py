@@ -39,7 +39,7 @@ class Asked(NamedTuple):
 
     def valued(self) -> tuple[torch.Tensor, torch.Tensor]:
         """(log-probabilities, every position's value)"""
-        from forge_algos.online._value_head import values_at
+        from forge_algos.heads._value_head import values_at
 
         every = torch.arange(self.inputs["input_ids"].numel())
         return self.head.logps(*self[2:5], beside=lambda hidden: values_at(self.head.model, hidden, every))
@@ -94,7 +94,7 @@ LOSSES: dict[str, Callable[[Asked], torch.Tensor]] = {
 
 def row_of(rank: int) -> tuple[dict[str, Any], torch.Tensor, torch.Tensor]:
     """(the forward's arguments, rows, targets) of this rank; one position is scored twice, as that before two completions is."""
-    from forge_algos._isolation import packed_inputs
+    from forge_algos.isolation._isolation import packed_inputs
 
     lengths = LENGTHS[rank]
     generator = torch.Generator().manual_seed(rank)
@@ -131,7 +131,7 @@ def whole_gradients(model: nn.Module) -> dict[str, torch.Tensor]:
     from torch.distributed.tensor import DTensor
 
     from forge_algos._modules import unwrap
-    from forge_dist._wrappers import resharded
+    from forge_dist.strategies._wrappers import resharded
 
     found = {}
     for name, parameter in resharded(unwrap(model)).named_parameters():

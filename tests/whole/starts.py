@@ -29,14 +29,14 @@ MOMENTS = {
     "forward": ("forge_algos.objectives._sft", "BoundSFT.__call__"),
     "backward": ("torch", "Tensor.backward"),
     "optimizer": ("torch.optim", "AdamW.step"),
-    "saving: begin": ("forge_dist._checkpoint_folder", "begin"),
-    "saving: write": ("forge_dist._checkpoint_save", "write_file"),
-    "saving: rename": ("forge_dist._checkpoint_folder", "finish"),
-    "saving: latest": ("forge_dist._checkpoint_folder", "announce"),
-    "pruning": ("forge_dist._checkpoint_folder", "prune"),
+    "saving: begin": ("forge_dist.checkpoints._folder", "begin"),
+    "saving: write": ("forge_dist.checkpoints._save", "write_file"),
+    "saving: rename": ("forge_dist.checkpoints._folder", "finish"),
+    "saving: latest": ("forge_dist.checkpoints._folder", "announce"),
+    "pruning": ("forge_dist.checkpoints._folder", "prune"),
     "exporting": ("forge_dist", "export_model"),
     "checking": ("forge_dist", "check_export"),
-    "result": ("forge._run", "write_result"),
+    "result": ("forge.run._run", "write_result"),
 }
 
 

@@ -15,8 +15,8 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 import forge
-from forge._adaptation import check_projections
-from forge_algos._adapter_settings import Adapter
+from forge.run._adaptation import check_projections
+from forge_algos.settings._adapter import Adapter
 
 from ..ranks import run_on_ranks
 from .starts import metrics

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from forge._cli import main
+from forge.cli._app import main
 
 from .conftest import conversations, write_rows
 
@@ -275,7 +275,7 @@ def test_a_real_shell_sees_message_and_status(model_dir: Path, tmp_path: Path) -
 
 def test_two_runs_at_once(model_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """While one run holds its directory a second on the same one is refused, and the first is not disturbed."""
-    from forge._run_directory import RunDirectory
+    from forge.run._run_directory import RunDirectory
 
     data = write_rows(tmp_path / "data.jsonl", conversations())
     with RunDirectory(tmp_path / "run") as first:

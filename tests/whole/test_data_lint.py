@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 import forge
-from forge._cli import main
+from forge.cli._app import main
 
 from .conftest import conversations, write_rows
 

@@ -10,12 +10,7 @@ import pytest
 
 from .house import PACKAGES, ROOT
 
-MODULES = [
-    ".".join(source.path.relative_to(package.source_dir.parent).with_suffix("").parts)
-    for package in PACKAGES.values()
-    for source in package.sources
-    if ">>>" in source.path.read_text()
-]
+MODULES = [source.module for package in PACKAGES.values() for source in package.sources if ">>>" in source.path.read_text()]
 PAGES = [path.relative_to(ROOT).as_posix() for path in sorted(ROOT.glob("packages/*/README.md")) if ">>>" in path.read_text()]
 
 

@@ -13,8 +13,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import forge
-from forge._cli import main
-from forge._nameless import nameless, place_name
+from forge.cli._app import main
+from forge.exporting._redact import nameless, place_name
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 import forge
-from forge._settings import dashed
+from forge.settings._settings import dashed
 
 from .conftest import conversations, write_rows
 from .starts import RUN, final_state, metrics, sft, timeless, weights
@@ -164,7 +164,7 @@ def workers(run: Path) -> list[int]:
             variables = (entry / "environ").read_bytes().decode(errors="replace").split("\0")
         except OSError:
             continue
-        if "forge._worker" in line and any(str(run) in word for word in line):
+        if "forge.cli._worker" in line and any(str(run) in word for word in line):
             rank = next((v for v in variables if v.startswith("RANK=")), "RANK=-1")
             found[int(rank.removeprefix("RANK="))] = int(entry.name)
     return [found[rank] for rank in sorted(found)]

@@ -173,7 +173,7 @@ def test_prose_may_name_a_device(text: str) -> None:
         ("from json import loads", True),
         ("def f():\n    import forge_data", False),
         ("from importlib import import_module\nimport_module('forge_data')", False),
-        ("from forge_packing._plan import plan", True),
+        ("from forge_packing.planning._plan import plan", True),
         ("if TYPE_CHECKING:\n    import pandas", False),
     ],
 )

@@ -19,9 +19,9 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 import forge_algos
-from forge._cli import main
 from forge._errors import SettingsError
-from forge._osft_page import inspect
+from forge.cli._app import main
+from forge.reports._osft import inspect
 from forge_dist import model_identity
 
 from .house import ROOT

@@ -68,7 +68,7 @@ def test_the_page_runs(
     example: ModuleType, model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """From a model to a table of four; both second runs begin at the first one's directory, and can be inspected."""
-    from forge._osft_page import inspect
+    from forge.reports._osft import inspect
 
     monkeypatch.setattr(example, "HELD_OUT", 4)
     monkeypatch.setattr(sys, "argv", ["run.py", "--model", str(model_dir), "--runs", str(tmp_path / "runs"), "--steps", "2"])

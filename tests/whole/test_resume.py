@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 import forge
-from forge._launching import read_settings, write_settings
-from forge._settings import resolve
-from forge._sft import TASK, SFTSettings
+from forge.run._launching import read_settings, write_settings
+from forge.settings._settings import resolve
+from forge.verbs._sft import TASK, SFTSettings
 
 from .conftest import conversations, write_rows
 from .starts import metrics, timeless, weights
@@ -204,7 +204,7 @@ def test_skipped_steps_are_counted(given: dict[str, Any], tmp_path: Path) -> Non
 
 def test_a_second_run_is_refused_while_the_first_lives(given: dict[str, Any], left: Path) -> None:
     """The lock is held by the process, so that it dies with its owner, and nobody else's files are touched."""
-    hold = "import sys, time; from forge._run_directory import RunDirectory\nwith RunDirectory(sys.argv[1]):\n    print('in', flush=True); time.sleep(60)"
+    hold = "import sys, time; from forge.run._run_directory import RunDirectory\nwith RunDirectory(sys.argv[1]):\n    print('in', flush=True); time.sleep(60)"
     owner = subprocess.Popen([sys.executable, "-c", hold, str(left)], stdout=subprocess.PIPE, text=True)
     try:
         assert owner.stdout.readline() == "in\n"

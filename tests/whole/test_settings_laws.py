@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import pytest
 
-from forge._settings import flat_fields
-from forge._verbs import VERBS, task_of
+from forge.settings._settings import flat_fields
+from forge.verbs._registry import VERBS, task_of
 
 from .house import PACKAGES, field_docstrings
 
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 def settings_classes() -> Iterator[type]:
     """Every settings class of every package; a class that only groups others is not one."""
     for package in PACKAGES.values():
-        for path in sorted(package.source_dir.glob("_*settings.py")):
-            names = [node.name for node in ast.parse(path.read_text()).body if isinstance(node, ast.ClassDef)]
-            module = importlib.import_module(f"{package.import_name}.{path.stem}")
+        for source in package.sources:
+            names = [
+                node.name for node in source.tree.body if isinstance(node, ast.ClassDef) and node.name.endswith("Settings")
+            ]
+            module = importlib.import_module(source.module) if names else None
             for name in names:
                 found = getattr(module, name)
-                if name.endswith("Settings") and not any(
-                    attrs.has(field.type) for field in attrs.fields(attrs.resolve_types(found))
-                ):
+                if not any(attrs.has(field.type) for field in attrs.fields(attrs.resolve_types(found))):
                     yield found
 
 

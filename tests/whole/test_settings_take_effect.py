@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import forge
-from forge._settings import flat_fields
-from forge._sft import SFTSettings
+from forge.settings._settings import flat_fields
+from forge.verbs._sft import SFTSettings
 
 from .conftest import conversations, write_rows
 
@@ -115,19 +115,19 @@ SPEEDS = {"num_proc": (1, 2), "async_save": (True, False), "activation_checkpoin
 ELSEWHERE = {
     "strategy": "tests/whole/test_any_ranks.py",
     "shard_size": "tests/whole/test_any_ranks.py",
-    "gather_dtype": "tests/forge-dist/test_divided.py",
-    "reshard_after_forward": "tests/forge-dist/test_divided.py",
-    "cpu_offload": "tests/forge-dist/test_strategies.py",
+    "gather_dtype": "tests/forge-dist/strategies/test_torch.py",
+    "reshard_after_forward": "tests/forge-dist/strategies/test_torch.py",
+    "cpu_offload": "tests/forge-dist/strategies/test_choose.py",
     "resume": "tests/whole/test_resume.py",
     "nproc_per_node": "tests/whole/test_launched.py",
-    "nnodes": "tests/forge-dist/test_topology.py",
-    "node_rank": "tests/forge-dist/test_topology.py",
-    "rdzv_id": "tests/forge-dist/test_topology.py",
-    "rdzv_endpoint": "tests/forge-dist/test_topology.py",
-    "master_addr": "tests/forge-dist/test_topology.py",
-    "master_port": "tests/forge-dist/test_topology.py",
-    "max_restarts": "tests/forge-dist/test_topology.py",
-    "connect_seconds": "tests/forge-dist/test_rendezvous.py",
+    "nnodes": "tests/forge-dist/environment/test_topology.py",
+    "node_rank": "tests/forge-dist/environment/test_topology.py",
+    "rdzv_id": "tests/forge-dist/environment/test_topology.py",
+    "rdzv_endpoint": "tests/forge-dist/environment/test_topology.py",
+    "master_addr": "tests/forge-dist/environment/test_topology.py",
+    "master_port": "tests/forge-dist/environment/test_topology.py",
+    "max_restarts": "tests/forge-dist/environment/test_topology.py",
+    "connect_seconds": "tests/forge-dist/launching/test_rendezvous.py",
 }
 
 

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 import forge
-from forge._cli import main
+from forge.cli._app import main
 
 from .conftest import conversations, write_rows
 
@@ -128,8 +128,8 @@ def test_config_says_where_every_value_came_from(model_dir: Path, chats: Path, t
     assert line["beta1"].endswith("# default")
     assert "# chosen: " in line["dtype"]
     assert "# chosen: " in line["attention"]
-    from forge._settings import flat_fields
-    from forge._sft import SFTSettings
+    from forge.settings._settings import flat_fields
+    from forge.verbs._sft import SFTSettings
 
     assert set(config) == {field.name for _, field in flat_fields(SFTSettings)}
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 import forge
-from forge._settings import groups
-from forge._sft import SFTSettings
-from forge._verbs import task_of
+from forge.settings._settings import groups
+from forge.verbs._registry import task_of
+from forge.verbs._sft import SFTSettings
 
 from .test_settings_take_effect import traces
 from .verbs import VERBS, settings_of, teacher

@@ -11,7 +11,7 @@ import torch
 import yaml
 
 import forge
-from forge._verbs import VERBS as TABLE
+from forge.verbs._registry import VERBS as TABLE
 
 from .starts import metrics
 from .verbs import KINDS, VERBS, settings_of

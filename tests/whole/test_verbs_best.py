@@ -11,8 +11,8 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import forge
-from forge._best import Best
-from forge._task import Measured
+from forge.run._best import Best
+from forge.tasks._task import Measured
 
 from .starts import metrics
 from .verbs import settings_of, teacher

@@ -109,7 +109,7 @@ def run_verb(verb: str, settings: dict[str, Any], path: str | None = None) -> di
 
 def run_verb_killed(verb: str, settings: dict[str, Any], path: str, step: int) -> None:
     """Run a verb until its state of a step was saved, and kill this process before it takes another."""
-    from forge._full_state import FullStates
+    from forge.run._full_state import FullStates
 
     original = FullStates.save
 

@@ -9,17 +9,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from forge_accel._accelerator import Accelerator
-    from forge_accel._attention import Attention
     from forge_accel._choice import Choice
-    from forge_accel._cpu import CPUAccelerator
-    from forge_accel._cuda import CUDAAccelerator
-    from forge_accel._describe import Row, describe
-    from forge_accel._documents import document_attention
     from forge_accel._dtypes import bfloat16, float16, float32
     from forge_accel._errors import AccelError, AttentionError, ForgeAccelError
-    from forge_accel._registry import accelerator, device_count
     from forge_accel._settings import DeviceSettings
+    from forge_accel.attention._attention import Attention
+    from forge_accel.attention._documents import document_attention
+    from forge_accel.devices._accelerator import Accelerator
+    from forge_accel.devices._cpu import CPUAccelerator
+    from forge_accel.devices._cuda import CUDAAccelerator
+    from forge_accel.devices._describe import Row, describe
+    from forge_accel.devices._registry import accelerator, device_count
 
 __version__ = "0.4.0"
 
@@ -45,20 +45,20 @@ __all__ = [
 
 _HOMES = {
     "AccelError": "_errors",
-    "Accelerator": "_accelerator",
-    "Attention": "_attention",
+    "Accelerator": "devices._accelerator",
+    "Attention": "attention._attention",
     "AttentionError": "_errors",
-    "CPUAccelerator": "_cpu",
-    "CUDAAccelerator": "_cuda",
+    "CPUAccelerator": "devices._cpu",
+    "CUDAAccelerator": "devices._cuda",
     "Choice": "_choice",
     "DeviceSettings": "_settings",
     "ForgeAccelError": "_errors",
-    "Row": "_describe",
-    "accelerator": "_registry",
+    "Row": "devices._describe",
+    "accelerator": "devices._registry",
     "bfloat16": "_dtypes",
-    "describe": "_describe",
-    "device_count": "_registry",
-    "document_attention": "_documents",
+    "describe": "devices._describe",
+    "device_count": "devices._registry",
+    "document_attention": "attention._documents",
     "float16": "_dtypes",
     "float32": "_dtypes",
 }

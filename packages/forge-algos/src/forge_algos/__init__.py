@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from forge_algos import adaptations, losses, objectives, online
-    from forge_algos._adapter_settings import AdapterSettings
-    from forge_algos._batch import PackedBatch
     from forge_algos._errors import (
         AdapterError,
         DivergedError,
@@ -24,19 +22,12 @@ if TYPE_CHECKING:
         RolloutError,
         UnevenRanksError,
     )
-    from forge_algos._evaluate import Evaluation, evaluate
-    from forge_algos._groups import PackedGroups, check_groups, group_inputs, group_tensors, idle_groups
-    from forge_algos._guard import PackedGuard, guard_packed
-    from forge_algos._online_settings import GRPOSettings, PPOSettings, RLOOSettings
-    from forge_algos._optimizers import adamw, make_optimizer
     from forge_algos._parallel import ALONE, Parallel
-    from forge_algos._preference_settings import DPOSettings, KTOSettings, ORPOSettings, RewardSettings, SimPOSettings
-    from forge_algos._schedules import lr_factor, schedule
-    from forge_algos._settings import OptimizerSettings
-    from forge_algos._sharing import shares_prompts
-    from forge_algos._supervised_settings import DistillSettings, PretrainSettings, SupervisedSettings
-    from forge_algos._train import StepOutput, train
     from forge_algos.adaptations import Adaptation, adapt, osft_importance, quantization_config
+    from forge_algos.batches._groups import PackedGroups, check_groups, group_inputs, group_tensors, idle_groups
+    from forge_algos.batches._packed import PackedBatch
+    from forge_algos.isolation._guard import PackedGuard, guard_packed
+    from forge_algos.isolation._prompt_sharing import shares_prompts
     from forge_algos.losses import LossTerms, nll
     from forge_algos.objectives import (
         DPO,
@@ -57,6 +48,15 @@ if TYPE_CHECKING:
         check_reference,
         reference_logps,
     )
+    from forge_algos.optimizers._optimizers import adamw, make_optimizer
+    from forge_algos.optimizers._schedules import lr_factor, schedule
+    from forge_algos.settings._adapter import AdapterSettings
+    from forge_algos.settings._online import GRPOSettings, PPOSettings, RLOOSettings
+    from forge_algos.settings._optimizer import OptimizerSettings
+    from forge_algos.settings._preference import DPOSettings, KTOSettings, ORPOSettings, RewardSettings, SimPOSettings
+    from forge_algos.settings._supervised import DistillSettings, PretrainSettings, SupervisedSettings
+    from forge_algos.training._evaluate import Evaluation, evaluate
+    from forge_algos.training._train import StepOutput, train
 
 __version__ = "0.4.0"
 
@@ -138,70 +138,70 @@ _HOMES = {
     "ALONE": "_parallel",
     "Adaptation": "adaptations",
     "AdapterError": "_errors",
-    "AdapterSettings": "_adapter_settings",
+    "AdapterSettings": "settings._adapter",
     "Bound": "objectives",
     "DPO": "objectives",
-    "DPOSettings": "_preference_settings",
+    "DPOSettings": "settings._preference",
     "Distill": "objectives",
-    "DistillSettings": "_supervised_settings",
+    "DistillSettings": "settings._supervised",
     "DivergedError": "_errors",
-    "Evaluation": "_evaluate",
+    "Evaluation": "training._evaluate",
     "ForgeAlgosError": "_errors",
     "GRPO": "objectives",
-    "GRPOSettings": "_online_settings",
+    "GRPOSettings": "settings._online",
     "KTO": "objectives",
     "KTOBatch": "objectives",
-    "KTOSettings": "_preference_settings",
+    "KTOSettings": "settings._preference",
     "LossError": "_errors",
     "LossTerms": "losses",
     "MissingPackageError": "_errors",
     "NoTargetsError": "_errors",
     "ORPO": "objectives",
-    "ORPOSettings": "_preference_settings",
+    "ORPOSettings": "settings._preference",
     "Objective": "objectives",
     "OptimizerError": "_errors",
-    "OptimizerSettings": "_settings",
+    "OptimizerSettings": "settings._optimizer",
     "PPO": "objectives",
-    "PPOSettings": "_online_settings",
-    "PackedBatch": "_batch",
+    "PPOSettings": "settings._online",
+    "PackedBatch": "batches._packed",
     "PackedBatchError": "_errors",
-    "PackedGroups": "_groups",
-    "PackedGuard": "_guard",
+    "PackedGroups": "batches._groups",
+    "PackedGuard": "isolation._guard",
     "Parallel": "_parallel",
     "PreferenceBatch": "objectives",
     "Pretrain": "objectives",
-    "PretrainSettings": "_supervised_settings",
+    "PretrainSettings": "settings._supervised",
     "RLOO": "objectives",
-    "RLOOSettings": "_online_settings",
+    "RLOOSettings": "settings._online",
     "ReferenceMismatchError": "_errors",
     "Reward": "objectives",
     "RewardError": "_errors",
-    "RewardSettings": "_preference_settings",
+    "RewardSettings": "settings._preference",
     "RolloutError": "_errors",
     "SFT": "objectives",
     "SimPO": "objectives",
-    "SimPOSettings": "_preference_settings",
-    "StepOutput": "_train",
-    "SupervisedSettings": "_supervised_settings",
+    "SimPOSettings": "settings._preference",
+    "StepOutput": "training._train",
+    "SupervisedSettings": "settings._supervised",
     "UnevenRanksError": "_errors",
-    "adamw": "_optimizers",
+    "adamw": "optimizers._optimizers",
     "adapt": "adaptations",
-    "check_groups": "_groups",
+    "check_groups": "batches._groups",
     "check_reference": "objectives",
-    "evaluate": "_evaluate",
-    "group_inputs": "_groups",
-    "group_tensors": "_groups",
-    "guard_packed": "_guard",
-    "idle_groups": "_groups",
-    "lr_factor": "_schedules",
-    "make_optimizer": "_optimizers",
+    "evaluate": "training._evaluate",
+    "group_inputs": "batches._groups",
+    "group_tensors": "batches._groups",
+    "guard_packed": "isolation._guard",
+    "idle_groups": "batches._groups",
+    "lr_factor": "optimizers._schedules",
+    "make_optimizer": "optimizers._optimizers",
     "nll": "losses",
     "osft_importance": "adaptations",
     "quantization_config": "adaptations",
     "reference_logps": "objectives",
-    "schedule": "_schedules",
-    "shares_prompts": "_sharing",
-    "train": "_train",
+    "schedule": "optimizers._schedules",
+    "shares_prompts": "isolation._prompt_sharing",
+    "train": "training._train",
 }
 _ROOMS = ("adaptations", "losses", "objectives", "online")
 

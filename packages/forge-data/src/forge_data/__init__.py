@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from forge_data._accounting import Accounting
-    from forge_data._classes import check_classes
     from forge_data._errors import BadPairError, DataError, ForgeDataError, StoreError, TemplateError, TokenizerError
     from forge_data._example import TokenizedExample
-    from forge_data._findings import Finding, LintReport
-    from forge_data._lint import lint
-    from forge_data._prepare import prepare
-    from forge_data._prompts import Prompt, PromptStore
-    from forge_data._prompts_prepare import prepare_prompts
     from forge_data._settings import DataSettings, PreferenceDataSettings, PretrainDataSettings, PromptDataSettings
-    from forge_data._show import show
-    from forge_data._stats import Stats, stats
-    from forge_data._store import TokenStore
-    from forge_data._tokenize import tokenize
-    from forge_data._tokenizer import load_tokenizer
+    from forge_data.findings._report import Finding, LintReport
+    from forge_data.linting._lint import lint
+    from forge_data.preparing._prepare import prepare
+    from forge_data.preparing._prepare_prompts import prepare_prompts
+    from forge_data.preparing._tokenize import tokenize
+    from forge_data.store._prompt_store import Prompt, PromptStore
+    from forge_data.store._token_store import TokenStore
+    from forge_data.store._token_store_from_classes import check_classes
+    from forge_data.tokenizing._tokenizer import load_tokenizer
+    from forge_data.viewing._show import show
+    from forge_data.viewing._stats import Stats, stats
 
 __version__ = "0.3.1"
 
@@ -59,28 +59,28 @@ _HOMES = {
     "BadPairError": "_errors",
     "DataError": "_errors",
     "DataSettings": "_settings",
-    "Finding": "_findings",
+    "Finding": "findings._report",
     "ForgeDataError": "_errors",
-    "LintReport": "_findings",
+    "LintReport": "findings._report",
     "PreferenceDataSettings": "_settings",
     "PretrainDataSettings": "_settings",
-    "Prompt": "_prompts",
+    "Prompt": "store._prompt_store",
     "PromptDataSettings": "_settings",
-    "PromptStore": "_prompts",
-    "Stats": "_stats",
+    "PromptStore": "store._prompt_store",
+    "Stats": "viewing._stats",
     "StoreError": "_errors",
     "TemplateError": "_errors",
-    "TokenStore": "_store",
+    "TokenStore": "store._token_store",
     "TokenizedExample": "_example",
     "TokenizerError": "_errors",
-    "check_classes": "_classes",
-    "lint": "_lint",
-    "load_tokenizer": "_tokenizer",
-    "prepare": "_prepare",
-    "prepare_prompts": "_prompts_prepare",
-    "show": "_show",
-    "stats": "_stats",
-    "tokenize": "_tokenize",
+    "check_classes": "store._token_store_from_classes",
+    "lint": "linting._lint",
+    "load_tokenizer": "tokenizing._tokenizer",
+    "prepare": "preparing._prepare",
+    "prepare_prompts": "preparing._prepare_prompts",
+    "show": "viewing._show",
+    "stats": "viewing._stats",
+    "tokenize": "preparing._tokenize",
 }
 
 

@@ -2,7 +2,7 @@
 
 import sys
 
-from forge_data._cli import main, run
+from forge_data.cli._parser import main, run
 
 __all__ = ["main", "run"]
 

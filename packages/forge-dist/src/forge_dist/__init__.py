@@ -8,11 +8,6 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from forge_dist._adapter_base import AdapterBase, adapter_base
-    from forge_dist._atomic import atomic_directory, write_text_atomically
-    from forge_dist._check import check_export
-    from forge_dist._checkpoints import Checkpoint, Checkpoints
-    from forge_dist._dtype import base_dtype
     from forge_dist._errors import (
         CheckpointError,
         ExportError,
@@ -22,22 +17,27 @@ if TYPE_CHECKING:
         StrategyError,
         WorkerError,
     )
-    from forge_dist._export import export_model
-    from forge_dist._export_check import ExportCheck
-    from forge_dist._gguf import export_gguf
-    from forge_dist._gguf_check import GGUFCheck, check_gguf
-    from forge_dist._identity import model_identity
-    from forge_dist._launch import launch
-    from forge_dist._load import load_model
-    from forge_dist._load_trained import load_trained
-    from forge_dist._merge import Merged, merge_adapter
-    from forge_dist._model_path import check_model_path
-    from forge_dist._ranks import Ranks, join
-    from forge_dist._report import worker_report
+    from forge_dist._files import atomic_directory, write_text_atomically
     from forge_dist._settings import CheckpointSettings, LaunchSettings, ModelSettings, StrategySettings
-    from forge_dist._strategies import make_strategy
-    from forge_dist._strategy import Strategy
-    from forge_dist._topology import Topology, topology
+    from forge_dist.adapters._base_model import AdapterBase, adapter_base
+    from forge_dist.adapters._load_trained import load_trained
+    from forge_dist.adapters._merge import Merged, merge_adapter
+    from forge_dist.checkpoints._checkpoints import Checkpoint, Checkpoints
+    from forge_dist.environment._topology import Topology, topology
+    from forge_dist.exporting._export import export_model
+    from forge_dist.gguf._check import GGUFCheck, check_gguf
+    from forge_dist.gguf._export import export_gguf
+    from forge_dist.launching._launch import launch
+    from forge_dist.loading._dtype import base_dtype
+    from forge_dist.loading._identity import model_identity
+    from forge_dist.loading._load import load_model
+    from forge_dist.loading._model_path import check_model_path
+    from forge_dist.ranks._failure_report_from_report import worker_report
+    from forge_dist.ranks._ranks import Ranks, join
+    from forge_dist.strategies._choose import make_strategy
+    from forge_dist.strategies._strategy import Strategy
+    from forge_dist.verifying._check import check_export
+    from forge_dist.verifying._result import ExportCheck
 
 __version__ = "0.4.0"
 
@@ -83,44 +83,44 @@ __all__ = [
 ]
 
 _HOMES = {
-    "AdapterBase": "_adapter_base",
-    "Checkpoint": "_checkpoints",
+    "AdapterBase": "adapters._base_model",
+    "Checkpoint": "checkpoints._checkpoints",
     "CheckpointError": "_errors",
     "CheckpointSettings": "_settings",
-    "Checkpoints": "_checkpoints",
-    "ExportCheck": "_export_check",
+    "Checkpoints": "checkpoints._checkpoints",
+    "ExportCheck": "verifying._result",
     "ExportError": "_errors",
     "ForgeDistError": "_errors",
-    "GGUFCheck": "_gguf_check",
+    "GGUFCheck": "gguf._check",
     "LaunchError": "_errors",
     "LaunchSettings": "_settings",
-    "Merged": "_merge",
+    "Merged": "adapters._merge",
     "ModelError": "_errors",
     "ModelSettings": "_settings",
-    "Ranks": "_ranks",
-    "Strategy": "_strategy",
+    "Ranks": "ranks._ranks",
+    "Strategy": "strategies._strategy",
     "StrategyError": "_errors",
     "StrategySettings": "_settings",
-    "Topology": "_topology",
+    "Topology": "environment._topology",
     "WorkerError": "_errors",
-    "adapter_base": "_adapter_base",
-    "atomic_directory": "_atomic",
-    "base_dtype": "_dtype",
-    "check_export": "_check",
-    "check_gguf": "_gguf_check",
-    "check_model_path": "_model_path",
-    "export_gguf": "_gguf",
-    "export_model": "_export",
-    "join": "_ranks",
-    "launch": "_launch",
-    "load_model": "_load",
-    "load_trained": "_load_trained",
-    "make_strategy": "_strategies",
-    "merge_adapter": "_merge",
-    "model_identity": "_identity",
-    "topology": "_topology",
-    "worker_report": "_report",
-    "write_text_atomically": "_atomic",
+    "adapter_base": "adapters._base_model",
+    "atomic_directory": "_files",
+    "base_dtype": "loading._dtype",
+    "check_export": "verifying._check",
+    "check_gguf": "gguf._check",
+    "check_model_path": "loading._model_path",
+    "export_gguf": "gguf._export",
+    "export_model": "exporting._export",
+    "join": "ranks._ranks",
+    "launch": "launching._launch",
+    "load_model": "loading._load",
+    "load_trained": "adapters._load_trained",
+    "make_strategy": "strategies._choose",
+    "merge_adapter": "adapters._merge",
+    "model_identity": "loading._identity",
+    "topology": "environment._topology",
+    "worker_report": "ranks._failure_report_from_report",
+    "write_text_atomically": "_files",
 }
 
 

@@ -15,17 +15,17 @@ from typing import TYPE_CHECKING
 __version__ = "0.4.0"
 
 if TYPE_CHECKING:
-    from forge_packing._batch_plan import BatchPlan
-    from forge_packing._blocks import Blocks, split_documents
-    from forge_packing._collate import PackedBatch, collate
-    from forge_packing._cost import Cost
-    from forge_packing._division import divide
     from forge_packing._errors import PackingError
-    from forge_packing._figures import StepFigures
-    from forge_packing._groups import PackedGroups, collate_groups
-    from forge_packing._plan import plan
-    from forge_packing._rows import pack_rows
     from forge_packing._settings import PlanSettings
+    from forge_packing.collating._blocks import Blocks, split_documents
+    from forge_packing.collating._collate import PackedBatch, collate
+    from forge_packing.collating._groups import PackedGroups, collate_groups
+    from forge_packing.dividing._cost import Cost
+    from forge_packing.dividing._divide import divide
+    from forge_packing.dividing._pack_rows import pack_rows
+    from forge_packing.planning._batch_plan import BatchPlan
+    from forge_packing.planning._figures import StepFigures
+    from forge_packing.planning._plan import plan
 
 __all__ = [
     "BatchPlan",
@@ -45,20 +45,20 @@ __all__ = [
 ]
 
 _HOMES = {
-    "BatchPlan": "_batch_plan",
-    "Blocks": "_blocks",
-    "Cost": "_cost",
-    "PackedBatch": "_collate",
-    "PackedGroups": "_groups",
+    "BatchPlan": "planning._batch_plan",
+    "Blocks": "collating._blocks",
+    "Cost": "dividing._cost",
+    "PackedBatch": "collating._collate",
+    "PackedGroups": "collating._groups",
     "PackingError": "_errors",
     "PlanSettings": "_settings",
-    "StepFigures": "_figures",
-    "collate": "_collate",
-    "collate_groups": "_groups",
-    "divide": "_division",
-    "pack_rows": "_rows",
-    "plan": "_plan",
-    "split_documents": "_blocks",
+    "StepFigures": "planning._figures",
+    "collate": "collating._collate",
+    "collate_groups": "collating._groups",
+    "divide": "dividing._divide",
+    "pack_rows": "dividing._pack_rows",
+    "plan": "planning._plan",
+    "split_documents": "collating._blocks",
 }
 
 

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     import forge_data as data
     import forge_dist as dist
     import forge_packing as packing
-    from forge._distill import distill
-    from forge._dpo import dpo
     from forge._errors import (
         DataLintError,
         ForgeError,
@@ -26,19 +24,21 @@ if TYPE_CHECKING:
         RunWriteError,
         SettingsError,
     )
-    from forge._export import export
-    from forge._generate import generate
-    from forge._grpo import grpo
-    from forge._kto import kto
-    from forge._orpo import orpo
-    from forge._osft import osft
-    from forge._ppo import ppo
-    from forge._pretrain import pretrain
     from forge._result import RunResult
-    from forge._reward import reward
-    from forge._rloo import rloo
-    from forge._sft import sft
-    from forge._simpo import simpo
+    from forge.exporting._export import export
+    from forge.verbs._distill import distill
+    from forge.verbs._dpo import dpo
+    from forge.verbs._generate import generate
+    from forge.verbs._grpo import grpo
+    from forge.verbs._kto import kto
+    from forge.verbs._orpo import orpo
+    from forge.verbs._osft import osft
+    from forge.verbs._ppo import ppo
+    from forge.verbs._pretrain import pretrain
+    from forge.verbs._reward import reward
+    from forge.verbs._rloo import rloo
+    from forge.verbs._sft import sft
+    from forge.verbs._simpo import simpo
 
 __version__ = "0.5.0"
 
@@ -88,20 +88,20 @@ _HOMES = {
     "RunResult": "_result",
     "RunWriteError": "_errors",
     "SettingsError": "_errors",
-    "distill": "_distill",
-    "dpo": "_dpo",
-    "export": "_export",
-    "generate": "_generate",
-    "grpo": "_grpo",
-    "kto": "_kto",
-    "orpo": "_orpo",
-    "osft": "_osft",
-    "ppo": "_ppo",
-    "pretrain": "_pretrain",
-    "reward": "_reward",
-    "rloo": "_rloo",
-    "sft": "_sft",
-    "simpo": "_simpo",
+    "distill": "verbs._distill",
+    "dpo": "verbs._dpo",
+    "export": "exporting._export",
+    "generate": "verbs._generate",
+    "grpo": "verbs._grpo",
+    "kto": "verbs._kto",
+    "orpo": "verbs._orpo",
+    "osft": "verbs._osft",
+    "ppo": "verbs._ppo",
+    "pretrain": "verbs._pretrain",
+    "reward": "verbs._reward",
+    "rloo": "verbs._rloo",
+    "sft": "verbs._sft",
+    "simpo": "verbs._simpo",
 }
 
 

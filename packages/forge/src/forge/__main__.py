@@ -2,7 +2,7 @@
 
 import sys
 
-from forge._cli import main
+from forge.cli._app import main
 
 if __name__ == "__main__":
     sys.exit(main())

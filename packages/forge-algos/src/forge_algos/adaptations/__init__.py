@@ -3,9 +3,9 @@
 from forge_algos.adaptations._adapt import adapt
 from forge_algos.adaptations._adaptation import Adaptation
 from forge_algos.adaptations._off import switched_off
-from forge_algos.adaptations._osft_importance import osft_importance
-from forge_algos.adaptations._osft_look import Moved, Portrait, osft_moved, osft_portrait
-from forge_algos.adaptations._quantization import quantization_config
+from forge_algos.adaptations.osft._importance import osft_importance
+from forge_algos.adaptations.osft._inspect import Moved, Portrait, osft_moved, osft_portrait
+from forge_algos.adaptations.peft._quantization import quantization_config
 
 __all__ = [
     "Adaptation",

@@ -5,10 +5,10 @@ from pathlib import Path
 
 from torch import nn
 
-from forge_algos._adapter_settings import AdapterSettings
 from forge_algos._errors import AdapterError
 from forge_algos.adaptations._adaptation import Adaptation, Importance, OneRank, Ranks
-from forge_algos.adaptations._quantization import check_quantized
+from forge_algos.adaptations.peft._quantization import check_quantized
+from forge_algos.settings._adapter import AdapterSettings
 
 
 def adapt(
@@ -44,9 +44,9 @@ def adapt(
     if settings.adapter == "none":
         return Adaptation(model)
     if settings.adapter == "osft":
-        from forge_algos.adaptations._osft import attach_osft
+        from forge_algos.adaptations.osft._attach import attach_osft
 
         return attach_osft(model, settings, cache=cache, ranks=ranks or OneRank(), importance=importance, free=free)
-    from forge_algos.adaptations._peft import attach_peft
+    from forge_algos.adaptations.peft._attach import attach_peft
 
     return attach_peft(model, settings, tokenizer_path=tokenizer_path)

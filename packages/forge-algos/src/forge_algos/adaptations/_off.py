@@ -8,8 +8,8 @@ from torch import nn
 
 from forge_algos._errors import AdapterError
 from forge_algos._modules import unwrap, virtual_tokens
-from forge_algos.adaptations._osft_delta import Delta
-from forge_algos.adaptations._peft_prompts import prompts_off
+from forge_algos.adaptations.osft._delta import Delta
+from forge_algos.adaptations.peft._prompts import prompts_off
 
 MARK = "forge_osft"
 """The attribute of a model under OSFT: what moves weights that cannot be switched off, as words; "" where nothing does."""

@@ -6,9 +6,9 @@ Only rows that have a target are scored, `chunk_rows` at a time, and their gradi
 import attrs
 import torch
 
-from forge_algos._batch import IGNORE
+from forge_algos.batches._packed import IGNORE
 from forge_algos.losses import _check
-from forge_algos.losses._on_the_way import summed_on_the_way
+from forge_algos.losses._fused_backward import summed_on_the_way
 from forge_algos.losses._rows import CHUNK_ROWS, Given, Projected, Tensors, Walk, Way, product_dtype
 from forge_algos.losses._terms import LossTerms
 

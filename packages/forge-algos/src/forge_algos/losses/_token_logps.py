@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from forge_algos._batch import IGNORE
+from forge_algos.batches._packed import IGNORE
 from forge_algos.losses import _check
 from forge_algos.losses._nll import labelled
 from forge_algos.losses._rows import CHUNK_ROWS, Needs, Projected, Tensors, Way, needs_of, product_dtype

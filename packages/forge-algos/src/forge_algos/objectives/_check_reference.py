@@ -8,11 +8,11 @@ import torch
 from torch import nn
 
 from forge_algos._errors import ReferenceMismatchError
-from forge_algos._guard import guard_packed
 from forge_algos._modules import mode
 from forge_algos._parallel import ALONE, Parallel
-from forge_algos.objectives._dpo import DPO
-from forge_algos.objectives._kto import KTO
+from forge_algos.isolation._guard import guard_packed
+from forge_algos.objectives.preference._dpo import DPO
+from forge_algos.objectives.preference._kto import KTO
 
 _FINE, _COARSE = 1e-4, 5e-2
 _SHOWN = 5

@@ -6,15 +6,15 @@ import attrs
 import torch
 from torch import nn
 
-from forge_algos._batch import PackedBatch
 from forge_algos._errors import LossError
-from forge_algos._guard import guard_packed
 from forge_algos._modules import causal_model, head, vocabulary
-from forge_algos._supervised_settings import DistillSettings
+from forge_algos.batches._packed import PackedBatch
+from forge_algos.heads._head import choose_head
+from forge_algos.heads._packable import require_packable
+from forge_algos.isolation._guard import guard_packed
 from forge_algos.losses import LossTerms
-from forge_algos.objectives._head import choose_head
-from forge_algos.objectives._packable import require_packable
 from forge_algos.objectives._packed import LearnedTokens, RowLoader
+from forge_algos.settings._supervised import DistillSettings
 
 
 @attrs.frozen(kw_only=True, eq=False)

@@ -7,9 +7,9 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from forge_algos._batch import IGNORE, PackedBatch, check_batch, next_tokens, sample_count, token_count
-from forge_algos._isolation import packed_inputs
 from forge_algos._modules import vocabulary
+from forge_algos.batches._packed import IGNORE, PackedBatch, check_batch, next_tokens, sample_count, token_count
+from forge_algos.isolation._isolation import packed_inputs
 
 
 class _Row(NamedTuple):

@@ -6,9 +6,9 @@ import attrs
 import torch
 from torch import nn
 
-from forge_algos._supervised_settings import PretrainSettings, SupervisedSettings
 from forge_algos.objectives._packed import LearnedTokens
 from forge_algos.objectives._sft import SFT, BoundSFT
+from forge_algos.settings._supervised import PretrainSettings, SupervisedSettings
 
 
 @attrs.frozen

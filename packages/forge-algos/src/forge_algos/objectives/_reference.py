@@ -10,12 +10,12 @@ from numpy.typing import ArrayLike, NDArray
 from torch import nn
 
 from forge_algos._errors import LossError
-from forge_algos._groups import PackedGroups, idle_groups
-from forge_algos._guard import guard_packed
 from forge_algos._modules import mode, unwrap
-from forge_algos._preference_settings import ReferenceKind
 from forge_algos.adaptations._off import check_switchable, switched_off
-from forge_algos.objectives._completions import Completions, numbers, tails, whole
+from forge_algos.batches._groups import PackedGroups, idle_groups
+from forge_algos.heads._completions import Completions, numbers, tails, whole
+from forge_algos.isolation._guard import guard_packed
+from forge_algos.settings._preference import ReferenceKind
 
 
 class Reference:

@@ -6,14 +6,14 @@ import attrs
 import torch
 from torch import nn
 
-from forge_algos._batch import PackedBatch
-from forge_algos._neftune import noisy_embeddings, require_embeddings
-from forge_algos._supervised_settings import SupervisedSettings
+from forge_algos.batches._packed import PackedBatch
+from forge_algos.heads._head import choose_head
+from forge_algos.heads._neftune import noisy_embeddings, require_embeddings
+from forge_algos.heads._packable import require_packable
 from forge_algos.losses import LossTerms
-from forge_algos.objectives._head import choose_head
 from forge_algos.objectives._mean import Mean
-from forge_algos.objectives._packable import require_packable
 from forge_algos.objectives._packed import LearnedTokens, RowLoader
+from forge_algos.settings._supervised import SupervisedSettings
 
 
 @attrs.frozen

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from forge_algos._groups import PackedGroups, _Groups
+from forge_algos.batches._groups import PackedGroups, _Groups
 
 Group = tuple[NDArray[Any], Sequence[NDArray[Any]]]
 """A prompt, int[S] with S from 1, and its completions, int[S] each with S from 1; every token of these is learned."""

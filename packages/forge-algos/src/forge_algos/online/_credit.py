@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from forge_algos._online_settings import GRPOSettings, OnlineSettings, PPOSettings
 from forge_algos.losses import gae, group_advantages, kl
+from forge_algos.settings._online import GRPOSettings, OnlineSettings, PPOSettings
 
 Floats = NDArray[np.float32]
 _WHITE = 1e-8

@@ -10,9 +10,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from forge_algos._errors import RewardError, RolloutError
-from forge_algos._online_settings import OnlineSettings, PPOSettings, RLOOSettings
 from forge_algos._parallel import ALONE, Parallel
-from forge_algos.online._batches import packed, token_places, update_indices
 from forge_algos.online._credit import advantages_of
 from forge_algos.online._gather import gather, scatter, share_of
 from forge_algos.online._measure import Reference, measure
@@ -20,6 +18,8 @@ from forge_algos.online._prompts import Prompt, check_arguments, check_completio
 from forge_algos.online._rewards import Answers, Reward, score, total
 from forge_algos.online._rollout import Rollout, equal_groups
 from forge_algos.online._sampler import Completion, Sampler
+from forge_algos.online._updates import packed, token_places, update_indices
+from forge_algos.settings._online import OnlineSettings, PPOSettings, RLOOSettings
 
 
 def make_rollout(

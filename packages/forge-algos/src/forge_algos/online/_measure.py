@@ -13,12 +13,12 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from forge_algos._groups import PackedGroups, group_tensors, idle_groups
-from forge_algos._guard import guard_packed
 from forge_algos._modules import mode
 from forge_algos.adaptations._off import switched_off
-from forge_algos.objectives._completions import Completions
-from forge_algos.online._value_head import values_at
+from forge_algos.batches._groups import PackedGroups, group_tensors, idle_groups
+from forge_algos.heads._completions import Completions
+from forge_algos.heads._value_head import values_at
+from forge_algos.isolation._guard import guard_packed
 
 Reference = nn.Module | Literal["adapter_off"]
 """A frozen model, or the trained one with its adapter switched off."""

@@ -6,10 +6,10 @@ from typing import Any, Protocol
 from numpy.typing import NDArray
 
 from forge_algos._errors import RewardError, RolloutError
-from forge_algos._online_settings import OnlineSettings
 from forge_algos.online._measure import Reference
 from forge_algos.online._rewards import Reward
 from forge_algos.online._sampler import Completion
+from forge_algos.settings._online import OnlineSettings
 
 
 class Prompt(Protocol):

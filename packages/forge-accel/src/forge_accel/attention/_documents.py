@@ -1,0 +1,107 @@
+"""A packed row's queries, keys and values → what each sample attends to in itself: transformers' attention signature.
+
+Causal SDPA for each sample by itself: exact, no dense [T, T] mask, and the work of the samples rather than of the row. Samples
+that begin alike may share that beginning, which is in the row once: `kv_rows` says whose keys each of them sees.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from forge_accel.attention._causal import causal_attention, sdpa
+from forge_accel.attention._gather import gathered_samples
+from forge_accel.attention._refusals import (
+    check_heads,
+    check_packed,
+    check_positions,
+    document_lengths,
+    refuse_rows,
+    refuse_unsupported,
+)
+
+
+def document_attention(
+    module: object,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None = None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    *,
+    sliding_window: int | None = None,
+    is_causal: bool | None = None,
+    cu_seq_lens_q: torch.Tensor | None = None,
+    cu_seq_lens_k: torch.Tensor | None = None,
+    kv_rows: torch.Tensor | None = None,
+    **rest: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attend causally, each sample of a packed row to itself alone, or to what `kv_rows` names.
+
+    With `cu_seq_lens_q` the row is packed. Without, it is an ordinary call (generation, a plain batch): causal over the
+    row, the last query at the last key, under `attention_mask` where there is one.
+
+    Args:
+        module: The attention layer; `is_causal` is read from it.
+        query: [B, H, T, head], B = 1 where packed.
+        key: [B, Hk, T', head]; H is a multiple of Hk; T' = T where packed.
+        value: [B, Hk, T', value head].
+        attention_mask: Of an ordinary call: bool (True: look) or additive, [B or 1, H or 1, T, T'], causality included.
+        scaling: Of the scores; None is head ** -0.5.
+        dropout: Probability of dropping an attention weight.
+        sliding_window: Positions that a token sees, its own included; None sees all.
+        is_causal: Overrides the layer's; False is refused.
+        cu_seq_lens_q: Where the samples end: int32 [samples + 1], from 0 to T.
+        cu_seq_lens_k: Where the samples end in `kv_rows`; without it the same as `cu_seq_lens_q`, or nothing.
+        kv_rows: int64 [Tk], sample after sample: the positions whose keys and values it sees, in their order; its last query
+            stands at its last key. None: its own.
+        rest: What else the model passes: `position_ids` are checked, what changes the result is refused.
+
+    Returns:
+        [B, T, H, value head], and None for the weights, which are never formed.
+
+    Raises:
+        AttentionError: the result would not be what was asked for.
+
+    """
+    refuse_unsupported(module, is_causal, rest)
+    check_heads(query, key, value)
+    if cu_seq_lens_q is None:
+        refuse_rows(kv_rows)
+        return _ordinary(query, key, value, attention_mask, sliding_window, scaling, dropout, rest.get("position_ids")), None
+    check_packed(query, key, attention_mask, cu_seq_lens_q, cu_seq_lens_k, kv_rows)
+    lengths = document_lengths(cu_seq_lens_q, query.shape[2])
+    if not any(lengths):
+        return value.new_zeros(1, 0, query.shape[1], value.shape[3]), None
+    # Split, not sliced: the gradient of a slice is a tensor of the row's length, once for each sample.
+    if kv_rows is None or cu_seq_lens_k is None:
+        seen = zip(key.split(lengths, dim=2), value.split(lengths, dim=2), strict=True)
+    else:
+        seen = gathered_samples(key, value, lengths, cu_seq_lens_k, kv_rows)
+    outputs = [
+        causal_attention(q, k, v, window=sliding_window, scaling=scaling, dropout=dropout).transpose(1, 2)
+        for q, (k, v) in zip(query.split(lengths, dim=2), seen, strict=True)
+        if q.shape[2]
+    ]
+    return torch.cat(outputs, dim=1), None
+
+
+def _ordinary(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    window: int | None,
+    scaling: float | None,
+    dropout: float,
+    position_ids: object,
+) -> torch.Tensor:
+    if attention_mask is not None:
+        # transformers has put causality, padding and the layer's window into the mask already.
+        output = sdpa(query, key, value, mask=attention_mask, scaling=scaling, dropout=dropout)
+    else:
+        check_positions(position_ids, query.shape[2], key.shape[2])
+        output = causal_attention(query, key, value, window=window, scaling=scaling, dropout=dropout)
+    return output.transpose(1, 2).contiguous()

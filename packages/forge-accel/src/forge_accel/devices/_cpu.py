@@ -1,0 +1,121 @@
+"""The CPU: always there, exact in float32, and honest about what bfloat16 would cost."""
+
+from __future__ import annotations
+
+import torch
+
+from forge_accel._choice import Choice
+from forge_accel._dtypes import dtype_named, float32
+from forge_accel._errors import AccelError
+from forge_accel.devices import _cpuinfo
+from forge_accel.devices._accelerator import Accelerator
+from forge_accel.devices._quantization import check_quantization
+
+
+class CPUAccelerator(Accelerator):
+    """The processor of this machine. Takes no index."""
+
+    name = "cpu"
+    priority = 0
+
+    def __init__(self, *, index: int | None = None, why: str = "asked for by name") -> None:
+        if index is not None:
+            raise AccelError(f"device='cpu:{index}': there is one CPU to torch; say cpu.")
+        super().__init__(why=why)
+        self._features = _cpuinfo.features()
+
+    @classmethod
+    def available(cls) -> Choice[bool]:
+        """Say that it is there."""
+        return Choice(value=True, reason="the CPU is always there")
+
+    @classmethod
+    def count(cls) -> int:
+        """0: all processes of a machine share its cores."""
+        return 0
+
+    @property
+    def device(self) -> Choice[torch.device]:
+        """The device `cpu`."""
+        return Choice(torch.device("cpu"), f"cpu: {self._why}")
+
+    @property
+    def machine(self) -> str:
+        """Processor, instruction sets that matter here, memory."""
+        shown = [
+            name
+            for name in ("amx_bf16", "avx512_bf16", "avx512f", "avx2", "bf16", "sve", "neon", "asimd")
+            if name in self._features
+        ]
+        memory = _cpuinfo.memory_bytes()
+        size = "" if memory is None else f", {memory / 2**30:.1f} GiB"
+        return f"{_cpuinfo.processor()} ({', '.join(shown) or torch.backends.cpu.get_cpu_capability()}){size}"
+
+    @property
+    def collective_backend(self) -> Choice[str]:
+        """Gloo."""
+        return Choice("gloo", "gloo: what torch speaks between CPU processes everywhere")
+
+    @property
+    def fused_optimizer(self) -> Choice[bool]:
+        """True: a step of torch's fused AdamW reads each weight once."""
+        return Choice(
+            value=True, reason="fused: torch's fused AdamW passes over the weights once a step, the unfused ones several times"
+        )
+
+    @property
+    def default_tokens(self) -> int:
+        """1024: a CPU is busy with fewer, and more only holds more memory."""
+        return 1024
+
+    def dtype(self, wish: str = "auto") -> Choice[torch.dtype]:
+        """Decide by what the processor can do, not by what torch accepts; `auto` is float32 on every CPU.
+
+        Never by a measurement: a run's numbers must not hang on a noisy one.
+        """
+        if wish == "auto":
+            return Choice(float32, f"float32: {self._why_float32()}")
+        dtype = dtype_named(wish)
+        if dtype == float32:
+            return Choice(dtype, "float32: asked for")
+        return Choice(dtype, f"bfloat16: asked for; {self._bfloat16_cost()}")
+
+    def _why_float32(self) -> str:
+        if "amx_bf16" in self._features:
+            return "the exact choice; this CPU has bf16 matrix units (amx_bf16), so dtype=bfloat16 may be faster, at 8 bits of precision"
+        if self._features & {"avx512_bf16", "bf16"}:
+            return (
+                "the exact choice; this CPU has bf16 instructions but no matrix units for it, so bf16 may or may not be faster"
+            )
+        return "this CPU has no bf16 matrix units, and bf16 runs about 10 times slower on it"
+
+    def _bfloat16_cost(self) -> str:
+        if "amx_bf16" in self._features:
+            return "this CPU has bf16 matrix units (amx_bf16)"
+        if self._features & {"avx512_bf16", "bf16"}:
+            return "this CPU has bf16 instructions but no matrix units for it: compare its speed with float32"
+        return "WARNING: this CPU has no bf16 matrix units, so expect a run about 10 times slower than in float32"
+
+    def quantization(self, quant_type: str) -> Choice[str]:
+        """Decide on 4 bits through bitsandbytes' kernels for CPUs, which unpack the weights for each product."""
+        found = check_quantization(quant_type)
+        return Choice(
+            quant_type,
+            f"{quant_type}: bitsandbytes {found} holds the frozen weights in 4 bits on the CPU and unpacks them for each product: less "
+            "memory, and no less time",
+        )
+
+    def synchronize(self) -> None:
+        """Do nothing: a CPU's work is done when the call returns."""
+
+    def peak_memory_bytes(self) -> int | None:
+        """Read the process' peak resident memory, which counts Python and the data too."""
+        return _cpuinfo.peak_rss_bytes()
+
+    def reset_peak_memory(self) -> bool:
+        """Start the peak anew, where Linux allows it."""
+        return _cpuinfo.reset_peak_rss()
+
+    def peak_flops(self, dtype: torch.dtype) -> float | None:  # noqa: ARG002 - no dtype's is known
+        """Return None: clock, cores and units vary too much for a table."""
+        return None

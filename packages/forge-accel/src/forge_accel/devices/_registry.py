@@ -1,0 +1,107 @@
+"""A name → the accelerator of that name: the two that are built in, and those that entry points bring."""
+
+from __future__ import annotations
+
+import warnings
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+
+from forge_accel._errors import AccelError
+from forge_accel.devices._accelerator import Accelerator
+
+GROUP = "forge.accelerators"
+"""The entry-point group: the name is what `device=` calls it, the value a subclass of `Accelerator`."""
+
+_BUILT_IN = {
+    "cpu": EntryPoint("cpu", "forge_accel.devices._cpu:CPUAccelerator", GROUP),
+    "cuda": EntryPoint("cuda", "forge_accel.devices._cuda:CUDAAccelerator", GROUP),
+}
+
+
+def accelerator(name: str = "auto") -> Accelerator:
+    """Find the accelerator to compute on.
+
+    Args:
+        name: `auto` (the available one of the highest priority), `cpu`, `cuda`, a plug-in's name; with an index
+            (`cuda:1`) to take a certain device.
+
+    Raises:
+        AccelError: there is no such accelerator, or this machine does not have it.
+
+    >>> accelerator("cpu").device
+    Choice(value=device(type='cpu'), reason='cpu: asked for by name')
+    """
+    known = _known()
+    if name == "auto":
+        return _best(known)
+    kind, index = _parse(name)
+    if kind not in known:
+        hint = " ROCm's devices are called cuda." if kind in {"rocm", "hip", "amd"} else ""
+        raise AccelError(f"device={name!r} is unknown; known are auto, {', '.join(sorted(known))}.{hint}")
+    found = _load(known[kind])
+    available = found.available()
+    if not available.value:
+        raise AccelError(f"device={name!r} is not there: {available.reason}.")
+    return found(index=index)
+
+
+def device_count(name: str = "auto") -> int:
+    """How many devices `device=name` can give to processes of their own; 0 for the CPU, which all processes share.
+
+    Raises:
+        AccelError: as `accelerator`.
+
+    """
+    return 1 if ":" in name else type(accelerator(name)).count()
+
+
+def _known() -> dict[str, EntryPoint]:
+    known = dict(_BUILT_IN)
+    for entry in entry_points(group=GROUP):
+        if entry.name in known or entry.name == "auto":
+            # A package that is merely installed must not replace what a run computes on.
+            _warn(f"the entry point {entry.name} = {entry.value} is ignored: that name is taken")
+        else:
+            known[entry.name] = entry
+    return known
+
+
+def _parse(name: str) -> tuple[str, int | None]:
+    kind, colon, index = name.partition(":")
+    if not colon:
+        return kind, None
+    if not (index.isascii() and index.isdigit()):
+        raise AccelError(f"device={name!r}: after the colon comes a device's number, as in {kind}:1.")
+    return kind, int(index)
+
+
+def _load(entry: EntryPoint) -> type[Accelerator]:
+    module, _, attribute = entry.value.partition(":")
+    try:
+        found = getattr(import_module(module.strip()), attribute.strip())
+    except (ImportError, AttributeError, OSError) as error:
+        raise AccelError(f"device={entry.name!r}: {entry.value} could not be loaded: {error}") from error
+    if not (isinstance(found, type) and issubclass(found, Accelerator)):
+        raise AccelError(f"device={entry.name!r}: {entry.value} is no subclass of forge_accel.Accelerator.")
+    return found
+
+
+def _best(known: dict[str, EntryPoint]) -> Accelerator:
+    candidates: list[type[Accelerator]] = []
+    for entry in known.values():
+        try:
+            candidates.append(_load(entry))
+        except AccelError as error:
+            _warn(f"{error} Going on without it.")
+    candidates.sort(key=lambda found: found.priority, reverse=True)
+    missing: list[str] = []
+    for found in candidates:
+        available = found.available()
+        if available.value:
+            return found(why="; ".join([*missing, available.reason]))
+        missing.append(available.reason)
+    raise AccelError(f"no accelerator is available: {'; '.join(missing)}.")  # pragma: no cover - the CPU always is
+
+
+def _warn(message: str) -> None:
+    warnings.warn(f"{GROUP}: {message}", RuntimeWarning, stacklevel=4)

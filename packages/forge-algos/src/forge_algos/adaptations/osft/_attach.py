@@ -1,0 +1,265 @@
+"""Orthogonal subspace fine-tuning (OSFT, arXiv 2504.07097): each target moves only within what its large singular values leave free.
+
+W [N, M] of a linear layer is U S Vᵀ, d = min(N, M); the r directions of the smallest singular values are free, k = d − r protected. The rules and
+forms have a file each: `_osft_direct`, `_osft_factors`, `_osft_paper`.
+"""
+
+import hashlib
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import torch
+from torch import nn
+
+from forge_algos._errors import AdapterError, OptimizerError
+from forge_algos.adaptations._adaptation import Adaptation, Importance, Ranks
+from forge_algos.adaptations._off import MARK
+from forge_algos.adaptations._targets import not_linear, resolve_targets
+from forge_algos.adaptations.osft._bases import Bases, walk_bases
+from forge_algos.adaptations.osft._delta import CHILD, Delta, attach
+from forge_algos.adaptations.osft._direct import Direct
+from forge_algos.adaptations.osft._directions import Directions
+from forge_algos.adaptations.osft._factors import Factors
+from forge_algos.adaptations.osft._other_parameters import tied, train_rest
+from forge_algos.adaptations.osft._paper import Protected
+from forge_algos.adaptations.osft._ranks import free_ranks
+from forge_algos.settings._adapter import AdapterSettings
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Target:
+    """One linear layer under OSFT."""
+
+    linear: nn.Linear
+    shape: tuple[int, int]
+    """[N, M]."""
+    free: int
+    """r."""
+    bases: str = ""
+    """What tells its singular vectors from others; empty where all or none of its directions are free, and none are needed."""
+    error: float = 0.0
+    """Bound on what the singular vectors leave out, relative to ‖W‖."""
+    note: str = ""
+    """What the log should say of how they came to be."""
+    child: Delta | Protected | None = None
+    """What moves it from beside, or keeps its own moves off the protected directions; None where W trains or stays as it is."""
+
+
+class OSFT(Adaptation):
+    """A model whose targets move within their free directions, by the rule of `settings`."""
+
+    def __init__(
+        self, model: nn.Module, settings: AdapterSettings, targets: Mapping[str, Target], rest: Mapping[str, Sequence[str]]
+    ) -> None:
+        super().__init__(model)
+        self._settings = settings
+        self._targets = targets
+        self._rest = rest
+        self._children = [target.child for target in targets.values() if target.child is not None]
+
+    @property
+    def additions(self) -> Sequence[str]:
+        """The modules `osft` beside the targets that have one."""
+        return [f"{name}.{CHILD}" for name, target in self._targets.items() if target.child is not None]
+
+    @property
+    def plan(self) -> dict[str, dict[str, Any]]:
+        """Target → its shape [N, M], how many directions are free and protected, its singular vectors' fingerprint and error bound."""
+        return {
+            name: {
+                "shape": list(target.shape),
+                "free": target.free,
+                "protected": min(target.shape) - target.free,
+                "bases": target.bases,
+                "error": target.error,
+            }
+            for name, target in self._targets.items()
+        }
+
+    @property
+    def identity(self) -> str:
+        """The sha256 of the plan: of other singular vectors its state means another ΔW."""
+        return hashlib.sha256(json.dumps(self.plan, sort_keys=True).encode()).hexdigest()
+
+    @property
+    def _projects(self) -> bool:
+        return any(isinstance(child, Factors | Protected) for child in self._children)
+
+    def describe(self) -> list[str]:
+        """The rule, the targets with their free directions, what else trains, what stays."""
+        rule = self._settings.osft_rule
+        form = f"{rule}, {self._settings.osft_form}" if rule == "strict" else rule
+        shares: dict[tuple[int, int], int] = {}
+        for target in self._targets.values():
+            key = (target.free, min(target.shape))
+            shares[key] = shares.get(key, 0) + 1
+        listed = sorted(shares.items(), key=lambda item: -item[1])
+        free = ", ".join(f"{free} of {d} ({count})" for (free, d), count in listed[:4])
+        more = f" and {len(listed) - 4} other shares" if len(listed) > 4 else ""
+        rest = [f"{kind} ({len(names)} tensors)" for kind, names in self._rest.items()]
+        moving = set(self._rest)
+        if tied(self.model) and {"embeddings", "head"} & moving:
+            rest.append("the head is tied to the embeddings: one weight, which trains")
+            moving |= {"embeddings", "head"}
+        frozen = [kind for kind in ("embeddings", "head", "norms", "biases") if kind not in moving]
+        worst = max((target.error for target in self._targets.values()), default=0.0)
+        if any(target.free < min(target.shape) for target in self._targets.values()):
+            frozen.insert(0, "the targets' protected directions")
+        return [
+            f"OSFT ({form}): {len(self._targets)} targets, free directions {free}{more}; singular vectors within {worst:.1e} of the weights",
+            f"beside the targets trains: {', '.join(rest) or 'nothing'}; frozen: {', '.join(frozen) or 'nothing'}",
+            *self._notes(),
+            *super().describe(),
+            *not_linear(self.model),
+        ]
+
+    def _notes(self) -> list[str]:
+        """What is to be said of singular vectors, once for all targets of which the same is."""
+        said: dict[str, list[str]] = {}
+        for name, target in self._targets.items():
+            if target.note:
+                said.setdefault(target.note, []).append(name)
+        return [
+            f"{names[0]}{f' and {len(names) - 1} others' if len(names) > 1 else ''}: {note}" for note, names in said.items()
+        ]
+
+    def check_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """Refuse an optimizer that trains other weights than it gives, such as schedule-free, where they are projected after the step."""
+        if self._projects and callable(getattr(optimizer, "eval", None)):
+            raise OptimizerError(
+                f"{type(optimizer).__name__} gives averages of weights that osft_rule=paper and osft_form=factors never see, let alone "
+                "project: take optimizer=adamw, or osft_rule=strict with osft_form=direct"
+            )
+
+    def before_step(self) -> None:
+        """Take from the gradients what points into protected directions; nothing to do for the direct form."""
+        for child in self._children:
+            child.before_step()
+
+    def after_step(self) -> None:
+        """Take from the weights what the optimizer moved there all the same; nothing to do for the direct form."""
+        for child in self._children:
+            child.after_step()
+
+    def plain(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """W + ΔW, added up in float32 at least, where `name` is the weight of a target that moves from beside."""
+        home, _, key = name.rpartition(".")
+        target = self._targets.get(home)
+        if key != "weight" or target is None or not isinstance(target.child, Delta):
+            return tensor
+        wide = torch.promote_types(tensor.dtype, torch.float32)
+        return (tensor.detach().to(wide) + target.child.moved().to(device=tensor.device)).to(tensor.dtype)
+
+
+def attach_osft(
+    model: nn.Module,
+    settings: AdapterSettings,
+    *,
+    cache: Path | None,
+    ranks: Ranks,
+    importance: Importance | None,
+    free: Mapping[str, int] | None = None,
+) -> OSFT:
+    """`adapt` for adapter=osft."""
+    if hasattr(model, MARK):
+        raise AdapterError("the model is under OSFT already: start from its export, which is a plain model")
+    linears = _linears(model, settings)
+    shapes = {name: (linear.out_features, linear.in_features) for name, linear in linears.items()}
+    if free is None:
+        free = free_ranks(shapes, settings, _importance(settings, importance, list(linears)))
+    _check_free(shapes, free)
+    for parameter in model.parameters():
+        parameter.requires_grad = False
+    targets = {name: Target(linear=linear, shape=shapes[name], free=free[name]) for name, linear in linears.items()}
+    for name, found in _bases(targets, settings, cache, ranks):
+        target = targets[name]
+        child = _make(settings, Directions(found, target.shape, target.free), target.linear)
+        targets[name] = attrs.evolve(target, bases=found.fingerprint, error=found.error, note=found.note, child=child)
+    for target in targets.values():
+        if target.free == min(target.shape) or isinstance(target.child, Protected):
+            target.linear.weight.requires_grad = True
+    rest = train_rest(model, settings.osft_train_rest)
+    if not any(p.requires_grad for p in model.parameters()):
+        raise AdapterError(
+            "unfreeze_rank_ratio leaves no target a free direction, and osft_train_rest names nothing: nothing would train; raise the ratio"
+        )
+    setattr(model, MARK, _moves(targets, rest))
+    return OSFT(model, settings, targets, rest)
+
+
+def _bases(
+    targets: Mapping[str, Target], settings: AdapterSettings, cache: Path | None, ranks: Ranks
+) -> Iterator[tuple[str, Bases]]:
+    """Of each target that has both free and protected directions; its weight is whole meanwhile."""
+    partly = {name: target for name, target in targets.items() if 0 < target.free < min(target.shape)}
+    protected = {name: min(target.shape) - target.free for name, target in partly.items()}
+    weights = {name: target.linear.weight for name, target in partly.items()}
+    if not any(hasattr(weight, "ds_id") for weight in weights.values()):
+        yield from walk_bases(weights, protected, svd=settings.osft_svd, cache=cache, ranks=ranks)
+        return
+    # Partitioned by ZeRO-3, and so by a DeepSpeed that is loaded: as many are put together at a time as there are ranks to take them apart.
+    gathered = sys.modules["deepspeed"].zero.GatheredParameters
+    names = list(weights)
+    for start in range(0, len(names), ranks.world_size):
+        group = {name: weights[name] for name in names[start : start + ranks.world_size]}
+        with gathered(list(group.values())):
+            yield from walk_bases(group, protected, svd=settings.osft_svd, cache=cache, ranks=ranks)
+
+
+def _make(settings: AdapterSettings, directions: Directions, linear: nn.Linear) -> Delta | Protected:
+    if settings.osft_rule == "paper":
+        protected = Protected(directions, linear)
+        linear.add_module(CHILD, protected)
+        return protected
+    delta = (Direct if settings.osft_form == "direct" else Factors)(directions, linear.weight)
+    attach(linear, delta)
+    return delta
+
+
+def _linears(model: nn.Module, settings: AdapterSettings) -> dict[str, nn.Linear]:
+    shared: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        shared.setdefault(id(parameter), []).append(name)
+    found: dict[str, nn.Linear] = {}
+    for name in resolve_targets(model, settings.target_modules):
+        module = model.get_submodule(name)
+        if not isinstance(module, nn.Linear) or not module.weight.is_floating_point():
+            raise AdapterError(
+                f"osft: {name} is of {type(module).__name__}, and only nn.Linear in a float dtype has weights that could be taken apart"
+            )
+        names = shared[id(module.weight)]
+        if len(names) > 1:
+            raise AdapterError(
+                f"osft: {' and '.join(names)} are one weight, and ΔW would move only one of them: leave {name} out of target_modules"
+            )
+        found[name] = module
+    return found
+
+
+def _importance(settings: AdapterSettings, importance: Importance | None, names: list[str]) -> Mapping[str, float] | None:
+    if settings.osft_rank == "uniform":
+        return None
+    if importance is None:
+        raise AdapterError(
+            "osft_rank='adaptive' needs to be told each target's importance: give `importance` (osft_importance)"
+        )
+    return importance(names)
+
+
+def _check_free(shapes: Mapping[str, tuple[int, int]], free: Mapping[str, int]) -> None:
+    for name, shape in shapes.items():
+        if name not in free or not 0 <= free[name] <= min(shape):
+            raise AdapterError(f"osft: {name} has {min(shape)} directions, and {free.get(name)} of them are to be free")
+
+
+def _moves(targets: Mapping[str, Target], rest: Mapping[str, Sequence[str]]) -> str:
+    if any(isinstance(target.child, Protected) for target in targets.values()):
+        return "osft_rule='paper'"
+    if any(0 < min(target.shape) == target.free for target in targets.values()):
+        return "a target all of whose directions are free"
+    named = [kind for kind in rest if kind != "score"]
+    return f"osft_train_rest={','.join(named)}" if named else ""

@@ -1,0 +1,170 @@
+"""Weights → their singular vectors: once for each matrix and method, kept in files, the work spread over the ranks."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Literal
+
+import attrs
+import torch
+import torch.distributed as dist
+
+from forge_algos._errors import AdapterError
+from forge_algos.adaptations._adaptation import Ranks
+from forge_algos.adaptations.osft import _cache as files
+from forge_algos.adaptations.osft._svd import exact, left_out, randomized, with_signs
+
+Svd = Literal["exact", "randomized"]
+
+
+@attrs.frozen(eq=False, kw_only=True)
+class Bases:
+    """The m largest singular triplets of a weight W [N, M]: all d = min(N, M) of them, or those that were asked for."""
+
+    U: torch.Tensor
+    """float32[N, m], orthonormal columns."""
+    S: torch.Tensor
+    """float32[m], falling."""
+    Vh: torch.Tensor
+    """float32[m, M], orthonormal rows."""
+    fingerprint: str
+    """sha256 of the three: what is learned in these directions means nothing in others."""
+    error: float
+    """What of W they do not account for, as a share of ‖W‖ (Frobenius), measured on these float32 numbers. With m = d it is
+    ‖W − U S Vh‖ / ‖W‖, rounding; with fewer it bounds what W has between these directions and the others, nothing for exact ones."""
+    note: str = ""
+    """What the log should say: why they are exact after all, or that a file in the cache was bad; empty where all went as asked."""
+
+
+def decompose(weight: torch.Tensor, *, protected: int, svd: Svd, device: torch.device | None = None) -> Bases:
+    """The singular triplets of a matrix, computed in float64 whatever its dtype.
+
+    The same matrix gives the same bytes on the same machine with the same number of threads: signs are fixed, random starts are seeded.
+
+    Args:
+        weight: [N, M], floating.
+        protected: k, how many of the largest are wanted, 0 to d = min(N, M).
+        svd: "exact" gives all d triplets, "randomized" the k largest, or all d where that is cheaper or does not arrive (`note` says so).
+        device: where to compute, by default where the weight is; the CPU stands in for one that has no float64. Results are there.
+
+    Raises:
+        AdapterError: the matrix holds a number that is not finite.
+    """
+    device = device or weight.device
+    W = _float64(weight.detach(), device)
+    if not bool(torch.isfinite(W).all()):
+        raise AdapterError("the weight holds NaN or infinity; it has no singular vectors. Look at the model's files")
+    found = exact(W) if svd == "exact" else randomized(W, protected)
+    U, Vh = with_signs(found.U, found.Vh)
+    U, S, Vh = U.float().contiguous(), found.S.float(), Vh.float().contiguous()
+    error = left_out(W, U.double(), S.double(), Vh.double())
+    U, S, Vh = (tensor.to(device) for tensor in (U, S, Vh))
+    return Bases(U=U, S=S, Vh=Vh, fingerprint=files.fingerprint_of(U, S, Vh), error=error, note=found.note)
+
+
+def bases_of(
+    weights: Mapping[str, torch.Tensor],
+    protected: Mapping[str, int],
+    *,
+    svd: Svd,
+    cache: Path | None,
+    ranks: Ranks,
+) -> dict[str, Bases]:
+    """`walk_bases`, all at once, in the order of `weights`."""
+    found = dict(walk_bases(weights, protected, svd=svd, cache=cache, ranks=ranks))
+    return {name: found[name] for name in weights}
+
+
+def walk_bases(
+    weights: Mapping[str, torch.Tensor],
+    protected: Mapping[str, int],
+    *,
+    svd: Svd,
+    cache: Path | None,
+    ranks: Ranks,
+) -> Iterator[tuple[str, Bases]]:
+    """(name, bases) of each weight, on the weight's device, largest matrices first; collective where ranks share the model.
+
+    Ranks that are joined in torch's process group each decompose one matrix of R at a time, of like sizes, and tell the others, so all
+    have the same bytes. Only R matrices are held at once, beside what the caller keeps.
+
+    Args:
+        weights: [N, M] each; a DTensor is gathered.
+        protected: how many of the largest directions are wanted of each.
+        svd: as in `decompose`.
+        cache: directory of files from before, and for those to come; None keeps none. A file that is torn, altered or another matrix's is
+            made anew, and the note says so.
+        ranks: those that share the model.
+
+    Raises:
+        AdapterError: a weight holds a number that is not finite, or the cache cannot be written.
+    """
+    together = ranks.world_size > 1 and dist.is_initialized()
+    at_once, mine = (ranks.world_size, ranks.rank) if together else (1, 0)
+    names = sorted(weights, key=lambda name: -weights[name].numel() * min(weights[name].shape))
+    for start in range(0, len(names), at_once):
+        group = names[start : start + at_once]
+        matrix: torch.Tensor | None = None
+        for i, name in enumerate(group):
+            whole = _whole(weights[name])
+            # On every rank, so that all say so, instead of waiting for the one that does.
+            if not bool(torch.isfinite(whole).all()):
+                raise AdapterError(f"{name} holds NaN or infinity; it has no singular vectors. Look at the model's files")
+            matrix = whole if i == mine else matrix
+            del whole
+        own = _kept(matrix, protected[group[mine]], svd, cache) if matrix is not None else None
+        del matrix
+        for i, name in enumerate(group):
+            yield name, _told(own, i, i == mine, weights[name].device) if together or own is None else own
+
+
+def _kept(weight: torch.Tensor, protected: int, svd: Svd, cache: Path | None) -> Bases:
+    """From the cache, or into it."""
+    if cache is None:
+        return decompose(weight, protected=protected, svd=svd)
+    path = cache / f"{files.key_of(weight, svd, protected)}.safetensors"
+    found = files.read(path)
+    if not isinstance(found, str):
+        tensors, words = found
+        on_device = {name: tensor.to(weight.device) for name, tensor in tensors.items()}
+        return Bases(**on_device, fingerprint=words["fingerprint"], error=float(words["error"]), note=words["note"])
+    bases = decompose(weight, protected=protected, svd=svd)
+    words = {"fingerprint": bases.fingerprint, "error": repr(bases.error), "note": bases.note}
+    files.write(path, {"U": bases.U, "S": bases.S, "Vh": bases.Vh}, words)
+    return attrs.evolve(bases, note="; ".join(filter(None, (bases.note, f"{found}: computed anew" if found else ""))))
+
+
+def _told(own: Bases | None, source: int, is_mine: bool, device: torch.device) -> Bases:
+    """What rank `source` has, on all ranks."""
+    carried = _carried_on(device)
+    head: list[tuple[dict[str, list[int]], str, float, str] | None] = [None]
+    if own is not None and is_mine:
+        shapes = {name: list(getattr(own, name).shape) for name in ("U", "S", "Vh")}
+        head = [(shapes, own.fingerprint, own.error, own.note)]
+    dist.broadcast_object_list(head, src=source)
+    assert head[0] is not None
+    shapes, fingerprint, error, note = head[0]
+    tensors: dict[str, torch.Tensor] = {}
+    for name, shape in shapes.items():
+        tensor = getattr(own, name).to(carried) if own is not None and is_mine else torch.empty(shape, device=carried)
+        dist.broadcast(tensor, src=source)
+        tensors[name] = tensor.to(device)
+    return Bases(**tensors, fingerprint=fingerprint, error=error, note=note)
+
+
+def _carried_on(device: torch.device) -> torch.device:
+    """Where tensors have to be to travel: their own device, or the one that the process group was made for."""
+    served = [entry.partition(":")[0] for entry in dist.get_backend_config().split(",")]
+    return device if device.type in served else torch.device(served[0])
+
+
+def _whole(weight: torch.Tensor) -> torch.Tensor:
+    """The matrix itself; gathering a DTensor is collective."""
+    gather = getattr(weight.detach(), "full_tensor", None)
+    return weight.detach() if gather is None else gather()
+
+
+def _float64(weight: torch.Tensor, device: torch.device) -> torch.Tensor:
+    try:
+        return weight.to(device, torch.float64)
+    except TypeError:
+        return weight.to("cpu", torch.float64)

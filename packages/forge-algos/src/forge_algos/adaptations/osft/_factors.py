@@ -1,0 +1,67 @@
+"""osft_rule=strict, osft_form=factors: the free part of W as singular vectors and values that train, as mini-trainer has them.
+
+ΔW = U diag(S) V less what it was at the start. The gradients of U [N, r] and V [r, M] lose their part within the protected directions before a
+step, so that an optimizer's averages do not fill with it, and so do U and V themselves after it, for an optimizer such as Adam leaves the
+complement by itself. The reachable set is that of the direct form; the way through it is another.
+"""
+
+import torch
+from torch import nn
+
+from forge_algos.adaptations.osft._delta import Delta, constant
+from forge_algos.adaptations.osft._directions import Directions
+from forge_algos.adaptations.osft._linear import Pair
+
+
+class Factors(Delta):
+    """ΔW of a W [N, M] from its directions, of exact bases, on the device of `like`."""
+
+    projects = True
+
+    protected_left: torch.Tensor
+    protected_right: torch.Tensor
+    first_left: torch.Tensor
+    first_right: torch.Tensor
+
+    def __init__(self, directions: Directions, like: torch.Tensor) -> None:
+        super().__init__()
+        left, values, right = (constant(t, like) for t in (directions.Q_u, directions.S_l, directions.Q_v.t()))
+        self.left, self.values, self.right = nn.Parameter(left), nn.Parameter(values), nn.Parameter(right)
+        constants = {
+            "protected_left": directions.U_h,
+            "protected_right": directions.V_h,
+            # Of its own storage each: what trains is moved in place.
+            "first_left": left * values,
+            "first_right": right.t().clone(),
+        }
+        for name, value in constants.items():
+            self.register_buffer(name, constant(value, like), persistent=False)
+
+    def factors(self) -> tuple[torch.Tensor, torch.Tensor, Pair | None]:
+        return self.left * self.values, self.right.t(), (self.first_left, self.first_right)
+
+    @torch.no_grad()
+    def moved(self) -> torch.Tensor:
+        # As a sum of what differs: the difference of the two products would have the rounding of each in it. And what differs is confined
+        # once more, for the factors themselves hold it no more finely than their own size allows.
+        left, right = self.left * self.values - self.first_left, self.right - self.first_right.t()
+        _confine(left, right, self.protected_left, self.protected_right)
+        return left @ self.right + self.first_left @ right
+
+    @torch.no_grad()
+    def before_step(self) -> None:
+        _confine(self.left.grad, self.right.grad, self.protected_left, self.protected_right)
+
+    @torch.no_grad()
+    def after_step(self) -> None:
+        _confine(self.left, self.right, self.protected_left, self.protected_right)
+
+
+def _confine(
+    left: torch.Tensor | None, right: torch.Tensor | None, protected_left: torch.Tensor, protected_right: torch.Tensor
+) -> None:
+    """Project in place: left [N, r] ← left − U_h U_hᵀ left, right [r, M] ← right − right V_h V_hᵀ."""
+    if left is not None:
+        left.addmm_(protected_left, protected_left.t() @ left, alpha=-1)
+    if right is not None:
+        right.addmm_(right @ protected_right, protected_right.t(), alpha=-1)

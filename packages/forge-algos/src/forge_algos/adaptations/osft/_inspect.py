@@ -1,0 +1,184 @@
+"""A target's weights before and after OSFT → how far they moved, how much of that is where nothing may move, and a picture of where.
+
+With W [N, M] = U diag(S) Vᵀ, its k protected directions U_h = U[:, :k] and V_h = V[:, :k], and ΔW what a run added: entry (i, j) of
+UᵀΔW V says how much of the input direction j now goes to the output direction i. All is measured in float64 on the files that were
+written, so that what rounding to their dtype did is in the figures, and its size stands beside them.
+"""
+
+from collections.abc import Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal
+
+import attrs
+import torch
+from torch import Tensor
+
+from forge_algos._errors import AdapterError
+from forge_algos.adaptations._adaptation import OneRank
+from forge_algos.adaptations.osft._bases import Bases, bases_of
+
+
+@attrs.frozen(kw_only=True)
+class Moved:
+    """What a run did to one target. Norms are Frobenius'; a target that did not move has zeros."""
+
+    name: str
+    """Full name of the layer."""
+    shape: tuple[int, int]
+    """N outputs and M inputs."""
+    free: int
+    """How many of its min(N, M) singular directions could move."""
+    moved: float
+    """‖ΔW‖ / ‖W‖."""
+    outputs: float
+    """‖U_hᵀΔW‖ / ‖ΔW‖: the share that goes to protected output directions."""
+    inputs: float
+    """‖ΔW V_h‖ / ‖ΔW‖: the share that protected input directions feel."""
+    both: float
+    """‖U_hᵀΔW V_h‖ / ‖ΔW‖: the share that leads from protected to protected, all that the paper's rule forbids."""
+    rounding: float
+    """How large rounding to the written dtype alone is expected to be, over ‖ΔW‖: no leak below it means anything."""
+    anew: bool = False
+    """Whether the singular vectors are not the run's own, which are gone, but others of the same weights."""
+
+    @property
+    def protected(self) -> int:
+        """How many of its singular directions were protected."""
+        return min(self.shape) - self.free
+
+    def leak(self, rule: Literal["strict", "paper"]) -> float:
+        """The share of the update that the rule forbids: zero but for rounding where it held."""
+        return self.both if rule == "paper" else max(self.outputs, self.inputs)
+
+
+@attrs.frozen(eq=False, kw_only=True)
+class Portrait:
+    """One target's spectrum, and where its change lies in the coordinates of its singular vectors."""
+
+    singular_values: Tensor
+    """float64 [min(N, M)], of the weights before, falling."""
+    protected: int
+    """How many of them are protected: the first."""
+    rows: tuple[int, ...]
+    """Edges of the bands of output directions, from 0 to N; one of them is `protected`, one min(N, M)."""
+    columns: tuple[int, ...]
+    """The same of input directions, from 0 to M."""
+    rms: Tensor
+    """float64 [len(rows) - 1, len(columns) - 1]: root mean square of the entries of UᵀΔW V in each field; in the last band of the longer
+    side, beyond min(N, M), of the directions that the weights do not use at all."""
+
+    def share(self, *, outputs: bool, inputs: bool) -> float:
+        """How much of ‖ΔW‖² leads to protected (or, False, to free) outputs from protected (or free) inputs."""
+        energy = self.rms.square() * _widths(self.rows)[:, None] * _widths(self.columns)
+        total = float(energy.sum())
+        rows = _below(self.rows, self.protected, inside=outputs)
+        columns = _below(self.columns, self.protected, inside=inputs)
+        return float(energy[rows][:, columns].sum()) / total if total else 0.0
+
+
+def osft_moved(
+    name: str,
+    before: Tensor,
+    after: Tensor,
+    planned: Mapping[str, Any],
+    *,
+    svd: Literal["exact", "randomized"],
+    cache: Path | None,
+) -> Moved:
+    """Measure how far a target moved, and how much of that lies where nothing may move.
+
+    Args:
+        name: of the target.
+        before: [N, M], as the run loaded it.
+        after: [N, M], as it was exported, in the dtype of the file.
+        planned: what the run's plan says of the target.
+        svd: how the run found its singular vectors.
+        cache: where it keeps them.
+
+    Raises:
+        AdapterError: the shapes are not those of the plan.
+    """
+    shape, free = tuple(planned["shape"]), int(planned["free"])
+    if tuple(before.shape) != shape or tuple(after.shape) != shape:
+        raise AdapterError(
+            f"{name} is {list(before.shape)} before and {list(after.shape)} after, and was {list(shape)} when the run began: these are not "
+            "its models"
+        )
+    delta = after.double() - before.double()
+    size, protected = float(delta.norm()), min(shape) - free
+    found = Moved(name=name, shape=shape, free=free, moved=0.0, outputs=0.0, inputs=0.0, both=0.0, rounding=0.0)
+    if not size:
+        return found
+    found = attrs.evolve(found, moved=size / float(before.double().norm()), rounding=_rounding(after) / size)
+    if not 0 < protected < min(shape):
+        # Nothing is protected, or all: there is nothing to tell apart.
+        whole = float(protected > 0)
+        return attrs.evolve(found, outputs=whole, inputs=whole, both=whole)
+    bases = _bases(name, before, protected, svd=svd, cache=cache)
+    to_protected = bases.U[:, :protected].double().T @ delta
+    from_protected = delta @ bases.Vh[:protected].double().T
+    between = to_protected @ bases.Vh[:protected].double().T
+    outputs, inputs, both = (float(part.norm()) / size for part in (to_protected, from_protected, between))
+    return attrs.evolve(found, outputs=outputs, inputs=inputs, both=both, anew=bases.fingerprint != planned["bases"])
+
+
+def osft_portrait(before: Tensor, after: Tensor, *, protected: int, bands: int = 32) -> Portrait:
+    """Measure one target's spectrum and where its change lies; a whole decomposition, whatever the run's own was.
+
+    Args:
+        before: [N, M], as the run loaded it.
+        after: [N, M], as it was exported.
+        protected: k, how many singular directions were protected.
+        bands: how many bands each side is divided into, about; each holds protected or free directions alone.
+    """
+    U, S, Vh = torch.linalg.svd(before.double(), full_matrices=False)
+    delta = after.double() - before.double()
+    d = min(before.shape)
+    inner = U.T @ delta @ Vh.T
+    rows, columns = _edges(d, protected, bands), _edges(d, protected, bands)
+    energy = _sums(_sums(inner.square(), rows).T, columns).T
+    # On the longer side are directions that thin singular vectors do not span.
+    if before.shape[0] > d:
+        rest = delta @ Vh.T - U @ inner
+        energy = torch.cat([energy, _sums(rest.square().sum(0, keepdim=True).T, columns).T])
+        rows = (*rows, before.shape[0])
+    elif before.shape[1] > d:
+        rest = U.T @ delta - inner @ Vh
+        energy = torch.cat([energy, _sums(rest.square().sum(1, keepdim=True), rows)], dim=1)
+        columns = (*columns, before.shape[1])
+    rms = (energy / (_widths(rows)[:, None] * _widths(columns))).sqrt()
+    return Portrait(singular_values=S, protected=protected, rows=rows, columns=columns, rms=rms)
+
+
+def _bases(name: str, weight: Tensor, protected: int, *, svd: Literal["exact", "randomized"], cache: Path | None) -> Bases:
+    return bases_of({name: weight}, {name: protected}, svd=svd, cache=cache, ranks=OneRank())[name]
+
+
+def _rounding(written: Tensor) -> float:
+    """Norm that errors of half a unit in the last place, evenly spread, are expected to have together."""
+    wide = written.double()
+    unit = torch.finfo(written.dtype).eps * torch.ldexp(torch.ones_like(wide), torch.frexp(wide).exponent - 1)
+    return float((unit.square().sum() / 12).sqrt())
+
+
+def _edges(d: int, protected: int, bands: int) -> tuple[int, ...]:
+    """0 to d in bands of about one width, with an edge where what is protected ends."""
+    edges = [0]
+    for first, last in ((0, protected), (protected, d)):
+        count = min(last - first, max(1, round(bands * (last - first) / d)))
+        edges += [first + (last - first) * number // count for number in range(1, count + 1)]
+    return tuple(edges)
+
+
+def _sums(values: Tensor, edges: tuple[int, ...]) -> Tensor:
+    """Sums of neighbouring rows: [d, n] → [bands, n]."""
+    return torch.stack([values[first:last].sum(0) for first, last in pairwise(edges)])
+
+
+def _widths(edges: tuple[int, ...]) -> Tensor:
+    return torch.tensor(edges, dtype=torch.float64).diff()
+
+
+def _below(edges: tuple[int, ...], protected: int, *, inside: bool) -> Tensor:
+    return (torch.tensor(edges[1:]) <= protected) == inside

@@ -1,0 +1,65 @@
+"""What `train` is fed by the online methods: a packed row of completions, and what is known of their tokens."""
+
+from typing import Any
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from forge_algos._errors import PackedBatchError
+from forge_algos.batches._groups import PackedGroups, check_groups, idle_groups
+
+Floats = NDArray[np.float32]
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class OnlineBatch:
+    """B completions in a packed row with M learned tokens, and what the rollout knows of these."""
+
+    groups: PackedGroups
+    """The row."""
+    old_logps: Floats
+    """float32[M]"""
+    advantages: Floats
+    """float32[M]; all of a completion's the same, but for PPO."""
+    rewards: Floats
+    """float32[B]; read by nobody but the figures."""
+    ref_logps: Floats | None = None
+    """float32[M], where there is a reference."""
+    returns: Floats | None = None
+    """float32[M], for a value head."""
+    old_values: Floats | None = None
+    """float32[M], for a value head."""
+
+
+def check_online(batch: OnlineBatch, *wanted: str) -> None:
+    """Raise PackedBatchError if the row is none, or an array beside it is missing or of another length."""
+    check_groups(batch.groups)
+    B, M = len(batch.groups.lengths), len(batch.groups.rows)
+    if B and np.asarray(batch.groups.lengths).min() < 1:
+        raise PackedBatchError(
+            "a sampled completion has a token at least, and all of its tokens are learned; one here has none"
+        )
+    for name in ("old_logps", "advantages", "rewards", "ref_logps", "returns", "old_values"):
+        found: Any = getattr(batch, name)
+        size = B if name == "rewards" else M
+        if found is None and name in wanted:
+            raise PackedBatchError(f"{name} is missing, and the objective reads it: was the rollout made for these settings?")
+        if found is not None and np.shape(found) != (size,):
+            raise PackedBatchError(
+                f"{name}: {size} numbers are wanted for {B} completions of {M} tokens, got {list(np.shape(found))}"
+            )
+
+
+def idle_online() -> OnlineBatch:
+    """Two made-up completions of a token each, for a rank that has nothing."""
+    nothing = np.zeros(2, np.float32)
+    return OnlineBatch(
+        groups=idle_groups((2,)),
+        old_logps=nothing,
+        advantages=nothing,
+        rewards=nothing,
+        ref_logps=nothing,
+        returns=nothing,
+        old_values=nothing,
+    )

@@ -1,0 +1,221 @@
+"""A model → how its learned positions are scored, decided once, with the reason.
+
+The fast way computes in the head's place, from the hidden states that the model feeds its head and the head's weight: logits
+exist for a few hundred labelled rows at a time. It is right only if the head is that weight and nothing else, or something that
+the losses know (a scale, a softcap), so the model itself is asked first. Otherwise the model computes its own logits, at the
+labelled positions alone. Either way the forward is one call of the outermost module.
+"""
+
+import inspect
+from collections.abc import Callable
+from typing import Any, Literal
+
+import attrs
+import torch
+from torch import nn
+
+from forge_algos._errors import LossError
+from forge_algos._modules import causal_model, decoder, head
+from forge_algos.heads._forward_override import computed_beside, computed_inside
+from forge_algos.heads._layout import lay_out
+from forge_algos.heads._probe import PROBED_TOKENS, problem_of, transform_of
+from forge_algos.losses import LossTerms, _check
+from forge_algos.losses._nll import Likelihood, nll_of_rows
+from forge_algos.losses._rows import Given, Projected, Tensors, Way, product_dtype
+from forge_algos.losses._token_logps import logps_and_entropy_of_rows, logps_of_rows
+from forge_algos.losses.distillation._rows import distillation_of_rows
+
+Inputs = dict[str, Any]
+Beside = Callable[[torch.Tensor], torch.Tensor]
+Compute = Callable[[Way, Tensors], tuple[torch.Tensor, ...]]
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Head:
+    """How learned positions are scored, and why so.
+
+    Everything takes the forward's `inputs` of one row [1, T] and `rows` int64[M], the positions whose logits are meant (a position
+    may stand there more than once), and is one forward of the model.
+    """
+
+    model: nn.Module = attrs.field(repr=False)
+    name: Literal["chunked", "logits"]
+    """"chunked": in chunks in the head's place, on its weight. "logits": from the model's own logits at those rows."""
+    reason: str
+    scale: float = 1.0
+    softcap: float | None = None
+
+    def nll(
+        self,
+        inputs: Inputs,
+        rows: torch.Tensor,
+        targets: torch.Tensor,
+        *,
+        dft: bool = False,
+        label_smoothing: float = 0.0,
+        z_loss: float = 0.0,
+    ) -> LossTerms:
+        """The summed negative log-likelihood of targets int64[M], as `losses.nll` has it with its variants and stats.
+
+        Raises:
+            LossError: a number out of range.
+        """
+        likelihood = Likelihood(dft=dft, label_smoothing=label_smoothing, z_loss=z_loss)
+        found: list[LossTerms] = []
+
+        def compute(way: Way, tensors: Tensors) -> tuple[torch.Tensor]:
+            found.append(nll_of_rows(way, tensors, targets, likelihood))
+            return (found[0].sum,)
+
+        (loss,) = self._scored(inputs, rows, compute)
+        return found[0]._replace(sum=loss)
+
+    def logps(
+        self,
+        inputs: Inputs,
+        rows: torch.Tensor,
+        targets: torch.Tensor,
+        *,
+        temperature: float = 1.0,
+        beside: Beside | None = None,
+    ) -> Any:
+        """float32[M]: log-probabilities of targets int64[M] after the logits were divided by the temperature, with gradients.
+
+        With `beside` the pair of that and `beside(hidden)`, a tensor that it makes of the hidden states float[T, D] which the head
+        is fed; gradients run through both, also where the model is divided over ranks, if what it calls belongs to the model.
+
+        Raises:
+            LossError: a temperature that is not above 0, or `beside` for a model that shows nobody its hidden states.
+        """
+
+        def compute(way: Way, tensors: Tensors) -> tuple[torch.Tensor]:
+            return (logps_of_rows(way, tensors, targets),)
+
+        found = self._scored(inputs, rows, compute, temperature=temperature, beside=beside)
+        return found if beside is not None else found[0]
+
+    def logps_and_entropy(
+        self,
+        inputs: Inputs,
+        rows: torch.Tensor,
+        targets: torch.Tensor,
+        *,
+        temperature: float = 1.0,
+        beside: Beside | None = None,
+    ) -> tuple[torch.Tensor, ...]:
+        """(logps, entropy), or (logps, entropy, beside's): float32[M] in nats of the rows' distributions, without a gradient."""
+        entropy: list[torch.Tensor] = []
+
+        def compute(way: Way, tensors: Tensors) -> tuple[torch.Tensor]:
+            logps, found = logps_and_entropy_of_rows(way, tensors, targets)
+            entropy.append(found)
+            return (logps,)
+
+        logps, *rest = self._scored(inputs, rows, compute, temperature=temperature, beside=beside)
+        return (logps, entropy[0], *rest)
+
+    def distillation(
+        self, inputs: Inputs, rows: torch.Tensor, teacher: "Head", teacher_inputs: Inputs, *, beta: float, temperature: float
+    ) -> LossTerms:
+        """The generalised JSD of `losses.distillation` between the teacher's rows and the model's, with gradients for the model.
+
+        Neither's logits are ever there whole: the model runs while the teacher is within its head, so that both weights are
+        there. `rows` are the same in both.
+
+        Returns:
+            LossTerms: over the M rows, in nats. Stats: `kl`, KL(teacher ‖ model) after the temperature.
+
+        Raises:
+            LossError: β outside [0, 1], a temperature that is not above 0, or two vocabularies.
+        """
+        found: list[LossTerms] = []
+        wanted = torch.is_grad_enabled()
+
+        def taught(teacher_way: Way, teacher_tensors: Tensors) -> tuple[()]:
+            def compute(way: Way, tensors: Tensors) -> tuple[torch.Tensor]:
+                found.append(distillation_of_rows(way, tensors, (teacher_way, teacher_tensors), beta=beta))
+                return (found[0].sum,)
+
+            with torch.set_grad_enabled(wanted):
+                (loss,) = self._scored(inputs, rows, compute, temperature=temperature)
+            found.append(found[0]._replace(sum=loss))
+            return ()
+
+        with torch.no_grad():
+            teacher._scored(teacher_inputs, rows, taught, temperature=temperature)
+        return found[1]
+
+    def _scored(
+        self,
+        inputs: Inputs,
+        rows: torch.Tensor,
+        compute: Compute,
+        *,
+        temperature: float = 1.0,
+        beside: Beside | None = None,
+    ) -> tuple[torch.Tensor, ...]:
+        """What `compute` makes of the rows' logits in one forward, and `beside` of the hidden states."""
+        _check.number("temperature", temperature, above=0)
+        if self.name == "logits":
+            return self._from_logits(inputs, rows, compute, temperature, beside)
+        linear = head(self.model)
+        assert isinstance(linear, nn.Linear)
+        layout = lay_out(self.model, inputs)
+
+        def inside(hidden: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            hidden = layout.packed(hidden)
+            way = Projected(
+                product=product_dtype(linear.weight), scale=self.scale, softcap=self.softcap, temperature=temperature
+            )
+            found = compute(way, (hidden[0].index_select(0, rows), linear.weight, linear.bias))
+            return found if beside is None else (*found, beside(hidden[0]))
+
+        # One row stands in for all; the model may scale or cap it, which costs nothing.
+        return computed_inside(self.model, linear, layout.inputs, inside, shape=(1, 1, linear.out_features))
+
+    def _from_logits(
+        self, inputs: Inputs, rows: torch.Tensor, compute: Compute, temperature: float, beside: Beside | None
+    ) -> tuple[torch.Tensor, ...]:
+        layout = lay_out(self.model, inputs)
+        inputs = layout.inputs
+        # In lines of documents the same positions of all lines would be kept, so there all are.
+        keeps = layout.lines is None and "logits_to_keep" in inspect.signature(causal_model(self.model).forward).parameters
+        if keeps:
+            inputs = {**inputs, "logits_to_keep": rows}
+        rest: list[torch.Tensor] = []
+        if beside is None:
+            logits = self.model(**inputs).logits
+        else:
+            body = decoder(self.model)
+            if body is None:
+                raise LossError(f"{type(causal_model(self.model)).__name__} has no decoder whose hidden states could be read")
+            logits, *rest = computed_beside(self.model, body, inputs, lambda hidden: beside(layout.packed(hidden)[0]))
+        logits = layout.packed(logits)
+        logits_MV = logits[0] if keeps else logits[0].index_select(0, rows)
+        return (*compute(Given(given=logits.dtype, temperature=temperature), (logits_MV,)), *rest)
+
+
+def choose_head(model: nn.Module, *, device: torch.device) -> Head:
+    """Compare what the head's weight gives with the model's own logits on a few tokens, and take the fast way if equal.
+
+    Leaves the model's modes, its gradients and the random state as they were. Where a model is divided over ranks, every rank
+    calls it, and all decide alike.
+    """
+    linear = head(model)
+    if linear is None:
+        return Head(model=model, name="logits", reason="the model names no head of its own")
+    if not isinstance(linear, nn.Linear) or type(linear).forward is not nn.Linear.forward or "forward" in vars(linear):
+        kind = f"{type(linear).__module__}.{type(linear).__qualname__}"
+        return Head(model=model, name="logits", reason=f"the head is no plain linear layer but {kind}")
+    scale, softcap = transform_of(model)
+    problem = problem_of(model, linear, device, scale, softcap)
+    if problem:
+        return Head(model=model, name="logits", reason=problem)
+    how = "".join([f", scaled by {scale:g}" if scale != 1 else "", f", capped at {softcap:g}" if softcap else ""])
+    return Head(
+        model=model,
+        name="chunked",
+        reason=f"{type(linear).__name__} head{how} gives the model's own logits on {PROBED_TOKENS} tokens",
+        scale=scale,
+        softcap=softcap,
+    )

@@ -1,0 +1,73 @@
+"""A model with virtual tokens before each document → shown to give documents in lines, filled up under a mask, what each gets alone.
+
+Tried and not told from names, as `_isolation` does: alone is plain PEFT with one document and no mask.
+"""
+
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import nn
+
+from forge_algos._errors import AdapterError
+from forge_algos._modules import attention_of, causal_model, unwrap
+from forge_algos.heads._layout import lay_out
+from forge_algos.isolation._isolation import batch_states, equal, made_up, packed_inputs, tried
+
+_LENGTHS = (4, 7)
+_shown: WeakKeyDictionary[nn.Module, tuple[str | None, torch.device]] = WeakKeyDictionary()
+
+
+def require_lines(model: nn.Module, *, device: torch.device) -> None:
+    """Raise unless each of two documents in lines comes out as alone, sees what comes before it, and its virtual tokens.
+
+    Raises:
+        AdapterError: it does not, or the model cannot run such a batch at all.
+    """
+    kind = str(unwrap(model).active_peft_config.peft_type.value)  # pyrefly: ignore[missing-attribute]  a PeftModel's
+    if kind == "PREFIX_TUNING" and any(getattr(module, "gradient_checkpointing", False) for module in model.modules()):
+        raise AdapterError(
+            "adapter=prefix with activation_checkpointing: transformers drops the keys and values of the prefix while it trains so; "
+            "leave activation_checkpointing out, or take adapter=prompt"
+        )
+    causal = causal_model(model)
+    key = attention_of(causal), device
+    if _shown.get(model) == key:
+        return
+    what = f"{type(causal).__name__} with attention {key[0]!r}"
+    problem, refusal = tried(_problem, model, device)
+    if refusal is not None:
+        raise AdapterError(
+            f"{what} cannot run documents in lines before which virtual tokens stand ({kind}): {refusal}. {_REMEDY}"
+        ) from refusal
+    if problem:
+        raise AdapterError(f"{what} does not do what virtual tokens need ({kind}): {problem}. {_REMEDY}")
+    _shown[model] = key
+
+
+_REMEDY = "Load it with attention=sdpa or eager, or take adapter=lora"
+
+
+def _problem(model: nn.Module, device: torch.device) -> str | None:
+    ids, vocab = made_up(model, sum(_LENGTHS), device)
+    lines = _in_lines(model, ids)
+    for which, document, found in zip(("first", "second"), ids.split(list(_LENGTHS)), lines, strict=True):
+        alone = batch_states(model, {"input_ids": document[None], "use_cache": False})[0, -len(document) :]
+        if not equal(found, alone):
+            return f"the {which} of two documents comes out otherwise than alone"
+    changed = ids.clone()
+    changed[-2] = (changed[-2] + 1) % vocab
+    first, second = _in_lines(model, changed)
+    if not equal(first, lines[0]) or not equal(second[:-2], lines[1][:-2]):
+        return "tokens before a changed one change with it"
+    # An attention that counts its queries from the first key on would see the virtual tokens in the places of the document's own.
+    if torch.equal(second[-1], lines[1][-1]):
+        return "a token does not see the one before it"
+    return None
+
+
+def _in_lines(model: nn.Module, ids: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Hidden states (or logits) float[S, D] of each document."""
+    positions = torch.cat([torch.arange(length) for length in _LENGTHS]).to(ids.device)
+    row = packed_inputs(ids, positions, torch.tensor([0, *_LENGTHS]).cumsum(0), max(_LENGTHS))
+    layout = lay_out(model, row)
+    return layout.packed(batch_states(model, layout.inputs))[0].split(list(_LENGTHS))

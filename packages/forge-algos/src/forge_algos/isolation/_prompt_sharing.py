@@ -1,0 +1,103 @@
+"""A model and its attention → whether completions may share their prompt in a packed row, shown by trying it.
+
+Attention that does not know `kv_rows` would ignore it in silence, and a kernel that was told of more keys than there are would
+read beyond them. So a function that does not name the argument is not even tried, and one that does is compared.
+"""
+
+import inspect
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import nn
+
+from forge_algos._modules import attention_of, causal_model, virtual_tokens
+from forge_algos.isolation._isolation import equal, hidden_states, made_up, packed_inputs, tried
+
+Answer = tuple[bool, str]
+
+_answers: WeakKeyDictionary[nn.Module, dict[tuple[Any, ...], Answer]] = WeakKeyDictionary()
+
+# A document of 5 tokens, then a group: a prompt of 4, completions of 3, 2 and 3.
+_POSITIONS = (0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 5, 6, 4, 5, 4, 5, 6)
+_SEGMENTS = (5, 7, 2, 3)
+_SEEN = ((0, 1, 2, 3, 4), (5, 6, 7, 8, 9, 10, 11), (5, 6, 7, 8, 12, 13), (5, 6, 7, 8, 14, 15, 16))
+_NAMES = ("a document before the group", "the first completion", "the second completion", "the third completion")
+
+
+def shares_prompts(model: nn.Module, *, device: torch.device) -> Answer:
+    """(whether, why): whether this model, on the attention it has now, runs a group whose prompt is in the row once.
+
+    It does if every completion of a made-up group comes out as it does alone, and takes no notice of the others. Tried once a
+    model, attention, number of virtual tokens and device; leaves the model's modes, its gradients and the random state as they were. Where a model is divided
+    over ranks, every rank calls it, and all decide alike.
+    """
+    causal = causal_model(model)
+    known, key = _answers.setdefault(causal, {}), (*_asked(model), device)
+    if key in known:
+        return known[key]
+    # While it is tried, the guard lets it; an error that is no answer leaves none behind.
+    known[key] = True, "being tried"
+    try:
+        known[key] = _answer(model, causal, device)
+    except BaseException:
+        del known[key]
+        raise
+    return known[key]
+
+
+def was_shown_to_share(model: nn.Module) -> bool:
+    """Whether `shares_prompts` said yes to this model on the attention and with the virtual tokens that it has now."""
+    asked, known = _asked(model), _answers.get(causal_model(model), {})
+    return any(can for (*what, _), (can, _) in known.items() if tuple(what) == asked)
+
+
+def _asked(model: nn.Module) -> tuple[str | None, int]:
+    """What the answer depends on beside the device: an adapter attached later leaves the causal model the very same object."""
+    return attention_of(causal_model(model)), virtual_tokens(model)
+
+
+def _answer(model: nn.Module, causal: nn.Module, device: torch.device) -> Answer:
+    attention = attention_of(causal)
+    if attention is not None and not _knows_rows(attention):
+        return False, f"attention {attention!r} does not know kv_rows: each completion is computed with a prompt of its own"
+    if virtual_tokens(model):
+        return False, "virtual tokens stand before each completion: each is computed with a prompt of its own"
+    what = f"{type(causal).__name__} with attention {attention!r}"
+    problem, refusal = tried(_problem, model, device)
+    if refusal is not None:
+        return False, f"{what} cannot run a row with a shared prompt: {refusal}"
+    if problem:
+        return False, f"{what} does not share prompts: {problem}"
+    return True, f"{what} gives completions that share a prompt what it gives each alone, in a made-up group"
+
+
+def _knows_rows(attention: str) -> bool:
+    from transformers import AttentionInterface
+
+    function = AttentionInterface().get(attention)
+    return function is not None and "kv_rows" in inspect.signature(function).parameters
+
+
+def _problem(model: nn.Module, device: torch.device) -> str | None:
+    ids, vocab = made_up(model, len(_POSITIONS), device)
+    shared = _shared(model, ids)
+    for name, rows in zip(_NAMES, _SEEN, strict=True):
+        alone = packed_inputs(ids[list(rows)], torch.arange(len(rows), device=device), torch.tensor([0, len(rows)]), len(rows))
+        if not equal(shared[list(rows)], hidden_states(model, alone)):
+            return f"{name} comes out otherwise than alone"
+    changed = ids.clone()
+    changed[9:14] = (ids[9:14] + 1) % vocab
+    if not equal(_shared(model, changed)[list(_SEEN[3])], shared[list(_SEEN[3])]):
+        return "the third completion changes with those before it"
+    return None
+
+
+def _shared(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
+    """Hidden states (or logits) float[T, D] of the made-up row."""
+    boundaries, keys = (torch.tensor([0, *lengths]).cumsum(0) for lengths in (_SEGMENTS, [len(rows) for rows in _SEEN]))
+    inputs = packed_inputs(ids, torch.tensor(_POSITIONS, device=ids.device), boundaries, max(_SEGMENTS))
+    inputs["kv_rows"] = torch.tensor([row for rows in _SEEN for row in rows], device=ids.device)
+    inputs["cu_seq_lens_k"] = keys.to(ids.device, torch.int32)
+    inputs["max_length_k"] = max(len(rows) for rows in _SEEN)
+    return hidden_states(model, inputs)

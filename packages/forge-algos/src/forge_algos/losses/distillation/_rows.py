@@ -1,0 +1,72 @@
+"""Rows of a student and of a teacher → the generalised Jensen-Shannon divergence, a chunk of either's logits at a time."""
+
+import math
+
+import torch
+
+from forge_algos._errors import LossError
+from forge_algos.losses import _check
+from forge_algos.losses._fused_backward import summed_on_the_way
+from forge_algos.losses._rows import Tensors, Walk, Way
+from forge_algos.losses._terms import LossTerms
+
+
+def distillation_of_rows(way: Way, tensors: Tensors, teacher: tuple[Way, Tensors], *, beta: float) -> LossTerms:
+    """`losses.distillation` over M rows, however the logits of either come to be; their temperature is the ways' own.
+
+    Stats: `kl`, KL(teacher ‖ student), whatever β.
+
+    Raises:
+        LossError: β outside [0, 1], or two vocabularies.
+    """
+    _check.number("beta", beta, least=0)
+    if beta > 1:
+        raise LossError(f"beta: a number from 0 to 1 is wanted, not {beta!r}")
+    teacher_way, teacher_tensors = teacher
+    theirs = teacher_way.walk(teacher_tensors, [False] * len(teacher_tensors))
+    kl: list[torch.Tensor] = []
+
+    def terms(walk: Walk) -> torch.Tensor:
+        losses = [torch.zeros(0, dtype=way.dtype, device=_device(tensors))]
+        for rows in walk.chunks:
+            s, t = walk.logits(rows), theirs.logits(rows).to(way.dtype)
+            if s.shape != t.shape:
+                raise LossError(
+                    f"the student has a vocabulary of {s.shape[1]} tokens and its teacher one of {t.shape[1]}: both give a "
+                    "probability to each token, so take a teacher with the student's tokenizer"
+                )
+            loss, forward_kl, slope = _diverged(s, t, beta, slope=walk.needed)
+            losses.append(loss)
+            kl.append(forward_kl)
+            if slope is not None:
+                walk.backward(rows, slope)
+        return torch.cat(losses)
+
+    loss = summed_on_the_way(way, tensors, terms)
+    count = sum(rows.stop - rows.start for rows in theirs.chunks)
+    return LossTerms(loss, count, {"kl": torch.cat(kl).sum() if kl else loss.detach().clone()})
+
+
+def _diverged(
+    s: torch.Tensor, t: torch.Tensor, beta: float, *, slope: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """(divergence[C], KL(t‖s)[C], the divergence's slope[C, V] with respect to s) of logits[C, V], which are overwritten."""
+    s.sub_(s.logsumexp(1, keepdim=True))
+    t.sub_(t.logsumexp(1, keepdim=True))
+    teacher_p = t.exp()
+    forward_kl = (teacher_p * (t - s)).sum(1)
+    if beta == 0:
+        return forward_kl, forward_kl, s.exp_().sub_(teacher_p) if slope else None
+    # With m the mixture, d/ds of β·KL(t‖m) + (1-β)·KL(s‖m) is (1-β)·log(s/m), then through the softmax; at β=1, m is t.
+    mixture = t if beta == 1 else torch.logaddexp(s + math.log1p(-beta), t + math.log(beta))
+    share = 1.0 if beta == 1 else 1 - beta
+    student_p, ratio = s.exp(), s - mixture
+    reverse = (student_p * ratio).sum(1)
+    loss = share * reverse
+    if beta < 1:
+        loss = loss + beta * (teacher_p * (t - mixture)).sum(1)
+    return loss, forward_kl, student_p.mul_(ratio.sub_(reverse[:, None])).mul_(share) if slope else None
+
+
+def _device(tensors: Tensors) -> torch.device:
+    return next(tensor.device for tensor in tensors if tensor is not None)

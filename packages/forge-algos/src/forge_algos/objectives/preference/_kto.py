@@ -1,0 +1,172 @@
+"""Kahneman-Tversky optimisation: completions that are good or bad each by itself → a loss around the KL of the whole step."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from forge_algos._errors import PackedBatchError
+from forge_algos._modules import mode
+from forge_algos.batches._groups import PackedGroups, check_groups, idle_groups
+from forge_algos.heads._completions import Completions, whole
+from forge_algos.losses import LossTerms, kto
+from forge_algos.objectives._mean import Mean
+from forge_algos.objectives._reference import Reference
+from forge_algos.settings._preference import KTOSettings
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class KTOBatch:
+    """B completions, and B more whose prompts have been given other samples' completions."""
+
+    completions: PackedGroups
+    """B groups of one."""
+    mismatched: PackedGroups
+    """B groups of one: the same prompts, each with a completion of another sample; what the KL is estimated from."""
+    desirable: NDArray[np.bool_]
+    """bool[B]: whether a completion is a good one."""
+    ref_logps: NDArray[np.float32] | None = None
+    """float32[B]: log-probabilities of `completions` under the reference, in nats, as `reference_logps` gives them."""
+    ref_mismatched_logps: NDArray[np.float32] | None = None
+    """float32[B]: those of `mismatched`."""
+
+
+@attrs.frozen
+class KTO:
+    """w(1 - σ(±β(r - z))) with r = log π/π_ref, + where desirable; z = max(KL, 0) (arXiv 2402.01306, equation 7).
+
+    Before a step's first term all its mismatched completions are run without gradients: their mean r, over all micro-batches
+    and ranks, is the KL. With it no completion's term depends on another, so the gradients do not depend on how the step is
+    cut, and a micro-batch may hold one completion, or one class alone. With `normalize="trl"` each micro-batch has a KL of its
+    own, that of the same rank (TRL adds the mean over ranks).
+
+    Figures: `kl`; `chosen_reward` and `rejected_reward`, the mean β·r of the good and of the bad, and `margin`, the first less
+    the second, where there are such; `accuracy`, the share of completions that lie on their side of the KL.
+    """
+
+    settings: KTOSettings = attrs.field(factory=KTOSettings)
+    reference: nn.Module | None = attrs.field(default=None, kw_only=True)
+    """The frozen second model of `reference="live"`, on the same device; None otherwise."""
+
+    @property
+    def unit(self) -> str:
+        """What `count` counts."""
+        return "completions"
+
+    @property
+    def stats(self) -> tuple[str, ...]:
+        """The sums behind the figures."""
+        return ("chosen_rewards", "rejected_rewards", "desirable", "correct", "kl")
+
+    def count(self, batch: KTOBatch) -> int:
+        """B, without a forward."""
+        if not len(batch.completions.group_sizes):
+            return 0
+        _check(batch)
+        return len(batch.desirable)
+
+    def samples(self, batch: KTOBatch) -> int:
+        """B."""
+        return len(batch.completions.group_sizes)
+
+    def tokens(self, batch: KTOBatch) -> int:
+        """Tokens of both rows."""
+        return len(batch.completions.input_ids) + len(batch.mismatched.input_ids)
+
+    def idle(self) -> KTOBatch:
+        """One made-up completion, good and mismatched."""
+        made, nothing = idle_groups((1,)), np.zeros(1, np.float32)
+        return KTOBatch(
+            completions=made, mismatched=made, desirable=np.ones(1, bool), ref_logps=nothing, ref_mismatched_logps=nothing
+        )
+
+    def figures(self, sums: Mapping[str, float], count: int) -> dict[str, float]:
+        """Means by class; what a class that is not there would have is left out."""
+        found = {"accuracy": sums["correct"] / count, "kl": sums["kl"] / count}
+        for name, number in (("chosen", sums["desirable"]), ("rejected", count - sums["desirable"])):
+            if number:
+                found[f"{name}_reward"] = sums[f"{name}_rewards"] / number
+        if {"chosen_reward", "rejected_reward"} <= found.keys():
+            found["margin"] = found["chosen_reward"] - found["rejected_reward"]
+        return found
+
+    def bind(self, model: nn.Module, *, device: torch.device) -> "_BoundKTO":
+        """Choose how this model, and a live reference, are run.
+
+        Raises:
+            PackedBatchError: a model does not keep the completions of a row apart.
+            AdapterError: virtual tokens that a model cannot be given, or `adapter_off` without an adapter.
+            LossError: a live reference that is missing, not asked for, or the model itself.
+        """
+        return _BoundKTO(self.settings, self.reference, model, device)
+
+
+class _BoundKTO:
+    needs = 2
+
+    def __init__(self, settings: KTOSettings, live: nn.Module | None, model: nn.Module, device: torch.device) -> None:
+        self.settings = settings
+        self.policy = Completions(model, device=device)
+        self.reference = Reference(settings.reference, self.policy, live)
+        self.mean = Mean(settings.normalize)
+
+    def measure(self, batch: KTOBatch) -> Sequence[float | torch.Tensor]:
+        if self.mean.trl:
+            return self.mean.measure(len(batch.desirable))
+        drift = self._drift(batch)
+        return [drift.sum(), float(len(drift))]
+
+    def __call__(self, batch: KTOBatch, totals: Sequence[float]) -> LossTerms:
+        _check(batch)
+        kl = self._drift(batch).mean() if self.mean.trl else torch.tensor(totals[0] / totals[1])
+        logps, reference = self._both(batch)
+        return self.mean(self._terms(logps, reference, batch.desirable, kl.to(logps).clamp(min=0)), totals)
+
+    def at_start(self, batch: KTOBatch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """What `check_reference` compares: (terms[2B], terms[2B] at ratio 0, nats[2B] off); completions, then mismatched."""
+        _check(batch)
+        logps, reference = self._both(batch)
+        drift = torch.cat([logps - reference, self._drift(batch)])
+        kinds, zero = np.tile(batch.desirable, 2), torch.zeros_like(drift)
+        found, expected = (self._terms(ratios, zero, kinds, zero.sum()).per_sample for ratios in (drift, zero))
+        assert found is not None
+        assert expected is not None
+        return found, expected, drift.abs()
+
+    def _both(self, batch: KTOBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Log-probabilities of the completions, float32[B]: the model's and the reference's."""
+        logps = whole(self.policy.tokens(batch.completions), batch.completions)
+        return logps, self.reference(batch.completions, batch.ref_logps)
+
+    def _drift(self, batch: KTOBatch) -> torch.Tensor:
+        """Each mismatched completion's r, float32[B]: without gradients, and without dropout."""
+        with torch.no_grad(), mode(self.policy.model, training=False):
+            logps = whole(self.policy.tokens(batch.mismatched), batch.mismatched)
+        return logps - self.reference(batch.mismatched, batch.ref_mismatched_logps, "ref_mismatched_logps")
+
+    def _terms(self, logps: torch.Tensor, reference: torch.Tensor, desirable: NDArray[np.bool_], kl: torch.Tensor) -> LossTerms:
+        settings = self.settings
+        good = torch.tensor(np.asarray(desirable), dtype=torch.bool).to(logps.device, non_blocking=True)
+        weights = {"desirable_weight": settings.desirable_weight, "undesirable_weight": settings.undesirable_weight}
+        terms = kto(logps, reference, good, kl, beta=settings.beta, **weights)
+        ratios = (logps - reference).detach()
+        correct = torch.where(good, ratios > kl, ratios < kl).sum()
+        return terms._replace(stats=dict(terms.stats) | {"correct": correct, "kl": kl * len(logps)})
+
+
+def _check(batch: KTOBatch) -> None:
+    B = len(batch.completions.group_sizes)
+    for name in ("completions", "mismatched"):
+        groups: PackedGroups = getattr(batch, name)
+        check_groups(groups)
+        sizes = np.asarray(groups.group_sizes)
+        if len(sizes) != B or (sizes != 1).any():
+            raise PackedBatchError(f"{name}: {B} groups of one completion are wanted, got groups of {sizes.tolist()[:8]}")
+    for name in ("desirable", "ref_logps", "ref_mismatched_logps"):
+        found: Any = getattr(batch, name)
+        if found is not None and np.shape(found) != (B,):
+            raise PackedBatchError(f"{name}: {B} values are wanted for {B} completions, got {list(np.shape(found))}")

@@ -1,0 +1,121 @@
+"""A model and settings → the optimizer of what trains, in groups of which only matrices decay."""
+
+from importlib import import_module
+from typing import Any
+
+import attrs
+import torch
+from torch import nn
+
+from forge_algos._errors import MissingPackageError, OptimizerError
+from forge_algos._modules import channel_factors, trainable, unwrap
+from forge_algos.optimizers._adamw_8bit import adamw_8bit
+from forge_algos.optimizers._muon import MuonAdamW, muon_matrices
+from forge_algos.settings._adapter import Adapter
+from forge_algos.settings._optimizer import OptimizerSettings
+
+_PEFT: dict[str, Adapter] = {
+    "IA3": "ia3",
+    "PREFIX_TUNING": "prefix",
+    "PROMPT_TUNING": "prompt",
+    "ADAPTION_PROMPT": "adapter_prompt",
+}
+
+
+def make_optimizer(model: nn.Module, settings: OptimizerSettings, *, fused: bool = False) -> torch.optim.Optimizer:
+    """The optimizer that `settings.optimizer` names, over the parameters that need a gradient.
+
+    Matrices (two dimensions or more) decay by `weight_decay`, norms, biases and ia3's factors do not; embeddings are matrices.
+
+    - adamw: torch.optim.AdamW. With lr the scheduled rate: p ← p - lr · weight_decay · p, then p ← p - lr · m̂ / (√v̂ + eps).
+    - adafactor: torch.optim.Adafactor, whose state is a row and a column of each matrix. Its step is the rate times the root
+      mean square of the matrix.
+    - muon: `MuonAdamW`. torch.optim.Muon on the matrices of the numbered layers, with its steps scaled to the size of AdamW's
+      (arXiv 2502.16982), so that one rate serves both; torch.optim.AdamW on embeddings, heads, norms, biases and all else.
+    - schedule_free: schedulefree's AdamWScheduleFree. `train` keeps it in its training mode during a step only.
+    - adamw_8bit: bitsandbytes' AdamW8bit; parameters of less than 4,096 numbers keep 32 bits.
+
+    Args:
+        model: its parameters that need a gradient are trained.
+        settings: where no learning rate is set, that of the PEFT adapter that the model carries, if any, and of the optimizer. Whatever adapts
+            a model, `settings.resolve(adapter)` has its rate.
+        fused: torch's AdamW as one kernel a dtype instead of several passes over memory; say True where the device has it.
+
+    Raises:
+        MissingPackageError: schedulefree or bitsandbytes is not installed.
+        OptimizerError: bitsandbytes does not serve the parameters' device; nothing that is trained is Muon's, or nothing is left for
+            AdamW, whose settings were given.
+    """
+    settings = settings.resolve(_adapter(model))
+    common: dict[str, Any] = {"lr": settings.learning_rate}
+    adam: dict[str, Any] = {**common, "betas": (settings.beta1, settings.beta2), "eps": settings.eps}
+    if settings.optimizer == "muon":
+        return _muon(model, settings, adam, fused=fused)
+    groups = _groups(model, trainable(model), settings)
+    if settings.optimizer == "adafactor":
+        return torch.optim.Adafactor(groups, **common)
+    if settings.optimizer == "schedule_free":
+        return _schedule_free(groups, adam)
+    if settings.optimizer == "adamw_8bit":
+        return adamw_8bit(groups, adam)
+    return torch.optim.AdamW(groups, **adam, fused=fused)
+
+
+def adamw(model: nn.Module, settings: OptimizerSettings, *, fused: bool = False) -> torch.optim.AdamW:
+    """What `make_optimizer` gives for the default, optimizer=adamw.
+
+    Raises:
+        ValueError: the settings name another optimizer.
+    """
+    if settings.optimizer != "adamw":
+        raise ValueError(f"adamw was called with optimizer={settings.optimizer!r}; make_optimizer makes that one")
+    made = make_optimizer(model, settings, fused=fused)
+    assert isinstance(made, torch.optim.AdamW)
+    return made
+
+
+def _adapter(model: nn.Module) -> Adapter:
+    """Which adapter a model carries, as settings call it; one of LoRA's family is `lora`, for they share a default rate."""
+    carried = [getattr(config.peft_type, "value", "") for config in getattr(unwrap(model), "peft_config", {}).values()]
+    if carried:
+        return _PEFT.get(carried[0], "lora")
+    return "osft" if any(name.rpartition(".")[2] == "osft" for name, _ in model.named_modules()) else "none"
+
+
+def _groups(model: nn.Module, parameters: list[nn.Parameter], settings: OptimizerSettings) -> list[dict[str, Any]]:
+    """Matrices, and what does not decay; shards apart from what every rank holds whole, for one kernel takes one of the two."""
+    kinds = dict.fromkeys(type(p.detach()) for p in parameters)
+    factors = channel_factors(model)
+    matrices = {id(p) for p in parameters if p.dim() >= 2 and id(p) not in factors}
+    groups = [
+        {"params": [p for p in parameters if (id(p) in matrices) == matrix and type(p.detach()) is kind], "weight_decay": decay}
+        for kind in kinds
+        for matrix, decay in ((True, settings.weight_decay), (False, 0.0))
+    ]
+    return [group for group in groups if group["params"]]
+
+
+def _muon(model: nn.Module, settings: OptimizerSettings, adam: dict[str, Any], *, fused: bool) -> MuonAdamW:
+    chosen = muon_matrices(model)
+    ids = {id(p) for p in chosen}
+    rest = [p for p in trainable(model) if id(p) not in ids]
+    if not chosen:
+        raise OptimizerError("optimizer=muon: no numbered layer of the model has a matrix that is trained; use optimizer=adamw")
+    for name in ("beta1", "beta2", "eps"):
+        if not rest and getattr(settings, name) != getattr(attrs.fields(OptimizerSettings), name).default:
+            raise OptimizerError(
+                f"{name}={getattr(settings, name)!r} has no effect: all that is trained are matrices of layers, which are Muon's, and "
+                "nothing is left for AdamW; leave it out"
+            )
+    muon = {"lr": settings.learning_rate, "momentum": settings.momentum, "weight_decay": settings.weight_decay}
+    return MuonAdamW(chosen, _groups(model, rest, settings), muon=muon, adamw={**adam, "fused": fused})
+
+
+def _schedule_free(groups: list[dict[str, Any]], adam: dict[str, Any]) -> torch.optim.Optimizer:
+    try:
+        made = import_module("schedulefree").AdamWScheduleFree
+    except ImportError as error:
+        raise MissingPackageError(
+            "optimizer=schedule_free needs schedulefree: `pip install 'forge-algos[schedulefree]'`, or use optimizer=adamw"
+        ) from error
+    return made(groups, **adam)

@@ -1,0 +1,87 @@
+"""Batches of one step → sums over all of it: what the objective asks beforehand, its terms, and its further sums.
+
+`train` and `evaluate` go through here, so that both add up alike. Numbers stay on the device until all of a step's are there.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import attrs
+import torch
+
+from forge_algos._parallel import Parallel
+from forge_algos.losses import LossTerms
+from forge_algos.objectives import Bound, Objective
+from forge_algos.training._columns import Columns
+
+
+@attrs.define
+class Sums:
+    """This rank's sums of the loss and of the objective's stats, one entry a batch, not yet waited for."""
+
+    names: tuple[str, ...]
+    rows: list[torch.Tensor] = attrs.field(factory=list)
+
+    def add(self, terms: LossTerms) -> None:
+        """Note a batch's sums, all in the loss's dtype."""
+        loss = terms.sum.detach()
+        self.rows += [loss, *(terms.stats[name].detach().to(loss) for name in self.names)]
+
+    def read(self, *further: torch.Tensor) -> tuple[list[float], list[float]]:
+        """([loss, *stats] added up over the batches, `further` scalars): one wait for the device."""
+        width = 1 + len(self.names)
+        tensors = [*self.rows, *(f.to(self.rows[0]) if self.rows else f for f in further)]
+        values = torch.stack(tensors).tolist() if tensors else []
+        cut = len(self.rows)
+        return [add_up(values[k:cut:width]) for k in range(width)], values[cut:]
+
+
+def add_up(values: Sequence[float]) -> float:
+    """The exact sum, rounded once; of infinities and NaNs too, whose sum fsum refuses where they are opposite."""
+    return math.fsum(values) if all(map(math.isfinite, values)) else sum(values)
+
+
+def measure_totals(
+    bound: Bound,
+    steps: Iterable[tuple[Sequence[Any], Columns]],
+    objective: Objective,
+    autocast: Callable[[], AbstractContextManager[Any]],
+    parallel: Parallel,
+) -> list[float]:
+    """What `bound.measure` gives for (micro-batches, their columns), added up over all of them and over all ranks."""
+    if not bound.needs:
+        return []
+    found: list[torch.Tensor | float] = []
+    with torch.no_grad():
+        for micro_batches, counted in steps:
+            for k in counted.active:
+                mine = counted.mine[k] > 0
+                with autocast():
+                    numbers = list(bound.measure(micro_batches[k] if mine else objective.idle()))
+                if len(numbers) != bound.needs:
+                    raise ValueError(f"measure gave {len(numbers)} numbers, and needs says {bound.needs}")
+                if mine:
+                    found += numbers
+    tensors = [number for number in found if isinstance(number, torch.Tensor)]
+    read = iter(torch.stack([t.detach() for t in tensors]).tolist() if tensors else [])
+    values = [next(read) if isinstance(number, torch.Tensor) else float(number) for number in found]
+    return parallel.sum([add_up(values[k :: bound.needs]) for k in range(bound.needs)])
+
+
+@contextmanager
+def optimizer_training(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """Inside the block an optimizer that has modes (schedule-free, arXiv 2405.15682) is in its training mode, afterwards not.
+
+    Its weights in training are not the ones that it has found: those are in place wherever the caller can look.
+    """
+    for_training, for_use = getattr(optimizer, "train", None), getattr(optimizer, "eval", None)
+    if not callable(for_training) or not callable(for_use):
+        yield
+        return
+    for_training()
+    try:
+        yield
+    finally:
+        for_use()

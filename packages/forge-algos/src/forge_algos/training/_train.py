@@ -1,0 +1,220 @@
+"""Steps of batches → a trained model, one `StepOutput` a step.
+
+The one loop. It is a generator: logging, evaluating, saving and stopping are the body of the caller's `for` loop.
+"""
+
+import math
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Literal
+
+import attrs
+import torch
+from torch import nn
+
+from forge_algos._errors import AdapterError, DivergedError
+from forge_algos._modules import mode
+from forge_algos._parallel import ALONE, Parallel
+from forge_algos.adaptations._adaptation import Adaptation
+from forge_algos.isolation._guard import guard_packed
+from forge_algos.objectives import Bound, Objective
+from forge_algos.training._columns import Columns, columns
+from forge_algos.training._step import Sums, measure_totals, optimizer_training
+
+
+@attrs.frozen(kw_only=True)
+class StepOutput:
+    """What one optimizer step did; the same on every rank, but for `seconds`."""
+
+    step: int
+    """Counted from 1, or from where the run went on."""
+    loss: float
+    """Mean over the global batch's terms (learned tokens, pairs), before the step; 0 where nothing was learned."""
+    loss_count: int
+    """Terms of the global batch, of all ranks: how many of the objective's `unit`."""
+    tokens: int
+    """All tokens that went through the model, of all ranks."""
+    samples: int
+    """Rows of the data: documents, pairs, completions."""
+    grad_norm: float
+    """Global norm of the gradients before clipping."""
+    learning_rate: float
+    """The rate that this step used, or would have used."""
+    seconds: float
+    """From asking for the batches to the optimizer's move; the caller's own work between steps is not in it."""
+    figures: Mapping[str, float] = attrs.field(factory=dict)
+    """What the objective says beside the loss, over the global batch: an accuracy, a margin; empty where nothing was learned."""
+    skipped: bool = False
+    """Whether the weights stayed because the loss or the gradient norm was no number (`on_nan="skip"`)."""
+
+
+def train(
+    model: nn.Module,
+    steps: Iterable[Sequence[Any]],
+    *,
+    objective: Objective,
+    optimizer: torch.optim.Optimizer,
+    scheduler: torch.optim.lr_scheduler.LRScheduler,
+    max_grad_norm: float = 1.0,
+    device: torch.device | None = None,
+    autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    parallel: Parallel = ALONE,
+    adaptation: Adaptation | None = None,
+    first_step: int = 1,
+    on_nan: Literal["stop", "skip"] = "stop",
+) -> Iterator[StepOutput]:
+    """Take one optimizer step for each element of `steps`.
+
+    A step's loss is the sum over the micro-batches of all ranks divided by the terms of all of them (learned tokens, pairs),
+    counted before the first forward: the gradients do not depend on how the step is cut. Micro-batches with nothing to learn
+    (empty ones too) are skipped. A step with nothing to learn moves no weight and no optimizer state, only the schedule; its
+    `loss_count` is 0.
+
+    Gradients stay on the parameters until the next step begins, as the optimizer left them. The host waits for the device once a step (once more where the
+    objective measures the step beforehand). An optimizer with modes of its own (schedule-free) is in its training mode during
+    a step and out of it whenever the generator yields or ends. Guards against packed rows with a cache or a mask while it
+    runs; the end, or closing the generator, restores the modules' modes.
+
+    Args:
+        model: on `device`, whose trainable parameters `optimizer` holds.
+        steps: for each step this rank's micro-batches, as the objective wants them; on every rank equally many, in as many
+            steps.
+        objective: what is learned; `SFT()`.
+        optimizer: moved once a step.
+        scheduler: stepped once a step.
+        max_grad_norm: gradients are scaled down to this global norm; 0 turns clipping off.
+        device: where batches go; the model's by default.
+        autocast: makes the context that forwards run in, for instance `partial(torch.autocast, "cpu", torch.bfloat16)`.
+        parallel: the ranks that share each step, which divided `model` and wrapped `optimizer`; this process alone by default.
+        adaptation: what `adapt` made of the model; it takes from gradients and weights what may not move. None where everything may.
+        first_step: the number of the first element of `steps`, where a run goes on.
+        on_nan: what a loss or gradient norm that is no number does: "stop" raises, "skip" leaves the weights and the
+            optimizer's state as they are, moves the schedule, and says `skipped=True`.
+
+    Yields:
+        StepOutput: after each step.
+
+    Raises:
+        DivergedError: the loss or the gradient norm is NaN or infinite and on_nan="stop"; on all ranks together, and the
+            optimizer has not moved on any.
+        AdapterError: the model is under an adaptation that acts around each step, and `adaptation` was not given.
+        OptimizerError: the optimizer does not let the adaptation keep its rule.
+        PackedBatchError: a batch is malformed, or a forward would mix documents.
+        UnevenRanksError: the ranks were not given equally many steps or micro-batches.
+    """
+    if adaptation is None:
+        if any(getattr(module, "projects", False) for module in model.modules()):
+            raise AdapterError(
+                "the model is under an OSFT that takes back after each step what may not move, and train was not given it: pass "
+                "adaptation=..., what `adapt` returned"
+            )
+        adaptation = Adaptation(model)
+    adaptation.check_optimizer(optimizer)
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    device = next(model.parameters()).device if device is None else device
+    with mode(model, training=True), guard_packed(model):
+        bound = objective.bind(model, device=device)
+        remaining, step = iter(steps), first_step
+        started = time.perf_counter()
+        while True:
+            micro_batches = next(remaining, None)
+            counted = columns(micro_batches, objective, parallel)
+            if counted is None or micro_batches is None:
+                return
+            if not model.training:
+                # The caller's own work between two steps may have left it in evaluation mode.
+                model.train()
+            learning_rate = float(optimizer.param_groups[0]["lr"])
+            loss, grad_norm, figures, moves = 0.0, 0.0, {}, False
+            with optimizer_training(optimizer):
+                parallel.zero_grad(optimizer)
+                if counted.count:
+                    sums = _accumulate(micro_batches, counted, bound, objective, autocast, parallel)
+                    adaptation.before_step()
+                    norm = parallel.grad_norm(parameters)
+                    loss, grad_norm, figures, problem = _read(sums, norm, counted.count, objective, parallel)
+                    if problem and on_nan == "stop":
+                        raise DivergedError(
+                            f"step {step}: {problem}. The optimizer did not move. Lower the learning rate, warm up longer, "
+                            "look at this step's samples, or train in float32"
+                        )
+                    moves = not problem
+                if moves:
+                    # Only then: scaling passes over every gradient, to multiply by 1 where there is nothing to clip.
+                    if max_grad_norm and grad_norm + 1e-6 > max_grad_norm:
+                        parallel.scale_grads(parameters, _clip_factor(max_grad_norm, grad_norm))
+                    parallel.step(optimizer)
+                    adaptation.after_step()
+            _advance(scheduler, moved=moves)
+            yield StepOutput(
+                step=step,
+                loss=loss,
+                loss_count=counted.count,
+                tokens=counted.tokens,
+                samples=counted.samples,
+                grad_norm=grad_norm,
+                learning_rate=learning_rate,
+                seconds=time.perf_counter() - started,
+                figures=figures,
+                skipped=bool(counted.count) and not moves,
+            )
+            step += 1
+            started = time.perf_counter()
+
+
+def _accumulate(
+    micro_batches: Sequence[Any],
+    counted: Columns,
+    bound: Bound,
+    objective: Objective,
+    autocast: Callable[[], AbstractContextManager[Any]],
+    parallel: Parallel,
+) -> Sums:
+    """Gradients of the global mean, added up over the active columns; returns this rank's sums, not yet waited for."""
+    totals = measure_totals(bound, [(micro_batches, counted)], objective, autocast, parallel)
+    sums = Sums(objective.stats)
+    active = counted.active
+    for k in active:
+        mine = counted.mine[k] > 0
+        with parallel.micro_batch(last=k == active[-1]):
+            with autocast():
+                terms = bound(micro_batches[k] if mine else objective.idle(), totals)
+            # Times 0 and not left out: every parameter takes part in the backward pass, as on the ranks that learn.
+            parallel.backward(terms.sum / counted.count if mine else terms.sum * 0)
+        if mine:
+            sums.add(terms)
+    return sums
+
+
+def _read(
+    sums: Sums, norm: torch.Tensor, count: int, objective: Objective, parallel: Parallel
+) -> tuple[float, float, dict[str, float], str | None]:
+    """(loss, gradient norm, figures, what is wrong), the same on every rank: the step's one wait for the device."""
+    mine, (grad_norm,) = sums.read(norm)
+    total, bad_norms, *stats = parallel.sum([mine[0], float(not math.isfinite(grad_norm)), *mine[1:]])
+    figures = objective.figures(dict(zip(sums.names, stats, strict=True)), count)
+    loss = total / count
+    if not math.isfinite(loss):
+        return loss, grad_norm, figures, f"the loss is {loss}"
+    if bad_norms:
+        # All ranks say the same, should a norm have become no number on one of them alone.
+        grad_norm = math.nan if math.isfinite(grad_norm) else grad_norm
+        return loss, grad_norm, figures, f"the gradient norm is {grad_norm} (loss {loss:.4g})"
+    return loss, grad_norm, figures, None
+
+
+def _clip_factor(max_grad_norm: float, grad_norm: float) -> float:
+    """What brings gradients of this norm down to the limit: torch's own clipping, to the bit, which is done in float32."""
+    return min(1.0, float(max_grad_norm / (torch.tensor(grad_norm, dtype=torch.float32) + 1e-6)))
+
+
+def _advance(scheduler: torch.optim.lr_scheduler.LRScheduler, *, moved: bool) -> None:
+    if moved:
+        scheduler.step()
+        return
+    with warnings.catch_warnings():
+        # torch takes a schedule that moves before its optimizer for a mistake; here the step had nothing to learn.
+        warnings.filterwarnings("ignore", message=r"Detected call of `lr_scheduler\.step\(\)` before")
+        scheduler.step()

@@ -1,0 +1,214 @@
+"""A chat template's source to a program that writes what the tokenizer's own would, and leaves marks of who writes.
+
+The environment is set up as transformers sets up its own (blocks trimmed, loop controls, `{% generation %}`, `tojson`,
+`raise_exception`, `strftime_now`, and sandboxed, since templates are programs of strangers). Whatever is done otherwise
+serves the memory of `Traced`, and whether the text is the same is checked on every conversation (`_template`).
+"""
+
+import json
+from collections.abc import Iterable
+from datetime import datetime
+from functools import cache, partial
+from typing import Any, NoReturn
+
+from jinja2 import Template, TemplateError, meta, nodes, pass_context, pass_eval_context
+from jinja2.exceptions import SecurityError
+from jinja2.ext import Extension, loopcontrols
+from jinja2.filters import sync_do_join
+from jinja2.nodes import EvalContext
+from jinja2.parser import Parser
+from jinja2.runtime import Context, LoopContext
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+from jinja2.visitor import NodeTransformer
+
+from forge_data.chat_template._traced_messages import Turn, index_of
+from forge_data.chat_template._traced_text import UNPLACED, Mark, Traced, concat, join, leaf_of
+
+# No template can call these: a filter's name has no blank.
+_ENTER, _LEAVE, _LEARN, _CONCAT = "forge enter", "forge leave", "forge learn", "forge concat"
+
+
+# What the sandbox lets pass is let pass here at once: to look it up takes longer than all else.
+_HARMLESS = frozenset({"endswith", "lstrip", "rstrip", "split", "startswith", "strip"})
+_OF_LOOPS = frozenset({"first", "index", "index0", "last", "length"})
+_OF_DICTS = frozenset(dir(dict))
+
+
+@cache
+def _mark(kind: str, loop: int = 0, message: int = -1) -> Traced:
+    return Traced.mark(Mark(kind, loop, message))
+
+
+@pass_context
+def _enter(_: Context, value: object, loop: int) -> Traced:
+    """The loop's body begins for this value; what it writes is the message's, if it is one."""
+    return _mark("enter", loop, index_of(value)) if isinstance(value, Turn) else _mark("leave", loop)
+
+
+@pass_context
+def _leave(_: Context, loop: int) -> Traced:
+    return _mark("leave", loop)
+
+
+@pass_context
+def _learn(_: Context, kind: str) -> Traced:
+    return _mark(kind)
+
+
+def _output(node: nodes.Expr, name: str, *args: nodes.Expr) -> nodes.Output:
+    return nodes.Output([nodes.Filter(node, name, list(args), [], None, None)])
+
+
+class _Generation(Extension):
+    """`{% generation %}`: what is written within is what the assistant wrote."""
+
+    tags = {"generation"}  # noqa: RUF012 - as the parent has it
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        # A scope, for in transformers' environment what is set within stays within.
+        inside = nodes.Scope(body)
+        marked = [_output(nodes.Const("learn"), _LEARN), inside, _output(nodes.Const("unlearn"), _LEARN)]
+        return [node.set_lineno(line) for node in marked]
+
+
+class _Rewrite(NodeTransformer):
+    """Loops that say whose turn it is, and joining that forgets nothing."""
+
+    def __init__(self) -> None:
+        self._loops = 0
+
+    def visit_For(self, node: nodes.For) -> list[nodes.Node]:
+        self.generic_visit(node)
+        if not isinstance(node.target, nodes.Name):
+            return [node]
+        self._loops += 1
+        loop = nodes.Const(self._loops)
+        node.body.insert(0, _output(nodes.Name(node.target.name, "load"), _ENTER, loop).set_lineno(node.lineno))
+        return [node, _output(loop, _LEAVE).set_lineno(node.lineno)]
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
+        self.generic_visit(node)
+        return nodes.Filter(nodes.List(node.nodes), _CONCAT, [], [], None, None).set_lineno(node.lineno)
+
+    def visit_Output(self, node: nodes.Output) -> nodes.Node:
+        self.generic_visit(node)
+        node.nodes = [_unmarked(child) for child in node.nodes]
+        return node
+
+
+def _unmarked(node: nodes.Expr) -> nodes.Expr:
+    """`{{ x | safe }}` without the filter: nothing is escaped, so it says the same, and Markup has no memory."""
+    if isinstance(node, nodes.Filter) and node.name == "safe" and node.node is not None:
+        return _unmarked(node.node)
+    if isinstance(node, nodes.CondExpr):
+        node.expr1 = _unmarked(node.expr1)
+        node.expr2 = node.expr2 and _unmarked(node.expr2)
+    return node
+
+
+class _TracingEnvironment(ImmutableSandboxedEnvironment):
+    """Transformers' environment for chat templates, in which strings keep their memory."""
+
+    concat = staticmethod(concat)
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        if type(obj) is str or type(obj) is Traced:
+            if attribute == "join":
+                # The method of a plain str would forget what it joins.
+                return partial(join, obj)
+            return getattr(obj, attribute) if attribute in _HARMLESS else super().getattr(obj, attribute)
+        if type(obj) is Turn and attribute not in _OF_DICTS:
+            return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
+        if type(obj) is LoopContext and attribute in _OF_LOOPS:
+            return getattr(obj, attribute)
+        return super().getattr(obj, attribute)
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: Any = None,
+    separators: Any = None,
+    sort_keys: bool = False,
+) -> str:
+    """As transformers': the value in JSON, HTML not escaped."""
+    text = json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    leaf = leaf_of(value)
+    if leaf is None:
+        return text
+    return concat(('"', value, '"')) if text == f'"{value}"' else Traced(text, ((0, len(text), leaf, UNPLACED),))
+
+
+@pass_eval_context
+def _join(context: EvalContext, value: Iterable[Any], d: str = "", attribute: str | int | None = None) -> str:
+    # Which attribute of the elements is joined is jinja2's to work out; memory is lost on the way.
+    return sync_do_join(context, value, d, attribute) if attribute is not None else join(str(d), map(str, value))
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise TemplateError(message)
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.now().strftime(form)  # noqa: DTZ005 - the machine's own time, as transformers has it
+
+
+class _Dict:
+    """`dict(...)` of a template, without a class to climb."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict(*args, **kwargs)
+
+    def fromkeys(self, *args: Any) -> dict[Any, Any]:
+        """As dict's."""
+        return dict.fromkeys(*args)
+
+
+class _Namespace(Namespace):
+    """`namespace(...)` of a template, in which no name begins with an underscore."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:
+        self, *given = args
+        values = dict(*given, **kwargs)
+        for name in values:
+            _check_name(name)
+        Namespace.__init__(self, values)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check_name(name)
+        super().__setitem__(name, value)
+
+
+def _check_name(name: object) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise SecurityError(f"chat templates cannot store {name!r} on a namespace: it begins with an underscore")
+
+
+def marks_turns(source: str) -> bool:
+    """Whether a template has `{% generation %}` blocks; a comment or a text that only spells one is none."""
+    return any(node.name == _LEARN for node in parse(source).find_all(nodes.Filter))
+
+
+def parse(source: str) -> nodes.Template:
+    """A template's source as the tree of its statements."""
+    return _TracingEnvironment(extensions=[_Generation, loopcontrols]).parse(source)
+
+
+def compile_template(source: str) -> tuple[Template, frozenset[str]]:
+    """The program that a template's source is, and the names that it reads of what it is told.
+
+    Raises:
+        jinja2.TemplateError: it is none.
+    """
+    environment = _TracingEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
+    filters: dict[str, Any] = environment.filters
+    filters.update({_ENTER: _enter, _LEAVE: _leave, _LEARN: _learn, "tojson": _tojson, "join": _join})
+    filters[_CONCAT] = lambda parts: concat(map(str, parts))
+    names: dict[str, Any] = environment.globals
+    names.update(raise_exception=_raise_exception, strftime_now=_strftime_now, dict=_Dict(), namespace=_Namespace)
+    reads = frozenset(meta.find_undeclared_variables(environment.parse(source)))
+    code = environment.compile(_Rewrite().visit(environment.parse(source)))
+    return Template.from_code(environment, code, environment.make_globals(None)), reads

@@ -1,0 +1,153 @@
+"""What each verb of the command line does, from its parsed words to what it writes; each returns its exit status."""
+
+import json
+import re
+import sys
+from argparse import Namespace
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from forge_data._errors import DataError
+from forge_data._paths import at_home
+
+if TYPE_CHECKING:
+    from forge_data.store._prompt_store import PromptStore
+    from forge_data.store._token_store import TokenStore
+
+_RANGE = re.compile(r"(-?\d+)?:(-?\d+)?")
+
+
+def prepare(words: Namespace) -> int:
+    """Rows to a store; what became of them is written."""
+    from forge_data.preparing._prepare import prepare as make
+
+    data: Any = words.data_path if len(words.data_path) > 1 else words.data_path[0]
+    if words.weights is not None:
+        if len(words.weights) != len(words.data_path):
+            raise DataError(f"--weights has {len(words.weights)} numbers for {len(words.data_path)} of DATA; give one for each")
+        data = dict(zip(words.data_path, words.weights, strict=True))
+    store = make(
+        data,
+        words.tokenizer,
+        words.store_dir,
+        **_options(words),
+        num_proc=words.num_proc,
+        seed=words.seed,
+        progress=not words.quiet,
+    )
+    tokens, learned = int(store.lengths.sum()), int(store.loss_counts.sum())
+    report = store.lint
+    _say(f"{store.path}: {len(store):,} samples, {tokens:,} tokens, {learned / tokens:.1%} of them learned")
+    _say(str(store.accounting))
+    _say(f"lint: {report.stops:,} stops, {report.warnings:,} warnings")
+    _say(f"fingerprint {store.fingerprint}")
+    return 0
+
+
+def show(words: Namespace) -> int:
+    """Samples to the terminal, or to a page."""
+    from forge_data.viewing._show import opened
+    from forge_data.viewing._show import show as write
+
+    store = opened(words.store)
+    indices = list(_chosen(store, words.samples)) if words.samples else None
+    if words.finding is not None:
+        from forge_data.store._token_store import TokenStore
+
+        if not isinstance(store, TokenStore):
+            raise DataError(f"{store.path} is a store of prompts, at which no lint looks; leave --finding out")
+        indices = _with_finding(store, words.finding, indices)
+    written = write(store, indices, html=words.html)
+    if written is not None:
+        _say(str(written))
+    return 0
+
+
+def lint(words: Namespace) -> int:
+    """Findings to the terminal, or as JSON; 1 where any stops a training."""
+    from forge_data.linting._lint import lint as check
+
+    data: Any = words.data_path if len(words.data_path) > 1 else words.data_path[0]
+    if isinstance(data, str):
+        data = _store_or_path(data)
+    held_out = None if words.eval_data is None else _store_or_path(words.eval_data)
+    report = check(data, words.tokenizer, eval_data=held_out, **_options(words))
+    _say(json.dumps(report.as_dict(), indent=1) if words.json else str(report))
+    return 1 if report.stops else 0
+
+
+def stats(words: Namespace) -> int:
+    """Numbers of a store to the terminal, or as JSON."""
+    from forge_data.viewing._show import opened
+    from forge_data.viewing._stats import stats as count
+
+    counted = count(opened(words.store))
+    _say(json.dumps(counted.as_dict(), indent=1) if words.json else str(counted))
+    return 0
+
+
+def _options(words: Namespace) -> dict[str, Any]:
+    names = ("format", "train_on", "max_seq_len", "on_overflow", "on_bad_pair", "preprocess")
+    return {name: getattr(words, name) for name in names}
+
+
+def _store_or_path(path: str) -> "TokenStore | str":
+    from forge_data.store._manifest import MANIFEST
+    from forge_data.store._token_store import TokenStore
+
+    return TokenStore.open(path) if (at_home(path, DataError) / MANIFEST).is_file() else path
+
+
+def _chosen(store: "TokenStore | PromptStore", wanted: list[str]) -> Iterator[int]:
+    """Indices that words name: numbers, ranges, rows of source files.
+
+    Raises:
+        DataError: a word that names none.
+    """
+    from forge_data.viewing._view import chosen_indices
+
+    places: dict[str, list[int]] = {}
+    for word in wanted:
+        if word.removeprefix("-").isdecimal():
+            yield int(word)
+        elif (span := _RANGE.fullmatch(word)) and word != ":":
+            start, stop = (None if edge is None else int(edge) for edge in span.groups())
+            yield from chosen_indices(store, slice(start, stop), len(store))
+        else:
+            # Made once and only if needed: it asks every sample where it came from.
+            places = places or _by_place(store)
+            if word not in places:
+                raise DataError(
+                    f"no sample came from {word!r}; the first came from {store.source(0)!r}, and rows that were left out stand in "
+                    f"{store.path / 'dropped.jsonl'}"
+                )
+            yield from places[word]
+
+
+def _with_finding(store: "TokenStore", rule: str, indices: list[int] | None) -> list[int]:
+    if rule not in store.lint.counts:
+        found = ", ".join(store.lint.counts) or "nothing"
+        raise DataError(f"the lint found no {rule!r} in {store.path}; it found {found}")
+    rows = {finding.place for finding in store.lint.findings if finding.rule == rule}
+    found = [index for index in (range(len(store)) if indices is None else indices) if store.source(index) in rows]
+    if not found:
+        where = ", ".join(sorted(rows)[:3]) + (" and more" if len(rows) > 3 else "")
+        asked = "none of these samples is" if indices is not None else "no sample of the store is"
+        raise DataError(
+            f"{asked} of a row on which the lint found {rule!r}; it found that on {where}. Rows that were left out stand in "
+            f"{store.path / 'dropped.jsonl'}"
+        )
+    return found
+
+
+def _by_place(store: "TokenStore | PromptStore") -> dict[str, list[int]]:
+    places: dict[str, list[int]] = {}
+    for index in range(len(store)):
+        places.setdefault(store.source(index), []).append(index)
+    return places
+
+
+def _say(text: str) -> None:
+    from forge_data.viewing._show import write_line
+
+    write_line(sys.stdout, text)

@@ -1,0 +1,166 @@
+"""Words of a shell to the same calls that Python makes: `python -m forge_data VERB`, and `forge data VERB`.
+
+Exit status: 0 done; 1 the lint found something that stops a training; 2 bad input, with one line that says what and where;
+130 interrupted.
+"""
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from forge_data._options import ON_BAD_PAIR, ON_OVERFLOW, TRAIN_ON
+from forge_data.cli import _commands as _verbs
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line; argparse would print its usage first."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}; {self.prog} --help lists what there is\n")
+
+
+def main(argv: Sequence[str] | None = None, prog: str = "forge_data") -> int:
+    """Run the command line and return its exit status; bad input is one line on stderr, never a traceback."""
+    before = signal.signal(signal.SIGTERM, _terminate)
+    try:
+        return run(argv, prog)
+    except _Terminated:
+        sys.stderr.write(f"{prog}: terminated.\n")
+        return 143
+    except KeyboardInterrupt:
+        sys.stderr.write(f"{prog}: interrupted.\n")
+        return 130
+    except Exception as error:
+        status = getattr(error, "exit_status", None)
+        if status is None:
+            raise
+        sys.stderr.write(f"{prog}: {error}\n")
+        return int(status)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM, by which schedulers stop a job, on its way through the same clean-up as Ctrl-C."""
+
+
+def _terminate(*_: object) -> None:
+    raise _Terminated("SIGTERM")
+
+
+def run(argv: Sequence[str] | None = None, prog: str = "forge_data") -> int:
+    """Run the command line and return its exit status; errors pass through to whoever has a way of his own to tell them.
+
+    Raises:
+        ForgeDataError: bad input, as the verb's function raises it.
+    """
+    try:
+        words = _parser(prog).parse_args(argv)
+    except SystemExit as done:
+        return int(done.code or 0)
+    try:
+        status = words.verb(words)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Whoever read along (head, less) has seen enough. What is still buffered goes nowhere, instead of complaining at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    return int(status)
+
+
+def _parser(prog: str) -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog=prog,
+        description="Records to tokens and labels that can be looked at: prepare them, show them, check them, count them.",
+        allow_abbrev=False,
+    )
+    verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
+    _add_prepare(verbs)
+    _add_show(verbs)
+    _add_lint(verbs)
+    _add_stats(verbs)
+    return parser
+
+
+def _verb(verbs: Any, name: str, summary: str, example: str) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = verbs.add_parser(name, help=summary, description=summary, allow_abbrev=False)
+    parser.epilog = f"Example: {parser.prog} {example}"
+    parser.set_defaults(verb=getattr(_verbs, name))
+    return parser
+
+
+def _add_prepare(verbs: Any) -> None:
+    parser = _verb(
+        verbs,
+        "prepare",
+        "Turn files of rows into a token store.",
+        "train.jsonl --tokenizer org/model --store-dir store",
+    )
+    _add_data(parser)
+    parser.add_argument("--tokenizer", required=True, help="a directory, or a name on the hub")
+    parser.add_argument("--store-dir", required=True, metavar="DIR", help="where the store is to be")
+    parser.add_argument("--weights", nargs="+", type=float, metavar="W", help="the share of each DATA in what is trained on")
+    _add_options(parser)
+    parser.add_argument("--num-proc", type=int, metavar="N", help="processes that tokenise; by default as many as help")
+    parser.add_argument("--seed", type=int, default=0, help="what held-out rows are drawn by")
+    parser.add_argument("--quiet", action="store_true", help="no progress line")
+
+
+def _add_show(verbs: Any) -> None:
+    parser = _verb(
+        verbs,
+        "show",
+        "Show what is trained on: tokens, what is learned of them, whose they are, what was left out.",
+        "store 0 10:20 train.jsonl:417 --html page.html",
+    )
+    parser.add_argument("store", metavar="STORE", help="a token store")
+    parser.add_argument(
+        "samples", nargs="*", metavar="SAMPLE", help="a number, a range such as 10:20, or a row such as train.jsonl:417"
+    )
+    parser.add_argument("--finding", metavar="RULE", help="the samples on whose rows the lint found this")
+    parser.add_argument("--html", metavar="FILE", help="write one page that needs no network, instead of text")
+
+
+def _add_lint(verbs: Any) -> None:
+    parser = _verb(
+        verbs,
+        "lint",
+        "Say what would train a model wrongly, by file, row and field. Exits with 1 if anything should stop a training.",
+        "train.jsonl --tokenizer org/model --eval-data held_out.jsonl",
+    )
+    _add_data(parser, also=", or a token store")
+    parser.add_argument("--tokenizer", help="a directory, or a name on the hub; a store has its own")
+    parser.add_argument("--eval-data", metavar="DATA", help="held-out rows; those that are trained on too are found")
+    _add_options(parser)
+    parser.add_argument("--json", action="store_true", help="the whole report, for another program")
+
+
+def _add_stats(verbs: Any) -> None:
+    parser = _verb(verbs, "stats", "Count a token store: samples, tokens, what is learned, by role and source.", "store")
+    parser.add_argument("store", metavar="STORE", help="a token store")
+    parser.add_argument("--json", action="store_true", help="the same, for another program")
+
+
+def _add_data(parser: argparse.ArgumentParser, also: str = "") -> None:
+    parser.add_argument(
+        "data_path", nargs="+", metavar="DATA", help=f"a file, glob, directory, URL or name:split; several are one set{also}"
+    )
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--format", default="auto", help="what the rows are; told from them by default")
+    parser.add_argument("--train-on", default="assistant", choices=TRAIN_ON, help="what is learned (default: assistant)")
+    parser.add_argument("--max-seq-len", type=int, metavar="TOKENS", help="longest sample; no limit by default")
+    parser.add_argument(
+        "--on-overflow", default="drop", choices=ON_OVERFLOW, help="what becomes of a longer row (default: drop)"
+    )
+    parser.add_argument(
+        "--on-bad-pair",
+        default="error",
+        choices=ON_BAD_PAIR,
+        help="what becomes of a pair that prefers nothing (default: error)",
+    )
+    parser.add_argument("--preprocess", metavar="MODULE:FUNCTION", help="a function of yours that each row passes first")

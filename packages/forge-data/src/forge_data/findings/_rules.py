@@ -1,0 +1,171 @@
+"""Every rule of the lint in one table: how grave it is, why it matters, and what to do."""
+
+import re
+from typing import NamedTuple
+
+from forge_data.findings._report import STOP, WARN, Finding
+
+
+class Rule(NamedTuple):
+    """What a rule is about."""
+
+    severity: str
+    """What its findings are unless the place says otherwise (`RULES` names both where both occur)."""
+    why: str
+    """What happens to a model that is trained on it all the same."""
+    fix: str
+    """What to do, unless the finding knows better."""
+
+
+SET_RULES = ("duplicate_row", "label_fraction", "lost_to_length", "train_eval_overlap")
+"""Those that need more than one row."""
+
+RULES: dict[str, Rule] = {
+    # What no sample can be made of.
+    "unreadable_row": Rule(STOP, "forge_data.prepare refuses the row", "mend the row or take it out"),
+    "unknown_role": Rule(
+        STOP,
+        "forge_data.prepare refuses the row; other tools train nothing of it",
+        "use system, developer, user, assistant or tool",
+    ),
+    "template_refuses": Rule(
+        STOP,
+        "the chat template cannot write the row, or leaves open which tokens the assistant wrote",
+        "use a template that takes such conversations, or take the row out",
+    ),
+    # What the model would learn wrongly.
+    "untrained_turn_end": Rule(
+        STOP,
+        "the model never learns to stop",
+        "use a chat template that closes the assistant's turn with a token, such as the instruct model's",
+    ),
+    "untrained_turn": Rule(
+        STOP,
+        "the template marks what is learned, and passes over a turn of the assistant",
+        "use a template that marks every turn of the assistant, or none",
+    ),
+    "double_bos": Rule(
+        STOP,
+        "every sample begins as no text does when the model is used",
+        "take the token out of the rows: the tokenizer or the template writes it already",
+    ),
+    "reasoning_dropped": Rule(
+        STOP,
+        "the template leaves reasoning out; in the last turn (stop) the model learns to answer without it, in earlier turns (warn) "
+        "the model sees the conversation as it will when it is used",
+        "use a template that keeps reasoning, or take it out of the rows",
+    ),
+    "unclosed_reasoning": Rule(
+        STOP,
+        "the model learns to think and never to answer; generated data that was cut off looks so",
+        "close it with </think> and an answer, or take the row out",
+    ),
+    "tool_arguments": Rule(
+        STOP,
+        "the model learns to write calls that no program can read; a null within (warn) is what merged schemas leave",
+        "write the arguments as a JSON object",
+    ),
+    "empty_turn": Rule(
+        STOP,
+        "a row whose every answer is empty (stop) teaches to say nothing; one empty turn among others is a warning",
+        "write the turn, or take the row out",
+    ),
+    "special_token_in_text": Rule(
+        STOP,
+        "text that the tokenizer reads as a token of its own; in an answer (stop) the model learns to break off there, elsewhere "
+        "(warn) it sees a turn that nobody took",
+        "take it out of the text, or write it otherwise",
+    ),
+    "same_answers": Rule(
+        STOP,
+        "chosen and rejected are the same: nothing is learned from the pair; forge_data.prepare refuses the row (stop), or leaves it "
+        "out where on_bad_pair is skip (warn), as the two rules that follow",
+        "take the pair out",
+    ),
+    "prompts_differ": Rule(
+        STOP,
+        "chosen and rejected answer two prompts: what is learned is which prompt is liked",
+        "give two answers to one prompt",
+    ),
+    "empty_answer": Rule(
+        STOP, "an answer that says nothing, so that nothing is preferred", "give the answer, or take the row out"
+    ),
+    "train_eval_overlap": Rule(
+        STOP,
+        "the evaluation asks what was learned by heart, and looks better than the model is",
+        "take the row out of one of the two",
+    ),
+    # What is worth a look.
+    "no_trained_token": Rule(
+        WARN, "the row is left out and counted", "give it an assistant turn, a completion, or labels that are not -100"
+    ),
+    "untrained_last_turn": Rule(
+        WARN,
+        "what stands after the last answer is never learned from, nor does anything follow it",
+        "add the answer, or take the turn out",
+    ),
+    "role_order": Rule(
+        WARN, "turns that do not alternate as they do when the model is used", "merge or reorder the turns, or take the row out"
+    ),
+    "tool_call_without_result": Rule(
+        WARN, "the model sees a call that nobody answered", "add the tool's message, or take the call out"
+    ),
+    "tool_result_without_call": Rule(
+        WARN, "the model sees an answer to a call that nobody made", "add the call that it answers, or take it out"
+    ),
+    "unknown_tool": Rule(
+        WARN, "the model learns to call what it was not offered", "name it in the row's tools, or correct the call"
+    ),
+    "foreign_markup": Rule(
+        WARN,
+        "turn marks of a template, plain text to this tokenizer: the rows were rendered for another model",
+        "give the conversation as messages and let the template write the marks",
+    ),
+    "role_label_in_text": Rule(
+        WARN,
+        "an answer that carries a role's name as text, or goes on with the user's next turn: the model learns to do so",
+        "cut the label, and split the text into messages",
+    ),
+    "broken_unicode": Rule(
+        WARN,
+        "characters that were lost or read in the wrong encoding; half a surrogate pair (stop) no tokenizer takes",
+        "read the source in its own encoding and write it anew as UTF-8",
+    ),
+    "missing_eos": Rule(
+        WARN,
+        "the row's last learned token ends no turn, so it does not teach the model to stop",
+        "put the tokenizer's EOS or turn-end token last, and learn it",
+    ),
+    "duplicate_row": Rule(WARN, "the row counts as often as it stands there", "take the repetitions out unless they are meant"),
+    "label_fraction": Rule(
+        WARN,
+        "far more or far less of the row is learned than of the others: often a mask, or a paste, gone wrong",
+        "look at it with forge_data.show",
+    ),
+    "lost_to_length": Rule(
+        WARN, "what is longer than max_seq_len is not trained on", "raise max_seq_len, or shorten or split the rows"
+    ),
+}
+
+
+_PLACE = re.compile(r"(.*)[:\[](\d+)\]?", re.DOTALL)
+
+
+class Where(NamedTuple):
+    """The row that is looked at."""
+
+    file: str
+    row: int | None
+    place: str
+
+    @classmethod
+    def of(cls, place: str) -> "Where":
+        """From `train.jsonl:417` or `train.json[416]`."""
+        parts = _PLACE.fullmatch(place)
+        return cls(parts[1], int(parts[2]), place) if parts else cls(place, None, place)
+
+
+def found(rule: str, where: Where, field: str, what: str, *, severity: str | None = None, fix: str | None = None) -> Finding:
+    """A finding of a rule, with the severity and the fix of the table unless others are given."""
+    known = RULES[rule]
+    return Finding(rule, severity or known.severity, where.file, where.row, field, what, fix or known.fix, where.place)

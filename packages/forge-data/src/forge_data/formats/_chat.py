@@ -1,0 +1,70 @@
+"""Messages of a row, and what else the row tells its chat template, to a conversation."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from forge_data._errors import DataError
+from forge_data._values import describe
+from forge_data._values_from_text import checked_tree, from_json
+from forge_data.formats._messages import Turns
+from forge_data.formats._samples import Chat
+
+TOLD = ("tools", "documents", "chat_template_kwargs", "unmask")
+"""Fields of a row that a conversation takes along."""
+# Arguments of apply_chat_template itself: to pass them on as the template's would change what is rendered, or nothing.
+_RESERVED = {
+    "messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "tokenize", "chat_template", "conversation",
+    "padding", "truncation", "max_length", "return_tensors", "return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs",
+}  # fmt: skip
+
+
+def chat(place: str, fields: Mapping[str, Any], turns: Turns, first_completion: int = 0) -> Chat:
+    """A conversation with the row's tools, documents, template arguments and `unmask`.
+
+    Raises:
+        DataError: one of these that is not of its kind.
+    """
+    if not any(fields.get(name) for name in TOLD):
+        return Chat(place, turns.messages, first_completion, turns.trains)
+    return Chat(
+        place,
+        turns.messages,
+        first_completion,
+        turns.trains,
+        unmask=_flag(place, "unmask", fields.get("unmask")),
+        tools=_objects(place, "tools", fields.get("tools")),
+        documents=_objects(place, "documents", fields.get("documents")),
+        template_kwargs=_arguments(place, "chat_template_kwargs", fields.get("chat_template_kwargs")),
+    )
+
+
+def _flag(place: str, field: str, value: object) -> bool:
+    if value is None or isinstance(value, bool):
+        return bool(value)
+    raise DataError(f"{place}: field {field} is {describe(value)}; it must be true or false")
+
+
+def _objects(place: str, field: str, value: object) -> list[Any] | None:
+    value = from_json(value)
+    if not value:
+        return None
+    if not isinstance(value, list):
+        raise DataError(f"{place}: field {field} is {describe(value)}; it must be a list of objects")
+    objects = [from_json(item) for item in value]
+    for index, item in enumerate(objects):
+        if not isinstance(item, dict):
+            raise DataError(f"{place}: field {field}[{index}] is {describe(item)}; it must be an object")
+        checked_tree(place, f"{field}[{index}]", item)
+    return objects
+
+
+def _arguments(place: str, field: str, value: object) -> dict[str, Any]:
+    value = from_json(value)
+    if not value:
+        return {}
+    if not isinstance(value, dict):
+        raise DataError(f"{place}: field {field} is {describe(value)}; it must be an object of template arguments")
+    reserved = sorted(value.keys() & _RESERVED)
+    if reserved:
+        raise DataError(f"{place}: field {field}.{reserved[0]} is no argument of a template; take it out")
+    return checked_tree(place, field, value)

@@ -1,0 +1,66 @@
+"""Margins of preferences: by how much the chosen answer is better, a number a row, of all rows or of none."""
+
+import math
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from forge_data._errors import DataError
+from forge_data._values import describe
+from forge_data.store._manifest import MARGINS, PREFERENCE
+
+if TYPE_CHECKING:
+    from forge_data.preparing._batch import Batch
+    from forge_data.reading._sources import Source
+
+
+def margin_of(place: str, value: Any) -> float | None:
+    """The margin that a row gives; None where it gives none, as an empty cell of a CSV file does not.
+
+    Raises:
+        DataError: no finite number, or one that float32 has not.
+    """
+    if value is None or value == "":
+        return None
+    number = math.nan
+    if not isinstance(value, bool) and isinstance(value, (int, float, str, Decimal)):
+        try:
+            number = float(value)
+        except (ValueError, OverflowError):
+            number = math.nan
+    if not math.isfinite(number) or abs(number) > float(np.finfo(np.float32).max):
+        raise DataError(f"{place}: field margin is {describe(value)}; it must be a finite number that fits into float32")
+    return number
+
+
+class Margins:
+    """Sees pair after pair that either every row has a margin or none."""
+
+    def __init__(self) -> None:
+        self._first: tuple[bool, str] | None = None
+
+    def check(self, batch: "Batch", source: "Source") -> None:
+        """Raise at the first pair of a batch that is otherwise than the first of all.
+
+        Raises:
+            DataError: naming both rows.
+        """
+        rows = batch.arrays["rows.bin"][::2]
+        if batch.kind == PREFERENCE and len(rows):
+            given = ~np.isnan(batch.arrays[MARGINS]) if MARGINS in batch.arrays else np.zeros(len(rows), dtype=np.bool_)
+            self.see(source.place(int(rows[0])), given=bool(given[0]))
+            at = int(np.argmax(given != given[0]))
+            self.see(source.place(int(rows[at])), given=bool(given[at]))
+
+    def see(self, place: str, *, given: bool) -> None:
+        """The same for one pair.
+
+        Raises:
+            DataError: naming both rows.
+        """
+        self._first = self._first or (given, place)
+        has, first = self._first
+        if given != has:
+            one, other = ("no margin", "one") if has else ("a margin", "none")
+            raise DataError(f"{place} has {one}, but {first} has {other}; give every row a margin, or no row one")

@@ -1,0 +1,151 @@
+"""A list of messages as it stands in a file to one that is known to be sound."""
+
+import difflib
+from typing import Any, NamedTuple
+
+from forge_data._errors import DataError
+from forge_data._values import describe
+from forge_data._values_from_text import checked_text, string
+from forge_data.formats._samples import Message
+from forge_data.formats._tool_calls import checked_calls
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+_PLAIN = {"role", "content"}
+REASONING = ("reasoning_content", "thinking", "reasoning")
+"""Where templates look for the reasoning of a message."""
+# Beside role and content: a field, and whose messages may have it.
+_FIELDS: dict[str, tuple[str, ...]] = {
+    "name": ROLES,
+    "train": ROLES,
+    "weight": ROLES,
+    "tool_call_id": ("tool",),
+    "tool_calls": ("assistant",),
+    **dict.fromkeys(REASONING, ("assistant",)),
+}
+_OTHER_NAMES = {
+    "human": "user",
+    "gpt": "assistant",
+    "bot": "assistant",
+    "model": "assistant",
+    "ai": "assistant",
+    "function": "tool",
+}
+
+
+class Turns(NamedTuple):
+    """Messages as the chat template gets them, and which of them may be learned."""
+
+    messages: list[Message]
+    trains: tuple[bool, ...] | None
+    """One a message, false where it says `train: false` or `weight: 0`; None where no message says anything."""
+
+
+def checked_messages(place: str, field: str, value: object) -> Turns:
+    """The messages of a row.
+
+    Raises:
+        DataError: no list, an unknown role, a content that is no text, or a field that would be passed over.
+    """
+    if not isinstance(value, list):
+        raise DataError(f"{place}: field {field} is {describe(value)}; it must be a list of messages")
+    if not value and field != "prompt":
+        raise DataError(f"{place}: field {field} is an empty list; it must hold at least one message")
+    said: dict[int, bool] = {}
+    messages = []
+    for index, message in enumerate(value):
+        messages.append(_checked(place, f"{field}[{index}]", message, index, said))
+    return Turns(messages, tuple(said.get(index, True) for index in range(len(messages))) if said else None)
+
+
+def _checked(place: str, field: str, message: object, index: int, said: dict[int, bool]) -> Message:
+    if not isinstance(message, dict):
+        raise DataError(f'{place}: field {field} is {describe(message)}; it must be {{"role": ..., "content": ...}}')
+    role = message.get("role")
+    if role not in ROLES if isinstance(role, str) else True:
+        raise DataError(_no_role(place, field, message))
+    if message.keys() == _PLAIN:
+        content = message["content"]
+        if isinstance(content, str):
+            return {"role": role, "content": checked_text(place, f"{field}.content", content)}
+    # A table fills every field of a struct, so one that is null counts as absent.
+    more = {name: item for name, item in message.items() if item is not None and name not in _PLAIN}
+    kept: Message = {"role": role, "content": _content(place, field, role, message)}
+    for name, item in more.items():
+        _check_field(place, field, name, item, str(role))
+        if name == "tool_calls":
+            kept[name] = checked_calls(place, f"{field}.{name}", item)
+        elif name not in ("train", "weight"):
+            kept[name] = string(place, f"{field}.{name}", item)
+    learned = _learned(place, field, str(role), more)
+    if learned is not None:
+        said[index] = learned
+    return kept
+
+
+def _no_role(place: str, field: str, message: dict[str, Any]) -> str:
+    role = message.get("role")
+    if role is None:
+        return f"{place}: field {field} is {describe(message)} and lacks a role; allowed: {', '.join(ROLES)}"
+    told = f"{place}: field {field}.role is {describe(role)}; allowed: {', '.join(ROLES)}"
+    if not isinstance(role, str):
+        return told
+    low = role.strip().lower()
+    meant = _OTHER_NAMES.get(low) or next(iter(difflib.get_close_matches(low, ROLES, 1)), None)
+    return f"{told}; did you mean {meant!r}?" if meant else told
+
+
+def _check_field(place: str, field: str, name: str, item: object, role: str) -> None:
+    told = f"{place}: field {field}.{name} is {describe(item)}"
+    if name == "function_call":
+        raise DataError(f"{told}; write it as tool_calls, as OpenAI's newer format has it")
+    if name not in _FIELDS:
+        raise DataError(
+            f"{told}, which is not known, and would be passed over; known: role, content, {', '.join(_FIELDS)}. "
+            "Take it out, or write it into the content as the model is to see it"
+        )
+    if role not in _FIELDS[name]:
+        raise DataError(
+            f"{told}, but the message is of the role {role!r}; only {' and '.join(_FIELDS[name])} messages have {name}"
+        )
+
+
+def _content(place: str, field: str, role: object, message: dict[str, Any]) -> str | None:
+    content, field = message.get("content"), f"{field}.content"
+    if isinstance(content, list) and content:
+        return "".join(_part(place, f"{field}[{index}]", part) for index, part in enumerate(content))
+    if content is None and role == "assistant":
+        if message.get("tool_calls") or any(message.get(name) for name in REASONING):
+            return None
+        raise DataError(f"{place}: field {field} is null; it must be a string, or the message must have tool_calls")
+    return string(place, field, content)
+
+
+def _part(place: str, field: str, part: object) -> str:
+    """The text of one part of a content in parts."""
+    if isinstance(part, dict):
+        if isinstance(part.get("text"), str) and part.get("type", "text") == "text":
+            extra = sorted(name for name, item in part.items() if item is not None and name not in ("type", "text"))
+            if not extra:
+                return checked_text(place, f"{field}.text", part["text"])
+            raise DataError(f"{place}: field {field}.{extra[0]} is {describe(part[extra[0]])}; a part has type and text")
+        if isinstance(part.get("type"), str):
+            raise DataError(f"{place}: field {field} is a part of the type {part['type']!r}; only text is trained")
+    raise DataError(f'{place}: field {field} is {describe(part)}; a part must be {{"type": "text", "text": ...}}')
+
+
+def _learned(place: str, field: str, role: str, more: dict[str, Any]) -> bool | None:
+    """What a message says of itself: is it learned?"""
+    train, weight = more.get("train"), more.get("weight")
+    if train is not None and not isinstance(train, bool):
+        raise DataError(f"{place}: field {field}.train is {describe(train)}; it must be true or false")
+    if weight is not None and (isinstance(weight, bool) or weight not in (0, 1)):
+        raise DataError(f"{place}: field {field}.weight is {describe(weight)}; it must be 0 or 1, or not there")
+    if train is not None and weight is not None and train != bool(weight):
+        raise DataError(f"{place}: field {field}.train is {describe(train)}, but its weight is {weight}; keep one of them")
+    said = train if train is not None else None if weight is None else bool(weight)
+    if said and role != "assistant":
+        raise DataError(
+            f"{place}: field {field} is of the role {role!r} and asks to be learned; only assistant messages are. "
+            "unmask: true in the row learns every message but the system's"
+        )
+    return said

@@ -1,0 +1,147 @@
+"""`chosen` and `rejected`, with a prompt of their own or one that both begin with, to two answers to one prompt."""
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from forge_data._accounting import EMPTY_ANSWER, PROMPTS_DIFFER, SAME_ANSWERS
+from forge_data._errors import BadPairError, DataError
+from forge_data._values import describe
+from forge_data._values_from_text import checked_text
+from forge_data.formats._chat import chat
+from forge_data.formats._margins import margin_of
+from forge_data.formats._messages import Turns, checked_messages
+from forge_data.formats._prompt_completion import answer, check_says_something
+from forge_data.formats._samples import Chat, Message, Preference, Text
+
+_SIDES = ("chosen", "rejected")
+_OWN_PROMPTS = (("prompt_chosen", "prompt_rejected"), ("chosen_prompt", "rejected_prompt"))
+
+
+def preference(place: str, fields: Mapping[str, Any]) -> Preference:
+    """A row with `chosen` and `rejected`, text or messages, and a `margin` if it has one.
+
+    Without a `prompt` (or one for each side, which have to be the same) the prompt is what both begin with: messages as long as
+    they are the same, text to its last character that is (a blank before which they differ belongs to the answers, as TRL has
+    it). Some data sets give the prompt as text beside whole conversations, which hold it too; there it has to be the last
+    message that both share.
+
+    Raises:
+        BadPairError: equal answers, an empty one, or two prompts; `reason` says which.
+        DataError: sides of two kinds, or fields that are not what they should be.
+    """
+    for name in _SIDES:
+        # Null, an empty list and an empty text are the same mistake.
+        given = fields.get(name)
+        if given is None or (isinstance(given, (str, list)) and not given):
+            told = describe(given) if name in fields else "null or not there"
+            raise BadPairError(f"{place}: field {name} is {told}; give the answer, or take the row out", reason=EMPTY_ANSWER)
+    values = {name: fields[name] for name in _SIDES}
+    kinds = {type(value) for value in values.values()}
+    if len(kinds) > 1 or not kinds <= {str, list}:
+        chosen, rejected = map(describe, values.values())
+        raise DataError(f"{place}: chosen is {chosen} and rejected is {rejected}; make both strings, or both lists of messages")
+    fields = _with_one_prompt(place, fields)
+    prompt = fields.get("prompt")
+    if prompt is None and kinds == {str}:
+        sides = _texts(place, values)
+    elif kinds == {list} and (prompt is None or isinstance(prompt, str)):
+        sides = _conversations(place, fields, values, prompt)
+    else:
+        sides = [answer(place, fields, name) for name in _SIDES]
+    chosen, rejected = sides
+    _check_pair(place, chosen, rejected, len(prompt) if isinstance(prompt, list) else 0)
+    return Preference(place, chosen, rejected, margin_of(place, fields.get("margin")))
+
+
+def _with_one_prompt(place: str, fields: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The row with the prompt that stands there for each side as its `prompt`."""
+    names = [name for pair in _OWN_PROMPTS for name in pair if name in fields]
+    if not names:
+        return fields
+    if len(names) != 2 or tuple(names) not in _OWN_PROMPTS:
+        raise DataError(
+            f"{place} has the fields {' and '.join(names)}; give one prompt, or one for chosen and one for rejected"
+        )
+    names = ["prompt", *names] if "prompt" in fields else names
+    for name in names[1:]:
+        if fields[name] != fields[names[0]]:
+            raise BadPairError(
+                f"{place}: field {names[0]} is {describe(fields[names[0]])} and field {name} is {describe(fields[name])}, which are "
+                "two prompts; give two answers to one, or take the row out",
+                reason=PROMPTS_DIFFER,
+            )
+    return {**fields, "prompt": fields[names[0]]}
+
+
+def _texts(place: str, values: Mapping[str, Any]) -> list[Text]:
+    chosen, rejected = (checked_text(place, name, values[name]) for name in _SIDES)
+    shared = len(os.path.commonprefix([chosen, rejected]))
+    if shared and chosen[shared - 1] == " ":
+        shared -= 1
+    if not shared:
+        raise BadPairError(
+            f"{place}: there is no prompt, and chosen and rejected do not begin alike; give the prompt", reason=PROMPTS_DIFFER
+        )
+    for name in _SIDES:
+        if not values[name][shared:].strip():
+            raise BadPairError(
+                f"{place}: there is no prompt, and of {name} nothing is left behind what chosen and rejected share; give the prompt",
+                reason=SAME_ANSWERS if chosen == rejected else EMPTY_ANSWER,
+            )
+    return [Text(place, chosen[:shared], values[name][shared:]) for name in _SIDES]
+
+
+def _conversations(place: str, fields: Mapping[str, Any], values: Mapping[str, Any], prompt: str | None) -> list[Chat]:
+    turns = [checked_messages(place, name, values[name]) for name in _SIDES]
+    chosen, rejected = (side.messages for side in turns)
+    shared = _alike(chosen, rejected)
+    if not shared:
+        raise BadPairError(
+            f"{place}: chosen[0] and rejected[0] differ, so there is no prompt that both answer; give it as prompt",
+            reason=PROMPTS_DIFFER,
+        )
+    for name, side in zip(_SIDES, turns, strict=True):
+        if len(side.messages) == shared:
+            raise BadPairError(
+                f"{place}: nothing is left of {name} behind the {shared} messages that chosen and rejected share; "
+                "the two must differ in their last messages",
+                reason=SAME_ANSWERS if chosen == rejected else EMPTY_ANSWER,
+            )
+    if prompt is not None:
+        _check_prompt(place, prompt, chosen[:shared])
+    return [chat(place, fields, Turns(side.messages, side.trains), shared) for side in turns]
+
+
+def _alike(chosen: list[Message], rejected: list[Message]) -> int:
+    """How many messages both begin with."""
+    pairs = zip(chosen, rejected, strict=False)
+    return next((at for at, (one, other) in enumerate(pairs) if one != other), min(len(chosen), len(rejected)))
+
+
+def _check_prompt(place: str, prompt: str, shared: list[Message]) -> None:
+    if shared[-1]["content"] != prompt:
+        raise BadPairError(
+            f"{place}: prompt is {describe(prompt)}, but the last message that chosen and rejected share is "
+            f"{describe(shared[-1]['content'])}; give the prompt as a list of messages, or leave it out",
+            reason=PROMPTS_DIFFER,
+        )
+
+
+def _check_pair(place: str, chosen: Chat | Text, rejected: Chat | Text, before: int) -> None:
+    """Two different answers to one prompt, both of which say something; `before` are messages of a prompt of its own."""
+    if chosen == rejected:
+        raise BadPairError(f"{place}: field rejected is the same as chosen; take the row out, or mend it", reason=SAME_ANSWERS)
+    for name, side in zip(_SIDES, (chosen, rejected), strict=True):
+        check_says_something(place, name, side)
+    if isinstance(chosen, Text) or isinstance(rejected, Text):
+        return
+    shared = _alike(chosen.messages, rejected.messages)
+    for name, side in zip(_SIDES, (chosen, rejected), strict=True):
+        own = side.messages[shared:]
+        if own and own[0]["role"] != "assistant":
+            raise BadPairError(
+                f"{place}: field {name}[{shared - before}] is of the role {own[0]['role']!r}, and there chosen and rejected part, so they "
+                "answer two prompts; let them differ in what the assistant says, or take the row out",
+                reason=PROMPTS_DIFFER,
+            )

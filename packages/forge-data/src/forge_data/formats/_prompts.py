@@ -1,0 +1,101 @@
+"""A row to a question: the prompt that it holds, in text or messages, and what else it has."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+from forge_data._errors import DataError
+from forge_data._values import describe
+from forge_data._values_from_text import from_json, string
+from forge_data.formats._chat import TOLD, chat
+from forge_data.formats._messages import checked_messages
+from forge_data.formats._samples import Chat
+
+_ASKS = ("user", "tool")
+"""Roles after which it is the assistant's turn."""
+_DEEPEST = 200
+"""Levels; Python's JSON follows about a thousand, less what its caller stands on."""
+
+
+@attrs.frozen
+class Question:
+    """A prompt that is not tokenised yet."""
+
+    prompt: str | Chat
+    record: bytes
+    """JSON of the prompt and of the row's further fields, as the store keeps it."""
+
+    @property
+    def empty(self) -> bool:
+        """Whether it says nothing at all."""
+        if isinstance(self.prompt, str):
+            return not self.prompt.strip()
+        return not any(str(message.get("content") or "").strip() for message in self.prompt.messages)
+
+
+def question(place: str, fields: Mapping[str, Any]) -> Question:
+    """A row with `prompt` (text or messages), or with `messages` that end where the assistant is to answer.
+
+    Raises:
+        DataError: neither or both of them, a conversation whose last word is the assistant's, or a further field that is no JSON.
+    """
+    names = [name for name in ("prompt", "messages") if name in fields]
+    if len(names) != 1:
+        has = ", ".join(map(repr, fields)) or "(none)"
+        told = "which are two; keep one of them" if names else "and none of them is a prompt; give prompt (text, or messages)"
+        raise DataError(f"{place} has the fields {has}, {told}, or messages that end with the user's")
+    (name,) = names
+    columns = {field: value for field, value in fields.items() if field != name}
+    value = from_json(fields[name]) if name == "messages" else fields[name]
+    if name == "prompt" and not isinstance(value, list):
+        text = string(place, name, value)
+        _refuse_told(place, fields)
+        return Question(text, _record(place, text, columns))
+    turns = checked_messages(place, name, value)
+    if turns.messages and turns.messages[-1]["role"] not in _ASKS:
+        raise DataError(
+            f"{place}: field {name}[{len(turns.messages) - 1}] is of the role {turns.messages[-1]['role']!r}, and a prompt ends "
+            "where the assistant is to answer; take out what stands behind the last turn of the user"
+        )
+    return Question(chat(place, fields, turns), _record(place, turns.messages, columns))
+
+
+def _refuse_told(place: str, fields: Mapping[str, Any]) -> None:
+    for name in TOLD:
+        if fields.get(name):
+            raise DataError(
+                f"{place}: field {name} is {describe(fields[name])}, but the prompt is text, which no chat template writes; make it "
+                "a list of messages, or take the field out"
+            )
+
+
+def _record(place: str, prompt: str | list[Any], columns: dict[str, Any]) -> bytes:
+    for name, value in columns.items():
+        _check_json(place, name, value)
+    # ASCII, for a field of the row may hold half of a surrogate pair, which is JSON and no UTF-8.
+    return json.dumps({"prompt": prompt, "columns": columns}, separators=(",", ":")).encode("ascii")
+
+
+def _check_json(place: str, field: str, value: object, depth: int = 0) -> None:
+    """Refuse what would come back from the store as something else, or not at all."""
+    if value is None or type(value) in (str, int, float, bool):
+        return
+    if depth > _DEEPEST:
+        raise DataError(
+            f"{place}: field {field[:40]}... holds lists and objects more than {_DEEPEST} deep; make it text, or take it out"
+        )
+    if type(value) is list:
+        for index, item in enumerate(value):
+            _check_json(place, f"{field}[{index}]", item, depth + 1)
+    elif type(value) is dict:
+        for name, item in value.items():
+            if not isinstance(name, str):
+                raise DataError(f"{place}: field {field} has the key {describe(name)}; keys are strings")
+            _check_json(place, f"{field}.{name}", item, depth + 1)
+    else:
+        raise DataError(
+            f"{place}: field {field} is {describe(value)}, which JSON has not, so that the store could not give it back as it was; "
+            "make it text, a number, a list or an object with preprocess, or take it out"
+        )

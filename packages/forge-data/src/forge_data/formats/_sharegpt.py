@@ -1,0 +1,93 @@
+"""ShareGPT's `conversations`, turns of `from` and `value`, to messages."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from forge_data._errors import DataError
+from forge_data._values import describe
+from forge_data._values_from_text import from_json, string
+from forge_data.formats._chat import chat
+from forge_data.formats._messages import Turns, checked_messages
+from forge_data.formats._samples import Chat, Message
+from forge_data.formats._tool_calls import function_call
+
+_SPEAKERS = {
+    "system": "system",
+    "human": "user",
+    "user": "user",
+    "gpt": "assistant",
+    "chatgpt": "assistant",
+    "assistant": "assistant",
+    "model": "assistant",
+    "function_call": "assistant",
+    "observation": "tool",
+    "tool": "tool",
+}
+_FIELDS = ("from", "value", "train", "weight")
+
+
+def sharegpt(place: str, fields: Mapping[str, Any]) -> Chat:
+    """A row with `conversations`, and `system` and `tools` where it has them.
+
+    Turns of `role` and `content`, which some data sets keep under this name too, are read as `messages` are.
+
+    Raises:
+        DataError: no list, an unknown speaker, a value that is no text, a call that cannot be read.
+    """
+    value = from_json(fields["conversations"])
+    if not isinstance(value, list) or not value:
+        found = "an empty list" if value == [] else describe(value)
+        raise DataError(f'{place}: field conversations is {found}; it must be a list of {{"from": ..., "value": ...}}')
+    if all(isinstance(turn, dict) and "from" not in turn and "role" in turn for turn in value):
+        turns = checked_messages(place, "conversations", value)
+    else:
+        # `train` and `weight` mean here what they mean there, so the messages that come of it are checked by the same rules.
+        turns = checked_messages(
+            place, "conversations", [_turn(place, f"conversations[{i}]", turn) for i, turn in enumerate(value)]
+        )
+    return chat(place, fields, with_system(place, fields, turns))
+
+
+def with_system(place: str, fields: Mapping[str, Any], turns: Turns) -> Turns:
+    """The turns, behind the system prompt that the row keeps in a field of its own.
+
+    Raises:
+        DataError: the turns have one already, or it is no text.
+    """
+    system = fields.get("system")
+    if not system:
+        return turns
+    if turns.messages[0]["role"] == "system":
+        raise DataError(f"{place}: field system stands beside a system turn in the conversation; keep one of them")
+    messages = [{"role": "system", "content": string(place, "system", system)}, *turns.messages]
+    return Turns(messages, None if turns.trains is None else (True, *turns.trains))
+
+
+def _turn(place: str, field: str, turn: object) -> Message:
+    if not isinstance(turn, dict) or not isinstance(turn.get("from"), str):
+        raise DataError(f'{place}: field {field} is {describe(turn)}; it must be {{"from": ..., "value": ...}}')
+    speaker = turn["from"]
+    if speaker not in _SPEAKERS:
+        raise DataError(f"{place}: field {field}.from is {describe(speaker)}; allowed: {', '.join(_SPEAKERS)}")
+    extra = sorted(name for name, item in turn.items() if item is not None and name not in _FIELDS)
+    if extra:
+        raise DataError(
+            f"{place}: field {field}.{extra[0]} is {describe(turn[extra[0]])}, which would be passed over; "
+            f"known: {', '.join(_FIELDS)}; take it out"
+        )
+    message: Message = {"role": _SPEAKERS[speaker]} | {name: turn[name] for name in ("train", "weight") if name in turn}
+    if speaker == "function_call":
+        return message | {"content": None, "tool_calls": _calls(place, f"{field}.value", turn.get("value"))}
+    return message | {"content": string(place, f"{field}.value", turn.get("value"))}
+
+
+def _calls(place: str, field: str, value: object) -> list[dict[str, Any]]:
+    """The calls that a `function_call` turn holds as JSON: one object, or a list of them."""
+    parsed = from_json(value)
+    calls = parsed if isinstance(parsed, list) else [parsed]
+    if not calls or not all(isinstance(call, dict) for call in calls):
+        raise DataError(
+            f'{place}: field {field} is {describe(value)}; a function_call is JSON: {{"name": ..., "arguments": {{...}}}}, '
+            "or a list of these"
+        )
+    return [function_call(place, field, call) for call in calls]

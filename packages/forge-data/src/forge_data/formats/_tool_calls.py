@@ -1,0 +1,88 @@
+"""The tool calls of a message, as OpenAI writes them, to what chat templates read."""
+
+import json
+from typing import Any
+
+from forge_data._errors import DataError
+from forge_data._values import describe
+from forge_data._values_from_text import checked_tree, from_json, string
+
+_CALL = {"id", "type", "index", "function"}
+_FUNCTION = {"name", "arguments"}
+
+
+def checked_calls(place: str, field: str, value: object) -> list[dict[str, Any]]:
+    """Each call with its function's arguments as an object.
+
+    OpenAI keeps the arguments as a string of JSON, templates want the object. A string that is no JSON object stays what it is, and
+    arguments that are missing are null: what the template makes of them is trained, and the lint names them.
+
+    Raises:
+        DataError: no list of calls, a call without a function's name, a field that templates do not know.
+    """
+    if not isinstance(value, list):
+        raise DataError(f"{place}: field {field} is {describe(value)}; it must be a list of tool calls")
+    return [_checked(place, f"{field}[{index}]", call) for index, call in enumerate(value)]
+
+
+def function_call(place: str, field: str, value: object) -> dict[str, Any]:
+    """A function's name and arguments as a call.
+
+    Raises:
+        DataError: no object, no name, or another field.
+    """
+    return {"type": "function", "function": _function(place, field, value)}
+
+
+def spelled_out(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Messages whose calls have their arguments as a string of JSON, for templates that read no object."""
+    return [
+        message | {"tool_calls": [*map(_spelled, message["tool_calls"])]} if message.get("tool_calls") else message
+        for message in messages
+    ]
+
+
+def _spelled(call: dict[str, Any]) -> dict[str, Any]:
+    function = call["function"]
+    arguments = function["arguments"]
+    text = json.dumps(arguments, ensure_ascii=False) if isinstance(arguments, dict) else arguments
+    return call | {"function": function | {"arguments": text}}
+
+
+def _checked(place: str, field: str, call: object) -> dict[str, Any]:
+    if not isinstance(call, dict):
+        raise DataError(f"{place}: field {field} is {describe(call)}; it must be {_SHAPE}")
+    kept = {name: item for name, item in call.items() if item is not None}
+    if "function" not in kept and "name" in kept:
+        # Name and arguments beside the id, as some data sets have them.
+        flat = {name: kept.pop(name) for name in sorted(_FUNCTION) if name in kept}
+        kept["function"] = flat
+    extra = sorted(kept.keys() - _CALL)
+    if extra:
+        raise DataError(
+            f"{place}: field {field}.{extra[0]} is {describe(kept[extra[0]])}, which no template reads; take it out"
+        )
+    if kept.get("type", "function") != "function":
+        raise DataError(f"{place}: field {field}.type is {describe(kept['type'])}; only function calls are known")
+    return kept | {"function": _function(place, f"{field}.function", kept.get("function"))}
+
+
+_SHAPE = '{"type": "function", "function": {"name": ..., "arguments": {...}}}'
+
+
+def _function(place: str, field: str, value: object) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise DataError(f"{place}: field {field} is {describe(value)}; a call must be {_SHAPE}")
+    extra = sorted(name for name, item in value.items() if item is not None and name not in _FUNCTION)
+    if extra:
+        raise DataError(
+            f"{place}: field {field}.{extra[0]} is {describe(value[extra[0]])}, which no template reads; "
+            "a function has a name and arguments"
+        )
+    name = string(place, f"{field}.name", value.get("name"))
+    arguments = value.get("arguments")
+    parsed = from_json(arguments)
+    return {
+        "name": name,
+        "arguments": checked_tree(place, f"{field}.arguments", parsed if isinstance(parsed, dict) else arguments),
+    }

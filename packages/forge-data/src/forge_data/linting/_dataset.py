@@ -1,0 +1,72 @@
+"""All samples of a data set to what only the whole of them shows: repetitions, rows of the evaluation among them, outliers."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from forge_data.findings._report import Finding
+from forge_data.findings._rules import found
+from forge_data.linting._sample_table import SampleTable
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+# An outlier is this many times further off than the others usually are, ...
+_SPREADS = 6.0
+_LEAST_SPREAD = 0.35
+# ... and learned, or not learned, to less than a part of what is usual, among enough samples to say what is.
+_PART = 20
+_LEAST_SAMPLES = 20
+
+
+def duplicates(table: SampleTable) -> Iterator[Finding]:
+    """Units whose ids are those of an earlier one."""
+    earliest = _earliest(table.digests)
+    for unit in np.flatnonzero(earliest != np.arange(len(earliest))):
+        where, first = (table.where(int(table.firsts[at])) for at in (unit, earliest[unit]))
+        # The pieces of one long row may well be the same.
+        if where.place != first.place:
+            yield found("duplicate_row", where, "", f"its tokens are those of {first.place}")
+
+
+def overlap(train: SampleTable, held_out: SampleTable) -> Iterator[Finding]:
+    """Units of the evaluation that are trained on."""
+    trained = len(train.digests)
+    earliest = _earliest(np.concatenate((train.digests, held_out.digests)))[trained:]
+    for unit in np.flatnonzero(earliest < trained):
+        where, twin = held_out.where(int(held_out.firsts[unit])), train.where(int(train.firsts[earliest[unit]]))
+        yield found("train_eval_overlap", where, "", f"its tokens are those of {twin.place}, which is trained on")
+
+
+def _earliest(digests: "NDArray[Any]") -> "NDArray[np.int64]":
+    """int64[U], for each digest the first place where it stands."""
+    order = np.lexsort((digests["low"], digests["high"]))  # stable, so the earliest of a group comes first
+    ordered = digests[order]
+    follows = np.concatenate((np.zeros(min(1, len(order)), dtype=np.bool_), ordered[1:] == ordered[:-1]))
+    heads = np.maximum.accumulate(np.where(follows, 0, np.arange(len(order))))
+    earliest = np.empty_like(order)
+    earliest[order] = order[heads]
+    return earliest
+
+
+def outliers(table: SampleTable) -> Iterator[Finding]:
+    """Samples of which far more or far less is learned than of the others."""
+    if len(table.lengths) < _LEAST_SAMPLES:
+        return
+    learned = table.loss_counts.astype(np.float64)
+    # The first label of a sample never counts, so a sample of which all is learned has no other token.
+    rest = table.lengths - 1 - learned
+    odds = np.log((learned + 0.5) / (rest + 0.5))
+    middle = float(np.median(odds))
+    spread = max(1.4826 * float(np.median(np.abs(odds - middle))), _LEAST_SPREAD)
+    share = learned / np.maximum(table.lengths - 1, 1)
+    usual = float(np.median(share))
+    far = np.abs(odds - middle) > _SPREADS * spread
+    unusual = (share * _PART < usual) | ((1 - share) * _PART < 1 - usual)
+    for sample in np.flatnonzero(far & unusual):
+        what = (
+            f"{share[sample]:.2%} of {table.lengths[sample]:,} tokens are learned; half of the samples lie "
+            f"{'above' if share[sample] < usual else 'below'} {usual:.2%}"
+        )
+        yield found("label_fraction", table.where(int(sample)), "", what)

@@ -1,0 +1,174 @@
+"""Rows or a token store to a report of what would train a model wrongly, before anything trains."""
+
+import os
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from forge_data._errors import DataError, ForgeDataError
+from forge_data._options import Options
+from forge_data.findings._report import Finding, Findings, LintReport
+from forge_data.findings._rules import SET_RULES, Where
+from forge_data.linting._dataset import duplicates, outliers, overlap
+from forge_data.linting._lost import REASONS, lost_to_length
+from forge_data.linting._row import RowLint
+from forge_data.linting._sample_table import SampleTable
+from forge_data.linting._tokens import TokenLint
+from forge_data.reading._record import place_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from forge_data.linting._rows import DataLint
+    from forge_data.reading._sources import DataPath
+    from forge_data.store._token_store import TokenStore
+
+__all__ = ["Finding", "Findings", "LintReport", "RowLint", "lint", "store_findings"]
+
+
+def lint(
+    data_or_store: "DataPath | TokenStore",
+    tokenizer: "PreTrainedTokenizerBase | str | os.PathLike[str] | None" = None,
+    *,
+    eval_data: "DataPath | TokenStore | None" = None,
+    format: str = "auto",  # noqa: A002 - what it is called everywhere else
+    train_on: str = "assistant",
+    max_seq_len: int | None = None,
+    on_overflow: str = "drop",
+    on_bad_pair: str = "error",
+    preprocess: str | Callable[[dict[str, Any]], Any] | None = None,
+) -> LintReport:
+    """What would train a model wrongly, or make an evaluation lie, each with file, row, field and remedy.
+
+    Rows are read as `prepare` reads them, but past those that it refuses: each is a finding. A store brings what was found
+    while it was prepared; what only the whole set shows is looked for anew, so a view (`select`, `split`) has its own.
+
+    Args:
+        data_or_store: rows, named as for `prepare`, or a token store.
+        tokenizer: a loaded tokenizer, a directory or a name on the hub; a store has its own.
+        eval_data: held-out rows or their store; those that are trained on too are found.
+        format: as for `prepare`; for rows.
+        train_on: as for `prepare`; for rows.
+        max_seq_len: as for `prepare`; for rows.
+        on_overflow: as for `prepare`; for rows.
+        on_bad_pair: as for `prepare`; for rows.
+        preprocess: as for `prepare`; for rows.
+
+    Raises:
+        DataError: data that cannot be read at all, rows without a tokenizer, or what is for rows where there are none.
+        TokenizerError: no tokenizer there, or one without offsets.
+        StoreError: no store, or a torn one.
+    """
+    from forge_data.store._prompt_store import PromptStore
+    from forge_data.store._token_store import TokenStore
+
+    options = Options(
+        format=format, train_on=train_on, max_seq_len=max_seq_len, on_overflow=on_overflow, on_bad_pair=on_bad_pair
+    )
+    findings = Findings()
+    if isinstance(data_or_store, PromptStore):
+        raise DataError(f"{data_or_store.path} is a store of prompts: nothing of them is learned, so nothing of them is linted")
+    if isinstance(data_or_store, TokenStore):
+        if eval_data is None or isinstance(eval_data, TokenStore):
+            _check_unsaid(data_or_store, options, preprocess)
+        rows = data_or_store.accounting.read
+        tokenizer = tokenizer if tokenizer is not None else _own_tokenizer(data_or_store)
+        table = _of_store(data_or_store, tokenizer, findings)
+    else:
+        read = _of_rows(data_or_store, tokenizer, options, preprocess)
+        findings, rows, table = read.findings, read.rows, read.table()
+        findings.add(read.lost())
+        findings.add(_of_table(table))
+    if eval_data is not None:
+        findings.add(overlap(table, _eval_table(eval_data, tokenizer, options, preprocess)))
+    return findings.report(rows)
+
+
+def _check_unsaid(store: "TokenStore", options: Options, preprocess: object) -> None:
+    """What is said of rows would be passed over where there are none.
+
+    Raises:
+        DataError: naming the first of it.
+    """
+    said = attrs.asdict(options) | {"preprocess": preprocess}
+    for name, default in (attrs.asdict(Options()) | {"preprocess": None}).items():
+        if said[name] != default:
+            raise DataError(
+                f"{name} is for rows, and {store.path} is a token store, which was made with {name}={store.settings.get(name)!r}; "
+                "leave it out, or lint the rows with it"
+            )
+
+
+def store_findings(store: "TokenStore") -> Iterator[Finding]:
+    """What only the whole store shows, one by one: duplicates, outliers, what was lost to length."""
+    yield from _of_table(SampleTable.of(store))
+    yield from _lost(store)
+
+
+def _of_table(table: SampleTable) -> Iterator[Finding]:
+    yield from duplicates(table)
+    yield from outliers(table)
+
+
+def _of_store(store: "TokenStore", tokenizer: Any, findings: Findings) -> SampleTable:
+    findings.resume(store.lint, without=SET_RULES)
+    table = SampleTable.of(store)
+    findings.add(_of_table(table))
+    findings.add(_lost(store))
+    # A store that was made of tokens alone knew no tokenizer that could have told what its ids are.
+    if tokenizer is not None and _own_tokenizer(store) is None:
+        findings.add(_of_tokens(store, tokenizer))
+    return table
+
+
+def _of_tokens(store: "TokenStore", tokenizer: Any) -> Iterator[Finding]:
+    from forge_data.tokenizing._tokenizer import as_tokenizer
+
+    rules = TokenLint(as_tokenizer(tokenizer))
+    for index, example in enumerate(store):
+        yield from rules.example(Where.of(store.source(index)), "input_ids", example, tokens=True)
+
+
+def _lost(store: "TokenStore") -> Iterator[Finding]:
+    told = store.accounting
+    if not any(reason in told.tokens_lost for reason in REASONS):
+        return
+    rows = (row for row in store.dropped() if row["reason"] in REASONS)
+    longest = max(rows, key=lambda row: row["tokens"], default=None)
+    first = Where.of(store.source(0))
+    where = None
+    if longest:
+        indexed = first.file == longest["file"] and first.place.endswith("]")
+        where = Where(longest["file"], longest["row"], place_of(longest["file"], longest["row"], indexed=indexed))
+    yield from lost_to_length(told.tokens_read, told.tokens_lost, where, longest["tokens"] if longest else 0, first.file)
+
+
+def _of_rows(data: "DataPath", tokenizer: Any, options: Options, preprocess: Any) -> "DataLint":
+    from forge_data.formats import _registry as _formats
+    from forge_data.linting._rows import DataLint
+    from forge_data.reading._preprocess import load_preprocess
+    from forge_data.reading._sources import resolve
+    from forge_data.tokenizing._tokenizer import as_tokenizer
+
+    _formats.check_name(options.format)
+    if tokenizer is None:
+        raise DataError("rows are linted as a tokenizer sees them; give one as lint(data, tokenizer)")
+    read = DataLint(as_tokenizer(tokenizer), options, load_preprocess(preprocess))
+    read.read(resolve(data))
+    return read
+
+
+def _eval_table(data: "DataPath | TokenStore", tokenizer: Any, options: Options, preprocess: Any) -> SampleTable:
+    from forge_data.store._token_store import TokenStore
+
+    if isinstance(data, TokenStore):
+        return SampleTable.of(data)
+    return _of_rows(data, tokenizer, options, preprocess).table()
+
+
+def _own_tokenizer(store: "TokenStore") -> "PreTrainedTokenizerBase | None":
+    try:
+        return store.tokenizer()
+    except ForgeDataError:
+        return None

@@ -1,0 +1,102 @@
+"""Samples, of a store or row by row, to a table that is small enough to hold millions: lengths, counts, hashes and places."""
+
+import hashlib
+from array import array
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import numpy as np
+
+from forge_data._example import TokenizedExample
+from forge_data.findings._rules import Where
+from forge_data.reading._record import place_of
+from forge_data.store._manifest import PREFERENCE
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from forge_data.store._token_store import TokenStore
+
+_DIGEST = np.dtype([("high", "<u8"), ("low", "<u8")])
+
+
+@attrs.frozen(eq=False)
+class SampleTable:
+    """N samples that make up U units; a unit is what a row became: one sample, or both sides of a preference."""
+
+    lengths: "NDArray[np.int64]"
+    """int64[N], tokens."""
+    loss_counts: "NDArray[np.int64]"
+    """int64[N], labels that count in the loss."""
+    digests: "NDArray[Any]"
+    """(uint64, uint64)[U], a hash of the ids."""
+    firsts: "NDArray[np.int64]"
+    """int64[U], the first sample of each unit."""
+    where: Callable[[int], Where]
+    """A sample's place."""
+
+    @classmethod
+    def of(cls, store: "TokenStore") -> "SampleTable":
+        """The samples of a store; of a view, the view's."""
+        packed = bytearray()
+        if store.kind == PREFERENCE:
+            firsts = store.pairs[:, 0]
+            for chosen, rejected in store.pairs:
+                packed += digest((store[int(chosen)].input_ids, store[int(rejected)].input_ids))
+        else:
+            firsts = np.arange(len(store), dtype=np.int64)
+            for example in store:
+                packed += digest((example.input_ids,))
+        return cls(store.lengths, store.loss_counts, as_digests(packed), firsts, lambda index: Where.of(store.source(index)))
+
+
+def digest(examples: Iterable["NDArray[np.int32]"]) -> bytes:
+    """16 bytes that stand for the ids int32[S] of a unit's samples: equal for equal ids, and for no others that there are."""
+    hashed = hashlib.blake2b(digest_size=_DIGEST.itemsize)
+    for ids in examples:
+        # The length before the ids, so that two samples cannot run into one another.
+        hashed.update(len(ids).to_bytes(8, "little"))
+        hashed.update(np.ascontiguousarray(ids).data)
+    return hashed.digest()
+
+
+def as_digests(packed: bytearray) -> "NDArray[Any]":
+    """(uint64, uint64)[U], of what `digest` gave one after the other."""
+    return np.frombuffer(packed, dtype=_DIGEST)
+
+
+class TableBuilder:
+    """Samples one row at a time to a `SampleTable`."""
+
+    def __init__(self) -> None:
+        self._lengths, self._loss_counts, self._firsts = array("q"), array("q"), array("q")
+        self._rows, self._files = array("q"), array("i")
+        self._digests = bytearray()
+        self._names: dict[tuple[str, bool], int] = {}
+
+    def add(self, where: Where, samples: Sequence[TokenizedExample], *, pair: bool) -> None:
+        """The samples of one row; those of a `pair` are one unit."""
+        units = [samples] if pair and samples else [(sample,) for sample in samples]
+        for unit in units:
+            self._firsts.append(len(self._lengths))
+            self._digests += digest([sample.input_ids for sample in unit])
+            for sample in unit:
+                self._lengths.append(len(sample))
+                self._loss_counts.append(sample.loss_count)
+                self._rows.append(where.row or 0)
+                indexed = where.place.endswith("]")
+                self._files.append(self._names.setdefault((where.file, indexed), len(self._names)))
+
+    def build(self) -> SampleTable:
+        """All that was added."""
+        names, rows, files = list(self._names), self._rows, self._files
+
+        def where(sample: int) -> Where:
+            file, indexed = names[files[sample]]
+            return Where(file, rows[sample], place_of(file, rows[sample], indexed=indexed))
+
+        lengths, loss_counts, firsts = (
+            np.array(values, dtype=np.int64) for values in (self._lengths, self._loss_counts, self._firsts)
+        )
+        return SampleTable(lengths, loss_counts, as_digests(self._digests), firsts, where)

@@ -1,0 +1,150 @@
+"""What became of a stretch of rows, as flat arrays and counts: small to send between processes, quick to append to a store."""
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import attrs
+import numpy as np
+
+from forge_data._accounting import NOTHING_WITHIN, TOO_LONG
+from forge_data._example import IGNORED, ROLES, TokenizedExample
+from forge_data.store._manifest import MARGINS, PREFERENCE, SUPERVISED, UNPAIRED
+from forge_data.tokenizing._overflow import Fitted
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from forge_data.findings._report import Finding
+    from forge_data.formats._samples import Encoded
+
+_ROLE_NUMBERS = {role: number for number, role in enumerate(ROLES)}
+
+
+class Dropped(NamedTuple):
+    """A row that was left out, as `dropped.jsonl` has it."""
+
+    row: int
+    reason: str
+    tokens: int
+
+
+class Seen(NamedTuple):
+    """Rows of one format."""
+
+    first: str
+    """Place of the first of them."""
+    count: int
+
+
+@attrs.define(kw_only=True, eq=False)
+class Batch:
+    """Rows of one chunk of one source, in order, up to its end or to the first row that is at fault."""
+
+    source: int
+    """Number of the source."""
+    last_row: int
+    """Row of the source that was reached."""
+    kind: str | None
+    """What its samples are trained as; None where it has none."""
+    arrays: dict[str, "NDArray[Any]"]
+    """As in the store, but for `offsets.bin` and `segment_offsets.bin`, which hold counts, one a sample."""
+    read: int
+    kept: int
+    tokens_read: int
+    tokens_lost: "Counter[str]"
+    dropped: list[Dropped]
+    formats: dict[str, Seen]
+    """Formats of its rows, in the order in which they were met; a second one ends the batch."""
+    shortest_too_long: int | None
+    """Tokens of the shortest row that did not fit."""
+    findings: list["Finding"]
+    error: Exception | None
+    """What is wrong with the row after the last one here."""
+
+
+class BatchBuilder:
+    """Rows one by one to a `Batch`."""
+
+    def __init__(self) -> None:
+        self.read = self.kept = self.tokens_read = 0
+        self.dropped: list[Dropped] = []
+        self.tokens_lost: Counter[str] = Counter()
+        self.formats: dict[str, Seen] = {}
+        self.findings: list[Finding] = []
+        self.kind: str | None = None
+        self.shortest_too_long: int | None = None
+        self._examples: list[TokenizedExample] = []
+        self._rows: list[int] = []
+        self._desirable: list[bool] = []
+        self._margins: list[float | None] = []
+
+    def add(self, row: int, encoded: "Encoded", fitted: Fitted) -> None:
+        """Book a row that was tokenised, and keep what is left of it."""
+        tokens = sum(map(len, encoded.examples))
+        self.read += 1
+        self.tokens_read += tokens
+        self.tokens_lost.update(fitted.lost)
+        if fitted.reason is not None:
+            self.dropped.append(Dropped(row, fitted.reason, tokens))
+            if fitted.reason in (TOO_LONG, NOTHING_WITHIN):
+                longest = max(map(len, encoded.examples))
+                self.shortest_too_long = min(longest, self.shortest_too_long or longest)
+            return
+        self.kept += 1
+        self._examples += fitted.kept
+        self._rows += [row] * len(fitted.kept)
+        if encoded.desirable is not None:
+            self._desirable += [encoded.desirable] * len(fitted.kept)
+            self.kind = UNPAIRED
+        elif len(encoded.examples) > 1:
+            self._margins.append(encoded.margin)
+            self.kind = PREFERENCE
+        else:
+            self.kind = SUPERVISED
+
+    def leave_out(self, row: int, reason: str) -> None:
+        """Book a row that never was tokenised."""
+        self.read += 1
+        self.dropped.append(Dropped(row, reason, 0))
+
+    def build(self, source: int, last_row: int, error: Exception | None) -> Batch:
+        """All of it, as arrays."""
+        return Batch(
+            source=source,
+            last_row=last_row,
+            kind=self.kind,
+            arrays=self._arrays(),
+            read=self.read,
+            kept=self.kept,
+            tokens_read=self.tokens_read,
+            tokens_lost=self.tokens_lost,
+            # Rows that never were tokenised were booked at once, the others with their batch.
+            dropped=sorted(self.dropped, key=lambda each: each.row),
+            formats=self.formats,
+            shortest_too_long=self.shortest_too_long,
+            findings=sorted(self.findings, key=lambda each: each.row or 0),
+            error=error,
+        )
+
+    def _arrays(self) -> dict[str, "NDArray[Any]"]:
+        examples = self._examples
+        labels = _joined([example.labels for example in examples], np.int32)
+        made = {
+            "input_ids.bin": _joined([example.input_ids for example in examples], np.int32),
+            "loss_mask.bin": (labels != IGNORED).astype(np.uint8),
+            "offsets.bin": np.array([len(example) for example in examples], dtype=np.int64),
+            "rows.bin": np.array(self._rows, dtype=np.int64),
+            "segment_starts.bin": _joined([example.segments[:, 0] for example in examples], np.int32),
+            "segment_roles.bin": np.array([_ROLE_NUMBERS[role] for example in examples for role in example.roles], np.uint8),
+            "segment_offsets.bin": np.array([len(example.roles) for example in examples], dtype=np.int64),
+        }
+        if self.kind == UNPAIRED:
+            made["desirable.bin"] = np.array(self._desirable, dtype=np.uint8)
+        if any(margin is not None for margin in self._margins):
+            # Where a row gives none, that is to be seen: `_margins` asks for one of each row, or of none.
+            made[MARGINS] = np.array([np.nan if each is None else each for each in self._margins], dtype=np.float32)
+        return made
+
+
+def _joined(parts: list["NDArray[Any]"], dtype: type[np.generic]) -> "NDArray[Any]":
+    return np.concatenate(parts).astype(dtype, copy=False) if parts else np.zeros(0, dtype=dtype)

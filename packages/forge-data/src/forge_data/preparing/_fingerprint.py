@@ -1,0 +1,96 @@
+"""What a store is made from to one SHA-256: same content, tokenizer, template and settings, same store."""
+
+import hashlib
+import importlib.metadata
+import json
+import os
+from collections.abc import Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+import forge_data
+from forge_data._errors import DataError
+from forge_data._options import Options, PromptOptions
+from forge_data.reading._preprocess import Preprocess
+from forge_data.store._manifest import VERSION
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from forge_data.reading._sources import Source
+
+_LIBRARIES = ("transformers", "tokenizers", "jinja2")
+"""What may turn the same rows into other tokens in another version."""
+
+
+def fingerprint_of_inputs(
+    sources: "Sequence[Source]",
+    tokenizer: "PreTrainedTokenizerBase | None",
+    options: "Options | PromptOptions",
+    preprocess: Preprocess | None,
+    seed: int,
+) -> str | None:
+    """SHA-256 in hex over all that decides what is in a store; None where a preprocess cannot be told from another.
+
+    Where a file lies is no part of it, what it is called is: `store.source(i)` says so.
+    """
+    if preprocess is not None and preprocess.identity is None:
+        return None
+    template = getattr(tokenizer, "chat_template", None)
+    told = {
+        "version": VERSION,
+        "libraries": {name: importlib.metadata.version(name) for name in _LIBRARIES} | {"forge-data": forge_data.__version__},
+        "sources": [[source.name, source.digest(), source.group, source.weight] for source in sources],
+        "tokenizer": _tokenizer(tokenizer) if tokenizer is not None else None,
+        "template": template,
+        # A template that writes the date gives other tokens tomorrow.
+        "date": datetime.now().astimezone().date().isoformat() if "strftime_now" in json.dumps(template) else None,
+        "options": [type(options).__name__, attrs.asdict(options)],
+        "preprocess": preprocess.identity if preprocess is not None else None,
+        "seed": seed,
+    }
+    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+
+
+def stamps_of(sources: "Sequence[Source]") -> list[tuple[int, int] | None]:
+    """Size and time of the last change of each source that is a file here; None for the others."""
+    stamps: list[tuple[int, int] | None] = []
+    for source in sources:
+        try:
+            found = os.stat(source.path)
+            stamps.append((found.st_size, found.st_mtime_ns))
+        except (OSError, ValueError):
+            stamps.append(None)
+    return stamps
+
+
+def check_stamps(sources: "Sequence[Source]", before: list[tuple[int, int] | None]) -> None:
+    """Make sure that what was read is what was fingerprinted.
+
+    Raises:
+        DataError: a file changed in between.
+    """
+    for source, then, now in zip(sources, before, stamps_of(sources), strict=True):
+        if then != now:
+            raise DataError(f"{source.path} changed while it was read; prepare it again once nobody writes to it")
+
+
+def _tokenizer(tokenizer: "PreTrainedTokenizerBase") -> list[Any]:
+    return [
+        type(tokenizer).__name__,
+        hashlib.sha256(_backend(tokenizer).encode()).hexdigest(),
+        {name: str(token) for name, token in tokenizer.special_tokens_map.items()},
+        # An attribute of transformers' own: whether `<|im_end|>` in a text is that token or letters.
+        bool(getattr(tokenizer, "split_special_tokens", False)),
+    ]
+
+
+def _backend(tokenizer: Any) -> str:
+    """The fast tokenizer as JSON, without the truncation and padding that the last call left in it."""
+    text: str = tokenizer.backend_tokenizer.to_str()
+    if '"truncation":null,"padding":null' in text[:80]:
+        return text
+    told = json.loads(text) | {"truncation": None, "padding": None}
+    return json.dumps(told, ensure_ascii=False, separators=(",", ":"))

@@ -1,0 +1,219 @@
+"""Rows of whatever files to a store of prompts: read, understood, tokenised, counted, written."""
+
+import logging
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import attrs
+import numpy as np
+
+from forge_data._accounting import EMPTY_PROMPT, LONG_PROMPT, PREPROCESS, Accounting
+from forge_data._errors import DataError, ForgeDataError, StoreError
+from forge_data._options import PromptOptions
+from forge_data.formats._prompts import Question, question
+from forge_data.preparing._batch import Dropped
+from forge_data.preparing._fingerprint import check_stamps, fingerprint_of_inputs, stamps_of
+from forge_data.preparing._prepare import check_whole, place_for, reusable
+from forge_data.reading._preprocess import Preprocess, load_preprocess
+from forge_data.reading._record import Record
+from forge_data.reading._sources import DataPath, Source, resolve
+from forge_data.store._manifest import PROMPTS, SourceFile
+from forge_data.store._partial import remove_leftovers
+from forge_data.store._prompt_store import PromptStore
+from forge_data.store._writer import StoreWriter
+from forge_data.tokenizing._prompt_encoder import PromptEncoder
+from forge_data.tokenizing._tokenizer import as_tokenizer
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from transformers import PreTrainedTokenizerBase
+
+_log = logging.getLogger("forge_data")
+_ROWS = 512
+_BYTES = 4 << 20
+
+
+def prepare_prompts(
+    data_path: DataPath,
+    tokenizer: "PreTrainedTokenizerBase | str | os.PathLike[str]",
+    store_dir: str | os.PathLike[str],
+    *,
+    preprocess: str | Callable[[dict[str, Any]], Any] | None = None,
+    max_prompt_len: int | None = None,
+    on_overflow: str = "drop",
+    seed: int = 0,
+) -> PromptStore:
+    """The prompts of some files as a store in `store_dir`, to be answered while training.
+
+    A row has `prompt`, text or messages, or `messages` that end where the assistant is to answer; they are tokenised with the
+    chat template's generation prompt, and told the row's `tools`, `documents` and `chat_template_kwargs`. Every further field
+    is kept as it is. A store that was made there from the same content, tokenizer, template and settings is opened again; if
+    anything fails, `store_dir` is as it was.
+
+    Args:
+        data_path: a file, glob, directory, URL or `name:split`; a list of them; or a mapping of them to their weights.
+        tokenizer: a loaded tokenizer, a directory or a name on the hub.
+        store_dir: where the store is to be: nothing, an empty directory, or a store of ours.
+        preprocess: a function of a row's fields, or its name as "package.module:function", that gives the row to use, a list
+            of rows, or None to leave it out.
+        max_prompt_len: longest prompt in tokens; no limit by default.
+        on_overflow: what becomes of a row with a longer one: `drop` (left out and counted) or `error`.
+        seed: what `store.split` draws by where it is given no other.
+
+    Raises:
+        DataError: a file, or a row of it by `file:row`; no row with a prompt.
+        TemplateError: rows of messages and no chat template, or one that does not take what a row tells it.
+        TokenizerError: no tokenizer there, or one without offsets.
+        StoreError: `store_dir` holds something else, or cannot be written.
+    """
+    options = PromptOptions(max_prompt_len=max_prompt_len, on_overflow=on_overflow)
+    check_whole("seed", seed)
+    function = load_preprocess(preprocess)
+    directory = place_for(store_dir)
+    sources = resolve(data_path)
+    loaded = as_tokenizer(tokenizer)
+    stamps = stamps_of(sources)
+    inputs = fingerprint_of_inputs(sources, loaded, options, function, seed)
+    remove_leftovers(directory)
+    if (there := reusable(PromptStore, directory, inputs)) is not None:
+        return there
+    with StoreWriter(directory) as writer:
+        books = _Books(sources, writer, PromptEncoder(loaded), options)
+        for number, source in enumerate(sources):
+            for rows in _batched(source, function):
+                books.add(number, rows)
+        check_stamps(sources, stamps)
+        accounting = books.accounting()
+        if not writer.samples:
+            paths = ", ".join(source.path for source in sources[:3]) + (" and more" if len(sources) > 3 else "")
+            raise DataError(
+                f"{paths}: no prompt is left: {accounting}; rows need a prompt, or messages that end with the user's"
+            )
+        settings = {"tokenizer": loaded.name_or_path, **attrs.asdict(options)}
+        settings |= {"preprocess": function.name if function is not None else None, "seed": seed}
+        manifest = writer.finish(PROMPTS, books.files(), accounting, tokenizer=loaded, inputs=inputs, settings=settings)
+        try:
+            writer.commit(manifest, None)
+        except StoreError:
+            # Several processes may prepare the same store at once, as ranks do; all of them want the one that is there.
+            if (there := reusable(PromptStore, directory, inputs)) is None:
+                raise
+            return there
+    if accounting.dropped:
+        _log.warning("%s: %s", ", ".join(source.name for source in sources[:3]), accounting)
+    return PromptStore.open(directory)
+
+
+class _Row(NamedTuple):
+    """A row, and what it asks; None where it was left out."""
+
+    row: int
+    place: str
+    asks: Question | None
+
+
+class _Books:
+    """Writes prompts, and counts what became of every row."""
+
+    def __init__(self, sources: Sequence[Source], writer: StoreWriter, encoder: PromptEncoder, options: PromptOptions) -> None:
+        self._sources, self._writer, self._encoder, self._options = sources, writer, encoder, options
+        self._read = self._tokens_read = 0
+        self._dropped: Counter[str] = Counter()
+        self._lost: Counter[str] = Counter()
+        self._prompts: Counter[int] = Counter()
+
+    def add(self, source: int, rows: list[_Row]) -> None:
+        """Tokenise some rows of one source, and write those that stay."""
+        asked = [row.asks for row in rows if row.asks is not None and not row.asks.empty]
+        try:
+            tokens = iter(self._encoder.encode(asked))
+        except ForgeDataError:
+            # The rows one by one, as their turn comes: of two faults the first row's is told.
+            tokens = (ids for one in asked for ids in self._encoder.encode([one]))
+        kept: list[tuple[int, NDArray[np.int32], bytes]] = []
+        dropped: list[Dropped] = []
+        for row, place, asks in rows:
+            self._read += 1
+            if asks is None:
+                dropped.append(Dropped(row, PREPROCESS, 0))
+                continue
+            ids = next(tokens) if not asks.empty else np.zeros(0, dtype=np.int32)
+            reason = self._reason(place, ids)
+            self._tokens_read += len(ids)
+            if reason is None:
+                kept.append((row, ids, asks.record))
+            else:
+                dropped.append(Dropped(row, reason, len(ids)))
+                self._lost[reason] += len(ids)
+        self._write(source, kept, dropped)
+
+    def accounting(self) -> Accounting:
+        """The books, which balance or are none."""
+        writer, lost = self._writer, {reason: count for reason, count in self._lost.items() if count}
+        return Accounting(self._read, writer.samples, self._dropped, writer.samples, self._tokens_read, writer.tokens, lost)
+
+    def files(self) -> list[SourceFile]:
+        """The sources as the store names them."""
+        return [
+            SourceFile(each.name, each.path, self._prompts[number], each.group, each.weight, each.indexed)
+            for number, each in enumerate(self._sources)
+        ]
+
+    def _reason(self, place: str, ids: "NDArray[np.int32]") -> str | None:
+        limit = self._options.max_prompt_len
+        if not len(ids):
+            return EMPTY_PROMPT
+        if limit is None or len(ids) <= limit:
+            return None
+        if self._options.on_overflow == "error":
+            raise DataError(
+                f"{place}: the prompt has {len(ids)} tokens, and max_prompt_len is {limit}; raise it, shorten the prompt, or leave "
+                "such rows out with on_overflow='drop'"
+            )
+        return LONG_PROMPT
+
+    def _write(self, source: int, kept: list[tuple[int, "NDArray[np.int32]", bytes]], dropped: list[Dropped]) -> None:
+        if kept:
+            rows, ids, records = zip(*kept, strict=True)
+            self._writer.add(
+                {
+                    "input_ids.bin": np.concatenate(ids),
+                    "offsets.bin": np.array([len(each) for each in ids], dtype=np.int64),
+                    "rows.bin": np.array(rows, dtype=np.int64),
+                    "records.bin": np.frombuffer(b"".join(records), dtype=np.uint8),
+                    "record_offsets.bin": np.array([len(each) for each in records], dtype=np.int64),
+                }
+            )
+            self._prompts[source] += len(kept)
+        if dropped:
+            of = self._sources[source]
+            self._writer.drop(of.name, dropped, indexed=of.indexed)
+            self._dropped.update(each.reason for each in dropped)
+
+
+def _batched(source: Source, preprocess: Preprocess | None) -> Iterator[list[_Row]]:
+    """The rows of a source, some at a time."""
+    rows: list[_Row] = []
+    size = 0
+    try:
+        for record in source.records():
+            rows += _asked(record, preprocess)
+            size += record.size
+            if len(rows) >= _ROWS or size >= _BYTES:
+                yield rows
+                rows, size = [], 0
+    except ForgeDataError:
+        # What is wrong with a row before this one counts first.
+        yield rows
+        raise
+    if rows:
+        yield rows
+
+
+def _asked(record: Record, preprocess: Preprocess | None) -> list[_Row]:
+    made = [record.fields] if preprocess is None else preprocess(record.place, record.fields)
+    if not made:
+        return [_Row(record.row, record.place, None)]
+    return [_Row(record.row, record.place, question(record.place, fields)) for fields in made]

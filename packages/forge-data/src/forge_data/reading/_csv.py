@@ -1,0 +1,97 @@
+"""A CSV or TSV file to its rows: the first line names the fields, every cell is text as it stands there.
+
+Python's csv module reads it, and not `datasets`: pandas, which reads it there, guesses types a block at a time, so that "007"
+becomes 7 and the answer "None" becomes null, and fills lines that are too short.
+"""
+
+import csv
+import io
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import attrs
+
+from forge_data._errors import DataError
+from forge_data.reading._file import DataFile
+from forge_data.reading._json import Values
+from forge_data.reading._record import Chunk
+
+
+@attrs.frozen
+class CsvFile:
+    """Rows of cells; a row's number is the line that it begins in."""
+
+    name: str
+    file: DataFile
+    delimiter: str
+    indexed = False
+
+    def chunks(self, size: int) -> Iterator[Chunk]:
+        """Rows as they were read, about `size` bytes of them at a time."""
+        rows: list[tuple[int, object, int]] = []
+        held = 0
+        for number, value in self._rows():
+            taken = sum(map(len, value.values()))
+            rows.append((number, value, taken))
+            held += taken
+            if held >= size:
+                yield Values(self.name, rows, held, indexed=False)
+                rows, held = [], 0
+        if rows:
+            yield Values(self.name, rows, held, indexed=False)
+
+    def count(self) -> int | None:
+        """Not known before it was read: a cell may hold lines."""
+        return None
+
+    def digest(self) -> str:
+        """SHA-256 in hex of the file."""
+        return self.file.digest()
+
+    def _rows(self) -> Iterator[tuple[int, dict[str, str]]]:
+        # A cell may hold a document; by itself the module stops at 131,072 characters.
+        csv.field_size_limit(max(csv.field_size_limit(), min(sys.maxsize, 2**31 - 1)))
+        with self.file.opened() as opened, io.TextIOWrapper(opened, encoding="utf-8-sig", newline="") as text:
+            reader = csv.reader(text, delimiter=self.delimiter, strict=True)
+            names: list[str] | None = None
+            before = 0
+            for cells in self._cells(reader):
+                line, before = before + 1, reader.line_num
+                if not cells:
+                    continue
+                if names is None:
+                    names = self._header(line, cells)
+                elif len(cells) != len(names):
+                    raise DataError(
+                        f"{self.name}:{line} has {len(cells)} cells, but the first line names {len(names)} fields "
+                        f"({', '.join(names)}); put a cell that holds the delimiter or a line end into double quotes"
+                    )
+                else:
+                    yield line, dict(zip(names, cells, strict=True))
+
+    def _cells(self, reader: Any) -> Iterator[list[str]]:
+        while True:
+            try:
+                cells = next(reader)
+            except StopIteration:
+                return
+            except csv.Error as error:
+                raise DataError(f"{self.name}:{reader.line_num} is not valid CSV: {error}") from error
+            except UnicodeDecodeError as error:
+                raise DataError(
+                    f"{self.name} is not UTF-8 behind line {reader.line_num} ({error.reason}); save the file as UTF-8"
+                ) from error
+            yield cells
+
+    def _header(self, line: int, cells: list[str]) -> list[str]:
+        names = [cell.strip() for cell in cells]
+        twice = [name for name in names if names.count(name) > 1]
+        if twice:
+            raise DataError(f"{self.name}:{line} names the field {twice[0]!r} more than once; keep one of them")
+        other = next((mark for mark in ";\t|," if mark != self.delimiter and len(names) == 1 and mark in names[0]), None)
+        if other:
+            raise DataError(
+                f"{self.name}:{line} names one field, {names[0]!r}; cells must be delimited by {self.delimiter!r}, not by {other!r}"
+            )
+        return names

@@ -1,0 +1,188 @@
+"""A `.json` file to its rows: an array of them, read piece by piece, or one document; rows have the array's indices, from 0."""
+
+import codecs
+import json
+from collections.abc import Iterator
+from typing import BinaryIO
+
+import attrs
+
+from forge_data._errors import DataError
+from forge_data._values_from_text import DECODER
+from forge_data.reading._file import DataFile
+from forge_data.reading._jsonl import JsonLines
+from forge_data.reading._record import Chunk, Record, Refused, place_of, record
+
+_BLOCK = 1 << 18
+_BLANKS = " \t\r\n"
+# An error within so many characters of what was read so far may only mean that the rest is not there yet: a literal, an escape.
+_CUT = 16
+
+
+def open_json(name: str, file: DataFile) -> "JsonLines | JsonDocument":
+    """What a file called `.json` is: lines of objects, or one document.
+
+    Raises:
+        DataError: it cannot be read.
+    """
+    with file.opened() as opened:
+        first = b""
+        while not first.strip() and (line := opened.readline(_BLOCK)):
+            first = line.removeprefix(codecs.BOM_UTF8)
+    if first.lstrip()[:1] == b"[":
+        return JsonDocument(name, file)
+    try:
+        DECODER.decode(first.decode("utf-8"))
+    except (ValueError, RecursionError):
+        # Cut short, it is one object over many lines; or a line that is longer than what was looked at.
+        if first.strip() in (b"{", b"{}") or (first.endswith(b"\n") and first.rstrip()[-1:] in (b"{", b"[", b",")):
+            return JsonDocument(name, file)
+    return JsonLines(name, file)
+
+
+@attrs.frozen
+class JsonDocument:
+    """One JSON value over a whole file: an array of rows, of which one is in memory at a time, or a single row."""
+
+    name: str
+    file: DataFile
+    indexed = True
+
+    def chunks(self, size: int) -> Iterator[Chunk]:
+        """Rows as they were read, about `size` bytes of them at a time."""
+        rows: list[tuple[int, object, int]] = []
+        held = 0
+        with self.file.opened() as opened:
+            for row, (value, taken) in enumerate(_Items(self.name, opened).items()):
+                rows.append((row, value, taken))
+                held += taken
+                if held >= size:
+                    yield Values(self.name, rows, held)
+                    rows, held = [], 0
+        if rows:
+            yield Values(self.name, rows, held)
+
+    def count(self) -> int | None:
+        """Not known before it was read."""
+        return None
+
+    def digest(self) -> str:
+        """SHA-256 in hex of the file."""
+        return self.file.digest()
+
+
+@attrs.frozen
+class Values:
+    """Rows that were read already: (number, value, bytes) of each."""
+
+    name: str
+    rows: list[tuple[int, object, int]]
+    size: int
+    indexed: bool = True
+
+    @property
+    def last_row(self) -> int:
+        """The number of its last row."""
+        return self.rows[-1][0]
+
+    def records(self, refused: Refused | None = None) -> Iterator[Record]:
+        """The rows; one that is no object is told to `refused`, or raised.
+
+        Raises:
+            DataError: a row that is no object, by its place.
+        """
+        for row, value, size in self.rows:
+            try:
+                yield record(row, value, size, place_of(self.name, row, indexed=self.indexed))
+            except DataError as error:
+                if refused is None:
+                    raise
+                refused(row, error)
+
+
+class _Items:
+    """The items of the array that a file holds, of which only what is not parsed yet is kept."""
+
+    def __init__(self, name: str, file: BinaryIO) -> None:
+        self._name = name
+        self._file = file
+        self._text = ""
+        self._at = 0
+        self._decoder = codecs.getincrementaldecoder("utf-8-sig")()
+        self._ended = False
+
+    def items(self) -> Iterator[tuple[object, int]]:
+        """(value, characters) of each."""
+        if self._next() != "[":
+            yield self._value(0)
+            self._end()
+            return
+        self._at += 1
+        index = 0
+        if self._next() == "]":
+            self._at += 1
+            return self._end()
+        while True:
+            yield self._value(index)
+            index += 1
+            match self._next():
+                case ",":
+                    self._at += 1
+                case "]":
+                    self._at += 1
+                    return self._end()
+                case "":
+                    raise DataError(f"{self._name} breaks off behind [{index - 1}]: the array is not closed")
+                case found:
+                    raise DataError(
+                        f"{self._name}[{index - 1}] is followed by {found!r}, not by a comma or the end of the array"
+                    )
+
+    def _value(self, index: int) -> tuple[object, int]:
+        self._next()
+        while True:
+            try:
+                value, end = DECODER.raw_decode(self._text, self._at)
+            except json.JSONDecodeError as error:
+                whole = error.pos < len(self._text) - _CUT and not error.msg.startswith("Unterminated string")
+                if whole or not self._read():
+                    near = self._text[max(0, error.pos - 20) : error.pos + 20]
+                    raise DataError(f"{self._name}[{index}] is not valid JSON: {error.msg}, near {near!r}") from error
+            except RecursionError as error:
+                raise DataError(f"{self._name}[{index}] is nested too deeply to be read") from error
+            except ValueError as error:
+                raise DataError(f"{self._name}[{index}] cannot be read: {error}") from error
+            else:
+                # A number at the very end of what was read may go on.
+                if end < len(self._text) or not self._read():
+                    taken, self._at = end - self._at, end
+                    return value, taken
+
+    def _next(self) -> str:
+        """The next character that is no blank; empty at the end."""
+        while True:
+            while self._at < len(self._text) and self._text[self._at] in _BLANKS:
+                self._at += 1
+            if self._at < len(self._text):
+                return self._text[self._at]
+            if not self._read():
+                return ""
+
+    def _read(self) -> bool:
+        """Read on: as much as is held, so that a row of any size is parsed a few times only."""
+        if self._ended:
+            return False
+        self._text, self._at = self._text[self._at :], 0
+        block = self._file.read(max(_BLOCK, len(self._text)))
+        self._ended = not block
+        try:
+            self._text += self._decoder.decode(block, final=self._ended)
+        except UnicodeDecodeError as error:
+            raise DataError(f"{self._name} is not UTF-8 ({error.reason}); save the file as UTF-8") from error
+        return True
+
+    def _end(self) -> None:
+        if found := self._next():
+            raise DataError(
+                f"{self._name} goes on behind its array with {found!r}; a .json file holds one array, or a row a line"
+            )

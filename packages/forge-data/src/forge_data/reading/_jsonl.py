@@ -1,0 +1,157 @@
+"""A JSONL file to its values, line by line, each fault with its line.
+
+The json module reads it, and not `datasets`: an Arrow table has one schema, so a key that one row has and another has not comes
+back as null in both, also within the arguments of a tool call, and the line that a row stood in is lost.
+"""
+
+import json
+from collections.abc import Iterator
+from typing import BinaryIO
+
+import attrs
+
+from forge_data._errors import DataError
+from forge_data._values_from_text import DECODER
+from forge_data.reading._file import DataFile
+from forge_data.reading._record import Chunk, Record, Refused, record
+
+_BOM = b"\xef\xbb\xbf"
+_WIDE_BOMS = (b"\xff\xfe", b"\xfe\xff")
+_BLOCK = 1 << 20
+
+
+@attrs.frozen
+class JsonLines:
+    """One JSON value a line, UTF-8, with or without a byte order mark; blank lines are passed over."""
+
+    name: str
+    file: DataFile
+    indexed = False
+
+    def chunks(self, size: int) -> Iterator[Chunk]:
+        """Stretches of whole lines: offsets where a worker can go there itself, bytes elsewhere."""
+        offset, row = 0, 1
+        with self.file.opened() as file:
+            for lines in _stretches(file, size):
+                count = lines.count(b"\n") + (not lines.endswith(b"\n"))
+                if row == 1 and lines.startswith(_WIDE_BOMS):
+                    raise DataError(f"{self.name}:1 begins with a UTF-16 byte order mark; save the file as UTF-8")
+                if not lines.isspace():
+                    if self.file.plain:
+                        yield FileLines(self.name, row, row + count - 1, self.file, offset, len(lines))
+                    else:
+                        yield Lines(self.name, row, row + count - 1, lines)
+                offset, row = offset + len(lines), row + count
+
+    def count(self) -> int | None:
+        """Lines in the file; None where it would have to be fetched for that."""
+        if self.file.local is None:
+            return None
+        lines, last = 0, b"\n"
+        with self.file.opened() as file:
+            while block := file.read(_BLOCK):
+                lines += block.count(b"\n")
+                last = block
+        return lines + (not last.endswith(b"\n"))
+
+    def digest(self) -> str:
+        """SHA-256 in hex of the file."""
+        return self.file.digest()
+
+
+@attrs.frozen
+class Lines:
+    """Some lines of a file, as bytes."""
+
+    name: str
+    first_row: int
+    last_row: int
+    lines: bytes
+
+    @property
+    def size(self) -> int:
+        """Bytes of it."""
+        return len(self.lines)
+
+    def records(self, refused: Refused | None = None) -> Iterator[Record]:
+        """The rows; one that cannot be read is told to `refused`, or raised.
+
+        Raises:
+            DataError: a line that is not UTF-8, not JSON or no object, or names a key twice, by `file:line`.
+        """
+        return _records(self.name, self.first_row, self.lines, refused)
+
+
+@attrs.frozen
+class FileLines:
+    """Some lines of a file that whoever wants them reads there."""
+
+    name: str
+    first_row: int
+    last_row: int
+    file: DataFile
+    offset: int
+    size: int
+
+    def records(self, refused: Refused | None = None) -> Iterator[Record]:
+        """The rows; one that cannot be read is told to `refused`, or raised.
+
+        Raises:
+            DataError: as of `Lines`; the file has become shorter.
+        """
+        with self.file.opened() as file:
+            file.seek(self.offset)
+            lines = file.read(self.size)
+        if len(lines) != self.size:
+            raise DataError(f"{self.file.path} became shorter while it was read; let nothing write to it meanwhile")
+        return _records(self.name, self.first_row, lines, refused)
+
+
+def _stretches(file: BinaryIO, size: int) -> Iterator[bytes]:
+    """Whole lines, about `size` bytes of them at a time; a line that is longer is a stretch of its own."""
+    rest: list[bytes] = []
+    while block := file.read(size):
+        end = block.rfind(b"\n") + 1
+        if end:
+            yield b"".join([*rest, block[:end]])
+            rest = [block[end:]] if end < len(block) else []
+        else:
+            rest.append(block)
+    if rest:
+        yield b"".join(rest)
+
+
+def _records(name: str, first_row: int, lines: bytes, refused: Refused | None) -> Iterator[Record]:
+    for row, line in enumerate(lines.split(b"\n"), start=first_row):
+        text = line.removeprefix(_BOM) if row == 1 else line
+        if not text or text.isspace():
+            continue
+        place = f"{name}:{row}"
+        try:
+            yield record(row, _value(place, text), len(text) + 1, place)
+        except DataError as error:
+            if refused is None:
+                raise
+            refused(row, error)
+
+
+def _value(place: str, line: bytes) -> object:
+    try:
+        return DECODER.decode(line.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{place} is not UTF-8: byte 0x{line[error.start]:02x} at position {error.start + 1} of the line "
+            f"({error.reason}); save the file as UTF-8"
+        ) from error
+    except json.JSONDecodeError as error:
+        raise DataError(f"{place} is not valid JSON: {error.msg} at column {error.colno}{_remedy(error.doc)}") from error
+    except RecursionError as error:
+        raise DataError(f"{place} is nested too deeply to be read") from error
+    except ValueError as error:
+        raise DataError(f"{place} cannot be read: {error}") from error
+
+
+def _remedy(line: str) -> str:
+    if line.strip() in ("[", "{", "[{"):
+        return "; the file looks like one JSON document over many lines: write one object a line (`jq -c '.[]'` does)"
+    return f"; found {line.strip()[:60]!r}; write one complete object a line"

@@ -1,0 +1,212 @@
+"""One entry of `data_path` to the files, or the split of a dataset, that it names."""
+
+import errno
+import glob
+import re
+import stat
+from collections.abc import Iterable
+from pathlib import Path, PurePosixPath
+
+from forge_data._errors import DataError
+from forge_data.reading._file import COMPRESSED, DataFile, filesystem
+from forge_data.reading._huggingface import DatasetSplit, is_saved, names_hub, open_hub, open_saved
+
+ROWS = (".jsonl", ".ndjson", ".json", ".csv", ".tsv")
+TABLES = (".parquet", ".arrow", ".feather")
+# What lies beside data in a directory and is none.
+_BESIDE = {
+    "",
+    ".md",
+    ".txt",
+    ".rst",
+    ".yaml",
+    ".yml",
+    ".py",
+    ".ipynb",
+    ".toml",
+    ".cfg",
+    ".lock",
+    ".log",
+    ".pdf",
+    ".png",
+    ".html",
+}
+_GLOB = re.compile(r"[*?\[]")
+_KINDS = {stat.S_IFIFO: "a named pipe", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device", stat.S_IFSOCK: "a socket"}
+
+
+def located(entry: str) -> list[DataFile] | DatasetSplit:
+    """What an entry names: a file, the files of a directory or a glob, sorted, or a split.
+
+    Raises:
+        DataError: nothing is there, or something that cannot be read.
+    """
+    if "://" in entry:
+        return _remote(entry)
+    mode = _mode(entry)
+    if mode is None:
+        base, colon, split = entry.rpartition(":")
+        if colon and base and _mode(base) is not None:
+            return _split(base, split)
+        if names_hub(entry):
+            return open_hub(entry)
+        if _GLOB.search(entry):
+            return _matching(entry)
+        raise DataError(_missing(entry))
+    path = Path(entry).expanduser().absolute()
+    if stat.S_ISDIR(mode):
+        return open_saved(path, None) if is_saved(path) else _inside(path, entry)
+    return [_file(path, entry)]
+
+
+def _missing(entry: str) -> str:
+    told = f"no file at {entry!r} (looked from {Path.cwd()}); check the path"
+    if names_hub(f"{entry}:train") and Path(entry).suffix not in (*ROWS, *TABLES, *COMPRESSED):
+        told += f". A dataset on the Hub is given with its split: '{entry}:train'"
+    return told
+
+
+def _mode(entry: str) -> int | None:
+    """What a path is, as `stat` says it; None where nothing is there."""
+    try:
+        return Path(entry).expanduser().stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise DataError(f"{entry} is not a regular file but a loop of symbolic links; check the path") from error
+        raise DataError(f"{entry} cannot be read: {error.strerror}") from error
+    except (ValueError, RuntimeError) as error:
+        # A null byte, or a ~user that there is not.
+        raise DataError(f"{entry!r} is no path to a file: {error}") from error
+
+
+def _file(path: Path, entry: str) -> DataFile:
+    """A file that can be read.
+
+    Raises:
+        DataError: no regular file, one of a suffix that is not known, an empty one, or one that may not be read.
+    """
+    mode = _mode(str(path))
+    if mode is None:
+        raise DataError(f"{path} is a link to nothing; mend it or take it away")
+    try:
+        str(path).encode()
+    except UnicodeEncodeError as error:
+        raise DataError(f"{str(path)!r} has a name that is not UTF-8, which no store can note; rename it") from error
+    if not stat.S_ISREG(mode):
+        kind = _KINDS.get(stat.S_IFMT(mode), "something else")
+        raise DataError(f"{entry} is not a regular file but {kind}; write the rows to a file and give that")
+    file = DataFile(str(path))
+    _check_suffix(file)
+    try:
+        with path.open("rb"):
+            pass
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from error
+    if path.stat().st_size == 0:
+        raise DataError(f"{path} is empty: it holds no rows")
+    return file
+
+
+def _check_suffix(file: DataFile) -> None:
+    suffix, compressed = file.suffixes
+    if suffix in TABLES and compressed:
+        raise DataError(f"{file.path}: a {suffix} file is compressed within; decompress it ({compressed})")
+    if suffix not in ROWS + TABLES:
+        raise DataError(
+            f"{file.path} has a suffix that is not known ({suffix or compressed or 'none'}); known: {', '.join(ROWS + TABLES)}; "
+            f"of text files also with {' or '.join(COMPRESSED)}"
+        )
+
+
+def _split(base: str, split: str) -> list[DataFile] | DatasetSplit:
+    path = Path(base).expanduser().absolute()
+    if not path.is_dir():
+        raise DataError(f"{base}:{split} asks for a split of a file, and a file has none; give {base}")
+    if is_saved(path):
+        return open_saved(path, split)
+    # As the Hub names files: train.jsonl, train-00000-of-00002.parquet, data_train.csv, train/rows.jsonl.
+    files = [file for file in _data_files(path, base) if split in _words(file.relative_to(path))]
+    if not files:
+        raise DataError(
+            f"{base} holds no file of rows that is called {split!r}, such as {split}.jsonl or {split}-00000.parquet"
+        )
+    return [_file(file, str(file)) for file in files]
+
+
+def _words(path: Path) -> set[str]:
+    return {*path.parts[:-1], *re.split(r"[-_.]", path.name)}
+
+
+def _inside(path: Path, entry: str) -> list[DataFile]:
+    files = _data_files(path, entry)
+    if not files:
+        raise DataError(f"{entry} is a directory without a file of rows; known: {', '.join(ROWS + TABLES)}")
+    return [_file(file, str(file)) for file in files]
+
+
+def _data_files(path: Path, entry: str) -> list[Path]:
+    return [
+        path / name
+        for name in _chosen(entry, (str(each.relative_to(path)) for each in sorted(path.rglob("*")) if not each.is_dir()))
+    ]
+
+
+def _chosen(entry: str, names: Iterable[str]) -> list[str]:
+    """The files of rows among those of a directory, sorted; hidden ones and what usually lies beside data are passed over.
+
+    Raises:
+        DataError: one of them may hold rows, and cannot be read; it is not left out in silence.
+    """
+    kept = []
+    for name in sorted(names):
+        if any(part.startswith((".", "_")) for part in PurePosixPath(name).parts):
+            continue
+        suffix, compressed = DataFile(name).suffixes
+        if suffix in ROWS + TABLES:
+            kept.append(name)
+        elif suffix not in _BESIDE or compressed:
+            raise DataError(
+                f"{entry} holds {name}, whose suffix is not known; known: {', '.join(ROWS + TABLES)}. Move it away, or give "
+                f"the files that are meant, such as {entry.rstrip('/')}/*.jsonl"
+            )
+    return kept
+
+
+def _matching(pattern: str) -> list[DataFile]:
+    expanded = str(Path(pattern).expanduser().absolute())
+    found = [Path(name) for name in sorted(glob.glob(expanded, recursive=True))]
+    files = [_file(path, str(path)) for path in found if not path.is_dir()]
+    if not files:
+        raise DataError(f"no file is called like {pattern!r} (looked from {Path.cwd()}); check the pattern")
+    return files
+
+
+def _remote(url: str) -> list[DataFile] | DatasetSplit:
+    system, path = filesystem(url)
+    protocols = (system.protocol,) if isinstance(system.protocol, str) else tuple(system.protocol)
+    if "file" in protocols:
+        return located(path)
+    web = "http" in protocols
+    try:
+        if "*" in path if web else _GLOB.search(path):
+            names = sorted(str(name) for name in system.glob(path))
+            found = [system.unstrip_protocol(name) for name in names if web or not system.isdir(name)]
+            if not found:
+                raise DataError(f"no file is called like {url!r}; check the pattern")
+        elif not web and system.isdir(path):
+            inside = {str(name).removeprefix(path).lstrip("/"): str(name) for name in system.find(path)}
+            found = [system.unstrip_protocol(inside[name]) for name in _chosen(url, inside)]
+            if not found:
+                raise DataError(f"{url} is a directory without a file of rows; known: {', '.join(ROWS + TABLES)}")
+        elif system.exists(path):
+            found = [url]
+        else:
+            raise DataError(f"no file at {url!r}; check the address")
+    except OSError as error:
+        raise DataError(f"{url} cannot be read: {error}") from error
+    files = [DataFile(each) for each in found]
+    for file in files:
+        _check_suffix(file)
+    return files

@@ -1,0 +1,190 @@
+"""`data_path`, however it is said, to the sources it names: each reads itself in chunks and knows its name, its weight and its digest."""
+
+import math
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import PurePosixPath
+from typing import Protocol
+
+import attrs
+
+from forge_data._errors import DataError
+from forge_data._values import describe
+from forge_data.reading._arrow import ArrowFile
+from forge_data.reading._csv import CsvFile
+from forge_data.reading._file import DataFile
+from forge_data.reading._huggingface import DatasetSplit
+from forge_data.reading._json import open_json
+from forge_data.reading._jsonl import JsonLines
+from forge_data.reading._locate import located
+from forge_data.reading._parquet import ParquetFile
+from forge_data.reading._record import CHUNK_BYTES, Chunk, Record, Refused, place_of
+
+DataPath = str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Mapping[str, float]
+"""A path, glob, directory, URL or `org/name:split`; several of them; or several with a weight each."""
+
+
+class Reader(Protocol):
+    """What reads one kind of file."""
+
+    @property
+    def indexed(self) -> bool:
+        """Whether rows are named `file[index]` and not `file:row`."""
+        ...
+
+    def chunks(self, size: int) -> Iterator[Chunk]:
+        """The file in chunks of about `size` bytes."""
+        ...
+
+    def count(self) -> int | None:
+        """The number of the last row where it is known without reading everything slowly, for a progress bar."""
+        ...
+
+    def digest(self) -> str:
+        """SHA-256 in hex of what the file holds."""
+        ...
+
+
+@attrs.frozen
+class Source:
+    """One file (or dataset split) of rows."""
+
+    name: str
+    """For messages: `train.jsonl`; two files of one name are told apart by their folders."""
+
+    path: str
+    """Absolute path, URL, or `org/name:split`."""
+
+    reader: Reader
+
+    group: int = 0
+    """Which entry of `data_path` it belongs to, from 0: a glob or a directory is one entry of several files. Weights are of
+    groups."""
+
+    weight: float | None = None
+    """The weight that was given to its group; None where none was."""
+
+    @property
+    def indexed(self) -> bool:
+        """Whether its rows are named `train.json[416]` (from 0) and not `train.jsonl:417`."""
+        return self.reader.indexed
+
+    def place(self, row: int) -> str:
+        """Where a row stands, for a message."""
+        return place_of(self.name, row, indexed=self.indexed)
+
+    def chunks(self, size: int = CHUNK_BYTES) -> Iterator[Chunk]:
+        """All rows in order, in chunks of about `size` bytes.
+
+        Raises:
+            DataError: the file cannot be read, or holds no rows.
+        """
+        empty = True
+        for chunk in self.reader.chunks(size):
+            empty = False
+            yield chunk
+        if empty:
+            raise DataError(f"{self.path} holds no rows")
+
+    def records(self, refused: Refused | None = None) -> Iterator[Record]:
+        """Every row; one that cannot be read is told to `refused`, or raised.
+
+        Raises:
+            DataError: the file, or a row of it by its place.
+        """
+        for chunk in self.chunks():
+            yield from chunk.records(refused)
+
+    def count(self) -> int | None:
+        """The number of the last row, for a progress bar; None where only reading everything would tell."""
+        return self.reader.count()
+
+    def digest(self) -> str:
+        """SHA-256 in hex of what it holds."""
+        return self.reader.digest()
+
+
+def resolve(data_path: DataPath) -> list[Source]:
+    """The sources that `data_path` names, in its order; those of a directory or a glob sorted by path.
+
+    Raises:
+        DataError: nothing there, something that no reader knows, a file that is named twice, a weight that is none.
+    """
+    entries = _entries(data_path)
+    found: list[tuple[int, float | None, DataFile | DatasetSplit]] = []
+    for group, (entry, weight) in enumerate(entries):
+        named = located(entry)
+        found += [(group, weight, each) for each in (named if isinstance(named, list) else [named])]
+    files = [each.path for _, _, each in found if isinstance(each, DataFile)]
+    splits = [entries[group][0] for group, _, each in found if isinstance(each, DatasetSplit)]
+    # A link to a file is that file: `**` goes round and round through a link to a folder above.
+    real = [path if "://" in path else os.path.realpath(path) for path in files]
+    twice = [path for path, count in Counter(real + splits).items() if count > 1]
+    if twice:
+        raise DataError(f"{twice[0]} is named more than once in data_path; to see its rows more often, give it a weight")
+    names = iter(_names(files))
+    return [
+        Source(each.name, entries[group][0], each, group, weight)
+        if isinstance(each, DatasetSplit)
+        else Source(name := next(names), each.path, _reader(name, each), group, weight)
+        for group, weight, each in found
+    ]
+
+
+def _entries(data_path: DataPath) -> list[tuple[str, float | None]]:
+    """(entry, weight) of each."""
+    weights: list[float | None]
+    if isinstance(data_path, Mapping):
+        given: list[object] = list(data_path)
+        weights = [_weight(entry, weight) for entry, weight in data_path.items()]
+    else:
+        given = list(data_path) if isinstance(data_path, (list, tuple)) else [data_path]
+        weights = [None] * len(given)
+    if not given:
+        raise DataError("data_path names nothing; give a file, a list of files, or a mapping of files to weights")
+    return [(_entry(entry), weight) for entry, weight in zip(given, weights, strict=True)]
+
+
+def _entry(entry: object) -> str:
+    path = os.fspath(entry) if isinstance(entry, os.PathLike) else entry
+    if not isinstance(path, str) or not path:
+        raise DataError(f"data_path holds {describe(entry)}; it must be a path, a glob, a URL or 'org/name:split'")
+    return path
+
+
+def _weight(entry: object, weight: object) -> float:
+    if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not math.isfinite(weight) or weight <= 0:
+        raise DataError(
+            f"data_path gives {entry} the weight {describe(weight)}; it must be a number above 0, or the entry taken out"
+        )
+    return float(weight)
+
+
+def _reader(name: str, file: DataFile) -> Reader:
+    match file.suffixes[0]:
+        case ".parquet":
+            return ParquetFile(name, file)
+        case ".arrow" | ".feather":
+            return ArrowFile(name, file)
+        case ".csv":
+            return CsvFile(name, file, ",")
+        case ".tsv":
+            return CsvFile(name, file, "\t")
+        case ".json":
+            return open_json(name, file)
+        case _:
+            return JsonLines(name, file)
+
+
+def _names(paths: Sequence[str]) -> list[str]:
+    """What to call each file: its own name, with as many of its folders as it takes to tell them apart."""
+    parts = [PurePosixPath((path.split("?")[0] if "://" in path else path).replace(os.sep, "/")).parts for path in paths]
+    depths = [1] * len(paths)
+    while True:
+        names = ["/".join(each[-depth:]) for each, depth in zip(parts, depths, strict=True)]
+        counts = Counter(names)
+        longer = [depth + 1 if counts[name] > 1 else depth for name, depth in zip(names, depths, strict=True)]
+        if longer == depths or all(depth > len(each) for depth, each in zip(longer, parts, strict=True)):
+            return names
+        depths = longer

@@ -1,0 +1,166 @@
+"""Arrow record batches to rows, as whoever reads them wants them; `_read_parquet`, `_read_arrow` and `_read_dataset` give them.
+
+A table has one schema for all its rows, so a field that a row does not have is null in it. Nulls within objects are taken out
+again, at any depth; what was null before it went into the table is lost there, as in every Arrow file.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from forge_data._errors import DataError
+from forge_data.reading._record import Record, Refused, record
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_MOST_ROWS = 4096
+
+
+@attrs.frozen(eq=False)
+class TableRows:
+    """Some rows of a table. They are sent as Arrow, and become Python objects where they are used."""
+
+    name: str
+    first_row: int
+    batch: "pa.RecordBatch"
+
+    def __reduce__(self) -> "tuple[Callable[..., TableRows], tuple[str, int, bytes]]":
+        # As a stream, which holds these rows alone; pickled by itself, a slice takes along all that it was cut from.
+        import pyarrow as pa
+
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, self.batch.schema) as writer:
+            writer.write_batch(self.batch)
+        return _received, (self.name, self.first_row, sink.getvalue().to_pybytes())
+
+    @property
+    def size(self) -> int:
+        """Bytes of it."""
+        return int(self.batch.nbytes)
+
+    @property
+    def last_row(self) -> int:
+        """The number of its last row."""
+        return self.first_row + self.batch.num_rows - 1
+
+    def records(self, refused: Refused | None = None) -> Iterator[Record]:
+        """The rows; one that cannot be read is told to `refused`, or raised.
+
+        Raises:
+            DataError: a value that is no text, or a date beyond what Python has, by place and field.
+        """
+        size = max(1, self.size // max(1, self.batch.num_rows))
+        json_columns = [
+            name for name, kind in zip(self.batch.schema.names, self.batch.schema.types, strict=True) if _has_json(kind)
+        ]
+        for row, value in enumerate(self._values(), start=self.first_row):
+            place = f"{self.name}:{row}"
+            try:
+                if isinstance(value, DataError):
+                    raise value
+                fields = {
+                    name: _plain(item, self.batch.schema.field(name).type) if name in json_columns else without_nulls(item)
+                    for name, item in value.items()
+                }
+                yield record(row, fields, size, place)
+            except DataError as error:
+                if refused is None:
+                    raise
+                refused(row, error)
+
+    def _values(self) -> "Iterator[dict[str, Any] | DataError]":
+        try:
+            yield from self.batch.to_pylist()
+        except (ValueError, OverflowError):
+            # Text that is not UTF-8, a date beyond what Python has: value by value, to name it.
+            for index in range(self.batch.num_rows):
+                yield self._row(index)
+
+    def _row(self, index: int) -> "dict[str, Any] | DataError":
+        row: dict[str, Any] = {}
+        for name in self.batch.schema.names:
+            try:
+                row[name] = self.batch.column(name)[index].as_py()
+            except (ValueError, OverflowError) as fault:
+                return DataError(f"{self.name}:{self.first_row + index}: field {name} cannot be read: {_reason(fault)}")
+        return row
+
+
+def _received(name: str, first_row: int, stream: bytes) -> TableRows:
+    import pyarrow as pa
+
+    with pa.ipc.open_stream(stream) as opened:
+        return TableRows(name, first_row, opened.read_next_batch())
+
+
+def table_chunks(name: str, batches: "Iterator[pa.RecordBatch]", size: int) -> Iterator[TableRows]:
+    """Record batches in pieces of about `size` bytes, with the rows' numbers from 1.
+
+    Raises:
+        DataError: two columns of one name.
+    """
+    row = 1
+    for batch in batches:
+        names = batch.schema.names
+        if twice := [each for each in dict.fromkeys(names) if names.count(each) > 1]:
+            raise DataError(f"{name}: more than one column is called {twice[0]!r}; keep one of them")
+        if not batch.num_rows:
+            continue
+        step = rows_for(size, int(batch.nbytes), batch.num_rows)
+        for start in range(0, batch.num_rows, step):
+            piece = batch.slice(start, step)
+            yield TableRows(name, row + start, piece)
+        row += batch.num_rows
+
+
+def rows_for(size: int, total: int, rows: int) -> int:
+    """How many rows of `rows`, of `total` bytes together, take about `size` bytes."""
+    return max(1, min(_MOST_ROWS, size * rows // max(1, total)))
+
+
+def without_nulls(value: Any) -> Any:
+    """A value whose objects have no null fields, at any depth; nulls in lists stay."""
+    if isinstance(value, dict):
+        return {name: without_nulls(item) for name, item in value.items() if item is not None}
+    if isinstance(value, list) and value and isinstance(value[0], (dict, list, type(None))):
+        return [without_nulls(item) for item in value]
+    return value
+
+
+def first_line(error: BaseException) -> str:
+    """What went wrong, without the C++ that it happened in."""
+    return str(error).split("\n", 1)[0][:200]
+
+
+def _has_json(kind: "pa.DataType") -> bool:
+    """Whether a column holds JSON, which `datasets` keeps as text within Arrow so that every row has the fields it had."""
+    import pyarrow as pa
+
+    if isinstance(kind, pa.JsonType):
+        return True
+    return any(_has_json(kind.field(index).type) for index in range(kind.num_fields))
+
+
+def _plain(value: Any, kind: "pa.DataType") -> Any:
+    """A value of a type that holds JSON somewhere: that read, everything else without nulls."""
+    import pyarrow as pa
+
+    if value is None or not _has_json(kind):
+        return without_nulls(value)
+    if isinstance(kind, pa.JsonType):
+        return json.loads(value)
+    if isinstance(value, dict):
+        made = ((name, item, kind.field(name).type) for name, item in value.items() if item is not None)
+        return {name: _plain(item, inner) for name, item, inner in made}
+    if isinstance(value, list):
+        return [_plain(item, kind.field(0).type) for item in value]
+    return value
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, UnicodeDecodeError):
+        return f"not UTF-8: byte 0x{error.object[error.start]:02x} at position {error.start + 1} ({error.reason})"
+    return first_line(error)

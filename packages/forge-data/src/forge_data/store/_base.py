@@ -1,0 +1,207 @@
+"""What every store on disk has, whatever its rows became: a place, rows that are known by index, views of some of them, its books."""
+
+import hashlib
+import operator
+import os
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+import numpy as np
+
+from forge_data._accounting import Accounting
+from forge_data._errors import DataError, StoreError
+from forge_data._paths import at_home
+from forge_data.reading._record import place_of
+from forge_data.store._dropped import dropped_rows
+from forge_data.store._files import Files, undisturbed, verify
+from forge_data.store._manifest import PROMPTS, TOKENIZER, Manifest, read_manifest
+from forge_data.store._split import split_indices
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike, NDArray
+    from transformers import PreTrainedTokenizerBase
+
+
+class Stored:
+    """N things of some tokens each, in the files of one directory; a view has the same files and other indices."""
+
+    _of_prompts: ClassVar[bool]
+
+    def __init__(self, path: Path, manifest: Manifest, indices: "NDArray[np.int64] | None" = None) -> None:
+        self.path = path
+        """The directory."""
+        self._manifest = manifest
+        self._indices = indices
+        self._files = Files(path, manifest)
+        self._arrays = self._files.arrays
+        self._ids = self._arrays["input_ids.bin"]
+        # A memoryview gives Python's integers several times quicker than an array does.
+        self._bounds = self._arrays["offsets.bin"].data
+        self._bases = None if indices is None else indices.data
+        self._count = manifest.samples if indices is None else len(indices)
+
+    @classmethod
+    def open(cls, directory: str | os.PathLike[str]) -> Self:
+        """The store in a directory. Sizes and format are checked; `verify()` checks every byte.
+
+        Raises:
+            StoreError: no store, a torn one, or one of another format or of something else.
+        """
+        path = at_home(directory, StoreError)
+        return undisturbed(path, lambda: cls(path, cls._own(path, read_manifest(path))))
+
+    @classmethod
+    def _own(cls, path: Path, manifest: Manifest) -> Manifest:
+        if (manifest.kind == PROMPTS) != cls._of_prompts:
+            holds, opens = ("samples", "TokenStore") if cls._of_prompts else ("prompts", "PromptStore")
+            raise StoreError(
+                f"{path} is a store of {holds}, and not what a {cls.__name__} reads; forge_data.{opens}.open(...) opens it"
+            )
+        return manifest
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __reduce__(self) -> tuple[Callable[..., "Stored"], tuple[Any, ...]]:
+        # Another process maps the files itself; a pickled map would carry all the tokens along.
+        return _reopen, (type(self), self.path, self._manifest.fingerprint, self._indices)
+
+    @property
+    def kind(self) -> str:
+        """`supervised`, `preference` (two samples a row, see `pairs`), `unpaired_preference` (see `desirable`) or `prompts`."""
+        return self._manifest.kind
+
+    @cached_property
+    def lengths(self) -> "NDArray[np.int64]":
+        """int64[N], tokens of each."""
+        return self._pick(np.diff(self._arrays["offsets.bin"]))
+
+    @cached_property
+    def sources(self) -> "NDArray[np.int64]":
+        """int64[N], which entry of `data_path` each came from, from 0."""
+        files = self._manifest.sources
+        groups = np.array([file.group for file in files], dtype=np.int64)
+        return self._pick(np.repeat(groups, [file.samples for file in files]))
+
+    @property
+    def weights(self) -> list[float] | None:
+        """The weight that was given to each entry of `data_path`; None where none was."""
+        weights = {file.group: file.weight for file in self._manifest.sources}
+        known = [weight for _, weight in sorted(weights.items()) if weight is not None]
+        return known or None
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of the arrays that are trained on, in hex; a view's is of the store's and of its indices."""
+        if self._indices is None:
+            return self._manifest.fingerprint
+        return hashlib.sha256(self._manifest.fingerprint.encode() + self._indices.astype("<i8").tobytes()).hexdigest()
+
+    @property
+    def inputs(self) -> str | None:
+        """SHA-256 of all that the store was made from, in hex: equal means that preparing again would make the same."""
+        return self._manifest.inputs
+
+    @property
+    def sha256(self) -> dict[str, str]:
+        """SHA-256 of every file of the store but store.json, in hex, by name."""
+        return dict(self._manifest.sha256)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What it was prepared with: the tokenizer, and the arguments that decide what is in it."""
+        return dict(self._manifest.settings)
+
+    @property
+    def accounting(self) -> Accounting:
+        """Rows read, kept and dropped when the store was prepared; a view has its store's."""
+        return self._manifest.accounting
+
+    def dropped(self) -> Iterator[dict[str, Any]]:
+        """The rows that were left out, in order: file, row, reason, tokens, and place, as messages name it."""
+        yield from dropped_rows(self.path, self._manifest.sources)
+
+    def tokenizer(self) -> "PreTrainedTokenizerBase":
+        """The tokenizer that the store was made with, from the store.
+
+        Raises:
+            StoreError: it was made without one.
+        """
+        from forge_data.tokenizing._tokenizer import load_tokenizer
+
+        if not (self.path / TOKENIZER).is_dir():
+            raise StoreError(
+                f"{self.path} was made from token ids without a tokenizer; from_jsonl(..., tokenizer=...) keeps one"
+            )
+        return load_tokenizer(self.path / TOKENIZER)
+
+    def source(self, index: int) -> str:
+        """Where a row came from, such as `train.jsonl:417`."""
+        at = self._base(index)
+        file = self._manifest.sources[int(np.searchsorted(self._ends, at, side="right"))]
+        return place_of(file.name, int(self._arrays["rows.bin"][at]), indexed=file.indexed)
+
+    def select(self, indices: "ArrayLike") -> Self:
+        """A view of some, in the order given.
+
+        Raises:
+            IndexError: an index outside 0 to N - 1.
+            TypeError: indices that are no one-dimensional whole numbers.
+        """
+        wanted = np.asarray(indices)
+        if wanted.ndim != 1 or (wanted.size and wanted.dtype.kind not in "iu"):
+            raise TypeError(f"indices must be a list of whole numbers, got {wanted.dtype}{list(wanted.shape)}")
+        wanted = wanted.astype(np.int64)
+        if wanted.size and (wanted.min() < 0 or wanted.max() >= len(self)):
+            raise IndexError(f"indices run from {wanted.min()} to {wanted.max()}, the store has 0 to {len(self) - 1}")
+        return type(self)(self.path, self._manifest, wanted if self._indices is None else self._indices[wanted])
+
+    def verify(self) -> None:
+        """Read every byte and hold it against the SHA-256 that was taken while writing.
+
+        Raises:
+            StoreError: naming the first file that differs.
+        """
+        verify(self.path, self._manifest)
+
+    def _parted(
+        self, groups: "NDArray[np.int64]", fraction: float, seed: int | None, what: str
+    ) -> tuple["NDArray[np.int64]", "NDArray[np.int64]"]:
+        """(kept, held out) of units of which those of one group must not be parted."""
+        parts = split_indices(groups, fraction, int(self.settings.get("seed", 0)) if seed is None else seed)
+        if not all(map(len, parts)):
+            raise DataError(
+                f"a held-out share of {fraction} of {len(groups)} {what} leaves {len(parts[0])} to train on and {len(parts[1])} "
+                "held out; change validation_split, or give a file of held-out rows as eval_data_path"
+            )
+        return parts
+
+    @cached_property
+    def _ends(self) -> "NDArray[np.int64]":
+        return np.cumsum([file.samples for file in self._manifest.sources])
+
+    def _rows(self) -> "NDArray[np.int64]":
+        """int64[N], a number for the row that each came from."""
+        at = np.arange(len(self)) if self._indices is None else self._indices
+        # A row is known by its file and its number there.
+        files = np.searchsorted(self._ends, at, side="right").astype(np.int64)
+        return np.unique(np.stack((files, self._arrays["rows.bin"][at])), axis=1, return_inverse=True)[1].reshape(-1)
+
+    def _base(self, index: int) -> int:
+        at = operator.index(index)
+        if not -len(self) <= at < len(self):
+            raise IndexError(f"{'prompt' if self._of_prompts else 'sample'} {at} of a store of {len(self)}")
+        at %= len(self)
+        return at if self._indices is None else int(self._indices[at])
+
+    def _pick(self, values: "NDArray[Any]") -> "NDArray[np.int64]":
+        return (values if self._indices is None else values[self._indices]).astype(np.int64)
+
+
+def _reopen(kind: type[Stored], path: Path, fingerprint: str, indices: "NDArray[np.int64] | None") -> Stored:
+    store = kind.open(path)
+    if store.fingerprint != fingerprint:
+        raise StoreError(f"{path} was prepared anew since this store was sent here; open it again")
+    return store if indices is None else store.select(indices)

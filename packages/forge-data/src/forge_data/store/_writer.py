@@ -1,0 +1,223 @@
+"""Batches to a token store on disk, in bounded memory: all of it, or nothing."""
+
+import hashlib
+import os
+import shutil
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, BinaryIO, Self
+
+import numpy as np
+
+from forge_data._errors import StoreError
+from forge_data.preparing._batch import Dropped
+from forge_data.store._dropped import dropped_lines
+from forge_data.store._manifest import (
+    DROPPED,
+    DTYPES,
+    FINGERPRINTED,
+    LINT,
+    MANIFEST,
+    MARGINS,
+    SUPERVISED,
+    TOKENIZER,
+    UNPAIRED,
+    Manifest,
+    arrays_of,
+)
+from forge_data.store._partial import partial_of
+from forge_data.store._publish import put_in_place, require_room, sync_directory
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from forge_data._accounting import Accounting
+    from forge_data.store._manifest import SourceFile
+
+_RUNNING = {"offsets.bin", "segment_offsets.bin", "record_offsets.bin"}
+
+
+class StoreWriter:
+    """A context that writes a store beside its place and moves it there when `commit` is called.
+
+    Left in any other way, by an error or Ctrl-C too, it takes away whatever it made, and what was there before stays.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.samples = 0
+        self.tokens = 0
+        self.partial = partial_of(directory)
+        """Where the store is written until it is whole."""
+        self._ends = dict.fromkeys(_RUNNING, 0)
+        self._made: list[Path] = []
+        self._committed = False
+        self._stack = ExitStack()
+        self._files: dict[str, BinaryIO] = {}
+        self._hashes = {name: hashlib.sha256() for name in (*DTYPES, DROPPED)}
+
+    def __enter__(self) -> Self:
+        require_room(self.directory)
+        try:
+            self._make_parents()
+            self.partial.mkdir()
+            for name in self._hashes:
+                self._files[name] = self._stack.enter_context((self.partial / name).open("wb", buffering=1 << 20))
+        except OSError as error:
+            self._clean()
+            raise StoreError(f"no token store can be written at {self.directory}: {error.strerror or error}") from error
+        for name in _RUNNING:
+            self._write(name, np.zeros(1, dtype=np.int64))
+        return self
+
+    def add(self, arrays: dict[str, "np.ndarray[Any, Any]"]) -> None:
+        """Append samples as a `Batch` has them.
+
+        Raises:
+            StoreError: the disk does not take it.
+        """
+        try:
+            for name, values in arrays.items():
+                if name in _RUNNING and len(values):
+                    ends = self._ends[name] + np.cumsum(values)
+                    self._ends[name] = int(ends[-1])
+                    self._write(name, ends)
+                elif len(values):
+                    self._write(name, values)
+        except OSError as error:
+            raise StoreError(f"{self.partial} could not be written: {error.strerror or error}") from error
+        self.samples += len(arrays["offsets.bin"])
+        self.tokens = self._ends["offsets.bin"]
+
+    def drop(self, file: str, rows: Sequence[Dropped], *, indexed: bool) -> None:
+        """Note rows of a file that were left out; `indexed` says that its rows are the items of a JSON array.
+
+        Raises:
+            StoreError: the disk does not take it.
+        """
+        try:
+            self._append(DROPPED, dropped_lines(file, rows, indexed=indexed))
+        except OSError as error:
+            raise StoreError(f"{self.partial} could not be written: {error.strerror or error}") from error
+
+    def finish(
+        self,
+        kind: str | None,
+        sources: list["SourceFile"],
+        accounting: "Accounting",
+        *,
+        tokenizer: "PreTrainedTokenizerBase | None",
+        inputs: str | None,
+        settings: dict[str, Any],
+    ) -> Manifest:
+        """Close the arrays, save the tokenizer beside them, and say what the store is; nothing is moved yet.
+
+        Raises:
+            StoreError: the disk does not take it.
+        """
+        kind = kind or SUPERVISED
+        try:
+            for file in self._files.values():
+                file.flush()
+                os.fsync(file.fileno())
+            self._stack.close()
+            arrays = arrays_of(kind, margins=(self.partial / MARGINS).stat().st_size > 0)
+            for name in set(DTYPES) - set(arrays):
+                (self.partial / name).unlink()
+            if tokenizer is not None:
+                self._save(tokenizer)
+            sha256 = {name: self._hashes[name].hexdigest() for name in (*arrays, DROPPED)}
+            sizes = {name: (self.partial / name).stat().st_size for name in sha256}
+            for path in sorted(path for path in self.partial.glob(f"{TOKENIZER}/**/*") if path.is_file()):
+                self._vouch(path, sha256, sizes)
+        except OSError as error:
+            raise StoreError(f"the token store {self.directory} could not be finished: {error.strerror or error}") from error
+        return Manifest(
+            kind=kind,
+            samples=self.samples,
+            tokens=self.tokens,
+            segments=self._ends["segment_offsets.bin"],
+            fingerprint=_fingerprint(kind, sha256),
+            inputs=inputs,
+            sha256=sha256,
+            sizes=sizes,
+            sources=sources,
+            accounting=accounting,
+            settings=settings,
+        )
+
+    def commit(self, manifest: Manifest, lint: str | None) -> None:
+        """Write what the lint found, if it looked, and the manifest, and give the store its name; a store that was there makes room.
+
+        Raises:
+            StoreError: the disk does not take it, or somebody else made the directory meanwhile.
+        """
+        try:
+            if lint is not None:
+                path = self.partial / LINT
+                path.write_text(lint, encoding="utf-8")
+                self._vouch(path, manifest.sha256, manifest.sizes)
+            path = self.partial / MANIFEST
+            path.write_text(manifest.dumps(), encoding="utf-8")
+            _sync(path)
+            sync_directory(self.partial)
+            put_in_place(self.partial, self.directory)
+            self._committed = True
+            sync_directory(self.directory.parent)
+        except OSError as error:
+            raise StoreError(f"the token store {self.directory} could not be finished: {error.strerror or error}") from error
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if not self._committed:
+            self._clean()
+
+    def _vouch(self, path: Path, sha256: dict[str, str], sizes: dict[str, int]) -> None:
+        name = path.relative_to(self.partial).as_posix()
+        sha256[name] = hashlib.sha256(path.read_bytes()).hexdigest()
+        sizes[name] = path.stat().st_size
+        _sync(path)
+
+    def _save(self, tokenizer: "PreTrainedTokenizerBase") -> None:
+        try:
+            tokenizer.save_pretrained(self.partial / TOKENIZER)
+        except Exception as error:
+            # A full disk is a bare Exception to the Rust library that writes tokenizer.json.
+            raise StoreError(f"the tokenizer could not be written to {self.partial / TOKENIZER}: {error}") from error
+
+    def _write(self, name: str, values: "np.ndarray[Any, Any]") -> None:
+        self._append(name, np.ascontiguousarray(values, dtype=DTYPES[name]).data)
+
+    def _append(self, name: str, data: bytes | memoryview) -> None:
+        self._files[name].write(data)
+        self._hashes[name].update(data)
+
+    def _make_parents(self) -> None:
+        parent = self.directory.parent
+        missing = [path for path in (parent, *parent.parents) if not path.exists()]
+        for path in reversed(missing):
+            path.mkdir()
+            self._made.append(path)
+
+    def _clean(self) -> None:
+        try:
+            self._stack.close()
+        except OSError:  # a full disk refuses the last buffer too; what matters is that the files go
+            self._files.clear()
+        shutil.rmtree(self.partial, ignore_errors=True)
+        for path in reversed(self._made):
+            if not any(path.iterdir()):
+                path.rmdir()
+
+
+def _fingerprint(kind: str, sha256: dict[str, str]) -> str:
+    """SHA-256 of what is trained on. A preference is trained otherwise than two samples with the same tokens."""
+    lines = [f"{name}:{sha256[name]}\n" for name in FINGERPRINTED if name in sha256]
+    lines += [] if kind in (SUPERVISED, UNPAIRED) else [f"kind:{kind}\n"]
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def _sync(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())

@@ -1,0 +1,95 @@
+"""A store and some indices to one HTML page: no network, no script but its own, readable without colour.
+
+The page carries a policy that its browser enforces: nothing is loaded from anywhere, and of all scripts only the one whose
+hash stands in the policy runs. So no token text, however hostile, can do anything but be read.
+"""
+
+import base64
+import hashlib
+import os
+import re
+import secrets
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from forge_data._errors import StoreError
+from forge_data.viewing._page_data import as_script, page_data
+from forge_data.viewing._page_summary import books, figures, lede, safe
+from forge_data.viewing._terminal import lines
+from forge_data.viewing._view import View, views
+
+if TYPE_CHECKING:
+    from forge_data.store._token_store import TokenStore
+
+_SCRIPTS = ("data.js", "samples.js", "filters.js", "inspect.js", "start.js")
+_SLOT = re.compile("@([a-z]+)@")
+_PLAIN_TOKENS = 50_000
+"""A page without scripts tells this many tokens in plain text."""
+
+
+def write_page(store: "TokenStore", indices: list[int], path: Path) -> Path:
+    """Write the page; a file that is there already is replaced when the new one is whole.
+
+    Raises:
+        StoreError: the store is damaged, or the page cannot be written.
+    """
+    if not path.name or store.path.resolve() in path.resolve().parents:
+        raise StoreError(f"the page {str(path)!r} cannot be written: it must be a file, and outside of the store {store.path}")
+    store.verify()
+    text = page(store, indices)
+    partial = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            partial.write_text(text, encoding="utf-8", newline="\n")
+            partial.replace(path)
+        finally:
+            partial.unlink(missing_ok=True)
+    except OSError as error:
+        raise StoreError(f"the page {path} cannot be written: {error.strerror or error}; give another place") from error
+    return path
+
+
+def page(store: "TokenStore", indices: list[int]) -> str:
+    """The text of the page."""
+    shown = list(views(store, indices))
+    places = {view.place for view in shown}
+    data = page_data(shown, [finding for finding in store.lint.findings if finding.place in places])
+    style = _file("page.css")
+    script = '"use strict";(() => {\n' + "\n".join(_file(name) for name in _SCRIPTS) + "})();\n"
+    slots = {
+        "policy": (
+            f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; img-src data:; "
+            "base-uri 'none'; form-action 'none'"
+        ),
+        "name": safe(store.path.resolve().name or "store"),
+        "style": style,
+        "lede": safe(lede(store, indices)),
+        "figures": figures(store),
+        "books": books(store, places),
+        "plain": safe(_plain(shown)),
+        "data": as_script(data),
+        "script": script,
+    }
+    # One pass, so that a slot's name inside a text stays text.
+    return _SLOT.sub(lambda found: slots.get(found[1], found[0]), _file("page.html"))
+
+
+def _plain(shown: list[View]) -> str:
+    told, tokens = [], 0
+    for view in shown:
+        tokens += len(view.ids)
+        if tokens > _PLAIN_TOKENS and told:
+            told.append("The other samples need scripts; so does whatever folds and filters.")
+            break
+        told += [*lines(view, colour=False, width=100), ""]
+    return "\n".join(told)
+
+
+def _file(name: str) -> str:
+    return (resources.files("forge_data") / "viewing" / "page" / name).read_text(encoding="utf-8")
+
+
+def _hash(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

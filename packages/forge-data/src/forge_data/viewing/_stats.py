@@ -1,0 +1,184 @@
+"""A token store to the numbers that one wants to know before training: how much, how long, whose, and how much of it is learned."""
+
+from typing import TYPE_CHECKING, Any, cast
+
+import attrs
+import numpy as np
+
+from forge_data._accounting import Accounting
+from forge_data._example import ROLES
+from forge_data.store._manifest import PROMPTS
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from forge_data.store._prompt_store import PromptStore
+    from forge_data.store._token_store import TokenStore
+
+_PERCENTILES = (0, 5, 25, 50, 75, 95, 99, 100)
+_UNKNOWN = ROLES.index("tokens")
+
+
+@attrs.frozen
+class Share:
+    """What one role or one source has of a store."""
+
+    name: str
+    samples: int
+    """Samples in which it occurs."""
+    tokens: int
+    learned: int
+    """Tokens that count in the loss."""
+
+
+@attrs.frozen(kw_only=True)
+class Stats:
+    """Numbers of a token store; `str()` is a table of them."""
+
+    kind: str
+    """What the samples are trained as, as `TokenStore.kind`."""
+    samples: int
+    tokens: int
+    learned: int
+    """Tokens that count in the loss: labels but the first that are not -100."""
+    lengths: dict[int, int]
+    """Percentile → tokens of a sample; 0 is the shortest and 100 the longest."""
+    learned_lengths: dict[int, int]
+    """Percentile → learned tokens of a sample."""
+    roles: tuple[Share, ...]
+    """By whose text the tokens are, in the order of `ROLES`."""
+    sources: tuple[Share, ...]
+    """By file, in the order in which they were read."""
+    accounting: Accounting
+    """Rows read, kept and dropped when the store was prepared."""
+
+    @property
+    def learned_share(self) -> float:
+        """Learned tokens by all tokens, from 0 to 1."""
+        return self.learned / self.tokens if self.tokens else 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain numbers, strings, lists and dicts, for JSON."""
+        return attrs.asdict(self) | {"accounting": self.accounting.as_dict(), "learned_share": self.learned_share}
+
+    def __str__(self) -> str:
+        prompts = self.kind == PROMPTS
+        told = {"all": self.lengths} | ({} if prompts else {"learned": self.learned_lengths})
+        lines = [
+            f"{self.samples:,} prompts, {self.tokens:,} tokens"
+            if prompts
+            else f"{self.samples:,} samples ({self.kind}), {self.tokens:,} tokens, {self.learned:,} of them learned ({self.learned_share:.1%})",
+            str(self.accounting),
+            "",
+            *_table(
+                ["tokens a prompt" if prompts else "tokens a sample", *(_percentile(percent) for percent in self.lengths)],
+                [[name, *map(_number, values.values())] for name, values in told.items()],
+            ),
+        ]
+        for title, shares in (("role", self.roles), ("source", self.sources)):
+            rows = [
+                [
+                    share.name,
+                    _number(share.samples),
+                    _number(share.tokens),
+                    _part(share.tokens, self.tokens),
+                    _number(share.learned),
+                ]
+                for share in shares
+            ]
+            lines += [] if not rows else ["", *_table([title, "samples", "tokens", "share", "learned"], rows)]
+        return "\n".join(lines)
+
+
+def stats(store: "TokenStore | PromptStore") -> Stats:
+    """The numbers of a store, or of a view of one; read from the arrays that are trained on. Of prompts nothing is learned."""
+    lengths, learned = store.lengths, _learned(store)
+    return Stats(
+        kind=store.kind,
+        samples=len(store),
+        tokens=int(lengths.sum()),
+        learned=int(learned.sum()),
+        lengths=_percentiles(lengths),
+        learned_lengths=_percentiles(learned),
+        roles=_by_role(cast("TokenStore", store)) if store.kind != PROMPTS else (),
+        sources=_by_source(store),
+        accounting=store.accounting,
+    )
+
+
+def _by_role(store: "TokenStore") -> tuple[Share, ...]:
+    arrays, indices = store._arrays, store._indices
+    offsets, mask = arrays["offsets.bin"], arrays["loss_mask.bin"]
+    bounds = arrays["segment_offsets.bin"]
+    owners = np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))
+    starts = offsets[owners] + arrays["segment_starts.bin"]
+    sizes = np.diff(starts, append=offsets[-1:])
+    learned = np.add.reduceat(mask, starts, dtype=np.int64) if len(starts) else np.zeros(0, np.int64)
+    # The first label of a sample never counts.
+    firsts = np.flatnonzero(np.diff(owners, prepend=-1))
+    learned[firsts] -= mask[starts[firsts]]
+    cells = owners * len(ROLES) + arrays["segment_roles.bin"]
+    tokens_, learned_ = (_summed(cells, values, len(bounds) - 1) for values in (sizes, learned))
+    # Samples without segments are of nobody in particular.
+    bare = np.diff(bounds) == 0
+    if bare.any():
+        counts = np.add.reduceat(mask, offsets[:-1], dtype=np.int64) - mask[offsets[:-1]]
+        tokens_[bare, _UNKNOWN], learned_[bare, _UNKNOWN] = np.diff(offsets)[bare], counts[bare]
+    if indices is not None:
+        tokens_, learned_ = tokens_[indices], learned_[indices]
+    shares = (
+        Share(role, int(np.count_nonzero(tokens_[:, at])), int(tokens_[:, at].sum()), int(learned_[:, at].sum()))
+        for at, role in enumerate(ROLES)
+    )
+    return tuple(share for share in shares if share.tokens)
+
+
+def _summed(cells: "NDArray[np.int64]", values: "NDArray[np.int64]", samples: int) -> "NDArray[np.int64]":
+    """int64[N, roles], values added up; they are whole and far below 2**53, so float64 adds them exactly."""
+    size = samples * len(ROLES)
+    return np.bincount(cells, values, minlength=size).astype(np.int64).reshape(samples, len(ROLES))
+
+
+def _learned(store: "TokenStore | PromptStore") -> "NDArray[np.int64]":
+    return cast("TokenStore", store).loss_counts if store.kind != PROMPTS else np.zeros(len(store), dtype=np.int64)
+
+
+def _by_source(store: "TokenStore | PromptStore") -> tuple[Share, ...]:
+    files = store._manifest.sources
+    numbers = np.repeat(np.arange(len(files)), [file.samples for file in files])
+    if store._indices is not None:
+        numbers = numbers[store._indices]
+    samples = np.bincount(numbers, minlength=len(files))
+    tokens, learned = (np.bincount(numbers, each, minlength=len(files)) for each in (store.lengths, _learned(store)))
+    return tuple(
+        Share(file.name, int(samples[n]), int(tokens[n]), int(learned[n])) for n, file in enumerate(files) if samples[n]
+    )
+
+
+def _percentiles(values: "NDArray[np.int64]") -> dict[int, int]:
+    if not len(values):
+        return {}
+    # A length that there is, not one between two.
+    found = np.percentile(values, _PERCENTILES, method="inverted_cdf")
+    return {percent: int(value) for percent, value in zip(_PERCENTILES, found, strict=True)}
+
+
+def _percentile(percent: int) -> str:
+    return {0: "least", 50: "median", 100: "most"}.get(percent, f"{percent} %")
+
+
+def _number(value: int) -> str:
+    return f"{value:,}"
+
+
+def _part(value: int, whole: int) -> str:
+    return f"{value / whole:.1%}" if whole else "-"
+
+
+def _table(head: list[str], rows: list[list[str]]) -> list[str]:
+    """Lines of a table, the first column to the left and numbers to the right."""
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    return [
+        "  ".join([row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))])
+        for row in (head, *rows)
+    ]

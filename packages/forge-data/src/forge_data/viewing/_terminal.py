@@ -1,0 +1,133 @@
+"""A view to lines for a terminal: roles at the left, learned text coloured and underlined, every blank visible.
+
+Without colour the same is said in marks: ⟦learned⟧ and ⟪special token⟫. Text cannot forge either, nor reach the terminal's
+controls: whatever does not print, and whatever looks like a mark of ours, is written as ⟨U+27E6⟩.
+"""
+
+import unicodedata
+from collections.abc import Iterator
+
+from forge_data.viewing._view import Segment, View
+
+LEARNED, SPECIAL, FAINT = 1, 2, 4
+_GUTTER = 10
+_INVISIBLE = {"Cc", "Cf", "Cs", "Co", "Cn", "Zs", "Zl", "Zp"}
+_OURS = frozenset("·↵⇥⟦⟧⟪⟫⟨⟩")
+
+Cell = tuple[str, int]
+"""What is written, and how: a sum of the styles above."""
+
+
+def lines(view: View, *, colour: bool, width: int) -> Iterator[str]:
+    """The lines of one sample."""
+    learned = int(view.learned.sum())
+    share = f" ({learned / len(view.ids):.0%})" if view.ids else ""
+    standing = f" · {view.standing}" if view.standing else ""
+    yield _bold(f"{view.place} · sample {view.index} · {len(view.ids):,} tokens, {learned:,} learned{share}{standing}", colour)
+    for segment in view.segments:
+        rows = _wrapped(_cells(view, segment, colour), max(width - _GUTTER, 20))
+        for number, row in enumerate(rows):
+            role = segment.role if number == 0 else ""
+            yield f"{role:<{_GUTTER}}{_painted(row) if colour else ''.join(text for text, _ in row)}".rstrip()
+
+
+def _cells(view: View, segment: Segment, colour: bool) -> Iterator[Cell]:
+    """Segment → cells, in reading order; a cell of a new line ends a line."""
+    began = False
+    for place in range(segment.start, segment.stop):
+        learned = bool(view.learned[place])
+        style = LEARNED if learned else 0
+        if learned != began and not colour:
+            yield ("⟦" if learned else "⟧"), 0
+        began = learned
+        if view.pieces[place].special:
+            text = "".join(shown for shown, _ in visible(view.texts[place]))
+            yield (text if colour else f"⟪{text}⟫"), style | SPECIAL
+            continue
+        for shown, faint in visible(view.texts[place]):
+            yield shown, style | (FAINT if faint else 0)
+            if shown == "↵":
+                yield "\n", 0
+    if began and not colour:
+        yield "⟧", 0
+
+
+def visible(text: str) -> Iterator[tuple[str, bool]]:
+    """Each character as it is shown, and whether it is a mark that stands for something else."""
+    for letter in text:
+        match letter:
+            case " ":
+                yield "·", True
+            case "\n":
+                yield "↵", True
+            case "\t":
+                yield "⇥", True
+            case _ if letter in _OURS:
+                yield f"⟨U+{ord(letter):04X}⟩", True
+            case _ if unicodedata.category(letter) not in _INVISIBLE:
+                yield letter, False
+            case _ if letter < " ":
+                yield chr(0x2400 + ord(letter)), True
+            case _ if "\udc80" <= letter <= "\udcff":
+                yield f"⟨{ord(letter) & 0xFF:02X}⟩", True
+            case _:
+                yield f"⟨U+{ord(letter):04X}⟩", True
+
+
+def _wrapped(cells: Iterator[Cell], width: int) -> Iterator[list[Cell]]:
+    """Cells as rows: cut after the last blank that fits, or anywhere in a word that does not fit at all."""
+    row: list[Cell] = []
+    used = blank = 0
+    for cell in cells:
+        if cell[0] == "\n":
+            yield row
+            row, used, blank = [], 0, 0
+            continue
+        wide = _width(cell[0])
+        # Our closing mark hangs over the edge rather than stand alone on the next line.
+        if used + wide > width and row and cell[0] != "⟧":
+            cut = blank or len(row)
+            yield row[:cut]
+            row, blank = row[cut:], 0
+            used = sum(_width(text) for text, _ in row)
+        row.append(cell)
+        used += wide
+        if cell[0] == "·":
+            blank = len(row)
+    if row:
+        yield row
+
+
+def _width(text: str) -> int:
+    if text.isascii():
+        return len(text)
+    return sum(
+        0 if unicodedata.combining(letter) else 2 if unicodedata.east_asian_width(letter) in "WF" else 1 for letter in text
+    )
+
+
+def _painted(row: list[Cell]) -> str:
+    """Cells with as few escapes as will do."""
+    written, style = [], 0
+    for text, wanted in row:
+        if wanted != style:
+            written.append(_escape(wanted))
+            style = wanted
+        written.append(text)
+    return "".join(written) + (_escape(0) if style else "")
+
+
+def _escape(style: int) -> str:
+    codes = ["0"]
+    if style & LEARNED:
+        # A blue that is read on black and on white, and underlined: never by colour alone.
+        codes += ["4", "38;5;32"]
+    if style & SPECIAL:
+        codes.append("7")
+    if style & FAINT:
+        codes.append("2")
+    return f"\x1b[{';'.join(codes)}m"
+
+
+def _bold(text: str, colour: bool) -> str:
+    return f"\x1b[1m{text}\x1b[0m" if colour else text

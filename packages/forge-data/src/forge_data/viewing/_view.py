@@ -1,0 +1,135 @@
+"""A store and some indices to what a viewer shows of each sample: read from the very arrays that are trained on."""
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+import attrs
+import numpy as np
+
+from forge_data._errors import DataError, ForgeDataError
+from forge_data._example import IGNORED, ROLES
+from forge_data.viewing._token_text import Piece, TokenTexts, characters
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from transformers import PreTrainedTokenizerBase
+
+    from forge_data.store._base import Stored
+    from forge_data.store._token_store import TokenStore
+
+
+@attrs.frozen(eq=False)
+class Segment:
+    """The tokens [start, stop), and whose text they are."""
+
+    start: int
+    stop: int
+    role: str
+
+
+@attrs.frozen(eq=False)
+class View:
+    """One sample of S tokens, as it is shown."""
+
+    index: int
+    place: str
+    """`train.jsonl:417`."""
+    ids: list[int]
+    pieces: list[Piece]
+    texts: list[str]
+    """S texts; a character that several tokens share stands in the first."""
+    inside: list[bool]
+    """Per token: does it begin inside such a character."""
+    learned: "NDArray[np.bool_]"
+    """bool[S], true where the label is not -100."""
+    loss_count: int
+    segments: list[Segment]
+    standing: str = ""
+    """`chosen` or `rejected`, `desirable` or `undesirable`; nothing for a supervised sample."""
+    partner: int | None = None
+    """The other answer's sample, for a preference."""
+
+    def runs(self, start: int = 0, stop: int | None = None) -> list[tuple[int, int]]:
+        """The learned stretches [start, stop) of a part of the sample, in order."""
+        mask = self.learned[start:stop].astype(np.int8)
+        edges = np.flatnonzero(np.diff(mask, prepend=0, append=0)) + start
+        return [(int(a), int(b)) for a, b in edges.reshape(-1, 2)]
+
+
+def views(store: "TokenStore", indices: Iterable[int]) -> Iterator[View]:
+    """One view a sample."""
+    texts = TokenTexts(stored_tokenizer(store))
+    standing = _standings(store)
+    for index in indices:
+        example = store[index]
+        ids = example.input_ids.tolist()
+        pieces = texts.of(ids)
+        shown, inside = characters(pieces)
+        yield View(
+            index=index,
+            place=store.source(index),
+            ids=ids,
+            pieces=pieces,
+            texts=shown,
+            inside=inside,
+            learned=example.labels != IGNORED,
+            loss_count=example.loss_count,
+            segments=[
+                Segment(start, stop, role) for (start, stop), role in zip(example.segments.tolist(), example.roles, strict=True)
+            ]
+            or [Segment(0, len(ids), ROLES[-1])],
+            standing=standing.get(index, ("", None))[0],
+            partner=standing.get(index, ("", None))[1],
+        )
+
+
+def stored_tokenizer(store: "Stored") -> "PreTrainedTokenizerBase | None":
+    """The tokenizer that lies in the store; None where it was made of tokens alone, and ids are all there is to show."""
+    try:
+        return store.tokenizer()
+    except ForgeDataError:
+        return None
+
+
+def chosen_indices(store: "Stored", indices: int | slice | Iterable[int] | None, default: int) -> list[int]:
+    """Indices as they were asked for, counted from the front; the first `default` samples for None.
+
+    Raises:
+        DataError: one that the store does not have, or that is no whole number.
+    """
+    count = len(store)
+    if indices is None:
+        return list(range(min(default, count)))
+    if isinstance(indices, slice):
+        found = list(range(count))[indices]
+        if count and not found:
+            raise DataError(f"no sample lies in {_words(indices)}: the store has 0 to {count - 1}")
+        return found
+    wanted = [indices] if isinstance(indices, (int, np.integer)) else list(indices)
+    for index in wanted:
+        if isinstance(index, (bool, np.bool_)) or not isinstance(index, (int, np.integer)):
+            raise DataError(f"an index must be a whole number, got {index!r}")
+        if not -count <= index < count:
+            raise DataError(f"no sample {index}: the store has 0 to {count - 1}")
+    return [int(index) % count for index in wanted]
+
+
+def _words(asked: slice) -> str:
+    return ":".join(
+        "" if edge is None else str(edge) for edge in (asked.start, asked.stop, *([asked.step] if asked.step else []))
+    )
+
+
+def _standings(store: "TokenStore") -> dict[int, tuple[str, int | None]]:
+    """Sample → what it is in its preference, and its partner."""
+    found: dict[int, tuple[str, int | None]] = {}
+    if store.kind == "preference":
+        try:
+            pairs = store.pairs.tolist()
+        except ForgeDataError:  # a view of one side of a preference
+            return found
+        for chosen, rejected in pairs:
+            found[chosen], found[rejected] = ("chosen", rejected), ("rejected", chosen)
+    elif store.kind == "unpaired_preference":
+        found = {index: ("desirable" if wanted else "undesirable", None) for index, wanted in enumerate(store.desirable)}
+    return found

@@ -1,0 +1,138 @@
+"""An adapter directory → its base model with the adapter's updates added to the weights, proved by the logits of both.
+
+A base that was trained on in 4 bits is taken out of them first: what the adapter was trained beside is those rounded weights.
+"""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import torch
+
+from forge_dist._errors import ExportError, ModelError
+from forge_dist._third_party_logs import hush_imports, quiet
+from forge_dist.adapters._adapter import base_of, read_adapter
+from forge_dist.adapters._base_model import adapter_base
+from forge_dist.adapters._load_trained import load_trained
+from forge_dist.loading._load import load_model
+from forge_dist.loading._model_path import Task
+from forge_dist.loading._quantization import four_bit_layers, quantization_from, quantization_of
+
+if TYPE_CHECKING:
+    from peft import PeftModel
+    from transformers import PreTrainedModel
+
+MERGED = 1e-5
+"""Largest difference of two logits, relative to the largest logit, float32: adding first and multiplying then is another order of sums."""
+
+_HOW = "use the adapter beside its base (`PeftModel.from_pretrained`), or export it as it is"
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Merged:
+    """A base model with an adapter in its weights, and how close its logits are to those of the two apart."""
+
+    model: "PreTrainedModel"
+    """float32, on the CPU, in eval mode."""
+
+    difference: float
+    """Largest |difference| of two logits over the samples, relative to the largest |logit|; at most 1e-5."""
+
+    tokens: int
+    """Number of tokens in the samples."""
+
+
+def merge_adapter(directory: str | os.PathLike[str], samples: Sequence[Sequence[int]], *, task: Task = "causal") -> Merged:
+    """Add the adapter of `directory` to the weights of the base model that it names, and compare the logits before and after.
+
+    Low-rank adapters (LoRA, DoRA and their kin) and IA³ can be merged; PEFT does it, in float32 on the CPU. Where the base was quantized
+    while the adapter was trained, it is added to what the quantized weights stand for: so the merged model is the one that was trained.
+
+    Args:
+        directory: what `export_model` wrote of a PeftModel, or PEFT itself.
+        samples: rows of token ids [S], each compared by itself.
+        task: what the base is loaded for; "reward" for the adapter of a reward model.
+
+    Raises:
+        ModelError: no adapter, no base or another one; an adapter that is no change of weights (virtual tokens); one on an embedding or a
+            head that are tied, which a merge would tear apart or change both.
+        ExportError: the merged model does not compute what the adapter beside its base does.
+    """
+    hush_imports()
+    path = Path(os.path.abspath(directory))
+    _check_kind(path)
+    model: Any = load_trained(str(path), dtype=torch.float32, device="cpu", task=task, as_trained=True)
+    _check_tied(model, path)
+    for layer in four_bit_layers(model).values():
+        layer.compute_dtype = torch.float32  # the comparison is of weights, not of a run's 16 bits
+    before = logits_of(model, samples)
+    if quantization_of(base_of(model)) is not None:
+        del model  # PEFT would round what it merged to 4 bits again
+        model = _on_dequantized(path, task)
+    with quiet():
+        merged = model.merge_and_unload(safe_merge=True).eval()
+    difference = relative_difference(before, logits_of(merged, samples))
+    if not difference <= MERGED:
+        raise ExportError(
+            f"{path}: merged into its base it computes other logits than beside it: they differ by {difference:.3g} of the largest "
+            f"(allowed {MERGED:g}); {_HOW}"
+        )
+    return Merged(model=merged, difference=difference, tokens=sum(map(len, samples)))
+
+
+def _on_dequantized(path: Path, task: Task) -> "PeftModel":
+    """The adapter on the weights, in float32, that its quantized base stands for."""
+    noted = adapter_base(path)
+    quantization = quantization_from(noted.quantization)
+    with quiet():
+        base: Any = load_model(
+            noted.path, dtype=torch.float32, device="cpu", attention=None, task=task, quantization=quantization
+        ).dequantize(dtype=torch.float32)
+        return read_adapter(base, path).eval()
+
+
+def _check_kind(path: Path) -> None:
+    try:
+        from peft import PeftConfig
+    except ImportError:
+        raise ModelError(f"{path}: merging an adapter needs peft: `pip install 'forge-dist[peft]'`") from None
+    try:
+        config: Any = PeftConfig.from_pretrained(str(path))
+    except (ValueError, TypeError, KeyError, OSError) as error:
+        raise ModelError(f"{path} is no adapter that can be merged: {error}") from error
+    if config.is_prompt_learning or config.is_adaption_prompt:
+        kind = str(getattr(config.peft_type, "value", config.peft_type)).lower().replace("_", " ")
+        raise ModelError(
+            f"{path} cannot be merged: an adapter of the kind {kind!r} adds tokens to the input or the attention and changes no weight; {_HOW}"
+        )
+
+
+def _check_tied(model: "PeftModel", path: Path) -> None:
+    base = base_of(model)
+    if not base.config.get_text_config().tie_word_embeddings:
+        return
+    for name, module in (("embedding", base.get_input_embeddings()), ("head", base.get_output_embeddings())):
+        if module is not None and not isinstance(module, torch.nn.Linear | torch.nn.Embedding):
+            raise ModelError(
+                f"{path} cannot be merged: it adapts the {name}, which shares its weight with the {_other(name)} "
+                f"(tie_word_embeddings), and one weight cannot become two; {_HOW}"
+            )
+
+
+def _other(name: str) -> str:
+    return "head" if name == "embedding" else "embedding"
+
+
+def logits_of(model: torch.nn.Module, samples: Sequence[Sequence[int]]) -> list[torch.Tensor]:
+    """Of each sample by itself: float32[S, V], or a reward model's [1]."""
+    with torch.no_grad():
+        return [model(input_ids=torch.tensor([list(row)]), use_cache=False).logits[0].float() for row in samples]
+
+
+def relative_difference(expected: Sequence[torch.Tensor], found: Sequence[torch.Tensor]) -> float:
+    largest = max(logits.abs().max().item() for logits in expected)
+    apart = [(one - other).abs().max().item() for one, other in zip(expected, found, strict=True)]
+    # max() of Python would drop a NaN that does not come first.
+    return torch.tensor(apart).max().item() / max(largest, 1e-30)

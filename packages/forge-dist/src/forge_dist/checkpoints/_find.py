@@ -1,0 +1,127 @@
+"""The full states on disk → the newest that is whole, on all ranks alike.
+
+The first rank looks and the others are told, so that a file system that shows ranks different things cannot part them. Files are hashed by
+all ranks together, each its share.
+"""
+
+import socket
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from forge_dist._errors import CheckpointError
+from forge_dist.checkpoints._folder import listed, step_of
+from forge_dist.checkpoints._manifest import Damaged, Manifest, check_hash, check_sizes, read_manifest, refuse_foreign
+from forge_dist.checkpoints._read import Checkpoint
+
+if TYPE_CHECKING:
+    from forge_dist.ranks._ranks import Ranks
+
+_FOREIGN = "it belongs to another run"
+_THREADS = 4  # hashing leaves Python alone; more than this and the disk is what they wait for
+
+
+def find_newest(
+    root: Path, ranks: "Ranks", must_match: Mapping[str, Any], note: Callable[[str], None]
+) -> tuple[Checkpoint | None, list[Path]]:
+    """The full state under `root` that was finished last and is whole, and those that were passed over.
+
+    Raises:
+        CheckpointError: there are some and none is whole; the newest has other values in `must_match`, or another format version. Where
+            only its "run" differs, it was copied in from another run, and is passed over like a broken one.
+    """
+    try:
+        order = _all_told(ranks, lambda: [str(path) for path in _by_age(root)])
+    except Damaged as error:
+        raise CheckpointError(f"{root}: {error}") from None
+    broken: dict[Path, str] = {}
+    for path in map(Path, order):
+        try:
+            found = _whole(path, ranks, must_match, pass_over=True)
+        except Damaged as error:
+            broken[path] = str(error)
+            what = "is of another run" if str(error).startswith(_FOREIGN) else "is not whole"
+            note(f"{path} {what} and is passed over: {error}")
+            continue
+        if broken:
+            note(f"{found.path} is whole and is taken instead")
+        return found, list(broken)
+    if broken:
+        reasons = "; ".join(f"{path.name}: {problem}" for path, problem in broken.items())
+        raise CheckpointError(
+            f"none of the full states in {root} is whole and of this run ({reasons}); start anew in another directory, or mend one"
+        )
+    return None, []
+
+
+def look_at(path: Path, ranks: "Ranks", must_match: Mapping[str, Any]) -> Checkpoint:
+    """The full state in `path`.
+
+    Raises:
+        CheckpointError: it is not there, not whole, of another run or format version.
+    """
+    if not _all_told(ranks, path.is_dir):
+        raise CheckpointError(f"{path} is no directory of a full state")
+    try:
+        return _whole(path, ranks, must_match)
+    except Damaged as error:
+        raise CheckpointError(f"{path} is not whole: {error}") from None
+
+
+def _by_age(root: Path) -> list[Path]:
+    """Those whose age cannot be read come first: a newer one that is damaged must not be passed over in silence."""
+
+    def age(path: Path) -> tuple[float, int]:
+        try:
+            serial: float = read_manifest(path, step_of(path)).serial
+        except (Damaged, CheckpointError, OSError):
+            serial = float("inf")
+        return serial, step_of(path) or 0
+
+    return sorted(listed(root), key=age, reverse=True)
+
+
+def _whole(path: Path, ranks: "Ranks", must_match: Mapping[str, Any], *, pass_over: bool = False) -> Checkpoint:
+    def look() -> Manifest:
+        manifest = read_manifest(path, step_of(path))
+        if pass_over and manifest.must_match.get("run") != must_match.get("run"):
+            raise Damaged(f"{_FOREIGN} ({manifest.must_match.get('run')}; this one is {must_match.get('run')})")
+        # One that is named may come from elsewhere: what it was trained on must agree, not which run that was.
+        named = {} if pass_over or "run" not in manifest.must_match else {"run": manifest.must_match["run"]}
+        refuse_foreign(path, manifest.must_match, {**must_match, **named})
+        check_sizes(path, manifest.files)
+        return manifest
+
+    manifest = Manifest.from_text(_all_told(ranks, lambda: look().to_text()))
+    names = sorted(manifest.files, key=lambda name: (-manifest.files[name].size, name))[ranks.rank :: ranks.world_size]
+    with ThreadPoolExecutor(_THREADS) as threads:
+        found = [
+            problem for problem in threads.map(lambda name: check_hash(path / name, manifest.files[name]), names) if problem
+        ]
+    if found and ranks.world_size > 1:
+        found = [f"{problem} (seen by rank {ranks.rank} on {socket.gethostname()})" for problem in found]
+    problems = [problem for each in ranks.gather(found) for problem in each]
+    if problems:
+        raise Damaged("; ".join(problems))
+    return Checkpoint(path, manifest)
+
+
+def _all_told(ranks: "Ranks", look: Callable[[], Any]) -> Any:
+    """What `look` gives on the first rank (JSON), or what it raises there, on all ranks."""
+    said = None
+    if ranks.is_first:
+        try:
+            said = ["value", look()]
+        except Damaged as error:
+            said = ["damaged", str(error)]
+        except CheckpointError as error:
+            said = ["refused", str(error)]
+        except OSError as error:
+            said = ["damaged", f"it cannot be read: {error}"]
+    kind, value = ranks.broadcast(said)
+    if kind == "damaged":
+        raise Damaged(value)
+    if kind == "refused":
+        raise CheckpointError(value)
+    return value

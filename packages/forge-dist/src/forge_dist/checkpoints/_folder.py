@@ -1,0 +1,163 @@
+"""The directory of full states: names, the moment at which one is there, what is thrown away.
+
+::
+
+    full_state/
+    ├── step_40/  step_80/        whole ones
+    ├── latest                    names the one that was finished last, for people and scripts
+    ├── .step_120.*.tmp           being written, or left by a killed run
+    ├── .step_40.*.pruned         being deleted
+    └── .step_80.*.replaced       was step_80 until a new step_80 took its name
+
+Only whole directories ever bear a plain name: they are renamed into it once everything is on the disk, and out of it before anything is
+deleted. All of this is done by one process, the first rank's, of the one run that owns the directory.
+"""
+
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+from forge_dist._errors import ExportError
+from forge_dist._files import write_text_atomically
+from forge_dist.checkpoints._manifest import MANIFEST, Manifest
+
+LATEST = "latest"
+_NAME = re.compile(r"step_(\d+)")
+_LEFTOVER = re.compile(r"\.(step_\d+)\.[0-9a-f]+\.(tmp|pruned|replaced)|\.latest\..*\.tmp")
+
+
+def name_of(step: int) -> str:
+    """Name of the full state of `step`."""
+    return f"step_{step}"
+
+
+def step_of(path: Path) -> int | None:
+    """The step that a directory's name promises, or None."""
+    match = _NAME.fullmatch(path.name)
+    return None if match is None else int(match[1])
+
+
+def listed(root: Path) -> list[Path]:
+    """The full states under `root`, by step, the newest first; whole or not."""
+    if not root.is_dir():
+        return []
+    found = [(step, path) for path in root.iterdir() if (step := step_of(path)) is not None]
+    return [path for _, path in sorted(found, reverse=True)]
+
+
+def tidy(root: Path) -> None:
+    """Undo what a killed run left: half-written and half-deleted ones go; one that was to be replaced gets its name back."""
+    if not root.is_dir():
+        return
+    for path in list(root.iterdir()):
+        match = _LEFTOVER.fullmatch(path.name)
+        if match is None:
+            continue
+        if match[2] == "replaced" and not (root / match[1]).exists():
+            path.rename(root / match[1])
+        elif path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def begin(root: Path, step: int) -> Path:
+    """An empty directory that the ranks write into.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    root.mkdir(parents=True, exist_ok=True)
+    temporary = root / _hidden(step, "tmp")
+    temporary.mkdir()
+    return temporary
+
+
+def finish(temporary: Path, root: Path, manifest: Manifest) -> Path:
+    """Give what was written its name; from here on it exists. The ranks' files are durable already.
+
+    Raises:
+        OSError: it could not be; nothing bears the name that did not bear it before.
+    """
+    target = root / name_of(manifest.step)
+    with open(temporary / MANIFEST, "x", encoding="utf-8") as file:
+        file.write(manifest.to_text())
+        file.flush()
+        os.fsync(file.fileno())
+    _sync(temporary)
+    replaced = None
+    if target.exists():
+        # No portable call swaps two directories. A kill between the two renames is undone by tidy().
+        replaced = root / _hidden(manifest.step, "replaced")
+        target.rename(replaced)
+    try:
+        temporary.rename(target)
+    except OSError:
+        if replaced is not None:
+            replaced.rename(target)
+        raise
+    _sync(root)
+    if replaced is not None:
+        shutil.rmtree(replaced, ignore_errors=True)
+    return target
+
+
+def discard(temporary: Path) -> None:
+    """Delete what was being written; what cannot be deleted is a leftover for `tidy`."""
+    shutil.rmtree(temporary, ignore_errors=True)
+
+
+def announce(root: Path, target: Path) -> str | None:
+    """Let `latest` name `target`; what went wrong, or None."""
+    try:
+        write_text_atomically(root / LATEST, target.name + "\n")
+    except ExportError as error:
+        return str(error)
+    return None
+
+
+def prune(root: Path, newest: Path, keep: int, broken: Iterable[Path]) -> str | None:
+    """Keep `newest` and the `keep - 1` before it. Broken ones do not count and go, and so do those of later steps: the run went back.
+
+    Returns:
+        What went wrong, or None.
+    """
+    step, useless = step_of(newest), {path.name for path in broken}
+    older = [path for path in listed(root) if path.name not in useless and _before(path, step)]
+    kept = {newest.name, *(path.name for path in older[: keep - 1])}
+    problems = []
+    for path in listed(root):
+        if path.name in kept:
+            continue
+        try:
+            throw_away(path)
+        except OSError as error:
+            problems.append(f"{path} cannot be removed: {error}")
+    return "; ".join(problems) or None
+
+
+def throw_away(path: Path) -> None:
+    """Delete a full state so that a kill on the way leaves no half of it under its name. Raises OSError."""
+    hidden = path.with_name(_hidden(step_of(path) or 0, "pruned"))
+    path.rename(hidden)
+    shutil.rmtree(hidden)
+
+
+def _before(path: Path, step: int | None) -> bool:
+    own = step_of(path)
+    return own is not None and step is not None and own < step
+
+
+def _hidden(step: int, kind: str) -> str:
+    return f".{name_of(step)}.{secrets.token_hex(4)}.{kind}"
+
+
+def _sync(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

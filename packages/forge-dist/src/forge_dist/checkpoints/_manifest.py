@@ -1,0 +1,183 @@
+"""The manifest of a full state: what belongs to it, down to the last byte.
+
+`manifest.json` lists every file with its size and SHA-256, every tensor with its pieces, and carries a SHA-256 of itself, so that nothing
+of a full state can be lost, cut, flipped, swapped or edited unnoticed.
+"""
+
+import hashlib
+import importlib.metadata
+import json
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from forge_dist._errors import CheckpointError
+from forge_dist.checkpoints._plan import DTYPES, Chunk, Whole
+from forge_dist.checkpoints._write import Written, file_of
+
+MANIFEST = "manifest.json"
+FORMAT, VERSION = "forge full state", 1
+
+
+class Damaged(ValueError):  # noqa: N818 - it names a finding, which the caller turns into a CheckpointError or a note
+    """This full state is not whole; the message says which file and what is wrong with it."""
+
+
+@attrs.frozen(kw_only=True)
+class Manifest:
+    """What one full state consists of. All values are plain JSON but the tuples."""
+
+    step: int
+    serial: int
+    """Counts the full states of a run in the order in which they were finished: after going back to an older one the steps repeat."""
+    world_size: int
+    versions: dict[str, str]
+    must_match: dict[str, Any]
+    about: dict[str, Any]
+    files: dict[str, Written]
+    tensors: dict[str, Whole]
+
+    @staticmethod
+    def from_text(text: str) -> "Manifest":
+        """What `to_text` made a text of."""
+        return _from_content(json.loads(text))
+
+    def to_text(self) -> str:
+        """The file's content."""
+        content = {"format": FORMAT, "version": VERSION, **attrs.asdict(self, recurse=False)}
+        content["files"] = {name: written._asdict() for name, written in self.files.items()}
+        content["tensors"] = {name: whole._asdict() for name, whole in self.tensors.items()}
+        return json.dumps({**content, "sha256": _digest(content)}, separators=(",", ":"))
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    rest = {key: value for key, value in content.items() if key != "sha256"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def versions() -> dict[str, str]:
+    """Distribution → version, of what wrote the files."""
+    found = {}
+    for name in ("torch", "forge-dist"):
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = "unknown"
+    return found
+
+
+def jsonable(values: Mapping[str, Any], what: str) -> str:
+    """The values as JSON text.
+
+    Raises:
+        CheckpointError: JSON does not know one of them; `what` they are is in the message.
+    """
+    try:
+        return json.dumps(dict(values))
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"{what} of a full state must be JSON: {error}") from None
+
+
+def next_serial(directories: Iterable[Path]) -> int:
+    """One more than any of these full states has."""
+    serials = [0]
+    for directory in directories:
+        with suppress(Damaged, CheckpointError, OSError):
+            serials.append(read_manifest(directory, None).serial)
+    return max(serials) + 1
+
+
+def read_manifest(directory: Path, step: int | None) -> Manifest:
+    """The manifest of the full state in `directory`, whose name says that it is of `step` (None: its name says nothing).
+
+    Raises:
+        Damaged: it is missing, cut, edited or of another step.
+        CheckpointError: it is whole and in a format that this version does not read.
+        OSError: it cannot be read.
+    """
+    try:
+        text = (directory / MANIFEST).read_bytes()
+    except FileNotFoundError:
+        raise Damaged(f"{MANIFEST} is missing") from None
+    manifest = _parse(text, directory)
+    if step is not None and manifest.step != step:
+        raise Damaged(f"{MANIFEST} is of step {manifest.step}, and the directory is called {directory.name}")
+    return manifest
+
+
+def _parse(text: bytes, directory: Path) -> Manifest:
+    try:
+        content = json.loads(text)
+    except ValueError as error:
+        raise Damaged(f"{MANIFEST} is not JSON ({error})") from None
+    # The digest comes before the version: a flipped bit in the version is damage, and no reason to ask for another forge-dist.
+    if not isinstance(content, dict) or content.get("sha256") != _digest(content):
+        raise Damaged(f"{MANIFEST} does not have the SHA-256 that it says it has: it was edited or damaged")
+    if content.get("format") != FORMAT or content.get("version") != VERSION:
+        raise CheckpointError(
+            f"{directory} is of format {content.get('format')!r}, version {content.get('version')!r}; "
+            f"this forge-dist reads {FORMAT!r}, version {VERSION}: use the version that wrote it ({content.get('versions')})"
+        )
+    try:
+        manifest = _from_content(content)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise Damaged(f"{MANIFEST} lacks what belongs into it ({error!r})") from None
+    for name, whole in manifest.tensors.items():
+        if whole.dtype not in DTYPES or any(file_of(chunk.rank) not in manifest.files for chunk in whole.chunks):
+            raise Damaged(f"{MANIFEST} describes {name} in a way that cannot be followed")
+    return manifest
+
+
+def _from_content(content: Mapping[str, Any]) -> Manifest:
+    tensors = {
+        str(name): Whole(whole["dtype"], whole["shape"], [Chunk(*chunk) for chunk in whole["chunks"]])
+        for name, whole in content["tensors"].items()
+    }
+    files = {str(name): Written(**written) for name, written in content["files"].items()}
+    rest = {key: content[key] for key in ("step", "serial", "world_size", "versions", "must_match", "about")}
+    return Manifest(files=files, tensors=tensors, **rest)
+
+
+def check_sizes(directory: Path, files: Mapping[str, Written]) -> None:
+    """Every file is there and has its size.
+
+    Raises:
+        Damaged: one is missing or has another size.
+    """
+    for name, written in files.items():
+        try:
+            size = (directory / name).stat().st_size
+        except OSError as error:
+            raise Damaged(f"{name} cannot be found ({error.strerror})") from None
+        if size != written.size:
+            raise Damaged(f"{name} has {size} bytes and should have {written.size}")
+
+
+def check_hash(file: Path, written: Written) -> str | None:
+    """What is wrong with the file's bytes, or None."""
+    try:
+        with open(file, "rb") as stream:
+            found = hashlib.file_digest(stream, "sha256").hexdigest()
+    except OSError as error:
+        return f"{file.name} cannot be read ({error.strerror})"
+    return None if found == written.sha256 else f"{file.name} does not have the bytes that were written (another SHA-256)"
+
+
+def refuse_foreign(directory: Path, saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    """The full state is of the run that asks for it.
+
+    Raises:
+        CheckpointError: a setting that decides about the past differs; every one is named, with both values.
+    """
+    wanted = json.loads(json.dumps(dict(wanted)))  # tuples become lists, as they did in the file
+    absent = "(not there)"
+    differing = [
+        f"{name}: {saved.get(name, absent)!r} was saved, {wanted.get(name, absent)!r} is asked for"
+        for name in sorted({*saved, *wanted})
+        if name not in saved or name not in wanted or saved[name] != wanted[name]
+    ]
+    if differing:
+        raise CheckpointError(f"{directory} belongs to another run: {'; '.join(differing)}")

@@ -1,0 +1,99 @@
+"""One save, after everything is copied: each rank's file, then the first rank's commit. Runs in a thread, or not."""
+
+import json
+import socket
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import torch
+
+from forge_dist.checkpoints import _folder as folder
+from forge_dist.checkpoints._manifest import Manifest, next_serial, versions
+from forge_dist.checkpoints._plan import Piece, Whole
+from forge_dist.checkpoints._write import Written, file_of, write_file
+
+if TYPE_CHECKING:
+    from forge_dist.ranks._ranks import Ranks
+
+
+@attrs.frozen(kw_only=True, eq=False, repr=False)
+class Job:
+    """All that a save needs, fixed while the training goes on."""
+
+    step: int
+    temporary: Path
+    root: Path
+    keep: int
+    broken: tuple[Path, ...]
+    pieces: Mapping[str, Piece]
+    values: Mapping[str, torch.Tensor]
+    """The pieces that this rank writes."""
+    wholes: Mapping[str, Whole]
+    must_match: str
+    about: str
+    """JSON as text, because the caller's own dictionaries may go on changing."""
+
+
+@attrs.frozen(kw_only=True)
+class Outcome:
+    """How a save ended, the same on all ranks: with a path or with an error."""
+
+    path: Path | None = None
+    error: str | None = None
+    remark: str | None = None
+    """What went wrong beside it: the full state itself is whole."""
+
+
+def save_job(job: Job, ranks: "Ranks", exchange: Callable[[Any], list[Any]]) -> Outcome:
+    """Write, commit, prune. `exchange` gives every rank the values of all. Never raises an Exception."""
+    try:
+        reports = exchange(_write(job, ranks))
+        said: dict[str, Any] = _commit(job, ranks, reports) if ranks.is_first else {}
+        said = exchange(said)[0]
+    except Exception as error:  # noqa: BLE001 - a rank that died in the middle of a collective; this one must end in order
+        return Outcome(error=f"the ranks lost each other while saving step {job.step}: {error!r}")
+    return Outcome(path=None if said["path"] is None else Path(said["path"]), error=said["error"], remark=said["remark"])
+
+
+def _write(job: Job, ranks: "Ranks") -> dict[str, Any]:
+    try:
+        if not job.values:
+            return {"file": None, "error": None}
+        name = file_of(ranks.rank)
+        return {"file": [name, *write_file(job.temporary / name, job.pieces, job.values, list(job.values))], "error": None}
+    except Exception as error:  # noqa: BLE001 - whatever it is, the other ranks wait for an answer
+        where = f" (rank {ranks.rank} on {socket.gethostname()})" if ranks.world_size > 1 else ""
+        if where and isinstance(error, FileNotFoundError):
+            where += "; is it a place that all hosts share?"
+        return {"file": None, "error": f"{job.root / folder.name_of(job.step)} cannot be written: {error}{where}"}
+
+
+def _commit(job: Job, ranks: "Ranks", reports: list[dict[str, Any]]) -> dict[str, Any]:
+    errors = [report["error"] for report in reports if report["error"] is not None]
+    target = None
+    try:
+        if not errors:
+            files = {file[0]: Written(file[1], file[2]) for report in reports if (file := report["file"]) is not None}
+            target = folder.finish(job.temporary, job.root, _manifest(job, ranks, files))
+    except Exception as error:  # noqa: BLE001 - as above
+        errors.append(f"{job.root / folder.name_of(job.step)} cannot be written: {error}")
+    if target is None:
+        folder.discard(job.temporary)
+        return {"path": None, "error": "; ".join(errors), "remark": None}
+    remarks = [folder.announce(job.root, target), folder.prune(job.root, target, job.keep, job.broken)]
+    return {"path": str(target), "error": None, "remark": "; ".join(text for text in remarks if text) or None}
+
+
+def _manifest(job: Job, ranks: "Ranks", files: dict[str, Written]) -> Manifest:
+    return Manifest(
+        step=job.step,
+        serial=next_serial(folder.listed(job.root)),
+        world_size=ranks.world_size,
+        versions=versions(),
+        must_match=json.loads(job.must_match),
+        about=json.loads(job.about),
+        files=dict(sorted(files.items())),
+        tensors=dict(job.wholes),
+    )

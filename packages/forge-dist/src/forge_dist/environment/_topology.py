@@ -1,0 +1,281 @@
+"""Settings and environment → how many processes on which nodes, and what this process is among them: alone, their launcher, or one of them.
+
+Read without torch. Explicit settings win over the environment, and where each value came from is kept. An environment that is partial or
+that contradicts itself is an error that names the variable: N copies that know nothing of each other would train N models in silence.
+"""
+
+import os
+from collections.abc import Mapping
+from typing import Literal
+
+import attrs
+
+from forge_dist._errors import LaunchError
+from forge_dist._settings import PORTS, LaunchSettings
+from forge_dist.environment._counts import nodes_of, processes_of
+from forge_dist.environment._environment import Found, number_of
+from forge_dist.environment._slurm import SlurmStep, slurm_step
+from forge_dist.environment._worker import Started, worker_of
+
+# torchrun's own default, so that PET_MASTER_ADDR alone means here what it means there.
+DEFAULT_PORT = 29500
+
+
+@attrs.frozen(kw_only=True)
+class Topology:
+    """How many processes a run has, where they meet, and which of them this is."""
+
+    role: Literal["single", "launcher", "worker"]
+    """`single`: this process is the whole run. `launcher`: it starts the processes of this node. `worker`: a launcher started it."""
+    rank: int = 0
+    """Of a worker, among all; 0 otherwise."""
+    world_size: int | None = None
+    """Processes on all nodes together; None for the launcher of an elastic run, whose size the rendezvous settles."""
+    local_rank: int = 0
+    """Of a worker, on its node."""
+    local_world_size: int = 1
+    """Processes on this node."""
+    node_rank: int | None = None
+    """Which node this is, from 0; None where the rendezvous gives it."""
+    min_nodes: int = 1
+    """Nodes that a run starts with at the least."""
+    max_nodes: int = 1
+    """Nodes that a run takes at the most."""
+    nproc_per_node: int = 1
+    """Processes on each node."""
+    master: tuple[str, int] | None = None
+    """Host and port where the nodes of a run of fixed size meet; None on one node, which picks a free port by itself."""
+    rdzv_endpoint: str | None = None
+    """HOST:PORT of torchrun's c10d rendezvous, for elastic runs."""
+    rdzv_id: str = "forge"
+    """Name of the run among those that meet there."""
+    max_restarts: int = 0
+    """How often the processes of this node are started again after one failed."""
+    connect_seconds: float = 300.0
+    """How long nodes and ranks wait for each other."""
+    cores: int = 1
+    """Cores that this process may use."""
+    origins: Mapping[str, str] = attrs.field(factory=dict)
+    """Where each setting came from: its name → "argument", an environment variable, or "default"."""
+
+
+def topology(
+    settings: LaunchSettings, *, environ: Mapping[str, str] | None = None, devices: int = 0, cores: int | None = None
+) -> Topology:
+    """What this process is, from `settings`, the environment (default: `os.environ`), and what this node has.
+
+    RANK set → a worker. Otherwise PET_* (torchrun, Kubeflow) or srun's variables → a launcher, or a worker where srun started several
+    tasks on a node. Neither → what the settings say. One node with one process is `single`.
+
+    Args:
+        settings: what was asked for; each value that is not None outranks the environment.
+        environ: the environment's variables.
+        devices: accelerators of this node, for `nproc_per_node="auto"` and `"gpu"`.
+        cores: processor cores that this process may use, for `"cpu"`; by default those that the system grants it.
+
+    Raises:
+        LaunchError: settings and environment contradict each other or are partial; the message names them.
+
+    >>> topology(LaunchSettings(), environ={}).role
+    'single'
+    >>> t = topology(LaunchSettings(nproc_per_node=2), environ={"PET_NPROC_PER_NODE": "8"})
+    >>> t.role, t.world_size, t.origins["nproc_per_node"]
+    ('launcher', 2, 'argument')
+    """
+    if environ is None:
+        environ = os.environ
+    if cores is None:
+        cores = _cores()
+    if environ.get("RANK", "").strip():
+        return _worker(settings, worker_of(environ, settings), cores)
+    _refuse_half_started(environ)
+    found = Found(settings, environ)
+    # SLURM is asked where nothing nearer says how many nodes there are.
+    asked = found.origin("nproc_per_node") != "default"
+    step = slurm_step(environ, processes_asked=asked) if found.origin("nnodes") == "default" else None
+    if step is not None and step.tasks > step.nodes:
+        return _worker(settings, _slurm_worker(step, settings), cores)
+    return _launcher(found, step, devices, cores)
+
+
+def _launcher(found: Found, step: SlurmStep | None, devices: int, cores: int) -> Topology:
+    origins: dict[str, str] = {}
+
+    def take(name: str, default: object = None) -> object:
+        value, origins[name] = found.value(name, default)
+        return value
+
+    if step is not None:
+        found = found.with_defaults(
+            {
+                "nnodes": (step.nodes, "SLURM_STEP_NUM_NODES"),
+                "node_rank": (step.node, "SLURM_NODEID"),
+                "master_addr": (step.host, "SLURM_STEP_NODELIST"),
+                "master_port": (step.port, "SLURM_JOB_ID"),
+            }
+        )
+    nodes_text = take("nnodes", 1)
+    least, most = nodes_of(nodes_text, origins["nnodes"])
+    procs_text = take("nproc_per_node", 1)
+    procs = processes_of(procs_text, origins["nproc_per_node"], devices, cores)
+    endpoint = take("rdzv_endpoint")
+    address, port = take("master_addr"), take("master_port", DEFAULT_PORT)
+    node_rank, rdzv_id, restarts = take("node_rank"), take("rdzv_id", "forge"), take("max_restarts", 0)
+    assert endpoint is None or isinstance(endpoint, str)
+    assert address is None or isinstance(address, str)
+    assert isinstance(port, int)
+    assert isinstance(rdzv_id, str)
+    assert isinstance(restarts, int)
+    assert node_rank is None or isinstance(node_rank, int)
+
+    backend = found.environ.get("PET_RDZV_BACKEND", "").strip()
+    if backend not in ("", "static", "c10d"):
+        raise LaunchError(f"PET_RDZV_BACKEND={backend} is not supported: leave it out, or use c10d with PET_RDZV_ENDPOINT")
+    endpoint = _meeting_place(found, origins, endpoint, address, port, elastic=least != most)
+    if endpoint is None and most == 1:
+        _refuse_unused(origins, found, most * procs)
+    if endpoint is None and most > 1:
+        missing = [name for name, value in (("master_addr", address), ("node_rank", node_rank)) if value is None]
+        if missing:
+            raise LaunchError(
+                f"{_said(origins, 'nnodes', nodes_text)} asks for {most} nodes, and nothing says {' and '.join(missing)}: set"
+                " master_addr (the host of node 0) and node_rank (or PET_MASTER_ADDR and PET_NODE_RANK), or rdzv_endpoint"
+            )
+        assert node_rank is not None
+        if node_rank >= most:
+            raise LaunchError(
+                f"{_said(origins, 'node_rank', node_rank)} is not one of the {most} nodes of {_said(origins, 'nnodes', nodes_text)}:"
+                " nodes are counted from 0"
+            )
+    fixed = endpoint is None
+    master = (address, port) if fixed and address is not None and (most > 1 or origins["master_addr"] == "argument") else None
+    return Topology(
+        role="single" if most == 1 and procs == 1 and endpoint is None else "launcher",
+        world_size=most * procs if least == most else None,
+        local_world_size=procs,
+        node_rank=(node_rank or 0) if fixed else None,
+        min_nodes=least,
+        max_nodes=most,
+        nproc_per_node=procs,
+        master=master,
+        rdzv_endpoint=endpoint,
+        rdzv_id=rdzv_id,
+        max_restarts=restarts,
+        connect_seconds=found.settings.connect_seconds,
+        cores=cores,
+        origins=origins,
+    )
+
+
+def _meeting_place(
+    found: Found, origins: dict[str, str], endpoint: str | None, address: str | None, port: int, *, elastic: bool
+) -> str | None:
+    """HOST:PORT of the c10d rendezvous, or None where the nodes meet at the master's address. Raises LaunchError."""
+    if endpoint is not None and origins["master_addr"] == "argument":
+        if origins["rdzv_endpoint"] == "argument":
+            raise LaunchError("rdzv_endpoint and master_addr are two places to meet: set one of them")
+        endpoint = None
+    for name, instead in (
+        ("node_rank", ", where the nodes are numbered as they come"),
+        ("master_port", ", which says the port itself"),
+    ):
+        if endpoint is not None and origins[name] == "argument":
+            raise LaunchError(
+                f"{name} has no effect with {origins['rdzv_endpoint'].replace('argument', 'rdzv_endpoint')}{instead}: leave it out, or"
+                " set master_addr instead"
+            )
+    if elastic and endpoint is None:
+        if address is None:
+            raise LaunchError(
+                f"an elastic run ({_said(origins, 'nnodes', found.value('nnodes')[0])}) needs a place to meet: set rdzv_endpoint to"
+                " HOST:PORT (or PET_RDZV_ENDPOINT)"
+            )
+        endpoint = f"{address}:{port}"
+    if endpoint is not None and not endpoint.rpartition(":")[2].isdecimal():
+        endpoint = f"{endpoint}:{DEFAULT_PORT}"
+    if endpoint is not None and int(endpoint.rpartition(":")[2]) not in PORTS:
+        raise LaunchError(f"{_said(origins, 'rdzv_endpoint', endpoint)} ends in no port: ports are {PORTS[0]} to {PORTS[-1]}")
+    return endpoint
+
+
+def _refuse_unused(origins: dict[str, str], found: Found, world_size: int) -> None:
+    """On one node nobody has to be met: what says where is refused, or, from a half-set environment, is a sign of more nodes."""
+    for name in ("master_addr", "master_port", "node_rank", "rdzv_id"):
+        origin = origins[name]
+        if origin == "argument" and not (name == "node_rank" and found.settings.node_rank == 0):
+            if name in ("master_addr", "master_port") and world_size > 1:
+                if origins["master_addr"] == "argument":
+                    continue
+                raise LaunchError(
+                    f"{name} has no effect on one node, which picks a free port: leave it out, or set master_addr too"
+                )
+            raise LaunchError(f"{name} has no effect on one node: leave it out, or set nnodes")
+        if origin in ("PET_MASTER_ADDR", "PET_NODE_RANK") and origins["nnodes"] == "default":
+            raise LaunchError(
+                f"the environment sets {origin} and not PET_NNODES: set both or neither (nnodes=1 says that this node is alone)"
+            )
+    rank, origin = found.value("node_rank", 0)
+    if origin == "PET_NODE_RANK" and origins["nnodes"] == "PET_NNODES" and rank != 0:
+        raise LaunchError(f"PET_NODE_RANK={rank} contradicts PET_NNODES=1, which has node 0 only")
+
+
+def _worker(settings: LaunchSettings, started: Started, cores: int) -> Topology:
+    return Topology(
+        role="worker",
+        rank=started.rank,
+        world_size=started.world_size,
+        local_rank=started.local_rank,
+        local_world_size=started.local_world_size,
+        node_rank=started.node_rank,
+        min_nodes=started.nodes,
+        max_nodes=started.nodes,
+        nproc_per_node=started.local_world_size,
+        master=started.master,
+        connect_seconds=settings.connect_seconds,
+        cores=cores,
+        origins=started.origins,
+    )
+
+
+def _slurm_worker(step: SlurmStep, settings: LaunchSettings) -> Started:
+    for name, value, here in (
+        ("nproc_per_node", settings.nproc_per_node, step.local_tasks),
+        ("node_rank", settings.node_rank, step.node),
+    ):
+        if value is not None and value != here:
+            raise LaunchError(
+                f"{name}={value} contradicts srun, which started {step.local_tasks} tasks on this node ({step.node})"
+            )
+    return Started(
+        rank=step.task,
+        world_size=step.tasks,
+        local_rank=step.local_task,
+        local_world_size=step.local_tasks,
+        node_rank=step.node,
+        nodes=step.nodes,
+        master=(settings.master_addr or step.host, settings.master_port or step.port),
+        origins={"nproc_per_node": "SLURM_STEP_TASKS_PER_NODE", "nnodes": "SLURM_STEP_NUM_NODES", "node_rank": "SLURM_NODEID"},
+    )
+
+
+def _refuse_half_started(environ: Mapping[str, str]) -> None:
+    for name in ("WORLD_SIZE", "LOCAL_RANK"):
+        if environ.get(name, "").strip():
+            raise LaunchError(f"the environment sets {name}={environ[name]} and not RANK: set both or neither")
+    tasks = number_of(environ, "OMPI_COMM_WORLD_SIZE")
+    if tasks is not None and tasks > 1:
+        raise LaunchError(
+            f"mpirun started {tasks} processes (OMPI_COMM_WORLD_SIZE={tasks}), each of which would train alone: start one process on"
+            " each node and set nproc_per_node and nnodes, or use torchrun"
+        )
+
+
+def _said(origins: Mapping[str, str], name: str, value: object) -> str:
+    return f"{origins[name].replace('argument', name).replace('default', name)}={value}"
+
+
+def _cores() -> int:
+    # What a container or taskset grants, where the system says it; the machine's number otherwise (macOS).
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

@@ -1,0 +1,172 @@
+"""A GGUF file → proof that what a reader finds in it is the model in memory, or an error that says where not.
+
+Fields and tensors are read back with the gguf library; transformers, which reads such files too, computes with them.
+"""
+
+import io
+import os
+from collections.abc import Sequence
+from contextlib import redirect_stderr
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import attrs
+import torch
+
+from forge_dist._errors import ExportError
+from forge_dist._third_party_logs import quiet
+from forge_dist.adapters._merge import logits_of, relative_difference
+from forge_dist.gguf._export import GGUFType, as_halves, gguf_fields, require_gguf, stored, to_write
+from forge_dist.gguf._layout import (
+    ROPE_FACTORS,
+    arranged,
+    arranged_back,
+    gguf_architecture,
+    named,
+    own_frequencies,
+    plain_frequencies,
+)
+from forge_dist.verifying._check import EXACT
+from forge_dist.verifying._tensors import same_bits
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+ROUNDED_LOGITS = 0.3
+"""For a file that rounds. Measured on a 135M-parameter model over random tokens: 2e-3 (float16) and 7e-2 (q8_0). It has little to catch (an
+overflow of float16): the bits are proved before, and the configuration with the unrounded weights to EXACT."""
+
+
+@attrs.frozen(kw_only=True)
+class GGUFCheck:
+    """What a successful check of a GGUF file has found."""
+
+    tensors: int
+    """Number of tensors in the file, each of them the one in memory, rounded once to the type that the file holds it in."""
+
+    halves: int
+    """Number of matrices that are float16 though the file is q8_0: their rows are no multiple of 32 long."""
+
+    difference: float
+    """Largest |difference| of two logits of what was read back and of the model in memory, relative to the largest |logit|."""
+
+    exact: float
+    """The same of what was read back given the unrounded weights: at most 1e-5, for its configuration is then right."""
+
+    tolerance: float
+    """The largest `difference` that passes: 1e-5 of a float32 file, 0.3 where it rounds."""
+
+
+def check_gguf(
+    model: "PreTrainedModel",
+    file: str | os.PathLike[str],
+    samples: Sequence[Sequence[int]],
+    *,
+    tokenizer: "PreTrainedTokenizerBase",
+    dtype: GGUFType,
+    name: str,
+) -> GGUFCheck:
+    """Read `file` back and compare it with `model`, of which `export_gguf` wrote it with the same arguments; return what was found.
+
+    1. Every field is the one that was to be written; every tensor equals the one in memory, rounded to the file's type, bit for bit.
+    2. The file loads through transformers in float32, on the CPU, and every tensor of the result is what the file holds.
+    3. On `samples`, rows of token ids [S], cut to the context that the file says, its logits are those of the model in memory, within what rounding may change; and, given the
+       unrounded weights, within 1e-5 of the largest.
+
+    A second copy of the model is held meanwhile.
+
+    Raises:
+        ExportError: the first field or tensor that differs, or the logits.
+    """
+    require_gguf()
+    path = Path(os.path.abspath(file))
+    arch = gguf_architecture(model, path)
+    held = _prove_file(model, path, arch, gguf_fields(model, tokenizer, dtype=dtype, name=name, where=path), dtype)
+    try:
+        # The bar over the tensors is not one of those that transformers can be told to leave out.
+        with quiet(), redirect_stderr(io.StringIO()):
+            reloaded = _reload(path, model, held)
+    except (OSError, ValueError, RuntimeError, KeyError, NotImplementedError) as error:
+        raise ExportError(f"{path} cannot be read back: {error}") from error
+    _prove_reloaded(model, reloaded, held, path, arch)
+    # Beyond a sliding window the model computes what readers do not; the context ends there.
+    rows = [row[: held.fields[f"{arch}.context_length"]] for row in samples]
+    expected = logits_of(model, rows)
+    difference = relative_difference(expected, logits_of(reloaded, rows))
+    reloaded.load_state_dict(model.state_dict(), assign=True)
+    exact = relative_difference(expected, logits_of(reloaded, rows))
+    tolerance = EXACT if dtype == "float32" else ROUNDED_LOGITS
+    for what, apart, allowed in (("", difference, tolerance), (" even with the weights in memory", exact, EXACT)):
+        if not apart <= allowed:
+            raise ExportError(
+                f"{path}{what} does not compute what the model in memory does: logits differ by {apart:.3g} of the largest "
+                f"(allowed {allowed:g})"
+            )
+    halves = as_halves(to_write(model, arch, path), dtype)
+    return GGUFCheck(tensors=len(held.tensors), halves=halves, difference=difference, exact=exact, tolerance=tolerance)
+
+
+class _Held(NamedTuple):
+    """What the gguf library finds in a file; its tensors lie on the disk."""
+
+    fields: dict[str, Any]
+    tensors: dict[str, Any]
+
+    def read(self, name: str) -> torch.Tensor:
+        """A tensor as float32, its rows in the file's order."""
+        from gguf import dequantize
+
+        tensor = self.tensors[name]
+        return torch.tensor(dequantize(tensor.data, tensor.tensor_type)).reshape(tuple(reversed(tensor.shape.tolist())))
+
+
+def _prove_file(model: "PreTrainedModel", path: Path, arch: str, fields: dict[str, Any], dtype: GGUFType) -> _Held:
+    """What the file holds, if that is the `fields` and the model's tensors and nothing else."""
+    from gguf import GGUFReader
+
+    try:
+        reader = GGUFReader(path)
+    except (OSError, ValueError, IndexError) as error:
+        raise ExportError(f"{path} cannot be read back: {error}") from error
+    found = {key: field.contents() for key, field in reader.fields.items() if not key.startswith("GGUF.")}
+    for key in sorted(fields.keys() | found.keys()):
+        expected = (
+            torch.tensor(fields[key], dtype=torch.float32).item() if isinstance(fields.get(key), float) else fields.get(key)
+        )
+        if found.get(key) != expected:
+            raise ExportError(f"{path}: the field {key} is {str(found.get(key))[:80]} instead of {str(expected)[:80]}")
+    held = _Held(found, {tensor.name: tensor for tensor in reader.tensors})
+    wanted = to_write(model, arch, path)
+    if held.tensors.keys() != wanted.keys():
+        raise ExportError(f"{path}: the tensor {min(held.tensors.keys() ^ wanted.keys())} is missing or too many")
+    for key, tensor in wanted.items():
+        if held.tensors[key].data.tobytes() != stored(arranged(key, tensor, model.config, arch), dtype)[0].tobytes():
+            raise ExportError(f"{path}: the tensor {key} is not the one in memory")
+    return held
+
+
+def _reload(path: Path, model: "PreTrainedModel", held: _Held) -> "PreTrainedModel":
+    """What transformers makes of the file; two things that it does not read are read for it."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    # The whole path, though its folder is named too: transformers prefers a file of that name in the working directory.
+    config: Any = AutoConfig.from_pretrained(path.parent, gguf_file=str(path), trust_remote_code=False)
+    config.head_dim = held.fields[f"{held.fields['general.architecture']}.attention.key_length"]
+    config._attn_implementation = str(model.config._attn_implementation)
+    reloaded = AutoModelForCausalLM.from_pretrained(
+        path.parent, gguf_file=str(path), config=config, dtype=torch.float32, trust_remote_code=False
+    )
+    if ROPE_FACTORS in held.tensors:
+        own_frequencies(reloaded).copy_(plain_frequencies(config) / held.read(ROPE_FACTORS))
+    return reloaded.eval()
+
+
+def _prove_reloaded(model: "PreTrainedModel", reloaded: "PreTrainedModel", held: _Held, path: Path, arch: str) -> None:
+    """Raise ExportError unless every tensor that transformers read is what the file holds, by the name that it has in the model."""
+    ours, theirs = named(model, arch, path), named(reloaded, arch, path)
+    if ours.keys() != theirs.keys() or reloaded.config.tie_word_embeddings != model.config.tie_word_embeddings:
+        raise ExportError(f"{path} loads as another model: {sorted(ours.keys() ^ theirs.keys())[:3]}")
+    for key, tensor in theirs.items():
+        if not same_bits(tensor, arranged_back(key, held.read(key), model.config, arch)):
+            raise ExportError(f"{path} loads a tensor {key} that is not the one in the file")

@@ -1,0 +1,160 @@
+"""A model in memory and its tokenizer → one GGUF file, which llama.cpp and its kin run; written tensor by tensor."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import torch
+
+from forge_dist._errors import ExportError, ModelError
+from forge_dist.gguf._layout import ROPE_FACTORS, arranged, gguf_architecture, model_fields, named, rope_factors
+from forge_dist.gguf._tokenizer import tokenizer_fields
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+GGUFType = Literal["float32", "float16", "bfloat16", "q8_0"]
+"""How a file holds its matrices: plain floats, or blocks of 32 whole numbers of 8 bits and a scale (q8_0)."""
+
+_FILE_TYPES = {"float32": 0, "float16": 1, "bfloat16": 32, "q8_0": 7}
+"""llama.cpp's LlamaFileType."""
+
+
+def require_gguf() -> None:
+    """Raise ModelError unless the gguf library is installed, and what transformers needs to read such files."""
+    for name in ("gguf", "accelerate"):
+        try:
+            __import__(name)
+        except ImportError:
+            raise ModelError(f"GGUF files need {name}, which is not installed: `pip install 'forge-dist[gguf]'`") from None
+
+
+def export_gguf(
+    model: "PreTrainedModel",
+    file: str | os.PathLike[str],
+    *,
+    tokenizer: "PreTrainedTokenizerBase",
+    dtype: GGUFType,
+    name: str,
+) -> Path:
+    """Write `model`, in float32 on the CPU, with its tokenizer and chat template as a GGUF file; return its absolute path.
+
+    Matrices are written as `dtype`, rounded once, vectors as float32, as readers want them; tied weights once. Of q8_0 a matrix whose rows
+    are no multiple of 32 long is written as float16 (`as_halves` counts them), and a model that has only such ones is refused. The file is not made durable: write it inside `atomic_directory`. `check_gguf` proves it.
+
+    Args:
+        model: a causal language model of a type that is known here (llama, mistral, qwen2, qwen3).
+        file: where; it must not exist.
+        tokenizer: a fast one, byte-level BPE.
+        dtype: type of the matrices.
+        name: what readers show as the model's name.
+
+    Raises:
+        ModelError: an architecture, a setting of it, or a tokenizer that is not known here; no matrix can be q8_0; gguf is not installed.
+        ExportError: the file exists or cannot be written.
+    """
+    require_gguf()
+    path = Path(os.path.abspath(file))
+    if dtype not in get_args(GGUFType):
+        raise ExportError(f"{path}: dtype {dtype!r} is none of GGUF's: {', '.join(get_args(GGUFType))}")
+    if path.exists():
+        raise ExportError(f"{path} exists already, and nothing is written over it: remove it or choose another name")
+    arch = gguf_architecture(model, path)
+    fields = gguf_fields(model, tokenizer, dtype=dtype, name=name, where=path)
+    tensors = to_write(model, arch, path)
+    matrices = sum(tensor.ndim >= 2 for tensor in tensors.values())
+    if dtype == "q8_0" and as_halves(tensors, dtype) == matrices:
+        raise ModelError(
+            f"{path}: no matrix of this model can be q8_0, which holds blocks of 32 numbers: no row of one is a multiple of 32 long "
+            f"(hidden_size {model.config.hidden_size}); take dtype=float16"
+        )
+    try:
+        _write(path, model.config, fields, tensors, dtype)
+    except (OSError, ValueError) as error:
+        raise ExportError(f"{path} cannot be written: {error}") from error
+    return path
+
+
+def gguf_fields(
+    model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", *, dtype: GGUFType, name: str, where: Path
+) -> dict[str, Any]:
+    """All keys and values of the file.
+
+    Raises:
+        ModelError: as `export_gguf`.
+    """
+    arch = gguf_architecture(model, where)
+    fields = model_fields(model.config, arch)
+    fields |= {"general.name": name, "general.file_type": _FILE_TYPES[dtype], "general.quantization_version": 2}
+    fields |= tokenizer_fields(tokenizer, model.config.vocab_size, where)
+    # What else ends an answer, of models that have several: the end of a turn beside the end of a text.
+    ends = getattr(model.generation_config, "eos_token_id", None)
+    others = [end for end in (ends if isinstance(ends, list) else []) if end != fields.get("tokenizer.ggml.eos_token_id")]
+    return fields | ({"tokenizer.ggml.eot_token_id": others[0]} if others else {})
+
+
+def to_write(model: "PreTrainedModel", arch: str, where: Path) -> dict[str, torch.Tensor]:
+    """Name in the file → tensor, its rows in the model's order: the model's own, and what scales its rotary embeddings.
+
+    Raises:
+        ModelError: a tensor has no name in GGUF.
+    """
+    factors = rope_factors(model)
+    return ({} if factors is None else {ROPE_FACTORS: factors}) | named(model, arch, where)
+
+
+def as_halves(tensors: Mapping[str, torch.Tensor], dtype: GGUFType) -> int:
+    """How many matrices are written as float16 though q8_0 was asked for: those whose rows no block of 32 divides."""
+    return sum(tensor.ndim >= 2 and tensor.shape[-1] % 32 != 0 for tensor in tensors.values()) if dtype == "q8_0" else 0
+
+
+def stored(tensor: torch.Tensor, dtype: GGUFType) -> tuple[Any, Any]:
+    """An array for the file, and GGUF's type of it (None: as the array says)."""
+    from gguf import GGMLQuantizationType
+    from gguf.quants import quantize
+
+    tensor = tensor.detach().to(device="cpu", dtype=torch.float32)
+    if tensor.ndim < 2 or dtype == "float32":
+        return tensor.contiguous().numpy(), None
+    if dtype == "bfloat16":
+        halves = tensor.to(torch.bfloat16).contiguous()
+        return halves.view(torch.uint8).numpy(), GGMLQuantizationType.BF16
+    if dtype == "q8_0" and tensor.shape[-1] % 32 == 0:
+        return quantize(tensor.contiguous().numpy(), GGMLQuantizationType.Q8_0), GGMLQuantizationType.Q8_0
+    return tensor.to(torch.float16).contiguous().numpy(), None
+
+
+def _write(path: Path, config: Any, fields: dict[str, Any], tensors: dict[str, torch.Tensor], dtype: GGUFType) -> None:
+    from gguf import GGUFWriter
+
+    arch = fields["general.architecture"]
+    writer = GGUFWriter(path, arch)
+    try:
+        for key, value in fields.items():
+            if key != "general.architecture":  # the writer's own
+                _add(writer, key, value)
+        # Twice over the tensors, one at a time: the file begins with what all of them are.
+        for name, tensor in tensors.items():
+            array, kind = stored(tensor, dtype)
+            writer.add_tensor_info(name, array.shape, array.dtype, array.nbytes, raw_dtype=kind)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_ti_data_to_file()
+        for name, tensor in tensors.items():
+            writer.write_tensor_data(stored(arranged(name, tensor, config, arch), dtype)[0])
+    finally:
+        writer.close()
+
+
+def _add(writer: Any, key: str, value: Any) -> None:
+    if isinstance(value, bool):
+        writer.add_bool(key, value)
+    elif isinstance(value, int):
+        writer.add_uint32(key, value)
+    elif isinstance(value, float):
+        writer.add_float32(key, value)
+    elif isinstance(value, list):
+        writer.add_array(key, value)
+    else:
+        writer.add_string(key, value)

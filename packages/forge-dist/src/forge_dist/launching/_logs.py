@@ -1,0 +1,134 @@
+"""Pipes of the workers' output → `rank_N.log`, appended, and rank 0's also on this process's own output, as it comes."""
+
+import os
+import selectors
+import sys
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, TextIO
+
+from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs
+
+from forge_dist.launching._rendezvous import Meeting
+from forge_dist.ranks._failure_report_from_report import LAUNCHER, REPORT
+from forge_dist.ranks._store import ROUND
+
+_CHUNK = 1 << 16
+
+
+class Logs(LogsSpecs):
+    """Where torch's agent sends what each worker prints, and what else each worker finds in its environment."""
+
+    def __init__(self, log_dir: Path, reports: Path, meeting: Meeting, environ: Mapping[str, str]) -> None:
+        super().__init__(str(log_dir))
+        self._log_dir, self._reports, self._meeting, self._environ = log_dir, reports, meeting, environ
+        self._selector = selectors.DefaultSelector()
+        self._files: list[IO[bytes]] = []
+        self._descriptors: list[int] = []
+        self._lock = threading.Lock()
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._pump, name="forge-logs", daemon=True)
+        self._starts = 0
+        self._closed = False
+        self.report_of: dict[int, Path] = {}
+        """Local rank → where its newest process reports."""
+        self.log_of: dict[int, Path] = {}
+        """Local rank → its log."""
+
+    def __enter__(self) -> "Logs":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def root_log_dir(self) -> str:
+        """The folder of the logs."""
+        return str(self._log_dir)
+
+    def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
+        """Called by the agent before each start of the workers, with the environment that each is about to get."""
+        outs: dict[int, str] = {}
+        errs: dict[int, str] = {}
+        errors: dict[int, str] = {}
+        self._starts += 1
+        with self._lock:
+            for local_rank, env in envs.items():
+                rank = env["RANK"]
+                log = self._log_dir / f"rank_{rank}.log"
+                report = self._reports / f"{self._starts}_{rank}.json"
+                self.log_of[local_rank], self.report_of[local_rank] = log, report
+                env.update(self._environ)
+                env.update({REPORT: str(report), LAUNCHER: str(os.getpid()), ROUND: self._meeting.round})
+                # What is printed is streamed, and is kept when the process is killed.
+                env.setdefault("PYTHONUNBUFFERED", "1")
+                file = log.open("ab", buffering=0)
+                self._files.append(file)
+                shown: tuple[TextIO | None, TextIO | None] = (sys.stdout, sys.stderr) if rank == "0" else (None, None)
+                outs[local_rank] = self._pipe(file, shown[0])
+                errs[local_rank] = self._pipe(file, shown[1]) if rank == "0" else outs[local_rank]
+                errors[local_rank] = str(report)
+        if self._thread.ident is None:
+            self._thread.start()
+        return LogsDest(stdouts=outs, stderrs=errs, error_files=errors)
+
+    def _pipe(self, file: IO[bytes], shown: TextIO | None) -> str:
+        """A pipe that is copied to `file` and `shown`; its writing end as a path, which is what the agent opens (and would truncate)."""
+        read, write = os.pipe()
+        os.set_blocking(read, False)
+        self._descriptors += [read, write]
+        self._selector.register(read, selectors.EVENT_READ, (file, shown))
+        return f"/dev/fd/{write}"
+
+    def _pump(self) -> None:
+        while not self._done.is_set():
+            self._copy(0.2)
+
+    def _copy(self, seconds: float) -> bool:
+        """Copy what there is; whether there was anything."""
+        with self._lock:
+            # The lock is held for reading only: a wait under it would keep a restart from registering its pipes.
+            ready = self._selector.select(0)
+        if not ready:
+            if seconds:
+                self._done.wait(min(seconds, 0.02))
+            return False
+        for key, _ in ready:
+            file, shown = key.data
+            with suppress(BlockingIOError):
+                data = os.read(key.fd, _CHUNK)
+                # A full disk must not stop a worker that prints.
+                with suppress(OSError):
+                    file.write(data)
+                if shown is not None:
+                    _show(shown, data)
+        return True
+
+    def close(self) -> None:
+        """Copy what is left, without waiting for grandchildren that hold a pipe open, and let go of everything."""
+        if self._closed:
+            return
+        self._closed = True
+        self._done.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+        while self._copy(0):
+            pass
+        self._selector.close()
+        for descriptor in self._descriptors:
+            os.close(descriptor)
+        for file in self._files:
+            file.close()
+
+
+def _show(stream: TextIO, data: bytes) -> None:
+    # A reader that went away (`| head`) and a stream without bytes below (a notebook's) must not end the run.
+    with suppress(OSError, ValueError):
+        buffer = getattr(stream, "buffer", None)
+        if buffer is None:
+            stream.write(data.decode("utf-8", "replace"))
+        else:
+            buffer.write(data)
+        stream.flush()

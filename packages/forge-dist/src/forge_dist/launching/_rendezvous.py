@@ -1,0 +1,248 @@
+"""A launcher's topology → the meeting of all nodes' launchers, or a sentence on who did not come.
+
+For a run of fixed size the nodes meet at the master's address: as torch's static rendezvous, which however says neither who is missing
+nor that two nodes took the same rank. Elastic runs use torch's c10d rendezvous as it is.
+"""
+
+import json
+import socket
+import time
+import uuid
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from torch.distributed import DistError, DistNetworkError, DistStoreError, PrefixStore, TCPStore
+from torch.distributed.elastic.rendezvous import (
+    RendezvousError,
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousParameters,
+    RendezvousStoreInfo,
+)
+from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
+
+from forge_dist._errors import LaunchError
+from forge_dist.environment._topology import Topology
+from forge_dist.ranks._network import unreachable
+from forge_dist.ranks._store import first_line
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
+
+_LOOPBACK = "127.0.0.1"
+# Signals are handled between two waits.
+_WAIT_SECONDS = 1.0
+_STAY_SECONDS = 5.0
+
+
+def make_rendezvous(topology: Topology) -> "Meeting":
+    """The rendezvous of a launcher's topology. Raises LaunchError where nobody answers at rdzv_endpoint."""
+    return Meeting(topology, _Fixed(topology) if topology.rdzv_endpoint is None else _elastic(topology))
+
+
+class Meeting(RendezvousHandler):
+    """A rendezvous that also gives each round a name of its own, and notes when the agent last looked at it."""
+
+    def __init__(self, topology: Topology, inner: RendezvousHandler) -> None:
+        self._topology = topology
+        self._inner = inner
+        self.round = ""
+        """Name of the newest round, the same on all nodes."""
+        self.nodes = 0
+        """Nodes that came together in it."""
+        self.node_rank = 0
+        """This node's number in it."""
+        self.looked_at = 0
+        """How often the agent asked for newcomers, which it does whenever it found its workers well."""
+        self.place: tuple[str, int] | None = None
+        """Host and port of the store that the workers share."""
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Meet. Raises LaunchError naming the place, the time and what to check."""
+        try:
+            info = self._inner.next_rendezvous()
+            if info.rank == 0:
+                info.store.set("forge/round", uuid.uuid4().hex)
+            self.round = info.store.get("forge/round").decode()
+        except (RendezvousError, DistError) as error:
+            raise LaunchError(
+                f"the nodes did not meet at {self._topology.rdzv_endpoint or self._topology.master} within"
+                f" {self._topology.connect_seconds:g} s ({first_line(error)}): check that"
+                f" {_nodes(self._topology.min_nodes)} {'were' if self._topology.min_nodes > 1 else 'was'} started with the same rdzv_id"
+                f" ({self._topology.rdzv_id!r}), and that the port is open between them"
+            ) from error
+        self.nodes, self.node_rank = info.world_size, info.rank
+        place = info.bootstrap_store_info
+        self.place = None if place is None else (place.master_addr, place.master_port)
+        return info
+
+    @property
+    def use_agent_store(self) -> bool:
+        """Workers use the launchers' store."""
+        return self._inner.use_agent_store
+
+    def get_backend(self) -> str:
+        """Name for torch's events."""
+        return self._inner.get_backend()
+
+    def is_closed(self) -> bool:
+        """Whether nobody may come any more."""
+        return self._inner.is_closed()
+
+    def set_closed(self) -> None:
+        """Let nobody come any more."""
+        self._inner.set_closed()
+
+    def num_nodes_waiting(self) -> int:
+        """Newcomers of an elastic run."""
+        self.looked_at += 1
+        return self._inner.num_nodes_waiting()
+
+    def get_run_id(self) -> str:
+        """Name of the run."""
+        return self._inner.get_run_id()
+
+    def shutdown(self) -> bool:
+        """Let go of the meeting place."""
+        return self._inner.shutdown()
+
+
+class _Fixed(RendezvousHandler):
+    """All nodes of a run of fixed size, each with its rank, at the master's address."""
+
+    def __init__(self, topology: Topology) -> None:
+        self._topology = topology
+        self._rank = topology.node_rank or 0
+        self._store: TCPStore | None = None
+        self._rounds = 0
+        self._host, self._port = topology.master or (_LOOPBACK, 0)
+
+    def get_backend(self) -> str:
+        return "static"
+
+    @property
+    def use_agent_store(self) -> bool:
+        return True
+
+    def is_closed(self) -> bool:
+        return False
+
+    def set_closed(self) -> None:
+        pass
+
+    def num_nodes_waiting(self) -> int:
+        return 0
+
+    def get_run_id(self) -> str:
+        return self._topology.rdzv_id
+
+    def shutdown(self) -> bool:
+        return True
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        end = time.monotonic() + self._topology.connect_seconds
+        if self._store is None:
+            self._store = self._host_store() if self._rank == 0 else self._visit(end)
+        self._rounds += 1
+        store = PrefixStore(f"{self._topology.rdzv_id}/{self._rounds}", self._store)
+        if self._topology.max_nodes > 1:
+            self._meet(store, end)
+        return RendezvousInfo(store, self._rank, self._topology.max_nodes, RendezvousStoreInfo(self._host, self._port))
+
+    def _host_store(self) -> TCPStore:
+        try:
+            store = TCPStore(self._host, self._port, is_master=True, wait_for_workers=False)
+        except (DistError, RuntimeError) as error:
+            raise LaunchError(
+                f"node 0 cannot listen on port {self._port} ({first_line(error)}): another run may use it; set master_port to a free one"
+            ) from error
+        self._port = store.port
+        return store
+
+    def _visit(self, end: float) -> TCPStore:
+        seconds = self._topology.connect_seconds
+        place = f"{self._host}:{self._port}"
+        why = unreachable(self._host, self._port, end - time.monotonic())
+        if not why:
+            try:
+                return TCPStore(self._host, self._port, is_master=False, wait_for_workers=False, timeout=_left(end))
+            except (DistError, RuntimeError) as error:
+                why = f"what answers there is no launcher: {first_line(error)}"
+        raise LaunchError(
+            f"node {self._rank} did not reach node 0 at {place} within {seconds:g} s ({why}): check that node 0 was started, that"
+            f" master_addr and master_port are its own, that node_rank is 0 there and {self._rank} here, and that no firewall closes the"
+            " port"
+        )
+
+    def _meet(self, store: "Store", end: float) -> None:
+        t = self._topology
+        here = socket.gethostname()
+        if store.add(f"taken/{self._rank}", 1) > 1:
+            other = (
+                json.loads(store.get(f"node/{self._rank}"))["host"] if store.check([f"node/{self._rank}"]) else "another node"
+            )
+            raise LaunchError(
+                f"node_rank {self._rank} is taken by {other}, and {here} has it too: each node needs its own, from 0"
+            )
+        store.set(f"node/{self._rank}", json.dumps({"host": here, "nnodes": t.max_nodes, "nproc_per_node": t.nproc_per_node}))
+        missing = list(range(t.max_nodes))
+        while missing := [node for node in missing if not store.check([f"node/{node}"])]:
+            if time.monotonic() > end:
+                named = ", ".join(map(str, missing[:8])) + ("…" if len(missing) > 8 else "")
+                raise LaunchError(
+                    f"node{'s' * (len(missing) > 1)} {named} of {t.max_nodes} did not come to {self._host}:{self._port} within"
+                    f" {t.connect_seconds:g} s: check that they were started, with nnodes={t.max_nodes} and a node_rank of their own, and"
+                    " that they reach this address"
+                )
+            try:
+                store.wait([f"node/{missing[0]}"], timedelta(seconds=_WAIT_SECONDS))
+            except DistNetworkError as error:
+                raise LaunchError(f"node 0 at {self._host}:{self._port} went away while the nodes met") from error
+            except DistStoreError:
+                continue
+        said = [json.loads(store.get(f"node/{node}")) for node in range(t.max_nodes)]
+        store.add("read", 1)
+        for node, theirs in enumerate(said):
+            for name, mine in (("nnodes", t.max_nodes), ("nproc_per_node", t.nproc_per_node)):
+                if theirs[name] != mine:
+                    self._stay(store)
+                    raise LaunchError(
+                        f"node {node} ({theirs['host']}) was started with {name}={theirs[name]} and node {self._rank} ({here}) with"
+                        f" {name}={mine}: they must be the same on all nodes"
+                    )
+
+    def _stay(self, store: "Store") -> None:
+        """On the host of the store: let the others read why before it goes."""
+        end = time.monotonic() + _STAY_SECONDS
+        while self._rank == 0 and store.add("read", 0) < self._topology.max_nodes and time.monotonic() < end:
+            time.sleep(0.05)
+
+
+def _elastic(topology: Topology) -> RendezvousHandler:
+    seconds = topology.connect_seconds
+    parameters = RendezvousParameters(
+        backend="c10d",
+        endpoint=topology.rdzv_endpoint or "",
+        run_id=topology.rdzv_id,
+        min_nodes=topology.min_nodes,
+        max_nodes=topology.max_nodes,
+        join_timeout=max(1, int(seconds)),
+        # How long those that are enough wait for more; torch's 30 s would outlast a shorter wait altogether.
+        last_call_timeout=max(1, int(min(seconds / 2, 30))),
+        read_timeout=max(1, int(min(seconds, 60))),
+    )
+    try:
+        return get_rendezvous_handler(parameters)
+    except (RendezvousError, DistError, ValueError) as error:
+        raise LaunchError(
+            f"nobody answers at rdzv_endpoint {topology.rdzv_endpoint} ({first_line(error)}): check the address, that the node of that name"
+            " was started, and that no firewall closes the port"
+        ) from error
+
+
+def _left(end: float) -> timedelta:
+    return timedelta(seconds=max(1.0, end - time.monotonic()))
+
+
+def _nodes(number: int) -> str:
+    return f"{number} node{'s' * (number > 1)}"

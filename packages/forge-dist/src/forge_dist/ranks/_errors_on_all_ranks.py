@@ -1,0 +1,65 @@
+"""What one rank met → an error on every rank, so that none waits for one that has left."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, TypeVar
+
+import torch
+
+from forge_dist._errors import ExportError
+
+if TYPE_CHECKING:
+    from forge_dist.ranks._ranks import Ranks
+
+Item = TypeVar("Item")
+
+
+@contextmanager
+def together(ranks: "Ranks", known: tuple[type[Exception], ...], what: str) -> Iterator[None]:
+    """Collective: if the body raised on any rank, every rank leaves with an error.
+
+    An ExportError keeps its message, one of the `known` kinds becomes ExportError("WHAT: ..."), and any other passes as it is on its own
+    rank. The ranks that met nothing raise ExportError with the message of the first that did.
+
+    The body must make the same collective calls on every rank up to where it raises.
+    """
+    own: Exception | None = None
+    try:
+        yield
+    except ExportError as error:
+        own = error
+    except torch.OutOfMemoryError as error:  # a RuntimeError, and no fault of a file
+        own = error
+    except known as error:
+        own = ExportError(f"{what}: {error}")
+        own.__cause__ = error
+    except Exception as error:  # noqa: BLE001  raised again below, once the other ranks know
+        own = error
+    found = ranks.gather(None if own is None else _message(own))
+    if own is not None:
+        raise own
+    for rank, message in enumerate(found):
+        if message is not None:
+            # Rank 0 writes, and its message says all; of another one it must be said which.
+            raise ExportError(message if rank == 0 else f"{message} (rank {rank})")
+
+
+@contextmanager
+def gathering(tensors: Iterator[Item]) -> Iterator[Iterator[Item]]:
+    """`tensors`, whose every step is collective, run to their end whatever becomes of the body: the other ranks are still taking part.
+
+    Gradients are off meanwhile. Two generators that switch them off while they run side by side would leave them off for good.
+    """
+    with torch.no_grad():
+        try:
+            yield tensors
+        except Exception:
+            for _ in tensors:
+                pass
+            raise
+        for _ in tensors:
+            pass
+
+
+def _message(error: Exception) -> str:
+    return str(error) if isinstance(error, ExportError) else f"{type(error).__name__}: {error}"

@@ -1,0 +1,69 @@
+"""DistributedDataParallel: every rank holds the model, and gradients are summed, never averaged."""
+
+import inspect
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import distributed, nn
+from torch.distributed import GradBucket, ProcessGroup
+from torch.nn.parallel import DistributedDataParallel
+
+from forge_dist.strategies._torch import Divided
+
+# torch 2.13 warns at the older name, and 2.11 does not know the newer one.
+_NEWER = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
+_NO_BUFFERS: dict[str, Any] = {"forward_sync_buffers" if _NEWER else "broadcast_buffers": False}
+
+
+class DDP(Divided):
+    """Whole copies; for models that fit on each rank, and for adapters."""
+
+    _model: DistributedDataParallel | None = None
+
+    def _wrap(self, model: nn.Module) -> nn.Module:
+        # Its constructor makes every rank's weights rank 0's.
+        self._model = DistributedDataParallel(
+            model,
+            process_group=self.ranks.group,
+            **_NO_BUFFERS,
+            gradient_as_bucket_view=True,
+            find_unused_parameters=False,
+        )
+        self._model.register_comm_hook(self.ranks.group, _sum_bucket)
+        return self._model
+
+    def micro_batch(self, last: bool) -> AbstractContextManager[None]:
+        return nullcontext() if last or self._model is None else self._model.no_sync()
+
+
+def _sum_bucket(group: ProcessGroup | None, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """DDP's own hook divides by the number of ranks; multiplying again would round."""
+    buffer = bucket.buffer()
+    if buffer.device.type == "cpu":
+        summed: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        summed.set_result(_sum_in_order(buffer, group))
+        return summed
+    work: Any = distributed.all_reduce(buffer, group=group, async_op=True)
+    return work.get_future().then(lambda future: future.value()[0])
+
+
+def _sum_in_order(buffer: torch.Tensor, group: ProcessGroup | None) -> torch.Tensor:
+    """Sum over ranks in place, each value in the order of the ranks, wherever in the buffer it stands.
+
+    In a ring the order depends on the place, and DDP lays out its buffers anew after the first step of a process: a run that was
+    stopped and goes on would add up otherwise than one that was not.
+    """
+    world_size = distributed.get_world_size(group)
+    share = -(-buffer.numel() // world_size)
+    sent = buffer.new_zeros(world_size * share)
+    sent[: buffer.numel()] = buffer
+    received = torch.empty_like(sent)
+    distributed.all_to_all_single(received, sent, group=group)
+    shares = received.view(world_size, share)
+    total = shares[0]
+    for other in shares[1:]:
+        total += other
+    parts = list(sent.view(world_size, share))
+    distributed.all_gather(parts, total, group=group)
+    return buffer.copy_(sent[: buffer.numel()])

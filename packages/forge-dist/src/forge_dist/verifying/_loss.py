@@ -1,0 +1,137 @@
+"""A model and samples → its loss (or its rewards), one unpadded sample at a time, with plain attention, no dropout and no autocast."""
+
+import inspect
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from forge_dist.adapters._adapter import base_of, unwrapped
+from forge_dist.loading._task import is_reward
+
+if TYPE_CHECKING:
+    from peft import PeftModel
+    from transformers import PreTrainedModel
+
+Sample = tuple[Any, Any]
+"""(input_ids [S], labels [S]): whole numbers in anything that torch.tensor takes; a label of -100 is not learned."""
+
+IGNORED = -100
+
+
+class Score(NamedTuple):
+    """A loss before its division, or rewards."""
+
+    total: float  # summed negative log-likelihood in nats, or summed reward
+    count: int  # learned tokens, or rewards
+    in_16_bits: bool = False  # whether the logits came in 16 bits
+    rewards: tuple[float, ...] = ()  # of a reward model: a sample's
+    padded: tuple[float, ...] = ()  # the same from one batch, padded on the right; as whoever loads the directory may call it
+
+    @property
+    def mean(self) -> float:
+        """Nats per learned token, or the mean reward."""
+        return self.total / self.count
+
+    @property
+    def values(self) -> tuple[float, ...]:
+        """What is compared: the mean loss, or each reward."""
+        return self.rewards or (self.mean,)
+
+
+def score(
+    model: "PreTrainedModel | PeftModel | torch.nn.Module",
+    samples: Sequence[Sample],
+    device: torch.device,
+    *,
+    reloaded: bool = False,
+) -> Score:
+    """Sum over `samples` of -log p(labels[t] | input_ids[:t]) for every t > 0 with a label, in float32.
+
+    Only learned positions are sent through the head where the architecture allows it, so [S, V] logits need not fit. A divided model is
+    called as what its strategy put around it, by all ranks together. For a reward model see `_rewards`.
+    """
+    if is_reward(base_of(unwrapped(model))):
+        return _rewards(model, samples, device, reloaded=reloaded)
+    selects = "logits_to_keep" in inspect.signature(base_of(unwrapped(model)).forward).parameters
+    nll, count, in_16_bits = 0.0, 0, False
+    with torch.no_grad(), torch.autocast(device.type, enabled=False):
+        for input_ids, labels in samples:
+            input_ids_S, labels_S = _vector(input_ids, device), _vector(labels, device)
+            positions = (labels_S[1:] != IGNORED).nonzero().squeeze(1)
+            if not len(positions):
+                continue
+            keep = {"logits_to_keep": positions} if selects else {}
+            logits = model(input_ids=input_ids_S[None], use_cache=False, **keep).logits[0]
+            logits = logits if selects else logits[positions]
+            nll += torch.nn.functional.cross_entropy(logits.float(), labels_S[1:][positions], reduction="sum").item()
+            count += len(positions)
+            in_16_bits = logits.element_size() == 2
+    return Score(nll, count, in_16_bits)
+
+
+def _rewards(model: torch.nn.Module, samples: Sequence[Sample], device: torch.device, *, reloaded: bool) -> Score:
+    """The reward of each sample's `input_ids`, at its last token: that is what a run trains.
+
+    A model that was `reloaded` finds that token by itself, by its padding token, and is asked for all samples in one batch too.
+    """
+    config = base_of(unwrapped(model)).config.get_text_config()
+    rows = [_vector(input_ids, device) for input_ids, _ in samples]
+    pad = config.pad_token_id
+    if not reloaded:
+        config.pad_token_id = None  # then transformers takes the last token, whatever it is
+    rewards, padded, in_16_bits = [], [], False
+    try:
+        with torch.no_grad(), torch.autocast(device.type, enabled=False):
+            for row_S in rows:
+                found = model(input_ids=row_S[None], use_cache=False).logits
+                rewards.append(found.float().item())
+                in_16_bits = found.element_size() == 2
+            if reloaded and pad is not None:
+                batch_BS = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=pad)
+                lengths_B = torch.tensor([len(row) for row in rows], device=device)
+                mask_BS = torch.arange(batch_BS.shape[1], device=device) < lengths_B[:, None]
+                found = model(input_ids=batch_BS, attention_mask=mask_BS.long(), use_cache=False).logits
+                padded = found.float().flatten().tolist()
+    finally:
+        config.pad_token_id = pad
+    return Score(sum(rewards), len(rewards), in_16_bits, tuple(rewards), tuple(padded))
+
+
+def to_compare(model: torch.nn.Module, samples: Sequence[Sample]) -> list[Sample]:
+    """The samples that can tell whether an export computes what `model` does: with a learned token; of a reward model with a last one.
+
+    Transformers reads the reward of a row that ends with the padding token before it, whatever the weights.
+    """
+    base = base_of(unwrapped(model))
+    if not is_reward(base):
+        return [sample for sample in samples if has_learned_token(sample[1])]
+    pad = base.config.get_text_config().pad_token_id
+    return [(ids, labels) for ids, labels in samples if len(ids) and int(ids[-1]) != pad]
+
+
+def has_learned_token(labels: Any) -> bool:
+    """Whether a label [S] beside the first one, which nothing predicts, counts."""
+    return any(int(label) != IGNORED for label in labels[1:])
+
+
+def _vector(values: Any, device: torch.device) -> torch.Tensor:
+    # A copy: memory-mapped arrays cannot be written, and torch warns when it shares one.
+    copied = values.clone() if isinstance(values, torch.Tensor) else torch.tensor(values)
+    return copied.to(device=device, dtype=torch.long)
+
+
+@contextmanager
+def as_for_inference(model: torch.nn.Module, base: "PreTrainedModel", attention: str) -> Iterator[None]:
+    """Every module of `model` in eval mode and `base` on `attention`; then each as it was (some may be in eval mode by intent)."""
+    training = {module: module.training for module in model.modules()}
+    before = str(base.config._attn_implementation)
+    model.eval()
+    base.set_attn_implementation(attention)
+    try:
+        yield
+    finally:
+        base.set_attn_implementation(before)
+        for module, mode in training.items():
+            module.training = mode

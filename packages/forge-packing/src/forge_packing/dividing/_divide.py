@@ -1,0 +1,70 @@
+"""The lengths of steps to micro-batches of at most `max_tokens`, the same number on every rank."""
+
+import numpy as np
+import numpy.typing as npt
+
+from forge_packing._checks import MAX_RANKS, MAX_TOKENS, Int64Array, sample_lengths, whole_number
+from forge_packing._errors import PackingError
+from forge_packing.dividing._compile import run
+from forge_packing.dividing._cost import DEFAULT_COST, Cost, integer_costs
+from forge_packing.dividing._divide_from_sorting import cut, narrow
+
+
+def divide(
+    lengths: npt.ArrayLike, *, max_tokens: int, world_size: int = 1, cost: Cost = DEFAULT_COST
+) -> list[list[Int64Array]]:
+    """One step's samples over ranks and micro-batches: the result is indexed [rank][micro-batch].
+
+    lengths: B integers, each from 1 to max_tokens. Every rank has the same number of micro-batches (collectives need
+    that), where there is no work an empty one. Each is an ascending int64 array of indices into `lengths`; every index
+    comes once. As few micro-batches as are found, and of those the least makespan (`Cost`); the dearest come first.
+    Takes B log B comparisons. Raises PackingError.
+
+    >>> for rank in divide([4, 3, 3, 2, 2], max_tokens=6, world_size=2):
+    ...     print([micro_batch.tolist() for micro_batch in rank])
+    [[1, 4], [3]]
+    [[0], [2]]
+    """
+    max_tokens = whole_number("max_tokens", max_tokens, 1, MAX_TOKENS)
+    world_size = whole_number("world_size", world_size, 1, MAX_RANKS)
+    if not isinstance(cost, Cost):
+        raise PackingError(f"cost must be a Cost, got {cost!r} ({type(cost).__name__}). Give Cost(...) or Cost.for_model(...)")
+    lengths_B = sample_lengths(lengths, max_tokens, "max_tokens")
+    step_starts = np.array([0, lengths_B.size], dtype=np.int64)
+    order, starts, _ = divide_steps(lengths_B, step_starts, max_tokens, world_size, cost)
+    micro_batches = cut(order, starts)
+    return [micro_batches[rank::world_size] for rank in range(world_size)]
+
+
+def divide_steps(
+    lengths: Int64Array, step_starts: Int64Array, max_tokens: int, world_size: int, cost: Cost
+) -> tuple[Int64Array, Int64Array, Int64Array]:
+    """Many steps at once, each as `divide_step` would have it, without checks.
+
+    lengths: int64[P], step after step, each from 1 to max_tokens. step_starts: int64[steps+1], from 0 to P, rising.
+    Returns (order int64[P], micro_batch_starts int64[M+1], pass_starts int64[steps+1]): positions in `lengths`,
+    micro-batch after micro-batch (by step, pass, rank), ascending within each; where each micro-batch starts in them; and
+    each step's first pass, of `world_size` micro-batches. M is pass_starts[-1] * world_size.
+    """
+    by_length = _longest_first(lengths, step_starts)
+    sorted_lengths = lengths[by_length]
+    costs = integer_costs(cost, sorted_lengths, step_starts)
+    slot_of = np.zeros(lengths.size, dtype=np.int64)
+    passes = np.zeros(step_starts.size - 1, dtype=np.int64)
+    run("divide_all", (sorted_lengths, costs, step_starts), (world_size, max_tokens), slot_of, passes)
+    pass_starts = np.concatenate([[0], np.cumsum(passes)])
+    if passes.size > 1:
+        slot_of += np.repeat(pass_starts[:-1] * world_size, np.diff(step_starts))
+    micro_batch_of = np.empty_like(slot_of)
+    micro_batch_of[by_length] = slot_of
+    sizes = np.bincount(micro_batch_of, minlength=int(pass_starts[-1]) * world_size)
+    return np.argsort(narrow(micro_batch_of), kind="stable"), np.concatenate([[0], np.cumsum(sizes)]), pass_starts
+
+
+def _longest_first(lengths: Int64Array, step_starts: Int64Array) -> Int64Array:
+    """int64[P]: positions step after step, longest first within each, equal lengths as they came."""
+    by_length = np.argsort(narrow(lengths.max() - lengths), kind="stable")
+    if step_starts.size == 2:
+        return by_length
+    step_of = narrow(np.repeat(np.arange(step_starts.size - 1), np.diff(step_starts)))
+    return by_length[np.argsort(step_of[by_length], kind="stable")]

@@ -1,0 +1,121 @@
+"""(seed, position) to samples, and steps to positions: what is trained on when, whoever trains it.
+
+A position is one integer: how many samples the run has seen. Nothing here is kept but a few numbers, and where sources are
+mixed an index of them; so a run of a billion steps costs what one of a thousand does.
+"""
+
+from functools import cached_property
+
+import attrs
+import numpy as np
+
+from forge_packing._checks import Int64Array
+from forge_packing.ordering._mixture import draws
+from forge_packing.ordering._permutation import shuffled
+
+FURTHEST = 2**62
+"""Draws of sources are int64. No run comes here: at a billion samples a second it takes a century."""
+
+
+@attrs.frozen(kw_only=True, eq=False, slots=False)
+class Order:
+    """The order of a run over N samples."""
+
+    num_samples: int
+    """N."""
+    batch_size: int
+    seed: int
+    epochs: int | None
+    """None is endless, unless max_steps ends it."""
+    max_steps: int | None
+    shuffle: bool
+    drop_last: bool
+    sources: Int64Array | None = None
+    """int64[N]: the source of each sample, 0 to M-1; needed where there are shares."""
+    shares: Int64Array | None = None
+    """int64[M]: draws of each source in every sum(shares). None is one source, every sample once an epoch."""
+
+    @cached_property
+    def per_epoch(self) -> int:
+        """Samples in an epoch: N, or without those of its last short step."""
+        return self.num_samples // self.batch_size * self.batch_size if self.drop_last else self.num_samples
+
+    @cached_property
+    def steps_per_epoch(self) -> int:
+        """Steps in an epoch: a step does not cross its end, so the last may be short."""
+        return -(-self.per_epoch // self.batch_size)
+
+    @cached_property
+    def num_steps(self) -> int | None:
+        """Steps in the run, None where it is endless."""
+        whole = None if self.epochs is None else self.epochs * self.steps_per_epoch
+        limits = [limit for limit in (whole, self.max_steps) if limit is not None]
+        return min(limits) if limits else None
+
+    def position(self, step: int) -> int:
+        """Samples seen before the step."""
+        epoch, within = divmod(step, self.steps_per_epoch)
+        return epoch * self.per_epoch + within * self.batch_size
+
+    def step_at(self, position: int) -> int:
+        """The step that the sample at this position belongs to."""
+        epoch, within = divmod(position, self.per_epoch)
+        return epoch * self.steps_per_epoch + within // self.batch_size
+
+    def starts(self, first: int, stop: int) -> Int64Array:
+        """int64[steps+1]: where the steps from first to stop begin in `samples(first, stop)`, and its size."""
+        base = self.position(first)
+        epoch, within = divmod(first, self.steps_per_epoch)
+        at = within + np.arange(stop - first + 1, dtype=np.int64)
+        epochs, within_epoch = np.divmod(at, self.steps_per_epoch)
+        return epochs * self.per_epoch + within_epoch * self.batch_size - (base - epoch * self.per_epoch)
+
+    def samples(self, first: int, stop: int) -> Int64Array:
+        """int64[P]: the samples of the steps from first to stop, one after another."""
+        return self.drawn(self.position(first), self.position(stop))
+
+    def drawn(self, start: int, stop: int) -> Int64Array:
+        """int64[stop-start]: the samples at these positions."""
+        if self.shares is not None:
+            return self._mixed(start, stop)
+        parts = []
+        for epoch in range(start // self.per_epoch, -(-stop // self.per_epoch)):
+            before = epoch * self.per_epoch
+            places = np.arange(max(start - before, 0), min(stop - before, self.per_epoch), dtype=np.int64)
+            parts.append(self._places(places, self.num_samples, epoch, 0))
+        return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
+
+    def _places(self, places_P: Int64Array, size: int, epoch: int, source: int) -> Int64Array:
+        if not self.shuffle:
+            return places_P
+        return shuffled(places_P, size, seed=self.seed, epoch=epoch, source=source)
+
+    def _mixed(self, start: int, stop: int) -> Int64Array:
+        """Each source is walked through in an order of its own, shuffled anew each time it begins again."""
+        assert self.shares is not None
+        if stop > FURTHEST:
+            raise IndexError(f"position {stop} is out of range: draws of weighted sources are counted up to {FURTHEST}")
+        members_N, source_starts = self._members
+        source_P, nth_P = draws(self.shares, start, stop)
+        found = np.empty(stop - start, dtype=np.int64)
+        by_source = np.argsort(source_P, kind="stable")
+        cuts = np.searchsorted(source_P[by_source], np.arange(1, self.shares.size))
+        for source, here in enumerate(np.split(by_source, cuts)):
+            if here.size == 0:
+                continue
+            first, size = int(source_starts[source]), int(source_starts[source + 1] - source_starts[source])
+            nth = nth_P[here]
+            # Draws of one source come in its order, so those of one walk through it lie side by side.
+            walks = range(int(nth[0]) // size, int(nth[-1]) // size + 1)
+            ends = np.searchsorted(nth, [walk * size for walk in walks[1:]])
+            for walk, at, these in zip(walks, np.split(here, ends), np.split(nth, ends), strict=True):
+                found[at] = members_N[first + self._places(these - walk * size, size, walk, source)]
+        return found
+
+    @cached_property
+    def _members(self) -> tuple[Int64Array, Int64Array]:
+        """(int64[N] samples source by source, int64[M+1] where each source begins in them)."""
+        assert self.sources is not None
+        assert self.shares is not None
+        counts = np.bincount(self.sources, minlength=self.shares.size)
+        return np.argsort(self.sources, kind="stable"), np.concatenate([[0], np.cumsum(counts)])

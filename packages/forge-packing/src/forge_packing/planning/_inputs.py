@@ -1,0 +1,92 @@
+"""What `plan` is given to what a BatchPlan holds: checked as a whole, before anything is planned."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from forge_packing._checks import (
+    MAX_RANKS,
+    MAX_TOKENS,
+    Int64Array,
+    integer_array,
+    sample_lengths,
+    sample_loss_counts,
+    truth,
+    whole_number,
+)
+from forge_packing._errors import PackingError
+from forge_packing.dividing._cost import Cost
+from forge_packing.ordering._mixture import whole_shares
+
+# Places, and draws of a source, are int64: a run of the most epochs over the most samples stays within it.
+_MAX_BATCH = 2**31 - 1
+_MAX_STEPS = 2**48
+
+
+def checked(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Every argument of `plan`, as a BatchPlan holds it: ints, bools, read-only int64 arrays. Raises PackingError."""
+    max_tokens = whole_number("max_tokens", given["max_tokens"], 1, MAX_TOKENS)
+    batch_size = whole_number("batch_size", given["batch_size"], 1, _MAX_BATCH)
+    world_size = whole_number("world_size", given["world_size"], 1, MAX_RANKS)
+    limits = {
+        name: None if given[name] is None else whole_number(name, given[name], 1, most)
+        for name, most in (("epochs", 2**32), ("max_steps", _MAX_STEPS))
+    }
+    drop_last, shuffle = (truth(name, given[name]) for name in ("drop_last", "shuffle"))
+    seed = whole_number("seed", given["seed"], 0, 2**32 - 1)
+    if batch_size < world_size:
+        raise PackingError(
+            f"batch_size={batch_size} is less than world_size={world_size}: a step has no sample for some ranks. "
+            f"Set batch_size to at least {world_size}, or use fewer ranks"
+        )
+    if not isinstance(given["cost"], Cost):
+        raise PackingError(f"cost must be a Cost, got {given['cost']!r}. Give Cost(...), or Cost.for_model(...)")
+    lengths = sample_lengths(given["lengths"], max_tokens, "max_tokens")
+    if drop_last and lengths.size < batch_size:
+        raise PackingError(
+            f"drop_last leaves no step: {lengths.size} samples are fewer than batch_size={batch_size}. "
+            "Lower batch_size, or set drop_last=False"
+        )
+    loss_counts = None if given["loss_counts"] is None else sample_loss_counts(given["loss_counts"], lengths)
+    sources, weights = _mixture(given["sources"], given["weights"], lengths.size)
+    for array in (lengths, loss_counts, sources, weights):
+        if array is not None:
+            array.setflags(write=False)
+    return {
+        "lengths": lengths,
+        "loss_counts": loss_counts,
+        "sources": sources,
+        "weights": weights,
+        "batch_size": batch_size,
+        "max_tokens": max_tokens,
+        "world_size": world_size,
+        "seed": seed,
+        **limits,
+        "shuffle": shuffle,
+        "drop_last": drop_last,
+        "cost": given["cost"],
+    }
+
+
+def _mixture(sources: npt.ArrayLike | None, weights: object, num_samples: int) -> tuple[Int64Array | None, Int64Array | None]:
+    """(int64[N], int64[M]), or None for both where no weights are given: then a sample comes once an epoch, whatever its source."""
+    if weights is None:
+        return None, None
+    shares = whole_shares(weights)
+    numbers = np.zeros(num_samples, dtype=np.int64) if sources is None else integer_array("sources", sources)
+    if numbers.size != num_samples:
+        raise PackingError(f"sources must have one entry a sample: got {numbers.size} for {num_samples} lengths")
+    bad = np.flatnonzero((numbers < 0) | (numbers >= shares.size))
+    if bad.size:
+        raise PackingError(
+            f"sources must be numbers from 0 to {shares.size - 1}, one for each of {shares.size} weights, "
+            f"found {numbers[bad[0]]} at index {bad[0]}"
+        )
+    empty = np.flatnonzero(np.bincount(numbers, minlength=shares.size) == 0)
+    if empty.size:
+        raise PackingError(
+            f"source {empty[0]} has a weight and no sample: its share cannot be kept. Leave the source out, or check its data"
+        )
+    return numbers, shares

@@ -1,0 +1,80 @@
+"""Lengths and a few numbers to a BatchPlan: checked here, worked out step by step when it is asked."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy.typing as npt
+
+from forge_packing.dividing._cost import Cost
+from forge_packing.planning._batch_plan import BatchPlan
+from forge_packing.planning._inputs import checked
+
+_DEFAULT_COST = Cost()
+
+
+def plan(
+    lengths: npt.ArrayLike,
+    *,
+    batch_size: int,
+    max_tokens: int,
+    world_size: int = 1,
+    seed: int = 0,
+    epochs: int | None = 1,
+    max_steps: int | None = None,
+    loss_counts: npt.ArrayLike | None = None,
+    shuffle: bool = True,
+    drop_last: bool = False,
+    sources: npt.ArrayLike | None = None,
+    weights: Sequence[float] | npt.NDArray[Any] | None = None,
+    cost: Cost = _DEFAULT_COST,
+) -> BatchPlan:
+    """Which sample is trained on in which step, on which rank, in which micro-batch.
+
+    lengths: N integers, the tokens of each sample, each from 1 to max_tokens.
+    batch_size: samples in one step over all ranks, at least world_size.
+    max_tokens: tokens in one micro-batch at most.
+    seed: 0 to 2**32 - 1. A step's samples follow from (N, seed, epoch, batch_size), and the sources where they are
+        weighted, alone; world_size, max_tokens and cost only divide them.
+    epochs, max_steps: the run ends with whichever is reached first. epochs=None is endless: without max_steps too the
+        plan is asked by step or by position, and has no `num_steps`.
+    loss_counts: N integers, the tokens of each sample that a loss is counted for (labels[1:] that are not -100).
+    shuffle: False keeps the order of the data in every epoch.
+    drop_last: leave out the short step at the end of an epoch.
+    sources, weights: N integers from 0 to M-1, the source of each sample (by default all 0), and M numbers above 0, the
+        sources' shares of the samples drawn. Over any W samples in a row a source has its share of them to within 2.
+        An epoch is then N draws; each source is walked through in its own order, anew each time it begins again.
+        Shares are kept as millionths where they are no coarser fractions: what is finer is rounded, to one at least.
+        Without weights, every sample comes once an epoch.
+    cost: what is balanced between ranks.
+
+    Takes the time of the checks: steps are worked out when they are asked for. Raises PackingError, before anything is
+    planned, for input that this cannot be done with.
+
+    >>> p = plan([3, 5, 2, 7, 4], batch_size=2, max_tokens=8, shuffle=False)
+    >>> [p.samples(step).tolist() for step in range(p.num_steps)]
+    [[0, 1], [2, 3], [4]]
+    >>> sorted(micro_batch.tolist() for micro_batch in p.micro_batches(1))
+    [[2], [3]]
+    >>> mixed = plan([1] * 6, batch_size=4, max_tokens=4, shuffle=False, sources=[0, 0, 0, 0, 1, 1], weights=[0.75, 0.25])
+    >>> [mixed.samples(step).tolist() for step in range(mixed.num_steps)]
+    [[0, 1, 4, 2], [3, 0]]
+    """
+    return BatchPlan(
+        **checked(
+            {
+                "lengths": lengths,
+                "batch_size": batch_size,
+                "max_tokens": max_tokens,
+                "world_size": world_size,
+                "seed": seed,
+                "epochs": epochs,
+                "max_steps": max_steps,
+                "loss_counts": loss_counts,
+                "shuffle": shuffle,
+                "drop_last": drop_last,
+                "sources": sources,
+                "weights": weights,
+                "cost": cost,
+            }
+        )
+    )

@@ -1,0 +1,82 @@
+"""Settings classes → the words that explain them: help texts, and the page docs/settings.md."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, Literal, get_args, get_origin
+
+import attrs
+import docstring_parser
+
+from forge.settings._settings import groups
+from forge.verbs._registry import VERBS, task_of
+
+
+@cache
+def field_texts(owner: type) -> dict[str, str]:
+    """Field name → the docstring written under it in an attrs class, or in the one that it inherits the field from."""
+    return {
+        param.arg_name: " ".join((param.description or "").split())
+        for home in reversed(owner.__mro__)
+        if attrs.has(home)
+        for param in docstring_parser.parse_from_object(home).params
+    }
+
+
+def settings_page() -> str:
+    """Write the reference of every verb's settings as Markdown: what all have first, then what each has of its own."""
+    lines = [
+        "# Settings",
+        "",
+        "Generated from the settings classes by `hatch run docs`. In Python `forge.VERB(name=value)`, in a shell `--name value` with dashes,",
+        "in a YAML recipe `name: value`. `forge VERB RECIPE.yaml --name value` overrides a recipe; a run's own `config.yaml` is one.",
+        "",
+        f"Verbs: {', '.join(f'[`{name}`](#forge-{name})' for name in VERBS)}.",
+    ]
+    tasks = [task_of(name) for name in VERBS]
+    own = {"data", "objective"}
+    lines += ["", "## Every verb"]
+    for group, owner in groups(tasks[0].settings).items():
+        if group not in own:
+            lines += _table(group, owner, "###")
+    for task in tasks:
+        lines += ["", f"## forge {task.name}", "", task.about]
+        for group in sorted(own):
+            lines += _table(group, groups(task.settings)[group], "###")
+    return "\n".join([*lines, ""])
+
+
+def _table(group: str, owner: type, level: str) -> list[str]:
+    attrs.resolve_types(owner)
+    return [
+        "",
+        f"{level} {group.capitalize()} (`{owner.__module__.split('.')[0]}.{owner.__name__}`)",
+        "",
+        "| setting | type | default | |",
+        "|---|---|---|---|",
+        *(
+            f"| `{field.name}` | {_kind(field.type)} | {_default(field)} | {field_texts(owner)[field.name]} |"
+            for field in attrs.fields(owner)
+        ),
+    ]
+
+
+def _kind(kind: Any) -> str:
+    if get_origin(kind) is Literal:
+        return ", ".join(f"`{choice}`" for choice in get_args(kind))
+    if get_origin(kind) is tuple:
+        return f"list of {_kind(get_args(kind)[0])}"
+    options = [option for option in get_args(kind) if option is not type(None)]
+    if options:
+        return ", ".join(_kind(option) for option in options)
+    return {str: "string", int: "whole number", float: "number", bool: "true or false"}[kind]
+
+
+def _default(field: attrs.Attribute[Any]) -> str:
+    if field.default is attrs.NOTHING:
+        return "required"
+    return "" if field.default is None else f"`{field.default}`"
+
+
+if __name__ == "__main__":
+    print(settings_page(), end="")

@@ -1,0 +1,206 @@
+"""`forge osft inspect RUN`: a run's plan, its base model and its last export → what was protected and what moved, as words and as a page."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from safetensors import SafetensorError, safe_open
+
+import forge_accel
+import forge_dist
+from forge._errors import SettingsError
+from forge.reports._osft_html import leaks, page
+from forge.run._directories import last_export, run_values
+from forge_algos.adaptations import Moved, osft_moved, osft_portrait
+
+
+def inspect(run: str | Path, *, layer: str | None = None, html: str | Path | None = None) -> str:
+    """Measure what an OSFT run moved, and write a page with a picture of one of its targets.
+
+    Args:
+        run: The run's directory, with its plan (osft/plan.json) and an export.
+        layer: Name of the target to draw, or the last part of it; of several the one that moved most.
+        html: Where the page goes; by default osft/inspect.html of the run. A page there is replaced.
+
+    Returns:
+        The summary for a person; its last line is the page's path.
+
+    Raises:
+        SettingsError: this is no OSFT run or it has no export yet, a file of it is damaged, its base model changed, `layer` is no
+            target, or the page cannot be written.
+
+    """
+    root = Path(run).expanduser()
+    plan = _plan(root)
+    wanted = _wanted(plan, layer)
+    values = _values(root)
+    _check_base(root, values["model_path"])
+    rule: Literal["strict", "paper"] = values["osft_rule"]
+    cache = root / "osft" if values.get("osft_cache") is None else Path(values["osft_cache"])
+    names = {name: f"{name}.weight" for name in plan}
+    before, after = (Weights(path, set(names.values())) for path in (values["model_path"], last_export(str(root))))
+    for weights, place in ((before, values["model_path"]), (after, root / "hf_format")):
+        if missing := sorted(set(names.values()) - set(weights)):
+            raise SettingsError(
+                f"{root / 'osft' / 'plan.json'}: names {missing[0]}, which {place} does not hold. Put the run's own back."
+            )
+    targets = [
+        osft_moved(name, before[key].float(), after[key], plan[name], svd=values["osft_svd"], cache=cache)
+        for name, key in names.items()
+    ]
+    shown = max((target for target in targets if target.name in wanted), key=lambda target: target.moved)
+    key = names[shown.name]
+    portrait = osft_portrait(before[key].float(), after[key], protected=shown.protected)
+    others = {name: _moved(before, after, name) for name in after if name not in names.values()}
+    dtype = str(after[key].dtype).removeprefix("torch.")
+    file = root / "osft" / "inspect.html" if html is None else Path(html).expanduser()
+    _write(file, page(root.resolve().name, rule, dtype, targets, shown, portrait, others))
+    return "\n".join([*_summary(targets, others, rule, dtype), f"page        {file}"])
+
+
+class Weights(Mapping[str, Any]):
+    """The tensors of a model by the names that it has in memory, read one at a time from the files of a directory.
+
+    A hub name, or a directory whose files name or shape them otherwise than the architecture does, is loaded whole.
+    """
+
+    def __init__(self, path: str, needed: set[str]) -> None:
+        self._files = {name: file for file in sorted(Path(path).glob("*.safetensors")) for name in _names(file)}
+        self._loaded: Mapping[str, Any] | None = None
+        if not needed <= self._files.keys():
+            self._loaded = forge_dist.load_trained(path, dtype=forge_accel.float32, device="cpu").state_dict()
+
+    def __getitem__(self, name: str) -> Any:
+        if self._loaded is not None:
+            return self._loaded[name]
+        file = self._files[name]
+        try:
+            with safe_open(file, framework="pt") as tensors:
+                return tensors.get_tensor(name)
+        except (OSError, SafetensorError) as error:
+            raise _damaged(file, error) from error
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._files if self._loaded is None else self._loaded)
+
+    def __len__(self) -> int:
+        return len(self._files if self._loaded is None else self._loaded)
+
+
+def _names(file: Path) -> list[str]:
+    try:
+        with safe_open(file, framework="pt") as tensors:
+            return list(tensors.keys())
+    except (OSError, SafetensorError) as error:
+        raise _damaged(file, error) from error
+
+
+def _damaged(file: Path, error: Exception) -> SettingsError:
+    return SettingsError(f"{file}: cannot be read: {error}. It is damaged; put it back.")
+
+
+def _values(root: Path) -> dict[str, Any]:
+    values = run_values(root)
+    for name, known in (("osft_rule", ("strict", "paper")), ("osft_svd", ("exact", "randomized"))):
+        if values.get(name) not in known:
+            raise SettingsError(
+                f"{root / 'config.yaml'}: {name} is {values.get(name)!r}, none of {', '.join(known)}. Put the run's own back."
+            )
+    return values
+
+
+def _plan(root: Path) -> dict[str, Any]:
+    file = root / "osft" / "plan.json"
+    try:
+        plan = json.loads(file.read_text(encoding="utf-8"))
+    except OSError:
+        raise SettingsError(
+            f"{root}: is no run with adapter=osft, for it has no osft/plan.json. Name a directory that `forge osft` (or adapter=osft of "
+            "another verb) wrote."
+        ) from None
+    except ValueError as error:
+        raise SettingsError(f"{file}: cannot be read: {error}.") from error
+    if not isinstance(plan, dict) or not all(map(_planned, plan.values())):
+        raise SettingsError(
+            f"{file}: is not what a run writes: each target has a shape and a number of free directions. Put it back."
+        )
+    if not plan:
+        raise SettingsError(f"{file}: names no target, so nothing was protected.")
+    return plan
+
+
+def _planned(target: Any) -> bool:
+    if not isinstance(target, dict) or not isinstance(target.get("free"), int):
+        return False
+    shape = target.get("shape")
+    return isinstance(shape, list) and len(shape) == 2 and all(isinstance(size, int) for size in shape)
+
+
+def _check_base(root: Path, model_path: str) -> None:
+    try:
+        began = json.loads((root / "run.json").read_text(encoding="utf-8"))["model"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise SettingsError(
+            f"{root / 'run.json'}: does not say which model the run began with ({error!r}). Put it back."
+        ) from error
+    if forge_dist.model_identity(model_path) != began:
+        raise SettingsError(
+            f"{model_path}: this base model is not the one that the run began with: it is gone, or its config.json or its weights changed. "
+            f"Put it back, or set model_path in {root / 'config.yaml'} to where it lies now."
+        )
+
+
+def _wanted(plan: Mapping[str, Any], layer: str | None) -> set[str]:
+    if layer is None:
+        return set(plan)
+    found = {name for name in plan if name == layer or name.endswith(f".{layer}")}
+    if not found:
+        ends = sorted({name.rpartition(".")[2] for name in plan})
+        near = difflib.get_close_matches(layer, [*ends, *plan], n=1)
+        hint = f" Did you mean {near[0]}?" if near else ""
+        raise SettingsError(f"layer {layer!r}: is no target of this run.{hint} Targets end in {', '.join(ends)}.")
+    return found
+
+
+def _moved(before: Weights, after: Weights, name: str) -> float | None:
+    """‖Δ‖/‖W‖, or None where there is nothing to compare with."""
+    if name not in before or before[name].shape != after[name].shape:
+        return None
+    old, new = before[name].double(), after[name].double()
+    delta = float((new - old).norm())
+    return delta / (float(old.norm()) or 1.0) if delta else 0.0
+
+
+def _summary(
+    targets: list[Moved], others: Mapping[str, float | None], rule: Literal["strict", "paper"], dtype: str
+) -> Iterator[str]:
+    most, worst = max(targets, key=lambda t: t.moved), max(targets, key=lambda t: t.leak(rule))
+    directions, free = sum(min(t.shape) for t in targets), sum(t.free for t in targets)
+    above = sum(leaks(t, rule) for t in targets)
+    changed = sum(size != 0 for size in others.values())
+    told = (
+        f"{above:,} of {len(targets):,} above it"
+        if above
+        else "so nothing leaked"
+        if any(t.moved for t in targets)
+        else "nothing moved"
+    )
+    yield f"protected   {directions - free:,} of {directions:,} directions of {len(targets):,} targets (osft_rule={rule})"
+    yield f"moved most  {most.moved:.2e} of ‖W‖: {most.name}"
+    yield f"worst leak  {worst.leak(rule):.1e} of ‖ΔW‖: {worst.name} (rounding to {dtype} explains {worst.rounding:.1e}; {told})"
+    anew = sum(target.anew for target in targets)
+    if anew:
+        yield f"anew        singular vectors of {anew:,} targets: the run's own are not in its osft/, these follow from the same weights"
+    yield f"elsewhere   {changed:,} of {len(others):,} other tensors changed"
+
+
+def _write(file: Path, text: str) -> None:
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        forge_dist.write_text_atomically(file, text)
+    except (OSError, forge_dist.ForgeDistError) as error:
+        raise SettingsError(f"html {file}: cannot be written: {error}. Give another place.") from error

@@ -1,0 +1,153 @@
+"""How much of the model moves, in a run: what OSFT keeps in the run directory, and what does not go with what."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import forge_algos
+import forge_data
+import forge_dist
+from forge._errors import SettingsError
+from forge._progress import Reporter
+from forge.tasks._task import Items, Task
+from forge.tasks.items._samples import Samples
+
+_CALIBRATION_TOKENS = 16_384
+"""As many tokens say which layers turn their input little; more change the second digit of no importance."""
+
+
+def adapted(
+    task: Task,
+    s: Any,
+    model: Any,
+    tokenizer: Any,
+    train: Items,
+    root: Path,
+    strategy: forge_dist.Strategy,
+    autocast: Callable[[], AbstractContextManager[Any]],
+    report: Reporter,
+) -> forge_algos.Adaptation:
+    """Ready the model for what its settings let move, say so in the log, and write down what OSFT protects; collective."""
+    ranks = strategy.ranks
+    if s.adapter.adapter != "osft":
+        adaptation = forge_algos.adapt(model, s.adapter, tokenizer_path=s.model.model_path)
+    else:
+        folder = root / "osft"
+        cache = folder if s.adapter.osft_cache is None else Path(s.adapter.osft_cache)
+        before = ranks.first(lambda: _plan_before(folder / "plan.json"))
+        importance = None
+        if s.adapter.osft_rank == "adaptive" and before is None:
+            batches = _calibration(task, s, tokenizer, train, root, ranks)
+
+            def importance(targets: Sequence[str]) -> dict[str, float]:
+                found = forge_algos.osft_importance(model, batches, targets=targets, autocast=autocast, parallel=strategy)
+                # A forward leaves weights whole where they are divided otherwise, and what is frozen now must be the parts.
+                strategy.settle(model)
+                return found
+
+        free = None if before is None else {name: target["free"] for name, target in before.items()}
+        kept = set(cache.glob("*.safetensors"))
+        adaptation = forge_algos.adapt(model, s.adapter, cache=cache, ranks=ranks, importance=importance, free=free)
+        plan: Any = getattr(adaptation, "plan", {})
+        ranks.first(
+            lambda: _write_plan(folder / "plan.json", plan) if before is None else _check_plan(before, plan, cache, kept)
+        )
+    for line in adaptation.describe():
+        report.note(line)
+    return adaptation
+
+
+def check_projections(s: Any, strategy: forge_dist.Strategy) -> None:
+    """Refuse, by name, rules that act around the optimizer's step where nobody can get between. Raises SettingsError."""
+    a = s.adapter
+    projects = a.adapter == "osft" and (a.osft_rule == "paper" or a.osft_form == "factors")
+    if projects and strategy.name.startswith("zero"):
+        chosen = "osft_rule='paper'" if a.osft_rule == "paper" else "osft_form='factors'"
+        raise SettingsError(
+            f"{chosen} projects gradients and weights around each step, and strategy={strategy.name} keeps both in flat parts of its own: "
+            "set strategy=fsdp2, or osft_rule=strict with osft_form=direct, which needs no projection."
+        )
+
+
+def why_not_off(s: Any) -> str | None:
+    """Why the model's start cannot be had again by switching its adapter off; None where it can."""
+    a = s.adapter
+    if a.adapter == "none":
+        return "adapter is 'none'"
+    if a.adapter in ("prefix", "prompt"):
+        return f"adapter={a.adapter} begins as another model than the one without it"
+    if a.adapter != "osft":
+        return None
+    if a.osft_rule == "paper":
+        return "osft_rule=paper moves the weights themselves"
+    if a.unfreeze_rank_ratio == 1:
+        return "osft with unfreeze_rank_ratio=1 trains the targets themselves"
+    return "osft_train_rest moves weights of the model itself" if a.osft_train_rest else None
+
+
+def _plan_before(file: Path) -> dict[str, Any] | None:
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+        if not found or not all(
+            isinstance(target["free"], int) and isinstance(target["bases"], str) for target in found.values()
+        ):
+            raise ValueError("it holds no targets")
+        return found
+    except FileNotFoundError:
+        return None
+    except (ValueError, AttributeError, KeyError, TypeError) as error:
+        raise SettingsError(
+            f"{file}: what the run protects cannot be read ({error}). Put it back, or give another ckpt_output_dir."
+        ) from error
+
+
+def _check_plan(before: dict[str, Any], now: dict[str, Any], cache: Path, kept: set[Path]) -> None:
+    """Raise SettingsError where singular vectors are not those that the run's state is written in; what was made anew goes."""
+    other = [name for name in now if name not in before or now[name]["bases"] != before[name]["bases"]]
+    if not other:
+        return
+    for file in set(cache.glob("*.safetensors")) - kept:
+        file.unlink()
+    raise SettingsError(
+        f"{cache}: the singular vectors of {other[0]} (and {len(other) - 1} other targets) are not there, and made anew they are not those that "
+        "this run began with: they differ by machine and number of threads. Put back the files that it had (its osft/, or its osft_cache), "
+        "start it as it was started, or give another ckpt_output_dir."
+    )
+
+
+def _write_plan(file: Path, plan: dict[str, Any]) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    forge_dist.write_text_atomically(file, json.dumps(plan, indent=1) + "\n")
+
+
+def _calibration(task: Task, s: Any, tokenizer: Any, train: Items, root: Path, ranks: forge_dist.Ranks) -> list[Any]:
+    """Rows, the same on every rank, of the tasks before, or of this one."""
+    path = s.adapter.osft_calibration_path
+    if path is not None:
+        place = root / "data" / "calibration"
+        ranks.first(lambda: str(forge_data.prepare(path, tokenizer, place, progress=False).fingerprint))
+        train = Samples(forge_data.TokenStore.open(place))
+    elif not isinstance(train, Samples):
+        raise SettingsError(
+            f"osft_rank=adaptive measures on rows to imitate, and forge {task.name} has none: set osft_calibration_path to such rows, or "
+            "osft_rank=uniform."
+        )
+    return list(_few_batches(train, s.plan.max_tokens_per_gpu))
+
+
+def _few_batches(items: Samples, most: int) -> Sequence[Any]:
+    """The first rows in packed rows of at most `most` tokens (or one sample), up to some thousands of tokens in all."""
+    batches, held, size, total = [], [], 0, 0
+    for index, length in enumerate(items.lengths.tolist()):
+        if held and size + length > most:
+            batches.append(items.batch(held))
+            held, size = [], 0
+        held.append(index)
+        size, total = size + length, total + length
+        if total >= _CALIBRATION_TOKENS:
+            break
+    return [*batches, items.batch(held)] if held else batches

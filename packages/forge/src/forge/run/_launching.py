@@ -1,0 +1,112 @@
+"""Settings and a run's body → that body on every rank: in this process, in processes started here, or in one that torchrun started."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+import forge_accel
+import forge_dist
+from forge._errors import ForgeError, PreemptedError
+from forge._result import RunResult, read_result
+from forge.run._directories import make_directories, remove_empty
+from forge.settings._recipe import as_values
+from forge.settings._settings import resolve
+from forge.tasks._task import Task
+
+PREEMPTED = PreemptedError.exit_status
+
+
+def on_ranks(task: Task, s: Any, body: Callable[[Any, forge_dist.Ranks], RunResult]) -> RunResult:
+    """Run `body` on the ranks that settings and environment ask for, and return what the first one returns.
+
+    Raises:
+        forge_dist.LaunchError: settings and environment contradict each other, or the ranks do not meet.
+        PreemptedError: the run was asked to stop, and its state is saved.
+
+    What a rank raises is raised here, with its rank and host.
+
+    """
+    where = forge_dist.topology(s.launch, devices=_devices(s))
+    s = _with_origins(s, where)
+    if where.role == "launcher":
+        return _launched(task.name, s, where)
+    with forge_dist.worker_report(), forge_dist.join(where) as ranks:
+        return body(s, ranks)
+
+
+def preempted(path: Path, why: str, failed: str | None = None) -> PreemptedError:
+    """Make the error of a run that was asked to stop and did; `failed` says why its state could not be saved."""
+    latest = path / "full_state" / "latest"
+    if not latest.exists():
+        error = PreemptedError(f"stopped by {why} before there was a state to go on from. {failed or ''}".rstrip())
+        error.exit_status = 143  # type: ignore[misc]  # as a process that SIGTERM ended
+        return error
+    state = latest.read_text(encoding="utf-8").strip()
+    if failed:
+        return PreemptedError(
+            f"stopped by {why}: its state could not be saved ({failed}). The same command goes on from the one before, "
+            f"{path / 'full_state' / state}."
+        )
+    return PreemptedError(
+        f"stopped by {why}: {path / 'full_state' / state} holds the state to go on from; the same command goes on with it."
+    )
+
+
+def write_settings(s: Any, file: Path) -> None:
+    """Write composed settings, with their origins, for a process of this very version."""
+    values = {name: value for name, value in as_values(s).items() if s.origins[name] != "default"}
+    file.write_text(json.dumps({"values": values, "origins": dict(s.origins)}), encoding="utf-8")
+
+
+def read_settings(task: Task, file: Path) -> Any:
+    """Read what `write_settings` wrote."""
+    found = json.loads(file.read_text(encoding="utf-8"))
+    s = resolve(task.settings, *((found["origins"][name], {name: value}) for name, value in found["values"].items()))
+    return attrs.evolve(s, origins=found["origins"])
+
+
+def _devices(s: Any) -> int:
+    """How many accelerators there are; asked only where the number of processes goes by it, for it imports torch."""
+    wish = s.launch.nproc_per_node or os.environ.get("PET_NPROC_PER_NODE", "").strip()
+    return forge_accel.device_count(s.device.device) if wish in ("auto", "gpu") else 0
+
+
+def _with_origins(s: Any, where: forge_dist.Topology) -> Any:
+    """Write down what came from the environment, apart from what was asked for."""
+    known = attrs.asdict(where)
+    for name, origin in where.origins.items():
+        if origin not in ("argument", "default") and name in known and getattr(s.launch, name, None) is None:
+            s = s.with_value("launch", name, known[name])
+            s = attrs.evolve(s, origins={**s.origins, name: f"environment: {origin}"})
+    return s
+
+
+def _launched(command: str, s: Any, where: forge_dist.Topology) -> RunResult:
+    path = Path(s.checkpoints.ckpt_output_dir)
+    logs = path / "logs" / f"{time.strftime('%Y%m%d-%H%M%S')}-{socket.gethostname()}-{os.getpid()}"
+    made = make_directories(path) + make_directories(logs)
+    settings = logs / "settings.json"
+    try:
+        write_settings(s, settings)
+        # What this process can import, its workers can: a script's own folder, say, for `preprocess`.
+        paths = {"PYTHONPATH": os.pathsep.join(os.path.abspath(entry) for entry in sys.path)}
+        status = forge_dist.launch(where, ["-m", "forge.cli._worker", command, str(settings)], log_dir=logs, environ=paths)
+        if status == PREEMPTED:
+            raise preempted(path, "a signal")
+    except BaseException as error:
+        refused = getattr(error, "exit_status", None) == ForgeError.exit_status
+        if refused or not (path / "config.yaml").exists():
+            shutil.rmtree(logs)
+            remove_empty([folder for folder in made if folder != logs])
+        raise
+    return read_result(path)

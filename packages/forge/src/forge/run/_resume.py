@@ -1,0 +1,191 @@
+"""What lies in a run directory, and what is asked for now → whether the one goes on as the other.
+
+A setting belongs to the past if another value of it would have made the steps so far otherwise. Those must stay; what decides only
+how the work is divided, shown or kept may change at every start.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+import forge_packing
+from forge._errors import SettingsError
+from forge.settings._recipe import as_values, left_open
+from forge.settings._settings import RunSettings
+from forge.tasks._task import Items, Task
+
+DIVISION = frozenset(
+    {
+        *("max_tokens_per_gpu", "strategy", "shard_size", "reshard_after_forward", "cpu_offload", "activation_checkpointing"),
+        *("nproc_per_node", "nnodes", "node_rank", "rdzv_id", "rdzv_endpoint", "master_addr", "master_port"),
+        *("max_restarts", "connect_seconds", "device", "attention", "num_proc", "resume"),
+    }
+)
+"""How a step is divided: its samples and its loss are the same."""
+
+_FREE = DIVISION | frozenset(
+    {
+        # Where things lie: what they hold is compared by fingerprint.
+        *("model_path", "reference_path", "teacher_path", "reward_model_path"),
+        *("data_path", "eval_data_path", "preprocess", "ckpt_output_dir", "osft_cache"),
+        # What is kept, shown and refused.
+        *("save_samples", "checkpoint_at_epoch", "full_state_every_steps", "full_state_every_minutes"),
+        *("accelerate_full_state_at_epoch", "keep_last_n", "keep_last_checkpoint_only", "async_save"),
+        *("eval_every_steps", "keep_best", "metric_for_best", "early_stopping_patience", "logging_steps", "lint", "on_nan"),
+    }
+)
+_LENGTH = ("num_epochs", "max_steps", "max_tokens")
+
+
+def same_request(path: Path, s: RunSettings) -> bool:
+    """Whether what is asked for now is what the run in `path` was asked for: the same values, and the same left open."""
+    before, now = read_values(path), as_json(as_values(s))
+    was_open = left_open((path / "config.yaml").read_text(encoding="utf-8"))
+    is_open = {
+        name for name, origin in s.origins.items() if origin == "default" or origin.startswith(("chosen", "environment"))
+    }
+    place = DIVISION | {"ckpt_output_dir"}
+    return all(
+        name in was_open if name in is_open else before.get(name, now[name]) == now[name] for name in now if name not in place
+    )
+
+
+def read_values(path: Path) -> dict[str, Any]:
+    """Every setting of the run in `path` as it was resolved."""
+    return yaml.safe_load((path / "config.yaml").read_text(encoding="utf-8"))
+
+
+def compare_settings(path: Path, s: RunSettings) -> list[str]:
+    """Return what changed since the run in `path` began, or refuse what would change its past.
+
+    Args:
+        path: of the run directory.
+        s: the settings as resolved now.
+
+    Raises:
+        SettingsError: the first setting that must stay.
+
+    """
+    before, now = read_values(path), as_json(as_values(s))
+    changed = {name: (before[name], now[name]) for name in now if name in before and before[name] != now[name]}
+    for name, (was, is_now) in changed.items():
+        if name in _FREE:
+            continue
+        if name in _LENGTH:
+            if s.optimizer.lr_scheduler == "constant":
+                continue
+            why = f"its learning rates were those of lr_scheduler={s.optimizer.lr_scheduler} over that length"
+        else:
+            why = "its steps so far were made with the former"
+        raise SettingsError(
+            f"ckpt_output_dir {path}: holds a run with {name}: {json.dumps(was)}, and now {name} is {json.dumps(is_now)} "
+            f"({s.origins[name]}); {why}. Give {name}={json.dumps(was)} to go on with it, or another ckpt_output_dir to begin anew."
+        )
+    # What is left open is chosen later, or has no value of its own.
+    said = {name: values for name, values in changed.items() if values[1] not in (None, "auto")}
+    return [f"{name}: {json.dumps(was)} → {json.dumps(is_now)}" for name, (was, is_now) in said.items()]
+
+
+def compare_data(task: Task, path: Path, prepared: Path, names: list[str]) -> None:
+    """Raise SettingsError unless the stores that were prepared now are those that the run has."""
+    for name in names:
+        kept = path / "data" / name
+        if not kept.exists():
+            raise SettingsError(
+                f"ckpt_output_dir {path}: its run has no data/{name}, which it was made with. Give another ckpt_output_dir."
+            )
+        was, now = (
+            task.open(kept).fingerprint,
+            task.open(prepared / "data" / name).fingerprint,
+        )
+        if was != now:
+            which = "data_path" if name == "train" else "eval_data_path"
+            raise SettingsError(
+                f"ckpt_output_dir {path}: the rows of {which} are not those that its run was made with (tokens {was[:12]} then, "
+                f"{now[:12]} now): the rows, the tokenizer or its template changed. Put them back, or give another ckpt_output_dir."
+            )
+
+
+def compare_order(path: Path, plan: forge_packing.BatchPlan) -> None:
+    """Raise SettingsError unless the steps so far were made of the samples that the plan gives them now."""
+    was = forge_packing.BatchPlan.load(path / "plan" / "plan.npz")
+    if was.order_fingerprint != plan.order_fingerprint:
+        raise SettingsError(
+            f"ckpt_output_dir {path}: its run takes the samples in another order than this version would plan now. Go on with the "
+            "versions of forge-packing and numpy that it was made with, or give another ckpt_output_dir."
+        )
+
+
+def link_stores(path: Path, staging: Path) -> None:
+    """Offer the run's own token stores for reuse where they are prepared again; what is rebuilt there leaves the run's alone."""
+    for store in sorted((path / "data").glob("*/")):
+        copy = staging / "data" / store.name
+        copy.parent.mkdir(exist_ok=True)
+        _link_tree(store, copy)
+
+
+def _link_tree(source: Path, target: Path) -> None:
+    def link(one: str, other: str) -> None:
+        try:
+            os.link(one, other)
+        except OSError:
+            shutil.copy2(one, other)
+
+    shutil.copytree(source, target, copy_function=link)
+
+
+def compare_model(path: Path, identity: Mapping[str, str]) -> dict[str, str]:
+    """Return the identity of the run in `path`. Raises SettingsError where it is that of another model."""
+    try:
+        known = {name: str(value) for name, value in json.loads((path / "run.json").read_text(encoding="utf-8")).items()}
+        run, verb = known["run"], known["verb"]
+    except (OSError, ValueError, KeyError, AttributeError) as error:
+        raise SettingsError(
+            f"ckpt_output_dir {path}: its run.json, which says what its run belongs to, cannot be read ({error!r}). Put it back, or give "
+            "another ckpt_output_dir."
+        ) from error
+    if verb != identity["verb"]:
+        raise SettingsError(
+            f"ckpt_output_dir {path}: holds a run of forge {verb}, and this is forge {identity['verb']}. Give another ckpt_output_dir."
+        )
+    for name in sorted((identity.keys() | known.keys()) - {"run", "verb"}):
+        if known.get(name) != identity.get(name):
+            raise SettingsError(
+                f"ckpt_output_dir {path}: the model in {'model_path' if name == 'model' else name} is not the one that its run began "
+                "with: its config.json or its weights changed. Put it back, or give another ckpt_output_dir."
+            )
+    return {**identity, "run": run}
+
+
+def must_match(
+    s: RunSettings, train: Items, plan: forge_packing.BatchPlan, identity: Mapping[str, str], adaptation: str
+) -> dict[str, Any]:
+    """What a full state belongs to: run, data, order, model, what moves of it, and the settings of its past, as JSON."""
+    past = {name: value for name, value in as_values(s).items() if name not in _FREE and name not in _LENGTH}
+    length = {} if s.optimizer.lr_scheduler == "constant" else {"steps": plan.num_steps}
+    return {
+        "data": train.store.fingerprint,
+        "order": plan.order_fingerprint,
+        **identity,
+        **({"adaptation": adaptation} if adaptation else {}),
+        **as_json(past),
+        **length,
+    }
+
+
+def step_seed(seed: int, step: int, rank: int) -> int:
+    """The seed of a step's random numbers on a rank: it follows from the position alone, so that no state of it need be kept."""
+    return int.from_bytes(hashlib.blake2b(f"{seed} {step} {rank}".encode(), digest_size=8).digest(), "little") >> 1
+
+
+def as_json(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The same values as they come back from a JSON file."""
+    return json.loads(json.dumps(values))

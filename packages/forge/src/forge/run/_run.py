@@ -1,0 +1,297 @@
+"""A run of any verb, the whole algorithm on one page: data → plan → launch → train → result.
+
+What a verb adds (which data, which objective) is its `Task`, in a file of its own.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+import forge_accel
+import forge_algos
+import forge_data
+import forge_dist
+from forge._progress import Reporter
+from forge._result import BEST, RunResult, read_result, write_result
+from forge.run._adaptation import adapted, check_projections
+from forge.run._best import forget_other_best, mark_best
+from forge.run._choices import absolute_paths, choose_machine, load_fitting, load_frozen, warn_of_positions, warn_of_rounding
+from forge.run._directories import discard
+from forge.run._full_state import FullStates, Position
+from forge.run._launching import on_ranks, preempted
+from forge.run._prepare import begin, prepared
+from forge.run._resume import must_match
+from forge.run._run_directory import NoDirectory, RunDirectory
+from forge.run._stop import StopWish
+from forge.settings._recipe import as_recipe
+from forge.tasks._task import Measured, Run, Task
+
+
+def run(task: Task, s: Any) -> RunResult:
+    """Run a verb with settings that are already composed, on the ranks that they ask for."""
+    s = absolute_paths(task, s)
+    forge_dist.check_model_path(s.model.model_path, task=task.loads)
+    task.look(s)
+    return on_ranks(task, s, partial(_on_rank, task))
+
+
+def _on_rank(task: Task, s: Any, ranks: forge_dist.Ranks) -> RunResult:
+    path = s.checkpoints.ckpt_output_dir
+    with RunDirectory(path, resume=s.checkpoints.resume) if ranks.is_first else NoDirectory(path) as out:
+        return _run(task, s, out, Reporter(out.log, every=s.report.logging_steps, quiet=not ranks.is_first), ranks)
+
+
+def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
+    task: Task, s: Any, out: RunDirectory | NoDirectory, report: Reporter, ranks: forge_dist.Ranks
+) -> RunResult:
+    # device: what this machine can do, each decision with its reason
+    machine = forge_accel.accelerator(s.device.device)
+    dtype = machine.dtype(s.device.dtype)
+    autocast = partial(machine.autocast, dtype.value)
+    s = choose_machine(s, machine, dtype)
+    device = machine.device.value
+    strategy = forge_dist.make_strategy(
+        s.strategy,
+        ranks,
+        device=device,
+        # OSFT trains within the weights themselves, which are divided like any others.
+        adapter=s.adapter.adapter not in ("none", "osft"),
+        optimizer=s.optimizer.optimizer,
+    )
+    check_projections(s, strategy)
+    s = s if s.strategy.strategy != "auto" else s.resolved("strategy", strategy.name, strategy.reason)
+    report.note(f"device: {machine.device.reason}")
+    report.note(f"dtype: {dtype.reason}")
+    report.note(f"ranks: {ranks.world_size}, {strategy.reason}")
+
+    # data and plan: the first rank makes them, before there is a group of processes that could lose its patience
+    tokenizer = forge_data.load_tokenizer(s.model.model_path)
+    found = ranks.first(lambda: begin(task, s, out, tokenizer, machine, ranks.world_size, report))
+    if found["finished"]:
+        return read_result(out.path)
+    s, train, held_out, plan = prepared(task, s, machine, Path(found["root"]), ranks.world_size)
+    ranks.connect(machine.collective_backend.value, device)
+    ranks.agree({"settings": s.digest(), "data": train.store.fingerprint, "plan": plan.fingerprint})
+
+    # model: on its ranks, with the attention that fits it, and as much of it ready to move as was asked for
+    machine.seed(s.plan.seed)
+    s, model, reason = load_fitting(task, s, machine, dtype, strategy)
+    report.note(f"attention: {reason}")
+    warn_of_positions(report, model, [train] if held_out is None else [train, held_out])
+    adaptation = adapted(task, s, model, tokenizer, train, Path(found["root"]), strategy, autocast, report)
+    model = adaptation.model
+    task.extend(model, s)
+    model, optimizer = strategy.wrap(
+        model, lambda model: forge_algos.make_optimizer(model, s.optimizer, fused=machine.fused_optimizer.value)
+    )
+    num_steps = task.num_steps(s, plan)
+    scheduler = forge_algos.schedule(optimizer, s.optimizer, num_steps=num_steps)
+    # A model goes back to the dtype of its directory; adapters stay in the float32 that they were trained in.
+    kept = forge_dist.base_dtype(s.model.model_path) if adaptation.writes == "model" else None
+    rounds = kept is not None and kept != forge_accel.float32
+    as_plain: Any = {"without": (*task.additions, *adaptation.additions), "plain": adaptation.plain}
+
+    this = Run(
+        settings=s,
+        model=model,
+        tokenizer=tokenizer,
+        train=train,
+        held_out=held_out,
+        plan=plan,
+        num_steps=num_steps,
+        strategy=strategy,
+        ranks=ranks,
+        machine=machine,
+        device=device,
+        autocast=autocast,
+        root=Path(found["root"]),
+        load_frozen=lambda path: load_frozen(path, s, machine, dtype, strategy),
+        report=report,
+        metrics=out.metrics,
+        identity=found["identity"],
+    )
+    task.refer(this)
+
+    # the run begins, or goes on: from here everything is read from its directory
+    past = must_match(s, train, plan, found["identity"], adaptation.identity)
+    states = FullStates(s, out.path, ranks, past, report.note)
+    restored = states.restore(strategy, model, optimizer, scheduler, num_steps)
+    at = restored or Position()
+    ranks.first(lambda: out.check(None if restored is None else restored.metrics_bytes))
+    out.publish(as_recipe(s, task.name))
+    ranks.barrier()
+    s, train, held_out, plan = prepared(task, s, machine, out.path, ranks.world_size)
+    work = task.begin(attrs.evolve(this, settings=s, train=train, held_out=held_out, plan=plan, root=out.path))
+    if restored is None:
+        work.first()
+    states.files.forget_later(at.step)
+    for name in out.rewind(at.metrics_bytes, at.samples):
+        report.note(f"removed hf_format/{name}: the steps that led to it are made again")
+    if ranks.first(lambda: out.resuming and forget_other_best(out.path, at.best)):
+        report.note(f"removed hf_format/{BEST}: a later step's; the best so far was that of step {at.best.step}")
+    if out.resuming and restored is None:
+        report.note("no full state was saved before it ended: it begins at its first step")
+    if out.resuming and out.metrics_bytes < at.metrics_bytes:
+        report.note(f"WARNING: metrics.jsonl was lost; it begins anew after step {at.step}")
+    ranks.barrier()
+
+    def measure(step: int, of: Any = None, where: str = "") -> Measured | None:
+        if held_out is None:
+            return None
+        with nullcontext() if of is None else strategy.computing(of):
+            measured = work.measure(model if of is None else of)
+        if measured is not None:
+            out.metrics({"step": step, **{("" if of is None else "exported_") + k: v for k, v in measured.metrics().items()}})
+            report.note(f"held out, after step {step}{where}: {measured}")
+        return measured
+
+    def export(directory: Path, *, final: bool = False) -> Path:
+        others = sorted(directory.parent.glob("samples_*"))
+        if not ranks.broadcast(directory.exists()):
+            try:
+                forge_dist.export_model(model, directory, tokenizer=tokenizer, dtype=kept, strategy=strategy, **as_plain)
+            except forge_dist.ExportError as error:
+                if final:
+                    raise
+                report.note(f"WARNING: training goes on without this export: {error}")
+                return directory
+        few = (train if held_out is None else held_out).few()
+        check = forge_dist.check_export(model, directory, few, strategy=strategy, **as_plain)
+        what = "mean reward" if task.loads == "reward" else "loss"
+        report.note(
+            f"exported {directory}: loaded back, on {len(few)} short samples its {what} is {check.reloaded:.4f}, "
+            f"{check.in_memory:.4f} in memory"
+        )
+        if s.checkpoints.keep_last_checkpoint_only and ranks.is_first and directory.name != BEST:
+            for other in others:
+                if other != directory:
+                    discard(other)
+        return directory
+
+    def keep_if_best(at: Position, measured: Measured) -> Position:
+        at = attrs.evolve(at, best=at.best.after(measured, at.step, s.evaluation.metric_for_best))
+        best = out.path / "hf_format" / BEST
+        if s.evaluation.keep_best and at.best.step == at.step:
+            ranks.first(lambda: discard(best) if best.exists() else None)
+            export(best)
+            ranks.first(lambda: mark_best(out.path, at.best))
+        return at
+
+    def save(*, wait: bool = False) -> None:
+        where = attrs.evolve(at, metrics_bytes=out.metrics_bytes, seconds=at.seconds + time.perf_counter() - began)
+        states.save(strategy, model, optimizer, scheduler, where, wait=wait)
+
+    def leave_if_asked() -> None:
+        if ranks.any(stop.asked is not None):
+            save(wait=True)
+            raise preempted(out.path, stop.asked or "a signal to another rank", states.files.failed)
+
+    # train: the one loop; saving, measuring and reporting are the body of this `for`
+    began = time.perf_counter()
+    updates, patience = task.updates(s), s.evaluation.early_stopping_patience
+    with StopWish() as stop, states.files, report.steps(num_steps, done=at.step):
+        if restored is None and (before := measure(0)) is not None:
+            best = at.best.after(before, 0, s.evaluation.metric_for_best)
+            at = attrs.evolve(at, eval_before=before.metrics(), best=best)
+        leave_if_asked()
+        machine.reset_peak_memory()
+        try:
+            for last in forge_algos.train(
+                model,
+                () if patience and at.best.waited >= patience else work.steps(at.step),
+                objective=work.objective,
+                optimizer=optimizer,
+                scheduler=scheduler,
+                adaptation=adaptation,
+                max_grad_norm=s.optimizer.max_grad_norm,
+                device=device,
+                autocast=autocast,
+                parallel=strategy,
+                first_step=at.step + 1,
+                on_nan=s.optimizer.on_nan,
+            ):
+                seen, planned = at.samples, (last.step - 1) // updates
+                at = attrs.evolve(
+                    at,
+                    step=last.step,
+                    loss=last.loss,
+                    samples=at.samples + last.samples,
+                    skipped=at.skipped + last.skipped,
+                    measured=None,
+                )
+                out.began = True
+                out.metrics(
+                    {
+                        "step": last.step,
+                        "epoch": plan.epoch(planned),
+                        "samples": at.samples,
+                        "loss": last.loss,
+                        "lr": last.learning_rate,
+                        "grad_norm": last.grad_norm,
+                        "tokens": last.tokens,
+                        f"loss_{work.objective.unit}": last.loss_count,
+                        **last.figures,
+                        "tokens_per_second": round(last.tokens / last.seconds, 1),
+                        "memory": machine.peak_memory_bytes(),
+                        **({"skipped": True} if last.skipped else {}),
+                    }
+                )
+                report.step(last, last.tokens / last.seconds)
+                final, every = last.step == num_steps, s.evaluation.eval_every_steps
+                if (final or (every and last.step % every == 0)) and (seen_now := measure(last.step)) is not None:
+                    at = keep_if_best(attrs.evolve(at, measured=seen_now), seen_now)
+                    if not final and patience and at.best.waited >= patience:
+                        final = True
+                        report.note(f"stopping early: {patience} measurements brought nothing better than step {at.best.step}")
+                epoch_ends = final or (last.step % updates == 0 and plan.epoch(last.step // updates) != plan.epoch(planned))
+                every = s.checkpoints.save_samples
+                if not final and (
+                    (every and seen // every != at.samples // every) or (s.checkpoints.checkpoint_at_epoch and epoch_ends)
+                ):
+                    export(out.path / "hf_format" / f"samples_{at.samples}")
+                if ranks.any(states.due(last.step, epoch_ends=epoch_ends) or final):
+                    save()
+                leave_if_asked()
+                if final:
+                    break
+        except forge_algos.DivergedError as error:
+            raise states.diverged(error, train, plan, at.step, updates) from error
+
+        # result: nothing is called a success before it was loaded back
+        if at.measured is None and (late := measure(at.step)) is not None:
+            # It goes on from a state that was not its last when it was saved.
+            at = keep_if_best(attrs.evolve(at, measured=late), late)
+        after = at.measured
+        leave_if_asked()
+        directory = export(out.path / "hf_format" / f"samples_{at.samples}", final=True)
+        states.files.wait()
+    if rounds and after is not None and after.loss is not None:
+        # What was trained in float32 is written in fewer digits: what counts is the model that is there now.
+        exported = load_fitting(task, s.with_value("model", "model_path", str(directory)), machine, dtype, strategy)[1]
+        trained, after = after, measure(at.step, exported, f" as exported in {kept}") or after
+        warn_of_rounding(report, (at.eval_before or {}).get("eval_loss"), trained.loss, after.loss, str(kept))
+    seconds = at.seconds + time.perf_counter() - began
+    left = f" ({at.skipped:,} skipped: not finite)" if at.skipped else ""
+    report.note(f"finished: {at.step} steps{left}, {at.samples:,} samples, {seconds:.0f} s; the model lies in {directory}")
+    result = RunResult(
+        output_dir=out.path,
+        model_dir=directory,
+        steps=at.step,
+        samples=at.samples,
+        skipped=at.skipped,
+        loss=at.loss,
+        eval_before=at.eval_before,
+        eval_after=None if after is None else after.metrics(),
+        best_step=at.best.step if at.best.value is not None else None,
+        best_value=at.best.value,
+        seconds=seconds,
+    )
+    if ranks.is_first:
+        write_result(result)
+    return result

@@ -1,0 +1,104 @@
+"""A YAML recipe → flat names and values, and a run's settings → a recipe that repeats it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from forge._errors import RecipeError
+from forge.settings._settings import flat_fields
+
+
+class _Loader(yaml.SafeLoader):
+    """A safe loader without two surprises of YAML 1.1: a key given twice is refused, and 010 and 1:30 are no numbers of another base."""
+
+    yaml_implicit_resolvers = {  # noqa: RUF012 - as the parent has it
+        first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:int"]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[Any] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if not isinstance(key, str):
+                raise yaml.constructor.ConstructorError(None, None, f"{key!r} is no setting's name", key_node.start_mark)
+            if key in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"{key!r} is given twice", key_node.start_mark)
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+_Loader.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(r"[-+]?(0|[1-9][0-9_]*)$"), list("-+0123456789"))
+
+
+def read_recipe(path: str | Path) -> dict[str, object]:
+    """Read a flat mapping of setting names to values from a YAML file.
+
+    Raises `RecipeError` (with file and line) when the file is missing, is not YAML, holds a name twice, or is no mapping.
+    """
+    path = Path(path).expanduser()
+    hint = f" Is it the data? Then give --data-path {path}." if path.suffix in {".jsonl", ".json", ".parquet"} else ""
+    try:
+        text = path.read_text(encoding="utf-8")
+        found = yaml.load(text, Loader=_Loader)  # noqa: S506 - a SafeLoader
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else "?"
+        raise RecipeError(
+            f"{path}:{line}: not a recipe: {error.problem}. A recipe has a line `name: value` for each setting.{hint}"
+        ) from error
+    except FileNotFoundError as error:
+        raise RecipeError(f"{path}: there is no such recipe. Give a YAML file of settings, or settings alone.") from error
+    except IsADirectoryError as error:
+        raise RecipeError(f"{path} is a directory. Give a YAML file; a run's own is {path / 'config.yaml'}.") from error
+    except (yaml.YAMLError, ValueError, OSError, RecursionError) as error:
+        raise RecipeError(f"{path}: cannot be read as YAML: {error}.") from error
+    if found is None:
+        return {}
+    if not isinstance(found, dict):
+        raise RecipeError(f"{path}: a recipe is a mapping from setting names to values; found {type(found).__name__}.{hint}")
+    return {name: value for name, value in found.items() if name not in left_open(text)}
+
+
+def left_open(text: str) -> set[str]:
+    """Names that a run's own config.yaml marks as default or chosen: nobody asked for them, so they are chosen anew.
+
+    Otherwise `forge sft RUN/config.yaml --adapter none` would train everything with the learning rate that was chosen for LoRA.
+    """
+    last_comments = re.findall(r"^(\w+): .*  # ((?:(?!  # ).)*)$", text, re.MULTILINE)
+    return {
+        name for name, comment in last_comments if comment == "default" or comment.startswith(("chosen: ", "environment: "))
+    }
+
+
+def as_recipe(settings: Any, verb: str) -> str:
+    """Write composed settings as YAML, one line each, with where every value came from as its comment."""
+    lines = [
+        f"# Every setting of this run as resolved, and where it came from. `forge {verb} FILE` reads it as a recipe:",
+        "# what is marked default, chosen or environment is then left open again, everything else is as written.",
+    ]
+    group = None
+    for owner, field in flat_fields(type(settings)):
+        if owner != group:
+            lines.append(f"\n# {owner}")
+            group = owner
+        value = getattr(getattr(settings, owner), field.name)
+        origin = " ".join(settings.origins[field.name].split())
+        lines.append(f"{field.name}: {_one_line(list(value) if isinstance(value, tuple) else value)}  # {origin}")
+    return "\n".join(lines) + "\n"
+
+
+def _one_line(value: object) -> str:
+    """YAML for a scalar or a list of strings, on one line so that a comment can follow."""
+    text = yaml.safe_dump(value, default_flow_style=True, width=2**30, allow_unicode=True).removesuffix("...\n").rstrip("\n")
+    if "\n" in text:
+        text = yaml.safe_dump(value, default_flow_style=True, default_style='"', width=2**30).rstrip("\n")
+    return text
+
+
+def as_values(settings: Any) -> dict[str, object]:
+    """Flatten composed settings to names and plain values."""
+    return {field.name: getattr(getattr(settings, owner), field.name) for owner, field in flat_fields(type(settings))}

@@ -1,0 +1,150 @@
+"""Stores of preferences → what a plan numbers: pairs of answers to one prompt, or single answers that are wanted or not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Self
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+
+import forge_algos
+import forge_data
+import forge_packing
+from forge.tasks._task import Ints
+from forge.tasks.items._samples import few_of
+
+_IGNORE = -100
+Example = tuple[Any, Any]
+"""(input_ids, labels), prompt and answer."""
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class References:
+    """What the reference says of N items of two completions each, float32[N, 2]."""
+
+    logps: npt.NDArray[np.float32]
+    """Summed log-probabilities of the completions."""
+    tails: npt.NDArray[np.float32]
+    """Their part beyond the length of the pair's shorter one."""
+
+
+class Pairs:
+    """Chosen and rejected; a prompt that both share is computed once where the model's attention allows it."""
+
+    noun = "pairs"
+
+    def __init__(self, store: forge_data.TokenStore) -> None:
+        self.store = store
+        self.share_prompt = False
+        self.references: References | None = None
+        self.weights = store.weights
+        self.rows = self._rows()
+        lengths, counts = store.lengths[self.rows], store.loss_counts[self.rows]
+        # Planned as if no prompt were shared, so that steps and memory do not depend on what the attention can do.
+        self.lengths, self.longest, self.loss_counts = lengths.sum(1), lengths.max(1), counts.sum(1)
+        self.sources = None if store.weights is None else store.sources[self.rows[:, 0]]
+
+    def using(self, *, share_prompt: bool, references: References | None) -> Self:
+        """The same items, told what the model can do and what the reference said."""
+        same = type(self)(self.store)
+        same.share_prompt, same.references = share_prompt, references
+        return same
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __str__(self) -> str:
+        return f"{len(self):,} {self.noun}, in which {int(self.loss_counts.sum()):,} tokens are scored"
+
+    def source(self, index: int) -> str:
+        """Where it came from."""
+        return self.store.source(int(self.rows[index, 0]))
+
+    def examples(self, index: int) -> tuple[Example, Example]:
+        """Both completions of an item, each with its prompt."""
+        chosen, rejected = (self.store[int(row)] for row in self.rows[index])
+        return (chosen.input_ids, chosen.labels), (rejected.input_ids, rejected.labels)
+
+    def groups(self, indices: Sequence[int] | Ints, *, share_prompt: bool) -> forge_packing.PackedGroups:
+        """Items as groups of two completions."""
+        return forge_packing.collate_groups([self.examples(int(i)) for i in indices], share_prompt=share_prompt)
+
+    def size(self, index: int) -> str:
+        """Say what has how many tokens."""
+        return f"{self.source(index)} has {self.lengths[index]:,} tokens, both answers with their prompts"
+
+    shorter = "max_seq_len to drop longer answers"
+
+    def batch(self, indices: Sequence[int] | Ints) -> Any:
+        """One micro-batch of pairs."""
+        at = np.asarray(indices, dtype=np.int64)
+        found, margins = self.references, self.store.margins
+        return forge_algos.PreferenceBatch(
+            groups=self.groups(at, share_prompt=self.share_prompt),
+            ref_logps=None if found is None else found.logps[at].ravel(),
+            ref_tail_logps=None if found is None else found.tails[at].ravel(),
+            margins=None if margins is None else margins[at],
+        )
+
+    def few(self) -> list[tuple[Any, Any]]:
+        """Some short samples."""
+        return few_of(self.store)
+
+    def _rows(self) -> Ints:
+        return self.store.pairs
+
+
+class Answers(Pairs):
+    """Single answers, each beside the next row's answer to its own prompt: a mismatch, from which KTO estimates its KL."""
+
+    noun = "answers"
+
+    def __init__(self, store: forge_data.TokenStore) -> None:
+        super().__init__(store)
+        prompts = self._prompts()
+        # A mismatched sequence has the row's own prompt and the next row's answer.
+        others = store.lengths[self.rows[:, 1]] - prompts[self.rows[:, 1]]
+        own = store.lengths[self.rows[:, 0]]
+        mismatched = prompts[self.rows[:, 0]] + others
+        self.lengths, self.longest = own + mismatched, np.maximum(own, mismatched)
+
+    def examples(self, index: int) -> tuple[Example, Example]:
+        """A row, and its prompt with the next row's answer."""
+        own, other = (self.store[int(row)] for row in self.rows[index])
+        prompt, begin = _prompt(own.labels), _prompt(other.labels)
+        ids = np.concatenate([own.input_ids[:prompt], other.input_ids[begin:]])
+        labels = np.concatenate([own.labels[:prompt], other.labels[begin:]])
+        return (own.input_ids, own.labels), (ids, labels)
+
+    def size(self, index: int) -> str:
+        """Say what has how many tokens."""
+        return f"{self.source(index)} has {self.lengths[index]:,} tokens, with the mismatched answer that is scored beside it"
+
+    shorter = "max_seq_len to drop longer answers"
+
+    def batch(self, indices: Sequence[int] | Ints) -> Any:
+        """One micro-batch of answers and of their mismatches."""
+        at = np.asarray(indices, dtype=np.int64)
+        both = [self.examples(int(i)) for i in at]
+        found = self.references
+        return forge_algos.KTOBatch(
+            completions=forge_packing.collate_groups([[own] for own, _ in both]),
+            mismatched=forge_packing.collate_groups([[other] for _, other in both]),
+            desirable=self.store.desirable[at],
+            ref_logps=None if found is None else found.logps[at, 0],
+            ref_mismatched_logps=None if found is None else found.logps[at, 1],
+        )
+
+    def _rows(self) -> Ints:
+        own = np.arange(len(self.store), dtype=np.int64)
+        return np.stack([own, np.roll(own, -1)], axis=1)
+
+    def _prompts(self) -> Ints:
+        return np.array([_prompt(example.labels) for example in self.store], dtype=np.int64)
+
+
+def _prompt(labels: Any) -> int:
+    """Tokens before the first that is learned."""
+    return int(np.argmax(np.asarray(labels) != _IGNORE))

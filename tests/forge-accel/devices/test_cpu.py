@@ -1,0 +1,173 @@
+"""The CPU accelerator: what it decides for which processor, and what it measures."""
+
+from __future__ import annotations
+
+import re
+from contextlib import nullcontext
+
+import pytest
+import torch
+
+from forge_accel import AccelError, CPUAccelerator, accelerator, document_attention
+
+AVX2 = "fpu avx avx2 fma"
+AVX512_BF16 = AVX2 + " avx512f avx512_bf16"
+AMX = AVX512_BF16 + " amx_tile amx_bf16"
+
+
+@pytest.fixture
+def cpu_with(tmp_path, monkeypatch):
+    """An accelerator of a machine whose /proc says what the test says."""
+
+    def make(flags, field="flags"):
+        (tmp_path / "cpuinfo").write_text(f"processor\t: 0\nmodel name\t: Test CPU\n{field}\t\t: {flags}\n\nprocessor\t: 1\n")
+        (tmp_path / "meminfo").write_text("MemFree: 1 kB\nMemTotal:       8388608 kB\n")
+        monkeypatch.setattr("forge_accel.devices._cpuinfo.PROC", tmp_path)
+        return CPUAccelerator()
+
+    return make
+
+
+@pytest.mark.parametrize("flags", [AVX2, AVX512_BF16, AMX, "neon bf16"])
+def test_auto_is_float32_on_every_cpu(cpu_with, flags):
+    """A run's numbers follow from its settings, not from the processor that it happened to get."""
+    assert cpu_with(flags).dtype("auto").value == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("flags", "auto", "asked"),
+    [
+        (AVX2, "no bf16 matrix units, and bf16 runs about 10 times slower", "WARNING.*10 times slower"),
+        (AVX512_BF16, "bf16 instructions but no matrix units", "compare its speed"),
+        ("asimd bf16", "bf16 instructions but no matrix units", "compare its speed"),
+        (AMX, "dtype=bfloat16 may be faster", "has bf16 matrix units"),
+    ],
+)
+def test_the_reason_tells_what_the_processor_can_do(cpu_with, flags, auto, asked):
+    """float32 by default, bfloat16 where asked for: either way the reason says what it costs on this processor."""
+    acc = cpu_with(flags, "Features" if "asimd" in flags else "flags")
+    assert acc.dtype("auto").reason.startswith("float32: ")
+    assert auto in acc.dtype("auto").reason
+    wish = acc.dtype("bfloat16")
+    assert wish.value == torch.bfloat16
+    assert wish.reason.startswith("bfloat16: asked for")
+    assert re.search(asked, wish.reason)
+
+
+def test_float32_asked_for_is_float32():
+    """The wish is the reason."""
+    assert CPUAccelerator().dtype("float32") == accelerator("cpu").dtype("float32")
+    assert CPUAccelerator().dtype("float32").value == torch.float32
+
+
+def test_an_unknown_dtype_names_those_that_exist():
+    """The error lists the choices."""
+    with pytest.raises(AccelError, match="float16.*auto, float32, bfloat16"):
+        CPUAccelerator().dtype("float16")
+
+
+def test_the_machine_line_names_processor_and_memory(cpu_with):
+    """One line for a log."""
+    assert cpu_with(AMX).machine == "Test CPU (amx_bf16, avx512_bf16, avx512f, avx2), 8.0 GiB"
+
+
+def test_a_system_without_proc_still_answers(tmp_path, monkeypatch):
+    """Without /proc (macOS) torch says what the processor has, getrusage the peak, and the peak cannot be reset."""
+    monkeypatch.setattr("forge_accel.devices._cpuinfo.PROC", tmp_path / "none")
+    acc = CPUAccelerator()
+    assert acc.dtype("auto").value == torch.float32
+    assert "GiB" not in acc.machine
+    assert acc.peak_memory_bytes() > 1_000_000
+    assert acc.reset_peak_memory() is False
+
+
+def test_the_wishes_for_attention():
+    """auto and documents bring the function along; sdpa and eager are transformers' own; anything else is refused by name."""
+    acc = CPUAccelerator()
+    for wish in ("auto", "documents"):
+        choice = acc.attention(wish, torch.float32)
+        assert (choice.value.name, choice.value.function) == ("documents", document_attention)
+        assert choice.reason.startswith("documents: ")
+    for wish in ("sdpa", "eager"):
+        choice = acc.attention(wish, torch.float32)
+        assert (choice.value.name, choice.value.function) == (wish, None)
+        assert choice.reason.startswith(f"{wish}: asked for")
+    with pytest.raises(AccelError, match="flash.*auto, documents, sdpa, eager"):
+        acc.attention("flash", torch.float32)
+
+
+def test_autocast_is_nothing_for_float32_and_bf16_for_bf16():
+    """float32 runs as it is; bfloat16 computes products in bf16 from float32 weights."""
+    acc = CPUAccelerator()
+    assert isinstance(acc.autocast(torch.float32), nullcontext)
+    x = torch.ones(2, 2)
+    with acc.autocast(torch.float32):
+        assert (x @ x).dtype == torch.float32
+    with acc.autocast(torch.bfloat16):
+        assert (x @ x).dtype == torch.bfloat16
+
+
+def test_seed_and_rng_state_repeat_the_draws():
+    """The same seed, or a state put back, gives the same numbers."""
+    acc = CPUAccelerator()
+    with torch.random.fork_rng(devices=[]):
+        acc.seed(7)
+        first, state, then = torch.rand(3), acc.rng_state(), torch.rand(3)
+        acc.set_rng_state(state)
+        assert torch.equal(torch.rand(3), then)
+        acc.seed(7)
+        assert torch.equal(torch.rand(3), first)
+        acc.seed(8)
+        assert not torch.equal(torch.rand(3), first)
+
+
+def test_a_foreign_rng_state_is_refused():
+    """A state of another kind of device is an error before anything is changed."""
+    acc = CPUAccelerator()
+    before = torch.get_rng_state()
+    with pytest.raises(AccelError, match="cpu, gpu"):
+        acc.set_rng_state({"cpu": torch.zeros(1, dtype=torch.uint8), "gpu": torch.zeros(1)})
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("seed", [-1, 2**64, 1.5, True, "7"])
+def test_a_seed_that_is_none_is_refused(seed):
+    """torch would take a negative seed or a float for another one."""
+    with pytest.raises(AccelError, match="seed"):
+        CPUAccelerator().seed(seed)
+
+
+def test_the_peak_counts_what_was_held_and_let_go():
+    """The peak grows with an allocation and stays after it; a reset, where it is allowed, forgets it."""
+    acc = CPUAccelerator()
+    acc.reset_peak_memory()
+    before = acc.peak_memory_bytes()
+    held = torch.ones(40 * 2**20)  # 160 MiB, touched
+    del held
+    after = acc.peak_memory_bytes()
+    assert after - before > 100 * 2**20
+    if acc.reset_peak_memory():
+        assert acc.peak_memory_bytes() < after - 100 * 2**20
+
+
+def test_the_rest_of_what_it_answers():
+    """Backend, optimizer, tokens; no table of FLOP/s; nothing to wait for; one device without a number."""
+    acc = CPUAccelerator()
+    acc.synchronize()
+    assert acc.device.value == torch.device("cpu")
+    assert acc.collective_backend.value == "gloo"
+    assert acc.fused_optimizer.value is True
+    assert acc.default_tokens == 1024
+    assert acc.peak_flops(torch.float32) is None
+    assert repr(acc) == "<CPUAccelerator cpu, float32>"
+    with pytest.raises(AccelError, match="cpu:1"):
+        CPUAccelerator(index=1)
+
+
+def test_the_fused_optimizer_it_advises_exists():
+    """torch takes `fused=True` for CPU weights and steps them."""
+    weight = torch.nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.AdamW([weight], fused=CPUAccelerator().fused_optimizer.value)
+    weight.grad = torch.ones(3)
+    optimizer.step()
+    assert (weight < 1).all()

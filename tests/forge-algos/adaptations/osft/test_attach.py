@@ -1,0 +1,384 @@
+"""OSFT: what moves, what stays, and how a plain model comes out, whatever the rule and the form."""
+
+import copy
+
+import pytest
+import torch
+
+from forge_algos import SFT, AdapterError, AdapterSettings, OptimizerError, adapt, make_optimizer, schedule, train
+
+from ...oracle import distance, gradients, make, naive, pack, samples
+from ...osft import LENGTHS, RULES, STRICT, leaks, learns, osft, run, settings_of, steps, trained, values
+from ...preferences import a_classifier
+from ...threads import on_threads
+
+IDS = torch.arange(3, 22)[None]
+MATRICES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+"""16 to 16, 16 to 8, 16 to 24 and 24 to 16: square, wide and tall."""
+
+
+def logits(model):
+    with torch.no_grad():
+        return model(input_ids=IDS).logits
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("ratio", [0.0625, 0.25, 0.9])
+def test_nothing_has_moved_at_the_start(rule, ratio):
+    """Logits are the base's: to the bit, but for the factors, whose difference from themselves is rounded."""
+    before = logits(make())
+    after = logits(osft(unfreeze_rank_ratio=ratio, **RULES[rule]).model)
+    torch.testing.assert_close(after, before, rtol=0, atol=1e-5 if rule == "factors" else 0)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_protected_directions_stay_through_100_steps_and_a_resume(rule):
+    """AdamW with weight decay and clipping: strict moves have no part on either protected side, the paper's none that leads from the
+    one to the other; and a run whose trained parameters and optimizer went through a file after 50 steps ends in the same bits."""
+    data, before = steps(100), values(make())
+    whole = osft(**RULES[rule])
+    outputs = run(whole, data)
+    assert learns(outputs)
+    left, right, both = leaks(whole, before)
+    assert both < 1e-5
+    if rule == "paper":
+        assert min(left, right) > 1e-2
+    else:
+        assert max(left, right) < 1e-5
+
+    config = settings_of(lr_scheduler="constant")
+    halves = [osft(**RULES[rule]) for _ in range(3)]
+    optimizers = [make_optimizer(half.model, config) for half in halves]
+    run(halves[0], data, config, optimizer=optimizers[0])
+    run(halves[1], data[:50], config, optimizer=optimizers[1])
+    state = {name: p.detach().clone() for name, p in halves[1].model.named_parameters() if p.requires_grad}
+    missing = halves[2].model.load_state_dict(copy.deepcopy(state), strict=False)
+    assert not missing.unexpected_keys
+    optimizers[2].load_state_dict(copy.deepcopy(optimizers[1].state_dict()))
+    run(halves[2], data[50:], config, optimizer=optimizers[2])
+    ends = [half.model.state_dict() for half in (halves[0], halves[2])]
+    assert all(torch.equal(value, ends[1][name]) for name, value in ends[0].items())
+    assert halves[0].identity == halves[2].identity
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_protected_directions_stay_at_a_low_rate(rule):
+    """Where 100 steps move next to nothing, rounding of the weights themselves is not taken for, nor made, a move."""
+    before = values(make())
+    adaptation = osft(**RULES[rule])
+    run(adaptation, steps(100), settings_of(learning_rate=2e-5))
+    left, right, both = leaks(adaptation, before)
+    assert (both if rule == "paper" else max(left, right)) < 1e-5
+
+
+@pytest.mark.parametrize("rule", ["factors", "paper"])
+def test_a_rule_that_acts_around_steps_is_not_left_out(rule):
+    """`train` refuses such a model without its adaptation, which would train it out of the subspace without a word."""
+    model = osft(**RULES[rule]).model
+    config = settings_of()
+    optimizer = make_optimizer(model, config)
+    with pytest.raises(AdapterError, match="adaptation=.*what `adapt` returned"):
+        next(train(model, steps(1), objective=SFT(), optimizer=optimizer, scheduler=schedule(optimizer, config, 1)))
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_plain_model_is_saved_in_one_line(rule, tmp_path):
+    """save_pretrained of `plain_state` loads as the plain class, with the logits of what was trained."""
+    adaptation = osft(**RULES[rule])
+    run(adaptation, steps(3))
+    adaptation.model.save_pretrained(tmp_path, state_dict=adaptation.plain_state())
+    again, report = type(adaptation.model).from_pretrained(tmp_path, output_loading_info=True)
+    assert not report["unexpected_keys"]
+    assert not report["missing_keys"]
+    torch.testing.assert_close(logits(again), logits(adaptation.model), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("rule", STRICT)
+def test_the_base_is_bit_identical_after_training(rule):
+    """The strict rule moves from beside: every tensor of the model's own is as it was."""
+    before = values(make())
+    adaptation = osft(**STRICT[rule])
+    run(adaptation, steps(5))
+    after = values(adaptation.model)
+    assert all(torch.equal(after[name], value) for name, value in before.items())
+    added = {name for name in after if name not in before}
+    assert added
+    assert all(any(name.startswith(f"{home}.") for home in adaptation.additions) for name in added)
+    assert trained(adaptation.model) == added
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_plain_model_comes_out(rule):
+    """`plain` of each tensor that is no addition gives a state of the base's own names and dtypes, which the plain class loads; its
+    logits are those of the model in training."""
+    adaptation = osft(**RULES[rule])
+    run(adaptation, steps(20))
+    additions = tuple(f"{home}." for home in adaptation.additions)
+    state = adaptation.model.state_dict()
+    plain = {name: adaptation.plain(name, value) for name, value in state.items() if not name.startswith(additions)}
+    model = make(seed=5)
+    assert {n: t.dtype for n, t in plain.items()} == {n: t.dtype for n, t in model.state_dict().items()}
+    model.load_state_dict(plain)
+    torch.testing.assert_close(logits(model), logits(adaptation.model), rtol=0, atol=1e-4)
+    assert (logits(model) - logits(make())).abs().max() > 0.1
+    # What has not moved is handed through, not copied: an export would hold the model twice.
+    assert plain["model.norm.weight"] is state["model.norm.weight"]
+
+
+def test_plain_adds_in_float32_and_answers_in_the_tensors_dtype():
+    """A bfloat16 weight comes out as the bfloat16 nearest to the sum."""
+    adaptation = osft()
+    run(adaptation, steps(3))
+    name = "model.layers.0.self_attn.q_proj.weight"
+    weight = adaptation.model.state_dict()[name]
+    narrow = adaptation.plain(name, weight.bfloat16())
+    assert narrow.dtype == torch.bfloat16
+    assert torch.equal(narrow, (weight.bfloat16().float() + adaptation.plain(name, weight) - weight).bfloat16())
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_ratio_one_is_full_fine_tuning_of_the_targets(rule):
+    """To the bit, with the same optimizer: nothing was added, and nothing is taken away."""
+    ours = osft(unfreeze_rank_ratio=1.0, target_modules=("mlp", "q_proj"), **RULES[rule])
+    assert not ours.additions
+    theirs = adapt(make(), AdapterSettings())
+    for name, parameter in theirs.model.named_parameters():
+        parameter.requires_grad = ".mlp." in name or "q_proj" in name
+    outputs = [run(adaptation, steps(5)) for adaptation in (ours, theirs)]
+    assert [o.loss for o in outputs[0]] == [o.loss for o in outputs[1]]
+    ends = [adaptation.model.state_dict() for adaptation in (ours, theirs)]
+    assert ends[0].keys() == ends[1].keys()
+    assert all(torch.equal(value, ends[1][name]) for name, value in ends[0].items())
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_ratio_zero_moves_no_target(rule):
+    """With norms that train the targets stay to the bit; with nothing that trains the run is refused."""
+    before = values(make())
+    adaptation = osft(unfreeze_rank_ratio=0.0, osft_train_rest=("norms",), **RULES[rule])
+    assert not adaptation.additions
+    run(adaptation, steps(3))
+    after = values(adaptation.model)
+    assert {name for name in before if not torch.equal(before[name], after[name])} == trained(adaptation.model)
+    assert all("norm" in name for name in trained(adaptation.model))
+    with pytest.raises(AdapterError, match="nothing would train; raise the ratio"):
+        osft(unfreeze_rank_ratio=0.0, **RULES[rule])
+
+
+def test_each_target_has_its_own_share():
+    """rank_pattern mixes none, some and all; `plan` says which, and the log how many of each."""
+    adaptation = osft(rank_pattern=("q_proj=0", "layers.0.*up_proj=16", "down_proj=3"))
+    free = {name.removeprefix("model.layers."): entry["free"] for name, entry in adaptation.plan.items()}
+    assert (free["0.self_attn.q_proj"], free["1.self_attn.k_proj"]) == (0, 2)
+    assert (free["0.mlp.up_proj"], free["1.mlp.up_proj"], free["0.mlp.down_proj"]) == (16, 4, 3)
+    names = trained(adaptation.model)
+    assert "model.layers.0.mlp.up_proj.weight" in names
+    assert not any("q_proj" in name for name in names)
+    entry = adaptation.plan["model.layers.0.mlp.down_proj"]
+    assert (entry["shape"], entry["protected"]) == ([16, 24], 13)
+    assert 0 < entry["error"] < 1e-6
+    assert "14 targets" in adaptation.describe()[0]
+    assert "3 of 16 (2)" in adaptation.describe()[0]
+
+
+def test_identity_is_of_the_singular_vectors_and_the_shares():
+    """The same model and settings give the same one; another model, another share, another."""
+    same = {osft().identity for _ in range(2)}
+    others = {osft(make(seed=1)).identity, osft(unfreeze_rank_ratio=0.5).identity}
+    assert len(same) == 1
+    assert len(same | others) == 3
+
+
+def test_free_directions_of_the_run_as_it_began():
+    """`free` is taken for what the settings would give; one that does not fit is refused by the target's name."""
+    settings = AdapterSettings(adapter="osft", osft_rank="adaptive")
+    begun = adapt(make(), settings, importance=lambda names: {name: float("q_proj" in name) * 7 for name in names})
+    free = {name: entry["free"] for name, entry in begun.plan.items()}
+    assert len(set(free.values())) > 1
+    assert adapt(make(), settings, free=free).plan == begun.plan
+    name = "model.layers.1.mlp.down_proj"
+    with pytest.raises(AdapterError, match=f"{name} has 16 directions, and 17 of them"):
+        adapt(make(), settings, free={**free, name: 17})
+    with pytest.raises(AdapterError, match=f"{name} has 16 directions, and None of them"):
+        adapt(make(), settings, free={other: r for other, r in free.items() if other != name})
+    with pytest.raises(AdapterError, match="give `importance`"):
+        adapt(make(), settings)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "kind", "expected"),
+    [
+        ("llama-tied", "embeddings", {"model.embed_tokens.weight"}),
+        ("llama-tied", "head", {"model.embed_tokens.weight"}),
+        ("llama-untied", "head", {"lm_head.weight"}),
+        ("llama-tied", "norms", set()),
+    ],
+)
+def test_the_rest_trains_where_it_is_asked_for(architecture, kind, expected):
+    """Beside the targets, and named in the log; a tied head is the embeddings, and said so."""
+    adaptation = osft(make(architecture), osft_train_rest=(kind,))
+    rest = {name for name in trained(adaptation.model) if ".osft." not in name}
+    if kind == "norms":
+        assert len(rest) == 5
+        expected = {name for name in rest if "norm" in name}
+    assert rest == expected
+    line = adaptation.describe()[1]
+    assert kind in line.split("frozen")[0]
+    assert kind not in line.split("frozen")[1]
+    assert ("one weight" in line) == (architecture == "llama-tied" and kind != "norms")
+    assert ("embeddings" in line.split("frozen")[1]) == ("model.embed_tokens.weight" not in rest)
+
+
+def test_by_default_the_rest_is_frozen_and_said_to_be():
+    """Unlike mini-trainer's, embeddings, head, norms and biases stay."""
+    adaptation = osft()
+    assert all(".osft." in name for name in trained(adaptation.model))
+    assert (
+        "trains: nothing; frozen: the targets' protected directions, embeddings, head, norms, biases"
+        in adaptation.describe()[1]
+    )
+    with pytest.raises(AdapterError, match="osft_train_rest=biases: LlamaForCausalLM has none. It has embeddings, head, norms"):
+        osft(osft_train_rest=("biases",))
+
+
+def test_a_reward_models_score_trains_whole():
+    """It is new, and frozen it would be of no use."""
+    adaptation = osft(a_classifier())
+    assert {name for name in trained(adaptation.model) if ".osft." not in name} == {"score.weight"}
+    assert "score" in adaptation.describe()[1].split("frozen")[0]
+
+
+def test_what_cannot_be_taken_apart_is_refused_by_name():
+    """A tied head, GPT-2's transposed layers, a model under OSFT."""
+    with pytest.raises(AdapterError, match="embed_tokens.weight and lm_head.weight are one weight.*leave lm_head out"):
+        osft(make(), target_modules=("lm_head", "q_proj"))
+    untied = osft(make("llama-untied"), target_modules=("lm_head",))
+    assert untied.additions == ["lm_head.osft"]
+    with pytest.raises(AdapterError, match="under OSFT already"):
+        osft(untied.model)
+    import transformers
+
+    config = transformers.GPT2Config(n_embd=16, n_layer=1, n_head=2, vocab_size=61, n_positions=32)
+    with pytest.raises(AdapterError, match="c_attn is of Conv1D, and only nn.Linear"):
+        osft(transformers.GPT2LMHeadModel(config))
+
+
+def test_an_untied_head_as_target_is_not_gone_past():
+    """The loss is computed by the layer with its ΔW, not in its place by its weight."""
+    adaptation = osft(make("llama-untied"), target_modules=("lm_head",))
+    outputs = run(adaptation, steps(30))
+    before, after = outputs[0].loss, run(adaptation, steps(1), settings_of(learning_rate=1e-9))[0].loss
+    assert after < before - 0.01
+    with torch.no_grad():
+        total, count = naive(adaptation.model, samples(LENGTHS, seed=0))
+    assert after == pytest.approx(float(total) / count, rel=1e-5)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("cuts", [(3, 1), (1, 2)], ids=["accumulated", "two ranks"])
+def test_numbers_do_not_depend_on_how_a_step_is_cut(rule, cuts):
+    """Three micro-batches, or two ranks: the same losses, and what trains ends within rounding of the same."""
+    micro_batches, world_size = cuts
+    whole = osft(**RULES[rule])
+    config = settings_of(optimizer="adamw", eps=1e-3)
+    expected = run(whole, steps(4), config)
+
+    def work(rank):
+        adaptation = osft(**RULES[rule])
+        rank.parameters = list(adaptation.model.parameters())
+        data = [[batch] for step in steps(4, micro_batches=2) for batch in step[rank.rank :: 2]]
+        return run(adaptation, data, config, parallel=rank), adaptation
+
+    if world_size == 1:
+        cut = osft(**RULES[rule])
+        found = [(run(cut, steps(4, micro_batches=micro_batches), config), cut)]
+    else:
+        found = on_threads(work, world_size)
+    for outputs, adaptation in found:
+        assert [o.loss for o in outputs] == pytest.approx([o.loss for o in expected], rel=1e-5)
+        ours, theirs = (
+            {n: p.detach() for n, p in a.model.named_parameters() if n in trained(whole.model)} for a in (adaptation, whole)
+        )
+        assert distance(ours, theirs) < 1e-4
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_activation_checkpointing_changes_no_gradient(rule):
+    """What is computed again in the backward pass gives the same gradients."""
+    found = []
+    for checkpointing in (False, True):
+        adaptation = osft(**RULES[rule])
+        run(adaptation, steps(2))
+        adaptation.model.zero_grad()
+        if checkpointing:
+            # The name in transformers before 5.23, which warns there.
+            enable = getattr(adaptation.model, "activation_checkpointing_enable", None)
+            (enable or adaptation.model.gradient_checkpointing_enable)({"use_reentrant": False})
+        total, _ = naive(adaptation.model, samples(LENGTHS))
+        total.backward()
+        found.append(gradients(adaptation.model))
+    assert found[0]
+    assert distance(found[1], found[0]) < 1e-6
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_bfloat16_autocast_is_near_float32(rule):
+    """The forward casts as linear layers do; trained parameters and their gradients stay float32."""
+    found = []
+    for autocast in (False, True):
+        adaptation = osft(**RULES[rule])
+        run(adaptation, steps(5))
+        adaptation.model.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            total, _ = naive(adaptation.model, samples(LENGTHS))
+        total.backward()
+        found.append(gradients(adaptation.model))
+    assert {gradient.dtype for gradient in found[1].values()} == {torch.float32}
+    assert distance(found[1], found[0]) < 0.1
+
+
+@pytest.mark.parametrize("optimizer", ["adafactor", "muon", "schedule_free"])
+@pytest.mark.parametrize("rule", RULES)
+def test_other_optimizers_keep_the_law(rule, optimizer):
+    """The direct form under any of them; the projected ones under all but one whose result is an average that none of them sees."""
+    if optimizer == "schedule_free":
+        pytest.importorskip("schedulefree")
+    # Adafactor's step is the rate times the size of what it moves, and at least a thousandth of the rate: C begins at 0.
+    scale = {"learning_rate": 3.0 if rule == "direct" else 1e-1} if optimizer == "adafactor" else {}
+    constant = {"lr_scheduler": "constant"} if optimizer == "schedule_free" else {}
+    before, adaptation = values(make()), osft(**RULES[rule])
+    config = settings_of(optimizer=optimizer, **scale, **constant)
+    if optimizer == "schedule_free" and rule != "direct":
+        with pytest.raises(
+            OptimizerError, match="gives averages.*take optimizer=adamw, or osft_rule=strict with osft_form=direct"
+        ):
+            run(adaptation, steps(1), config)
+        return
+    outputs = run(adaptation, steps(30), config)
+    assert learns(outputs)
+    left, right, both = leaks(adaptation, before)
+    assert both < 1e-5
+    assert rule == "paper" or max(left, right) < 1e-5
+
+
+def test_a_skipped_step_moves_nothing():
+    """A step without learned tokens leaves the paper's weights to the bit: there is nothing to take back."""
+    adaptation = osft(osft_rule="paper")
+    run(adaptation, steps(2))
+    before = values(adaptation.model)
+    empty = pack([(ids, torch.full((len(ids),), -100).numpy()) for ids, _ in samples(LENGTHS)])
+    run(adaptation, [[empty]])
+    assert all(torch.equal(value, before[name]) for name, value in values(adaptation.model).items())
+
+
+def test_a_copy_is_its_own():
+    """A deep copy computes with its own ΔW, and does not move the first."""
+    first = osft().model
+    second = copy.deepcopy(first)
+    before = logits(first)
+    with torch.no_grad():
+        for name, parameter in second.named_parameters():
+            if ".osft." in name:
+                parameter.normal_()
+    assert torch.equal(logits(first), before)
+    assert (logits(second) - before).abs().max() > 0.1

@@ -1,0 +1,142 @@
+"""QLoRA: how its base is loaded, what goes with a quantised base and what does not, and that training leaves the 4 bits alone."""
+
+import sys
+
+import pytest
+import torch
+import transformers
+from peft import LoraConfig, PeftModel, get_peft_model
+
+from forge_algos import SFT, AdapterError, AdapterSettings, MissingPackageError, adapt, evaluate, quantization_config
+
+from ...oracle import make, pack, samples
+from .test_attach import IDS, LORA, same, saved, state, trained
+
+QLORA = AdapterSettings(adapter="qlora", lora_r=3, lora_alpha=5.0)
+
+needs_bitsandbytes = pytest.mark.skipif(
+    not transformers.utils.is_bitsandbytes_available(), reason="bitsandbytes, an extra, is not installed"
+)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    """A directory of a tiny model's weights."""
+    folder = tmp_path_factory.mktemp("base")
+    make().save_pretrained(folder)
+    return folder
+
+
+def load(folder, settings=QLORA):
+    config = quantization_config(settings, torch.float32)
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, quantization_config=config, dtype=torch.float32).train()
+
+
+def weights(model):
+    """Bytes of the 4-bit weights and what unpacks them."""
+    return {n: t for n, t in state(model).items() if "base_layer" in n}
+
+
+def logits(model):
+    """In the model's own mode: bitsandbytes computes in another way in evaluation mode."""
+    with torch.no_grad():
+        return model(input_ids=IDS).logits
+
+
+def test_only_qlora_quantises():
+    """None for every other adapter, so that it can be handed on unasked."""
+    for adapter in ("none", "lora", "dora", "osft"):
+        assert quantization_config(AdapterSettings(adapter=adapter), torch.float32) is None
+
+
+@needs_bitsandbytes
+def test_settings_arrive():
+    """Kind, double quantisation and the dtype of the products."""
+    config = quantization_config(AdapterSettings(adapter="qlora"), torch.bfloat16)
+    found = config.load_in_4bit, config.bnb_4bit_quant_type, config.bnb_4bit_use_double_quant, config.bnb_4bit_compute_dtype
+    assert found == (True, "nf4", True, torch.bfloat16)
+    config = quantization_config(AdapterSettings(adapter="qlora", quant_type="fp4", double_quant=False), torch.float32)
+    assert (config.bnb_4bit_quant_type, config.bnb_4bit_use_double_quant) == ("fp4", False)
+
+
+def test_bitsandbytes_is_asked_for_by_name(monkeypatch):
+    """Where it is missing the command that installs it is said."""
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    with pytest.raises(MissingPackageError, match=r"pip install 'forge-algos\[bitsandbytes\]'`, or use adapter=lora") as caught:
+        quantization_config(QLORA, torch.float32)
+    assert caught.value.exit_status == 2
+
+
+@needs_bitsandbytes
+@pytest.mark.parametrize("adapter", ["none", "lora", "dora", "ia3", "osft"])
+def test_a_quantised_base_wants_qlora(base, adapter):
+    """Whoever loaded it so is told what trains on it."""
+    with pytest.raises(AdapterError, match=f"quantised, which adapter={adapter} does not expect: use adapter=qlora"):
+        adapt(load(base), AdapterSettings(adapter=adapter))
+
+
+def test_qlora_wants_a_quantised_base():
+    """Silently it would be lora."""
+    with pytest.raises(
+        AdapterError, match=r"LlamaForCausalLM's weights are not quantised: load it with quantization_config=.*adapter=lora"
+    ):
+        adapt(make(), QLORA)
+
+
+@needs_bitsandbytes
+@pytest.mark.parametrize("settings", [QLORA, AdapterSettings(adapter="qlora", quant_type="fp4", double_quant=False, lora_r=3)])
+def test_it_begins_as_pefts_own_and_learns_beside_bits_that_stay(base, settings, tmp_path):
+    """Initial state, bytes of the base over training and evaluations, and plain PEFT's logits on a base quantised alike."""
+    torch.manual_seed(3)
+    adaptation = adapt(load(base, settings), settings)
+    model = adaptation.model
+    torch.manual_seed(3)
+    theirs = get_peft_model(
+        load(base, settings),
+        LoraConfig(task_type="CAUSAL_LM", r=3, lora_alpha=settings.lora_alpha, target_modules="all-linear"),
+    )
+    assert same(state(model), state(theirs))
+    assert {p.dtype for p in model.parameters() if p.requires_grad} == {torch.float32}
+    assert adaptation.describe()[1] == "trains 1,392 of 6,288 parameters (22.14 %)"
+    before = weights(model)
+    assert any("quant_state" in name for name in before)
+    row = pack(samples([6, 9, 4], learned=1.0))
+    first = evaluate(model, [row], objective=SFT()).loss
+    losses = trained(model)
+    assert losses[0] == pytest.approx(first, rel=1e-5)
+    assert evaluate(model, [row], objective=SFT()).loss < 0.9 * first
+    assert same(weights(model), before)
+    folder, _ = saved(model, tmp_path)
+    model.train()
+    plain = PeftModel.from_pretrained(load(base, settings), folder)
+    torch.testing.assert_close(logits(plain.train()), logits(model), rtol=0, atol=1e-6)
+
+
+@needs_bitsandbytes
+def test_an_evaluation_on_any_processor_leaves_the_weights_trainable(base, monkeypatch):
+    """As on one with AVX512-BF16, where bitsandbytes would pack weights anew and let no gradient through."""
+    model = load(base)
+    for module in model.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = True
+    adapted = adapt(model, QLORA).model
+    before = weights(adapted)
+    evaluate(adapted, [pack(samples([5], learned=1.0))], objective=SFT())
+    trained(adapted, steps=1)
+    assert same(weights(adapted), before)
+    first = next(p for n, p in adapted.named_parameters() if "layers.0.self_attn.q_proj.lora_B" in n)
+    assert first.abs().max() > 0
+
+
+@needs_bitsandbytes
+def test_weights_that_were_packed_for_the_processor_are_refused(base):
+    """They cannot be trained through; the message says what to do."""
+    model = load(base)
+    model.model.layers[1].mlp.up_proj.weight.quant_state.packing_format_for_cpu = True
+    with pytest.raises(AdapterError, match=r"model\.layers\.1\.mlp\.up_proj was evaluated on the CPU.*load the model again"):
+        adapt(model, QLORA)
+
+
+def test_lora_on_a_plain_base_is_not_asked_about_bits():
+    """The usual way goes without bitsandbytes."""
+    assert adapt(make(), LORA).writes == "adapter"

@@ -1,0 +1,46 @@
+"""A row that is none is refused, with what is wrong."""
+
+import numpy as np
+import pytest
+
+from forge_algos import PackedBatchError
+from forge_algos.batches._packed import check_batch, next_tokens, sample_count, token_count
+
+from ..oracle import pack, samples
+
+
+def broken(**changes):
+    batch = pack(samples([3, 4]))
+    vars(batch).update(changes)
+    return batch
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"labels": np.zeros(6, dtype=int)}, r"one shape \[T\], got \[7\], \[6\] and \[7\]"),
+        ({"input_ids": np.ones((1, 7), dtype=int)}, "one shape"),
+        ({"cu_seqlens": np.array([0, 3])}, "rise from 0 to the row's 7 tokens"),
+        ({"cu_seqlens": np.array([1, 3, 7])}, "rise from 0"),
+        ({"cu_seqlens": np.array([0, 3, 3, 7])}, "rise from 0"),
+        ({"cu_seqlens": np.array([0])}, "rise from 0"),
+        ({"position_ids": np.arange(7)}, "anew in every document"),
+        ({"position_ids": np.array([0, 1, 2, 0, 1, 0, 1])}, "anew in every document"),
+        ({"max_seqlen": 3}, "longest document has 4"),
+        ({"input_ids": np.array([5, 5, 5, -1, 5, 5, 5])}, "input_ids holds the token id -1"),
+        ({"labels": np.array([-100, 5, 5, -100, 99, 5, 5])}, "labels holds the token id 99"),
+    ],
+)
+def test_what_is_wrong_is_said(changes, message):
+    """Each way of being no packed row has its message."""
+    check_batch(pack(samples([3, 4])), 61)
+    with pytest.raises(PackedBatchError, match=message):
+        check_batch(broken(**changes), 61)
+
+
+def test_next_tokens():
+    """The next label within the document, else -100."""
+    batch = broken(labels=np.array([1, -100, 3, 4, 5, -100, 7]))
+    assert next_tokens(batch).tolist() == [-100, 3, -100, 5, -100, 7, -100]
+    assert (token_count(batch), sample_count(batch)) == (7, 2)
+    assert (token_count(pack([])), sample_count(pack([])), next_tokens(pack([])).tolist()) == (0, 0, [])

@@ -1,0 +1,106 @@
+"""A model that mixes packed documents is refused before it trains, whatever its inside."""
+
+import pytest
+import torch
+import transformers
+
+from forge_algos import SFT, AdapterSettings, PackedBatchError, adapt, evaluate
+from forge_algos.isolation._isolation import require_isolation
+
+from ..oracle import ARCHITECTURES, CPU, SIZES, make, naive, pack, samples
+
+
+class Crosstalk(transformers.LlamaForCausalLM):
+    """A Llama whose decoder lets what came before in the row through, by less than a hundredth of a hidden state."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.model.register_forward_hook(self.leak)
+
+    def leak(self, _module, _args, output):
+        states = output.last_hidden_state
+        output.last_hidden_state = states + 5e-3 * states.cumsum(1)
+        return output
+
+
+def odd(name):
+    """Models that do not keep documents apart, each for a reason of its own."""
+    if name == "crosstalk":
+        return Crosstalk(transformers.LlamaConfig(**SIZES))
+    old = {"vocab_size": 61, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = {
+        "bloom": lambda: transformers.BloomConfig(vocab_size=61, hidden_size=16, n_layer=2, n_head=4, initializer_range=0.1),
+        "falcon": lambda: transformers.FalconConfig(**old, initializer_range=0.1),
+        "opt": lambda: transformers.OPTConfig(**old, ffn_dim=24, word_embed_proj_dim=16, init_std=0.1),
+    }[name]()
+    return transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+
+
+@pytest.mark.parametrize("name", ["crosstalk", "bloom", "falcon", "opt"])
+def test_what_mixes_documents_is_refused(name):
+    """Leaks and positions that run on are found by trying; the message says what was seen and what to do."""
+    torch.manual_seed(0)
+    model = odd(name)
+    with pytest.raises(
+        PackedBatchError, match=r"does not keep packed documents apart.*second of two.*another attention"
+    ) as caught:
+        SFT().bind(model, device=CPU)
+    assert caught.value.exit_status == 2
+    # Why: packed, the loss is another one.
+    examples = samples((5, 7, 9))
+    with torch.no_grad():
+        batch = pack(examples)
+        row = {"input_ids": torch.tensor(batch.input_ids)[None], "position_ids": torch.tensor(batch.position_ids)[None]}
+        row = row if name in {"crosstalk", "opt"} else {"input_ids": row["input_ids"]}
+        packed = model(**row, use_cache=False).logits[0].split([5, 7, 9])
+        alone = [model(input_ids=torch.tensor(ids)[None], use_cache=False).logits[0] for ids, _ in examples]
+    assert max(float((p - a).abs().max()) for p, a in zip(packed, alone, strict=True)) > 1e-3
+    assert naive(model, examples)[1] > 0
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_what_keeps_them_apart_is_welcome(architecture):
+    """Every architecture of these tests passes, in bfloat16 and with adapters too, and leaves no trace."""
+    model = make(architecture)
+    state, modes = torch.get_rng_state(), [m.training for m in model.modules()]
+    require_isolation(model, device=CPU)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert [m.training for m in model.modules()] == modes
+    assert all(p.grad is None for p in model.parameters())
+    require_isolation(make(architecture).bfloat16(), device=CPU)
+    require_isolation(adapt(model, AdapterSettings(adapter="lora")).model, device=CPU)
+
+
+def test_a_model_that_cannot_run_a_row_says_so():
+    """An error inside the model becomes one message of ours, with the cause."""
+
+    class Broken(transformers.LlamaForCausalLM):
+        def get_decoder(self):
+            return self
+
+        def forward(self, **_kwargs):
+            raise TypeError("unexpected keyword argument 'cu_seq_lens_q'")
+
+    with pytest.raises(PackedBatchError, match=r"Broken with attention .* cannot run a packed row: unexpected keyword"):
+        SFT().bind(Broken(transformers.LlamaConfig(**SIZES)), device=CPU)
+
+
+def test_numbers_that_are_none_are_no_proof():
+    """A model full of NaN is not shown to isolate anything."""
+    model = make()
+    model.model.norm.weight.data.fill_(float("nan"))
+    with pytest.raises(PackedBatchError, match="apart"):
+        require_isolation(model, device=CPU)
+
+
+def test_it_is_shown_once():
+    """A second evaluation of the same model tries no documents again; another attention implementation does."""
+    model, calls = make(), []
+    model.model.register_forward_hook(lambda *_: calls.append(1))
+    counts = []
+    for attention in ("sdpa", "sdpa", "eager"):
+        model.set_attn_implementation(attention)
+        calls.clear()
+        evaluate(model, [pack(samples((5, 7)))], objective=SFT())
+        counts.append(len(calls))
+    assert counts[1] < counts[0] == counts[2]

@@ -1,0 +1,304 @@
+"""Policy gradients, values, advantages and KL: the papers' formulas, the same for every cut, finite at any log-probability."""
+
+import math
+import statistics
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forge_algos import LossError
+from forge_algos.losses import completion_logps, gae, group_advantages, kl, policy_gradient, value
+from forge_algos.losses.policy._policy import KINDS, TOKEN_MEANS
+
+
+def rollout(B, seed=0, shift=0.5):
+    """New, old and reference log-probabilities[T], advantages[B], lengths; float64, samples of 1 to 5 tokens."""
+    g = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(1, 6, (B,), generator=g).tolist()
+    T = sum(lengths)
+    old, ref = (-3 * torch.rand(2, T, generator=g, dtype=torch.float64)).unbind()
+    new = (old + shift * torch.randn(T, generator=g, dtype=torch.float64)).requires_grad_()
+    return new, old, ref, torch.randn(B, generator=g, dtype=torch.float64), lengths
+
+
+def settings_for(kind):
+    return {"kind": kind} | ({"max_length": 7} if kind == "dr_grpo" else {})
+
+
+def naive(kind, new, old, ref, advantages, lengths, low, high, kl_weight):
+    """Sample by sample, token by token, as the papers print it."""
+    terms, start = [], 0
+    for advantage, length in zip(advantages, lengths, strict=True):
+        tokens = range(start, start + length)
+        start += length
+
+        def clipped(rho, A):
+            bound = min(max(rho.item(), 1 - low), 1 + high)
+            return rho * A if rho.item() * A.item() <= bound * A.item() else bound * A + 0 * rho
+
+        if kind == "rloo":
+            rho = torch.exp(sum(new[t] for t in tokens) - sum(old[t] for t in tokens))
+            terms.append(-clipped(rho, advantage))
+            continue
+        losses = []
+        for t in tokens:
+            loss = -clipped(torch.exp(new[t] - old[t]), advantage)
+            if kl_weight:
+                q = torch.exp(ref[t] - new[t])
+                loss = loss + kl_weight * (q - torch.log(q) - 1)
+            losses.append(loss)
+        if kind in TOKEN_MEANS:
+            terms += losses
+        else:
+            terms.append(sum(losses) / (7 if kind == "dr_grpo" else length))
+    return torch.stack(terms)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(B=st.integers(1, 4), seed=st.integers(0, 99), high=st.sampled_from([0.2, 0.28]), kl_weight=st.sampled_from([0.0, 0.04]))
+def test_is_the_papers_formula(kind, B, seed, high, kl_weight):
+    """Every term and every gradient of all six kinds, on both sides of the clip."""
+    new, old, ref, advantages, lengths = rollout(B, seed)
+    kl_weight = 0.0 if kind == "rloo" else kl_weight
+    extra = {"ref_logps": ref, "kl_weight": kl_weight} if kl_weight else {}
+    terms = policy_gradient(new, old, advantages, lengths, clip_high=high, **extra, **settings_for(kind))
+    expected = naive(kind, new, old, ref, advantages, lengths, 0.2, high, kl_weight)
+    assert terms.count == (sum(lengths) if kind in TOKEN_MEANS else B)
+    torch.testing.assert_close(terms.per_sample, expected)
+    torch.testing.assert_close(torch.autograd.grad(terms.sum, new), torch.autograd.grad(expected.sum(), new))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(B=st.integers(2, 6), at=st.integers(1, 5), seed=st.integers(0, 99))
+def test_any_cut_gives_the_same(kind, B, at, seed):
+    """Two parts add up to the whole, in value, gradients and stats."""
+    new, old, ref, advantages, lengths = rollout(B, seed)
+    at = min(at, B - 1)
+    extra = {} if kind == "rloo" else {"kl_weight": 0.1}
+    edge = sum(lengths[:at])
+    whole = policy_gradient(
+        new, old, advantages, lengths, **settings_for(kind), **extra, **({"ref_logps": ref} if extra else {})
+    )
+    parts = [
+        policy_gradient(
+            new[tokens], old[tokens], advantages[mine], lengths[mine], **settings_for(kind), **extra,
+            **({"ref_logps": ref[tokens]} if extra else {}),
+        )
+        for mine, tokens in ((slice(at), slice(edge)), (slice(at, B), slice(edge, None)))
+    ]  # fmt: skip
+    assert sum(part.count for part in parts) == whole.count
+    torch.testing.assert_close(sum(part.sum for part in parts), whole.sum)
+    for name, total in whole.stats.items():
+        torch.testing.assert_close(sum(part.stats[name] for part in parts), total)
+    ours = torch.autograd.grad(sum(part.sum for part in parts), new)
+    torch.testing.assert_close(ours, torch.autograd.grad(whole.sum, new))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_on_policy_is_the_policy_gradient(kind):
+    """At ρ = 1 nothing is clipped, and the gradient is -A for each token, however normalised."""
+    new, _, _, advantages, lengths = rollout(4)
+    terms = policy_gradient(new, new.detach(), advantages, lengths, **settings_for(kind))
+    assert terms.stats["clipped_low"] == terms.stats["clipped_high"] == terms.stats["approx_kl"] == 0
+    (grad,) = torch.autograd.grad(terms.sum, new)
+    sizes = torch.tensor(lengths)
+    divisors = {"grpo": sizes, "dr_grpo": torch.full_like(sizes, 7)}.get(kind, torch.ones_like(sizes))
+    torch.testing.assert_close(grad, -(advantages / divisors).repeat_interleave(sizes))
+
+
+def test_advantages_of_tokens():
+    """A token's own advantage, as from gae; one a sample is the same repeated."""
+    new, old, _, advantages, lengths = rollout(4)
+    spread = advantages.repeat_interleave(torch.tensor(lengths))
+    one, other = (policy_gradient(new, old, a, lengths, kind="ppo").per_sample for a in (advantages, spread))
+    torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(
+    values=st.lists(st.sampled_from([0.0, -1e-7, -30.0, -200.0, -1e5]), min_size=3, max_size=3), A=st.sampled_from([-2.0, 2.0])
+)
+def test_extremes_are_finite(kind, values, A):
+    """In float32, however far new, old and reference are from each other, the loss and its gradients are numbers."""
+    new, old, ref = (torch.tensor([v, -5.0]) for v in values)
+    new.requires_grad_()
+    extra = {} if kind == "rloo" else {"ref_logps": ref, "kl_weight": 0.1}
+    terms = policy_gradient(new, old, torch.tensor([A]), [2], **settings_for(kind), **extra)
+    terms.sum.backward()
+    assert terms.per_sample.isfinite().all()
+    assert new.grad.isfinite().all()
+
+
+@given(T=st.integers(1, 9), seed=st.integers(0, 99), clip=st.sampled_from([None, 0.2, 1.0]))
+def test_value_is_the_clipped_squared_error(T, seed, clip):
+    """½·max of the two squared errors; where the clip binds and is worse, no gradient."""
+    g = torch.Generator().manual_seed(seed)
+    new, old, target = torch.randn(3, T, generator=g, dtype=torch.float64).unbind()
+    new.requires_grad_()
+    terms = value(new, old, target, clip=clip)
+    expected, grads = [], []
+    for v, o, r in zip(new.tolist(), old.tolist(), target.tolist(), strict=True):
+        held = v if clip is None else min(max(v, o - clip), o + clip)
+        expected.append(max((v - r) ** 2, (held - r) ** 2) / 2)
+        grads.append(0.0 if (held - r) ** 2 > (v - r) ** 2 else v - r)
+    torch.testing.assert_close(terms.per_sample, torch.tensor(expected, dtype=torch.float64))
+    torch.testing.assert_close(torch.autograd.grad(terms.sum, new)[0], torch.tensor(grads, dtype=torch.float64))
+    assert terms.count == T
+    assert terms.stats["clipped"] == grads.count(0.0)
+
+
+@given(
+    lengths=st.lists(st.integers(0, 6), min_size=1, max_size=5),
+    gamma=st.sampled_from([0.0, 0.9, 1.0]),
+    lam=st.sampled_from([0.0, 0.95, 1.0]),
+    ended=st.booleans(),
+)
+def test_gae_is_the_sum_of_the_paper(lengths, gamma, lam, ended):
+    """A_t = Σ (γλ)^l δ_{t+l}, within each sample, whatever its neighbours in the row; the bootstrap is left as it was."""
+    g = torch.Generator().manual_seed(sum(lengths))
+    r, v = torch.randn(2, sum(lengths), generator=g, dtype=torch.float64).unbind()
+    last = torch.zeros(len(lengths)).double() if ended else torch.randn(len(lengths), generator=g, dtype=torch.float64)
+    kept = last.clone()
+    found = gae(r, v, lengths, gamma=gamma, lam=lam, bootstrap=None if ended else last)
+    expected, start = [], 0
+    for n, length in enumerate(lengths):
+        own = slice(start, start + length)
+        start += length
+        after = [*v[own].tolist()[1:], last[n].item()][:length]
+        deltas = [a + gamma * b - c for a, b, c in zip(r[own].tolist(), after, v[own].tolist(), strict=True)]
+        expected += [sum((gamma * lam) ** k * d for k, d in enumerate(deltas[t:])) for t in range(length)]
+    torch.testing.assert_close(found.advantages, torch.tensor(expected, dtype=torch.float64))
+    torch.testing.assert_close(found.returns, found.advantages + v)
+    assert torch.equal(last, kept)
+
+
+@given(groups=st.lists(st.integers(0, 3), min_size=1, max_size=12), seed=st.integers(0, 99), data=st.data())
+def test_group_advantages_are_those_of_each_group(groups, seed, data):
+    """Means, standard deviations and leave-one-out baselines group by group, in any order; NaN counts nowhere."""
+    baseline, scale = data.draw(st.sampled_from(["mean", "leave_one_out"])), data.draw(st.sampled_from(["group", "none"]))
+    missing = data.draw(st.sets(st.integers(0, len(groups) - 1), max_size=2))
+    rewards = torch.randint(0, 4, (len(groups),), generator=torch.Generator().manual_seed(seed)).double()
+    rewards[sorted(missing)] = math.nan
+    found = group_advantages(rewards, groups, baseline=baseline, scale=scale)
+    for n, own in enumerate(groups):
+        others = [rewards[m].item() for m in range(len(groups)) if groups[m] == own and m != n and m not in missing]
+        if n in missing or not others:
+            assert found[n] == 0
+            continue
+        everyone = [*others, rewards[n].item()]
+        expected = rewards[n].item() - statistics.mean(others if baseline == "leave_one_out" else everyone)
+        expected /= statistics.stdev(everyone) + 1e-4 if scale == "group" else 1
+        assert found[n].item() == pytest.approx(expected, abs=1e-9)
+
+
+def test_a_batch_wide_scale():
+    """scale="batch" divides by the deviation of all scored rewards."""
+    rewards = torch.tensor([1.0, 0.0, 3.0, math.nan])
+    found = group_advantages(rewards, [0, 0, 1, 1], scale="batch")
+    torch.testing.assert_close(found, torch.tensor([0.5, -0.5, 0.0, 0.0]) / (statistics.stdev([1, 0, 3]) + 1e-4))
+
+
+@given(st.floats(-10, 10, width=32), st.integers(2, 7))
+def test_equal_rewards_say_nothing(reward, size):
+    """Exactly 0, where the rounding of a mean divided by 1e-4 would be an advantage."""
+    for baseline in ("mean", "leave_one_out"):
+        assert not group_advantages(torch.full((size,), reward), [0] * size, baseline=baseline).any()
+
+
+def test_kl_estimators_are_their_formulas():
+    """k1 to k3 token by token; k1 and k3 average to the true KL, k2's gradient is the true one (an exact expectation)."""
+    p = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64).log().requires_grad_()
+    q = torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64).log()
+    logp = p.log_softmax(0)
+    true = (logp.exp() * (logp - q)).sum()
+    (slope,) = torch.autograd.grad(true, p, retain_graph=True)
+    terms = {name: kl(logp, q, estimator=name) for name in ("k1", "k2", "k3")}
+    ratio = (q - logp).exp()
+    torch.testing.assert_close(terms["k1"].per_sample, logp - q)
+    torch.testing.assert_close(terms["k2"].per_sample, (logp - q) ** 2 / 2)
+    torch.testing.assert_close(terms["k3"].per_sample, ratio - 1 - ratio.log())
+    assert all(found.count == 3 for found in terms.values())
+    weights = logp.exp().detach()
+    for name in ("k1", "k3"):
+        torch.testing.assert_close((weights * terms[name].per_sample).sum(), true)
+    (ours,) = torch.autograd.grad((weights * terms["k2"].per_sample).sum(), p, retain_graph=True)
+    torch.testing.assert_close(ours, slope)
+    (none,) = torch.autograd.grad((weights * terms["k1"].per_sample).sum(), p)
+    torch.testing.assert_close(none, torch.zeros_like(none))
+
+
+@given(lengths=st.lists(st.integers(0, 5), min_size=1, max_size=6), data=st.data())
+def test_completion_logps_are_sums(lengths, data):
+    """Sums by completion, and of what follows the first `skip` tokens; gradients are 1 and 0."""
+    skip = [data.draw(st.integers(0, 6)) for _ in lengths]
+    tokens = torch.randn(sum(lengths), generator=torch.Generator().manual_seed(0)).requires_grad_()
+    pieces = tokens.split(lengths)
+    torch.testing.assert_close(completion_logps(tokens, lengths), torch.stack([piece.sum() for piece in pieces]))
+    tails = completion_logps(tokens, torch.tensor(lengths), skip=torch.tensor(skip))
+    torch.testing.assert_close(tails, torch.stack([piece[s:].sum() for piece, s in zip(pieces, skip, strict=True)]))
+    tails.sum().backward()
+    kept = [float(t >= s) for n, s in zip(lengths, skip, strict=True) for t in range(n)]
+    torch.testing.assert_close(tokens.grad, torch.tensor(kept))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x, y: policy_gradient(x, y[0], y[1], [1, 1, 1], ref_logps=y[2], kl_weight=0.1),
+        lambda x, y: value(x, y[0], y[1]),
+        lambda x, y: kl(x, y[0]),
+    ],
+)
+def test_gradients_reach_the_policy_alone(call):
+    """Old and reference log-probabilities, advantages, old values and returns are constants; stats hold no graph."""
+    leaf = torch.tensor([-1.0, -2.0, -3.0], requires_grad=True)
+    constants = [torch.tensor([-1.5, -1.0, -3.5], requires_grad=True) for _ in range(3)]
+    terms = call(leaf, constants)
+    assert torch.autograd.grad(terms.sum, constants, allow_unused=True, retain_graph=True) == (None,) * 3
+    assert torch.autograd.grad(terms.sum, leaf)[0].any()
+    assert not any(total.requires_grad for total in terms.stats.values())
+    assert not any(x.requires_grad for x in gae(leaf, constants[0], [3], bootstrap=constants[1][:1]))
+    assert not group_advantages(leaf, [0, 0, 0]).requires_grad
+
+
+T3, B2 = torch.tensor([-1.0, -2.0, -3.0]), torch.tensor([1.0, -1.0])
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: policy_gradient(T3, T3, B2, [1, 2], kind="gspo"), "kind: there is no 'gspo'. Did you mean 'grpo'"),
+        (lambda: policy_gradient(T3, T3, B2, [1, 1]), "2 lengths from 1 that add up to 2, but logps has 3 tokens"),
+        (lambda: policy_gradient(T3, T3, B2, [4, -1]), "from -1"),
+        (lambda: policy_gradient(T3, T3[:2], B2, [1, 2]), "logps 3, old_logps 2"),
+        (lambda: policy_gradient(T3, T3, T3[:1], [1, 2]), r"advantages: 2 \(one a sample\) or 3 \(one a token\)"),
+        (lambda: policy_gradient(T3, T3, T3, [1, 2], kind="rloo"), r"advantages: 2 \(one a sample\) are wanted for 'rloo'"),
+        (lambda: policy_gradient(T3, T3, T3, [0, 1, 2]), "leave it out"),
+        (lambda: policy_gradient(T3, T3, B2, [1, 2], kind="dr_grpo"), "max_length=None: 'dr_grpo' divides by it"),
+        (lambda: policy_gradient(T3, T3, B2, [1, 2], max_length=9), "no other kind reads it"),
+        (lambda: policy_gradient(T3, T3, B2, [1, 2], clip=0), "clip: a finite number above 0 and below 1"),
+        (lambda: policy_gradient(T3, T3, B2, [1, 2], kl_weight=0.1), "ref_logps and kl_weight: both or none"),
+        (lambda: policy_gradient(T3, T3, B2, [1, 2], ref_logps=T3), "both or none"),
+        (lambda: policy_gradient(T3, T3, B2, [1, 2], kind="rloo", ref_logps=T3, kl_weight=0.1), "penalty in the reward"),
+        (lambda: value(T3, T3, T3, clip=0), "clip: a finite number above 0"),
+        (lambda: value(T3, T3, B2), "returns 2"),
+        (lambda: gae(T3, T3, [3], gamma=1.1), "gamma: a number from 0 to 1"),
+        (lambda: gae(T3, T3, [3], lam=-0.1), "lam"),
+        (lambda: gae(T3, T3, [3], bootstrap=B2), "lengths 1, bootstrap 2"),
+        (lambda: gae(T3, B2, [3]), "rewards 3, values 2"),
+        (lambda: group_advantages(B2, [0]), "groups: one integer for each of 2 rewards"),
+        (lambda: group_advantages(B2, [0, -1]), "sample 1: reward -1.0 in group -1"),
+        (lambda: group_advantages(torch.tensor([0.0, math.inf]), [0, 0]), "sample 1: reward inf"),
+        (lambda: group_advantages(B2, [0, 0], scale="std"), "scale: there is no 'std'"),
+        (lambda: group_advantages(B2, [0, 0], baseline="loo"), "baseline: there is no 'loo'"),
+        (lambda: kl(T3, T3, estimator="k4"), "estimator: there is no 'k4'. Known: k1, k2, k3"),
+        (lambda: kl(T3, B2), "logps 3, ref_logps 2"),
+        (lambda: completion_logps(T3, [1, 2], skip=[1]), "lengths 2, skip 1"),
+    ],
+)
+def test_bad_input_is_refused(call, message):
+    """One error that names the argument, what came and what would do."""
+    with pytest.raises(LossError, match=message):
+        call()

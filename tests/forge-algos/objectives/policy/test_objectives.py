@@ -1,0 +1,296 @@
+"""PPO, GRPO and RLOO against references written from the papers, whatever the cut; resumed between any two updates."""
+
+import copy
+
+import attrs
+import numpy as np
+import pytest
+import torch
+
+from forge_algos import (
+    GRPO,
+    PPO,
+    RLOO,
+    AdapterError,
+    GRPOSettings,
+    OptimizerSettings,
+    PackedBatchError,
+    PPOSettings,
+    RLOOSettings,
+    adamw,
+    evaluate,
+    schedule,
+    train,
+)
+from forge_algos.online import Rollout, attach_value_head, rollout_batches
+
+from ...oracle import CPU, distance, gradients
+from ...threads import on_threads
+from ...toys import prompts, rollout, toy
+
+METHODS = {
+    **{
+        kind: (GRPO, GRPOSettings(loss_type=kind, num_generations=4, max_new_tokens=6, kl_weight=0.3, clip=0.1, clip_high=0.3))
+        for kind in ("grpo", "dr_grpo", "dapo", "bnpo")
+    },
+    "rloo": (RLOO, RLOOSettings(num_generations=4, max_new_tokens=6, kl_weight=0.3, clip=0.3)),
+    "ppo": (PPO, PPOSettings(num_generations=4, max_new_tokens=6, kl_weight=0.3, clip=0.1, value_clip=0.1, value_weight=0.7)),
+}
+
+
+def policy(seed=1):
+    model = toy(seed, size=0.3)
+    linear = attach_value_head(model)
+    with torch.no_grad():
+        linear.weight.normal_(generator=torch.Generator().manual_seed(5))
+    return model
+
+
+def made_of(name, number=2):
+    """A rollout that the policy has left since: ratios on both sides of the clip, values away from the old ones."""
+    model = policy()
+    made = rollout(model, METHODS[name][1], asked=prompts(number), reference=toy(2, size=0.3))
+    random = np.random.default_rng(0)
+    away = lambda a, by: None if a is None else a + random.normal(0, by, len(a)).astype(np.float32)  # noqa: E731
+    return model, attrs.evolve(made, old_logps=away(made.old_logps, 0.2), values=away(made.values, 0.2))
+
+
+def reference_loss(model, made, name):
+    """The papers' losses, one unpacked completion at a time, written out; a mean over completions or tokens."""
+    s, starts, terms, tokens = METHODS[name][1], made.starts, [], 0
+    high = s.clip if s.clip_high is None else s.clip_high
+    for i in range(len(made.groups)):
+        prompt, ids = made.prompt_ids[made.groups[i]], made.completion_ids[i]
+        old, ref, advantage = (
+            torch.tensor(a[starts[i] : starts[i + 1]]) for a in (made.old_logps, made.ref_logps, made.advantages)
+        )
+        out = model(torch.tensor([[*prompt, *ids]]), output_hidden_states=True)
+        at = slice(len(prompt) - 1, len(prompt) + len(ids) - 1)
+        logps = torch.stack([out.logits[0, at].log_softmax(-1)[t, token] for t, token in enumerate(ids)])
+        tokens += len(ids)
+        if name == "rloo":
+            # 2402.14740: a completion is one action.
+            ratio = (logps.sum() - old.sum()).exp()
+            terms.append(-torch.min(ratio * advantage[0], ratio.clamp(1 - s.clip, 1 + high) * advantage[0]))
+            continue
+        ratio = (logps - old).exp()
+        # 1707.06347, equation 7.
+        loss = -torch.min(ratio * advantage, ratio.clamp(1 - s.clip, 1 + high) * advantage)
+        if name == "ppo":
+            values, before, target = (
+                model.value_head(out.hidden_states[-1][0, at])[:, 0],
+                *(torch.tensor(a[starts[i] : starts[i + 1]]) for a in (made.values, made.returns)),
+            )
+            # Equation 9, clipped as OpenAI's code does.
+            clipped = before + (values - before).clamp(-s.value_clip, s.value_clip)
+            terms.append((loss + 0.7 * torch.max((values - target) ** 2, (clipped - target) ** 2) / 2).sum())
+            continue
+        # 2402.03300, equations 3 and 4.
+        loss = loss + s.kl_weight * ((ref - logps).exp() - (ref - logps) - 1)
+        terms.append({"grpo": loss.mean(), "dr_grpo": loss.sum() / s.max_new_tokens}.get(name, loss.sum()))
+    return torch.stack(terms).sum() / (len(terms) if name in ("grpo", "dr_grpo", "rloo") else tokens)
+
+
+class Still(torch.optim.SGD):
+    """Moves nothing, so that gradients stay and can be looked at."""
+
+    def step(self, closure=None):
+        pass
+
+
+def step_of(model, name, batches, **options):
+    """(output, gradients) of one step of `train`."""
+    optimizer = Still([p for p in model.parameters() if p.requires_grad], lr=1.0)
+    still = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)
+    objective, settings = METHODS[name]
+    (output,) = train(
+        model, [batches], objective=objective(settings), optimizer=optimizer, scheduler=still, max_grad_norm=0, **options
+    )
+    return output, gradients(model)
+
+
+def cut(made, sizes):
+    """One update's micro-batches of so many completions each."""
+    ends = np.cumsum(sizes)
+    place = np.arange(len(made.groups))
+    parts = [made.trained & (place >= end - size) & (place < end) for size, end in zip(sizes, ends, strict=True)]
+    found = [rollout_batches(attrs.evolve(made, trained=part), max_tokens=1000)[0] for part in parts]
+    assert [len(batches) for batches in found] == [1] * len(sizes)
+    return [batch for (batch,) in found]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_equals_the_papers_whatever_the_cut(name):
+    """Loss and gradients within 1e-5 of the reference: eight completions as 8x1, 4x2, 1x8, as tokens allow, and in two ranks."""
+    model, made = made_of(name)
+    model.zero_grad()
+    loss = reference_loss(model, made, name)
+    loss.backward()
+    expected = loss.item()
+    wanted = {n: g for n, g in gradients(model).items() if name == "ppo" or "value_head" not in n}
+    longest = int(max(len(p) for p in made.prompt_ids) + made.lengths.max())
+    cuts = [cut(made, sizes) for sizes in ([1] * 8, [2] * 4, [8], [3, 5])] + [rollout_batches(made, max_tokens=longest)[0]]
+    for batches in cuts:
+        output, found = step_of(model, name, batches)
+        assert output.loss == pytest.approx(expected, rel=1e-5, abs=1e-6)
+        assert distance({n: found[n] for n in wanted}, wanted) < 1e-5
+    assert wanted["model.embed_tokens.weight"].norm() > 1e-3
+
+    def on_rank(rank):
+        mine = copy.deepcopy(model)
+        if name != "ppo":
+            del mine.value_head
+        rank.parameters = list(mine.parameters())
+        batches = rollout_batches(made, max_tokens=2 * longest, parallel=rank, rank=rank.rank)[0]
+        return step_of(mine, name, batches, parallel=rank)
+
+    for output, found in on_threads(on_rank, 2):
+        assert output.loss == pytest.approx(expected, rel=1e-5, abs=1e-6)
+        assert distance({n: found[n] for n in wanted}, wanted) < 1e-5
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_seven_as_four_and_three(name):
+    """A group of four beside three of another: the same gradients as in one row; figures too."""
+    model, made = made_of(name)
+    made = attrs.evolve(made, trained=np.arange(8) != 5)
+    (whole,) = rollout_batches(made, max_tokens=1000)
+    parts = cut(made, [4, 4])
+    assert [batch.groups.group_sizes.tolist() for batch in (*whole, *parts)] == [[4, 3], [4], [3]]
+    one, other = step_of(model, name, whole), step_of(model, name, parts)
+    assert distance(one[1], other[1]) < 1e-5
+    assert one[0].figures == pytest.approx(other[0].figures, rel=1e-4, abs=1e-6)
+    assert one[0].loss_count == (
+        7 if METHODS[name][0](METHODS[name][1]).unit == "completions" else int(made.lengths[made.trained].sum())
+    )
+    assert (one[0].samples, other[0].samples) == (7, 7)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_reference_can_tell(name):
+    """The clip binds for some tokens and not for others, and each setting moves the gradient: the comparison above sees them."""
+    model, made = made_of(name)
+    output, before = step_of(model, name, rollout_batches(made, max_tokens=1000)[0])
+    assert 0 < output.figures["clipped"] < 1
+    objective, settings = METHODS[name]
+    further = {"ppo": {"value_weight": 0.1, "value_clip": None}, "rloo": {}}.get(name, {"kl_weight": 0.1, "clip_high": 0.05})
+    for field, value in {"clip": 0.01, "temperature": 2.0, **further}.items():
+        changed = attrs.evolve(settings, **{field: value})
+        bound = objective(changed).bind(model, device=CPU)
+        model.zero_grad()
+        (batch,) = rollout_batches(made, max_tokens=1000)[0]
+        terms = bound(batch, [])
+        (terms.sum / terms.count).backward()
+        assert distance({n: g for n, g in gradients(model).items() if n in before}, before) > 1e-3, field
+
+
+def test_figures_are_means_over_what_they_say():
+    """Reward and length over completions, KL over tokens, for every method; a KL only where there is a weight."""
+    for name, (objective, settings) in METHODS.items():
+        model, made = made_of(name)
+        output, _ = step_of(model, name, rollout_batches(made, max_tokens=30)[0])
+        assert output.figures["reward"] == pytest.approx(made.rewards.mean(), rel=1e-5)
+        assert output.figures["length"] == pytest.approx(made.lengths.mean())
+        assert output.figures["kl"] > 0
+        assert 0 < output.figures["entropy"] < np.log(16)
+        assert ("value_loss" in output.figures) == (name == "ppo")
+        assert "kl" not in objective(attrs.evolve(settings, kl_weight=0.0)).figures(
+            dict.fromkeys(objective(settings).stats, 1.0), 1
+        )
+
+
+def test_entropy_is_the_distributions():
+    """-Σ p log p at every predicted token, against full logits."""
+    model, made = made_of("dapo")
+    (batch,) = rollout_batches(made, max_tokens=1000)[0]
+    _, entropy, _ = GRPO(METHODS["dapo"][1]).bind(model, device=CPU).forward(batch)
+    expected = []
+    for i, ids in enumerate(made.completion_ids):
+        prompt = made.prompt_ids[made.groups[i]]
+        with torch.no_grad():
+            logps = model(torch.tensor([[*prompt, *ids]])).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
+        expected.append(-(logps.exp() * logps).sum(-1))
+    torch.testing.assert_close(entropy, torch.cat(expected), rtol=1e-4, atol=1e-5)
+
+
+def test_the_value_head_costs_the_policy_nothing_at_first():
+    """A fresh one says 0 everywhere, is trained, and leaves the model's logits as they were."""
+    model = toy(size=0.3)
+    ids = torch.tensor([[12, 3, 13]])
+    before = model(ids).logits
+    linear = attach_value_head(model)
+    assert attach_value_head(model) is linear
+    assert torch.equal(model(ids).logits, before)
+    made = rollout(model, PPOSettings(max_new_tokens=5, kl_weight=0.0))
+    assert not made.values.any()
+    assert "value_head.weight" in model.state_dict()
+    assert all(p.requires_grad for p in linear.parameters())
+
+
+def test_resumed_between_any_two_updates(tmp_path):
+    """Two rollouts of four updates each: stopped after every one of them and gone on from files, all is the same to the bit."""
+    settings = PPOSettings(num_generations=2, max_new_tokens=5, kl_weight=0.0, num_iterations=2, updates_per_pass=2)
+    optimizing = OptimizerSettings(learning_rate=1e-2, lr_scheduler="constant")
+
+    def go(first, state=None):
+        """Updates from number `first` on, rollouts read back where they were begun; yields (number, output, state)."""
+        model = toy(size=0.3)
+        attach_value_head(model)
+        optimizer = adamw(model, optimizing)
+        scheduler = schedule(optimizer, optimizing, 8)
+        if state is not None:
+            model.load_state_dict(state[0])
+            optimizer.load_state_dict(state[1])
+
+        def steps():
+            for number in range(first // 4, 2):
+                file = tmp_path / f"{number}.jsonl"
+                if first > 4 * number:
+                    made = Rollout.read(file)
+                else:
+                    made = rollout(model, settings, seed=number)
+                    made.write(file)
+                updates = rollout_batches(made, max_tokens=40, updates=2, passes=2)
+                assert len(updates) == 4
+                yield from updates[max(0, first - 4 * number) :]
+
+        for at, output in enumerate(
+            train(model, steps(), objective=PPO(settings), optimizer=optimizer, scheduler=scheduler), first + 1
+        ):
+            yield at, output, copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+
+    straight = list(go(0))
+    assert [at for at, _, _ in straight] == list(range(1, 9))
+    assert len({output.loss for _, output, _ in straight}) == 8
+    for at, _, state in straight[:-1]:
+        rest = list(go(at, state))
+        assert [number for number, _, _ in rest] == list(range(at + 1, 9))
+        for (_, output, (weights, _)), (_, expected, (other, _)) in zip(rest, straight[at:], strict=True):
+            assert (output.loss, output.grad_norm, output.figures) == (expected.loss, expected.grad_norm, expected.figures)
+            assert all(torch.equal(weights[n], other[n]) for n in other)
+
+
+def test_an_evaluation_of_a_rollout():
+    """A rollout held out can be evaluated like any batches: the same loss as a training step's, however it is cut."""
+    model, made = made_of("grpo")
+    objective = GRPO(METHODS["grpo"][1])
+    output, _ = step_of(model, "grpo", rollout_batches(made, max_tokens=1000)[0])
+    found = evaluate(model, rollout_batches(made, max_tokens=30)[0], objective=objective)
+    assert found.loss == pytest.approx(output.loss, rel=1e-5)
+    assert found.figures["reward"] == pytest.approx(output.figures["reward"], rel=1e-5)
+
+
+def test_batches_that_do_not_fit_are_refused():
+    """An array of another length or one that is missing, by its name; a model without a value head."""
+    model, made = made_of("ppo")
+    (batch,) = rollout_batches(made, max_tokens=1000)[0]
+    objective = PPO(METHODS["ppo"][1])
+    bound = objective.bind(model, device=CPU)
+    with pytest.raises(PackedBatchError, match=r"old_logps: \d+ numbers are wanted for 8 completions"):
+        objective.count(attrs.evolve(batch, old_logps=batch.old_logps[1:]))
+    with pytest.raises(PackedBatchError, match="returns is missing"):
+        bound(attrs.evolve(batch, returns=None), [])
+    with pytest.raises(PackedBatchError, match="ref_logps is missing"):
+        bound(attrs.evolve(batch, ref_logps=None), [])
+    with pytest.raises(AdapterError, match="attach_value_head"):
+        objective.bind(toy(), device=CPU)

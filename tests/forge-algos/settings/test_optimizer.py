@@ -1,0 +1,207 @@
+"""Settings say what they are and refuse what they cannot be."""
+
+import math
+from typing import get_args
+
+import attrs
+import pytest
+
+from forge_algos import AdapterSettings, DistillSettings, OptimizerSettings, PretrainSettings, SupervisedSettings
+from forge_algos.settings._adapter import Adapter, default_learning_rate
+
+
+@pytest.mark.parametrize(
+    ("name", "bad"),
+    [
+        *(("learning_rate", bad) for bad in (0, -1.0, math.nan, math.inf, True, "1e-4")),
+        *(("weight_decay", bad) for bad in (-0.1, math.nan, math.inf, False, None)),
+        *((name, bad) for name in ("beta1", "beta2") for bad in (-0.1, 1.0, math.nan, "0.9")),
+        *(("eps", bad) for bad in (0.0, -1e-8, math.nan)),
+        *(("max_grad_norm", bad) for bad in (-1.0, math.nan, math.inf)),
+        *(("warmup_steps", bad) for bad in (-1, 1.5, True, "3")),
+        *(("lr_scheduler", bad) for bad in ("cosin", None)),
+        *(("on_nan", bad) for bad in ("ignore", None, True)),
+        *(("optimizer", bad) for bad in ("adam", None)),
+        *(("momentum", bad) for bad in (-0.1, 1.0, math.nan)),
+        *(("min_lr_ratio", bad) for bad in (-0.1, 1.0, math.nan)),
+        *(("decay_steps", bad) for bad in (0, -1, 1.5, True)),
+        *(("power", bad) for bad in (0, -1.0, math.inf)),
+        *(("num_cycles", bad) for bad in (0, 0.5, True)),
+    ],
+)
+def test_optimizer_settings_refuse(name, bad):
+    """Out of range, not finite, of another type: refused, and the message names the field."""
+    with pytest.raises((ValueError, TypeError), match=name):
+        OptimizerSettings(**{name: bad})
+
+
+@pytest.mark.parametrize(
+    ("name", "bad"),
+    [
+        *(("adapter", bad) for bad in ("qlra", "", None)),
+        *(("lora_r", bad) for bad in (0, -4, 2.0, True)),
+        *(("lora_alpha", bad) for bad in (0, -1.0, math.nan, math.inf)),
+        *(("lora_dropout", bad) for bad in (-0.1, 1.0, math.nan)),
+        *((name, bad) for name in ("target_modules", "feedforward_modules") for bad in ("q_proj", (), ("",), (1,), 3)),
+        *(("quant_type", bad) for bad in ("int4", None)),
+        *(("double_quant", bad) for bad in (1, None, "yes")),
+    ],
+)
+def test_adapter_settings_refuse(name, bad):
+    """The same for adapters; a bare string is not taken for a list of letters."""
+    with pytest.raises((ValueError, TypeError), match=name) as caught:
+        AdapterSettings(**{"adapter": "lora", name: bad})
+    assert "no effect" not in str(caught.value)
+
+
+LORAS = ("lora", "qlora", "dora", "rslora")
+# For each setting of an adapter a value that is not its default, and the adapters that read it.
+READ_BY = {
+    "target_modules": (("q_proj",), (*LORAS, "ia3", "osft")),
+    "lora_r": (8, LORAS),
+    "lora_alpha": (1, LORAS),
+    "lora_dropout": (0.1, LORAS),
+    "quant_type": ("fp4", ("qlora",)),
+    "double_quant": (False, ("qlora",)),
+    "feedforward_modules": (("down_proj",), ("ia3",)),
+    "num_virtual_tokens": (5, ("prefix", "prompt", "adapter_prompt")),
+    "prefix_projection": (True, ("prefix",)),
+    "prompt_init_text": ("Classify:", ("prompt",)),
+    "adapter_layers": (2, ("adapter_prompt",)),
+    "unfreeze_rank_ratio": (0.5, ("osft",)),
+    "osft_rule": ("paper", ("osft",)),
+    "osft_form": ("factors", ("osft",)),
+    "osft_rank": ("adaptive", ("osft",)),
+    "osft_calibration_path": ("rows.jsonl", ("osft",)),
+    "rank_pattern": (("q_proj=8",), ("osft",)),
+    "osft_train_rest": (("norms",), ("osft",)),
+    "osft_svd": ("randomized", ("osft",)),
+    "osft_cache": ("somewhere", ("osft",)),
+}
+# What a setting needs beside its adapter.
+BESIDE = {"osft_calibration_path": {"osft_rank": "adaptive"}}
+
+
+def test_every_setting_of_an_adapter_is_here():
+    """One that is added must be added to the table, and so be refused where nothing reads it."""
+    assert set(READ_BY) == {field.name for field in attrs.fields(AdapterSettings)} - {"adapter"}
+
+
+@pytest.mark.parametrize("adapter", get_args(Adapter))
+@pytest.mark.parametrize("name", READ_BY)
+def test_a_setting_without_effect_is_refused(name, adapter):
+    """A setting of one adapter beside another says which adapters read it; where it is read it stays as given."""
+    value, readers = READ_BY[name]
+    if adapter in readers:
+        assert getattr(AdapterSettings(adapter=adapter, **{name: value}, **BESIDE.get(name, {})), name) == value
+        return
+    with pytest.raises(ValueError, match=f"{name}=.*no effect with adapter='{adapter}'.*set adapter=.*{readers[-1]}$"):
+        AdapterSettings(adapter=adapter, **{name: value})
+
+
+def test_whole_numbers_are_numbers():
+    """An int is taken where a float is meant, and a list where a tuple is."""
+    assert OptimizerSettings(learning_rate=1, weight_decay=0).learning_rate == 1
+    assert AdapterSettings(adapter="lora", target_modules=["q_proj"]).target_modules == ("q_proj",)
+
+
+def test_the_default_rate_is_the_adapters():
+    """2e-5 for all weights, 2e-4 for adapters, each of the others' its own; a given rate stays."""
+    for adapter in get_args(Adapter):
+        assert 0 < default_learning_rate(adapter) < 1
+    assert {default_learning_rate(adapter) for adapter in LORAS} == {2e-4}
+    assert OptimizerSettings().resolve().learning_rate == 2e-5
+    assert OptimizerSettings().resolve("lora").learning_rate == 2e-4
+    assert OptimizerSettings(learning_rate=3.0).resolve("lora").learning_rate == 3.0
+
+
+def test_settings_are_frozen():
+    """Settings do not change during a run."""
+    with pytest.raises(attrs.exceptions.FrozenInstanceError):
+        OptimizerSettings().eps = 1.0
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        *(
+            ({"optimizer": "adafactor", name: 0.5}, f"{name}=0.5 has no effect with optimizer='adafactor'.*adamw, muon")
+            for name in ("beta1", "beta2", "eps")
+        ),
+        *(
+            ({"optimizer": name, "momentum": 0.5}, f"momentum=0.5 has no effect with optimizer='{name}'.*optimizer=muon")
+            for name in ("adamw", "adafactor", "adamw_8bit")
+        ),
+        ({"min_lr_ratio": 0.1}, "min_lr_ratio=0.1 has no effect with lr_scheduler='cosine'.*cosine_with_min_lr, polynomial or"),
+        ({"decay_steps": 3, "lr_scheduler": "linear"}, "decay_steps=3 has no effect with lr_scheduler='linear'"),
+        ({"power": 2.0}, "power=2.0 has no effect with lr_scheduler='cosine'.*lr_scheduler=polynomial"),
+        ({"num_cycles": 2}, "num_cycles=2 has no effect with lr_scheduler='cosine'.*cosine_with_restarts"),
+        ({"optimizer": "schedule_free"}, "lr_scheduler='cosine' with optimizer='schedule_free'.*set lr_scheduler='constant'"),
+        ({"optimizer": "schedule_free", "lr_scheduler": "constant", "beta1": 0.0}, "beta1=0 with optimizer='schedule_free'"),
+        ({"lr_scheduler": "cosine_with_min_lr"}, "needs min_lr_ratio above 0"),
+        ({"lr_scheduler": "warmup_stable_decay"}, "needs decay_steps"),
+    ],
+)
+def test_optimizer_settings_without_effect_are_refused(given, message):
+    """What the chosen optimizer or schedule does not read, or cannot do without, is named with the way out."""
+    with pytest.raises(ValueError, match=message):
+        OptimizerSettings(**given)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"optimizer": "muon", "momentum": 0.9, "beta1": 0.8},
+        {"optimizer": "adamw_8bit", "eps": 1e-6},
+        {"optimizer": "schedule_free", "lr_scheduler": "constant", "beta1": 0.95, "warmup_steps": 3},
+        {"lr_scheduler": "cosine_with_min_lr", "min_lr_ratio": 0.1},
+        {"lr_scheduler": "cosine_with_restarts", "num_cycles": 2},
+        {"lr_scheduler": "polynomial", "power": 2.0, "min_lr_ratio": 0.1},
+        {"lr_scheduler": "inverse_sqrt"},
+        {"lr_scheduler": "warmup_stable_decay", "decay_steps": 5, "min_lr_ratio": 0.1},
+    ],
+)
+def test_optimizer_settings_with_effect_are_taken(given):
+    """Each is read where it is read."""
+    found = OptimizerSettings(**given)
+    assert {name: getattr(found, name) for name in given} == given
+
+
+def test_adafactors_rate_is_its_own():
+    """Its rate is multiplied by a matrix's size, so the default is larger; a given rate stays."""
+    assert OptimizerSettings(optimizer="adafactor").resolve().learning_rate == pytest.approx(1e-3)
+    assert OptimizerSettings(optimizer="adafactor").resolve("lora").learning_rate == pytest.approx(1e-2)
+    assert OptimizerSettings(optimizer="adafactor", learning_rate=0.5).resolve().learning_rate == 0.5
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "bad"),
+    [
+        *((SupervisedSettings, "loss", bad) for bad in ("ce", None)),
+        *((SupervisedSettings, "normalize", bad) for bad in ("mean", None)),
+        *(
+            (kind, "label_smoothing", bad)
+            for kind in (SupervisedSettings, PretrainSettings)
+            for bad in (-0.1, 1.0, math.nan, "0")
+        ),
+        *((kind, "z_loss", bad) for kind in (SupervisedSettings, PretrainSettings) for bad in (-1e-4, math.inf, True)),
+        *((SupervisedSettings, "neftune_alpha", bad) for bad in (-1, math.nan, "5")),
+        *((PretrainSettings, "block_size", bad) for bad in (1, 0, 2.0, True)),
+        *((PretrainSettings, "cross_documents", bad) for bad in (1, None, "yes")),
+        *((PretrainSettings, "max_tokens", bad) for bad in (0, -1, 1.5, True)),
+        *((DistillSettings, "teacher_path", bad) for bad in ("", None, 3)),
+        *((DistillSettings, "beta", bad) for bad in (-0.1, 1.1, math.nan)),
+        *((DistillSettings, "temperature", bad) for bad in (0, -1.0, math.inf)),
+    ],
+)
+def test_objectives_settings_refuse(kind, name, bad):
+    """Out of range, not finite, of another type: refused, and the message names the field."""
+    needed = {"teacher_path": "a/path"} if kind is DistillSettings else {}
+    kind(**needed)
+    with pytest.raises((ValueError, TypeError), match=name):
+        kind(**{**needed, name: bad})
+
+
+def test_betas_ends_are_divergences():
+    """0 and 1 are the forward and the reverse KL, and allowed."""
+    assert [DistillSettings(teacher_path="t", beta=beta).beta for beta in (0, 1)] == [0, 1]

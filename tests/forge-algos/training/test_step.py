@@ -1,0 +1,132 @@
+"""What an objective measures beforehand, and what it reports, are those of the whole step, however it is cut."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forge_algos import NoTargetsError, evaluate, train
+
+from ..oracle import distance, gradients
+from ..threads import on_threads
+from ..toy import Toy, toy_model, toy_rows
+
+ROWS = toy_rows(9)
+
+
+def still(batches, parallel=None, objective=None, autocast=None):
+    """The output and gradients of one step that moves nothing."""
+    model = toy_model()
+    common = {} if autocast is None else {"autocast": autocast}
+    if parallel is not None:
+        parallel.parameters = list(model.parameters())
+        common["parallel"] = parallel
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    scheduler = torch.optim.lr_scheduler.ConstantLR(optimizer, 1.0)
+    objective = objective or Toy()
+    (output,) = train(
+        model, [batches], objective=objective, optimizer=optimizer, scheduler=scheduler, max_grad_norm=0, **common
+    )
+    return output, gradients(model)
+
+
+def naive():
+    """Loss, figures and gradients of all rows at once, without the loop."""
+    model = toy_model()
+    out = model(torch.tensor(ROWS))[:, 0]
+    mean, spread = out.detach().mean(), out.detach().std(correction=0)
+    loss = -torch.nn.functional.logsigmoid((out - mean) / spread).mean()
+    loss.backward()
+    figures = {"share_above": float((out > mean).float().mean()), "mean_output": float(mean)}
+    return loss.item(), figures, gradients(model)
+
+
+LOSS, FIGURES, GRADIENTS = naive()
+
+
+@settings(max_examples=25)
+@given(cut=st.lists(st.integers(0, 5), min_size=len(ROWS), max_size=len(ROWS)), world_size=st.integers(1, 3))
+def test_totals_are_those_of_the_step(cut, world_size):
+    """Any partition over ranks and micro-batches, empty ones among them: one big batch's loss, figures and gradients."""
+
+    def run(rank):
+        batches = [ROWS[[i for i, c in enumerate(cut) if c == k * world_size + rank.rank]] for k in range(6)]
+        return (*still(batches, rank), rank.calls)
+
+    results = on_threads(run, world_size)
+    for output, grads, calls in results:
+        assert output.loss == pytest.approx(LOSS, rel=1e-6)
+        assert output.figures == pytest.approx(FIGURES, rel=1e-5)
+        assert distance(grads, GRADIENTS) < 1e-5
+        assert (output.loss_count, output.samples, output.tokens) == (9, 9, 27)
+        assert calls == results[0][2]
+        assert output.figures == results[0][0].figures
+
+
+def test_a_mean_of_each_batch_would_be_another():
+    """The law can fail: two micro-batches by themselves, each with its own mean, are far off."""
+    parts = [still([part]) for part in (ROWS[:2], ROWS[2:])]
+    mixed = (2 * parts[0][0].loss + 7 * parts[1][0].loss) / 9
+    assert abs(mixed / LOSS - 1) > 1e-3
+
+
+def test_measure_costs_one_collective_and_one_pass_each():
+    """Counts, totals, sums: three collectives a step, and one to see that none is left; each batch is measured once, an idle rank's made-up one too."""
+    objectives = [Toy(), Toy()]
+
+    def run(rank):
+        batches = [ROWS[:4], ROWS[:0], ROWS[4:]] if rank.rank == 0 else [ROWS[:0], ROWS[:0], ROWS[:0]]
+        still(batches, rank, objectives[rank.rank])
+        return rank.calls
+
+    for calls in on_threads(run, 2):
+        assert [call for call in calls if call[0] == "sum"] == [("sum", 69), ("sum", 3), ("sum", 4), ("sum", 69)]
+    assert objectives[0].measured == [4, 5]
+    assert objectives[1].measured == [1, 1]
+
+
+def test_measure_runs_under_autocast():
+    """Its forwards are made as the terms' are: one context each."""
+    entered = []
+
+    def autocast():
+        entered.append(torch.is_grad_enabled())
+        return torch.autocast("cpu", torch.bfloat16)
+
+    still([ROWS[:4], ROWS[4:]], autocast=autocast)
+    assert entered == [False, False, True, True]
+
+
+def test_a_measure_of_another_length_is_named():
+    """An objective that says one thing and does another is told so."""
+
+    class Wrong(Toy):
+        def bind(self, model, *, device):
+            bound = super().bind(model, device=device)
+            bound.needs = 2
+            return bound
+
+    with pytest.raises(ValueError, match="measure gave 3 numbers, and needs says 2"):
+        still([ROWS], objective=Wrong())
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_an_evaluation_measures_all_of_its_batches(world_size):
+    """The step of an evaluation is all of it: the loss and figures of one big batch, on any number of ranks."""
+
+    def run(rank):
+        mine = ROWS[rank.rank :: world_size]
+        return evaluate(toy_model(), iter([mine[:2], mine[2:], ROWS[:0]]), objective=Toy(), parallel=rank)
+
+    for found in on_threads(run, world_size):
+        assert found.loss == pytest.approx(LOSS, rel=1e-6)
+        assert found.figures == pytest.approx(FIGURES, rel=1e-5)
+        assert found.loss_count == 9
+
+
+def test_nothing_is_named_by_its_unit():
+    """An evaluation without a term says what it lacks in the objective's own unit; a step without one has no figures."""
+    with pytest.raises(NoTargetsError, match="no rows"):
+        evaluate(toy_model(), [ROWS[:0]], objective=Toy())
+    output, _ = still([ROWS[:0]])
+    assert (output.loss, output.loss_count, output.figures) == (0.0, 0, {})

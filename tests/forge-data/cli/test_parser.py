@@ -1,0 +1,240 @@
+"""The command line: words, help, exit statuses."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+import forge_data
+from forge_data.cli import _commands as _verbs
+from forge_data.cli import _parser as _cli
+
+
+@pytest.fixture
+def model(chatml_tokenizer, tmp_path):
+    """A directory with a tokenizer."""
+    chatml_tokenizer.save_pretrained(tmp_path / "model")
+    return str(tmp_path / "model")
+
+
+@pytest.fixture
+def store(small_chats, write_rows, chatml_tokenizer, tmp_path):
+    """A store of twelve samples, by its directory."""
+    forge_data.prepare(write_rows(small_chats), chatml_tokenizer, tmp_path / "store", progress=False)
+    return str(tmp_path / "store")
+
+
+def said(capsys):
+    written = capsys.readouterr()
+    return written.out, written.err
+
+
+@pytest.mark.parametrize("verb", [[], ["prepare"], ["show"], ["lint"], ["stats"]])
+def test_help(verb, capsys):
+    """Help is there for all verbs, exits with 0, and its example is a line that the parser takes."""
+    assert _cli.main([*verb, "--help"]) == 0
+    out, err = said(capsys)
+    assert out.startswith("usage: forge_data")
+    assert err == ""
+    if verb:
+        example = out.partition("Example: forge_data ")[2].split()
+        assert example[0] == verb[0]
+        assert _cli._parser("forge_data").parse_args(example).verb is getattr(_verbs, verb[0])
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ([], "VERB"),
+        (["shwo"], "shwo"),
+        (["prepare", "x"], "--tokenizer"),
+        (["prepare", "x", "--tokenizer", "t", "--store-dir", "s", "--max-seq-len", "1.5"], "1.5"),
+        (["prepare", "x", "--tokenizer", "t", "--store-dir", "s", "--train-on", "everything"], "everything"),
+        (["show", "nowhere"], "nowhere is not a token store"),
+        (["stats", "nowhere"], "nowhere is not a token store"),
+        (["lint", "rows.jsonl"], "tokenizer"),
+    ],
+)
+def test_bad_input_is_one_line(words, told, capsys):
+    """What is wrong is said in one line on stderr, with status 2."""
+    assert _cli.main(words) == 2
+    out, err = said(capsys)
+    assert out == ""
+    assert told in err
+    assert err.startswith("forge_data")
+    assert err.count("\n") == 1
+
+
+def test_prepare(model, small_chats, write_rows, tmp_path, capsys):
+    """`prepare` makes the store that the function makes, with every option, and says what became of the rows."""
+    rows, directory = str(write_rows(small_chats)), tmp_path / "store"
+    options = ["--max-seq-len", "40", "--on-overflow", "truncate", "--train-on", "all", "--format", "messages", "--seed", "7"]
+    assert (
+        _cli.main(
+            ["prepare", rows, "--tokenizer", model, "--store-dir", str(directory), "--num-proc", "1", "--quiet", *options]
+        )
+        == 0
+    )
+    out, _ = said(capsys)
+    made = forge_data.TokenStore.open(directory)
+    same = forge_data.prepare(
+        rows,
+        model,
+        tmp_path / "same",
+        max_seq_len=40,
+        on_overflow="truncate",
+        train_on="all",
+        format="messages",
+        seed=7,
+        progress=False,
+    )
+    assert made.fingerprint == same.fingerprint
+    assert made.settings == same.settings
+    assert f"fingerprint {made.fingerprint}" in out
+    assert str(made.accounting) in out
+
+
+def test_weights(model, small_chats, write_rows, tmp_path, capsys):
+    """Several files can have a share each, and there must be one for each."""
+    files = [str(write_rows(small_chats[at::2], f"{at}.jsonl")) for at in range(2)]
+    words = ["prepare", *files, "--tokenizer", model, "--store-dir", str(tmp_path / "store"), "--quiet", "--weights"]
+    assert _cli.main([*words, "1"]) == 2
+    assert "--weights has 1 numbers for 2" in said(capsys)[1]
+    assert _cli.main([*words, "0.75", "0.25"]) == 0
+    assert forge_data.TokenStore.open(tmp_path / "store").weights == [0.75, 0.25]
+
+
+@pytest.mark.parametrize(
+    ("words", "rows"),
+    [
+        (["0"], [1]),
+        (["-1"], [12]),
+        (["2:4"], [3, 4]),
+        (["10:"], [11, 12]),
+        (["train.jsonl:5", "0"], [5, 1]),
+        ([], [1, 2, 3, 4, 5]),
+    ],
+)
+def test_show_names_samples(store, words, rows, capsys):
+    """Samples are named by number, range or source row; the first few otherwise."""
+    assert _cli.main(["show", store, *words]) == 0
+    out, _ = said(capsys)
+    shown = [line.split(" ")[0] for line in out.splitlines() if " · sample " in line]
+    assert shown == [f"train.jsonl:{row}" for row in rows]
+
+
+@pytest.mark.parametrize(("word", "told"), [("12", "0 to 11"), ("train.jsonl:13", "train.jsonl:13"), ("nonsense", "nonsense")])
+def test_show_refuses(store, word, told, capsys):
+    """A sample that is not there is said so."""
+    assert _cli.main(["show", store, word]) == 2
+    assert told in said(capsys)[1]
+
+
+def test_show_findings(model, chat, write_rows, tmp_path, capsys):
+    """`--finding` picks the samples on whose rows the lint found it, and names what there is if it found no such thing."""
+    rows = [chat(("user", f"What is {n}?"), ("assistant", f"{n} it is")) for n in range(4)]
+    rows.append(rows[1])
+    forge_data.prepare(write_rows(rows), model, tmp_path / "store", progress=False)
+    assert _cli.main(["show", str(tmp_path / "store"), "--finding", "duplicate_row"]) == 0
+    out, _ = said(capsys)
+    assert [line.split(" ")[0] for line in out.splitlines() if " · sample " in line] == ["train.jsonl:5"]
+    assert _cli.main(["show", str(tmp_path / "store"), "--finding", "nonsense"]) == 2
+    assert "duplicate_row" in said(capsys)[1]
+
+
+def test_show_findings_of_other_samples(model, chat, write_rows, tmp_path, capsys):
+    """Samples without the finding, or a finding on a row that was left out, are said, not shown as nothing."""
+    rows = [chat(("user", f"What is {n}?"), ("assistant", f"{n} it is")) for n in range(4)]
+    rows += [rows[1], chat(("user", "Hi"))]
+    store = str(tmp_path / "store")
+    forge_data.prepare(write_rows(rows), model, store, progress=False)
+    assert _cli.main(["show", store, "0", "--finding", "duplicate_row"]) == 2
+    assert "none of these samples" in said(capsys)[1]
+    assert _cli.main(["show", store, "--finding", "no_trained_token"]) == 2
+    assert "train.jsonl:6" in (told := said(capsys)[1])
+    assert "dropped.jsonl" in told
+
+
+@pytest.mark.parametrize("words", ["3:1", "20:", "5:2"])
+def test_show_of_no_range(store, words, capsys):
+    """A range in which no sample lies is refused, with the samples that there are."""
+    assert _cli.main(["show", store, words]) == 2
+    assert f"no sample lies in {words}: the store has 0 to 11" in said(capsys)[1]
+
+
+def test_a_home_that_is_not_there(model, store, tmp_path, capsys):
+    """A `~user` whom nobody knows is named in each place where a path is given, and nothing is made."""
+    away = "~nouser-of-this-machine/x"
+    for words in (["show", away], ["stats", away], ["show", store, "--html", away], ["lint", away, "--tokenizer", model]):
+        assert _cli.main([str(word) for word in words]) == 2
+        assert "~nouser-of-this-machine" in (told := said(capsys)[1])
+        assert "Traceback" not in told
+
+
+def test_show_html(store, tmp_path, capsys):
+    """`--html` writes the page and says where."""
+    page = tmp_path / "page.html"
+    assert _cli.main(["show", store, "3:5", "--html", str(page)]) == 0
+    assert said(capsys)[0].strip() == str(page)
+    assert "2 chosen of 12 samples" in page.read_text("utf-8")
+
+
+def test_lint_status(model, chat, write_rows, tmp_path, capsys):
+    """`lint` exits with 1 where something stops a training, else with 0; over rows, over a store, and as JSON."""
+    good = [chat(("user", f"What is {n}?"), ("assistant", f"{n} it is")) for n in range(4)]
+    rows = str(write_rows(good))
+    assert _cli.main(["lint", rows, "--tokenizer", model, "--json"]) == 0
+    report = json.loads(said(capsys)[0])
+    assert report["stops"] == 0
+    assert report["rows"] == 4
+    bad = str(write_rows([*good, '{"messages": 1}'], "bad.jsonl"))
+    assert _cli.main(["lint", bad, "--tokenizer", model]) == 1
+    assert "bad.jsonl:5" in said(capsys)[0]
+    assert _cli.main(["lint", rows, "--tokenizer", model, "--eval-data", rows]) == 1, "held-out rows that are trained on"
+    forge_data.prepare(rows, model, tmp_path / "store", progress=False)
+    assert _cli.main(["lint", str(tmp_path / "store")]) == 0
+
+
+def test_stats(store, capsys):
+    """`stats` prints the table, or the same numbers as JSON."""
+    assert _cli.main(["stats", store]) == 0
+    counted = forge_data.stats(forge_data.TokenStore.open(store))
+    assert said(capsys)[0] == f"{counted}\n"
+    assert _cli.main(["stats", store, "--json"]) == 0
+    assert json.loads(said(capsys)[0])["tokens"] == counted.tokens
+
+
+def test_interrupted(monkeypatch, capsys):
+    """Ctrl-C is 130 and one line; a fault of ours is not hidden."""
+
+    def fail(words):
+        raise error
+
+    monkeypatch.setattr(_verbs, "stats", fail)
+    error = KeyboardInterrupt()
+    assert _cli.main(["stats", "x"]) == 130
+    assert said(capsys)[1] == "forge_data: interrupted.\n"
+    error = RuntimeError("a defect")
+    with pytest.raises(RuntimeError):
+        _cli.main(["stats", "x"])
+
+
+def test_as_a_module(store):
+    """`python -m forge_data` is the command line; a reader that leaves early (head) is no error."""
+    command = [sys.executable, "-W", "error", "-m", "forge_data"]
+    done = subprocess.run([*command, "stats", store], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("12 samples")
+    shown = subprocess.Popen([*command, "show", store, *["0:"] * 60], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    shown.stdout.read(10)
+    shown.stdout.close()
+    assert shown.stderr.read() == b""
+    shown.stderr.close()
+    assert shown.wait() == 0
+
+
+def test_help_is_free():
+    """Help and bad words load neither transformers nor numpy."""
+    code = "import sys\nfrom forge_data.cli._parser import main\nmain(['show', '--help'])\nassert not {'transformers', 'datasets', 'numpy'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)

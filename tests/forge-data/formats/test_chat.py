@@ -1,0 +1,54 @@
+"""What a row tells its chat template beside the messages."""
+
+import pytest
+
+from forge_data import DataError
+from forge_data.formats._chat import chat
+from forge_data.formats._messages import Turns
+
+TURNS = Turns([{"role": "user", "content": "hi"}], (True,))
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "default": None}}}
+
+
+def test_all_of_it():
+    """Tools, documents, template arguments and unmask come along as they stand in the row."""
+    row = {"tools": [TOOL], "documents": [{"title": "a"}], "chat_template_kwargs": {"enable_thinking": False}, "unmask": True}
+    made = chat("f:1", row, TURNS, 1)
+    assert (made.messages, made.trains, made.first_completion) == (*TURNS, 1)
+    assert (made.tools, made.documents, made.template_kwargs, made.unmask) == (*(row[name] for name in list(row)[:3]), True)
+
+
+def test_as_json():
+    """A table keeps tools as text, all of them or each; the text is read."""
+    for tools in ('[{"name": "f", "x": null}]', ['{"name": "f", "x": null}']):
+        assert chat("f:1", {"tools": tools}, TURNS).tools == [{"name": "f", "x": None}]
+    assert chat("f:1", {"chat_template_kwargs": '{"a": 1}'}, TURNS).template_kwargs == {"a": 1}
+
+
+@pytest.mark.parametrize("empty", [None, [], "", {}])
+def test_empty(empty):
+    """What says nothing is not told to the template: no tools are no tools."""
+    made = chat("f:1", dict.fromkeys(("tools", "documents", "chat_template_kwargs"), empty) | {"unmask": False}, TURNS)
+    assert (made.tools, made.documents, made.template_kwargs, made.unmask) == (None, None, {}, False)
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"tools": "f"}, "f:1: field tools is the string 'f'; it must be a list of objects"),
+        ({"tools": [TOOL, "f"]}, r"f:1: field tools\[1\] is the string 'f'; it must be an object"),
+        ({"tools": [{"name": "\ud800"}]}, r"f:1: field tools\[0\].name holds the lone surrogate"),
+        ({"documents": {"a": 1}}, "f:1: field documents is an object with 'a'; it must be a list of objects"),
+        ({"unmask": "false"}, "f:1: field unmask is the string 'false'; it must be true or false"),
+        ({"unmask": 1}, "f:1: field unmask is int 1; it must be true or false"),
+        ({"chat_template_kwargs": [1]}, "f:1: field chat_template_kwargs is a list of 1; it must be an object of template"),
+        (
+            {"chat_template_kwargs": {"add_generation_prompt": True}},
+            "field chat_template_kwargs.add_generation_prompt is no argument",
+        ),
+    ],
+)
+def test_refused(row, said):
+    """What is of another kind is refused by its field."""
+    with pytest.raises(DataError, match=said):
+        chat("f:1", row, TURNS)

@@ -1,0 +1,58 @@
+"""Prompt and completion, as text or as messages."""
+
+import pytest
+
+from forge_data import DataError
+from forge_data.formats._prompt_completion import prompt_completion, unpaired
+from forge_data.formats._samples import Chat, Text
+
+USER, BOT = {"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}
+
+
+def test_text():
+    """Strings are text, also where they look like something else."""
+    assert prompt_completion("f:1", {"prompt": "", "completion": '[{"role": "user"}]'}) == Text("f:1", "", '[{"role": "user"}]')
+
+
+def test_messages():
+    """Messages of both are one conversation; what is learned begins with the completion, whatever either says of itself."""
+    assert prompt_completion("f:1", {"prompt": [USER], "completion": [BOT]}) == Chat("f:1", [USER, BOT], 1)
+    assert prompt_completion("f:1", {"prompt": [], "completion": [USER, BOT]}) == Chat("f:1", [USER, BOT], 0)
+    made = prompt_completion("f:1", {"prompt": [USER, BOT, USER], "completion": [BOT | {"train": False}, USER, BOT]})
+    assert (made.first_completion, made.trains) == (3, (True, True, True, False, True, True))
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"prompt": "a", "completion": [BOT]}, "f:1: prompt is the string 'a' and completion is a list of 1; make both"),
+        ({"prompt": [USER], "completion": "b"}, "f:1: prompt is a list of 1 and completion is the string 'b'; make both"),
+        ({"prompt": 1, "completion": 2}, "f:1: prompt is int 1 and completion is int 2; make both"),
+        ({"prompt": "a", "completion": "\ud800"}, "f:1: field completion holds the lone surrogate"),
+        (
+            {"prompt": "a", "completion": "b", "tools": [{}]},
+            "f:1: field tools is a list of 1, but prompt and completion are text",
+        ),
+        ({"prompt": [USER], "completion": []}, "f:1: field completion is an empty list"),
+    ],
+)
+def test_refused(row, said):
+    """What is of two kinds, or of none, is refused with both."""
+    with pytest.raises(DataError, match=said):
+        prompt_completion("f:1", row)
+
+
+@pytest.mark.parametrize(
+    ("label", "wanted"), [(True, True), (False, False), ("True", True), ("false", False), (1, True), (0, False)]
+)
+def test_labels(label, wanted):
+    """A label is true or false, as JSON, a table or a CSV file writes them."""
+    made = unpaired("f:1", {"prompt": "a", "completion": "b", "label": label})
+    assert (made.desirable, made.answer) == (wanted, Text("f:1", "a", "b"))
+
+
+@pytest.mark.parametrize("label", ["yes", 2, -1, 1.0, 0.5, [True], ""])
+def test_no_label(label):
+    """Anything else is no label: it is not guessed at."""
+    with pytest.raises(DataError, match="f:1: field label is .*; it must be true"):
+        unpaired("f:1", {"prompt": "a", "completion": "b", "label": label})

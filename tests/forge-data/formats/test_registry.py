@@ -1,0 +1,198 @@
+"""Which format a row has, what is said when it has none, and that nothing in it is passed over that would change what is learned."""
+
+import numpy as np
+import pytest
+
+from forge_data import BadPairError, DataError
+from forge_data.formats._registry import FORMATS, check_name, convert, detect
+from forge_data.formats._samples import Chat, Document, Preference, Text, Tokens, Unpaired
+
+USER, BOT, BAD = (
+    {"role": "user", "content": "hi"},
+    {"role": "assistant", "content": "ho"},
+    {"role": "assistant", "content": "no"},
+)
+ROWS = {
+    "messages": ({"messages": [USER, BOT]}, Chat),
+    "sharegpt": ({"conversations": [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "ho"}]}, Chat),
+    "alpaca": ({"instruction": "hi", "input": "", "output": "ho"}, Chat),
+    "prompt_completion": ({"prompt": "a", "completion": "b"}, Text),
+    "prompt_completion of messages": ({"prompt": [USER], "completion": [BOT]}, Chat),
+    "text": ({"text": "a"}, Document),
+    "text as document": ({"document": "a"}, Document),
+    "preference": ({"prompt": "a", "chosen": "b", "rejected": "c"}, Preference),
+    "preference of messages": ({"prompt": [USER], "chosen": [BOT], "rejected": [BAD]}, Preference),
+    "preference without prompt": ({"chosen": [USER, BOT], "rejected": [USER, BAD]}, Preference),
+    "unpaired_preference": ({"prompt": "a", "completion": "b", "label": False}, Unpaired),
+    "tokenised": ({"input_ids": [1, 2], "labels": [-100, 2], "len": 2}, Tokens),
+}
+ASKED = {
+    "document": ({"text": "a"}, Document),
+    "document of tokens": ({"input_ids": [1, 2]}, Tokens),
+    "document of labels": ({"input_ids": [1, 2], "labels": [-100, 2]}, Tokens),
+}
+IN_TEXT = {name for name, (_, kind) in ROWS.items() if kind in (Text, Document, Tokens)} | {"preference", "unpaired_preference"}
+KINDS = sorted(ROWS)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_known(kind):
+    """Each format is told from the row, fields that say nothing about the training beside it, and becomes its kind of sample."""
+    row, made = ROWS[kind]
+    name = kind.split(" ")[0]
+    assert detect("f:1", row | {"source": "web", "id": 3}) == name
+    sample = convert(name, "f:1", row | {"source": "web", "id": 3}, None)
+    assert type(sample) is made
+    assert sample.place == "f:1"
+
+
+def test_every_format_is_tried():
+    """The rows above are of all formats that there are."""
+    assert {kind.split(" ")[0] for kind in (*KINDS, *ASKED)} == set(FORMATS)
+
+
+@pytest.mark.parametrize("kind", ASKED)
+def test_only_where_it_is_asked_for(kind):
+    """A row that has the fields of a document is never told to be one; where somebody says so, it is."""
+    row, made = ASKED[kind]
+    assert type(convert("document", "f:1", row, None)) is made
+    if kind == "document of tokens":
+        with pytest.raises(DataError, match="give labels beside input_ids"):
+            detect("f:1", row)
+    else:
+        assert detect("f:1", row) in ("text", "tokenised")
+
+
+@pytest.mark.parametrize("row", [{"prompt": "a", "chosen": "b"}, {"rejected": "b"}])
+def test_half_a_preference(row):
+    """A row with one side alone (the other was null) is a preference, and refused for the side that it lacks."""
+    assert detect("f:1", row) == "preference"
+    with pytest.raises(BadPairError, match="f:1: field (chosen|rejected) is null or not there; give the answer"):
+        convert("preference", "f:1", row, None)
+
+
+@pytest.mark.parametrize("one", KINDS)
+@pytest.mark.parametrize("other", KINDS)
+def test_never_a_guess(one, other):
+    """A row with the fields of two formats is refused with both names, unless one of them is said; then it is that one."""
+    first, second = one.split(" ")[0], other.split(" ")[0]
+    row = ROWS[one][0] | ROWS[other][0]
+    if first == second or {first, second} == {"prompt_completion", "unpaired_preference"}:
+        return
+    with pytest.raises(
+        DataError, match="f:1 has the fields .*, which fit more than one format: .*; say which is meant"
+    ) as told:
+        detect("f:1", row)
+    for name in (first, second):
+        assert name in str(told.value) or (name == "prompt_completion" and "unpaired_preference" in str(told.value))
+    if not row.keys() & {"prompt", "tools"} or first == "messages":
+        assert type(convert(first, "f:1", row, None)) is ROWS[one][1]
+
+
+def test_a_label_is_not_passed_over():
+    """A prompt and a completion with a label are an unpaired preference, unless somebody says that they are not."""
+    row = {"prompt": "a", "completion": "b", "label": "spam"}
+    assert detect("f:1", row) == "unpaired_preference"
+    with pytest.raises(
+        DataError, match="f:1: field label is the string 'spam'; it must be true .*format=\"prompt_completion\" passes over"
+    ):
+        convert("unpaired_preference", "f:1", row, None)
+    assert convert("prompt_completion", "f:1", row, None) == Text("f:1", "a", "b")
+
+
+def test_unknown():
+    """A row of no known format is told which fields it has, and which are known."""
+    with pytest.raises(
+        DataError, match=r"f:9 has the fields 'body', 'id', which are no known format; known: messages \(messages\); s"
+    ):
+        detect("f:9", {"body": "x", "id": 1})
+    with pytest.raises(DataError, match=r"f:9 has the fields \(none\)"):
+        detect("f:9", {})
+
+
+def test_hints():
+    """Ids without labels and rows within a field are what people mean most often."""
+    with pytest.raises(DataError, match="give labels beside input_ids: the id where a token is learned, -100 elsewhere"):
+        detect("f:1", {"input_ids": [1]})
+    with pytest.raises(
+        DataError, match=r"if the rows stand inside data, write one of them a line \(`jq -c '.data\[\]'` does\)"
+    ):
+        detect("f[0]", {"version": "1", "data": [ROWS["messages"][0]]})
+
+
+@pytest.mark.parametrize("name", sorted(FORMATS))
+def test_asked_for(name):
+    """A row that lacks what the format it is said to have needs is told so."""
+    with pytest.raises(DataError, match=f"f:1 has the fields 'body', but the format {name} needs "):
+        convert(name, "f:1", {"body": "x"}, None)
+
+
+def test_names():
+    """A format that there is not is refused with the nearest."""
+    for name in ("auto", *FORMATS):
+        check_name(name)
+    for wrong, near in (("message", "messages"), ("shareGPT", "sharegpt"), ("tokenized", "tokenised"), ("dpo", None)):
+        with pytest.raises(
+            DataError, match=f"format is {wrong!r}; allowed: auto, messages, .*" + (f"mean {near!r}" if near else "")
+        ):
+            check_name(wrong)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("field", ["tools", "documents", "chat_template_kwargs", "unmask"])
+def test_what_only_templates_read(kind, field):
+    """What is told to a chat template is refused where none is used, and let through where it says nothing."""
+    row, name = ROWS[kind][0], kind.split(" ")[0]
+    value = {"unmask": True, "chat_template_kwargs": {"x": 1}}.get(field, [{"name": "f"}])
+    if kind in IN_TEXT:
+        with pytest.raises(DataError, match=f"f:1: field {field} is "):
+            convert(name, "f:1", row | {field: value}, None)
+    else:
+        convert(name, "f:1", row | {field: value}, None)
+    convert(name, "f:1", row | {field: type(value)()}, None)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("field", "what_to_do"),
+    [
+        ("functions", "read from tools"),
+        ("images", "only text is trained"),
+        ("loss_mask", "write the mask into labels as -100"),
+        ("completion_mask", "write the mask into labels as -100"),
+        ("assistant_masks", "write the mask into labels as -100"),
+        ("position_ids", "one row, one sample"),
+        ("token_type_ids", "not passed to the model"),
+        ("seq_lengths", "one row, one sample"),
+    ],
+)
+def test_a_column_beside(kind, field, what_to_do):
+    """Masks, positions and packing that would be ignored are refused, zeros and arrays too; empty ones say nothing."""
+    row, name = ROWS[kind][0], kind.split(" ")[0]
+    for value in ([0, 0], np.zeros(2, dtype=int)):
+        with pytest.raises(DataError, match=f"f:1: field {field} is .*, and .*{what_to_do}.*; take it out of the rows"):
+            convert(name, "f:1", row | {field: value}, None)
+    for value in ([], np.zeros(0, dtype=int)):
+        convert(name, "f:1", row | {field: value}, None)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_margins(kind):
+    """A margin is read of preferences, and refused beside anything else."""
+    row, name = ROWS[kind][0], kind.split(" ")[0]
+    if name == "preference":
+        assert convert(name, "f:1", row | {"margin": 0.5}, None).margin == 0.5
+        assert convert(name, "f:1", row, None).margin is None
+        return
+    with pytest.raises(
+        DataError, match="f:1: field margin is .*, and margins are read of rows with chosen and rejected; take it out"
+    ):
+        convert(name, "f:1", row | {"margin": 0.5}, None)
+
+
+def test_two_documents():
+    """A row holds one document."""
+    with pytest.raises(DataError, match="f:1 has both text and document; keep the one that is to be learned"):
+        convert("text", "f:1", {"text": "a", "document": "b"}, None)
+    with pytest.raises(DataError, match="f:1: field text is int 3; it must be a string"):
+        convert("text", "f:1", {"text": 3}, None)

@@ -1,0 +1,218 @@
+"""The lint over rows and stores, held against a corpus of seeded defects and against clean rows."""
+
+import json
+from random import Random
+
+import pytest
+from tokenizers import processors
+
+from forge_data import DataError, TokenStore, prepare
+from forge_data.findings._rules import RULES, SET_RULES
+from forge_data.linting._lint import lint
+
+from ..defects import DEFECTS
+from ..families import FAMILIES
+from ..lint_rows import TOOLED, clean, completion, preference, tokenizer, tokens, tooled, turn, words
+
+
+@pytest.fixture(scope="module")
+def tokenizers():
+    made = {}
+
+    def of(template):
+        if template not in made:
+            made[template] = tokenizer(template)
+        return made[template]
+
+    return of
+
+
+@pytest.fixture
+def lines(tmp_path):
+    """Write lines, surrogates and all, and return the path."""
+
+    def write(rows, name="train.jsonl"):
+        path = tmp_path / name
+        path.write_text("".join(row + "\n" for row in rows), encoding="utf-8")
+        return path
+
+    return write
+
+
+@pytest.mark.parametrize("defect", DEFECTS, ids=[each.name for each in DEFECTS])
+def test_every_defect_is_found(defect, tokenizers, lines):
+    """Of each kind all twenty in a file, by rule, severity, row and field; and no other row is stopped or has that rule."""
+    rows, planted = defect.file(0)
+    report = lint(lines(rows), tokenizers(defect.template), **defect.settings)
+    told = {
+        (finding.row, finding.field)
+        for finding in report.findings
+        if (finding.rule, finding.severity) == (defect.rule, defect.severity)
+    }
+    assert told >= set(planted.items())
+    strangers = [finding for finding in report.findings if finding.row not in planted]
+    # A template without turn ends is a fault of every row.
+    if defect.rule != "untrained_turn_end":
+        assert not [str(finding) for finding in strangers if finding.severity == "stop" or finding.rule == defect.rule]
+    assert report.rows == len(rows)
+    assert all(finding.what and finding.fix and finding.file == "train.jsonl" for finding in report.findings)
+
+
+def test_the_corpus_is_large_enough():
+    """At least fifteen kinds, twenty of each, and together with the tests of whole sets every rule there is."""
+    assert len(DEFECTS) >= 15
+    assert all(len(defect.file(0)[1]) == 20 for defect in DEFECTS)
+    assert {defect.rule for defect in DEFECTS} | set(SET_RULES) == set(RULES)
+
+
+@pytest.mark.parametrize("make", [clean, tooled, completion, preference, tokens])
+def test_clean_rows(make, tokenizers, lines):
+    """Of sound rows of every format nothing is said."""
+    rng = Random(make.__name__)
+    rows = [json.dumps(make(rng)) for _ in range(300)]
+    assert str(lint(lines(rows), tokenizers(TOOLED))) == "0 stops, 0 warnings in 300 rows"
+
+
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
+def test_clean_rows_of_every_family(family, lines):
+    """Whatever a vendor's template writes (BOS, headers, turn ends, default system prompts), sound rows are sound."""
+    rng = Random(family.name)
+    rows = [clean(rng)["messages"] for _ in range(20)]
+    told = [json.dumps({"messages": [each for each in row if each["role"] != "system"]}) for row in rows]
+    assert str(lint(lines(told), family.tokenizer())) == "0 stops, 0 warnings in 20 rows"
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_repeated_rows(seed, tokenizers, lines):
+    """Each repetition is found, and said to be of the first."""
+    rng = Random(seed)
+    rows = [json.dumps(clean(rng)) for _ in range(40)]
+    again = sorted(rng.sample(range(40), 5))
+    rows += [rows[at] for at in again]
+    report = lint(lines(rows), tokenizers(TOOLED))
+    assert [(each.row, each.what.rpartition(":")[2]) for each in report.findings] == [
+        (41 + n, str(at + 1)) for n, at in enumerate(again)
+    ]
+    assert report.counts == {"duplicate_row": 5}
+    assert report.stops == 0
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_rows_of_the_evaluation_that_are_trained_on(seed, tokenizers, lines, tmp_path):
+    """An evaluation that asks for what was learned is a stop, whether it is given as rows or as a store."""
+    rng = Random(seed)
+    train, held_out = ([clean(rng) for _ in range(30)] for _ in range(2))
+    places = sorted(rng.sample(range(30), 3))
+    for place in places:
+        held_out[place] = rng.choice(train)
+    paths = [lines(map(json.dumps, rows), name) for rows, name in ((train, "train.jsonl"), (held_out, "eval.jsonl"))]
+    report = lint(paths[0], tokenizers(TOOLED), eval_data=paths[1])
+    assert [(each.file, each.row) for each in report.findings if each.severity == "stop"] == [
+        ("eval.jsonl", place + 1) for place in places
+    ]
+    if seed == 0:
+        stores = [prepare(path, tokenizers(TOOLED), tmp_path / path.stem, progress=False) for path in paths]
+        found = lint(stores[0], eval_data=stores[1]).findings
+        assert [(each.rule, each.file, each.row) for each in found if each.severity == "stop"] == [
+            ("train_eval_overlap", "eval.jsonl", place + 1) for place in places
+        ]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_tokens_lost_to_length(seed, tokenizers, lines, tmp_path):
+    """How much is lost is said once, with the longest row; `error` says it of each row, as a stop."""
+    rng = Random(seed)
+    rows = [clean(rng) for _ in range(40)]
+    place = rng.randrange(40)
+    rows[place]["messages"].append(turn("user", words(rng)))
+    rows[place]["messages"].append(turn("assistant", words(rng, 400, 500)))
+    path = lines(map(json.dumps, rows))
+    (finding,) = lint(path, tokenizers(TOOLED), max_seq_len=1000).findings
+    assert (finding.rule, finding.severity, finding.row) == ("lost_to_length", "warn", place + 1)
+    assert "% of all tokens" in finding.what
+    (finding,) = lint(path, tokenizers(TOOLED), max_seq_len=1000, on_overflow="error").findings
+    assert (finding.rule, finding.severity, finding.row) == ("lost_to_length", "stop", place + 1)
+    if seed < 3:
+        overflow = ("drop", "truncate", "split")[seed]
+        store = prepare(path, tokenizers(TOOLED), tmp_path / "store", max_seq_len=1000, on_overflow=overflow, progress=False)
+        assert ("lost_to_length" in store.lint.counts) == (overflow != "split")
+
+
+def test_two_formats_in_one_file(tokenizers, lines):
+    """A row of another format than the rows before it is named, and the lint goes on behind it."""
+    rng = Random(1)
+    rows = [clean(rng), clean(rng), completion(rng), clean(rng)]
+    (finding,) = lint(lines(map(json.dumps, rows)), tokenizers(TOOLED)).findings
+    assert (finding.rule, finding.severity, finding.row) == ("unreadable_row", "stop", 3)
+    assert "prompt_completion" in finding.what
+
+
+def test_preprocess_runs_first(tokenizers, lines):
+    """What a user's own function makes of a row is what is looked at; where it fails, the row is named."""
+    rng = Random(1)
+    rows = [{"chat": clean(rng)["messages"]} for _ in range(5)] + [{"talk": []}]
+    report = lint(lines(map(json.dumps, rows)), tokenizers(TOOLED), preprocess=lambda row: {"messages": row["chat"]})
+    assert [(each.rule, each.row) for each in report.findings] == [("unreadable_row", 6)]
+    assert "KeyError" in report.findings[0].what
+
+
+def test_a_store_brings_what_was_found_while_it_was_prepared(tokenizers, lines, tmp_path):
+    """The lint of a store and the lint of its rows say the same; that of a view looks at the whole set's matters anew."""
+    rng = Random(5)
+    rows = [clean(rng) for _ in range(30)]
+    rows[3]["messages"][-1]["content"] = " "
+    rows[9] = rows[8]
+    path = lines(map(json.dumps, rows))
+    store = prepare(path, tokenizers(TOOLED), tmp_path / "store", progress=False)
+    assert store.lint == lint(path, tokenizers(TOOLED)) == lint(store)
+    assert store.lint.counts == {"empty_turn": 1, "duplicate_row": 1}
+    assert lint(store.select(range(9))).counts == {"empty_turn": 1}
+
+
+def test_a_store_of_tokens_is_looked_at_with_a_tokenizer(tokenizers, lines, tmp_path):
+    """Tokens that came without a tokenizer are held against one as soon as it is given."""
+    rng = Random(5)
+    rows = [tokens(rng) for _ in range(10)]
+    rows[2] = {"input_ids": [420, 420, 30, 31, 422], "labels": [-100, -100, 30, 31, 422], "len": 5}
+    rows[4] = {"input_ids": [40, 41, 42], "labels": [-100, 41, 42], "len": 3}
+    store = TokenStore.from_jsonl(lines(map(json.dumps, rows)), tmp_path / "store")
+    assert lint(store).counts == {}
+    found = lint(store, tokenizers(TOOLED)).findings
+    assert {(each.rule, each.row) for each in found} == {("double_bos", 3), ("missing_eos", 5)}
+
+
+@pytest.mark.parametrize(
+    "said",
+    [{"max_seq_len": 8}, {"on_overflow": "split"}, {"train_on": "all"}, {"format": "messages"}, {"preprocess": "json:loads"}],
+)
+def test_what_is_said_of_rows_where_there_are_none(said, tokenizers, lines, tmp_path):
+    """A store was prepared as it was: to say otherwise is refused by name, unless rows of the evaluation are to be read so."""
+    path = lines([json.dumps(clean(Random(seed))) for seed in range(3)])
+    store = prepare(path, tokenizers(TOOLED), tmp_path / "store")
+    (name,) = said
+    with pytest.raises(DataError, match=f"{name} is for rows, and .*store is a token store, which was made with {name}="):
+        lint(store, **said)
+    with pytest.raises(DataError, match=name):
+        lint(store, eval_data=store, **said)
+    assert lint(store, eval_data=path, train_on="all").counts["train_eval_overlap"] == 3
+
+
+def test_bos_of_tokenizer_and_text(lines):
+    """A BOS that the row writes before the tokenizer does is found in plain text, too."""
+    made = tokenizer()
+    made._tokenizer.post_processor = processors.TemplateProcessing(
+        single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", 420)]
+    )
+    rows = [{"prompt": "<|endoftext|>why ", "completion": "so"}, {"prompt": "why ", "completion": "so"}]
+    assert [(each.rule, each.row, each.field) for each in lint(lines(map(json.dumps, rows)), made).findings] == [
+        ("double_bos", 1, "prompt")
+    ]
+
+
+def test_rows_want_a_tokenizer(lines):
+    """Without one there is no telling what a row becomes; a format that there is not is refused by name."""
+    path = lines([json.dumps({"text": "so"})])
+    with pytest.raises(DataError, match="give one as lint"):
+        lint(path)
+    with pytest.raises(DataError, match="did you mean 'messages'"):
+        lint(path, tokenizer(), format="message")

@@ -1,0 +1,218 @@
+"""Which characters are learned: turns with what ends them, contents alone, and what a template marks itself."""
+
+import pytest
+
+from forge_data import TemplateError, tokenize
+from forge_data.formats._samples import Chat
+from forge_data.tokenizing._encoder import Encoder
+
+LOOP = "{% for m in messages %}"
+TURN = "{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}"
+PROMPT = "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+MARKS = (
+    LOOP
+    + "{{ '<|im_start|>' + m.role + '\n' }}{% generation %}{{ m.content + '<|im_end|>' }}{% endgeneration %}{{ '\n' }}{% endfor %}"
+)
+TALK = [("system", "s"), ("user", "hi"), ("assistant", "ho"), ("user", "and?"), ("assistant", "so")]
+
+
+def encode(tokenizer, turns, **told):
+    chat = Chat("f:1", [{"role": role, "content": content} for role, content in turns], **told)
+    (encoded,) = Encoder(tokenizer).encode([chat])
+    return encoded
+
+
+def shown(tokenizer, encoded):
+    """The text, with ⟦ ⟧ around what is learned."""
+    (example,) = encoded.examples
+    text, inside = "", False
+    for token, label in zip(example.input_ids.tolist(), example.labels.tolist(), strict=True):
+        if (label != -100) != inside:
+            text, inside = text + ("⟧" if inside else "⟦"), not inside
+        text += tokenizer.decode([token])
+    return text + ("⟧" if inside else "")
+
+
+def test_unmask(with_template):
+    """instructlab's flag: what everybody says but the system, turns of the assistant's with what ends them."""
+    tokenizer = with_template(LOOP + TURN + "{% endfor %}" + PROMPT)
+    told = shown(tokenizer, encode(tokenizer, TALK[:3], unmask=True))
+    assert told == "<|im_start|>system\ns<|im_end|>\n<|im_start|>user\n⟦hi⟧<|im_end|>\n<|im_start|>assistant\n⟦ho<|im_end|>⟧\n"
+
+
+def test_unmask_with_marks(with_template):
+    """A template's marks are for answers; what others say is found as without them."""
+    tokenizer = with_template(MARKS + PROMPT)
+    told = shown(tokenizer, encode(tokenizer, TALK[1:3], unmask=True))
+    assert told == "<|im_start|>user\n⟦hi⟧<|im_end|>\n<|im_start|>assistant\n⟦ho<|im_end|>⟧\n"
+
+
+def test_unmask_in_another_spelling(with_template):
+    """Content that is written as JSON has no characters of its own to learn; found by its words it has, otherwise it is refused."""
+    tokenizer = with_template(LOOP + TURN.replace("m.content", "(m.content | tojson)") + "{% endfor %}" + PROMPT)
+    told = shown(tokenizer, encode(tokenizer, TALK[1:3], unmask=True))
+    assert told == '<|im_start|>user\n"⟦hi⟧"<|im_end|>\n<|im_start|>assistant\n⟦"ho"<|im_end|>⟧\n'
+    with pytest.raises(TemplateError, match="message 0: the template writes its content in another spelling"):
+        encode(tokenizer, [("user", 'say "hi"'), ("assistant", "ho")], unmask=True)
+
+
+def test_marks_of_everybody(with_template):
+    """A template that marks every turn is taken at its word for those that are to be learned, and no others."""
+    tokenizer = with_template(MARKS + PROMPT)
+    told = shown(tokenizer, encode(tokenizer, TALK, trains=(True, True, False, True, True)))
+    assert told.count("⟦") == 1
+    assert "⟦so<|im_end|>⟧" in told
+
+
+def test_marks_of_nobody(with_template):
+    """A mark outside of the loop over messages belongs to whose words are in it, or else it is not known whose it is."""
+    by_words = with_template(
+        "{{ messages[0].content }}{% generation %}{{ messages[1].content }}{% endgeneration %}"
+        "{{ messages[2].content }}{% generation %}{{ messages[3].content }}<|im_end|>{% endgeneration %}"
+    )
+    assert shown(by_words, encode(by_words, TALK[1:], trains=(True, False, True, True))) == "hihoand?⟦so<|im_end|>⟧"
+    blind = with_template("{{ messages[0].content }}{% generation %}{{ messages[1].content ~ messages[3].content }}{% endgeneration %}"
+                          "{{ messages[2].content }}")  # fmt: skip
+    assert shown(blind, encode(blind, TALK[1:])) == "hi⟦hoso⟧and?"
+    with pytest.raises(TemplateError, match="marks text for learning without saying which message it is of"):
+        encode(blind, TALK[1:], trains=(True, False, True, True))
+
+
+def test_marks_without_an_end(with_template):
+    """A mark that leaves the turn's end out is taken at its word, and told."""
+    tokenizer = with_template(
+        MARKS.replace(" + '<|im_end|>' }}{% endgeneration %}", " }}{% endgeneration %}<|im_end|>") + PROMPT
+    )
+    encoded = encode(tokenizer, TALK[1:])
+    assert "⟦ho⟧<|im_end|>" in shown(tokenizer, encoded)
+    assert [(note.rule, note.field) for note in encoded.notes] == [
+        ("untrained_turn_end", "messages[1]"), ("untrained_turn_end", "messages[3]"),
+    ]  # fmt: skip
+
+
+TOOLS_WITHIN = (
+    LOOP + "{% if m.role != 'tool' %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>' }}"
+    "{% if loop.nextitem and loop.nextitem.role == 'tool' %}{{ 'TOOL ' + loop.nextitem.content }}{% endif %}{{ '\n' }}{% endif %}"
+    "{% endfor %}" + PROMPT
+)
+WITH_A_TOOL = [("user", "hi"), ("assistant", "call"), ("tool", "42"), ("assistant", "so")]
+
+
+def test_another_message_within_a_turn(with_template):
+    """A turn that holds what another message says ends where the conversation up to it does, if that is how the whole begins."""
+    tokenizer = with_template(TOOLS_WITHIN.replace("{{ '\n' }}", "") + "<|endoftext|>")
+    refused = "message 1: within this turn the template writes what another message says: '42'"
+    with pytest.raises(TemplateError, match=refused):
+        encode(tokenizer, WITH_A_TOOL)
+    assert "⟦so<|im_end|>⟧" in shown(tokenizer, encode(tokenizer, WITH_A_TOOL, trains=(True, False, True, True)))
+    tokenizer = with_template(TOOLS_WITHIN.replace("{{ '\n' }}", ""))
+    assert shown(tokenizer, encode(tokenizer, WITH_A_TOOL)) == (
+        "<|im_start|>user\nhi<|im_end|><|im_start|>assistant\n⟦call<|im_end|>⟧TOOL 42<|im_start|>assistant\n⟦so<|im_end|>⟧"
+    )
+
+
+def test_an_eos_after_the_last_turn(with_template):
+    """A template that ends the conversation and not its turns: the last turn ends with it, the others with nothing, which is told."""
+    tokenizer = with_template(
+        LOOP
+        + "{{ m.role + ':' + m.content + '\n' }}{% endfor %}{% if add_generation_prompt %}assistant:{% else %}<|endoftext|>{% endif %}"
+    )
+    encoded = encode(tokenizer, TALK[1:])
+    assert shown(tokenizer, encoded) == "user:hi\nassistant:⟦ho⟧\nuser:and?\nassistant:⟦so\n<|endoftext|>⟧"
+    assert [(note.rule, note.field) for note in encoded.notes] == [("untrained_turn_end", "messages[1]")]
+    ends_on_user = encode(tokenizer, TALK[1:4])
+    assert shown(tokenizer, ends_on_user) == "user:hi\nassistant:⟦ho⟧\nuser:and?\n<|endoftext|>"
+
+
+def test_an_eos_after_a_closed_turn(with_template):
+    """A turn that ends itself is over; an EOS after the conversation is the template's (Phi-3's)."""
+    tokenizer = with_template(
+        LOOP
+        + TURN
+        + "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% else %}<|endoftext|>{% endif %}"
+    )
+    assert shown(tokenizer, encode(tokenizer, TALK[1:3])).endswith("⟦ho<|im_end|>⟧\n<|endoftext|>")
+
+
+def test_a_turn_that_is_not_written(with_template):
+    """An assistant that says nothing and is not written out has nothing to learn."""
+    tokenizer = with_template(LOOP + "{% if m.content %}" + TURN + "{% endif %}{% endfor %}" + PROMPT)
+    encoded = encode(tokenizer, [("user", "hi"), ("assistant", "")])
+    assert encoded.examples[0].loss_count == 0
+
+
+def test_reasoning_notes(qwen3):
+    """Reasoning that is left out of a learned turn is told; of one that is not learned it does not matter."""
+    turns = [("user", "hi"), ("assistant", "<think>\nhm\n</think>\n\nho"), ("user", "and?"), ("assistant", "so")]
+    assert [(note.rule, note.field) for note in encode(qwen3, turns).notes] == [("reasoning_dropped", "messages[1].content")]
+    assert encode(qwen3, turns, first_completion=3).notes == ()
+
+
+def test_calls_are_learned_and_results_are_not(with_template):
+    """A call is learned with all that the template writes of it and through the turn's end; what a tool answers is not."""
+    tokenizer = with_template(
+        LOOP + "{{ '<|im_start|>' + m.role + '\n' }}{{ m.content or '' }}"
+        "{% for c in m.tool_calls or [] %}{{ '<call>' + c.function | tojson + '</call>' }}{% endfor %}{{ '<|im_end|>\n' }}{% endfor %}"
+        + PROMPT
+    )
+    messages = [
+        {"role": "user", "content": "hi"},
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": {"x": "<|im_end|>"}}}],
+        },
+        {"role": "tool", "content": "42<|im_end|>"},
+        {"role": "assistant", "content": "so"},
+    ]
+    (encoded,) = Encoder(tokenizer).encode([Chat("f:1", messages)])
+    assert shown(tokenizer, encoded) == (
+        "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+        '⟦<call>{"name": "f", "arguments": {"x": "<|im_end|>"}}</call><|im_end|>⟧\n'
+        "<|im_start|>tool\n42<|im_end|><|im_end|>\n<|im_start|>assistant\n⟦so<|im_end|>⟧\n"
+    )
+    assert encoded.examples[0].roles == ("user", "assistant", "tool", "assistant")
+
+
+def test_a_comment_is_no_mark(with_template, chat):
+    """A template that only speaks of generation blocks, in a comment or as text, has none."""
+    body = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    row = chat(("user", "hi"), ("assistant", "ho"))
+    for before in ("{# uses no {% generation %} #}", "{% raw %}{% generation %}{% endraw %}"):
+        tokenizer = with_template(before + body)
+        example = tokenize(row, tokenizer)
+        assert tokenizer.decode(example.labels[example.labels != -100].tolist()) == "ho<|im_end|>"
+
+
+def test_unmask_leaves_out_what_stands_between(with_template):
+    """Where a template writes a content twice with another message's between, only the message's own words are learned."""
+    tokenizer = with_template(
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
+        "{% if m.role == 'user' %} [{{ messages[0].content }}] {{ m.content }}{% endif %}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    turns = [("system", "SYS"), ("user", "one"), ("assistant", "ho")]
+    row = {"messages": [{"role": role, "content": content} for role, content in turns], "unmask": True}
+    example = tokenize(row, tokenizer)
+    assert "SYS" not in tokenizer.decode(example.labels[example.labels != -100].tolist())
+
+
+def test_a_turn_that_is_not_marked_is_noted(with_template):
+    """A template that marks some of the assistant's turns and passes over others does not do so in silence."""
+    tokenizer = with_template(
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.tool_calls %}{{ m.tool_calls[0].function.name }}"
+        "{{ m.tool_calls[0].function.arguments | tojson }}<|im_end|>{% elif m.role == 'assistant' %}{% generation %}"
+        "{{ m.content }}<|im_end|>{% endgeneration %}{% else %}{{ m.content }}<|im_end|>{% endif %}\n{% endfor %}"
+    )
+    call = {"type": "function", "function": {"name": "look", "arguments": {"city": "Ulm"}}}
+    messages = [
+        {"role": "user", "content": "q"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "42"},
+        {"role": "assistant", "content": "ok"},
+    ]
+    (encoded,) = Encoder(tokenizer).encode([Chat("row", messages)])
+    assert [(note.rule, note.field) for note in encoded.notes] == [("untrained_turn", "messages[1]")]

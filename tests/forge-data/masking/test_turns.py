@@ -1,0 +1,73 @@
+"""One turn to its span: what was said, what ends it, and who else speaks in it."""
+
+import pytest
+
+from forge_data.chat_template._trace import render
+from forge_data.chat_template._traced_jinja import compile_template
+from forge_data.masking._turns import find, literal, stranger, turn_span
+
+
+@pytest.mark.parametrize(
+    ("turn", "content", "begin", "end"),
+    [
+        ("ho<end>\n", "ho", 0, 2),
+        (" ho</s>", "ho", 1, 3),
+        ("ho<end>\n", "  ho\n", 0, 2),
+        ("  ho<end>", "  ho", 0, 4),
+        ("<think>\n\n</think>\n\nthink<end>", "think", 19, 24),
+        ("<think>\na\n</think>\n\nb<end>\n", "<think>a</think>b", 0, 21),
+        ("<end>\n", "", 0, 0),
+    ],
+)
+def test_found(turn, content, begin, end):
+    """Where memory is lost, content is found by its words, as it stands, trimmed, or but for its blanks."""
+    assert find(turn, content) == (begin, end)
+
+
+@pytest.mark.parametrize(("turn", "content"), [("HO<end>", "ho"), ("b<end>", "<think>a</think>b"), ("<end>", "ho")])
+def test_not_found(turn, content):
+    """Content that is changed or missing is not found."""
+    assert find(turn, content) is None
+
+
+def traced(template, *contents):
+    messages = [{"role": "user", "content": content} for content in contents]
+    return render(compile_template(template)[0], messages, {})
+
+
+def test_a_span():
+    """What was said, the blanks around it, and the last words of the template."""
+    trace = traced("{% for m in messages %}HEAD {{ m.content }} END\n{% endfor %}", " x y ")
+    assert tuple(turn_span(trace, 0, 4, len(trace.text))) == (4, 5, 10, 14, 15)
+    assert literal(trace, 0, 0, len(trace.text)) == ("HEAD ", True)
+    assert literal(trace, 1, 0, len(trace.text)) == ("HEAD ", False)
+    assert literal(trace, 0, 0, 3) == ("HEA", True)
+
+
+def test_a_look_alike_ends_nothing():
+    """What was said ends where it ends, not where it pretends to."""
+    trace = traced("{% for m in messages %}{{ m.content }} END{% endfor %}", "x END END")
+    assert turn_span(trace, 0, 0, len(trace.text)).content_end == len("x END END")
+
+
+def test_a_span_of_nothing():
+    """A turn without a word begins and ends where its header does; what closes it remains."""
+    trace = traced("{% for m in messages %}HEAD{{ m.content }}END\n{% endfor %}", "")
+    assert tuple(turn_span(trace, 0, 4, 8)) == (4, 4, 4, 7, 8)
+    bare = traced("{% for m in messages %}HEAD\n{% endfor %}", "")
+    assert tuple(turn_span(bare, 0, 4, 5)) == (4, 4, 4, 4, 5)
+
+
+def test_a_span_in_other_words():
+    """Content whose memory is lost on the way is found by its words, in its own turn only."""
+    trace = traced("{% for m in messages %}{{ '%s' % m.content }}|{% endfor %}", "ab", "cd")
+    assert tuple(turn_span(trace, 1, 3, 6))[:3] == (3, 3, 5)
+
+
+def test_strangers():
+    """What another message says within a turn is seen, blanks are not."""
+    template = "{% for m in messages %}{{ messages[0].content }}-{{ m.content }};{% endfor %}"
+    trace = traced(template, "ab", "cd")
+    assert stranger(trace, 1, 6, len(trace.text)) == "ab"
+    assert stranger(trace, 0, 0, 6) == ""
+    assert stranger(traced(template, " ", "cd"), 1, 4, 9) == ""

@@ -1,0 +1,105 @@
+"""Datasets that `datasets` saved or fetches."""
+
+import datasets
+import pytest
+from datasets import Dataset, DatasetDict
+
+from forge_data import DataError
+from forge_data.reading._huggingface import open_hub
+from forge_data.reading._sources import resolve
+
+ROWS = [
+    {"messages": [{"role": "user", "content": f"n {i}"}, {"role": "assistant", "content": "x", "name": "bot"}]}
+    for i in range(2500)
+]
+MORE = [{"messages": [{"role": "user", "content": "only", "name": None}]}]
+
+
+@pytest.fixture
+def splits(tmp_path):
+    """Where a dataset of two splits was saved."""
+    made = DatasetDict({"train": Dataset.from_list(ROWS), "test": Dataset.from_list(MORE)})
+    made.save_to_disk(str(tmp_path / "talk"))
+    return tmp_path / "talk"
+
+
+def fields(source):
+    return [record.fields for record in source.records()]
+
+
+def test_a_split(splits):
+    """A saved split is read in order, null fields taken out, with its name and count."""
+    (source,) = resolve(f"{splits}:train")
+    assert source.name == "talk:train"
+    assert source.path == f"{splits}:train"
+    assert source.count() == 2500
+    assert fields(source) == ROWS
+    assert [record.place for record in source.records()][-1] == "talk:train:2500"
+    (other,) = resolve(f"{splits}:test")
+    assert fields(other) == [{"messages": [{"role": "user", "content": "only"}]}]
+    assert source.digest() != other.digest()
+    assert source.digest() == resolve(f"{splits}:train")[0].digest()
+
+
+def test_which_split(splits):
+    """Of several splits one has to be said, and it has to be there."""
+    with pytest.raises(DataError, match="talk holds the splits train, test, and no split was said; give .*talk:train"):
+        resolve(splits)
+    with pytest.raises(DataError, match="and there is no 'valid'"):
+        resolve(f"{splits}:valid")
+
+
+def test_one_dataset(tmp_path):
+    """A dataset that was saved by itself needs no split, and is seen in a view of it too."""
+    whole = Dataset.from_list(ROWS)
+    whole.select([5, 3]).save_to_disk(str(tmp_path / "two"))
+    (source,) = resolve(tmp_path / "two")
+    assert (source.name, fields(source)) == ("two", [ROWS[5], ROWS[3]])
+    with pytest.raises(DataError, match="two is one dataset without splits"):
+        resolve(f"{tmp_path}/two:train")
+
+
+def test_a_view(tmp_path):
+    """The digest is of the rows as they are read, whatever the files beneath."""
+    whole = Dataset.from_list(ROWS)
+    whole.save_to_disk(str(tmp_path / "a"))
+    whole.select(range(2499, -1, -1)).save_to_disk(str(tmp_path / "b"))
+    whole.select(range(2500)).save_to_disk(str(tmp_path / "c"))
+    one, two, three = (resolve(tmp_path / name)[0].digest() for name in "abc")
+    assert one == three != two
+
+
+def test_damaged(splits):
+    """A saved dataset that lacks a file is refused by name."""
+    for path in (splits / "train").glob("*.arrow"):
+        path.unlink()
+    with pytest.raises(DataError, match="talk is no saved dataset that can be read"):
+        resolve(f"{splits}:train")
+
+
+def test_on_the_hub(monkeypatch):
+    """`org/name:split` is what `datasets` has under that name; a configuration stands before the split."""
+    asked = []
+
+    def load(*args, **more):
+        asked.append((args, more))
+        return Dataset.from_list(ROWS)
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    (source,) = resolve("org/name:train")
+    assert (source.name, source.path, source.count()) == ("org/name:train", "org/name:train", 2500)
+    resolve("org/na.me:fr:train[:10%]")
+    assert asked == [(("org/name", None), {"split": "train"}), (("org/na.me", "fr"), {"split": "train[:10%]"})]
+
+
+def test_not_to_be_had(monkeypatch):
+    """A dataset that is not there, or not within reach, is one message."""
+
+    def load(*_, **__):
+        raise ConnectionError("Couldn't reach 'org/name' on the Hub\nmore")
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    with pytest.raises(
+        DataError, match="org/name:train is no file here, and as a dataset on the Hub .* ConnectionError: Couldn't reach"
+    ):
+        open_hub("org/name:train")

@@ -1,0 +1,150 @@
+"""A user's own preprocessing: a parameter, and its faults are told as such."""
+
+import functools
+import pickle
+import subprocess
+import sys
+
+import pytest
+
+from forge_data import DataError
+from forge_data.reading._preprocess import load_preprocess
+
+MODULE = """
+LIMIT = 3
+class Tools:
+    @staticmethod
+    def shout(row):
+        return {"text": row["text"].upper(), "note": None}
+def twice(row):
+    return [row, dict(row)]
+def nothing(row):
+    return None
+def broken(row):
+    return row["absent"]
+def wrong(row):
+    return "text"
+"""
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    """A user's module in the folder that the command is run in."""
+    (tmp_path / "user_rows.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "user_rows", raising=False)
+    yield tmp_path / "user_rows.py"
+    sys.modules.pop("user_rows", None)
+
+
+def test_by_name(module):
+    """A function is named as package.module:function, and found in the folder that the command is run in."""
+    made = load_preprocess("user_rows:Tools.shout")
+    assert made("f:1", {"text": "a"}) == [{"text": "A"}]
+    assert made.name == "user_rows:Tools.shout"
+    assert load_preprocess("user_rows:twice")("f:1", {"text": "a"}) == [{"text": "a"}] * 2
+    assert load_preprocess("user_rows:nothing")("f:1", {"text": "a"}) == []
+    assert load_preprocess(None) is None
+    assert load_preprocess(made) is made
+
+
+def test_pickled(module):
+    """A function that has a name is imported again where it is sent."""
+    made = load_preprocess("user_rows:twice")
+    again = pickle.loads(pickle.dumps(made))
+    assert (again.name, again.identity) == (made.name, made.identity)
+    code = f"import pickle; print(pickle.loads({pickle.dumps(made)!r})('f:1', dict(a=1)))"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "[{'a': 1}, {'a': 1}]"
+
+
+def test_identity(module):
+    """It is known by its source file: the same again, another once the file is another."""
+    first = load_preprocess("user_rows:twice").identity
+    assert first == load_preprocess("user_rows:twice").identity != load_preprocess("user_rows:nothing").identity
+    module.write_text(MODULE + "# changed\n")
+    del sys.modules["user_rows"]
+    assert first != load_preprocess("user_rows:twice").identity
+
+
+def test_what_has_no_identity():
+    """A lambda, a closure, a partial or an object carries what no file tells: such a store is never reused."""
+    limit = 3
+
+    class Cut:
+        def __call__(self, row):
+            return row
+
+    def closure(row):
+        return row if limit else None
+
+    for function in (lambda row: row, closure, functools.partial(dict, a=1), Cut()):
+        made = load_preprocess(function)
+        assert made.identity is None
+        assert made("f:1", {"text": "a"})[0]["text"] == "a"
+
+
+def test_a_function_that_was_made():
+    """What a function was made with may stand in its defaults: two of one factory are not the same, and no file tells them apart."""
+
+    def made_with(limit):
+        def first(row, limit=limit):
+            return row if limit else None
+
+        return first
+
+    assert load_preprocess(made_with(1)).identity is None
+    assert load_preprocess(made_with).identity is not None
+
+
+def test_a_function():
+    """A function of a module is known as the file it stands in."""
+    made = load_preprocess(test_a_function)
+    assert made.identity is not None
+    assert made.name.endswith(".test_a_function")
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        (
+            "broken",
+            r"f:7: preprocess user_rows:broken raised KeyError: 'absent' \(user_rows.py:12\); mend the function or the row",
+        ),
+        ("wrong", "f:7: preprocess user_rows:wrong gave back the string 'text'; it must give a row"),
+    ],
+)
+def test_faults(module, name, said):
+    """What goes wrong within is told with the row, the function and the line of it."""
+    with pytest.raises(DataError, match=said):
+        load_preprocess(f"user_rows:{name}")("f:7", {"text": "a"})
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, SystemExit])
+def test_interrupted(stop):
+    """What is no fault of the row goes through as it is."""
+
+    def function(row):
+        raise stop
+
+    with pytest.raises(stop):
+        load_preprocess(function)("f:1", {})
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ("user_rows", "preprocess is 'user_rows'; name a function as 'package.module:function'"),
+        ("user_rows:", "name a function as"),
+        ("user rows:x", "name a function as"),
+        ("no_such_module:x", "preprocess is 'no_such_module:x', but no_such_module cannot be imported: ModuleNotFoundError"),
+        ("user_rows:absent", "user_rows has no 'absent'; its functions: broken, nothing, twice, wrong"),
+        ("user_rows:LIMIT", "preprocess is 'user_rows:LIMIT', which is int 3 and no function"),
+        (7, "preprocess is int 7; give a function or its name"),
+    ],
+)
+def test_no_function(module, spec, said):
+    """What names no function is refused, with what there is."""
+    with pytest.raises(DataError, match=said):
+        load_preprocess(spec)

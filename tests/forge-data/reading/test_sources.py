@@ -1,0 +1,180 @@
+"""data_path, however it is said, to sources that read themselves."""
+
+import gzip
+import json
+import subprocess
+import sys
+
+import fsspec
+import pytest
+
+from forge_data import DataError
+from forge_data.reading._sources import resolve
+
+ROW = '{"text": "x"}\n'
+
+
+@pytest.fixture
+def files(tmp_path):
+    """files("a.jsonl", ...) writes a row into each and gives the paths."""
+
+    def write(*names, text=ROW):
+        paths = [tmp_path / name for name in names]
+        for path in paths:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        return paths
+
+    return write
+
+
+@pytest.mark.parametrize("as_path", [str, lambda path: path])
+def test_one_file(files, as_path):
+    """A path, as a string or as a Path, is one source."""
+    (path,) = files("train.jsonl", text=ROW * 3)
+    (source,) = resolve(as_path(path))
+    assert (source.name, source.path, source.weight, source.group) == ("train.jsonl", str(path), None, 0)
+    assert source.count() == 3
+    assert [(record.row, record.place, record.fields) for record in source.records()] == [
+        (row, f"train.jsonl:{row}", {"text": "x"}) for row in (1, 2, 3)
+    ]
+    assert source.place(2) == "train.jsonl:2"
+    assert not source.indexed
+
+
+def test_every_kind(tmp_path):
+    """The same rows are read from every kind of file."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    rows = [{"text": "a"}, {"text": "b\nc"}]
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    (tmp_path / "a.jsonl").write_text(lines)
+    (tmp_path / "b.ndjson").write_text(lines)
+    (tmp_path / "c.json").write_text(lines)
+    (tmp_path / "d.json").write_text(json.dumps(rows))
+    (tmp_path / "e.csv").write_text('text\na\n"b\nc"\n')
+    (tmp_path / "f.tsv").write_text('text\na\n"b\nc"\n')
+    parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "g.parquet")
+    with pa.ipc.new_file(str(tmp_path / "h.arrow"), pa.schema({"text": pa.string()})) as writer:
+        writer.write_table(pa.Table.from_pylist(rows))
+    (tmp_path / "i.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
+    sources = resolve(tmp_path)
+    assert [source.name[0] for source in sources] == list("abcdefghi")
+    assert [[record.fields for record in source.records()] for source in sources] == [rows] * 9
+    assert [source.place(1) for source in sources if source.indexed] == ["d.json[1]"]
+    assert len({source.digest() for source in sources}) == 6
+
+
+def test_a_list(files):
+    """A list keeps its order; each entry is a group, of one file or of several."""
+    files("a/1.jsonl", "a/2.jsonl", "b.jsonl")
+    (b,) = files("b.jsonl")
+    sources = resolve([b, str(b.parent / "a")])
+    assert [(source.name, source.group) for source in sources] == [("b.jsonl", 0), ("1.jsonl", 1), ("2.jsonl", 1)]
+
+
+def test_weights(files):
+    """A mapping gives each entry a weight, which all its files have."""
+    paths = files("a/1.jsonl", "a/2.jsonl", "b.jsonl")
+    sources = resolve({str(paths[0].parent / "*.jsonl"): 3, paths[2]: 0.5})
+    assert [(source.name, source.group, source.weight) for source in sources] == [
+        ("1.jsonl", 0, 3.0),
+        ("2.jsonl", 0, 3.0),
+        ("b.jsonl", 1, 0.5),
+    ]
+
+
+@pytest.mark.parametrize("weight", [0, -1, True, "2", None, float("nan"), float("inf")])
+def test_no_weight(files, weight):
+    """A weight is a number above 0."""
+    (path,) = files("a.jsonl")
+    with pytest.raises(DataError, match="gives .*a.jsonl the weight .*; it must be a number above 0"):
+        resolve({path: weight})
+
+
+def test_names_tell_files_apart(files):
+    """Files of one name are called by as many of their folders as it takes."""
+    paths = files("x/en/train.jsonl", "x/fr/train.jsonl", "y/fr/train.jsonl", "test.jsonl")
+    assert [source.name for source in resolve(paths)] == [
+        "en/train.jsonl",
+        "x/fr/train.jsonl",
+        "y/fr/train.jsonl",
+        "test.jsonl",
+    ]
+
+
+def test_a_question_mark_in_a_name(files):
+    """What ends a URL's path is a letter like any other in the name of a file here."""
+    assert [source.name for source in resolve(files("a?1.jsonl", "a?2.jsonl"))] == ["a?1.jsonl", "a?2.jsonl"]
+
+
+def test_a_file_twice(files):
+    """A file that is named twice, by whatever entries, would be learned twice."""
+    (path,) = files("a.jsonl")
+    with pytest.raises(
+        DataError, match="a.jsonl is named more than once in data_path; to see its rows more often, give it a weight"
+    ):
+        resolve([path, path.parent / "*.jsonl"])
+
+
+def test_a_file_twice_by_a_link(files):
+    """A link to a file, or to a folder that leads back to it, does not make its rows count more often."""
+    (path,) = files("a.jsonl")
+    (path.parent / "round").symlink_to(path.parent, target_is_directory=True)
+    with pytest.raises(DataError, match=r"/a.jsonl is named more than once in data_path"):
+        resolve(path.parent / "**" / "*.jsonl")
+    (path.parent / "round").unlink()
+    (path.parent / "b.jsonl").symlink_to(path)
+    with pytest.raises(DataError, match=r"/a.jsonl is named more than once in data_path"):
+        resolve(path.parent)
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ([], "data_path names nothing"),
+        ({}, "data_path names nothing"),
+        ("", "data_path holds the string ''; it must be a path"),
+        (7, "data_path holds int 7; it must be a path"),
+        ([None], "data_path holds null; it must be a path"),
+        (b"a.jsonl", "data_path holds bytes b'a.jsonl'; it must be a path"),
+    ],
+)
+def test_no_path(path, said):
+    """What names nothing is refused with what it must be."""
+    with pytest.raises(DataError, match=said):
+        resolve(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("a.jsonl", "\n  \n\n"), ("a.json", "[ ]"), ("a.csv", "text\n"), ("a.json", "\n \n")]
+)
+def test_no_rows(files, name, text):
+    """A file that holds something but no rows is refused."""
+    (path,) = files(name, text=text)
+    (source,) = resolve(path)
+    with pytest.raises(DataError, match=f"{name} holds no rows"):
+        list(source.chunks())
+
+
+def test_elsewhere():
+    """A URL is read like a file, and keeps its address."""
+    fsspec.filesystem("memory").pipe("/sources/a.jsonl", ROW.encode() * 2)
+    (source,) = resolve("memory://sources/a.jsonl")
+    assert (source.name, source.path) == ("a.jsonl", "memory://sources/a.jsonl")
+    assert [record.place for record in source.records()] == ["a.jsonl:1", "a.jsonl:2"]
+    assert source.count() is None
+
+
+def test_what_is_loaded(files):
+    """Plain JSONL is read without datasets, pyarrow or fsspec, which take longer to load than a small file to prepare."""
+    (path,) = files("a.jsonl")
+    code = (
+        "import sys; from forge_data.reading._sources import resolve\n"
+        "from forge_data import _formats, _preprocess\n"
+        f"(source,) = resolve({str(path)!r}); assert len(list(source.records())) == 1 and source.digest()\n"
+        "print([name for name in ('datasets', 'pyarrow', 'fsspec', 'pandas', 'transformers', 'torch') if name in sys.modules])"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "[]"

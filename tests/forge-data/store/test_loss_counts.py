@@ -1,0 +1,33 @@
+"""Loss counts, stretch by stretch."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from forge_data.store import _token_store_from_loss_counts as _loss_counts
+from forge_data.store._token_store_from_loss_counts import loss_counts
+
+
+class Files:
+    """Arrays of a store of random lengths and masks."""
+
+    def __init__(self, samples):
+        draw = np.random.default_rng(samples)
+        self.arrays = {"offsets.bin": np.concatenate([[0], np.cumsum(draw.integers(1, 9, samples))]).astype(np.int64)}
+        self.arrays["loss_mask.bin"] = draw.integers(0, 2, self.arrays["offsets.bin"][-1]).astype(np.uint8)
+        self.released = 0
+
+    def release(self):
+        self.released += 1
+
+
+@pytest.mark.parametrize("samples", [1, 2, 6, 7, 8, 14, 15, 300])
+def test_any_stretch(monkeypatch, samples):
+    """Whole stretches, a rest, a single sample: the counts are those of each sample by itself, and memory is given back each time."""
+    monkeypatch.setattr(_loss_counts, "_STRETCH", 7)
+    files = Files(samples)
+    offsets, mask = files.arrays["offsets.bin"], files.arrays["loss_mask.bin"]
+    expected = [int(mask[a + 1 : b].sum()) for a, b in itertools.pairwise(offsets)]
+    assert loss_counts(files).tolist() == expected
+    assert files.released == -(-samples // 7)

@@ -1,0 +1,213 @@
+"""Reading a store: by index, as views, in other processes; and refusing what is none."""
+
+import json
+import pickle
+import shutil
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forge_data import DataError, StoreError, TokenStore, prepare
+from forge_data.store._manifest import SUPERVISED, arrays_of
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory, small_chats, chatml_tokenizer):
+    folder = tmp_path_factory.mktemp("store")
+    (folder / "a.jsonl").write_text("\n".join(map(json.dumps, small_chats)))
+    return prepare(folder / "a.jsonl", chatml_tokenizer, folder / "store")
+
+
+@pytest.fixture
+def copy(store, tmp_path):
+    """A copy of the store's directory, to be spoilt."""
+    return shutil.copytree(store.path, tmp_path / "copy")
+
+
+def test_index(store):
+    """Indices are Python's: negative ones from the end, numpy's integers too, IndexError beyond."""
+    assert store[-1].input_ids.tolist() == store[11].input_ids.tolist() == store[np.int64(11)].input_ids.tolist()
+    assert len(list(store)) == 12
+    for index in (12, -13):
+        with pytest.raises(IndexError, match=f"sample {index} of a store of 12"):
+            store[index]
+    with pytest.raises(TypeError):
+        store["0"]
+
+
+def test_read_only(store):
+    """What lies on disk cannot be changed through an example."""
+    with pytest.raises(ValueError, match="read-only"):
+        store[0].input_ids[0] = 1
+
+
+def test_repr(store):
+    """A store prints as what it is."""
+    assert f"samples=12, tokens={store.lengths.sum()})" in repr(store)
+
+
+@given(first=st.lists(st.integers(0, 11), max_size=15), data=st.data())
+def test_views(store, first, data):
+    """A view, and a view of a view, carry samples, lengths, loss counts, sources and accounting through."""
+    view = store.select(np.array(first, dtype=np.int64))
+    second = data.draw(st.lists(st.integers(0, len(first) - 1), max_size=5)) if first else []
+    inner = view.select(second)
+    for seen, indices in ((view, first), (inner, [first[i] for i in second])):
+        assert len(seen) == len(indices)
+        assert seen.lengths.tolist() == store.lengths[indices].tolist() if indices else not len(seen.lengths)
+        assert seen.loss_counts.dtype == seen.lengths.dtype == np.int64
+        assert [seen.loss_counts[i] for i in range(len(seen))] == [store[i].loss_count for i in indices]
+        assert [seen.source(i) for i in range(len(seen))] == [store.source(i) for i in indices]
+        assert [x.labels.tolist() for x in seen] == [store[i].labels.tolist() for i in indices]
+        assert seen.accounting == store.accounting
+    assert inner.fingerprint == store.select(np.array([first[i] for i in second], dtype=np.int64)).fingerprint
+
+
+def test_fingerprints_of_views(store):
+    """A view's fingerprint is its own: other samples, or another order, have another."""
+    seen = {
+        store.fingerprint,
+        store.select([0, 1]).fingerprint,
+        store.select([1, 0]).fingerprint,
+        store.select([0, 2]).fingerprint,
+    }
+    assert len(seen) == 4
+
+
+@pytest.mark.parametrize(
+    ("indices", "error"),
+    [([12], IndexError), ([-1], IndexError), ([0.5], TypeError), ([[0]], TypeError), ([True] * 12, TypeError)],
+)
+def test_select_refuses(store, indices, error):
+    """Indices outside the store, and what is no index, are refused."""
+    with pytest.raises(error):
+        store.select(indices)
+
+
+def test_split(store):
+    """A split is disjoint and complete, repeatable, and different for another seed."""
+    train, held_out = store.split(0.25, seed=42)
+    assert (len(train), len(held_out)) == (9, 3)
+    both = [view.source(i) for view in (train, held_out) for i in range(len(view))]
+    assert sorted(both) == sorted(store.source(i) for i in range(12))
+    assert store.split(0.25, seed=42)[1].fingerprint == held_out.fingerprint
+    assert store.split(0.25, seed=43)[1].fingerprint != held_out.fingerprint
+
+
+@pytest.mark.parametrize("fraction", [0.01, 0.99])
+def test_split_with_an_empty_part(store, fraction):
+    """A share that leaves a part without samples is refused, with the numbers."""
+    with pytest.raises(DataError, match=f"a held-out share of {fraction} of 12 samples leaves .* change validation_split"):
+        store.split(fraction, seed=0)
+
+
+def test_pickle(store):
+    """A store, or a view, goes to another process as its path and comes back the same."""
+    view = store.select([3, 1])
+    data = pickle.dumps(view)
+    assert len(data) < 5000
+    back = pickle.loads(data)
+    assert back.fingerprint == view.fingerprint
+    assert back[0].labels.tolist() == store[3].labels.tolist()
+    assert pickle.loads(pickle.dumps(store)).fingerprint == store.fingerprint
+
+
+def test_pickle_of_another_store(store, copy):
+    """If the store was prepared anew in between, the other process is told."""
+    data = pickle.dumps(TokenStore.open(copy))
+    told = json.loads((copy / "store.json").read_text())
+    (copy / "store.json").write_text(json.dumps(told | {"fingerprint": "0" * 64}))
+    with pytest.raises(StoreError, match="was prepared anew"):
+        pickle.loads(data)
+
+
+def test_verify(copy):
+    """Opening looks at sizes; verify looks at every byte."""
+    TokenStore.open(copy).verify()
+    data = bytearray((copy / "loss_mask.bin").read_bytes())
+    data[5] ^= 1
+    (copy / "loss_mask.bin").write_bytes(data)
+    with pytest.raises(StoreError, match="loss_mask.bin does not hold what was written"):
+        TokenStore.open(copy).verify()
+
+
+@pytest.mark.parametrize("name", [*arrays_of(SUPERVISED), "dropped.jsonl", "lint.json", "tokenizer/tokenizer.json"])
+def test_torn(copy, name):
+    """A file that is too short, too long or missing is refused by name, with the sizes."""
+    data = (copy / name).read_bytes()
+    for spoilt in (data[:-1], data + b"\0"):
+        if spoilt == data:
+            continue
+        (copy / name).write_bytes(spoilt)
+        with pytest.raises(StoreError, match=f"{name} is torn: {len(spoilt):,} bytes where {len(data):,} bytes were written"):
+            TokenStore.open(copy)
+    (copy / name).unlink()
+    with pytest.raises(StoreError, match=f"{name} is torn: missing"):
+        TokenStore.open(copy)
+
+
+@pytest.mark.parametrize("name", ["offsets.bin", "segment_offsets.bin"])
+def test_offsets_that_do_not_rise(copy, name):
+    """Offsets of the right size and the wrong values would read the wrong tokens: refused."""
+    offsets = np.fromfile(copy / name, dtype="<i8")
+    offsets[[1, 2]] = offsets[[2, 1]]
+    offsets.tofile(copy / name)
+    with pytest.raises(StoreError, match=f"{name} is damaged: it does not rise from 0"):
+        TokenStore.open(copy)
+
+
+@pytest.mark.parametrize("name", ["/etc/hostname", "../outside"])
+def test_a_file_outside(copy, name):
+    """A store.json that vouches for files elsewhere is not followed there."""
+    told = json.loads((copy / "store.json").read_text())
+    told["sizes"][name] = 1
+    (copy / "store.json").write_text(json.dumps(told))
+    with pytest.raises(StoreError, match="a file outside the store is named"):
+        TokenStore.open(copy)
+
+
+def test_no_store(tmp_path):
+    """A directory that is none, or holds something else, is said to be so."""
+    with pytest.raises(StoreError, match="is not a token store: there is no such directory"):
+        TokenStore.open(tmp_path / "nothing")
+    with pytest.raises(StoreError, match=r"is not a token store: it holds no store.json"):
+        TokenStore.open(tmp_path)
+    (tmp_path / "train.jsonl").write_text("{}\n")
+    with pytest.raises(StoreError, match=r"train.jsonl is a file, not a token store: if it holds rows, forge_data.prepare\("):
+        TokenStore.open(tmp_path / "train.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"format": "something else"}, "belongs to something else"),
+        ({"version": 4}, "has format version 4, this forge-data reads 2 and 3; prepare it again"),
+        ({"kind": "prompts"}, "is damaged"),
+        ({"samples": "many"}, r"is damaged \(ValueError"),
+        ({"kind": "songs"}, r"is damaged \(ValueError: kind 'songs' is none of"),
+        ({"unknown": 1}, r"is damaged \(TypeError"),
+        ({"sha256": {}}, r"is damaged \(KeyError: 'input_ids.bin'\)"),
+        ({"sizes": {}}, r"is damaged \(KeyError: 'input_ids.bin'\)"),
+        ({"accounting": {"read": 5, "kept": 12, "dropped": {}}}, r"is damaged \(ValueError: rows do not add up"),
+        ({"accounting": {"read": 11, "kept": 11, "dropped": {}}}, "is damaged: 12 samples, but 11 were kept"),
+        ({"accounting": {"read": 12, "kept": 12, "dropped": {}}}, r"is damaged: \d+ tokens, but 0 were kept"),
+        ({"sources": []}, "is damaged: 12 samples, but 12 were kept"),
+        ({"sources": [{"name": "x"}]}, r"is damaged \(TypeError"),
+    ],
+)
+def test_foreign(copy, change, said):
+    """A store.json of another make, version or story is refused, not believed."""
+    told = json.loads((copy / "store.json").read_text())
+    (copy / "store.json").write_text(json.dumps(told | change))
+    with pytest.raises(StoreError, match=said):
+        TokenStore.open(copy)
+
+
+@pytest.mark.parametrize("text", ["{torn", "[]", ""])
+def test_no_manifest(copy, text):
+    """A store.json that cannot be read is refused."""
+    (copy / "store.json").write_text(text)
+    with pytest.raises(StoreError, match=r"cannot be read|belongs to something else"):
+        TokenStore.open(copy)

@@ -1,0 +1,30 @@
+"""Homes: those that there are, and those that there are not."""
+
+from pathlib import Path
+
+import pytest
+
+import forge_data
+from forge_data._errors import StoreError
+from forge_data._paths import at_home
+
+AWAY = "~nouser-of-this-machine/x"
+
+
+def test_at_home(monkeypatch):
+    """`~` is the user's own; what begins otherwise stays as it is."""
+    monkeypatch.setenv("HOME", "/where/i/live")
+    assert at_home("~/a", StoreError) == Path("/where/i/live/a")
+    assert at_home("/a/~b", StoreError) == Path("/a/~b")
+
+
+def test_nobody(tmp_path):
+    """An unknown user is an error of the family that was asked for, by name, wherever a store is named."""
+    for call in (
+        lambda: at_home(AWAY, StoreError),
+        lambda: forge_data.TokenStore.open(AWAY),
+        lambda: forge_data.prepare(tmp_path / "rows.jsonl", "model", AWAY),
+        lambda: forge_data.TokenStore.from_jsonl(tmp_path / "rows.jsonl", AWAY),
+    ):
+        with pytest.raises(StoreError, match="'~nouser-of-this-machine/x' begins with the home of a user"):
+            call()

@@ -1,0 +1,30 @@
+"""What a tokenizer trims from its offsets is put back."""
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forge_data.tokenizing._encoder import Encoder
+
+TEXT = st.text(st.sampled_from("a bé\n\t.🙂"), max_size=20)
+
+
+@pytest.mark.parametrize("trim_offsets", [True, False])
+@given(text=TEXT)
+def test_every_character_has_its_token(tokenizers, trim_offsets, text):
+    """Tokens tile the text: each begins where the one before it ends (or shares its character), blanks included."""
+    ids, offsets, sizes = Encoder(tokenizers["chatml", trim_offsets])._ids([text], special=False)
+    assert [len(ids)] == [len(offsets)] == sizes
+    covered = {place for begin, end in offsets for place in range(begin, end)}
+    assert covered == set(range(len(text)))
+    assert all(after[0] in {before[1], before[0], before[1] - 1} for before, after in itertools.pairwise(offsets))
+
+
+def test_trimming_and_not_agree(tokenizers):
+    """The same text has the same places whether the tokenizer trims or not."""
+    text = "a  \n   b c\n\n  d  "
+    _, one, _ = Encoder(tokenizers["chatml", True])._ids([text], special=False)
+    _, two, _ = Encoder(tokenizers["chatml", False])._ids([text], special=False)
+    assert one.tolist() == two.tolist()

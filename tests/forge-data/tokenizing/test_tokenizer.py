@@ -1,0 +1,125 @@
+"""Loading tokenizers, and what is none."""
+
+import errno
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from forge_data import TokenizerError, load_tokenizer
+from forge_data.tokenizing._tokenizer import _loader, as_tokenizer
+
+
+def test_a_directory_of_tokenizer_files(chatml_tokenizer, tmp_path, chat):
+    """A directory with tokenizer files and no config.json is enough; template and tokens come along."""
+    chatml_tokenizer.save_pretrained(tmp_path)
+    assert not (tmp_path / "config.json").exists()
+    loaded = load_tokenizer(str(tmp_path))
+    assert loaded.is_fast
+    messages = chat(("user", "hi"), ("assistant", "ho"))["messages"]
+    assert loaded.apply_chat_template(messages) == chatml_tokenizer.apply_chat_template(messages)
+
+
+def test_tokenizer_files_need_no_torch(chatml_tokenizer, tmp_path):
+    """A directory of tokenizer files alone is read without loading torch, also where it is installed, to what transformers makes of
+    it; a config.json beside them leaves the choice to transformers."""
+    from transformers import AutoTokenizer
+
+    chatml_tokenizer.save_pretrained(tmp_path)
+    loaded, chosen = load_tokenizer(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
+    assert type(loaded) is type(chosen)
+    assert loaded.backend_tokenizer.to_str() == chosen.backend_tokenizer.to_str()
+    assert loaded.init_kwargs == chosen.init_kwargs
+    assert loaded.chat_template == chosen.chat_template
+    code = f"import sys, forge_data; forge_data.load_tokenizer({str(tmp_path)!r}); print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True)
+    assert done.stdout.split() == ["False"], done.stderr
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    assert _loader(tmp_path) == AutoTokenizer.from_pretrained
+
+
+@pytest.mark.parametrize("name", ["./nothing", "/no/such/directory", "a/b/c", "what is this?", ""])
+def test_no_directory(name):
+    """A path where nothing is, that is no hub name either, is said to be so at once."""
+    with pytest.raises(
+        TokenizerError, match=r"no tokenizer at .*: nothing there; give a directory that holds tokenizer.json, or a name"
+    ):
+        load_tokenizer(name)
+
+
+def test_a_file(tmp_path):
+    """A file is no directory."""
+    (tmp_path / "model.gguf").touch()
+    with pytest.raises(TokenizerError, match="a file; give a directory"):
+        load_tokenizer(str(tmp_path / "model.gguf"))
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("x" * 300, "File name too long"), ("a\0b", "null byte"), ("~no-such-user-here/model", "home directory")],
+)
+def test_a_path_that_cannot_be_looked_at(name, reason):
+    """What the system says of a path is told, though it might have been a hub name."""
+    with pytest.raises(TokenizerError, match=f"no tokenizer at .*: .*{reason}.*; check the path"):
+        load_tokenizer(name)
+
+
+def test_a_directory_that_may_not_be_entered(tmp_path, monkeypatch):
+    """A path that may not be looked at is refused with the reason."""
+
+    def refuse(self, **_):
+        raise PermissionError(errno.EACCES, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "stat", refuse)
+    with pytest.raises(TokenizerError, match="private/model': Permission denied; check the path and who may read it"):
+        load_tokenizer(tmp_path / "private" / "model")
+
+
+def test_a_directory_that_may_not_be_listed(tmp_path, monkeypatch):
+    """A directory that can be entered but not listed is still refused as one without a tokenizer."""
+
+    def refuse(self):
+        raise PermissionError(errno.EACCES, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    with pytest.raises(TokenizerError, match="it holds what cannot be listed: Permission denied"):
+        load_tokenizer(tmp_path)
+
+
+def test_a_directory_of_other_things(tmp_path):
+    """A directory without a tokenizer is told what it holds and what it lacks."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    (tmp_path / "notes.txt").touch()
+    with pytest.raises(
+        TokenizerError, match=r"no usable tokenizer in the directory .*holds config.json, notes.txt.* it needs tokenizer.json"
+    ):
+        load_tokenizer(str(tmp_path))
+
+
+def test_a_broken_file(chatml_tokenizer, tmp_path):
+    """A tokenizer.json that is torn is refused by its directory."""
+    chatml_tokenizer.save_pretrained(tmp_path)
+    text = (tmp_path / "tokenizer.json").read_text()
+    (tmp_path / "tokenizer.json").write_text(text[: len(text) // 2])
+    with pytest.raises(TokenizerError, match="no usable tokenizer in the directory"):
+        load_tokenizer(str(tmp_path))
+
+
+def test_no_such_name_on_the_hub():
+    """A name that the hub does not answer for (here: no network) is told both ways out."""
+    with pytest.raises(
+        TokenizerError, match="no tokenizer called 'nobody/nothing': there is no such directory, and the Hugging Face Hub"
+    ):
+        load_tokenizer("nobody/nothing")
+
+
+def test_a_slow_tokenizer():
+    """A tokenizer that cannot say where its tokens stand is refused."""
+
+    class Slow:
+        is_fast = False
+
+    with pytest.raises(TokenizerError, match="Slow has no fast backend"):
+        as_tokenizer(Slow())

@@ -1,0 +1,80 @@
+"""Prompts on a terminal, by the function and by the verbs."""
+
+import pytest
+
+import forge_data
+from forge_data.cli import _parser as _cli
+
+ROWS = [
+    {"prompt": "count\tto 3", "answer": "1\x1b[31m", "more": {"é": [None, 0.5]}},
+    {"prompt": ""},
+    {"messages": [{"role": "user", "content": "who?"}]},
+]
+
+
+@pytest.fixture
+def store(write_rows, chatml_tokenizer, tmp_path):
+    return forge_data.prepare_prompts(write_rows(ROWS), chatml_tokenizer, tmp_path / "store")
+
+
+def said(capsys):
+    written = capsys.readouterr()
+    return written.out, written.err
+
+
+@pytest.mark.parametrize("how", ["object", "directory", "verb"])
+def test_show(store, how, capsys):
+    """What the model is given, token by token, the further fields, what was left out, the hashes; no control reaches the terminal."""
+    match how:
+        case "verb":
+            assert _cli.main(["show", str(store.path)]) == 0
+        case "directory":
+            forge_data.show(store.path)
+        case _:
+            forge_data.show(store)
+    out, _ = said(capsys)
+    assert f"train.jsonl:1 · prompt 0 · {len(store[0])} tokens\nprompt    count⇥to·3\n  answer: " in out
+    assert '  more: {"é": [null, 0.5]}\n' in out
+    assert "⟪<|im_start|>⟫user↵\n          who?⟪<|im_end|>⟫↵\n          ⟪<|im_start|>⟫assistant↵" in out
+    assert "\x1b" not in out
+    assert "kept 2 of 3 rows; dropped 1 empty_prompt\n  train.jsonl:2 empty_prompt\n" in out
+    assert f"sha256 {store.sha256['records.bin']} records.bin" in out
+    assert "0 learned" not in out
+
+
+def test_show_some(store, capsys):
+    """Rows are chosen as of any store."""
+    assert _cli.main(["show", str(store.path), "train.jsonl:3"]) == 0
+    assert "prompt 1" in (out := said(capsys)[0])
+    assert "prompt 0" not in out
+
+
+def test_stats(store, capsys):
+    """Prompts are counted; nothing is said of what is learned, for nothing is."""
+    assert _cli.main(["stats", str(store.path)]) == 0
+    out, _ = said(capsys)
+    assert out.startswith(f"2 prompts, {int(store.lengths.sum())} tokens\nkept 2 of 3 rows")
+    assert "tokens a prompt" in out
+    counted = forge_data.stats(store.select([1]))
+    assert (counted.kind, counted.samples, counted.tokens, counted.learned) == ("prompts", 1, len(store[1]), 0)
+    assert [(share.name, share.samples, share.tokens) for share in counted.sources] == [("train.jsonl", 1, len(store[1]))]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["lint", "STORE"], "is a store of prompts, and not what a TokenStore reads"),
+        (["show", "STORE", "--finding", "empty_turn"], "is a store of prompts, at which no lint looks; leave --finding out"),
+        (["show", "STORE", "--html", "page.html"], "is a store of prompts, of which there is no page; show them without html"),
+        (["show", "STORE", "7"], "no sample 7: the store has 0 to 1"),
+    ],
+)
+def test_refused_by_name(store, words, told, capsys):
+    """What a store of prompts has not is refused in one line, with status 2."""
+    assert _cli.main([str(store.path) if word == "STORE" else word for word in words]) == 2
+    out, err = said(capsys)
+    assert out == ""
+    assert told in err
+    assert err.count("\n") == 1
+    with pytest.raises(forge_data.DataError, match="nothing of them is learned, so nothing of them is linted"):
+        forge_data.lint(store)

@@ -1,0 +1,217 @@
+"""GGUF files: what stands in them, and the proof that they are the model."""
+
+import os
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from forge_dist import ExportError, ModelError, check_gguf, export_gguf
+from forge_dist.gguf._layout import arranged, arranged_back, model_fields
+
+from ..gguf_models import CHATML, MODELS, SIZES, model_of, tokenizer_of
+
+gguf = pytest.importorskip("gguf", reason="gguf is an extra of forge-dist: pip install 'forge-dist[gguf]'")
+pytest.importorskip("accelerate", reason="transformers reads GGUF files only where accelerate is")
+
+ROWS = [[5, 6, 7, 8, 9, 10, 11], [3, 60, 2, 59, 1, 58, 0, 57, 33, 21, 20, 300, 200], [42, 17]]
+
+
+def written(path, name="llama-tied", dtype="float32", tokenizer=None):
+    """A model, its file, and what both were made with."""
+    given = {"tokenizer": tokenizer or tokenizer_of(), "dtype": dtype, "name": "tiny"}
+    model = model_of(name)
+    return model, export_gguf(model, path / "model.gguf", **given), given
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_architecture_reads_back(tmp_path, name):
+    """Every tensor by its bits, and the logits exactly: rows of rotated heads, biases, norms of queries, scaled rotary embeddings."""
+    model, file, given = written(tmp_path, name)
+    found = check_gguf(model, file, ROWS, **given)
+    assert found.difference == found.exact == 0.0
+    assert found.tensors == len(gguf.GGUFReader(file).tensors)
+
+
+@pytest.mark.parametrize(("dtype", "most"), [("float16", 1e-2), ("bfloat16", 5e-2), ("q8_0", 5e-2)])
+def test_types_that_round(tmp_path, dtype, most):
+    """Matrices are of the type that was asked for, vectors float32; rounding shows in the logits and nowhere else."""
+    model, file, given = written(tmp_path, "qwen2", dtype)
+    found = check_gguf(model, file, ROWS, **given)
+    assert 0 < found.difference < most
+    assert found.exact == 0.0
+    kinds = {tensor.tensor_type.name: len(tensor.shape) for tensor in gguf.GGUFReader(file).tensors}
+    assert kinds == {"F32": 1, {"float16": "F16", "bfloat16": "BF16", "q8_0": "Q8_0"}[dtype]: 2}
+
+
+def test_rows_that_no_block_divides_are_halves(tmp_path):
+    """Of q8_0, rows that are no multiple of 32 long are written as float16."""
+    config = MODELS["qwen2"](400)
+    config.intermediate_size = 80
+    model = transformers.Qwen2ForCausalLM(config)
+    given = {"tokenizer": tokenizer_of(), "dtype": "q8_0", "name": "tiny"}
+    found = check_gguf(model, export_gguf(model, tmp_path / "m.gguf", **given), ROWS, **given)
+    assert found.halves == 2  # of two layers
+    kinds = {tensor.name: tensor.tensor_type.name for tensor in gguf.GGUFReader(tmp_path / "m.gguf").tensors}
+    assert (kinds["blk.0.ffn_down.weight"], kinds["blk.0.ffn_up.weight"]) == ("F16", "Q8_0")
+
+
+def test_no_matrix_for_blocks_is_refused(tmp_path):
+    """A model of which nothing can be q8_0 gives no file that only says so."""
+    config = MODELS["llama-tied"](400)
+    config.hidden_size, config.head_dim, config.intermediate_size = 40, 10, 72
+    model = transformers.LlamaForCausalLM(config)
+    with pytest.raises(ModelError, match="no matrix of this model can be q8_0.*take dtype=float16"):
+        export_gguf(model, tmp_path / "m.gguf", tokenizer=tokenizer_of(), dtype="q8_0", name="tiny")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["qwen2", "qwen3"])
+def test_a_window_that_no_layer_has_cuts_no_context(tmp_path, name):
+    """Qwen's configurations keep a window for layers from max_window_layers on, which may be none."""
+    for first, length in ((2, 256), (1, 128)):
+        config = type(MODELS[name](400))(
+            **SIZES, vocab_size=400, use_sliding_window=True, sliding_window=128, max_window_layers=first
+        )
+        assert model_fields(config, name)[f"{name}.context_length"] == length
+
+
+def test_rows_are_compared_within_a_window(tmp_path):
+    """Of a window shorter than the rows only what lies in it: beyond, readers compute something else."""
+    config = MODELS["mistral"](400)
+    config.sliding_window = 4
+    torch.manual_seed(0)
+    model = transformers.MistralForCausalLM(config).eval()
+    given = {"tokenizer": tokenizer_of(), "dtype": "float32", "name": "tiny"}
+    assert check_gguf(model, export_gguf(model, tmp_path / "m.gguf", **given), ROWS, **given).exact < 1e-5
+
+
+def test_what_the_fields_say(tmp_path):
+    """The model, the tokenizer and its template stand under the keys that readers look for."""
+    _, file, _ = written(tmp_path, "mistral", tokenizer=tokenizer_of("llama-bpe", begins=True))
+    found = {key: field.contents() for key, field in gguf.GGUFReader(file).fields.items()}
+    assert found["general.architecture"] == "llama"
+    assert found["general.name"] == "tiny"
+    # Beyond its window of 128 Mistral looks away, which readers do not.
+    assert found["llama.context_length"] == 128
+    assert (found["llama.attention.head_count"], found["llama.attention.head_count_kv"]) == (4, 2)
+    assert found["tokenizer.ggml.pre"] == "llama-bpe"
+    assert len(found["tokenizer.ggml.tokens"]) == found["llama.vocab_size"] == 400
+    assert found["tokenizer.ggml.tokens"][-1] == "[PAD399]"
+    assert found["tokenizer.ggml.token_type"][:3] == [3, 3, 3]
+    assert found["tokenizer.ggml.token_type"][-1] == 5
+    assert (found["tokenizer.ggml.bos_token_id"], found["tokenizer.ggml.eos_token_id"]) == (0, 1)
+    assert (found["tokenizer.ggml.add_bos_token"], found["tokenizer.ggml.add_eos_token"]) == (True, False)
+    assert found["tokenizer.chat_template"] == CHATML
+
+
+def test_tied_weights_stand_once(tmp_path):
+    """The head is there where it is a weight of its own."""
+    for name, tied in (("llama-tied", True), ("llama3", False)):
+        (tmp_path / name).mkdir()
+        _, file, _ = written(tmp_path / name, name)
+        assert ("output.weight" in {tensor.name for tensor in gguf.GGUFReader(file).tensors}) is not tied
+
+
+def test_the_order_of_rotated_rows_has_an_inverse():
+    """Rows of queries and keys go there and back; the others, and other architectures, are left as they are."""
+    config = MODELS["llama-tied"](400)
+    for name, rows in (("blk.0.attn_q.weight", 64), ("blk.0.attn_k.weight", 32), ("blk.1.attn_q.bias", 64)):
+        tensor = torch.randn(rows, 5) if "weight" in name else torch.randn(rows)
+        there = arranged(name, tensor, config, "llama")
+        assert not torch.equal(there, tensor)
+        assert torch.equal(arranged_back(name, there, config, "llama"), tensor)
+        assert arranged(name, tensor, config, "qwen2") is tensor
+    value = torch.randn(32, 5)
+    assert arranged("blk.0.attn_v.weight", value, config, "llama") is value
+
+
+def test_a_byte_that_differs_is_found(tmp_path):
+    """The last byte of the last tensor, changed on the disk, is one too many; so is another field."""
+    model, file, given = written(tmp_path)
+    with pytest.raises(ExportError, match=r"field general\.name is tiny instead of other"):
+        check_gguf(model, file, ROWS, **(given | {"name": "other"}))
+    last = gguf.GGUFReader(file).tensors[-1]
+    content = bytearray(file.read_bytes())
+    content[last.data_offset] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(ExportError, match=f"the tensor {last.name} is not the one in memory"):
+        check_gguf(model, file, ROWS, **given)
+    file.write_bytes(content[:100])
+    with pytest.raises(ExportError, match="cannot be read back"):
+        check_gguf(model, file, ROWS, **given)
+
+
+def test_rows_in_the_wrong_order_are_found(tmp_path, monkeypatch):
+    """A file whose writer and whose own reader agree on a wrong order computes something else in transformers: that is found."""
+    monkeypatch.setattr("forge_dist.gguf._layout._rotated_heads", lambda *_: 0)
+    model, file, given = written(tmp_path)
+    with pytest.raises(ExportError, match=r"loads a tensor blk\.0\.attn_[qk]\.weight that is not the one in the file"):
+        check_gguf(model, file, ROWS, **given)
+
+
+def test_a_file_of_the_same_name_elsewhere_is_not_read(tmp_path, monkeypatch):
+    """transformers takes a GGUF file of the working directory before that of the folder it is given; this does not."""
+    here, there = tmp_path / "here", tmp_path / "there"
+    here.mkdir()
+    there.mkdir()
+    written(here, "qwen2")
+    monkeypatch.chdir(here)
+    model, file, given = written(there)
+    assert check_gguf(model, file, ROWS, **given).difference == 0.0
+
+
+def test_nothing_is_written_over(tmp_path):
+    """A file that is there stays."""
+    model, file, given = written(tmp_path)
+    before = os.stat(file)
+    with pytest.raises(ExportError, match="exists already"):
+        export_gguf(model, file, **given)
+    assert os.stat(file).st_mtime_ns == before.st_mtime_ns
+
+
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
+        (
+            lambda c: transformers.Gemma3ForCausalLM(transformers.Gemma3TextConfig(**c)),
+            "known are .* llama, mistral, qwen2, qwen3",
+        ),
+        (lambda c: transformers.LlamaForSequenceClassification(transformers.LlamaConfig(**c)), "known are causal"),
+        (lambda c: transformers.LlamaForCausalLM(transformers.LlamaConfig(**c, attention_bias=True)), "attention_bias"),
+        (lambda c: transformers.LlamaForCausalLM(transformers.LlamaConfig(**c, hidden_act="gelu")), "hidden_act='gelu'"),
+        (lambda c: transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**c, head_dim=16)), "head_dim=16 of this qwen2"),
+        (
+            lambda c: transformers.Qwen3ForCausalLM(
+                transformers.Qwen3Config(**c, rope_parameters={"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4})
+            ),
+            "rope_type='linear'",
+        ),
+    ],
+)
+def test_what_gguf_cannot_say_is_refused_by_name(tmp_path, make, match):
+    """Architectures that are not known, and settings that a reader would not find; nothing is written."""
+    sizes = {"vocab_size": 400, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = make(sizes | {"num_key_value_heads": 1, "pad_token_id": 2})
+    with pytest.raises(ModelError, match=match):
+        export_gguf(model, tmp_path / "m.gguf", tokenizer=tokenizer_of(), dtype="float32", name="tiny")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_several_ends_of_an_answer(tmp_path):
+    """A model that ends a turn and a text with different tokens says both."""
+    model = model_of("llama-tied")
+    model.generation_config.eos_token_id = [1, 2]
+    export_gguf(model, tmp_path / "m.gguf", tokenizer=tokenizer_of(), dtype="float32", name="tiny")
+    fields = gguf.GGUFReader(tmp_path / "m.gguf").fields
+    assert fields["tokenizer.ggml.eot_token_id"].contents() == 2
+
+
+def test_q8_0_is_what_the_gguf_library_makes(tmp_path):
+    """Blocks of 32 numbers: the library's own rounding, to the byte, of a tensor that needs no other order."""
+    model, file, _ = written(tmp_path, "qwen2", "q8_0")
+    weight = model.model.layers[1].mlp.up_proj.weight.detach().numpy()
+    found = next(tensor for tensor in gguf.GGUFReader(file).tensors if tensor.name == "blk.1.ffn_up.weight")
+    values = gguf.dequantize(found.data, found.tensor_type)
+    assert np.abs(values - weight).max() <= np.abs(weight).max() / 127

@@ -1,0 +1,79 @@
+"""Byte-level tokenizers as the fields of a GGUF file."""
+
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from forge_dist import ModelError
+from forge_dist.gguf._tokenizer import PRE, PROBES, tokenizer_fields
+from forge_dist.gguf._tokenizer import tokenizer_of as read_back
+
+from ..gguf_models import tokenizer_of
+
+HERE = Path("model.gguf")
+
+
+@pytest.mark.parametrize("begins", [False, True])
+@pytest.mark.parametrize("rule", PRE)
+def test_the_fields_make_the_same_tokenizer(rule, begins):
+    """The rule is found by what it does, and the fields alone give the ids of every probe."""
+    tokenizer = tokenizer_of(rule, begins=begins)
+    fields = tokenizer_fields(tokenizer, 400, HERE)
+    assert fields["tokenizer.ggml.pre"] == rule
+    assert fields["tokenizer.ggml.add_bos_token"] is begins
+    made = read_back(fields)
+    for text in (*PROBES, "<|im_start|>user\n<think>12</think><|im_end|>"):
+        assert made.encode(text).ids == tokenizer(text, add_special_tokens=False).input_ids
+
+
+def test_kinds_of_tokens():
+    """Special ones control, added ones are the user's, ids that only the model has are unused."""
+    fields = tokenizer_fields(tokenizer_of(), 395, HERE)
+    kinds = fields["tokenizer.ggml.token_type"]
+    assert kinds[:3] == [3, 3, 3]
+    assert kinds[fields["tokenizer.ggml.tokens"].index("<think>")] == 4
+    unused = [token for token, kind in zip(fields["tokenizer.ggml.tokens"], kinds, strict=True) if kind == 5]
+    assert unused == [f"[PAD{395 - len(unused) + index}]" for index in range(len(unused))]
+    assert set(kinds) == {1, 3, 4, 5}
+
+
+def test_more_tokens_than_the_model_are_refused():
+    """An id without an embedding."""
+    with pytest.raises(ModelError, match="the model 300 embeddings"):
+        tokenizer_fields(tokenizer_of(), 300, HERE)
+
+
+def _fast(model=None, pre=None, normalizer=None):
+    made = Tokenizer(model or models.BPE(vocab={"a": 0, "b": 1}, merges=[]))
+    made.pre_tokenizer = pre or pre_tokenizers.ByteLevel(add_prefix_space=False)
+    if normalizer is not None:
+        made.normalizer = normalizer
+    return PreTrainedTokenizerFast(tokenizer_object=made)
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "match"),
+    [
+        (lambda: _fast(models.WordLevel({"a": 0}, unk_token="a")), "its tokenizer is WordLevel"),
+        (lambda: _fast(models.BPE(vocab={"a": 0}, merges=[], byte_fallback=True)), "sentencepiece"),
+        (lambda: _fast(pre=pre_tokenizers.Whitespace()), "cuts text by a rule .* known here"),
+        (lambda: _fast(pre=pre_tokenizers.ByteLevel(add_prefix_space=True)), "cuts text by a rule"),
+        (lambda: _fast(normalizer=normalizers.Lowercase()), "changes text first"),
+    ],
+)
+def test_other_tokenizers_are_refused_by_what_they_do(tokenizer, match):
+    """Each with the rule that is not known, and the way out."""
+    with pytest.raises(ModelError, match=match):
+        tokenizer_fields(tokenizer(), 400, HERE)
+
+
+def test_what_the_fields_cannot_say_is_found():
+    """An added token that swallows the space before it, as GGUF's never do, gives other ids, and is refused with the text."""
+    from tokenizers import AddedToken
+
+    tokenizer = tokenizer_of()
+    tokenizer.add_tokens([AddedToken("<swallows>", lstrip=True, rstrip=True, normalized=False)])
+    with pytest.raises(ModelError, match="is more than GGUF can say"):
+        tokenizer_fields(tokenizer, 400, HERE)

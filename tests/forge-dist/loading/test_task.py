@@ -1,0 +1,194 @@
+"""A directory of either kind → a reward model: the head new once or read, everything else read or an error, on any number of ranks."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForSequenceClassification
+
+from forge_dist import ModelError, check_model_path, load_model, load_trained
+
+from ...ranks import run_on_ranks
+from ..rewards import ROWS, loaded, padded, rewards
+
+DIVIDED = ["ddp", "fsdp2", *(["zero1", "zero3"] if importlib.util.find_spec("deepspeed") else [])]
+
+
+def load(path, seed=5):
+    torch.manual_seed(seed)
+    return load_model(path, dtype=torch.float32, device="cpu", task="reward")
+
+
+@pytest.fixture(autouse=True)
+def own_random_state():
+    with torch.random.fork_rng():
+        yield
+
+
+@pytest.fixture
+def classifier(base, tmp_path):
+    """`classifier(labels)`: the directory of a classifier, as transformers writes it."""
+
+    def save(labels=1):
+        model = AutoModelForSequenceClassification.from_pretrained(base, num_labels=labels, pad_token_id=1)
+        model.save_pretrained(tmp_path / f"classifier-{labels}")
+        return str(tmp_path / f"classifier-{labels}")
+
+    return save
+
+
+def test_a_new_head(save_base, architecture, make_model):
+    """From a causal directory every weight but the head is the file's, the head follows from torch's seed, and is small."""
+    path = save_base(architecture)
+    model, causal = load(path), make_model(architecture).state_dict()
+    assert type(model).__name__.endswith("ForSequenceClassification")
+    assert model.config.num_labels == 1
+    assert not model.training
+    for name, tensor in model.state_dict().items():
+        assert name == "score.weight" or torch.equal(tensor, causal[name]), name
+    torch.manual_seed(5)
+    assert torch.equal(model.score.weight, torch.randn(1, 16) * model.config.initializer_range)
+    assert torch.equal(model.score.weight, load(path).score.weight)
+    assert not torch.equal(model.score.weight, load(path, seed=6).score.weight)
+
+
+def test_a_head_that_is_there(classifier):
+    """From the directory of a classifier with one label the head is read, and no random number is drawn."""
+    path = classifier()
+    model = load(path)
+    assert torch.equal(model.score.weight, load_file(Path(path, "model.safetensors"))["score.weight"])
+    after = torch.rand(1)
+    torch.manual_seed(5)
+    assert torch.equal(after, torch.rand(1))
+
+
+@pytest.mark.parametrize("labels", [2, 3])
+def test_another_number_of_labels(classifier, labels):
+    """A classifier that is no reward model is refused by its config.json."""
+    path = classifier(labels)
+    with pytest.raises(ModelError, match=f"a classifier with {labels} labels; a reward model has one"):
+        check_model_path(path, task="reward")
+    with pytest.raises(ModelError, match=f"{labels} labels"):
+        load(path)
+
+
+def test_a_reward_model_is_no_causal_model(classifier):
+    """Without the task a reward model is refused, as any classifier is."""
+    with pytest.raises(ModelError, match="no causal language model but a classifier or reward model"):
+        load_model(classifier(), dtype=torch.float32, device="cpu")
+
+
+def test_an_architecture_without_rewards(tmp_path):
+    """A causal model that transformers cannot make a classifier of is an error."""
+    import transformers
+
+    config = transformers.CohereConfig(
+        vocab_size=61, hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2
+    )
+    transformers.CohereForCausalLM(config).save_pretrained(tmp_path / "cohere")
+    with pytest.raises(ModelError, match="cannot be loaded: Unrecognized configuration class"):
+        load(str(tmp_path / "cohere"))
+
+
+DAMAGES = {
+    "lacks weight model.norm.weight": lambda tensors: tensors.pop("model.norm.weight"),
+    "has the unexpected weight model.other.weight": lambda tensors: tensors.update({"model.other.weight": torch.zeros(2)}),
+    "has another shape of weight model.norm.weight": lambda tensors: tensors.update({"model.norm.weight": torch.zeros(2)}),
+}
+
+
+@pytest.mark.parametrize("message", DAMAGES)
+def test_every_other_weight_counts(save_base, message):
+    """Beside a new head, a tensor that is missing, too many or of another shape is an error as ever."""
+    path = save_base("llama-untied")
+    file = Path(path, "model.safetensors")
+    tensors = load_file(file)
+    DAMAGES[message](tensors)
+    save_file(tensors, file, metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=message):
+        load(path)
+
+
+def test_a_classifier_without_its_head(classifier):
+    """The head of a directory that should have one is not drawn anew."""
+    path = classifier()
+    tensors = load_file(Path(path, "model.safetensors"))
+    del tensors["score.weight"]
+    save_file(tensors, Path(path, "model.safetensors"), metadata={"format": "pt"})
+    with pytest.raises(ModelError, match="lacks weight score.weight"):
+        load(path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "pad"),
+    [
+        ({"pad_token_id": 9}, 9),  # the directory's own
+        ({"pad_token_id": None}, 1),  # what no row ends with: here the token that begins one
+        ({"pad_token_id": 2, "eos_token_id": 2}, 1),  # padding with the end of a text: the reward would be read before it
+        ({"pad_token_id": None, "eos_token_id": [1, 2]}, None),  # nothing is left: one row at a time
+    ],
+)
+def test_padding(base, edit_config, changes, pad):
+    """The padding token is one that ends no row, and a padded batch then gives what single rows do."""
+    edit_config(base, **changes)
+    model = load(base)
+    assert model.config.pad_token_id == pad
+    if pad is not None:
+        assert padded(model, pad) == pytest.approx(rewards(model), rel=1e-5, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("special", "pad"),
+    [
+        ({"pad_token": "<pad>", "eos_token": "<eos>"}, 0),
+        ({"pad_token": "<eos>", "eos_token": "<eos>", "unk_token": "<unk>"}, 0),
+    ],
+)
+def test_padding_of_the_tokenizer(base, edit_config, tokenizer, special, pad):
+    """Where the configuration names none, the tokenizer's is taken, or one of its special tokens that is called so."""
+    from transformers import PreTrainedTokenizerFast
+
+    edit_config(base, pad_token_id=None, eos_token_id=1)
+    own = PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend_tokenizer, **special)
+    own.add_special_tokens({"extra_special_tokens": ["<pad>"]})
+    own.save_pretrained(base)
+    assert load(base).config.pad_token_id == pad
+
+
+def test_an_adapter_to_use(base, tmp_path):
+    """`load_trained` with the task reads a reward model's adapter on its causal base."""
+    from forge_dist import export_model
+
+    from ..rewards import with_lora
+
+    model = with_lora(load(base))
+    export_model(model, tmp_path / "adapter")
+    torch.manual_seed(99)
+    found = load_trained(str(tmp_path / "adapter"), dtype=torch.float32, device="cpu", task="reward")
+    ids = torch.tensor(ROWS[:1])
+    with torch.no_grad():
+        assert torch.equal(found(input_ids=ids).logits, model.eval()(input_ids=ids).logits)
+
+
+def test_on_ranks(save_base, tmp_path):
+    """Every strategy reads the same weights, draws the same head and leaves the same random state as one process does."""
+    base = save_base("llama-untied")
+    one = load(base)
+    after = torch.rand(1).item()
+    one.save_pretrained(tmp_path / "reward")
+    read = load(str(tmp_path / "reward"))
+    paths = {"new": base, "read": str(tmp_path / "reward")}
+    assert json.loads(Path(paths["read"], "config.json").read_text())["id2label"] == {"0": "LABEL_0"}
+    for name in DIVIDED:
+        first, second = run_on_ranks(loaded, 2, name, paths)
+        for what, whole in (("new", one), ("read", read)):
+            weights, drawn, values = first[what]
+            assert weights.keys() == whole.state_dict().keys(), name
+            assert all(torch.equal(weights[key], tensor) for key, tensor in whole.state_dict().items()), name
+            assert drawn == second[what][1], name
+            assert values == pytest.approx(rewards(whole), rel=1e-5), name
+            assert second[what][2] == values, name
+        assert first["new"][1] == after, name

@@ -1,0 +1,108 @@
+"""A host that is gone is noticed, and one that is only slow is not."""
+
+import ctypes
+import json
+import os
+import signal
+import time
+
+import pytest
+
+from forge_dist.ranks import _heartbeat
+from forge_dist.ranks._heartbeat import Attention
+
+from ...ranks import run_on_ranks
+
+
+def hosts(folder, limit, **more):
+    """Environments of ranks that take themselves for one on each of several hosts, and report into `folder`."""
+
+    def environ(rank):
+        return {
+            "LOCAL_RANK": "0",
+            "LOCAL_WORLD_SIZE": "1",
+            "GROUP_RANK": str(rank),
+            "GROUP_WORLD_SIZE": "3",
+            "TORCHELASTIC_ERROR_FILE": str(folder / f"{rank}.json"),
+            "FORGE_HEARTBEAT_INTERVAL": "0.2",
+            "FORGE_HEARTBEAT_LIMIT": str(limit),
+            "FORGE_HEARTBEAT_GRACE": "0.5",
+            **more,
+        }
+
+    return environ
+
+
+def report(folder, rank):
+    return json.loads((folder / f"{rank}.json").read_text())["forge"]
+
+
+def fall_silent(ranks, who):
+    if ranks.rank == who:
+        time.sleep(0.5)
+        # Stopped, not killed: nothing is sent, as over a cut link.
+        os.kill(os.getpid(), signal.SIGSTOP)
+    while True:
+        ranks.barrier()
+
+
+@pytest.mark.parametrize("who", [0, 2])
+def test_a_silent_host_is_named_by_the_others(who, tmp_path):
+    """A host that says nothing for the limit ends all others, which wait in a collective, with a report that names it."""
+    began = time.monotonic()
+    with pytest.raises(RuntimeError, match="ended with status 1"):
+        run_on_ranks(fall_silent, 3, who, environ=hosts(tmp_path, 2.5), timeout=60)
+    assert time.monotonic() - began < 40
+    for rank in {0, 1, 2} - {who}:
+        said = report(tmp_path, rank)
+        assert said["class"] == "WorkerError"
+        assert f"(rank {who}) was not heard of for" in said["text"]
+
+
+def be_slow(ranks):
+    if ranks.rank == 0:
+        # PyDLL keeps Python's lock: no thread of this process runs meanwhile.
+        ctypes.PyDLL(None).usleep(2_500_000)
+    ranks.barrier()
+    if ranks.rank == 1:
+        # Swapped out: another process wakes it again.
+        if os.fork() == 0:
+            time.sleep(2.5)
+            os.kill(os.getppid(), signal.SIGCONT)
+            os._exit(0)
+        os.kill(os.getpid(), signal.SIGSTOP)
+    ranks.barrier()
+    return True
+
+
+def test_a_slow_rank_is_left_alone(tmp_path):
+    """A rank that is busy or stopped for two thirds of the limit (20 s of 30 s, here shorter) does not end anybody."""
+    assert run_on_ranks(be_slow, 3, environ=hosts(tmp_path, 4.0), timeout=60) == [True] * 3
+
+
+def fail_beside_a_hang(ranks):
+    if ranks.rank == 1:
+        raise FloatingPointError("step 3 is not finite")
+    time.sleep(60)
+
+
+def test_another_ranks_failure_ends_a_rank_that_hangs(tmp_path):
+    """A rank whose collective never returns hears of the failure elsewhere, and reports it as the cause."""
+    with pytest.raises(FloatingPointError, match="step 3 is not finite"):
+        run_on_ranks(fail_beside_a_hang, 2, environ=hosts(tmp_path, 30.0), timeout=60)
+    said = report(tmp_path, 0)
+    assert "rank 1 on" in said["text"]
+    assert "FloatingPointError: step 3 is not finite" in said["text"]
+    assert said["consequence"]
+    assert said["cause"]["class"] == "FloatingPointError"
+
+
+def test_time_asleep_does_not_count(monkeypatch):
+    """The clock of silence runs while this process runs: a gap of an hour between two looks counts as about a second."""
+    now = 100.0
+    monkeypatch.setattr(_heartbeat.time, "monotonic", lambda: now)
+    clock = Attention()
+    now += 0.5
+    assert clock.tick() == 0.5
+    now += 3600
+    assert clock.tick() <= 1.5

@@ -1,0 +1,110 @@
+"""Sharded on read, every tensor of it, without changing a bit; models that cannot be divided rightly are refused."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ....ranks import run_on_ranks
+from ...training import start
+
+LONG = {"n_embd": 16, "n_layer": 3, "n_head": 4, "vocab_size": 61, "n_positions": 64}
+
+
+def loaded(ranks, paths, options, bfloat16=()):
+    """(bytes here, bytes of all, names of groups, whole tensors on rank 0)"""
+    import torch
+
+    from forge_dist.strategies._wrappers import fsdp_modules
+
+    found = []
+    for path in paths:
+        strategy, model, _ = start(ranks, path, options, dtype=torch.bfloat16 if path in bfloat16 else None)
+        here = sum(p.to_local().numel() for p in model.parameters())
+        groups = [type(module).__name__ for module in fsdp_modules(model)]
+        found.append((here, sum(p.numel() for p in model.parameters()), groups, dict(strategy.whole(model))))
+    return found
+
+
+@pytest.fixture
+def gpt2(tmp_path):
+    """A model whose layers are not called `layers`, with tied weights."""
+    import transformers
+
+    transformers.GPT2LMHeadModel(transformers.GPT2Config(**LONG)).save_pretrained(tmp_path / "gpt2")
+    return str(tmp_path / "gpt2")
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_shards_on_read(world_size, save_base, gpt2):
+    """Each rank holds about its part of every weight, and the parts put together are the file's, bit for bit, in its own order."""
+    import torch
+    import transformers
+
+    paths = [save_base(kind, name=kind) for kind in ("llama-tied", "llama-untied", "qwen3", "gemma3")]
+    half = save_base("gemma3", dtype=torch.bfloat16, name="half")
+    ranks = run_on_ranks(loaded, world_size, [*paths, gpt2, half], {"strategy": "fsdp2"}, [half])
+    for number, path in enumerate([*paths, gpt2, half]):
+        of_all = ranks[0][number][1]
+        assert sum(rank[number][0] for rank in ranks) == of_all
+        assert all(abs(rank[number][0] - of_all / world_size) < 0.1 * of_all for rank in ranks)
+        model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype="auto")
+        wanted, seen = {}, set()
+        for name, tensor in model.state_dict(keep_vars=True).items():
+            if id(tensor) not in seen:
+                wanted[name] = tensor
+                seen.add(id(tensor))
+        whole = ranks[0][number][3]
+        assert list(whole) == list(wanted)
+        assert all(torch.equal(whole[name], tensor) and whole[name].dtype == tensor.dtype for name, tensor in wanted.items())
+        assert all(set(rank[number][3].values()) == {None} for rank in ranks[1:])
+
+
+def test_layers_are_groups(gpt2):
+    """Each layer is put together by itself, also where transformers' plan does not know its name."""
+    (_, _, groups, _), *_ = run_on_ranks(loaded, 2, [gpt2], {"strategy": "fsdp2"})[0]
+    assert groups.count("FSDPGPT2Block") == LONG["n_layer"]
+
+
+def refusals(ranks, paths):
+    import torch
+
+    import forge_dist
+
+    settings = forge_dist.StrategySettings(strategy="fsdp2")
+    strategy = forge_dist.make_strategy(settings, ranks, device=torch.device("cpu"), adapter=False)
+    messages = []
+    for path in paths:
+        try:
+            strategy.load(path, dtype=torch.float32)
+        except forge_dist.ForgeDistError as error:
+            messages.append((type(error).__name__, str(error)))
+    return messages
+
+
+def test_refusals(save_base, edit_config):
+    """Missing and misshapen weights are ModelErrors as in one process; a weight tied in the config but not in the files is refused."""
+    untied = save_base("llama-untied", name="untied")
+    edit_config(untied, tie_word_embeddings=True)
+    short = save_base("llama-tied", name="short")
+    edit_config(short, num_hidden_layers=3)
+    wide = save_base("llama-tied", name="wide")
+    edit_config(wide, vocab_size=67)
+    missing, shape, tied = run_on_ranks(refusals, 2, [short, wide, untied])[1]
+    assert missing[0] == "ModelError"
+    assert "lacks weight model.layers.2" in missing[1]
+    assert shape[0] == "ModelError"
+    assert "another shape of weight model.embed_tokens.weight" in shape[1]
+    assert tied[0] == "StrategyError"
+    assert "ties lm_head.weight" in tied[1]
+
+
+def test_saved_class(save_base):
+    """The class keeps its name, by which a saved config.json tells what the model is."""
+    from transformers import AutoConfig
+
+    from forge_dist.loading._fsdp_groups import shardable
+
+    path = save_base("qwen3")
+    kind = shardable(AutoConfig.from_pretrained(path))
+    assert [kind.__name__] == json.loads((Path(path) / "config.json").read_text())["architectures"]

@@ -1,0 +1,93 @@
+"""summary: a few lines whose numbers can be checked by hand."""
+
+import pytest
+
+from forge_packing import Cost, plan
+from forge_packing.dividing import _compile
+from forge_packing.planning import _summary
+from forge_packing.planning._steps_from_sampled import sampled_stretches
+
+
+def test_one_rank():
+    """Samples, steps, epochs, tokens, micro-batches and makespan against their bounds, fill."""
+    made = plan([6, 6, 6, 2], batch_size=3, max_tokens=10, shuffle=False, loss_counts=[5, 5, 0, 0], epochs=2)
+    assert made.summary().splitlines() == [
+        "samples        8 (4 in the data), in the order of the data",
+        "steps          4 of at most 3 samples, 2 epochs",
+        "tokens         40, a step 2 to 18",
+        "loss tokens    20, a step 0 to 10; steps with none: 2",
+        "micro-batches  8 on 1 rank, lower bound 8; at most 3 a step",
+        "fill           50.0% of 10 tokens",
+        "makespan       1.000 of its lower bound; slowest rank of a pass over the mean 1.000",
+    ]
+
+
+def test_several_ranks():
+    """Bounds are of one rank, rounded up where the ranks are; empty micro-batches count as room not filled, and as waiting."""
+    made = plan([6, 6, 6], batch_size=3, max_tokens=10, world_size=2, seed=4, cost=Cost(1.0, 0.0))
+    assert made.summary().splitlines() == [
+        "samples        3 (3 in the data), shuffled by seed 4",
+        "steps          1 of at most 3 samples, 1 epoch",
+        "tokens         18, a step 18 to 18",
+        "micro-batches  2 on each of 2 ranks, lower bound 2; at most 2 a step",
+        "fill           45.0% of 10 tokens",
+        "makespan       1.000 of its lower bound; slowest rank of a pass over the mean 1.333",
+    ]
+
+
+def test_mixtures_say_their_shares():
+    """The sources' shares stand beside their number; of many, the first eight."""
+    made = plan([1, 1, 1], batch_size=3, max_tokens=10, sources=[0, 1, 1], weights=[3, 1])
+    assert "sources        2, with shares 0.75, 0.25" in made.summary().splitlines()
+    many = plan([1] * 10, batch_size=3, max_tokens=10, sources=list(range(10)), weights=[1] * 10)
+    assert many.summary().splitlines()[2].endswith("0.1, 0.1 and 2 more")
+
+
+def test_a_long_run_is_measured_in_part(monkeypatch):
+    """A long run says which of its steps were measured; what is known of all of them is said of all of them."""
+    monkeypatch.setattr(_summary, "MEASURED_SAMPLES", 57)
+    made = plan([1] * 100, batch_size=1, max_tokens=1, max_steps=10**9, epochs=None)
+    assert made.summary().splitlines() == [
+        "samples        1,000,000,000 (100 in the data), shuffled by seed 0",
+        "steps          1,000,000,000 of at most 1 samples, 10,000,000 epochs",
+        "measured       56 steps, in 8 stretches from the first to the last:",
+        "tokens         56, a step 1 to 1",
+        "micro-batches  56 on 1 rank, lower bound 56; at most 1 a step",
+        "fill           100.0% of 1 tokens",
+        "makespan       1.000 of its lower bound; slowest rank of a pass over the mean 1.000",
+    ]
+    endless = plan([1] * 100, batch_size=1, max_tokens=1, epochs=None).summary().splitlines()
+    assert endless[:3] == [
+        "samples        100 in the data, shuffled by seed 0",
+        "steps          without end, of at most 1 samples",
+        "measured       the first 57 steps:",
+    ]
+
+
+@pytest.mark.parametrize(("batch_size", "epochs"), [(1, 1), (2, None), (64, 3), (200_000, 1)])
+def test_it_asks_for_little(monkeypatch, batch_size, epochs):
+    """However long the run and however short its steps, few samples are divided, with no wait for a compiler, and few bounds are counted."""
+    divided, bounded = [], []
+    monkeypatch.setattr(_compile, "compiled", lambda name: pytest.fail(f"{name} was compiled"))
+    monkeypatch.setattr(_compile, "_seen", dict.fromkeys(_compile._seen, 0))
+    whole = _summary.block_figures
+    monkeypatch.setattr(_summary, "block_figures", lambda plan, block, *at: _note(whole(plan, block, *at), divided, bounded))
+    plan([5] * 30_000, batch_size=batch_size, max_tokens=5 * batch_size, epochs=epochs).summary()
+    assert sum(divided) <= 30_000
+    assert sum(bounded) <= 1024
+
+
+def _note(found, divided, bounded):
+    divided.append(found.samples.sum())
+    bounded.append(found.samples.size)
+    return found
+
+
+def test_stretches_reach_from_the_first_step_to_the_last():
+    """Every run's first and last step is measured, and no step twice."""
+    for total in (1, 7, 8, 9, 56, 57, 58, 1000, 10**9):
+        made = plan([1] * 10, batch_size=1, max_tokens=1, epochs=None, max_steps=total)
+        for most in (2, 7, 8, 57):
+            steps = [step for first, stop in sampled_stretches(made._steps, most, 8) for step in range(first, stop)]
+            assert len(set(steps)) == len(steps) <= most
+            assert (steps[0], steps[-1]) == (0, total - 1)

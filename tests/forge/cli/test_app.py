@@ -1,0 +1,79 @@
+"""The command line's own part: words, help, exit statuses."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import forge
+from forge.cli import _app as _cli
+from forge.settings._settings import dashed, flat_fields
+from forge.verbs._registry import VERBS, task_of
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_help_names_every_setting(verb: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """`forge VERB --help` lists every setting with dashes, and exits with 0."""
+    monkeypatch.setenv("COLUMNS", "120")
+    assert _cli.main([verb, "--help"]) == 0
+    text = capsys.readouterr().out
+    for _, field in flat_fields(task_of(verb).settings):
+        assert f"--{dashed(field.name)}" in text
+
+
+def test_version_and_unknown_command(capsys: pytest.CaptureFixture[str]) -> None:
+    """`forge --version` prints it; an unknown command is answered with the nearest, status 2."""
+    assert _cli.main(["--version"]) == 0
+    assert capsys.readouterr().out.strip() == forge.__version__
+    assert _cli.main(["stf"]) == 2
+    assert "sft" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (RuntimeError("boom"), 1),
+        (forge.SettingsError("no"), 2),
+        (forge.PreemptedError("later"), 75),
+        (KeyboardInterrupt(), 130),
+    ],
+)
+def test_exit_statuses(
+    error: BaseException, status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Bad input is 2, a failure 1, an interruption 130; one message each and no traceback."""
+
+    def fail(_task: object, _settings: object) -> None:
+        raise error
+
+    monkeypatch.setattr(_cli, "run", fail)
+    assert _cli.main(["sft", "--model-path", "m", "--data-path", "d", "--ckpt-output-dir", "o"]) == status
+    said = capsys.readouterr().err
+    assert said.startswith("forge: ")
+    assert "Traceback" not in said
+
+
+def test_a_list_setting_takes_words_and_repeats() -> None:
+    """`--target-modules a b` and `--target-modules a --target-modules b` are one list."""
+    app = _cli._app("sft")
+    for words in (["--target-modules", "a", "b"], ["--target-modules", "a", "--target-modules", "b"]):
+        _, bound, *_ = app.parse_args(["sft", *words], exit_on_error=False, print_error=False)
+        assert tuple(bound.kwargs["target_modules"]) == ("a", "b")
+        assert set(bound.kwargs) == {"target_modules"}, "a flag that was not given is not a flag"
+
+
+def test_help_loads_no_torch() -> None:
+    """`forge sft --help` imports neither torch nor transformers."""
+    code = "import sys\nfrom forge.cli._app import main\nmain(['sft', '--help'])\nassert not {'torch', 'transformers', 'numba', 'trl'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+@pytest.mark.parametrize(
+    "words", [["sft", "--seed", "1.5"], ["generate", "m", "hi", "--max-new-tokens", "1.5"], ["sft", "--max-steps", "1e2"]]
+)
+def test_whole_numbers_are_not_rounded(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """1.5 where a whole number is meant is refused, not rounded."""
+    assert _cli.main(words) == 2
+    assert words[-1] in capsys.readouterr().err

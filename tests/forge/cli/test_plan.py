@@ -1,0 +1,152 @@
+"""forge plan: a saved plan or a store, shown on the ranks that were asked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import forge_data
+import forge_packing
+from forge.cli import _app as _cli
+
+SAVED = {"batch_size": 4, "max_tokens": 20, "world_size": 2, "seed": 3, "epochs": 2}
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> forge_packing.BatchPlan:
+    """A plan of ten samples, at plan.npz and where a run directory has it."""
+    made = forge_packing.plan([7, 3, 9, 4, 4, 12, 5, 6, 2, 8], **SAVED)
+    made.save(tmp_path / "plan.npz")
+    (tmp_path / "run" / "plan").mkdir(parents=True)
+    made.save(tmp_path / "run" / "plan" / "plan.npz")
+    return made
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> forge_data.TokenStore:
+    """A token store of six samples."""
+    rows = tmp_path / "tokens.jsonl"
+    rows.write_text("".join(f'{{"input_ids": {[5] * n}, "labels": {[5] * n}, "len": {n}}}\n' for n in (3, 9, 4, 7, 2, 6)))
+    return forge_data.TokenStore.from_jsonl(rows, tmp_path / "store")
+
+
+@pytest.mark.parametrize("place", ["plan.npz", "run", "run/plan", "run/plan/plan.npz"])
+def test_a_saved_plan(place: str, saved: forge_packing.BatchPlan, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The file, the run directory and the folder in it all name the plan; its summary is printed."""
+    assert _cli.main(["plan", str(tmp_path / place)]) == 0
+    assert capsys.readouterr().out == saved.summary() + "\n"
+
+
+def test_other_ranks(saved: forge_packing.BatchPlan, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A saved plan is shown on other ranks and in other micro-batches, a step of it in figures."""
+    words = ["--world-size", "3", "--max-tokens-per-gpu", "40", "--step", "1"]
+    assert _cli.main(["plan", str(tmp_path / "run"), *words]) == 0
+    other = saved.reshape(world_size=3, max_tokens=40)
+    said = capsys.readouterr().out
+    assert said.startswith(other.summary() + "\nstep 1: 4 samples, ")
+    assert f"fill {other.figures(1).fill:.1%}" in said
+
+
+def test_a_store(store: forge_data.TokenStore, capsys: pytest.CaptureFixture[str]) -> None:
+    """A store is planned for as training would plan for it, by the same settings."""
+    words = [
+        "--effective-batch-size",
+        "4",
+        "--num-epochs",
+        "3",
+        "--seed",
+        "9",
+        "--max-tokens-per-gpu",
+        "12",
+        "--world-size",
+        "2",
+    ]
+    assert _cli.main(["plan", str(store.path), *words]) == 0
+    made = forge_packing.plan(
+        store.lengths, batch_size=4, epochs=3, seed=9, max_tokens=12, world_size=2, loss_counts=store.loss_counts
+    )
+    assert capsys.readouterr().out == made.summary() + "\n"
+
+
+def test_tokens_that_suit_the_machine(store: forge_data.TokenStore, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without max_tokens_per_gpu the machine's own is taken, as in training, and said."""
+    assert _cli.main(["plan", str(store.path), "--max-steps", "5"]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("max_tokens_per_gpu ")
+    assert "5 of at most 32 samples" in said
+
+
+def test_a_run_without_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An endless plan is summed up and drawn from its beginning; every step of it can be looked at."""
+    endless = forge_packing.plan([3, 9, 4], batch_size=2, max_tokens=12, epochs=None)
+    endless.save(tmp_path / "plan.npz")
+    words = ["plan", str(tmp_path / "plan.npz"), "--step", str(10**12)]
+    assert _cli.main([*words, "--packing", str(tmp_path / "drawing.svg")]) == 0
+    assert f"step {10**12}: {endless.figures(10**12).samples} samples" in capsys.readouterr().out
+    assert "the first 1,024 steps, measured at" in (tmp_path / "drawing.svg").read_text()
+    assert _cli.main([*words[:-1], "-1"]) == 2
+    assert "--step -1 is not in this plan: steps are counted from 0" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["plan.npz", "--seed", "1"], "--seed has no effect on"),
+        (["run", "--effective-batch-size", "8"], "--effective-batch-size has no effect on"),
+        (["plan.npz", "--max-tokens-per-gpu", "5"], "max_tokens_per_gpu=5 is less than the longest sample, 12 tokens"),
+        (["plan.npz", "--step", "6"], "--step 6 is not in this plan: it has 6 steps, counted from 0"),
+        (["plan.npz", "--step", "-1"], "--step -1 is not in this plan"),
+        (["plan.npz", "--packing", "x.png"], "the drawing is an SVG"),
+        (["plan.npz", "--packing", "nowhere/x.svg"], "nowhere/x.svg: cannot be written"),
+        (["nothing"], "nothing is no plan: give a plan.npz, a run directory"),
+        (["."], "is no plan"),
+        (["store", "--max-tokens-per-gpu", "8"], "max_tokens_per_gpu=8 is less than the longest sample, 9 tokens"),
+        (["store", "--world-size", "33"], "batch_size=32 is less than world_size=33"),
+        (["store", "--seed", "-1"], "seed must be an integer from 0"),
+        (["store", "--num-epochs", "0"], "num_epochs must be an integer of at least 1, got 0"),
+        (["tokens.jsonl"], "tokens.jsonl is not a plan"),
+    ],
+)
+def test_refusals(
+    words: list[str],
+    message: str,
+    saved: forge_packing.BatchPlan,
+    store: forge_data.TokenStore,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """What cannot be shown is one message that says why, exit status 2, and no file."""
+    (tmp_path / "plan.npz").rename(tmp_path / "here.npz")
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    for name in ("run", "store", "tokens.jsonl"):
+        (tmp_path / "empty" / name).symlink_to(tmp_path / name)
+    (tmp_path / "empty" / "plan.npz").symlink_to(tmp_path / "here.npz")
+    before = sorted(path.name for path in (tmp_path / "empty").iterdir())
+    if words == ["."]:
+        (tmp_path / "empty" / "plan.npz").unlink()
+        before.remove("plan.npz")
+    assert _cli.main(["plan", *words]) == 2
+    assert message in capsys.readouterr().err
+    assert sorted(path.name for path in (tmp_path / "empty").iterdir()) == before
+
+
+def test_the_drawing_is_written_whole(
+    saved: forge_packing.BatchPlan, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """--packing writes the SVG, names it, and leaves nothing else."""
+    before = {path.name for path in tmp_path.iterdir()}
+    assert _cli.main(["plan", str(tmp_path / "plan.npz"), "--packing", str(tmp_path / "packing.svg")]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == str(tmp_path / "packing.svg")
+    assert {path.name for path in tmp_path.iterdir()} == before | {"packing.svg"}
+    assert (tmp_path / "packing.svg").read_text(encoding="utf-8").startswith("<svg")
+
+
+def test_every_setting_is_an_option(capsys: pytest.CaptureFixture[str]) -> None:
+    """`forge plan --help` lists every field of PlanSettings, with its help."""
+    assert _cli.main(["plan", "--help"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    for option in ("effective-batch-size", "max-tokens-per-gpu", "num-epochs", "max-steps", "seed", "packing", "step"):
+        assert f"--{option}" in text

@@ -1,0 +1,226 @@
+"""A run directory is whole or not there."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from forge import RunDirectoryError, RunWriteError, SettingsError
+from forge.run._run_directory import RunDirectory
+
+
+def test_nothing_is_left_of_a_run_that_never_began(tmp_path: Path) -> None:
+    """An error before `publish` removes what was prepared and the directories that were made for it."""
+    with pytest.raises(ValueError, match="bad data"), RunDirectory(tmp_path / "a" / "b") as out:
+        (out.root / "data").mkdir()
+        out.log("something")
+        raise ValueError("bad data")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_empty_directory_of_the_user_is_kept(tmp_path: Path) -> None:
+    """A directory that was there before is there after, as empty as it was."""
+    with pytest.raises(ValueError, match="x"), RunDirectory(tmp_path):
+        raise ValueError("x")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_publish_moves_everything(tmp_path: Path) -> None:
+    """After `publish` everything lies in its place, and the open files go on."""
+    with RunDirectory(tmp_path / "run") as out:
+        (out.root / "data").mkdir()
+        out.log("before")
+        out.publish("seed: 1\n")
+        out.log("after")
+        out.metrics({"step": 1})
+        assert json.loads((tmp_path / "run" / "metrics.jsonl").read_text()) == {"step": 1}, "flushed at once"
+    assert sorted(entry.name for entry in (tmp_path / "run").iterdir()) == ["config.yaml", "data", "log.txt", "metrics.jsonl"]
+    assert [line.split("  ")[1] for line in (tmp_path / "run" / "log.txt").read_text().splitlines()] == ["before", "after"]
+
+
+def test_the_lock_dies_with_its_owner(tmp_path: Path) -> None:
+    """A run killed with SIGKILL while preparing leaves a directory that the next run takes over."""
+    code = "import os, sys\nfrom forge.run._run_directory import RunDirectory\nwith RunDirectory(sys.argv[1]) as out:\n    out.log('x')\n    os.kill(os.getpid(), 9)"
+    killed = subprocess.run([sys.executable, "-c", code, str(tmp_path / "run")], env=os.environ, check=False)
+    assert killed.returncode == -9
+    with RunDirectory(tmp_path / "run") as out:
+        assert not (out.root / "log.txt").read_text()
+        out.publish("")
+
+
+def test_two_at_once(tmp_path: Path) -> None:
+    """The second of two runs on one directory is refused and does not disturb the first."""
+    with RunDirectory(tmp_path / "run") as first:
+        with pytest.raises(RunDirectoryError, match="another run is writing"), RunDirectory(tmp_path / "run"):
+            pass
+        assert (first.root / "log.txt").exists()
+
+
+def test_what_is_there_is_refused(tmp_path: Path) -> None:
+    """Another run, somebody's files, or a file in the place of the directory: refused by name, untouched."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.yaml").touch()
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "a.tex").touch()
+    (tmp_path / "file").touch()
+    (tmp_path / "finished" / "hf_format").mkdir(parents=True)
+    (tmp_path / "finished" / "config.yaml").touch()
+    for name, message in (
+        ("run", "holds another run, which made no export, and resume=never"),
+        ("finished", r"holds another run, and resume=never\. Give"),
+        ("thesis", r"a\.tex"),
+        ("file", "is a file"),
+    ):
+        with pytest.raises(RunDirectoryError, match=message), RunDirectory(tmp_path / name, resume="never"):
+            pass
+    assert (tmp_path / "thesis" / "a.tex").exists()
+    assert (tmp_path / "file").is_file()
+
+
+def test_home_and_dots_are_resolved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`~` and `..` name one place for everything in the run."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with RunDirectory("~/a/../run") as out:
+        out.publish("")
+        assert out.root == tmp_path / "run"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["run"]
+
+
+@pytest.mark.parametrize(("began", "kept"), [(False, False), (True, True)])
+def test_a_refusal_before_the_first_step_leaves_nothing(began: bool, kept: bool, tmp_path: Path) -> None:
+    """Bad input that shows only when the model meets the data is bad input still: until a step was made nothing stays."""
+    with pytest.raises(SettingsError), RunDirectory(tmp_path / "a" / "run") as out:
+        (out.root / "data").mkdir()
+        out.publish("")
+        out.began = began
+        raise SettingsError("no")
+    assert (tmp_path / "a").exists() == kept
+
+
+def test_a_failure_after_publishing_is_kept_and_named(tmp_path: Path) -> None:
+    """What is no refusal stays, and the log's last line says how it ended."""
+    with pytest.raises(RuntimeError), RunDirectory(tmp_path / "run") as out:
+        out.publish("")
+        raise RuntimeError("boom")
+    assert (tmp_path / "run" / "log.txt").read_text().endswith("failed: RuntimeError: boom\n")
+
+
+def test_a_full_disk_is_said_with_the_file(tmp_path: Path) -> None:
+    """A line that the disk refuses is a failed run (status 1) that names the file; leaving does not hide it."""
+    full = open("/dev/full", "w")  # noqa: SIM115 - closed by the run directory
+    with pytest.raises(RunWriteError, match=r"full.*No space left") as caught, RunDirectory(tmp_path / "run") as out:
+        out.publish("")
+        out._metrics.close()
+        out._metrics = full
+        out.metrics({"step": 1})
+    assert full.closed
+    assert caught.value.exit_status == 1
+
+
+def test_somebodys_files_are_never_removed(tmp_path: Path) -> None:
+    """Undoing removes what the run made, and only that."""
+    (tmp_path / "run").mkdir()
+    with pytest.raises(SettingsError), RunDirectory(tmp_path / "run") as out:
+        (tmp_path / "run" / "mine").touch()
+        out.publish("")
+        raise SettingsError("no")
+    assert [entry.name for entry in (tmp_path / "run").iterdir()] == ["mine"]
+
+
+@pytest.mark.parametrize("name", ["a\0b", "\udcff"])
+def test_names_that_no_file_can_hold(name: str, tmp_path: Path) -> None:
+    """A name with a NUL, or one that is not UTF-8, is refused before any work is done."""
+    with pytest.raises(RunDirectoryError, match="name"):
+        RunDirectory(f"{tmp_path}/{name}")
+
+
+def published(path: Path) -> None:
+    """Make a run with two lines of metrics and two exports."""
+    with RunDirectory(path) as out:
+        (out.root / "plan").mkdir()
+        (out.root / "plan" / "plan.npz").write_bytes(b"old")
+        out.log("first start")
+        out.publish("seed: 1\n")
+        out.metrics({"step": 1})
+        out.metrics({"step": 2})
+        for samples in (4, 8):
+            (out.path / "hf_format" / f"samples_{samples}").mkdir(parents=True)
+
+
+def test_a_run_goes_on_in_its_directory(tmp_path: Path) -> None:
+    """The log is gone on with, plan and config.yaml are replaced, what a killed run left half-written goes, all else stays."""
+    published(tmp_path)
+    (tmp_path / "hf_format" / ".samples_9.1-aa.tmp").mkdir()
+    with RunDirectory(tmp_path) as out:
+        assert out.resuming
+        (out.root / "plan").mkdir()
+        (out.root / "plan" / "plan.npz").write_bytes(b"new")
+        out.log("second start")
+        out.publish("seed: 2\n")
+        out.metrics({"step": 3})
+    assert (tmp_path / "plan" / "plan.npz").read_bytes() == b"new"
+    assert (tmp_path / "config.yaml").read_text() == "seed: 2\n"
+    assert [line.split("  ")[1] for line in (tmp_path / "log.txt").read_text().splitlines()] == ["first start", "second start"]
+    assert [json.loads(line)["step"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()] == [1, 2, 3]
+    assert sorted(entry.name for entry in (tmp_path / "hf_format").iterdir()) == ["samples_4", "samples_8"]
+
+
+def test_a_refused_start_leaves_the_run_alone(tmp_path: Path) -> None:
+    """An error before `publish` changes not a byte of the run that lies there, its log included."""
+    published(tmp_path)
+    before = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
+    with pytest.raises(SettingsError), RunDirectory(tmp_path) as out:
+        out.log("second start")
+        raise SettingsError("no")
+    assert {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()} == before
+
+
+def test_rewinding(tmp_path: Path) -> None:
+    """Lines after a position go, and exports of more samples; a file that is shorter than it was is said."""
+    published(tmp_path)
+    with RunDirectory(tmp_path) as out:
+        (out.root / "plan").mkdir()
+        (out.root / "plan" / "plan.npz").touch()
+        out.publish("")
+        assert out.rewind(len('{"step": 1}\n'), 4) == ["samples_8"]
+        out.metrics({"step": 2, "again": True})
+        with pytest.raises(RunDirectoryError, match=r"metrics\.jsonl"):
+            out.check(1000)
+    assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 1}\n{"step": 2, "again": true}\n'
+
+
+def test_figures_that_are_not_finite_stay_json(tmp_path: Path) -> None:
+    """NaN is no JSON: it becomes null."""
+    with RunDirectory(tmp_path) as out:
+        out.publish("")
+        out.metrics({"loss": float("nan"), "lr": 0.1})
+    assert json.loads((tmp_path / "metrics.jsonl").read_text(), parse_constant=pytest.fail) == {"loss": None, "lr": 0.1}
+
+
+def test_nothing_that_was_trained_is_lost_for_want_of_a_state(tmp_path: Path) -> None:
+    """Exports or a result without any state to go on from: refused, for the run would begin anew over them."""
+    published(tmp_path)
+    with RunDirectory(tmp_path) as out, pytest.raises(RunDirectoryError, match="holds a run with hf_format and no full state"):
+        out.check(None)
+    (tmp_path / "hf_format").rename(tmp_path.with_name("elsewhere"))
+    with RunDirectory(tmp_path) as out:
+        out.check(None)
+
+
+def test_killed_while_publishing(tmp_path: Path) -> None:
+    """What was moved out of the hidden folder before the kill is made again; only those names are touched."""
+    (tmp_path / ".forge-preparing" / "plan").mkdir(parents=True)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "log.txt").touch()
+    with RunDirectory(tmp_path) as out:
+        assert not out.resuming
+        assert sorted(entry.name for entry in tmp_path.iterdir()) == [".forge-preparing"]
+    (tmp_path / ".forge-preparing").mkdir()
+    (tmp_path / "thesis.tex").touch()
+    with pytest.raises(RunDirectoryError, match=r"thesis\.tex"), RunDirectory(tmp_path):
+        pass

@@ -1,0 +1,96 @@
+"""Recipes in and out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forge import RecipeError, SettingsError
+from forge.settings._recipe import as_recipe, as_values, read_recipe
+from forge.settings._settings import resolve
+from forge.verbs._sft import SFTSettings
+
+REQUIRED: dict[str, Any] = {"model_path": "m", "data_path": "d", "ckpt_output_dir": "o"}
+
+
+@given(
+    text=st.text(alphabet=st.characters(exclude_categories=["Cs"]), min_size=1),
+    rate=st.floats(min_value=1e-12, max_value=1.0),
+    names=st.lists(st.text(alphabet="abc_.#: ", min_size=1), min_size=1, max_size=3),
+)
+def test_round_trip(text: str, rate: float, names: list[str], tmp_path_factory: pytest.TempPathFactory) -> None:
+    """config.yaml read back as a recipe gives the same settings, whatever is in the strings."""
+    given_values = {**REQUIRED, "data_path": text, "learning_rate": rate, "adapter": "lora", "target_modules": names}
+    first = resolve(SFTSettings, ("argument", given_values))
+    path = tmp_path_factory.getbasetemp() / "config.yaml"
+    path.write_text(as_recipe(first, "sft"), encoding="utf-8", newline="\n")
+    again = resolve(SFTSettings, ("recipe", {name: value for name, value in read_recipe(path).items() if value is not None}))
+    assert as_values(again) == as_values(first)
+
+
+def test_an_empty_recipe_says_nothing(tmp_path: Path) -> None:
+    """A file of comments only is a recipe without settings."""
+    (tmp_path / "r.yaml").write_text("# nothing\n")
+    assert read_recipe(tmp_path / "r.yaml") == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: 1\na: 2\n", r":2: .*'a' is given twice"),
+        ("- a\n", "mapping"),
+        ("a: [\n", r"r\.yaml:2"),
+        ("1: 2\n", "1 is no setting's name"),
+        ("? [a]\n: 1\n", "no setting's name"),
+        ("a: " + "[" * 3000, "cannot be read"),
+        ("!!python/object:x {}", "not a recipe"),
+    ],
+)
+def test_bad_recipes(text: str, message: str, tmp_path: Path) -> None:
+    """A recipe that cannot be read is refused with its file and line; no Python object is ever built from one."""
+    (tmp_path / "r.yaml").write_text(text)
+    with pytest.raises(RecipeError, match=message):
+        read_recipe(tmp_path / "r.yaml")
+
+
+def test_missing_and_directory(tmp_path: Path) -> None:
+    """A recipe that is not there, and a directory in its place, are named."""
+    with pytest.raises(RecipeError, match="no such recipe"):
+        read_recipe(tmp_path / "r.yaml")
+    with pytest.raises(RecipeError, match=r"config\.yaml"):
+        read_recipe(tmp_path)
+
+
+def test_numbers_are_what_a_person_reads(tmp_path: Path) -> None:
+    """YAML 1.1 would make 010 eight and 1:30 ninety: here the one is ten, and the other is refused."""
+    (tmp_path / "r.yaml").write_text("seed: 010\n")
+    assert resolve(SFTSettings, ("recipe", {**REQUIRED, **read_recipe(tmp_path / "r.yaml")})).plan.seed == 10
+    (tmp_path / "r.yaml").write_text("seed: 1:30\n")
+    with pytest.raises(SettingsError, match="1:30"):
+        resolve(SFTSettings, ("recipe", {**REQUIRED, **read_recipe(tmp_path / "r.yaml")}))
+
+
+def test_paths_that_cannot_be_asked_about(tmp_path: Path) -> None:
+    """A name that the file system refuses is a recipe that is not there, not a crash."""
+    for name in ("x" * 300, "a\0b"):
+        with pytest.raises(RecipeError):
+            read_recipe(tmp_path / name)
+
+
+def test_a_runs_own_defaults_are_left_open(tmp_path: Path) -> None:
+    """Of a config.yaml only what was asked for is read; a comment of the user's own, and one inside a string, change nothing."""
+    lines = ["seed: 1  # flag", "beta1: 0.5  # default", "dtype: float32  # chosen: because", "eps: 1e-6  # my default"]
+    lines.append("data_path: 'a  # default'  # argument")
+    (tmp_path / "r.yaml").write_text("\n".join(lines) + "\n")
+    assert read_recipe(tmp_path / "r.yaml") == {"seed": 1, "eps": "1e-6", "data_path": "a  # default"}
+
+
+def test_data_in_the_place_of_a_recipe(tmp_path: Path) -> None:
+    """`forge sft train.jsonl` is answered with the option that was meant."""
+    (tmp_path / "train.jsonl").write_text('{"messages": []}\n{"messages": []}\n')
+    with pytest.raises(RecipeError, match="--data-path"):
+        read_recipe(tmp_path / "train.jsonl")

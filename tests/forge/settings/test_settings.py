@@ -1,0 +1,104 @@
+"""Flat names and values → composed settings."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import attrs
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forge import SettingsError
+from forge.settings._settings import flat_fields, resolve, signature_of
+from forge.verbs._sft import SFTSettings
+
+REQUIRED: dict[str, Any] = {"model_path": "m", "data_path": "d", "ckpt_output_dir": "o"}
+
+
+def test_later_layers_win_and_are_named() -> None:
+    """A flag beats a recipe, a recipe beats the default, and `origins` says which it was."""
+    s = resolve(SFTSettings, ("recipe r.yaml", {**REQUIRED, "seed": 1, "beta1": 0.5}), ("flag", {"seed": 2}))
+    assert (s.plan.seed, s.optimizer.beta1) == (2, 0.5)
+    assert (s.origins["seed"], s.origins["beta1"], s.origins["beta2"]) == ("flag", "recipe r.yaml", "default")
+
+
+def test_names_are_unique_across_rooms() -> None:
+    """A flat name belongs to one room, so that a flag cannot mean two things."""
+    names = [field.name for _, field in flat_fields(SFTSettings)]
+    assert len(names) == len(set(names)) > 25
+
+
+def test_signature_lists_every_setting() -> None:
+    """`help(forge.sft)` and the command line are made from one signature: recipe, then every setting by keyword."""
+    import forge
+
+    signature = inspect.signature(forge.sft)
+    assert signature == signature_of(SFTSettings)
+    assert list(signature.parameters) == ["recipe", *(field.name for _, field in flat_fields(SFTSettings))]
+
+
+@pytest.mark.parametrize("name", sorted(REQUIRED))
+def test_required(name: str) -> None:
+    """Leaving a required setting out is refused with both of its spellings."""
+    with pytest.raises(SettingsError, match=f"{name} is required.*--{name.replace('_', '-')}"):
+        resolve(SFTSettings, ("argument", {key: value for key, value in REQUIRED.items() if key != name}))
+
+
+@given(name=st.text(min_size=1, max_size=20))
+def test_unknown_names_are_refused(name: str) -> None:
+    """Whatever the name: it is a setting or it is refused by name."""
+    known = {field.name for _, field in flat_fields(SFTSettings)}
+    if name in known:
+        return
+    with pytest.raises(SettingsError) as caught:
+        resolve(SFTSettings, ("argument", {**REQUIRED, name: 1}))
+    assert repr(name) in str(caught.value)
+
+
+@given(
+    value=st.one_of(
+        st.none(), st.booleans(), st.text(), st.lists(st.integers()), st.floats(), st.dictionaries(st.text(), st.text())
+    )
+)
+@pytest.mark.parametrize("name", ["seed", "effective_batch_size", "warmup_steps"])
+def test_mistyped_values_are_refused(name: str, value: object) -> None:
+    """Only whole numbers are taken where one is meant; everything else is refused with the name, never coerced."""
+    with pytest.raises(SettingsError, match=name):
+        resolve(SFTSettings, ("argument", {**REQUIRED, name: value}))
+
+
+def test_whole_numbers_are_numbers() -> None:
+    """learning_rate=1 is a number like 1.0; True is none."""
+    assert resolve(SFTSettings, ("argument", {**REQUIRED, "learning_rate": 1})).optimizer.learning_rate == 1.0
+    with pytest.raises(SettingsError, match="learning_rate must be a number"):
+        resolve(SFTSettings, ("argument", {**REQUIRED, "learning_rate": True}))
+
+
+def test_numbers_that_yaml_reads_as_text() -> None:
+    """YAML 1.1 reads 1e-5 as a string: from a recipe it is the number that was meant, from Python it is refused."""
+    layer = {**REQUIRED, "learning_rate": "1e-5"}
+    assert resolve(SFTSettings, ("recipe r.yaml", layer)).optimizer.learning_rate == 1e-5
+    with pytest.raises(SettingsError, match="learning_rate must be a number"):
+        resolve(SFTSettings, ("argument", layer))
+
+
+def test_choices_suggest_the_nearest() -> None:
+    """A misspelled choice is answered with the choices and the nearest one."""
+    with pytest.raises(SettingsError, match=r"lr_scheduler must be one of .*Did you mean 'cosine'\?"):
+        resolve(SFTSettings, ("argument", {**REQUIRED, "lr_scheduler": "cosin"}))
+
+
+def test_resolved_keeps_the_reason() -> None:
+    """What was left open and chosen later says so."""
+    s = resolve(SFTSettings, ("argument", REQUIRED)).resolved("num_epochs", 1, "nothing was given")
+    assert s.plan.num_epochs == 1
+    assert s.origins["num_epochs"] == "chosen: nothing was given"
+
+
+def test_settings_are_frozen() -> None:
+    """A run cannot change its settings on the way."""
+    s = resolve(SFTSettings, ("argument", REQUIRED))
+    with pytest.raises(attrs.exceptions.FrozenInstanceError):
+        s.plan.seed = 3  # type: ignore[misc]
