@@ -16,7 +16,7 @@ import forge_accel
 def test_the_public_names_are_sorted_and_there():
     """`__all__` is sorted (capitals first), complete, and every name leads somewhere."""
     assert forge_accel.__all__ == sorted(forge_accel.__all__)
-    assert set(forge_accel.__all__) == set(forge_accel._HOMES)
+    assert set(forge_accel.__all__) == set(forge_accel._MODULE_OF)
     for name in forge_accel.__all__:
         assert getattr(forge_accel, name) is not None
     assert set(forge_accel.__all__) <= set(dir(forge_accel))

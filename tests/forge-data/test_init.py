@@ -22,9 +22,9 @@ def python(code, **environment):
 
 def test_public_names():
     """__all__ is sorted, and is the table of homes; each name is found there and in dir()."""
-    assert forge_data.__all__ == sorted(forge_data.__all__) == sorted(forge_data._HOMES)
+    assert forge_data.__all__ == sorted(forge_data.__all__) == sorted(forge_data._MODULE_OF)
     for name in forge_data.__all__:
-        assert getattr(forge_data, name).__module__ == f"forge_data.{forge_data._HOMES[name]}"
+        assert getattr(forge_data, name).__module__ == f"forge_data.{forge_data._MODULE_OF[name]}"
     assert set(forge_data.__all__) <= set(dir(forge_data))
 
 
@@ -33,7 +33,7 @@ def test_type_checkers_see_the_same_names():
     tree = ast.parse((SOURCE / "__init__.py").read_text(encoding="utf-8"))
     (guarded,) = [node for node in tree.body if isinstance(node, ast.If)]
     seen = {alias.name: node.module.removeprefix("forge_data.") for node in guarded.body for alias in node.names}
-    assert seen == forge_data._HOMES
+    assert seen == forge_data._MODULE_OF
 
 
 def test_unknown_name():

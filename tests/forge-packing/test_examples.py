@@ -18,7 +18,7 @@ def test_readme():
 
 def test_docstrings():
     """The examples in docstrings run; each public function has one."""
-    modules = {name: importlib.import_module(f"forge_packing.{name}") for name in forge_packing._HOMES.values()}
+    modules = {name: importlib.import_module(f"forge_packing.{name}") for name in forge_packing._MODULE_OF.values()}
     results = {name: doctest.testmod(module) for name, module in modules.items()}
     assert [name for name, result in results.items() if result.failed] == []
     assert [

@@ -18,9 +18,9 @@ def python(code):
 
 def test_public_names():
     """__all__ is sorted, and is the table of homes; each name is found there and in dir()."""
-    assert forge_packing.__all__ == sorted(forge_packing.__all__) == sorted(forge_packing._HOMES)
+    assert forge_packing.__all__ == sorted(forge_packing.__all__) == sorted(forge_packing._MODULE_OF)
     for name in forge_packing.__all__:
-        assert getattr(forge_packing, name).__module__ == f"forge_packing.{forge_packing._HOMES[name]}"
+        assert getattr(forge_packing, name).__module__ == f"forge_packing.{forge_packing._MODULE_OF[name]}"
     assert set(forge_packing.__all__) <= set(dir(forge_packing))
 
 
@@ -29,7 +29,7 @@ def test_type_checkers_see_the_same_names():
     tree = ast.parse((SOURCE / "__init__.py").read_text())
     (guarded,) = [node for node in tree.body if isinstance(node, ast.If)]
     seen = {alias.name: node.module.removeprefix("forge_packing.") for node in guarded.body for alias in node.names}
-    assert seen == forge_packing._HOMES
+    assert seen == forge_packing._MODULE_OF
 
 
 def test_unknown_name():

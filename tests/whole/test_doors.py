@@ -26,8 +26,8 @@ def door(folder: str) -> ast.Module:
 def homes(folder: str) -> dict[str, str]:
     """Public name → module that it comes from, as the lazy tables of a door say."""
     module = importlib.import_module(PACKAGES[folder].import_name)
-    own = {name: f"{module.__name__}.{home}" for name, home in module._HOMES.items()}
-    rooms = getattr(module, "_ROOMS", {})
+    own = {name: f"{module.__name__}.{home}" for name, home in module._MODULE_OF.items()}
+    rooms = getattr(module, "_PACKAGES", {})
     return own | (rooms if isinstance(rooms, dict) else {room: f"{module.__name__}.{room}" for room in rooms})
 
 

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, get_args, get_type_hints
 import attrs
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 import forge_accel
 import forge_algos

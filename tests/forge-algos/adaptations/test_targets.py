@@ -3,8 +3,7 @@
 import pytest
 import torch
 import transformers
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from forge_algos import AdapterError
 from forge_algos.adaptations._targets import resolve_targets

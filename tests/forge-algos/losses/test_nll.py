@@ -2,8 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from forge_algos import LossError

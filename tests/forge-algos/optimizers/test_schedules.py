@@ -2,8 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from transformers import get_scheduler
 
 from forge_algos import OptimizerError, OptimizerSettings, lr_factor, schedule

@@ -4,8 +4,7 @@ import json
 
 import jinja2
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from forge_data.chat_template._trace import render

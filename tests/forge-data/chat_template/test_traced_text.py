@@ -1,8 +1,7 @@
 """Strings with a memory: to a template they are strings, and what they remember is true."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from markupsafe import Markup
 
 from forge_data.chat_template._traced_text import UNPLACED, Leaf, Mark, Traced, concat, join, leaf_of, pieces_of

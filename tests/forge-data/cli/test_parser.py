@@ -7,8 +7,7 @@ import sys
 import pytest
 
 import forge_data
-from forge_data.cli import _commands as _verbs
-from forge_data.cli import _parser as _cli
+from forge_data.cli import _commands as _verbs, _parser as _cli
 
 
 @pytest.fixture

@@ -6,8 +6,7 @@ import pytest
 
 from forge_data import BadPairError, DataError, lint, prepare
 from forge_data.cli import _parser as _cli
-from forge_data.preparing import _job as _work
-from forge_data.preparing import _pipeline
+from forge_data.preparing import _job as _work, _pipeline
 
 USER = {"role": "user", "content": "count"}
 GOOD = [{"prompt": [USER], "chosen": [{"role": "assistant", "content": f"{n}!"}], "rejected": [{"role": "assistant", "content": f"{n}?"}]} for n in range(6)]  # fmt: skip

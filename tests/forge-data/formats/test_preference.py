@@ -3,8 +3,7 @@
 import os
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from forge_data import BadPairError, DataError
 from forge_data.formats._preference import preference

@@ -6,8 +6,7 @@ from random import Random
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from forge_data import DataError, TemplateError
 from forge_data._example import TokenizedExample

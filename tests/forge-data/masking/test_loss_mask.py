@@ -1,8 +1,7 @@
 """Spans of characters to learned tokens, by hand."""
 
 import numpy as np
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from forge_data.masking._loss_mask import Span, trained_in_order, trained_tokens
 

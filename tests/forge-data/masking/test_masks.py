@@ -1,8 +1,7 @@
 """The laws of masks, held against an account of each template that knows bytes and nothing of offsets or prefixes."""
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from tokenizers import pre_tokenizers
 
 from forge_data import tokenize

@@ -4,8 +4,7 @@ assistants' text and turn ends are learned. Two accounts must agree: the text's 
 from functools import cache
 
 import pytest
-from hypothesis import event, given, settings
-from hypothesis import strategies as st
+from hypothesis import event, given, settings, strategies as st
 
 from forge_data import DataError, TemplateError, tokenize
 

@@ -1,8 +1,7 @@
 """Who wrote which tokens."""
 
 import numpy as np
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from forge_data.chat_template._trace import NOBODY, render
 from forge_data.chat_template._traced_jinja import compile_template

@@ -3,8 +3,7 @@
 from functools import cache
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from forge_data import TemplateError
 from forge_data._errors import DataError

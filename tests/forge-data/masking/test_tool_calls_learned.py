@@ -4,8 +4,7 @@ import json
 from functools import cache
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from forge_data import tokenize
 

@@ -6,12 +6,10 @@ import logging
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from forge_data import DataError, StoreError, TokenStore, prepare, tokenize
-from forge_data.preparing import _job as _work
-from forge_data.preparing import _pipeline
+from forge_data.preparing import _job as _work, _pipeline
 
 UNTRAINED = {"messages": [{"role": "user", "content": "nobody answers"}]}
 

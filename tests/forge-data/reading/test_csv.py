@@ -4,8 +4,7 @@ import csv
 import io
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from forge_data import DataError
 from forge_data.reading._csv import CsvFile

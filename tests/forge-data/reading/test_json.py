@@ -5,8 +5,7 @@ import tracemalloc
 from contextlib import nullcontext
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from forge_data import DataError
 from forge_data.reading import _json as module

@@ -6,8 +6,7 @@ import json
 import pickle
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from forge_data import DataError
 from forge_data.reading._file import DataFile

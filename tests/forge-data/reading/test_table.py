@@ -5,8 +5,7 @@ import pickle
 import datasets
 import pyarrow as pa
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from forge_data import DataError
 from forge_data.reading._table import TableRows, table_chunks, without_nulls

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from forge_data import DataError, StoreError, TokenStore, prepare
 from forge_data.store._manifest import FINGERPRINTED

@@ -6,8 +6,7 @@ import shutil
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from forge_data import DataError, StoreError, TokenStore, prepare
 from forge_data.store._manifest import SUPERVISED, arrays_of

@@ -1,8 +1,7 @@
 """Places that follow from what tokens spell are those that the tokenizer tells."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from tokenizers import normalizers
 from transformers import PreTrainedTokenizerFast
 

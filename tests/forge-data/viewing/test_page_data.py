@@ -2,8 +2,7 @@
 
 import json
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from forge_data._example import ROLES
 from forge_data.findings._report import Finding

@@ -4,8 +4,7 @@ import re
 import unicodedata
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from forge_data.viewing._terminal import lines, visible
 from forge_data.viewing._view import views

@@ -3,8 +3,7 @@
 import json
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from forge_dist import CheckpointError
 from forge_dist.checkpoints._manifest import Damaged, Manifest, _digest, jsonable, next_serial, read_manifest, refuse_foreign

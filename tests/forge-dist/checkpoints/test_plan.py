@@ -5,8 +5,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from forge_dist import CheckpointError
 from forge_dist.checkpoints._plan import DTYPES, Piece, divide, local_pieces

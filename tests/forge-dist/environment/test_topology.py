@@ -4,8 +4,7 @@ import subprocess
 import sys
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from forge_dist import LaunchError, LaunchSettings, topology
 

@@ -4,8 +4,7 @@ import resource
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from safetensors.torch import load_file, save_file
 
 from forge_dist.exporting import _safetensors_writer as _stream

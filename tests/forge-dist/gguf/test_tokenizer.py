@@ -7,8 +7,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from forge_dist import ModelError
-from forge_dist.gguf._tokenizer import PRE, PROBES, tokenizer_fields
-from forge_dist.gguf._tokenizer import tokenizer_of as read_back
+from forge_dist.gguf._tokenizer import PRE, PROBES, tokenizer_fields, tokenizer_of as read_back
 
 from ..gguf_models import tokenizer_of
 

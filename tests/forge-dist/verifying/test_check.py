@@ -7,8 +7,7 @@ import shutil
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from forge_dist import ExportError, check_export, export_model, load_model
 from forge_dist.verifying._check import difference

@@ -3,8 +3,7 @@
 import attrs
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from forge_packing import Cost, PackingError
 from forge_packing.dividing._cost import integer_costs

@@ -5,8 +5,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from forge_packing import PackingError, plan
 from forge_packing.ordering._mixture import MAX_PERIOD, draws, whole_shares

@@ -5,8 +5,7 @@ import zipfile
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from forge_packing import BatchPlan, Cost, PackingError, plan
 from forge_packing.planning import _steps

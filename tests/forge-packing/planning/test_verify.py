@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from forge_packing import PackingError, plan
-from forge_packing.planning import _steps
-from forge_packing.planning import _verify as _laws
+from forge_packing.planning import _steps, _verify as _laws
 from forge_packing.planning._verify import verify_division, verify_order
 
 LENGTHS = [3, 5, 2, 7, 4, 1]

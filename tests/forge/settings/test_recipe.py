@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from forge import RecipeError, SettingsError
 from forge.settings._recipe import as_recipe, as_values, read_recipe

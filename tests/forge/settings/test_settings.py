@@ -7,8 +7,7 @@ from typing import Any
 
 import attrs
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from forge import SettingsError
 from forge.settings._settings import flat_fields, resolve, signature_of

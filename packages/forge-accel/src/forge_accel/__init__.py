@@ -9,67 +9,48 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from forge_accel._choice import Choice
-    from forge_accel._dtypes import bfloat16, float16, float32
-    from forge_accel._errors import AccelError, AttentionError, ForgeAccelError
-    from forge_accel._settings import DeviceSettings
-    from forge_accel.attention._attention import Attention
-    from forge_accel.attention._documents import document_attention
-    from forge_accel.devices._accelerator import Accelerator
-    from forge_accel.devices._cpu import CPUAccelerator
-    from forge_accel.devices._cuda import CUDAAccelerator
-    from forge_accel.devices._describe import Row, describe
-    from forge_accel.devices._registry import accelerator, device_count
+    from forge_accel._choice import Choice as Choice
+    from forge_accel._dtypes import bfloat16 as bfloat16, float16 as float16, float32 as float32
+    from forge_accel._errors import (
+        AccelError as AccelError,
+        AttentionError as AttentionError,
+        ForgeAccelError as ForgeAccelError,
+    )
+    from forge_accel._settings import DeviceSettings as DeviceSettings
+    from forge_accel.attention._attention import Attention as Attention
+    from forge_accel.attention._documents import document_attention as document_attention
+    from forge_accel.devices._accelerator import Accelerator as Accelerator
+    from forge_accel.devices._cpu import CPUAccelerator as CPUAccelerator
+    from forge_accel.devices._cuda import CUDAAccelerator as CUDAAccelerator
+    from forge_accel.devices._describe import Row as Row, describe as describe
+    from forge_accel.devices._registry import accelerator as accelerator, device_count as device_count
 
 __version__ = "0.4.0"
 
-__all__ = [
-    "AccelError",
-    "Accelerator",
-    "Attention",
-    "AttentionError",
-    "CPUAccelerator",
-    "CUDAAccelerator",
-    "Choice",
-    "DeviceSettings",
-    "ForgeAccelError",
-    "Row",
-    "accelerator",
-    "bfloat16",
-    "describe",
-    "device_count",
-    "document_attention",
-    "float16",
-    "float32",
-]
-
-_HOMES = {
-    "AccelError": "_errors",
-    "Accelerator": "devices._accelerator",
-    "Attention": "attention._attention",
-    "AttentionError": "_errors",
-    "CPUAccelerator": "devices._cpu",
-    "CUDAAccelerator": "devices._cuda",
-    "Choice": "_choice",
-    "DeviceSettings": "_settings",
-    "ForgeAccelError": "_errors",
-    "Row": "devices._describe",
-    "accelerator": "devices._registry",
-    "bfloat16": "_dtypes",
-    "describe": "devices._describe",
-    "device_count": "devices._registry",
-    "document_attention": "attention._documents",
-    "float16": "_dtypes",
-    "float32": "_dtypes",
+# Each module with the public names that it defines; a module is imported when one of its names is first used.
+_PUBLIC = {
+    "_choice": "Choice",
+    "_dtypes": "bfloat16 float16 float32",
+    "_errors": "AccelError AttentionError ForgeAccelError",
+    "_settings": "DeviceSettings",
+    "attention._attention": "Attention",
+    "attention._documents": "document_attention",
+    "devices._accelerator": "Accelerator",
+    "devices._cpu": "CPUAccelerator",
+    "devices._cuda": "CUDAAccelerator",
+    "devices._describe": "Row describe",
+    "devices._registry": "accelerator device_count",
 }
+_MODULE_OF = {name: module for module, names in _PUBLIC.items() for name in names.split()}
+__all__ = sorted(_MODULE_OF)
 
 
 def __getattr__(name: str) -> object:
     """Load a public name when it is first asked for."""
-    if name not in _HOMES:
+    if name not in _MODULE_OF:
         msg = f"module {__name__!r} has no attribute {name!r}"
         raise AttributeError(msg)
-    value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    value = getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
     globals()[name] = value
     return value
 

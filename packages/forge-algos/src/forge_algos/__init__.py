@@ -7,211 +7,123 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from forge_algos import adaptations, losses, objectives, online
+    from forge_algos import adaptations as adaptations, losses as losses, objectives as objectives, online as online
     from forge_algos._errors import (
-        AdapterError,
-        DivergedError,
-        ForgeAlgosError,
-        LossError,
-        MissingPackageError,
-        NoTargetsError,
-        OptimizerError,
-        PackedBatchError,
-        ReferenceMismatchError,
-        RewardError,
-        RolloutError,
-        UnevenRanksError,
+        AdapterError as AdapterError,
+        DivergedError as DivergedError,
+        ForgeAlgosError as ForgeAlgosError,
+        LossError as LossError,
+        MissingPackageError as MissingPackageError,
+        NoTargetsError as NoTargetsError,
+        OptimizerError as OptimizerError,
+        PackedBatchError as PackedBatchError,
+        ReferenceMismatchError as ReferenceMismatchError,
+        RewardError as RewardError,
+        RolloutError as RolloutError,
+        UnevenRanksError as UnevenRanksError,
     )
-    from forge_algos._parallel import ALONE, Parallel
-    from forge_algos.adaptations import Adaptation, adapt, osft_importance, quantization_config
-    from forge_algos.batches._groups import PackedGroups, check_groups, group_inputs, group_tensors, idle_groups
-    from forge_algos.batches._packed import PackedBatch
-    from forge_algos.isolation._guard import PackedGuard, guard_packed
-    from forge_algos.isolation._prompt_sharing import shares_prompts
-    from forge_algos.losses import LossTerms, nll
+    from forge_algos._parallel import ALONE as ALONE, Parallel as Parallel
+    from forge_algos.adaptations import (
+        Adaptation as Adaptation,
+        adapt as adapt,
+        osft_importance as osft_importance,
+        quantization_config as quantization_config,
+    )
+    from forge_algos.batches._groups import (
+        PackedGroups as PackedGroups,
+        check_groups as check_groups,
+        group_inputs as group_inputs,
+        group_tensors as group_tensors,
+        idle_groups as idle_groups,
+    )
+    from forge_algos.batches._packed import PackedBatch as PackedBatch
+    from forge_algos.isolation._guard import PackedGuard as PackedGuard, guard_packed as guard_packed
+    from forge_algos.isolation._prompt_sharing import shares_prompts as shares_prompts
+    from forge_algos.losses import LossTerms as LossTerms, nll as nll
     from forge_algos.objectives import (
-        DPO,
-        GRPO,
-        KTO,
-        ORPO,
-        PPO,
-        RLOO,
-        SFT,
-        Bound,
-        Distill,
-        KTOBatch,
-        Objective,
-        PreferenceBatch,
-        Pretrain,
-        Reward,
-        SimPO,
-        check_reference,
-        reference_logps,
+        DPO as DPO,
+        GRPO as GRPO,
+        KTO as KTO,
+        ORPO as ORPO,
+        PPO as PPO,
+        RLOO as RLOO,
+        SFT as SFT,
+        Bound as Bound,
+        Distill as Distill,
+        KTOBatch as KTOBatch,
+        Objective as Objective,
+        PreferenceBatch as PreferenceBatch,
+        Pretrain as Pretrain,
+        Reward as Reward,
+        SimPO as SimPO,
+        check_reference as check_reference,
+        reference_logps as reference_logps,
     )
-    from forge_algos.optimizers._optimizers import adamw, make_optimizer
-    from forge_algos.optimizers._schedules import lr_factor, schedule
-    from forge_algos.settings._adapter import AdapterSettings
-    from forge_algos.settings._online import GRPOSettings, PPOSettings, RLOOSettings
-    from forge_algos.settings._optimizer import OptimizerSettings
-    from forge_algos.settings._preference import DPOSettings, KTOSettings, ORPOSettings, RewardSettings, SimPOSettings
-    from forge_algos.settings._supervised import DistillSettings, PretrainSettings, SupervisedSettings
-    from forge_algos.training._evaluate import Evaluation, evaluate
-    from forge_algos.training._train import StepOutput, train
+    from forge_algos.optimizers._optimizers import adamw as adamw, make_optimizer as make_optimizer
+    from forge_algos.optimizers._schedules import lr_factor as lr_factor, schedule as schedule
+    from forge_algos.settings._adapter import AdapterSettings as AdapterSettings
+    from forge_algos.settings._online import (
+        GRPOSettings as GRPOSettings,
+        PPOSettings as PPOSettings,
+        RLOOSettings as RLOOSettings,
+    )
+    from forge_algos.settings._optimizer import OptimizerSettings as OptimizerSettings
+    from forge_algos.settings._preference import (
+        DPOSettings as DPOSettings,
+        KTOSettings as KTOSettings,
+        ORPOSettings as ORPOSettings,
+        RewardSettings as RewardSettings,
+        SimPOSettings as SimPOSettings,
+    )
+    from forge_algos.settings._supervised import (
+        DistillSettings as DistillSettings,
+        PretrainSettings as PretrainSettings,
+        SupervisedSettings as SupervisedSettings,
+    )
+    from forge_algos.training._evaluate import Evaluation as Evaluation, evaluate as evaluate
+    from forge_algos.training._train import StepOutput as StepOutput, train as train
 
 __version__ = "0.4.0"
 
-__all__ = [
-    "ALONE",
-    "Adaptation",
-    "AdapterError",
-    "AdapterSettings",
-    "Bound",
-    "DPO",
-    "DPOSettings",
-    "Distill",
-    "DistillSettings",
-    "DivergedError",
-    "Evaluation",
-    "ForgeAlgosError",
-    "GRPO",
-    "GRPOSettings",
-    "KTO",
-    "KTOBatch",
-    "KTOSettings",
-    "LossError",
-    "LossTerms",
-    "MissingPackageError",
-    "NoTargetsError",
-    "ORPO",
-    "ORPOSettings",
-    "Objective",
-    "OptimizerError",
-    "OptimizerSettings",
-    "PPO",
-    "PPOSettings",
-    "PackedBatch",
-    "PackedBatchError",
-    "PackedGroups",
-    "PackedGuard",
-    "Parallel",
-    "PreferenceBatch",
-    "Pretrain",
-    "PretrainSettings",
-    "RLOO",
-    "RLOOSettings",
-    "ReferenceMismatchError",
-    "Reward",
-    "RewardError",
-    "RewardSettings",
-    "RolloutError",
-    "SFT",
-    "SimPO",
-    "SimPOSettings",
-    "StepOutput",
-    "SupervisedSettings",
-    "UnevenRanksError",
-    "adamw",
-    "adapt",
-    "adaptations",
-    "check_groups",
-    "check_reference",
-    "evaluate",
-    "group_inputs",
-    "group_tensors",
-    "guard_packed",
-    "idle_groups",
-    "losses",
-    "lr_factor",
-    "make_optimizer",
-    "nll",
-    "objectives",
-    "online",
-    "osft_importance",
-    "quantization_config",
-    "reference_logps",
-    "schedule",
-    "shares_prompts",
-    "train",
-]
-
-_HOMES = {
-    "ALONE": "_parallel",
-    "Adaptation": "adaptations",
-    "AdapterError": "_errors",
-    "AdapterSettings": "settings._adapter",
-    "Bound": "objectives",
-    "DPO": "objectives",
-    "DPOSettings": "settings._preference",
-    "Distill": "objectives",
-    "DistillSettings": "settings._supervised",
-    "DivergedError": "_errors",
-    "Evaluation": "training._evaluate",
-    "ForgeAlgosError": "_errors",
-    "GRPO": "objectives",
-    "GRPOSettings": "settings._online",
-    "KTO": "objectives",
-    "KTOBatch": "objectives",
-    "KTOSettings": "settings._preference",
-    "LossError": "_errors",
-    "LossTerms": "losses",
-    "MissingPackageError": "_errors",
-    "NoTargetsError": "_errors",
-    "ORPO": "objectives",
-    "ORPOSettings": "settings._preference",
-    "Objective": "objectives",
-    "OptimizerError": "_errors",
-    "OptimizerSettings": "settings._optimizer",
-    "PPO": "objectives",
-    "PPOSettings": "settings._online",
-    "PackedBatch": "batches._packed",
-    "PackedBatchError": "_errors",
-    "PackedGroups": "batches._groups",
-    "PackedGuard": "isolation._guard",
-    "Parallel": "_parallel",
-    "PreferenceBatch": "objectives",
-    "Pretrain": "objectives",
-    "PretrainSettings": "settings._supervised",
-    "RLOO": "objectives",
-    "RLOOSettings": "settings._online",
-    "ReferenceMismatchError": "_errors",
-    "Reward": "objectives",
-    "RewardError": "_errors",
-    "RewardSettings": "settings._preference",
-    "RolloutError": "_errors",
-    "SFT": "objectives",
-    "SimPO": "objectives",
-    "SimPOSettings": "settings._preference",
-    "StepOutput": "training._train",
-    "SupervisedSettings": "settings._supervised",
-    "UnevenRanksError": "_errors",
-    "adamw": "optimizers._optimizers",
-    "adapt": "adaptations",
-    "check_groups": "batches._groups",
-    "check_reference": "objectives",
-    "evaluate": "training._evaluate",
-    "group_inputs": "batches._groups",
-    "group_tensors": "batches._groups",
-    "guard_packed": "isolation._guard",
-    "idle_groups": "batches._groups",
-    "lr_factor": "optimizers._schedules",
-    "make_optimizer": "optimizers._optimizers",
-    "nll": "losses",
-    "osft_importance": "adaptations",
-    "quantization_config": "adaptations",
-    "reference_logps": "objectives",
-    "schedule": "optimizers._schedules",
-    "shares_prompts": "isolation._prompt_sharing",
-    "train": "training._train",
+# Each module with the public names that it defines; a module is imported when one of its names is first used.
+_PUBLIC = {
+    "_errors": (
+        "AdapterError DivergedError ForgeAlgosError LossError MissingPackageError NoTargetsError OptimizerError "
+        "PackedBatchError ReferenceMismatchError RewardError RolloutError UnevenRanksError"
+    ),
+    "_parallel": "ALONE Parallel",
+    "adaptations": "Adaptation adapt osft_importance quantization_config",
+    "batches._groups": "PackedGroups check_groups group_inputs group_tensors idle_groups",
+    "batches._packed": "PackedBatch",
+    "isolation._guard": "PackedGuard guard_packed",
+    "isolation._prompt_sharing": "shares_prompts",
+    "losses": "LossTerms nll",
+    "objectives": (
+        "Bound DPO Distill GRPO KTO KTOBatch ORPO Objective PPO PreferenceBatch Pretrain RLOO Reward SFT SimPO "
+        "check_reference reference_logps"
+    ),
+    "optimizers._optimizers": "adamw make_optimizer",
+    "optimizers._schedules": "lr_factor schedule",
+    "settings._adapter": "AdapterSettings",
+    "settings._online": "GRPOSettings PPOSettings RLOOSettings",
+    "settings._optimizer": "OptimizerSettings",
+    "settings._preference": "DPOSettings KTOSettings ORPOSettings RewardSettings SimPOSettings",
+    "settings._supervised": "DistillSettings PretrainSettings SupervisedSettings",
+    "training._evaluate": "Evaluation evaluate",
+    "training._train": "StepOutput train",
 }
-_ROOMS = ("adaptations", "losses", "objectives", "online")
+_MODULE_OF = {name: module for module, names in _PUBLIC.items() for name in names.split()}
+# Folders that are public as a whole.
+_PACKAGES = ("adaptations", "losses", "objectives", "online")
+__all__ = sorted({*_MODULE_OF, *_PACKAGES})
 
 
 def __getattr__(name: str) -> object:
-    if name in _ROOMS:
+    if name in _PACKAGES:
         return import_module(f"{__name__}.{name}")
-    if name not in _HOMES:
+    if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    value = getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
     globals()[name] = value
     return value
 

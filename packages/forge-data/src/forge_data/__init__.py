@@ -7,85 +7,60 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from forge_data._accounting import Accounting
-    from forge_data._errors import BadPairError, DataError, ForgeDataError, StoreError, TemplateError, TokenizerError
-    from forge_data._example import TokenizedExample
-    from forge_data._settings import DataSettings, PreferenceDataSettings, PretrainDataSettings, PromptDataSettings
-    from forge_data.findings._report import Finding, LintReport
-    from forge_data.linting._lint import lint
-    from forge_data.preparing._prepare import prepare
-    from forge_data.preparing._prepare_prompts import prepare_prompts
-    from forge_data.preparing._tokenize import tokenize
-    from forge_data.store._prompt_store import Prompt, PromptStore
-    from forge_data.store._token_store import TokenStore
-    from forge_data.store._token_store_from_classes import check_classes
-    from forge_data.tokenizing._tokenizer import load_tokenizer
-    from forge_data.viewing._show import show
-    from forge_data.viewing._stats import Stats, stats
+    from forge_data._accounting import Accounting as Accounting
+    from forge_data._errors import (
+        BadPairError as BadPairError,
+        DataError as DataError,
+        ForgeDataError as ForgeDataError,
+        StoreError as StoreError,
+        TemplateError as TemplateError,
+        TokenizerError as TokenizerError,
+    )
+    from forge_data._example import TokenizedExample as TokenizedExample
+    from forge_data._settings import (
+        DataSettings as DataSettings,
+        PreferenceDataSettings as PreferenceDataSettings,
+        PretrainDataSettings as PretrainDataSettings,
+        PromptDataSettings as PromptDataSettings,
+    )
+    from forge_data.findings._report import Finding as Finding, LintReport as LintReport
+    from forge_data.linting._lint import lint as lint
+    from forge_data.preparing._prepare import prepare as prepare
+    from forge_data.preparing._prepare_prompts import prepare_prompts as prepare_prompts
+    from forge_data.preparing._tokenize import tokenize as tokenize
+    from forge_data.store._prompt_store import Prompt as Prompt, PromptStore as PromptStore
+    from forge_data.store._token_store import TokenStore as TokenStore
+    from forge_data.store._token_store_from_classes import check_classes as check_classes
+    from forge_data.tokenizing._tokenizer import load_tokenizer as load_tokenizer
+    from forge_data.viewing._show import show as show
+    from forge_data.viewing._stats import Stats as Stats, stats as stats
 
 __version__ = "0.3.1"
 
-__all__ = [
-    "Accounting",
-    "BadPairError",
-    "DataError",
-    "DataSettings",
-    "Finding",
-    "ForgeDataError",
-    "LintReport",
-    "PreferenceDataSettings",
-    "PretrainDataSettings",
-    "Prompt",
-    "PromptDataSettings",
-    "PromptStore",
-    "Stats",
-    "StoreError",
-    "TemplateError",
-    "TokenStore",
-    "TokenizedExample",
-    "TokenizerError",
-    "check_classes",
-    "lint",
-    "load_tokenizer",
-    "prepare",
-    "prepare_prompts",
-    "show",
-    "stats",
-    "tokenize",
-]
-
-_HOMES = {
-    "Accounting": "_accounting",
-    "BadPairError": "_errors",
-    "DataError": "_errors",
-    "DataSettings": "_settings",
-    "Finding": "findings._report",
-    "ForgeDataError": "_errors",
-    "LintReport": "findings._report",
-    "PreferenceDataSettings": "_settings",
-    "PretrainDataSettings": "_settings",
-    "Prompt": "store._prompt_store",
-    "PromptDataSettings": "_settings",
-    "PromptStore": "store._prompt_store",
-    "Stats": "viewing._stats",
-    "StoreError": "_errors",
-    "TemplateError": "_errors",
-    "TokenStore": "store._token_store",
-    "TokenizedExample": "_example",
-    "TokenizerError": "_errors",
-    "check_classes": "store._token_store_from_classes",
-    "lint": "linting._lint",
-    "load_tokenizer": "tokenizing._tokenizer",
-    "prepare": "preparing._prepare",
-    "prepare_prompts": "preparing._prepare_prompts",
-    "show": "viewing._show",
-    "stats": "viewing._stats",
-    "tokenize": "preparing._tokenize",
+# Each module with the public names that it defines; a module is imported when one of its names is first used.
+_PUBLIC = {
+    "_accounting": "Accounting",
+    "_errors": "BadPairError DataError ForgeDataError StoreError TemplateError TokenizerError",
+    "_example": "TokenizedExample",
+    "_settings": "DataSettings PreferenceDataSettings PretrainDataSettings PromptDataSettings",
+    "findings._report": "Finding LintReport",
+    "linting._lint": "lint",
+    "preparing._prepare": "prepare",
+    "preparing._prepare_prompts": "prepare_prompts",
+    "preparing._tokenize": "tokenize",
+    "store._prompt_store": "Prompt PromptStore",
+    "store._token_store": "TokenStore",
+    "store._token_store_from_classes": "check_classes",
+    "tokenizing._tokenizer": "load_tokenizer",
+    "viewing._show": "show",
+    "viewing._stats": "Stats stats",
 }
+_MODULE_OF = {name: module for module, names in _PUBLIC.items() for name in names.split()}
+__all__ = sorted(_MODULE_OF)
 
 
 def __getattr__(name: str) -> object:
-    home = _HOMES.get(name)
+    home = _MODULE_OF.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(f"{__name__}.{home}"), name)

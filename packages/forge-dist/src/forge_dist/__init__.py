@@ -9,124 +9,75 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from forge_dist._errors import (
-        CheckpointError,
-        ExportError,
-        ForgeDistError,
-        LaunchError,
-        ModelError,
-        StrategyError,
-        WorkerError,
+        CheckpointError as CheckpointError,
+        ExportError as ExportError,
+        ForgeDistError as ForgeDistError,
+        LaunchError as LaunchError,
+        ModelError as ModelError,
+        StrategyError as StrategyError,
+        WorkerError as WorkerError,
     )
-    from forge_dist._files import atomic_directory, write_text_atomically
-    from forge_dist._settings import CheckpointSettings, LaunchSettings, ModelSettings, StrategySettings
-    from forge_dist.adapters._base_model import AdapterBase, adapter_base
-    from forge_dist.adapters._load_trained import load_trained
-    from forge_dist.adapters._merge import Merged, merge_adapter
-    from forge_dist.checkpoints._checkpoints import Checkpoint, Checkpoints
-    from forge_dist.environment._topology import Topology, topology
-    from forge_dist.exporting._export import export_model
-    from forge_dist.gguf._check import GGUFCheck, check_gguf
-    from forge_dist.gguf._export import export_gguf
-    from forge_dist.launching._launch import launch
-    from forge_dist.loading._dtype import base_dtype
-    from forge_dist.loading._identity import model_identity
-    from forge_dist.loading._load import load_model
-    from forge_dist.loading._model_path import check_model_path
-    from forge_dist.ranks._failure_report_from_report import worker_report
-    from forge_dist.ranks._ranks import Ranks, join
-    from forge_dist.strategies._choose import make_strategy
-    from forge_dist.strategies._strategy import Strategy
-    from forge_dist.verifying._check import check_export
-    from forge_dist.verifying._result import ExportCheck
+    from forge_dist._files import atomic_directory as atomic_directory, write_text_atomically as write_text_atomically
+    from forge_dist._settings import (
+        CheckpointSettings as CheckpointSettings,
+        LaunchSettings as LaunchSettings,
+        ModelSettings as ModelSettings,
+        StrategySettings as StrategySettings,
+    )
+    from forge_dist.adapters._base_model import AdapterBase as AdapterBase, adapter_base as adapter_base
+    from forge_dist.adapters._load_trained import load_trained as load_trained
+    from forge_dist.adapters._merge import Merged as Merged, merge_adapter as merge_adapter
+    from forge_dist.checkpoints._checkpoints import Checkpoint as Checkpoint, Checkpoints as Checkpoints
+    from forge_dist.environment._topology import Topology as Topology, topology as topology
+    from forge_dist.exporting._export import export_model as export_model
+    from forge_dist.gguf._check import GGUFCheck as GGUFCheck, check_gguf as check_gguf
+    from forge_dist.gguf._export import export_gguf as export_gguf
+    from forge_dist.launching._launch import launch as launch
+    from forge_dist.loading._dtype import base_dtype as base_dtype
+    from forge_dist.loading._identity import model_identity as model_identity
+    from forge_dist.loading._load import load_model as load_model
+    from forge_dist.loading._model_path import check_model_path as check_model_path
+    from forge_dist.ranks._failure_report_from_report import worker_report as worker_report
+    from forge_dist.ranks._ranks import Ranks as Ranks, join as join
+    from forge_dist.strategies._choose import make_strategy as make_strategy
+    from forge_dist.strategies._strategy import Strategy as Strategy
+    from forge_dist.verifying._check import check_export as check_export
+    from forge_dist.verifying._result import ExportCheck as ExportCheck
 
 __version__ = "0.4.0"
 
-__all__ = [
-    "AdapterBase",
-    "Checkpoint",
-    "CheckpointError",
-    "CheckpointSettings",
-    "Checkpoints",
-    "ExportCheck",
-    "ExportError",
-    "ForgeDistError",
-    "GGUFCheck",
-    "LaunchError",
-    "LaunchSettings",
-    "Merged",
-    "ModelError",
-    "ModelSettings",
-    "Ranks",
-    "Strategy",
-    "StrategyError",
-    "StrategySettings",
-    "Topology",
-    "WorkerError",
-    "adapter_base",
-    "atomic_directory",
-    "base_dtype",
-    "check_export",
-    "check_gguf",
-    "check_model_path",
-    "export_gguf",
-    "export_model",
-    "join",
-    "launch",
-    "load_model",
-    "load_trained",
-    "make_strategy",
-    "merge_adapter",
-    "model_identity",
-    "topology",
-    "worker_report",
-    "write_text_atomically",
-]
-
-_HOMES = {
-    "AdapterBase": "adapters._base_model",
-    "Checkpoint": "checkpoints._checkpoints",
-    "CheckpointError": "_errors",
-    "CheckpointSettings": "_settings",
-    "Checkpoints": "checkpoints._checkpoints",
-    "ExportCheck": "verifying._result",
-    "ExportError": "_errors",
-    "ForgeDistError": "_errors",
-    "GGUFCheck": "gguf._check",
-    "LaunchError": "_errors",
-    "LaunchSettings": "_settings",
-    "Merged": "adapters._merge",
-    "ModelError": "_errors",
-    "ModelSettings": "_settings",
-    "Ranks": "ranks._ranks",
-    "Strategy": "strategies._strategy",
-    "StrategyError": "_errors",
-    "StrategySettings": "_settings",
-    "Topology": "environment._topology",
-    "WorkerError": "_errors",
-    "adapter_base": "adapters._base_model",
-    "atomic_directory": "_files",
-    "base_dtype": "loading._dtype",
-    "check_export": "verifying._check",
-    "check_gguf": "gguf._check",
-    "check_model_path": "loading._model_path",
-    "export_gguf": "gguf._export",
-    "export_model": "exporting._export",
-    "join": "ranks._ranks",
-    "launch": "launching._launch",
-    "load_model": "loading._load",
-    "load_trained": "adapters._load_trained",
-    "make_strategy": "strategies._choose",
-    "merge_adapter": "adapters._merge",
-    "model_identity": "loading._identity",
-    "topology": "environment._topology",
-    "worker_report": "ranks._failure_report_from_report",
-    "write_text_atomically": "_files",
+# Each module with the public names that it defines; a module is imported when one of its names is first used.
+_PUBLIC = {
+    "_errors": "CheckpointError ExportError ForgeDistError LaunchError ModelError StrategyError WorkerError",
+    "_files": "atomic_directory write_text_atomically",
+    "_settings": "CheckpointSettings LaunchSettings ModelSettings StrategySettings",
+    "adapters._base_model": "AdapterBase adapter_base",
+    "adapters._load_trained": "load_trained",
+    "adapters._merge": "Merged merge_adapter",
+    "checkpoints._checkpoints": "Checkpoint Checkpoints",
+    "environment._topology": "Topology topology",
+    "exporting._export": "export_model",
+    "gguf._check": "GGUFCheck check_gguf",
+    "gguf._export": "export_gguf",
+    "launching._launch": "launch",
+    "loading._dtype": "base_dtype",
+    "loading._identity": "model_identity",
+    "loading._load": "load_model",
+    "loading._model_path": "check_model_path",
+    "ranks._failure_report_from_report": "worker_report",
+    "ranks._ranks": "Ranks join",
+    "strategies._choose": "make_strategy",
+    "strategies._strategy": "Strategy",
+    "verifying._check": "check_export",
+    "verifying._result": "ExportCheck",
 }
+_MODULE_OF = {name: module for module, names in _PUBLIC.items() for name in names.split()}
+__all__ = sorted(_MODULE_OF)
 
 
 def __getattr__(name: str) -> object:
     """Import a public name from the private module that is its home, once."""
-    home = _HOMES.get(name)
+    home = _MODULE_OF.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(f"{__name__}.{home}"), name)

@@ -15,57 +15,40 @@ from typing import TYPE_CHECKING
 __version__ = "0.4.0"
 
 if TYPE_CHECKING:
-    from forge_packing._errors import PackingError
-    from forge_packing._settings import PlanSettings
-    from forge_packing.collating._blocks import Blocks, split_documents
-    from forge_packing.collating._collate import PackedBatch, collate
-    from forge_packing.collating._groups import PackedGroups, collate_groups
-    from forge_packing.dividing._cost import Cost
-    from forge_packing.dividing._divide import divide
-    from forge_packing.dividing._pack_rows import pack_rows
-    from forge_packing.planning._batch_plan import BatchPlan
-    from forge_packing.planning._figures import StepFigures
-    from forge_packing.planning._plan import plan
+    from forge_packing._errors import PackingError as PackingError
+    from forge_packing._settings import PlanSettings as PlanSettings
+    from forge_packing.collating._blocks import Blocks as Blocks, split_documents as split_documents
+    from forge_packing.collating._collate import PackedBatch as PackedBatch, collate as collate
+    from forge_packing.collating._groups import PackedGroups as PackedGroups, collate_groups as collate_groups
+    from forge_packing.dividing._cost import Cost as Cost
+    from forge_packing.dividing._divide import divide as divide
+    from forge_packing.dividing._pack_rows import pack_rows as pack_rows
+    from forge_packing.planning._batch_plan import BatchPlan as BatchPlan
+    from forge_packing.planning._figures import StepFigures as StepFigures
+    from forge_packing.planning._plan import plan as plan
 
-__all__ = [
-    "BatchPlan",
-    "Blocks",
-    "Cost",
-    "PackedBatch",
-    "PackedGroups",
-    "PackingError",
-    "PlanSettings",
-    "StepFigures",
-    "collate",
-    "collate_groups",
-    "divide",
-    "pack_rows",
-    "plan",
-    "split_documents",
-]
-
-_HOMES = {
-    "BatchPlan": "planning._batch_plan",
-    "Blocks": "collating._blocks",
-    "Cost": "dividing._cost",
-    "PackedBatch": "collating._collate",
-    "PackedGroups": "collating._groups",
-    "PackingError": "_errors",
-    "PlanSettings": "_settings",
-    "StepFigures": "planning._figures",
-    "collate": "collating._collate",
-    "collate_groups": "collating._groups",
-    "divide": "dividing._divide",
-    "pack_rows": "dividing._pack_rows",
-    "plan": "planning._plan",
-    "split_documents": "collating._blocks",
+# Each module with the public names that it defines; a module is imported when one of its names is first used.
+_PUBLIC = {
+    "_errors": "PackingError",
+    "_settings": "PlanSettings",
+    "collating._blocks": "Blocks split_documents",
+    "collating._collate": "PackedBatch collate",
+    "collating._groups": "PackedGroups collate_groups",
+    "dividing._cost": "Cost",
+    "dividing._divide": "divide",
+    "dividing._pack_rows": "pack_rows",
+    "planning._batch_plan": "BatchPlan",
+    "planning._figures": "StepFigures",
+    "planning._plan": "plan",
 }
+_MODULE_OF = {name: module for module, names in _PUBLIC.items() for name in names.split()}
+__all__ = sorted(_MODULE_OF)
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOMES:
+    if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    value = getattr(importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
     globals()[name] = value
     return value
 

@@ -16,101 +16,69 @@ if TYPE_CHECKING:
     import forge_dist as dist
     import forge_packing as packing
     from forge._errors import (
-        DataLintError,
-        ForgeError,
-        PreemptedError,
-        RecipeError,
-        RunDirectoryError,
-        RunWriteError,
-        SettingsError,
+        DataLintError as DataLintError,
+        ForgeError as ForgeError,
+        PreemptedError as PreemptedError,
+        RecipeError as RecipeError,
+        RunDirectoryError as RunDirectoryError,
+        RunWriteError as RunWriteError,
+        SettingsError as SettingsError,
     )
-    from forge._result import RunResult
-    from forge.exporting._export import export
-    from forge.verbs._distill import distill
-    from forge.verbs._dpo import dpo
-    from forge.verbs._generate import generate
-    from forge.verbs._grpo import grpo
-    from forge.verbs._kto import kto
-    from forge.verbs._orpo import orpo
-    from forge.verbs._osft import osft
-    from forge.verbs._ppo import ppo
-    from forge.verbs._pretrain import pretrain
-    from forge.verbs._reward import reward
-    from forge.verbs._rloo import rloo
-    from forge.verbs._sft import sft
-    from forge.verbs._simpo import simpo
+    from forge._result import RunResult as RunResult
+    from forge.exporting._export import export as export
+    from forge.verbs._distill import distill as distill
+    from forge.verbs._dpo import dpo as dpo
+    from forge.verbs._generate import generate as generate
+    from forge.verbs._grpo import grpo as grpo
+    from forge.verbs._kto import kto as kto
+    from forge.verbs._orpo import orpo as orpo
+    from forge.verbs._osft import osft as osft
+    from forge.verbs._ppo import ppo as ppo
+    from forge.verbs._pretrain import pretrain as pretrain
+    from forge.verbs._reward import reward as reward
+    from forge.verbs._rloo import rloo as rloo
+    from forge.verbs._sft import sft as sft
+    from forge.verbs._simpo import simpo as simpo
 
 __version__ = "0.5.0"
 
-__all__ = [
-    "DataLintError",
-    "ForgeError",
-    "PreemptedError",
-    "RecipeError",
-    "RunDirectoryError",
-    "RunResult",
-    "RunWriteError",
-    "SettingsError",
-    "accel",
-    "algos",
-    "data",
-    "dist",
-    "distill",
-    "dpo",
-    "export",
-    "generate",
-    "grpo",
-    "kto",
-    "orpo",
-    "osft",
-    "packing",
-    "ppo",
-    "pretrain",
-    "reward",
-    "rloo",
-    "sft",
-    "simpo",
-]
-
-_ROOMS = {
+# Each module with the public names that it defines; a module is imported when one of its names is first used.
+_PUBLIC = {
+    "_errors": "DataLintError ForgeError PreemptedError RecipeError RunDirectoryError RunWriteError SettingsError",
+    "_result": "RunResult",
+    "exporting._export": "export",
+    "verbs._distill": "distill",
+    "verbs._dpo": "dpo",
+    "verbs._generate": "generate",
+    "verbs._grpo": "grpo",
+    "verbs._kto": "kto",
+    "verbs._orpo": "orpo",
+    "verbs._osft": "osft",
+    "verbs._ppo": "ppo",
+    "verbs._pretrain": "pretrain",
+    "verbs._reward": "reward",
+    "verbs._rloo": "rloo",
+    "verbs._sft": "sft",
+    "verbs._simpo": "simpo",
+}
+# `forge.data` is `forge_data`, and so on.
+_PACKAGES = {
     "accel": "forge_accel",
     "algos": "forge_algos",
     "data": "forge_data",
     "dist": "forge_dist",
     "packing": "forge_packing",
 }
-_HOMES = {
-    "DataLintError": "_errors",
-    "ForgeError": "_errors",
-    "PreemptedError": "_errors",
-    "RecipeError": "_errors",
-    "RunDirectoryError": "_errors",
-    "RunResult": "_result",
-    "RunWriteError": "_errors",
-    "SettingsError": "_errors",
-    "distill": "verbs._distill",
-    "dpo": "verbs._dpo",
-    "export": "exporting._export",
-    "generate": "verbs._generate",
-    "grpo": "verbs._grpo",
-    "kto": "verbs._kto",
-    "orpo": "verbs._orpo",
-    "osft": "verbs._osft",
-    "ppo": "verbs._ppo",
-    "pretrain": "verbs._pretrain",
-    "reward": "verbs._reward",
-    "rloo": "verbs._rloo",
-    "sft": "verbs._sft",
-    "simpo": "verbs._simpo",
-}
+_MODULE_OF = {name: module for module, names in _PUBLIC.items() for name in names.split()}
+__all__ = sorted({**_MODULE_OF, **_PACKAGES})
 
 
 def __getattr__(name: str) -> object:
     """Load a room or a verb when it is first asked for."""
-    if name in _ROOMS:
-        value: object = import_module(_ROOMS[name])
-    elif name in _HOMES:
-        value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    if name in _PACKAGES:
+        value: object = import_module(_PACKAGES[name])
+    elif name in _MODULE_OF:
+        value = getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
     else:
         msg = f"module {__name__!r} has no attribute {name!r}"
         raise AttributeError(msg)

@@ -5,8 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from forge_algos import AdapterError
 from forge_algos.adaptations._adaptation import OneRank

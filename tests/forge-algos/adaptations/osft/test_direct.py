@@ -1,8 +1,7 @@
 """osft_rule=strict, osft_form=direct: the set that it reaches is the one that the rule allows, no less and no more."""
 
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from forge_algos.adaptations.osft._bases import decompose
 from forge_algos.adaptations.osft._delta import attach

@@ -3,8 +3,7 @@
 from fractions import Fraction
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from forge_algos import AdapterError, AdapterSettings
 from forge_algos.adaptations.osft._ranks import free_ranks

@@ -5,8 +5,7 @@ import statistics
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from forge_algos import LossError
 from forge_algos.losses import completion_logps, gae, group_advantages, kl, policy_gradient, value

@@ -4,8 +4,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from forge_algos import LossError
 from forge_algos.losses import cpo, dft, kto, orpo, reward, simpo

@@ -1,7 +1,6 @@
 """The heap: always the smallest key, of equal ones the smaller number."""
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from forge_packing.dividing.kernels._heap import descending, pop, push, sift_down
 

@@ -2,8 +2,7 @@
 
 from itertools import pairwise, permutations
 
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from forge_packing.dividing.kernels._makespan import arrange, bin_sums, makespan
 

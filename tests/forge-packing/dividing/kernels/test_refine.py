@@ -1,7 +1,6 @@
 """refine: exchanges that never cost anything, and lose nothing."""
 
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from forge_packing.dividing.kernels._best_fit import best_fit
 from forge_packing.dividing.kernels._makespan import bin_sums, makespan

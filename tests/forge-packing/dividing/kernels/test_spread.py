@@ -1,7 +1,6 @@
 """levels, spread and greedy: samples to bins by cost, and as mini-trainer does."""
 
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from forge_packing.dividing.kernels import _spread as _kernels_spread
 from forge_packing.dividing.kernels._spread import greedy, levels, spread

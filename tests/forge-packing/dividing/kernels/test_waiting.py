@@ -1,7 +1,6 @@
 """Waiting bins: each for the first sample that it can take, in rings that open into lines."""
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from forge_packing.dividing.kernels._waiting import first_of_at_most, first_waiting, wait
 

@@ -46,8 +46,7 @@ def prepare(words: Namespace) -> int:
 
 def show(words: Namespace) -> int:
     """Samples to the terminal, or to a page."""
-    from forge_data.viewing._show import opened
-    from forge_data.viewing._show import show as write
+    from forge_data.viewing._show import opened, show as write
 
     store = opened(words.store)
     indices = list(_chosen(store, words.samples)) if words.samples else None

@@ -18,8 +18,7 @@ from forge_data.linting._row import RowLint
 from forge_data.preparing._batch import Batch, BatchBuilder, Seen
 from forge_data.reading._preprocess import Preprocess
 from forge_data.reading._record import Chunk, Record
-from forge_data.tokenizing._encoder import Begun as Asked
-from forge_data.tokenizing._encoder import Encoder
+from forge_data.tokenizing._encoder import Begun as Asked, Encoder
 from forge_data.tokenizing._overflow import Fitted, fit
 
 if TYPE_CHECKING:

@@ -15,14 +15,16 @@ from typing import Any
 import numpy as np
 
 from forge_packing._checks import Int64Array
-from forge_packing.dividing.kernels import _best_fit as _kernels_rows
-from forge_packing.dividing.kernels import _divide as _kernels_divide
-from forge_packing.dividing.kernels import _fill as _kernels_fill
-from forge_packing.dividing.kernels import _heap as _kernels_heap
-from forge_packing.dividing.kernels import _makespan as _kernels_makespan
-from forge_packing.dividing.kernels import _refine as _kernels_refine
-from forge_packing.dividing.kernels import _spread as _kernels_spread
-from forge_packing.dividing.kernels import _waiting as _kernels_wait
+from forge_packing.dividing.kernels import (
+    _best_fit as _kernels_rows,
+    _divide as _kernels_divide,
+    _fill as _kernels_fill,
+    _heap as _kernels_heap,
+    _makespan as _kernels_makespan,
+    _refine as _kernels_refine,
+    _spread as _kernels_spread,
+    _waiting as _kernels_wait,
+)
 
 _MODULES = (
     _kernels_heap,

@@ -22,8 +22,10 @@ def ia3_config(model: nn.Module, settings: AdapterSettings, task_type: str) -> t
         AdapterError: a name matches nothing, PEFT has nothing for the architecture, or feedforward_modules are no targets.
     """
     from peft import IA3Config
-    from peft.utils.constants import TRANSFORMERS_MODELS_TO_IA3_FEEDFORWARD_MODULES_MAPPING as FEEDFORWARD
-    from peft.utils.constants import TRANSFORMERS_MODELS_TO_IA3_TARGET_MODULES_MAPPING as TARGETS
+    from peft.utils.constants import (
+        TRANSFORMERS_MODELS_TO_IA3_FEEDFORWARD_MODULES_MAPPING as FEEDFORWARD,
+        TRANSFORMERS_MODELS_TO_IA3_TARGET_MODULES_MAPPING as TARGETS,
+    )
 
     config: Any = getattr(model, "config", None)
     kind = getattr(config, "model_type", type(model).__name__)
