@@ -172,7 +172,7 @@ def test_what_is_loaded(files):
     (path,) = files("a.jsonl")
     code = (
         "import sys; from forge_data.reading._sources import resolve\n"
-        "from forge_data import _formats, _preprocess\n"
+        "from forge_data.formats import _registry\nfrom forge_data.reading import _preprocess\n"
         f"(source,) = resolve({str(path)!r}); assert len(list(source.records())) == 1 and source.digest()\n"
         "print([name for name in ('datasets', 'pyarrow', 'fsspec', 'pandas', 'transformers', 'torch') if name in sys.modules])"
     )
