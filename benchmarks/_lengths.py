@@ -64,5 +64,5 @@ def mini_trainers_division(pack: Any, step: Step, ranks: int) -> list[list[np.nd
 
 
 def makespan(division: list[list[np.ndarray]], costs: np.ndarray) -> float:
-    """The sum over passes of the dearest rank."""
+    """The sum over passes of the costliest rank."""
     return sum(max(costs[m].sum() for m in row) for row in zip(*division, strict=True))

@@ -1,7 +1,7 @@
 """Claim: fewer micro-batches than mini-trainer makes, in no trial more, ranks that wait less, and rows at most TRL's.
 
 Every step of every family of lengths (`_lengths.py`) is divided over 8 ranks by `forge_packing.divide` and by mini-trainer, one after the other, and
-judged by the same two figures: micro-batches on a rank, and the makespan (the sum over passes of the dearest rank, where a sample costs its
+judged by the same two figures: micro-batches on a rank, and the makespan (the sum over passes of the costliest rank, where a sample costs its
 tokens plus attention's quadratic share, an 8B model's) over the ideal, an even spread. Beside them stand lower bounds that nothing can beat.
 `pack_rows` is compared with TRL's `pack_dataset`, and both divisions with the optimum of steps of eight samples, found by trying everything.
 

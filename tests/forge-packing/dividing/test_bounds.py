@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from forge_packing import Cost
 from forge_packing.dividing._bounds import makespan_bound, micro_batch_bound, row_bound
 
-from ..twins import COSTS, best_possible, steps
+from ..naive import COSTS, best_possible, steps
 
 
 @settings(deadline=None, max_examples=500)
@@ -51,7 +51,7 @@ def test_makespan_of_one_giant():
     ("lengths", "ranks", "least"),
     [
         ([4], 8, 4),  # one sample lies on one rank, however many there are
-        ([4, 4, 3, 1], 2, 7),  # of the three dearest, one rank has two
+        ([4, 4, 3, 1], 2, 7),  # of the three costliest, one rank has two
         ([3, 3, 3, 3, 3], 2, 9),  # of five, three
     ],
 )

@@ -8,7 +8,7 @@ from hypothesis import given, settings, strategies as st
 from forge_packing import Cost, PackingError
 from forge_packing.dividing._cost import integer_costs
 
-from ..twins import COSTS
+from ..naive import COSTS
 
 
 def test_of():
@@ -81,7 +81,7 @@ def test_frozen():
 @settings(deadline=None, max_examples=200)
 @given(COSTS, st.lists(st.lists(st.integers(1, 2**31 - 1), min_size=1, max_size=20), min_size=1, max_size=5))
 def test_integer_costs(cost, given_steps):
-    """As integers costs keep their order, their proportions to a billionth of the dearest, and their sums below 2**62."""
+    """As integers costs keep their order, their proportions to a billionth of the costliest, and their sums below 2**62."""
     lengths = [sorted(step, reverse=True) for step in given_steps]
     starts = np.cumsum([0, *map(len, lengths)])
     found = integer_costs(cost, np.array([n for step in lengths for n in step]), starts)

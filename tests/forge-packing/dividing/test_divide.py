@@ -6,9 +6,9 @@ from hypothesis import given, settings, strategies as st
 
 from forge_packing import Cost, PackingError, divide, pack_rows
 from forge_packing.dividing._bounds import makespan_bound, micro_batch_bound
-from forge_packing.dividing._divide import divide_steps
+from forge_packing.dividing._divide import cut, divide_steps, narrow
 
-from ..twins import COSTS, best_possible, makespan, mini_trainers, steps
+from ..naive import COSTS, best_possible, makespan, mini_trainers, steps
 
 
 @settings(deadline=None, max_examples=1000)
@@ -55,7 +55,7 @@ def test_beside_the_optimum(step, cost):
 @settings(deadline=None, max_examples=300)
 @given(steps(), COSTS)
 def test_similar_costs_side_by_side(step, cost):
-    """The dearest micro-batch of a pass is never dearer than the cheapest of the pass before."""
+    """The costliest micro-batch of a pass is never costlier than the cheapest of the pass before."""
     lengths, max_tokens, world_size = step
     ranks = divide(lengths, max_tokens=max_tokens, world_size=world_size, cost=cost)
     values = cost.of(lengths)
@@ -105,7 +105,7 @@ def test_the_overhead_of_a_pass_changes_no_division():
 
 
 def test_ranks_get_the_same_work_over_a_step():
-    """Ranks that meet only at the end of the step get there together: no rank has the dearer micro-batch in every pass."""
+    """Ranks that meet only at the end of the step get there together: no rank has the costlier micro-batch in every pass."""
     ranks = divide([10, 9, 8, 7, 6, 5, 4, 3], max_tokens=10, world_size=2, cost=Cost(1.0, 0.0))
     work = [sum([10, 9, 8, 7, 6, 5, 4, 3][i] for m in rank for i in m) for rank in ranks]
     assert abs(work[0] - work[1]) <= 2
@@ -153,3 +153,22 @@ def test_refuses(arguments, message):
     """Bad input is a PackingError that names the value and the limit."""
     with pytest.raises(PackingError, match=message):
         divide(**{"lengths": [1, 2], "max_tokens": 10, **arguments})
+
+
+@pytest.mark.parametrize("largest", [0, 255, 256, 2**16 - 1, 2**16, 2**32 - 1, 2**32, 2**62])
+def test_narrow(largest):
+    """No value changes, however few bits it gets, and 16 are enough for what fits into them."""
+    values = np.array([largest, 0, largest // 2], dtype=np.int64)
+    found = narrow(values)
+    assert found.tolist() == values.tolist()
+    assert (found.dtype.itemsize <= 2) == (largest < 2**16)
+
+
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=8))
+def test_cut(sizes):
+    """As np.split, empty pieces included, and without a copy."""
+    starts = np.concatenate([[0], np.cumsum(sizes)])
+    array = np.arange(starts[-1])
+    pieces = cut(array, starts)
+    assert [p.tolist() for p in pieces] == [p.tolist() for p in np.split(array, starts[1:-1])]
+    assert all(p.base is array for p in pieces)

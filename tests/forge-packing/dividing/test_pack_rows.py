@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from forge_packing import Cost, PackingError, pack_rows
 from forge_packing.dividing._bounds import row_bound
 
-from ..twins import best_fit_decreasing, best_possible, steps
+from ..naive import best_fit_decreasing, best_possible, steps
 
 
 @settings(deadline=None, max_examples=1000)

@@ -29,7 +29,7 @@ def test_answers(made):
 
 
 def test_several_micro_batches():
-    """Micro-batches come in the order in which they are run, the dearest first."""
+    """Micro-batches come in the order in which they are run, the costliest first."""
     made = plan([6, 5, 6, 4, 2], batch_size=5, max_tokens=8, shuffle=False)
     tokens = [int(made.lengths[m].sum()) for m in made.micro_batches(0)]
     assert tokens == sorted(tokens, reverse=True)

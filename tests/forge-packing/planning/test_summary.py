@@ -5,7 +5,6 @@ import pytest
 from forge_packing import Cost, plan
 from forge_packing.dividing import _compile
 from forge_packing.planning import _summary
-from forge_packing.planning._steps_from_sampled import sampled_stretches
 
 
 def test_one_rank():
@@ -71,7 +70,7 @@ def test_it_asks_for_little(monkeypatch, batch_size, epochs):
     monkeypatch.setattr(_compile, "compiled", lambda name: pytest.fail(f"{name} was compiled"))
     monkeypatch.setattr(_compile, "_seen", dict.fromkeys(_compile._seen, 0))
     whole = _summary.block_figures
-    monkeypatch.setattr(_summary, "block_figures", lambda plan, block, *at: _note(whole(plan, block, *at), divided, bounded))
+    monkeypatch.setattr(_summary, "block_figures", lambda *given: _note(whole(*given), divided, bounded))
     plan([5] * 30_000, batch_size=batch_size, max_tokens=5 * batch_size, epochs=epochs).summary()
     assert sum(divided) <= 30_000
     assert sum(bounded) <= 1024
@@ -88,6 +87,6 @@ def test_stretches_reach_from_the_first_step_to_the_last():
     for total in (1, 7, 8, 9, 56, 57, 58, 1000, 10**9):
         made = plan([1] * 10, batch_size=1, max_tokens=1, epochs=None, max_steps=total)
         for most in (2, 7, 8, 57):
-            steps = [step for first, stop in sampled_stretches(made._steps, most, 8) for step in range(first, stop)]
+            steps = [step for first, stop in made._steps.sampled_stretches(most, 8) for step in range(first, stop)]
             assert len(set(steps)) == len(steps) <= most
             assert (steps[0], steps[-1]) == (0, total - 1)

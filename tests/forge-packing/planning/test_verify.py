@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from forge_packing import PackingError, plan
-from forge_packing.planning import _steps, _verify as _laws
+from forge_packing.planning import _steps, _verify
 from forge_packing.planning._verify import verify_division, verify_order
 
 LENGTHS = [3, 5, 2, 7, 4, 1]
@@ -25,11 +25,11 @@ def changed(array, at, value):
 
 
 def broken_order(good, **changes):
-    verify_order(good, good._steps.ordered(0)._replace(**changes))
+    verify_order(good._steps, good._steps.ordered(0)._replace(**changes))
 
 
-def broken_division(good, plan_of_other=None, **changes):
-    verify_division(plan_of_other or good, good._steps.divided(0)._replace(**changes))
+def broken_division(good, steps=None, **changes):
+    verify_division(steps or good._steps, good._steps.divided(0)._replace(**changes))
 
 
 def test_the_good_one_passes(good):
@@ -55,12 +55,12 @@ def test_over_budget(good):
     """No micro-batch is over max_tokens, and the step named is the one whose micro-batch is too long."""
     tight = plan([1] * 6, batch_size=4, max_tokens=6, world_size=2, epochs=2, shuffle=False)
     long = plan(LENGTHS, batch_size=4, max_tokens=9, world_size=2, epochs=2, shuffle=False)
-    object.__setattr__(long, "max_tokens", tight.max_tokens)
+    object.__setattr__(long._steps, "max_tokens", tight.max_tokens)
     with pytest.raises(PackingError, match=r"no micro-batch is over max_tokens=6; one of step 0 has [789] tokens"):
-        broken_division(good, long)
+        broken_division(good, long._steps)
     made = plan([2, 2, 2, 9], batch_size=1, max_tokens=9, shuffle=False)
     made.micro_batches(0)
-    object.__setattr__(made, "max_tokens", 5)
+    object.__setattr__(made._steps, "max_tokens", 5)
     with pytest.raises(PackingError, match="one of step 3 has 9 tokens"):
         made.check()
 
@@ -145,7 +145,7 @@ def test_check_looks_at_every_block(monkeypatch):
     monkeypatch.setattr(_steps, "BLOCK", 4)
     made = plan([1] * 100, batch_size=1, max_tokens=3)
     seen = []
-    monkeypatch.setattr(_laws, "verify_division", lambda _plan, block: seen.append(block.ordered.first))
+    monkeypatch.setattr(_verify, "verify_division", lambda _plan, block: seen.append(block.ordered.first))
     made.check()
     assert seen == list(range(0, 100, 4))
     seen.clear()

@@ -1,12 +1,12 @@
-"""Lengths to a plan (which sample in which step, rank and micro-batch); samples to flat arrays. No torch.
+"""Batch plans and packed rows: which sample in which step, rank and micro-batch. No torch.
 
     lengths ── plan() ──▶ BatchPlan ── micro_batches(step, rank) ──▶ indices
     examples ── collate() ──▶ PackedBatch, one flat padding-free row
-    prompts' completions ── collate_groups() ──▶ PackedGroups, the same with a prompt's tokens once
-    documents' lengths ── split_documents() ──▶ Blocks, for training on plain text
+    completions of one prompt ── collate_groups() ──▶ PackedGroups, the prompt's tokens once or repeated
+    lengths of documents ── split_documents() ──▶ Blocks, for pretraining on plain text
 
-`divide` and `pack_rows` are the pieces that `plan` is made of. Names are imported when they are first used, so that
-`import forge_packing` loads nothing, and `PlanSettings` can be read without numpy.
+`divide` divides one step, and `pack_rows` packs lengths into rows. Names are imported when they are first used, so that
+`import forge_packing` loads nothing else, and `PlanSettings` can be read without numpy.
 """
 
 import importlib

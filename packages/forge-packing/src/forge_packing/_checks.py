@@ -1,4 +1,4 @@
-"""What comes in to what can be planned: Python and numpy integers, int64 lengths, or a PackingError that says why not."""
+"""Checks of arguments: integers, bools and int64 arrays, or a PackingError."""
 
 import numpy as np
 import numpy.typing as npt
@@ -7,33 +7,33 @@ from forge_packing._errors import PackingError
 
 Int64Array = npt.NDArray[np.int64]
 
-# PackedBatch.cu_seqlens is int32, as attention kernels want it, so no micro-batch may be longer.
 MAX_TOKENS = 2**31 - 1
+"""The most tokens of a micro-batch: PackedBatch.cu_seqlens is int32, as attention kernels expect."""
 
 MAX_RANKS = 2**20
-"""Beyond any machine: what is more is a slip, and would fill the memory with empty micro-batches."""
+"""The most ranks: more is a mistake, and would fill the memory with empty micro-batches."""
 
 
 def whole_number(name: str, value: object, minimum: int, maximum: int | None = None) -> int:
-    """The value as an int; PackingError unless it is an integer (no bool) from minimum to maximum."""
-    wish = f"an integer of at least {minimum}" if maximum is None else f"an integer from {minimum} to {maximum}"
+    """Return an integer (no bool) from minimum to maximum as an int; PackingError for others."""
+    expected = f"an integer of at least {minimum}" if maximum is None else f"an integer from {minimum} to {maximum}"
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
-        raise PackingError(f"{name} must be {wish}, got {value!r} ({type(value).__name__})")
+        raise PackingError(f"{name} must be {expected}, got {value!r} ({type(value).__name__})")
     number = int(value)
     if number < minimum or (maximum is not None and number > maximum):
-        raise PackingError(f"{name} must be {wish}, got {number}")
+        raise PackingError(f"{name} must be {expected}, got {number}")
     return number
 
 
 def truth(name: str, value: object) -> bool:
-    """The value as a bool; PackingError for anything else, as "false" would be true."""
+    """Return the value as a bool. PackingError for anything else, as "false" would be true."""
     if not isinstance(value, (bool, np.bool_)):
         raise PackingError(f"{name} must be True or False, got {value!r} ({type(value).__name__})")
     return bool(value)
 
 
 def integer_array(name: str, values: npt.ArrayLike) -> Int64Array:
-    """A fresh int64[N] copy of the values; PackingError unless they are a flat sequence of integers."""
+    """Return a flat sequence of integers as a new int64[N]; PackingError for anything else."""
     try:
         array = np.asarray(values)
     except ValueError as error:  # ragged nesting
@@ -44,7 +44,7 @@ def integer_array(name: str, values: npt.ArrayLike) -> Int64Array:
         raise PackingError(f"{name} must be a flat sequence of integers, got an array of shape {array.shape}")
     if array.size == 0:
         return np.zeros(0, dtype=np.int64)
-    if array.dtype == object:  # as columns of tables are, whatever is in them
+    if array.dtype == object:  # as the columns of tables are, whatever they hold
         array = np.asarray(array.tolist())
     if array.dtype == object and all(isinstance(value, int) for value in array):
         beyond = next(at for at, value in enumerate(array) if not -(2**63) <= value < 2**63)
@@ -58,7 +58,10 @@ def integer_array(name: str, values: npt.ArrayLike) -> Int64Array:
 
 
 def sample_lengths(lengths: npt.ArrayLike, max_tokens: int, budget_name: str) -> Int64Array:
-    """int64[N], every one from 1 to max_tokens; PackingError for anything else, empty input included."""
+    """Return lengths as int64[N], each from 1 to max_tokens.
+
+    Raises PackingError for anything else, empty input included; it names the limit `budget_name`.
+    """
     array = integer_array("lengths", lengths)
     if array.size == 0:
         raise PackingError("lengths is empty: there is no sample to plan. Check that the data has rows left after filtering")
@@ -78,7 +81,7 @@ def sample_lengths(lengths: npt.ArrayLike, max_tokens: int, budget_name: str) ->
 
 
 def sample_loss_counts(loss_counts: npt.ArrayLike, lengths: Int64Array) -> Int64Array:
-    """int64[N], every one from 0 to the sample's length; PackingError for anything else."""
+    """Return loss counts as int64[N], each from 0 to the sample's length; else PackingError."""
     array = integer_array("loss_counts", loss_counts)
     if array.shape != lengths.shape:
         raise PackingError(f"loss_counts must have one entry a sample: got {array.size} for {lengths.size} lengths")

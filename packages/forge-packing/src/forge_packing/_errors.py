@@ -1,4 +1,4 @@
-"""What this room raises for bad input.
+"""Exceptions of forge_packing.
 
 ValueError
   └─ PackingError    lengths, counts, budgets or files that no plan or packed row can be made from
@@ -8,9 +8,7 @@ from typing import ClassVar
 
 
 class PackingError(ValueError):
-    """Bad input: the message says what was wrong, where (an index or a file), what was found, and what to do.
-
-    `exit_status` is what a command that ends with this error should exit with.
-    """
+    """Bad input; the message names the index or file, what was found, and what to do."""
 
     exit_status: ClassVar[int] = 2
+    """Exit status of a command that ends with this error."""

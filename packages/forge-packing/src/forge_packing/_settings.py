@@ -1,4 +1,4 @@
-"""The settings of a plan, as a command line or a recipe states them. Needs attrs only."""
+"""Settings of a plan, as a command line or a recipe gives them. Needs attrs only."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,21 +7,21 @@ import attrs
 
 
 def _whole(minimum: int, maximum: int | None = None) -> Callable[[Any, "attrs.Attribute[Any]", Any], None]:
-    """A validator: an integer (no bool, which is an int to Python) from minimum to maximum."""
-    wish = f"an integer of at least {minimum}" if maximum is None else f"an integer from {minimum} to {maximum}"
+    """Return a validator of integers from minimum to maximum; a bool is none."""
+    expected = f"an integer of at least {minimum}" if maximum is None else f"an integer from {minimum} to {maximum}"
 
     def check(_instance: Any, attribute: "attrs.Attribute[Any]", value: Any) -> None:
         if isinstance(value, bool) or not isinstance(value, int):
-            raise TypeError(f"{attribute.name} must be {wish}, got {value!r} ({type(value).__name__})")
+            raise TypeError(f"{attribute.name} must be {expected}, got {value!r} ({type(value).__name__})")
         if value < minimum or (maximum is not None and value > maximum):
-            raise ValueError(f"{attribute.name} must be {wish}, got {value}")
+            raise ValueError(f"{attribute.name} must be {expected}, got {value}")
 
     return check
 
 
 @attrs.frozen(kw_only=True)
 class PlanSettings:
-    """How much is trained on in a step, for how long, and in which order.
+    """Settings of a plan: samples in a step, tokens in a micro-batch, length of the run, seed.
 
     >>> PlanSettings(max_steps=20).epochs is None
     True
@@ -44,7 +44,7 @@ class PlanSettings:
 
     @property
     def epochs(self) -> int | None:
-        """`plan`'s argument `epochs`: num_epochs, else 1, or None (endless) where max_steps is the only limit."""
+        """Argument `epochs` of `plan`: num_epochs, else 1, or None where only max_steps is given."""
         if self.num_epochs is None and self.max_steps is None:
             return 1
         return self.num_epochs

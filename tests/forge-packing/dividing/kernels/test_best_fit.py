@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from forge_packing.dividing.kernels import _best_fit as _kernels_rows
+from forge_packing.dividing.kernels import _best_fit
 from forge_packing.dividing.kernels._best_fit import best_fit
 
-from ...twins import best_fit_decreasing
+from ...naive import best_fit_decreasing
 
 
 @settings(deadline=None, max_examples=300)
@@ -38,7 +38,7 @@ def test_no_lengths_take_long(monkeypatch, spread):
             looked_up[-1] += 1
             return super().__getitem__(at)
 
-    monkeypatch.setattr(_kernels_rows, "zeros", lambda size: Counted([0] * size))
+    monkeypatch.setattr(_best_fit, "zeros", lambda size: Counted([0] * size))
     capacity = 2**31 - 1
     for n in (500, 4000):
         looked_up.append(0)

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from forge_packing import Cost
 from forge_packing.dividing.kernels._divide import divide_all, divide_one, least_passes
 
-from ...twins import best_possible, steps
+from ...naive import best_possible, steps
 
 
 @settings(deadline=None, max_examples=300)

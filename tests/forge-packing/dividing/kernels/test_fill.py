@@ -2,11 +2,11 @@
 
 from hypothesis import given, settings
 
-from forge_packing.dividing.kernels import _fill as _kernels_fill
+from forge_packing.dividing.kernels import _fill
 from forge_packing.dividing.kernels._best_fit import best_fit
 from forge_packing.dividing.kernels._fill import fill, pack
 
-from ...twins import partitions, steps
+from ...naive import partitions, steps
 
 
 @settings(deadline=None, max_examples=300)
@@ -52,7 +52,7 @@ def test_large_inputs_are_left_to_best_fit(monkeypatch):
     """Beyond MOST samples nothing is searched: a row saved there is not worth the time."""
     lengths, row_of = [11, 8, 3, 2, 2, 2, 2], [-1] * 7
     assert pack(lengths, 15, 2, row_of) == 2
-    monkeypatch.setattr(_kernels_fill, "MOST", 6)
+    monkeypatch.setattr(_fill, "MOST", 6)
     assert pack(lengths, 15, 2, row_of) == 3
 
 

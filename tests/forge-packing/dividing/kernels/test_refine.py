@@ -4,9 +4,9 @@ from hypothesis import given, settings, strategies as st
 
 from forge_packing.dividing.kernels._best_fit import best_fit
 from forge_packing.dividing.kernels._makespan import bin_sums, makespan
-from forge_packing.dividing.kernels._refine import dearest_two, refine
+from forge_packing.dividing.kernels._refine import costliest_two, refine
 
-from ...twins import steps
+from ...naive import steps
 
 
 @settings(deadline=None, max_examples=300)
@@ -48,8 +48,8 @@ def test_fills_the_pass_of_a_giant():
 
 
 @given(st.lists(st.integers(0, 9), min_size=6, max_size=6), st.sampled_from([0, 3]))
-def test_dearest_two(sums, start):
-    """Of a pass of three, the places of the two dearest."""
-    best, second = dearest_two(sums, list(range(6)), start, 3)
+def test_costliest_two(sums, start):
+    """Of a pass of three, the places of the two costliest."""
+    best, second = costliest_two(sums, list(range(6)), start, 3)
     assert best != second
     assert [sums[best], sums[second]] == sorted(sums[start : start + 3], reverse=True)[:2]

@@ -2,10 +2,10 @@
 
 from hypothesis import given, settings, strategies as st
 
-from forge_packing.dividing.kernels import _spread as _kernels_spread
+from forge_packing.dividing.kernels import _spread
 from forge_packing.dividing.kernels._spread import greedy, levels, spread
 
-from ...twins import mini_trainers, steps
+from ...naive import mini_trainers, steps
 
 costs_in_order = st.lists(st.integers(1, 1000), min_size=1, max_size=30).map(lambda costs: sorted(costs, reverse=True))
 
@@ -78,7 +78,7 @@ def test_spread_takes_lines_not_bins(monkeypatch):
             looked_up[0] += 1
             return super().__getitem__(at)
 
-    monkeypatch.setattr(_kernels_spread, "zeros", lambda size: Counted([0] * size))
+    monkeypatch.setattr(_spread, "zeros", lambda size: Counted([0] * size))
     for n in (400, 6400):
         looked_up[0] = 0
         lengths = sorted([(7 * i) % 20 + 1 for i in range(n)], reverse=True)

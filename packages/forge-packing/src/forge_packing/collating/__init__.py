@@ -1,1 +1,4 @@
-"""Collating."""
+"""Samples → flat, padding-free rows; documents → blocks for pretraining.
+
+Imports the package's own files only.
+"""

@@ -1,4 +1,4 @@
-"""Documents to blocks of at most `block_size` tokens, for training on plain text without losing or padding a token."""
+"""Blocks for pretraining: documents → blocks of at most `block_size` tokens, no padding."""
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
@@ -12,7 +12,7 @@ from forge_packing._checks import MAX_TOKENS, Int64Array, sample_lengths, whole_
 from forge_packing._errors import PackingError
 
 _MOST = 2**52
-"""Tokens of all documents together: places in them are int64, with room to spare."""
+"""The most tokens of all documents together: positions in them are int64."""
 
 Span = tuple[int, int, int]
 """(document, start, stop): tokens start to stop-1 of one document."""
@@ -20,7 +20,7 @@ Span = tuple[int, int, int]
 
 @attrs.frozen(eq=False, repr=False)
 class Blocks(Sequence[list[Span]]):
-    """What `split_documents` returns: `blocks[i]` is a list of `(document, start, stop)`, `len(blocks)` their number."""
+    """Sequence of blocks; `blocks[i]` is a list of spans `(document, start, stop)`."""
 
     document: Int64Array
     """int64[P]: the document of each span, block after block."""
@@ -29,18 +29,21 @@ class Blocks(Sequence[list[Span]]):
     stop: Int64Array
     """int64[P]: the token after its last."""
     block_starts: Int64Array
-    """int64[blocks+1]: where each block begins in the spans."""
+    """int64[blocks+1]: the first span of each block, and P at the end."""
     cross_documents: bool
-    """Whether a block is one sample, its documents in one another's sight, or each span is a sample of its own."""
+    """True: a block is one sample, whose documents attend to each other. False: each span is a sample of its own."""
 
     @property
     def lengths(self) -> Int64Array:
-        """int64[blocks]: tokens of each block, as `plan` takes them."""
+        """int64[blocks]: tokens of each block, `plan`'s argument `lengths`."""
         return np.add.reduceat(self.stop - self.start, self.block_starts[:-1])
 
     @property
     def loss_counts(self) -> Int64Array:
-        """int64[blocks]: tokens that are predicted in each block, as `plan` takes them: all but the first of each sample."""
+        """int64[blocks]: predicted tokens of each block, `plan`'s argument `loss_counts`.
+
+        All tokens but the first of each sample are predicted.
+        """
         samples = np.ones(len(self), dtype=np.int64) if self.cross_documents else np.diff(self.block_starts)
         return self.lengths - samples
 
@@ -68,18 +71,18 @@ class Blocks(Sequence[list[Span]]):
 
 
 def split_documents(lengths: npt.ArrayLike, block_size: int, *, cross_documents: bool = False) -> Blocks:
-    """Documents, in their order, cut into blocks of at most `block_size` tokens.
+    """Cut documents, in their order, into blocks of at most `block_size` tokens.
 
     lengths: N integers, the tokens of each document, its EOS included, each at least 1.
     block_size: tokens of a block, at least 2.
     cross_documents: False makes each span a sample of its own, so that neither attention nor targets cross documents.
         True makes each block one sample, cut from all documents as one stream.
 
-    A piece that goes on with a document begins with the last token of the piece before, as context whose label does not
-    count (`collate` masks the first label of every sample). So each token is the target of exactly one loss term, but for
-    a document's first, which nothing comes before (with cross_documents, but for the very first). Blocks are never padded:
-    the last is as short as what is left, and one is a token short where that token could only be another's context.
-    Raises PackingError for other lengths or sizes.
+    A piece that continues a document begins with the last token of the piece before, as context whose label does not count
+    (`collate` masks the first label of every sample). So each token is the target of exactly one loss term, except a
+    document's first, which no token precedes (with cross_documents, except the very first). Blocks are never padded: the last
+    holds what is left, and another is a token short where that token could only be context. Raises PackingError for other
+    lengths or sizes.
 
     >>> list(split_documents([5, 2, 4], block_size=4))
     [[(0, 0, 4)], [(0, 3, 5), (1, 0, 2)], [(2, 0, 4)]]
@@ -88,18 +91,21 @@ def split_documents(lengths: npt.ArrayLike, block_size: int, *, cross_documents:
     """
     block_size = whole_number("block_size", block_size, 2, MAX_TOKENS)
     lengths_N = sample_lengths(lengths, np.iinfo(np.int64).max, "block_size")
-    total = float(lengths_N.sum(dtype=np.float64))  # which int64 might not hold
+    total = float(lengths_N.sum(dtype=np.float64))  # float64, as int64 might overflow
     if total > _MOST:
         at = int(lengths_N.argmax())
         raise PackingError(
-            f"the documents have {total:.3g} tokens in all, more than {_MOST:.3g}; the longest, {lengths_N[at]} tokens, is at index "
-            f"{at}. lengths are counted in tokens"
+            f"the documents have {total:.3g} tokens in all, more than {_MOST:.3g}; the longest, {lengths_N[at]} tokens, is at "
+            f"index {at}. lengths are counted in tokens"
         )
     return _stream(lengths_N, block_size) if cross_documents else _documents(lengths_N, block_size)
 
 
 def _stream(lengths_N: Int64Array, block_size: int) -> Blocks:
-    """One stream, cut; each block begins with the last token of the block before."""
+    """Cut all documents as one stream.
+
+    Each block begins with the last token of the block before.
+    """
     ends = np.cumsum(lengths_N)
     total = int(ends[-1])
     begin = np.arange(0, max(total - 1, 1), block_size - 1, dtype=np.int64)
@@ -115,16 +121,17 @@ def _stream(lengths_N: Int64Array, block_size: int) -> Blocks:
 
 
 def _documents(lengths_N: Int64Array, block_size: int) -> Blocks:
-    """Each block holds the rest of a document that was cut, whole documents, and the beginning of one that is cut.
+    """Cut documents so that none shares a sample with another.
 
-    The loop finds the whole documents of a block by bisection, and the blocks that one long document fills by division;
-    they become spans afterwards, all at once.
+    Each block holds the rest of a document that was cut, whole documents, and the beginning of one that is cut. The loop
+    finds the whole documents of a block by bisection, and the blocks that one long document fills by division; `_spans` makes
+    them spans, all at once.
     """
     lengths: list[int] = lengths_N.tolist()
     ends: list[int] = np.cumsum(lengths_N).tolist()
     n = len(lengths)
-    step = block_size - 1  # a piece that goes on repeats one token
-    # First document, its start and stop, where the whole ones end, the stop of a last one, how many blocks are like this.
+    step = block_size - 1  # a piece that continues a document repeats one token
+    # First document, its start and stop, end of the whole documents, stop of the one cut after them, how many such blocks.
     rows: list[tuple[int, int, int, int, int, int]] = []
     document, cut = 0, 0  # the next token to be learned is this one of this document
     while document < n:
@@ -144,7 +151,7 @@ def _documents(lengths_N: Int64Array, block_size: int) -> Blocks:
         whole = bisect_right(ends, before + room, lo=document)
         if whole > document:
             room -= ends[whole - 1] - before
-        # With room for one token alone nothing of the next document could be learned here.
+        # With room for only one token nothing of the next document could be learned here.
         cut = room if whole < n and room >= 2 else 0
         rows.append((first, start, stop, whole, cut, 1))
         document = whole
@@ -152,7 +159,10 @@ def _documents(lengths_N: Int64Array, block_size: int) -> Blocks:
 
 
 def _spans(rows: Int64Array, step: int, lengths_N: Int64Array) -> Blocks:
-    """The spans of a block are of documents that follow each other: only the first may begin late, only the last stop early."""
+    """Expand the rows of `_documents` into spans.
+
+    Consecutive documents form a block; only its first may begin late, only its last stop early.
+    """
     alike = rows[:, 5]
     first, rest_start, rest_stop, whole, beginning, _ = np.repeat(rows, alike, axis=0).T
     further = (np.arange(first.size) - np.repeat(np.cumsum(alike) - alike, alike)) * step

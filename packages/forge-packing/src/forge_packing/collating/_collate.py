@@ -1,4 +1,4 @@
-"""Samples to one flat, padding-free row: PackedBatch."""
+"""Collation: samples → one flat, padding-free row, a PackedBatch."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
@@ -15,44 +15,48 @@ IGNORE = -100
 
 
 class Example(Protocol):
-    """Anything with these two, each of S integers: a list, an array, a slice of a memory map."""
+    """Object with `input_ids` and `labels`: lists, arrays or slices of a memory map."""
 
     @property
-    def input_ids(self) -> Any: ...
+    def input_ids(self) -> Any:
+        """S token ids."""
 
     @property
-    def labels(self) -> Any: ...
+    def labels(self) -> Any:
+        """S labels, not shifted; -100 where no loss is counted."""
 
 
 AnyExample = Example | tuple[Sequence[int] | npt.ArrayLike, Sequence[int] | npt.ArrayLike]
-"""An example, or the pair of its input_ids and labels."""
+"""An example, or a pair of input_ids and labels."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
 class PackedBatch:
-    """B samples of T tokens in all, one after another in one flat row.
+    """One flat row of B samples, one after another, T tokens in all.
 
-    The indices are int64, which torch.from_numpy makes into what embeddings and losses take without another copy.
+    Token ids and labels are int64, so that torch.from_numpy gives embeddings and losses their dtype without a copy.
     """
 
     input_ids: Int64Array
-    """int64[T]"""
+    """int64[T]: token ids."""
     labels: Int64Array
-    """int64[T]: not shifted; -100 where no loss is counted, and at the first token of every sample: a model that
-    predicts the next token would else be asked for it from another sample's last."""
+    """int64[T]: labels, not shifted; -100 where no loss is counted, and at the first token of every sample, which would
+    otherwise be predicted from the last token of another sample."""
     position_ids: Int64Array
-    """int64[T]: 0, 1, 2, ... from 0 again in every sample."""
+    """int64[T]: 0, 1, 2, ..., restarting in every sample."""
     cu_seqlens: npt.NDArray[np.int32]
-    """int32[B+1]: where the samples start, and T at the end."""
+    """int32[B+1]: the first position of each sample, and T at the end."""
     max_seqlen: int
-    """Tokens in the longest sample; 0 in an empty batch."""
+    """Tokens in the longest sample; 0 in an empty row."""
 
 
 def collate(examples: Iterable[AnyExample]) -> PackedBatch:
-    """Pack examples, objects with `input_ids` and `labels` or pairs of the two, into one flat row.
+    """Pack examples into one flat row.
 
-    No examples give an empty row (cu_seqlens is [0]): a rank without work in this pass. The examples stay as they are.
-    Raises PackingError for an example that is empty, not of integers, or whose two lengths differ.
+    examples: objects with `input_ids` and `labels`, or pairs of the two.
+
+    No examples give an empty row (cu_seqlens is [0]): a rank without work in this pass. The examples are not
+    changed. Raises PackingError for an example that is empty, not of integers, or whose two lengths differ.
 
     >>> batch = collate([([5, 6, 7], [5, 6, 7]), ([8, 9], [-100, 9])])
     >>> batch.labels.tolist(), batch.position_ids.tolist(), batch.cu_seqlens.tolist()
@@ -82,11 +86,11 @@ def collate(examples: Iterable[AnyExample]) -> PackedBatch:
 
 
 def arrays(index: int | str, example: Any) -> tuple[np.ndarray, np.ndarray]:
-    """input_ids and labels of one example, int[S] both; PackingError, which names it by its index, where it has none such."""
-    if isinstance(example, Mapping):  # of two columns it would unpack, into their names
+    """Return input_ids and labels of one example, int[S] both; PackingError naming its index."""
+    if isinstance(example, Mapping):  # a mapping of two columns would unpack into their names
         raise PackingError(
-            f"example {index} is a {type(example).__name__}: give objects with input_ids and labels, or pairs of the two, such as "
-            '(row["input_ids"], row["labels"])'
+            f"example {index} is a {type(example).__name__}: give objects with input_ids and labels, or pairs of the two, "
+            'such as (row["input_ids"], row["labels"])'
         )
     try:
         ids, labels = (example.input_ids, example.labels) if hasattr(example, "input_ids") else example
@@ -115,7 +119,7 @@ def _integers(index: int | str, name: str, values: Any) -> np.ndarray:
 
 
 def flat(pieces: list[np.ndarray]) -> Int64Array:
-    """The pieces one after another, as int64."""
+    """Concatenate the pieces as int64."""
     if not pieces:
         return np.zeros(0, dtype=np.int64)
     return np.concatenate(pieces, dtype=np.int64, casting="same_kind")

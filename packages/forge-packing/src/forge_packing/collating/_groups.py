@@ -1,4 +1,4 @@
-"""Groups of completions of one prompt to one flat, padding-free row, the prompt's tokens once if wished: PackedGroups."""
+"""Collation of groups: completions of one prompt → one flat row, a PackedGroups."""
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -14,20 +14,20 @@ from forge_packing.collating._collate import IGNORE, AnyExample, arrays, flat
 
 @attrs.frozen(kw_only=True, eq=False)
 class PackedGroups:
-    """B completions in G groups, T tokens in all, M of them learned, one after another in one flat row.
+    """One flat row of B completions in G groups, T tokens in all, M of them learned.
 
-    A segment of the row is what attends together: segment j holds the tokens that completion j brought along. Where prompts
-    are shared, a group's first segment is its prompt and its first completion, and each further one is a completion alone,
-    which sees the prompt's keys and values and its own.
+    Segment j of the row holds the tokens that completion j adds to it. Where prompts are shared, a group's first segment is
+    its prompt and its first completion, and each further one is a completion alone, which attends to the keys and values of
+    the prompt and of itself. Otherwise each segment is a prompt and its completion.
     """
 
     input_ids: Int64Array
-    """int64[T]"""
+    """int64[T]: token ids."""
     position_ids: Int64Array
-    """int64[T]: from 0 in every completion's own sequence, so that a completion counts on from its prompt."""
+    """int64[T]: positions in each completion's own sequence, so that a completion continues those of its prompt."""
     rows: Int64Array
-    """int64[M]: the position whose logits predict each learned token, completion after completion. A shared prompt's last
-    position is there once for each completion whose first token is learned."""
+    """int64[M]: the position whose logits predict each learned token, completion after completion. The last position of a
+    shared prompt occurs once for each completion whose first token is learned."""
     targets: Int64Array
     """int64[M]: the learned tokens."""
     lengths: Int64Array
@@ -37,39 +37,40 @@ class PackedGroups:
     group_sizes: Int64Array
     """int64[G]: completions of each group; they add up to B."""
     cu_seqlens: npt.NDArray[np.int32]
-    """int32[B+1]: where the segments start, and T at the end."""
+    """int32[B+1]: the first position of each segment, and T at the end."""
     max_seqlen: int
     """Tokens in the longest segment; 0 in an empty row."""
     kv_rows: Int64Array | None = None
-    """int64[Tk]: segment after segment, the positions whose keys and values it sees: its prompt's, then its own, so that its
-    last query stands at its last key. None: each segment sees its own alone, no prompt is shared."""
+    """int64[Tk]: segment after segment, the positions whose keys and values it attends to: its prompt's, then its own, so that
+    its last query is at its last key. None where no prompt is shared: each segment attends to itself alone."""
     cu_seqlens_k: npt.NDArray[np.int32] | None = None
-    """int32[B+1]: where the segments start in `kv_rows`, and Tk at the end; None as `kv_rows`."""
+    """int32[B+1]: where each segment starts in `kv_rows`, and Tk at the end; None as `kv_rows`."""
     max_seqlen_k: int | None = None
-    """The most keys that a segment sees; None as `kv_rows`."""
+    """The most keys of a segment; None as `kv_rows`."""
 
 
 class _Completion(NamedTuple):
-    """What one example puts into the row."""
+    """The tokens that one example adds to the row."""
 
     input_ids: np.ndarray
     labels: np.ndarray
     shared: int
-    """Tokens that stand before these in the example, and earlier in the row: its prompt's."""
+    """Tokens of the example that are earlier in the row already: those of its shared prompt."""
 
 
 def collate_groups(groups: Iterable[Sequence[AnyExample]], *, share_prompt: bool = False) -> PackedGroups:
-    """Pack groups of examples, each example whole (prompt and completion, the prompt's labels -100), into one flat row.
+    """Pack groups of completions into one flat row.
 
-    share_prompt: False repeats the prompt, so that every example is a document by itself. True has a group's prompt in the
-        row once: the longest beginning that all of the group's examples have in common, in which nothing is learned, and
-        which leaves each a token of its own. It needs an attention that reads `kv_rows`. Where no group has such a
-        beginning the row is that of False.
+    groups: sequences of examples, the completions of one prompt each. An example is whole: prompt and completion, the
+        prompt's labels -100.
+    share_prompt: False repeats the prompt, so that every example is a document by itself. True puts a group's prompt into the
+        row once: the longest prefix that all of the group's examples have in common, in which nothing is learned, and which
+        leaves each a token of its own. It needs an attention that reads `kv_rows`. Where no group has such a prefix the row
+        is that of False.
 
     The first token of an example is never learned, whatever its label: nothing predicts it. No groups give an empty row
-    (cu_seqlens is [0]): a rank without work in this pass. The examples stay as they are.
-    Raises PackingError for a group that is empty or none, and for an example that is empty, not of integers, or whose two
-    lengths differ.
+    (cu_seqlens is [0]): a rank without work in this pass. The examples are not changed. Raises PackingError for a group that
+    is empty or no sequence, and for an example that is empty, not of integers, or whose two lengths differ.
 
     >>> pair = [([5, 6, 7, 8], [-100, -100, 7, 8]), ([5, 6, 9], [-100, -100, 9])]
     >>> batch = collate_groups([pair], share_prompt=True)
@@ -104,7 +105,10 @@ def _members(index: int, group: Sequence[AnyExample]) -> list[tuple[np.ndarray, 
 
 
 def _common_prompt(members: list[tuple[np.ndarray, np.ndarray]]) -> int:
-    """Tokens at the beginning of all members that are the same, not learned, and not all that a member has."""
+    """Count the first tokens that all members share.
+
+    None of them is learned, and they are not the whole of any member.
+    """
     limit = min(ids.size for ids, _ in members) - 1
     if len(members) == 1 or not limit:
         return 0
@@ -127,7 +131,7 @@ def _row(completions: list[_Completion], group_sizes: Int64Array) -> PackedGroup
     labels = flat([completion.labels for completion in completions])
     labels[starts[:-1][shared_B == 0]] = IGNORE
     learned = np.flatnonzero(labels != IGNORE)
-    # Where each completion's prompt begins: at its group's first segment.
+    # The prompt of a completion begins at the first segment of its group.
     prompts_B = np.repeat(starts[np.append(0, np.cumsum(group_sizes))[:-1]], group_sizes)
     rows = learned - 1
     at = np.searchsorted(learned, starts)
@@ -152,7 +156,7 @@ def _row(completions: list[_Completion], group_sizes: Int64Array) -> PackedGroup
 
 
 def _keys(starts: Int64Array, starts_k: Int64Array, shared_B: Int64Array, prompts_B: Int64Array) -> Int64Array:
-    """int64[Tk]: of each segment, where its prompt's and its own tokens stand in the row."""
+    """Return the positions whose keys each segment attends to, one after another: int64[Tk]."""
     keys_B = np.diff(starts_k)
     place = np.arange(starts_k[-1]) - np.repeat(starts_k[:-1], keys_B)
     own = np.repeat(starts[:-1] - shared_B, keys_B)

@@ -1,4 +1,4 @@
-"""Lengths to what no packing can beat: rows, micro-batches a rank, and the makespan of a step."""
+"""Lower bounds that no packing can beat: rows, micro-batches of a rank, makespan of a step."""
 
 import numpy as np
 import numpy.typing as npt
@@ -7,11 +7,11 @@ from forge_packing._checks import Int64Array
 from forge_packing.dividing._cost import Cost
 
 _FUNCTIONS = range(2, 21)
-"""The dual feasible functions u^(k) that are tried."""
+"""The k of the dual feasible functions u^(k) that are tried."""
 
 
 def row_bound(lengths: Int64Array, capacity: int) -> int:
-    """No packing of these lengths (int64[N], each from 1 to capacity) has fewer rows.
+    """Return a lower bound on the rows of any packing of lengths int64[N], each 1 to capacity.
 
     The best of: the tokens over the capacity; Martello and Toth's L2, which gives up on the space beside long samples that
     nothing of what is left fits into; and Fekete and Schepers' functions u^(k), which round a length up to what it blocks
@@ -22,17 +22,18 @@ def row_bound(lengths: Int64Array, capacity: int) -> int:
 
 
 def micro_batch_bound(lengths: Int64Array, max_tokens: int, world_size: int) -> int:
-    """No division of one step's lengths (int64[B]) gives a rank fewer micro-batches."""
+    """Return a lower bound on a rank's micro-batches, for one step's lengths int64[B]."""
     return -(-row_bound(lengths, max_tokens) // world_size)
 
 
 def makespan_bound(lengths: Int64Array, max_tokens: int, world_size: int, cost: Cost) -> float:
-    """No division of one step's lengths (int64[B]) takes less time; in the unit of `cost`, overheads of passes included.
+    """Return a lower bound on the makespan of lengths int64[B], in the unit of `cost`.
 
     Samples of more than half the budget lie in different micro-batches, so the (k * R)th longest of them is a floor for
     pass k, and their number caps how much of the rest fits beside them: a micro-batch without one is filled with samples of
     at most half the budget, which are cheap for their tokens. What has no room below the floors raises passes, by no more
-    than R units of work for one unit of time. Nor does any rank do more than the makespan, the busiest one included.
+    than R units of work for one unit of time. Nor does any rank do more than the makespan, the busiest one included. The bound
+    includes the cost of each pass.
     """
     values = cost.of(lengths)
     total = float(values.sum())
@@ -50,9 +51,10 @@ def makespan_bound(lengths: Int64Array, max_tokens: int, world_size: int, cost: 
 
 
 def _busiest_rank(values: npt.NDArray[np.float64], world_size: int) -> float:
-    """Of the k*R + 1 dearest samples one rank has k + 1, which cost as much as the cheapest k + 1 of them at least, for every k.
+    """Return a lower bound on the work of the busiest rank, from the samples' costs.
 
-    So the dearest sample (k = 0), however few the samples are; and all of them where there is one rank.
+    For every k, of the k*R + 1 costliest samples one rank has k + 1, which cost at least as much as the cheapest k + 1 of
+    them. So the costliest sample (k = 0), however few the samples are; and all of them where there is one rank.
     """
     below = np.concatenate([[0.0], np.cumsum(np.sort(values)[::-1])])
     last = np.arange(0, values.size, world_size)
@@ -60,7 +62,11 @@ def _busiest_rank(values: npt.NDArray[np.float64], world_size: int) -> float:
 
 
 def _martello_toth(ascending: Int64Array, capacity: int) -> int:
-    """L2: over all thresholds t up to half the capacity, rows for what is longer than capacity - t, and beside the rest."""
+    """Return Martello and Toth's bound L2.
+
+    The best over all thresholds t up to half the capacity: each sample of more than half has a row of its own; those of t to
+    half are packed, by their tokens, into the room beside long samples of at most capacity - t, then into further rows.
+    """
     below = np.concatenate([[0], np.cumsum(ascending)])
     half = int(np.searchsorted(ascending, capacity // 2, side="right"))  # how many are at most half
     # t = 0 counts everything; then each length of at most half, from its first occurrence on.
@@ -74,7 +80,10 @@ def _martello_toth(ascending: Int64Array, capacity: int) -> int:
 
 
 def _rounded(lengths: Int64Array, capacity: int, k: int) -> int:
-    """The bound from u^(k): x stays x where (k + 1) * x is a whole number, else it becomes floor((k + 1) * x) / k."""
+    """Return the bound from u^(k).
+
+    Of a length x as a share of the capacity: x stays where (k + 1) * x is a whole number, else becomes floor((k + 1) * x) / k.
+    """
     blocks, rest = np.divmod(lengths * (k + 1), capacity)
     weights = np.where(rest == 0, blocks * k, blocks * (k + 1))  # in units of 1 / (k * (k + 1))
     return -(-int(weights.sum()) // (k * (k + 1)))

@@ -1,4 +1,4 @@
-"""Lengths to what they cost: tokens, and attention's share, which grows with the square of a sample's length."""
+"""Cost of a sample: linear in its tokens, plus attention's share, quadratic in its length."""
 
 from typing import Any, Self
 
@@ -11,7 +11,7 @@ from forge_packing._errors import PackingError
 
 # Llama-3.1-8B: for_model(hidden=4096, layers=32, parameters=8_030_261_248), rounded.
 _PER_TOKEN_SQUARED = 1 / 61_000
-# Costs are summed as integers of at most 62 bits; far outside this range a weight is a slip of the pen anyway.
+# Costs are summed as integers of at most 62 bits; far outside this range a weight is a mistake anyway.
 _SMALLEST, _LARGEST = 1e-30, 1e30
 
 
@@ -26,12 +26,12 @@ def _weight(_instance: Any, attribute: "attrs.Attribute[Any]", value: Any) -> No
 
 @attrs.frozen
 class Cost:
-    """What a micro-batch costs its rank: the sum over its samples of per_token * S + per_token_squared * S**2.
+    """Cost of a micro-batch: the sum over its samples of per_token * S + per_token_squared * S².
 
     Samples do not attend to each other, so what counts is each one's own length, not the row's: a row of one sample of
     65,536 tokens costs twice as much as one of 128 samples of 512. All ranks wait for the slowest, in every pass:
 
-        makespan = sum over passes of (the dearest micro-batch of the pass + per_micro_batch)
+        makespan = sum over passes of (the costliest micro-batch of the pass + per_micro_batch)
 
     A division has the fewest passes that were found, and among those the least makespan; so `per_micro_batch` changes
     what is reported, never the division. The unit is free. Raises PackingError for weights that are no cost.
@@ -41,11 +41,11 @@ class Cost:
     """
 
     per_token: float = attrs.field(default=1.0, validator=_weight)
-    """Cost of a token without attention: all that is linear in the length."""
+    """Cost of a token without attention: everything linear in the length."""
     per_token_squared: float = attrs.field(default=_PER_TOKEN_SQUARED, validator=_weight)
-    """Cost of attention in a sample of one token; S**2 times that in one of S. The default is an 8B Llama's."""
+    """Cost of attention in a sample of one token; S**2 times as much in one of S. The default is an 8B Llama's."""
     per_micro_batch: float = attrs.field(default=0.0, validator=_weight)
-    """Cost of a pass, whatever is in it: gathering the weights, launching kernels."""
+    """Fixed cost of a pass: gathering the weights, launching kernels."""
 
     def __attrs_post_init__(self) -> None:
         if self.per_token == 0 and self.per_token_squared == 0:
@@ -64,18 +64,20 @@ class Cost:
         key_value: int | None = None,
         per_micro_batch: float = 0.0,
     ) -> Self:
-        """The cost of a decoder, in units of one token's matrix products.
+        """Return the cost of a decoder model, in units of one token's matrix products.
 
         hidden, layers: the model's width and depth.
-        parameters: weights that a token is multiplied with. Where it is not given it follows from the shape:
+        parameters: weights that a token is multiplied with; where it is not given, counted from the shape.
         intermediate: width of a gated MLP's three products; by default an MLP of 8 * hidden**2 weights.
         vocab: rows of the output head; 0 leaves it out.
-        attention, key_value: heads (or key-value heads) times their size; by default hidden, and attention.
+        attention, key_value: heads (or key-value heads) times their size; by default `hidden`, and `attention`.
+        per_micro_batch: as the field.
 
         A token takes 2 FLOPs a weight forward. A pair of tokens takes 4 * attention FLOPs a layer forward (scores and
         values), and a sample of S tokens has S**2 / 2 pairs under a causal mask. Backward is twice forward in both, so
         the share is attention * layers / parameters. Sources: Kaplan et al. 2020, section 2.1; Chowdhery et al. 2022
         (PaLM), appendix B, which counts attention without the mask; Dao 2023 (FlashAttention-2), section 4.1, with it.
+        Raises PackingError for sizes below 1, and for `parameters` beside `intermediate` or `vocab`.
 
         >>> round(1 / Cost.for_model(hidden=4096, layers=32, parameters=8_030_261_248).per_token_squared)
         61266
@@ -93,22 +95,25 @@ class Cost:
         return cls(1.0, attention * layers / parameters, per_micro_batch)
 
     def of(self, lengths: npt.ArrayLike) -> npt.NDArray[np.float64]:
-        """float64[N]: the cost of each sample alone.
+        """Return the cost of each sample alone: float64[N].
 
-        One rounded operation after another, as IEEE 754 defines them, so that the figures are the same on every machine.
+        One rounded operation after another, as IEEE 754 defines them, so that the costs are the same on every machine.
         """
         tokens = np.asarray(lengths, dtype=np.float64)
         return tokens * (self.per_token + self.per_token_squared * tokens)
 
 
 DEFAULT_COST = Cost()
+"""Cost of an 8B Llama, in tokens."""
 
 
 def integer_costs(cost: Cost, lengths: Int64Array, step_starts: Int64Array) -> Int64Array:
-    """int64[P]: costs as integers, each step in a unit of its own, for lengths that descend within each step.
+    """Return costs as integers int64[P], each step in a unit of its own.
+
+    lengths: int64[P], descending within each step. step_starts: int64[steps+1], where each step begins in them.
 
     Integers add up to the same in any order and by any compiler, so a division is the same on every machine. The unit is
-    a power of two that leaves a step's dearest sample about 40 bits, and its sum at most 62. A sample costs at least 1.
+    a power of two that leaves a step's costliest sample about 40 bits, and its sum at most 62. A sample costs at least 1.
     """
     sizes = np.diff(step_starts)
     values = cost.of(lengths)

@@ -1,4 +1,6 @@
-"""The lengths of steps to micro-batches of at most `max_tokens`, the same number on every rank."""
+"""Division of steps: lengths → as many micro-batches of at most `max_tokens` on every rank."""
+
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -7,18 +9,22 @@ from forge_packing._checks import MAX_RANKS, MAX_TOKENS, Int64Array, sample_leng
 from forge_packing._errors import PackingError
 from forge_packing.dividing._compile import run
 from forge_packing.dividing._cost import DEFAULT_COST, Cost, integer_costs
-from forge_packing.dividing._divide_from_sorting import cut, narrow
 
 
 def divide(
     lengths: npt.ArrayLike, *, max_tokens: int, world_size: int = 1, cost: Cost = DEFAULT_COST
 ) -> list[list[Int64Array]]:
-    """One step's samples over ranks and micro-batches: the result is indexed [rank][micro-batch].
+    """Divide the samples of one step over ranks and micro-batches: result[rank][micro-batch].
 
-    lengths: B integers, each from 1 to max_tokens. Every rank has the same number of micro-batches (collectives need
-    that), where there is no work an empty one. Each is an ascending int64 array of indices into `lengths`; every index
-    comes once. As few micro-batches as are found, and of those the least makespan (`Cost`); the dearest come first.
-    Takes B log B comparisons. Raises PackingError.
+    lengths: B integers, each from 1 to max_tokens.
+    max_tokens: tokens in one micro-batch at most.
+    world_size: R, the ranks.
+    cost: what is balanced between ranks.
+
+    Every rank has the same number of micro-batches (collectives need that); one without work is empty. Each is an ascending
+    int64 array of indices into `lengths`; every index comes once. There are as few micro-batches as are found, and of those
+    divisions the one of least makespan (`Cost`); the costliest come first. Takes B log B comparisons. Raises PackingError for
+    lengths, limits or a cost that cannot be used.
 
     >>> for rank in divide([4, 3, 3, 2, 2], max_tokens=6, world_size=2):
     ...     print([micro_batch.tolist() for micro_batch in rank])
@@ -39,12 +45,12 @@ def divide(
 def divide_steps(
     lengths: Int64Array, step_starts: Int64Array, max_tokens: int, world_size: int, cost: Cost
 ) -> tuple[Int64Array, Int64Array, Int64Array]:
-    """Many steps at once, each as `divide_step` would have it, without checks.
+    """Divide many steps at once, each as `divide` would alone, without checks.
 
     lengths: int64[P], step after step, each from 1 to max_tokens. step_starts: int64[steps+1], from 0 to P, rising.
     Returns (order int64[P], micro_batch_starts int64[M+1], pass_starts int64[steps+1]): positions in `lengths`,
-    micro-batch after micro-batch (by step, pass, rank), ascending within each; where each micro-batch starts in them; and
-    each step's first pass, of `world_size` micro-batches. M is pass_starts[-1] * world_size.
+    micro-batch after micro-batch (by step, pass, rank), ascending within each; the start of each micro-batch in `order`; and
+    the first pass of each step. A pass has `world_size` micro-batches, so M is pass_starts[-1] * world_size.
     """
     by_length = _longest_first(lengths, step_starts)
     sorted_lengths = lengths[by_length]
@@ -62,9 +68,22 @@ def divide_steps(
 
 
 def _longest_first(lengths: Int64Array, step_starts: Int64Array) -> Int64Array:
-    """int64[P]: positions step after step, longest first within each, equal lengths as they came."""
+    """Sort positions by step, then longest first, ties in their order: int64[P]."""
     by_length = np.argsort(narrow(lengths.max() - lengths), kind="stable")
     if step_starts.size == 2:
         return by_length
     step_of = narrow(np.repeat(np.arange(step_starts.size - 1), np.diff(step_starts)))
     return by_length[np.argsort(step_of[by_length], kind="stable")]
+
+
+def narrow(values: Int64Array) -> npt.NDArray[np.unsignedinteger]:
+    """Cast integers, none negative, to the fewest bits that hold them.
+
+    numpy sorts 16 bits by counting, far faster than 64.
+    """
+    return values.astype(np.min_scalar_type(values.max()))
+
+
+def cut(array: Int64Array, starts: Int64Array) -> list[Int64Array]:
+    """Cut an array at `starts` into views. np.split takes three times as long."""
+    return [array[start:stop] for start, stop in pairwise(starts.tolist())]

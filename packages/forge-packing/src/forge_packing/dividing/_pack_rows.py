@@ -1,4 +1,4 @@
-"""Lengths to rows of at most `capacity` tokens: best-fit decreasing, or a search for full rows where that is better."""
+"""Bin packing: lengths → rows of at most `capacity` tokens."""
 
 import numpy as np
 import numpy.typing as npt
@@ -6,14 +6,17 @@ import numpy.typing as npt
 from forge_packing._checks import MAX_TOKENS, Int64Array, sample_lengths, whole_number
 from forge_packing.dividing._bounds import row_bound
 from forge_packing.dividing._compile import run
-from forge_packing.dividing._divide_from_sorting import cut, narrow
+from forge_packing.dividing._divide import cut, narrow
 
 
 def pack_rows(lengths: npt.ArrayLike, capacity: int) -> list[Int64Array]:
-    """As few rows of at most `capacity` tokens as are found: never more than best-fit decreasing, or 11/9 of the optimum plus 6/9.
+    """Pack samples into few rows of at most `capacity` tokens.
 
-    lengths: N integers, each from 1 to capacity. Returns int64 index arrays, each ascending; together they hold every
-    index from 0 to N-1 once. Takes N log N comparisons. Raises PackingError for any other input.
+    lengths: N integers, each from 1 to capacity.
+
+    Packs by best-fit decreasing, or by a search for full rows where that takes fewer: so never more rows than 11/9 of the
+    optimum plus 6/9. Returns int64 index arrays, each ascending; together they hold every index from 0 to N-1 once. Takes
+    N log N comparisons. Raises PackingError for any other input.
     Source: Johnson, Near-optimal bin packing algorithms, MIT 1973; Dósa et al., Tight absolute bound for FFD, 2013.
 
     >>> [row.tolist() for row in pack_rows([51, 49, 49, 51], capacity=100)]

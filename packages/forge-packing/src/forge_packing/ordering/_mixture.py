@@ -1,7 +1,7 @@
-"""Weights of M sources to the source of every draw, so evenly that each share is kept over any stretch of the run.
+"""Mixtures: weights of M sources → the source of each draw, shares kept in every window.
 
-Shares are whole numbers that sum to a period D; one period is a table, and the run repeats it. So any draw is looked up at
-once, and over every W draws a source with share s has more than s·W - 2 and fewer than s·W + 2 of them, wherever they begin.
+Shares are whole numbers that sum to a period D; one period is a table, which the run repeats. So any draw is one look-up,
+and over every W draws a source with share s has more than s·W - 2 and fewer than s·W + 2 of them, wherever they begin.
 Source: Tijdeman, The chairman assignment problem, Discrete Mathematics 32, 1980: prefixes stay within 1 - 1/(2M-2).
 """
 
@@ -17,13 +17,14 @@ from forge_packing._checks import Int64Array
 from forge_packing._errors import PackingError
 
 MAX_PERIOD = 10**6
-"""The longest period: 12 MB of table. Finer shares are rounded to a multiple of 1/MAX_PERIOD, so six decimal digits are exact."""
+"""The longest period: 12 MB of table. Finer shares are rounded to multiples of 1/MAX_PERIOD: six decimal digits are exact."""
 
 MAX_SOURCES = 4096
+"""The most sources of a mixture."""
 
 
 def whole_shares(weights: object) -> Int64Array:
-    """int64[M]: how many of every sum(...) draws each source has, from its weight, a number above 0.
+    """Convert weights to whole shares int64[M]: the draws of each source in every sum(shares).
 
     A float means the decimal that it prints as: 0.7 and 0.3 are 7 and 3. Raises PackingError for anything but finite
     numbers above 0.
@@ -49,7 +50,7 @@ def _exact(index: int, weight: object) -> Fraction:
     if not isinstance(weight, (bool, np.bool_, str, bytes)):
         try:
             number = Fraction(int(weight)) if isinstance(weight, (int, np.integer)) else Fraction(str(weight))
-        except (ValueError, ZeroDivisionError):  # nan, inf, and what is no number at all
+        except (ValueError, ZeroDivisionError):  # nan, inf, and what is not a number
             number = None
     if number is None or number <= 0:
         raise PackingError(
@@ -59,21 +60,24 @@ def _exact(index: int, weight: object) -> Fraction:
 
 
 def _rounded(parts: list[Fraction]) -> Int64Array:
-    """Shares of MAX_PERIOD by largest remainder, at least 1 each: within 1/MAX_PERIOD of what was asked for."""
-    wanted = [part * MAX_PERIOD for part in parts]
-    shares = [max(1, math.floor(want)) for want in wanted]
+    """Round shares to multiples of 1/MAX_PERIOD by largest remainder, at least 1 each."""
+    exact = [part * MAX_PERIOD for part in parts]
+    shares = [max(1, math.floor(share)) for share in exact]
     left = MAX_PERIOD - sum(shares)
-    by_remainder = sorted(range(len(parts)), key=lambda i: (shares[i] - wanted[i], i))
+    by_remainder = sorted(range(len(parts)), key=lambda i: (shares[i] - exact[i], i))
     for i in by_remainder[: max(left, 0)]:
         shares[i] += 1
-    for _ in range(-min(left, 0)):  # what was lifted to 1 is paid for by the largest
+    for _ in range(-min(left, 0)):  # what shares below 1 were given is taken from the largest
         shares[shares.index(max(shares))] -= 1
     divisor = math.gcd(*shares)
     return np.array([share // divisor for share in shares], dtype=np.int64)
 
 
 def draws(shares: Int64Array, start: int, stop: int) -> tuple[Int64Array, Int64Array]:
-    """(source int64[P], nth int64[P]) of the draws from start to stop: it is that source's nth draw, counted from 0."""
+    """Return (source int64[P], nth int64[P]) of the draws from start to stop.
+
+    nth counts the draws of that source from 0.
+    """
     table_source, table_nth = _period(tuple(shares.tolist()))
     cycle, place = np.divmod(start % table_source.size + np.arange(stop - start, dtype=np.int64), table_source.size)
     source = table_source[place].astype(np.int64)
@@ -82,11 +86,11 @@ def draws(shares: Int64Array, start: int, stop: int) -> tuple[Int64Array, Int64A
 
 @lru_cache(maxsize=4)
 def _period(shares: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-    """(source int32[D], nth int64[D]) of one period.
+    """Return (source int32[D], nth int64[D]) of one period, by earliest deadline first.
 
-    Draw j of a source may come as soon as the source is not too far ahead, and must come before it is too far behind;
-    of those that may, the one that must come first is drawn, which meets every deadline because Tijdeman's theorem says
-    that some order does.
+    Draw j of a source may come as soon as the source is not too far ahead (its release), and must come before it is too far
+    behind (its deadline). The released draw of the earliest deadline is taken, which meets every deadline because, by
+    Tijdeman's theorem, some order does.
     """
     period, sources = sum(shares), len(shares)
     if sources == 1:
@@ -101,7 +105,7 @@ def _period(shares: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
     table = np.concatenate(jobs, axis=1)
     table = table[:, np.argsort(table[0], kind="stable")]
     release, deadline, source, nth = table
-    # One number that orders by deadline, then by place among the released.
+    # One integer that sorts by deadline, then by place in the table.
     keys = (deadline * period + np.arange(period, dtype=np.int64)).tolist()
     waiting: list[int] = []
     order = []

@@ -1,7 +1,7 @@
-"""(seed, position) to samples, and steps to positions: what is trained on when, whoever trains it.
+"""Order of a run: seed and position → samples; step → position. Independent of ranks.
 
-A position is one integer: how many samples the run has seen. Nothing here is kept but a few numbers, and where sources are
-mixed an index of them; so a run of a billion steps costs what one of a thousand does.
+A position is one integer: the number of samples that the run has seen. Only a few numbers are held, and where sources are
+mixed an index of them; so a run of a billion steps takes the memory of one of a thousand.
 """
 
 from functools import cached_property
@@ -14,56 +14,61 @@ from forge_packing.ordering._mixture import draws
 from forge_packing.ordering._permutation import shuffled
 
 FURTHEST = 2**62
-"""Draws of sources are int64. No run comes here: at a billion samples a second it takes a century."""
+"""The last position of a mixture, as its draws are int64: at a billion samples a second it takes a century."""
 
 
 @attrs.frozen(kw_only=True, eq=False, slots=False)
 class Order:
-    """The order of a run over N samples."""
+    """Order of a run over N samples."""
 
     num_samples: int
     """N."""
     batch_size: int
+    """Samples in a step."""
     seed: int
+    """Seed of the shuffling."""
     epochs: int | None
-    """None is endless, unless max_steps ends it."""
+    """Epochs in the run; None is endless, unless max_steps ends it."""
     max_steps: int | None
+    """Most steps in the run; None sets no limit."""
     shuffle: bool
+    """Whether epochs are shuffled; False keeps the order of the data."""
     drop_last: bool
+    """Whether the short step at the end of an epoch is left out."""
     sources: Int64Array | None = None
     """int64[N]: the source of each sample, 0 to M-1; needed where there are shares."""
     shares: Int64Array | None = None
-    """int64[M]: draws of each source in every sum(shares). None is one source, every sample once an epoch."""
+    """int64[M]: draws of each source in every sum(shares); None is no mixture, every sample once an epoch."""
 
     @cached_property
     def per_epoch(self) -> int:
-        """Samples in an epoch: N, or without those of its last short step."""
+        """Samples in an epoch: N, less those of a short last step that drop_last leaves out."""
         return self.num_samples // self.batch_size * self.batch_size if self.drop_last else self.num_samples
 
     @cached_property
     def steps_per_epoch(self) -> int:
-        """Steps in an epoch: a step does not cross its end, so the last may be short."""
+        """Steps in an epoch. No step crosses its end, so the last may be short."""
         return -(-self.per_epoch // self.batch_size)
 
     @cached_property
     def num_steps(self) -> int | None:
-        """Steps in the run, None where it is endless."""
+        """Steps in the run; None where it is endless."""
         whole = None if self.epochs is None else self.epochs * self.steps_per_epoch
         limits = [limit for limit in (whole, self.max_steps) if limit is not None]
         return min(limits) if limits else None
 
     def position(self, step: int) -> int:
-        """Samples seen before the step."""
+        """Return the number of samples before a step."""
         epoch, within = divmod(step, self.steps_per_epoch)
         return epoch * self.per_epoch + within * self.batch_size
 
     def step_at(self, position: int) -> int:
-        """The step that the sample at this position belongs to."""
+        """Return the step of the sample at a position."""
         epoch, within = divmod(position, self.per_epoch)
         return epoch * self.steps_per_epoch + within // self.batch_size
 
     def starts(self, first: int, stop: int) -> Int64Array:
-        """int64[steps+1]: where the steps from first to stop begin in `samples(first, stop)`, and its size."""
+        """Return where steps begin in `samples(first, stop)`, and its size: int64[steps+1]."""
         base = self.position(first)
         epoch, within = divmod(first, self.steps_per_epoch)
         at = within + np.arange(stop - first + 1, dtype=np.int64)
@@ -71,11 +76,11 @@ class Order:
         return epochs * self.per_epoch + within_epoch * self.batch_size - (base - epoch * self.per_epoch)
 
     def samples(self, first: int, stop: int) -> Int64Array:
-        """int64[P]: the samples of the steps from first to stop, one after another."""
+        """Return the samples of the steps from first to stop, one after another: int64[P]."""
         return self.drawn(self.position(first), self.position(stop))
 
     def drawn(self, start: int, stop: int) -> Int64Array:
-        """int64[stop-start]: the samples at these positions."""
+        """Return the samples at the positions from start to stop: int64[stop-start]."""
         if self.shares is not None:
             return self._mixed(start, stop)
         parts = []
@@ -91,7 +96,7 @@ class Order:
         return shuffled(places_P, size, seed=self.seed, epoch=epoch, source=source)
 
     def _mixed(self, start: int, stop: int) -> Int64Array:
-        """Each source is walked through in an order of its own, shuffled anew each time it begins again."""
+        """Return samples of a mixture, each source in an order of its own, anew on each pass."""
         assert self.shares is not None
         if stop > FURTHEST:
             raise IndexError(f"position {stop} is out of range: draws of weighted sources are counted up to {FURTHEST}")
@@ -105,16 +110,16 @@ class Order:
                 continue
             first, size = int(source_starts[source]), int(source_starts[source + 1] - source_starts[source])
             nth = nth_P[here]
-            # Draws of one source come in its order, so those of one walk through it lie side by side.
-            walks = range(int(nth[0]) // size, int(nth[-1]) // size + 1)
-            ends = np.searchsorted(nth, [walk * size for walk in walks[1:]])
-            for walk, at, these in zip(walks, np.split(here, ends), np.split(nth, ends), strict=True):
-                found[at] = members_N[first + self._places(these - walk * size, size, walk, source)]
+            # Draws of one source come in its order, so those of one pass over it lie side by side.
+            epochs = range(int(nth[0]) // size, int(nth[-1]) // size + 1)
+            ends = np.searchsorted(nth, [epoch * size for epoch in epochs[1:]])
+            for epoch, at, these in zip(epochs, np.split(here, ends), np.split(nth, ends), strict=True):
+                found[at] = members_N[first + self._places(these - epoch * size, size, epoch, source)]
         return found
 
     @cached_property
     def _members(self) -> tuple[Int64Array, Int64Array]:
-        """(int64[N] samples source by source, int64[M+1] where each source begins in them)."""
+        """Samples source by source, int64[N], and where each source begins in them, int64[M+1]."""
         assert self.sources is not None
         assert self.shares is not None
         counts = np.bincount(self.sources, minlength=self.shares.size)

@@ -1,8 +1,8 @@
-"""Places in a shuffled order of N samples to the samples there, without making the order: any part of it can be asked for.
+"""Permutation of N samples: places of a shuffled order → the samples there.
 
-Up to `TABLE` samples the order is a table, sorted once and kept. Beyond, it is computed place by place by a keyed
+Up to `TABLE` samples the order is a table, sorted once and cached. Beyond, it is computed place by place by a keyed
 bijection, so a billion samples take the memory of a thousand: a Feistel network that alternates between two halves of
-sizes a and b, with a·b just above N, and that is walked again from where it falls on one of the few places beyond N.
+sizes a and b, with a·b just above N, applied again where it gives one of the few places beyond N (cycle walking).
 Source: Black and Rogaway, Ciphers with arbitrary finite domains, CT-RSA 2002 (generalized Feistel, cycle walking).
 """
 
@@ -22,19 +22,19 @@ _UInt64Array = npt.NDArray[np.uint64]
 
 
 def shuffled(places_P: Int64Array, size: int, *, seed: int, epoch: int, source: int = 0) -> Int64Array:
-    """int64[P]: the samples, 0 to size-1, that stand at these places of the order of (size, seed, epoch, source)."""
+    """Return the samples, 0 to size-1, at these places of a shuffled order: int64[P]."""
     if size <= TABLE:
         return _table(size, seed, epoch, source)[places_P]
     return feistel(places_P, size, _raw(_ROUNDS, seed, epoch, source))
 
 
 def _raw(count: int, seed: int, epoch: int, source: int) -> _UInt64Array:
-    """uint64[count] from Philox.
+    """Return the raw stream of Philox: uint64[count].
 
-    numpy promises that its raw stream stays as it is on every machine and in every release (NEP 19), and does not promise
-    that of a Generator's methods.
+    numpy promises that its raw stream stays the same on every machine and in every release (NEP 19), and does not promise
+    it of a Generator's methods.
     """
-    # Four words, as many as SeedSequence mixes alike; trailing zeros change nothing, so [seed, epoch] is source 0.
+    # SeedSequence mixes up to four words alike; trailing zeros change nothing, so [seed, epoch] is source 0.
     words = [seed, epoch % 2**32, source, epoch // 2**32]
     return np.random.Philox(np.random.SeedSequence(words)).random_raw(count)
 
@@ -47,16 +47,16 @@ def _table(size: int, seed: int, epoch: int, source: int) -> Int64Array:
 
 
 def feistel(places_P: Int64Array, size: int, keys: _UInt64Array) -> Int64Array:
-    """The keyed bijection of 0 to size-1 at these places: whole numbers alone, so the same on every machine.
+    """Apply the keyed bijection of 0 to size-1, in integers: the same on every machine.
 
-    keys: uint64, one a round. Every round adds to one half a number that follows from the other half, which is undone by
-    subtracting it: so no two places fall together, whatever the numbers are.
+    keys: uint64, one a round. Every round adds to one half a number that follows from the other half, which subtracting it
+    undoes: so no two places get the same sample, whatever the keys are.
     """
     a = isqrt(size - 1) + 1
     b = -(-size // a)
     walking = np.asarray(places_P).astype(np.uint64)
     found = _rounds(walking, a, b, keys)
-    # a·b exceeds size by less than a, so about one place in a walks twice.
+    # a·b exceeds size by less than a, so about one place in a is applied twice.
     beyond = np.flatnonzero(found >= size)
     while beyond.size:
         found[beyond] = _rounds(found[beyond], a, b, keys)
@@ -73,14 +73,17 @@ def _rounds(places_P: _UInt64Array, a: int, b: int, keys: _UInt64Array) -> _UInt
         mixed = _mixed(halves[1 - turn] + key)
         mixed %= sizes[turn]
         mixed += halves[turn]
-        # Cheaper than a second remainder: the sum is below twice the size.
+        # Cheaper than a second remainder, as the sum is below twice the size.
         mixed -= sizes[turn] * (mixed >= sizes[turn])
         halves[turn] = mixed
     return halves[1] * sizes[0] + halves[0]
 
 
 def _mixed(x: _UInt64Array) -> _UInt64Array:
-    """splitmix64's finalizer (Stafford's mix 13), in place: every bit of the outcome depends on every bit of `x`."""
+    """Mix 64 bits in place by splitmix64's finalizer (Stafford's mix 13).
+
+    Each bit of the result depends on all bits of `x`.
+    """
     x ^= x >> np.uint64(30)
     x *= np.uint64(0xBF58476D1CE4E5B9)
     x ^= x >> np.uint64(27)

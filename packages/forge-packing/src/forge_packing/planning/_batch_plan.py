@@ -1,4 +1,4 @@
-"""BatchPlan: what says step → rank → micro-batch → samples; asked by step, reshaped, saved, loaded, checked, summed up."""
+"""BatchPlan: step → rank → micro-batch → samples, with figures, check, summary and file."""
 
 import os
 from functools import cached_property
@@ -10,7 +10,7 @@ from forge_packing._checks import Int64Array
 from forge_packing._errors import PackingError
 from forge_packing.dividing._cost import Cost
 from forge_packing.ordering._order import Order
-from forge_packing.planning import _file as _plan_file
+from forge_packing.planning import _file
 from forge_packing.planning._figures import StepFigures, step_figures
 from forge_packing.planning._inputs import checked
 from forge_packing.planning._step_sums import StepSums, in_range, num_steps
@@ -23,10 +23,10 @@ from forge_packing.planning._verify import verify
 # compare fingerprints.
 @attrs.frozen(kw_only=True, eq=False, slots=False)
 class BatchPlan:
-    """Which sample is trained on in which step, on which rank, in which micro-batch; made by `plan`, or by `load`.
+    """Plan of a run: the samples of each step, divided over ranks and micro-batches.
 
-    It holds what it was made from; steps are worked out when they are asked for, always the same. Steps, ranks, epochs,
-    positions and samples count from 0. Arrays are int64. Two plans are the same if their fingerprints are.
+    It holds its inputs; steps are computed when they are asked for, always the same. Steps, ranks, epochs, positions and
+    samples count from 0. Arrays are int64. Two plans are the same if their fingerprints are.
     """
 
     lengths: Int64Array = attrs.field(repr=False)
@@ -42,12 +42,17 @@ class BatchPlan:
     max_tokens: int
     """Tokens in a micro-batch at most."""
     world_size: int
-    """Ranks that a step is divided over."""
+    """R: ranks that a step is divided over."""
     seed: int
+    """Seed of the order, 0 to 2**32 - 1."""
     epochs: int | None
+    """Epochs after which the run ends; None where max_steps alone ends it, or nothing."""
     max_steps: int | None
+    """Steps after which the run ends; None where epochs alone end it, or nothing."""
     shuffle: bool
+    """Whether each epoch is shuffled; False keeps the order of the data."""
     drop_last: bool
+    """Whether the short step at the end of an epoch is left out."""
     cost: Cost
     """What is balanced between ranks."""
 
@@ -66,6 +71,9 @@ class BatchPlan:
         )
         return Steps(order=order, lengths=self.lengths, max_tokens=self.max_tokens, world_size=self.world_size, cost=self.cost)
 
+    def _inputs(self) -> dict[str, Any]:
+        return attrs.asdict(self, recurse=False)
+
     @property
     def endless(self) -> bool:
         """Whether the run has no end: epochs=None and no max_steps."""
@@ -78,37 +86,40 @@ class BatchPlan:
 
     @property
     def num_samples(self) -> int:
-        """Samples that the whole run trains on; one that comes in three epochs counts three times. Raises PackingError."""
+        """Samples in the run, those of each epoch counted anew. PackingError for an endless one."""
         return self._steps.order.position(self.num_steps)
 
     def samples(self, step: int) -> Int64Array:
-        """int64[B], a copy: the step's samples in their order, over all ranks. Raises IndexError."""
+        """Return the samples of a step over all ranks, in their order: a new int64[B].
+
+        Raises IndexError for a step out of range, as the methods below do.
+        """
         step = in_range("step", step, self._steps.order.num_steps)
         block = self._steps.ordered(step // self._steps.per_block)
         within = step - block.first
         return block.samples[block.step_starts[within] : block.step_starts[within + 1]].copy()
 
     def micro_batches(self, step: int, rank: int = 0) -> list[Int64Array]:
-        """The step's work for one rank: int64 sample indices, a copy for each micro-batch. Raises IndexError.
+        """Return a rank's micro-batches of a step: a new int64 array of sample indices each.
 
-        All ranks have the same number of them in a step; an empty one is a pass without samples, which a rank has to
-        run all the same where the ranks meet in every pass.
+        All ranks have the same number of them in a step. An empty one is a pass without samples, which the rank runs all the
+        same where every pass has collectives.
         """
         step = in_range("step", step, self._steps.order.num_steps)
         rank = in_range("rank", rank, self.world_size)
         return self._steps.micro_batches(step, rank)
 
     def epoch(self, step: int) -> int:
-        """The epoch that the step belongs to. Raises IndexError."""
+        """Return the epoch of a step. Raises IndexError."""
         return in_range("step", step, self._steps.order.num_steps) // self._steps.order.steps_per_epoch
 
     def position(self, step: int) -> int:
-        """Samples that the run has seen before this step; of `num_steps`, in all. Raises IndexError."""
+        """Return the number of samples before a step; for `num_steps`, of the whole run."""
         last = self._steps.order.num_steps
         return self._steps.order.position(in_range("step", step, None if last is None else last + 1))
 
     def step_at(self, position: int) -> int:
-        """The step that goes on from here, for 0 to `num_samples`: `step_at(position(step))` is `step`. Raises IndexError.
+        """Return the step at a position, 0 to `num_samples`: `step_at(position(step)) == step`.
 
         A position inside a step, as another batch size leaves it, gives that step.
         """
@@ -117,68 +128,76 @@ class BatchPlan:
 
     @cached_property
     def tokens(self) -> StepSums:
-        """Tokens in each step over all ranks: `plan.tokens[step]`, `plan.tokens[10:20]`, `numpy.asarray(plan.tokens)`."""
+        """Tokens of each step: `plan.tokens[step]`, `plan.tokens[10:20]`, `np.asarray(plan.tokens)`."""
         return StepSums(self._steps, self.lengths)
 
     @cached_property
     def loss_tokens(self) -> StepSums:
-        """What each step's summed loss is divided by, asked as `tokens` is. Raises PackingError without loss_counts."""
+        """Loss tokens of each step, which divide its summed loss. PackingError without loss_counts."""
         if self.loss_counts is None:
             raise PackingError("this plan has no loss_tokens: it was made without loss_counts. Pass loss_counts to plan()")
         return StepSums(self._steps, self.loss_counts)
 
     @cached_property
     def fingerprint(self) -> str:
-        """sha256 (hex) over all that the plan was made from, and the version of the way in which it is worked out."""
-        return _plan_file.fingerprint(self)
+        """sha256 (hex) of all inputs of the plan, and of the version of the planning."""
+        return _file.fingerprint(self._inputs())
 
     @cached_property
     def order_fingerprint(self) -> str:
-        """sha256 (hex) over what decides `samples(step)` of any step: not the ranks, not the micro-batches, not the run's length.
+        """sha256 (hex) of what decides `samples(step)`.
 
-        Two plans of which one goes on from the other's position agree in it.
+        Ranks, micro-batches and the length of the run are not in it.
+
+        A plan that continues another's run from its position has the same one.
         """
-        return _plan_file.order_fingerprint(self)
+        return _file.order_fingerprint(self._inputs())
 
     def reshape(self, *, world_size: int | None = None, max_tokens: int | None = None) -> Self:
-        """The same steps over other ranks, or in micro-batches of another size: `samples(step)` stays. Raises PackingError."""
+        """Plan the same steps for other ranks or another token budget; `samples(step)` stays.
+
+        Raises PackingError for a shape that the samples do not fit.
+        """
         changed = {"world_size": world_size, "max_tokens": max_tokens}
         given = {name: value for name, value in changed.items() if value is not None}
-        return type(self)(**checked({**attrs.asdict(self, recurse=False), **given}))
+        return type(self)(**checked({**self._inputs(), **given}))
 
     def figures(self, step: int) -> StepFigures:
-        """What a step's division comes to, each figure beside its lower bound. Raises IndexError."""
-        return step_figures(self, in_range("step", step, self._steps.order.num_steps))
+        """Return the figures of a step's division, each beside its lower bound. Raises IndexError."""
+        return step_figures(self._steps, self.loss_counts, in_range("step", step, self._steps.order.num_steps))
 
     def check(self, most_steps: int | None = None) -> None:
-        """Verify the laws of a plan; raises PackingError naming the first one that is broken, and where.
+        """Verify the laws of a plan; PackingError names the first one that is broken, and where.
 
         Each sample at most once an epoch, and exactly once in an epoch that is not cut short (or, where sources are
         weighted, each share kept to within 2); every step has batch_size samples but the last of its epoch; a step's
         micro-batches hold its samples exactly; none is over max_tokens; all ranks have the same number of them.
 
-        most_steps: look at about so many only, the first, the last and some between; an endless plan needs it.
+        most_steps: verify only about so many, the first, the last and some between; an endless plan needs it.
         """
-        verify(self, most_steps)
+        verify(self._steps, most_steps)
 
     def summary(self) -> str:
-        """A few lines: samples, steps, tokens, micro-batches and makespan against their lower bounds, fill.
+        """Return lines on samples, steps, tokens, fill, micro-batches, makespan and their bounds.
 
-        Of a long run they measure some of its steps, and say which.
+        Of a long run only some steps are measured, and the summary names them.
         """
-        return summarise(self)
+        return summarise(self._steps, self.loss_counts)
 
     def save(self, file: str | os.PathLike[str]) -> None:
-        """Write one .npz under exactly this name: whole, or not at all. The directory must exist. Raises PackingError."""
-        _plan_file.save(self, file)
+        """Write the plan to one .npz file of exactly this name, atomically. Raises PackingError.
+
+        The directory must exist.
+        """
+        _file.save(file, self._inputs(), self._steps)
 
     @classmethod
     def load(cls, file: str | os.PathLike[str]) -> Self:
-        """Read what `save` wrote. Raises PackingError for a file that is missing, torn, changed, or no plan.
+        """Read a plan that `save` wrote; PackingError for a missing, torn, changed or other file.
 
-        So it does where this machine or version would work out other steps than the one that saved it.
+        So it does where this machine or version would compute other steps than the one that saved it.
         """
-        values: dict[str, Any] = _plan_file.load(file)
-        loaded = cls(**values["inputs"])
-        _plan_file.compare(loaded, file, values)
+        inputs, saved = _file.load(file)
+        loaded = cls(**inputs)
+        _file.compare(file, saved, inputs, loaded._steps)
         return loaded

@@ -1,4 +1,4 @@
-"""What `plan` is given to what a BatchPlan holds: checked as a whole, before anything is planned."""
+"""Inputs of a plan: the arguments of `plan`, checked together before anything is planned."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -20,13 +20,25 @@ from forge_packing._errors import PackingError
 from forge_packing.dividing._cost import Cost
 from forge_packing.ordering._mixture import whole_shares
 
-# Places, and draws of a source, are int64: a run of the most epochs over the most samples stays within it.
+ARRAYS = ("lengths", "loss_counts", "sources", "weights")
+"""Inputs of a plan that are int64 arrays, or None where they were not given."""
+
+NAMES = {
+    *ARRAYS,
+    *("batch_size", "max_tokens", "world_size", "seed", "epochs", "max_steps", "shuffle", "drop_last", "cost"),
+}
+"""All inputs of a plan: the arguments of `plan`, and the fields of BatchPlan."""
+
+# Positions, and draws of a source, are int64: the longest run over the most samples stays within it.
 _MAX_BATCH = 2**31 - 1
 _MAX_STEPS = 2**48
 
 
 def checked(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Every argument of `plan`, as a BatchPlan holds it: ints, bools, read-only int64 arrays. Raises PackingError."""
+    """Check every argument of `plan`; return ints, bools and read-only int64 arrays by name.
+
+    Raises PackingError for arguments that no plan can be made from.
+    """
     max_tokens = whole_number("max_tokens", given["max_tokens"], 1, MAX_TOKENS)
     batch_size = whole_number("batch_size", given["batch_size"], 1, _MAX_BATCH)
     world_size = whole_number("world_size", given["world_size"], 1, MAX_RANKS)
@@ -71,7 +83,10 @@ def checked(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _mixture(sources: npt.ArrayLike | None, weights: object, num_samples: int) -> tuple[Int64Array | None, Int64Array | None]:
-    """(int64[N], int64[M]), or None for both where no weights are given: then a sample comes once an epoch, whatever its source."""
+    """Check sources int64[N] and weights int64[M]; both None without weights.
+
+    Without weights each sample comes once an epoch, whatever its source.
+    """
     if weights is None:
         return None, None
     shares = whole_shares(weights)

@@ -1,4 +1,4 @@
-"""Parameters and int64 arrays to one .npz file and back. No pickle; written whole or not at all; damage is refused."""
+"""Parameters and int64 arrays in one .npz file: no pickle, atomic writes, damage refused."""
 
 import json
 import os
@@ -17,8 +17,8 @@ from forge_packing._errors import PackingError
 
 _FORMAT = "forge-packing plan"
 _VERSION = 2
-# What numpy and the standard library raise, one way or another, for bytes that are no archive of arrays: a header that is
-# no Python literal, a size that no memory holds.
+# Exceptions of numpy and the standard library for bytes that are no archive of arrays, such as a header that is no Python
+# literal, or a size that no memory holds.
 _DAMAGE = (
     ValueError,
     EOFError,
@@ -35,7 +35,7 @@ _DAMAGE = (
 
 
 def write(file: str | os.PathLike[str], parameters: dict[str, Any], arrays: dict[str, Int64Array]) -> None:
-    """Write under a temporary name beside `file`, then rename. Raises PackingError where that cannot be written."""
+    """Write under a temporary name beside `file`, then rename; PackingError where that fails."""
     path = Path(file)
     header = json.dumps({"format": _FORMAT, "version": _VERSION, "parameters": parameters}, sort_keys=True)
     members: dict[str, Any] = {"header": np.frombuffer(header.encode(), dtype=np.uint8), **arrays}
@@ -52,15 +52,15 @@ def write(file: str | os.PathLike[str], parameters: dict[str, Any], arrays: dict
             f"the plan cannot be written to {path}: {error}. The directory must exist and be writable"
         ) from error
     finally:
-        with suppress(OSError, ValueError):  # it was renamed, or never made
+        with suppress(OSError, ValueError):  # it was renamed, or never created
             temporary.unlink()
 
 
 def read(file: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Int64Array]]:
-    """What `write` wrote, as (parameters, arrays). Raises PackingError for a missing, torn or foreign file."""
+    """Read (parameters, arrays); PackingError for a missing, torn or foreign file."""
     path = Path(file)
     try:
-        # A stream of our own: np.load(path) leaves the file open where it turns out to be no zip.
+        # An open stream: np.load(path) leaves the file open where it is no zip.
         with path.open("rb") as stream:
             loaded = np.load(stream, allow_pickle=False)
             if isinstance(loaded, np.ndarray):
@@ -75,7 +75,7 @@ def read(file: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Int64A
         raise PackingError(f"{path} is not a plan, or only a part of one: {error}. Plan again") from error
     parameters = _parameters(path, arrays.pop("header", None))
     for name, array in arrays.items():
-        if not isinstance(array, np.ndarray):  # numpy hands out as bytes what is no array
+        if not isinstance(array, np.ndarray):  # numpy returns a member that is no array as bytes
             raise PackingError(f"{path} is not a plan: {name!r} is no array. Give a file that BatchPlan.save wrote")
         if array.dtype != np.int64 or array.ndim != 1:
             raise PackingError(f"{path} is not a plan: {name!r} is {array.dtype}{list(array.shape)}, not int64[n]")

@@ -1,4 +1,4 @@
-"""Lengths and a few numbers to a BatchPlan: checked here, worked out step by step when it is asked."""
+"""Planning: lengths and the settings of a run → BatchPlan."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -28,27 +28,27 @@ def plan(
     weights: Sequence[float] | npt.NDArray[Any] | None = None,
     cost: Cost = _DEFAULT_COST,
 ) -> BatchPlan:
-    """Which sample is trained on in which step, on which rank, in which micro-batch.
+    """Plan which sample is trained on in which step, on which rank and in which micro-batch.
 
     lengths: N integers, the tokens of each sample, each from 1 to max_tokens.
     batch_size: samples in one step over all ranks, at least world_size.
     max_tokens: tokens in one micro-batch at most.
-    seed: 0 to 2**32 - 1. A step's samples follow from (N, seed, epoch, batch_size), and the sources where they are
-        weighted, alone; world_size, max_tokens and cost only divide them.
-    epochs, max_steps: the run ends with whichever is reached first. epochs=None is endless: without max_steps too the
-        plan is asked by step or by position, and has no `num_steps`.
+    world_size: R, the ranks that a step is divided over.
+    seed: 0 to 2**32 - 1. A step's samples depend only on (N, seed, epoch, batch_size), and on the sources where they are
+        weighted; world_size, max_tokens and cost only divide them.
+    epochs, max_steps: the run ends with whichever is reached first. With epochs=None and no max_steps the plan is endless:
+        it is read by step or by position, and has no `num_steps`.
     loss_counts: N integers, the tokens of each sample that a loss is counted for (labels[1:] that are not -100).
     shuffle: False keeps the order of the data in every epoch.
     drop_last: leave out the short step at the end of an epoch.
     sources, weights: N integers from 0 to M-1, the source of each sample (by default all 0), and M numbers above 0, the
         sources' shares of the samples drawn. Over any W samples in a row a source has its share of them to within 2.
-        An epoch is then N draws; each source is walked through in its own order, anew each time it begins again.
-        Shares are kept as millionths where they are no coarser fractions: what is finer is rounded, to one at least.
-        Without weights, every sample comes once an epoch.
+        An epoch is then N draws; each source is passed over in its own order, shuffled anew on each pass. Shares that are no
+        coarser fractions are rounded to millionths, to one at least. Without weights, every sample comes once an epoch.
     cost: what is balanced between ranks.
 
-    Takes the time of the checks: steps are worked out when they are asked for. Raises PackingError, before anything is
-    planned, for input that this cannot be done with.
+    Takes the time of the checks: steps are computed when they are asked for. Raises PackingError, before anything is
+    planned, for arguments that no plan can be made from.
 
     >>> p = plan([3, 5, 2, 7, 4], batch_size=2, max_tokens=8, shuffle=False)
     >>> [p.samples(step).tolist() for step in range(p.num_steps)]

@@ -1,4 +1,4 @@
-"""A value a sample to a value a step: looked up where it is asked for, so that a run of any length has them at once."""
+"""Sums of a value over the samples of each step, computed when they are asked for."""
 
 import operator
 from collections.abc import Iterator
@@ -12,9 +12,9 @@ from forge_packing.planning._steps import Steps
 
 
 class StepSums:
-    """For every step, the sum of its samples' values: `sums[step]` is an int, `sums[10:20]` an int64 array.
+    """Lazy sequence of sums: `sums[step]` is an int, `sums[10:20]` an int64 array.
 
-    `np.asarray(sums)` and `sums.tolist()` are those of the whole run. An endless run has no length.
+    `np.asarray(sums)` and `sums.tolist()` hold the whole run. For an endless run they raise PackingError, as `len` does.
     """
 
     def __init__(self, steps: Steps, values_N: Int64Array) -> None:
@@ -49,7 +49,7 @@ class StepSums:
         return self[:].astype(np.int64 if dtype is None else dtype, copy=False)
 
     def tolist(self) -> list[int]:
-        """All of them, as ints."""
+        """Return the sums of all steps as ints."""
         return self[:].tolist()
 
 
@@ -63,14 +63,17 @@ def _endless(at: slice) -> tuple[int, int, int]:
 
 
 def num_steps(steps: Steps) -> int:
-    """The run's steps; PackingError where it is endless."""
+    """Return the number of steps in the run. PackingError where it is endless."""
     if steps.order.num_steps is None:
         raise PackingError("this plan is endless: epochs=None and no max_steps. Ask it by step, or give max_steps to plan()")
     return steps.order.num_steps
 
 
 def in_range(name: str, value: int, size: int | None) -> int:
-    """The value as an int from 0 to size-1; IndexError for any other. There is no negative step: it would silently be another."""
+    """Return the value as an int from 0 to size-1; IndexError for any other, negative ones too.
+
+    A negative step would silently be another one.
+    """
     place = operator.index(value)
     if place < 0 or (size is not None and place >= size):
         has = "any number from 0" if size is None else f"{size} ({name} 0 to {size - 1})"

@@ -1,65 +1,61 @@
-"""A BatchPlan to a few lines that a person reads before the run."""
+"""Summary of a plan: a few lines that a person reads before the run."""
 
-from typing import TYPE_CHECKING
-
-from forge_packing.planning._figures import BlockFigures, block_figures, together
-from forge_packing.planning._steps_from_sampled import sampled_stretches
-
-if TYPE_CHECKING:
-    from forge_packing.planning._batch_plan import BatchPlan
+from forge_packing._checks import Int64Array
+from forge_packing.planning._figures import BlockFigures, block_figures, concatenate
+from forge_packing.planning._steps import Steps
 
 MEASURED_SAMPLES, MEASURED_STEPS, STRETCHES = 2**14 - 1, 2**10, 8
-"""A longer run is measured in part: in so many stretches from its first step to its last, which hold so many at most.
+"""Most samples, most steps and stretches of steps that are measured, from the first step to the last, of a longer run.
 
-Python divides so few before compiled code is asked for, and the bounds of so many steps take under a second.
+So few samples are divided before compiled code is asked for, and the bounds of so many steps take under a second.
 """
 
 
-def summarise(plan: "BatchPlan") -> str:
-    """Samples, steps and epochs; shares; tokens; micro-batches, fill and makespan beside their bounds. No line end at the end.
+def summarise(steps: Steps, loss_counts: Int64Array | None) -> str:
+    """Return the lines of a summary, without a final line end.
 
     Fill is the share of all micro-batches' budgets, empty ones included, that holds a token. The makespan adds up, pass by
     pass, the slowest rank's cost; its bound is what no division of those samples could beat.
     """
-    steps = plan._steps
-    most = max(1, min(MEASURED_STEPS, MEASURED_SAMPLES // min(plan.batch_size, plan.lengths.size)))
-    stretches = sampled_stretches(steps, most, STRETCHES)
-    parts = [block_figures(plan, steps.stretch(first, stop), 0, stop - first) for first, stop in stretches]
-    found = together(parts)
+    order, samples = steps.order, steps.lengths.size
+    most = max(1, min(MEASURED_STEPS, MEASURED_SAMPLES // min(order.batch_size, samples)))
+    stretches = steps.sampled_stretches(most, STRETCHES)
+    parts = [block_figures(steps, loss_counts, steps.stretch(first, stop), 0, stop - first) for first, stop in stretches]
+    found = concatenate(parts)
     measured = found.tokens.size
-    order = f"shuffled by seed {plan.seed}" if plan.shuffle else "in the order of the data"
-    if plan.endless:
+    shuffled = f"shuffled by seed {order.seed}" if order.shuffle else "in the order of the data"
+    if order.num_steps is None:
         lines = [
-            f"samples        {plan.lengths.size:,} in the data, {order}",
-            f"steps          without end, of at most {plan.batch_size:,} samples",
+            f"samples        {samples:,} in the data, {shuffled}",
+            f"steps          without end, of at most {order.batch_size:,} samples",
         ]
     else:
-        epochs = plan.epoch(plan.num_steps - 1) + 1
+        epochs = (order.num_steps - 1) // order.steps_per_epoch + 1
         run = "1 epoch" if epochs == 1 else f"{epochs:,} epochs"
         lines = [
-            f"samples        {plan.num_samples:,} ({plan.lengths.size:,} in the data), {order}",
-            f"steps          {plan.num_steps:,} of at most {plan.batch_size:,} samples, {run}",
+            f"samples        {order.position(order.num_steps):,} ({samples:,} in the data), {shuffled}",
+            f"steps          {order.num_steps:,} of at most {order.batch_size:,} samples, {run}",
         ]
-    if plan.weights is not None:
-        shown = ", ".join(f"{share:.4g}" for share in (plan.weights / plan.weights.sum())[:8].tolist())
-        more = f" and {plan.weights.size - 8} more" if plan.weights.size > 8 else ""
-        lines.append(f"sources        {plan.weights.size:,}, with shares {shown}{more}")
-    if plan.endless or measured < plan.num_steps:
+    if order.shares is not None:
+        shown = ", ".join(f"{share:.4g}" for share in (order.shares / order.shares.sum())[:8].tolist())
+        more = f" and {order.shares.size - 8} more" if order.shares.size > 8 else ""
+        lines.append(f"sources        {order.shares.size:,}, with shares {shown}{more}")
+    if order.num_steps is None or measured < order.num_steps:
         if len(stretches) == 1:
             lines.append(f"measured       the first {measured:,} steps:")
         else:
             lines.append(f"measured       {measured:,} steps, in {len(stretches)} stretches from the first to the last:")
-    return "\n".join([*lines, *_measured(plan, found)])
+    return "\n".join([*lines, *_measured(steps, found)])
 
 
-def _measured(plan: "BatchPlan", found: BlockFigures) -> list[str]:
-    ranks = "on 1 rank" if plan.world_size == 1 else f"on each of {plan.world_size} ranks"
-    fill = found.tokens.sum() / (found.micro_batches.sum() * plan.world_size * plan.max_tokens)
+def _measured(steps: Steps, found: BlockFigures) -> list[str]:
+    ranks = "on 1 rank" if steps.world_size == 1 else f"on each of {steps.world_size} ranks"
+    fill = found.tokens.sum() / (found.micro_batches.sum() * steps.world_size * steps.max_tokens)
     lines = [
         f"tokens         {found.tokens.sum():,}, a step {found.tokens.min():,} to {found.tokens.max():,}",
         f"micro-batches  {found.micro_batches.sum():,} {ranks}, lower bound {found.fewest.sum():,}; "
         f"at most {found.micro_batches.max():,} a step",
-        f"fill           {fill:.1%} of {plan.max_tokens:,} tokens",
+        f"fill           {fill:.1%} of {steps.max_tokens:,} tokens",
         f"makespan       {found.makespan.sum() / found.least.sum():.3f} of its lower bound; "
         f"slowest rank of a pass over the mean {found.makespan.sum() / found.even.sum():.3f}",
     ]

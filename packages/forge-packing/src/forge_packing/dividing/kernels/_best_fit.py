@@ -1,8 +1,7 @@
-"""Samples, longest first, to as few rows as best-fit decreasing finds, in n log n whatever the lengths and the capacity.
+"""Best-fit decreasing, in n log n comparisons whatever the lengths and the capacity.
 
-What is asked of the rows only becomes less, as lengths descend. So a row that has space for the sample at hand has it for
-every later one, until it gets one itself: those rows stand in a heap, the fullest first. The others wait for the first
-sample that is short enough.
+Lengths descend, so a row that has space for the current sample has space for every later one, until it gets one itself:
+those rows are in a heap, the fullest first. The others wait for the first sample that is short enough.
 """
 
 from forge_packing.dividing.kernels._heap import Ints, pop, push, zeros
@@ -10,12 +9,12 @@ from forge_packing.dividing.kernels._waiting import first_of_at_most, first_wait
 
 
 def best_fit(lengths: Ints, capacity: int, row_of: Ints) -> int:
-    """Each sample to the row that it leaves the least space in, else to a new one; of equal rows the one begun first.
+    """Pack each sample into the row in which it leaves the least space, else into a new one.
 
-    Which of equal rows is taken makes no difference to their number. Returns the number of rows.
+    Of equal rows the one begun first is taken, which makes no difference to their number. Returns the number of rows.
     """
     n = len(lengths)
-    space = zeros(n)  # a row's tokens that are left, which the fitting are ordered by
+    space = zeros(n)  # free tokens of each row, the keys of the heap
     fitting = zeros(n)
     fit = 0
     waiting = zeros(n)
@@ -31,7 +30,7 @@ def best_fit(lengths: Ints, capacity: int, row_of: Ints) -> int:
         if fit > 0:
             row = fitting[0]
             space[row] -= length
-            # The fullest is fuller now: where it still fits the next one, it stays the first.
+            # The fullest row is fuller now: where the next sample still fits into it, it stays the first.
             if space[row] >= following:
                 row_of[i] = row
                 continue
@@ -43,6 +42,6 @@ def best_fit(lengths: Ints, capacity: int, row_of: Ints) -> int:
         row_of[i] = row
         if space[row] >= following:
             fit = push(fitting, fit, space, row)
-        elif space[row] >= lengths[n - 1]:  # else nothing fits into it any more
+        elif space[row] >= lengths[n - 1]:  # else no later sample fits into it
             wait(waiting, after, first_of_at_most(lengths, i + 2, space[row]), row)
     return rows

@@ -1,4 +1,4 @@
-"""Steps to slots: each sample of a step to a pass and a rank, by the best of several divisions."""
+"""Division of a step: each sample → a slot (pass and rank), by the best of several ways."""
 
 from forge_packing.dividing.kernels._fill import pack
 from forge_packing.dividing.kernels._heap import Ints, zeros
@@ -8,7 +8,10 @@ from forge_packing.dividing.kernels._spread import greedy, levels, spread
 
 
 def least_passes(lengths: Ints, ranks: int, capacity: int) -> int:
-    """No division has fewer passes: all tokens must have room, and no bin holds two samples of more than half of it."""
+    """Return a lower bound on the passes.
+
+    All tokens need room, and samples of more than half the capacity need a bin each.
+    """
     total = 0
     big = 0
     for length in lengths:
@@ -20,10 +23,11 @@ def least_passes(lengths: Ints, ranks: int, capacity: int) -> int:
 
 
 def divide_one(lengths: Ints, costs: Ints, ranks: int, capacity: int, slot_of: Ints) -> int:
-    """One step's samples, longest first, to slots (pass * ranks + rank), written into `slot_of`. Returns the passes.
+    """Divide one step's samples into slots (pass * ranks + rank); return the passes.
 
-    As few passes as can be shown to do, else as few as best-fit decreasing, mini-trainer's packer, or a spread by cost
-    find; then the division of that many passes with the least makespan, refined.
+    The slots are written into `slot_of`. The passes are as few as the lower bound where a spread by cost reaches it, else as
+    few as best-fit decreasing, mini-trainer's packer, or a spread by cost find; of the divisions into that many passes, the
+    one of least makespan is taken, refined.
     """
     n = len(lengths)
     spreading, in_turn, in_rows = zeros(n), zeros(n), zeros(n)
@@ -33,7 +37,7 @@ def divide_one(lengths: Ints, costs: Ints, ranks: int, capacity: int, slot_of: I
     by_rows = 0
     if not is_spread:
         by_rows = -(-pack(lengths, capacity, passes * ranks, in_rows) // ranks)
-        # A spread packs more loosely than best fit, but it may still manage with a pass less.
+        # A spread packs more loosely than best fit, but it may still need a pass less.
         for fewer in range(max(min(by_rows, turns) - 1, passes + 1), min(by_rows, turns) + 1):
             passes = fewer
             is_spread = spread(lengths, costs, ranks, capacity, levels(costs, passes, ranks), spreading)
@@ -43,7 +47,7 @@ def divide_one(lengths: Ints, costs: Ints, ranks: int, capacity: int, slot_of: I
     for cost in costs:
         total += cost
     goal = -(-total // ranks)
-    goal += goal // 1000  # a thousandth over the ideal is as good as equal
+    goal += goal // 1000  # a thousandth over the ideal counts as ideal
     least = -1
     for candidate in range(3):
         if candidate == 0 and is_spread:
@@ -66,7 +70,7 @@ def divide_one(lengths: Ints, costs: Ints, ranks: int, capacity: int, slot_of: I
 
 
 def divide_all(lengths: Ints, costs: Ints, step_starts: Ints, ranks: int, capacity: int, slot_of: Ints, passes: Ints) -> None:
-    """Each step by itself: slots that count from 0 in every step, and each step's passes."""
+    """Divide each step by itself; slots count from 0 in every step."""
     for step in range(len(step_starts) - 1):
         start, stop = step_starts[step], step_starts[step + 1]
         slots = zeros(stop - start)

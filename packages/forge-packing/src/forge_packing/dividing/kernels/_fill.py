@@ -1,6 +1,6 @@
-"""Samples, longest first, to rows that are filled one after another, each as full as a short search finds.
+"""Minimum bin slack: rows filled one after another, each as full as a short search finds.
 
-It takes more time than best fit and often a row less where the budget is tight. After the minimum bin slack heuristic:
+Takes more time than best fit, and often a row less where the budget is tight. Source, the minimum bin slack heuristic:
 Gupta and Ho, Production Planning & Control 10, 1999; Fleszar and Hindi, Computers & Operations Research 29, 2002.
 """
 
@@ -8,16 +8,16 @@ from forge_packing.dividing.kernels._best_fit import best_fit
 from forge_packing.dividing.kernels._heap import Ints, zeros
 from forge_packing.dividing.kernels._waiting import first_of_at_most
 
-# Sets that are tried for one row; more make no difference that could be measured on lengths of chats.
+# Sets that are tried for one row; more make no measurable difference on lengths of chats.
 TRIES = 100
-# Beyond this many samples a row saved is a fraction of a percent, and best fit leaves hardly any to save.
+# Beyond so many samples a row less is a fraction of a percent, and best fit leaves hardly any to save.
 MOST = 2_048
 
 
 def next_left(lengths: Ints, left: Ints, start: int, limit: int) -> int:
-    """The first sample from `start` on that is left and no longer than `limit`, or the number of samples.
+    """Find the first unplaced sample from `start` on no longer than `limit`, or n for none.
 
-    `left` leads from each sample towards the next one that is left, itself if it is; ways that are long are shortened.
+    `left` is a union-find forest: it leads from each sample to the next unplaced one (itself if it is), with path halving.
     """
     low = first_of_at_most(lengths, start, limit)
     while left[low] != low:
@@ -27,9 +27,10 @@ def next_left(lengths: Ints, left: Ints, start: int, limit: int) -> int:
 
 
 def fill(lengths: Ints, capacity: int, row_of: Ints) -> int:
-    """The longest sample that is left begins a row; the set of others that leaves the least space completes it.
+    """Fill rows one after another; return their number.
 
-    Sets are tried in order of their longest samples, so the first is what first fit takes. Returns the number of rows.
+    The longest unplaced sample begins a row; the set of others that leaves the least space completes it. Sets are tried in
+    order of their longest samples, so the first is what first fit takes.
     """
     n = len(lengths)
     left = zeros(n + 1)
@@ -61,7 +62,7 @@ def fill(lengths: Ints, capacity: int, row_of: Ints) -> int:
                     kept[place] = chosen[place]
             if least == 0 or depth == 0:
                 break
-            # Without the last one, nor any like it.
+            # Go on without the last sample and those of its length.
             depth -= 1
             length = lengths[chosen[depth]]
             space += length
@@ -75,7 +76,10 @@ def fill(lengths: Ints, capacity: int, row_of: Ints) -> int:
 
 
 def pack(lengths: Ints, capacity: int, fewest: int, row_of: Ints) -> int:
-    """The fewer rows of best fit and, unless those are as few as can be, of `fill`. Returns their number."""
+    """Pack by best fit and, unless it reaches `fewest` rows, by `fill`; keep the fewer rows.
+
+    Returns their number.
+    """
     rows = best_fit(lengths, capacity, row_of)
     n = len(lengths)
     if fewest < rows and n <= MOST:

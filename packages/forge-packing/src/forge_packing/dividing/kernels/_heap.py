@@ -1,22 +1,22 @@
-"""Keys to the smallest of them: a binary heap of numbers 0, 1, 2, ..., ordered by keys[number].
+"""Binary heap of the numbers 0, 1, 2, ..., ordered by keys[number], ties by the number.
 
-Written for two readers, as every `_kernels*` file: Python, on lists, and numba, on int64 arrays (`_compile.py`). So these
-functions index, compare and add integers, and nothing else. Of equal keys the smaller number comes first: one order.
+Like every kernel, these functions are run by Python, on lists, and by numba, on int64 arrays (`_compile.py`). So they index,
+compare and add integers, and nothing else.
 """
 
 from typing import Any
 
 Ints = Any
-"""list[int] to Python, int64[n] to numba."""
+"""list[int] in Python, int64[n] in numba."""
 
 
 def zeros(size: int) -> Ints:
-    """`size` zeros. Compiled, this is np.zeros."""
+    """Return `size` zeros. Compiled, this is np.zeros."""
     return [0] * size
 
 
 def sift_down(heap: Ints, size: int, keys: Ints) -> None:
-    """Restore the order of a heap whose first entry has got a larger key."""
+    """Restore the heap order after the key of the first entry has grown."""
     item = heap[0]
     key = keys[item]
     at = 0
@@ -38,7 +38,7 @@ def sift_down(heap: Ints, size: int, keys: Ints) -> None:
 
 
 def push(heap: Ints, size: int, keys: Ints, item: int) -> int:
-    """Put a number in; returns the new size."""
+    """Push a number; return the new size."""
     at = size
     key = keys[item]
     while at > 0:
@@ -53,7 +53,7 @@ def push(heap: Ints, size: int, keys: Ints, item: int) -> int:
 
 
 def pop(heap: Ints, size: int, keys: Ints) -> int:
-    """Take the first number out; returns the new size."""
+    """Remove the first number; return the new size."""
     size -= 1
     heap[0] = heap[size]
     if size > 1:
@@ -62,7 +62,7 @@ def pop(heap: Ints, size: int, keys: Ints) -> int:
 
 
 def descending(values: Ints, size: int) -> Ints:
-    """The numbers 0 to size - 1 by descending value; of equal values the smaller number first."""
+    """Sort the numbers 0 to size - 1 by descending value, ties by the number."""
     keys = zeros(size)
     heap = zeros(size)
     held = 0

@@ -1,14 +1,13 @@
-"""Bins to the makespan of a step, and bins to passes and ranks.
+"""Makespan of a step: the sum over passes of the costliest bin's cost.
 
-The makespan is the sum over passes of the dearest bin. For given bins it is least when they are sorted by cost and cut
-into passes in that order: a pass is `ranks` neighbours of it.
+For given bins it is least when they are sorted by cost and cut into passes in that order, `ranks` bins a pass.
 """
 
 from forge_packing.dividing.kernels._heap import Ints, descending, zeros
 
 
 def bin_sums(values: Ints, bin_of: Ints, bins: int) -> Ints:
-    """The sum of each bin's values, one value a sample."""
+    """Sum the values of each bin's samples."""
     sums = zeros(bins)
     for i in range(len(values)):
         sums[bin_of[i]] += values[i]
@@ -16,7 +15,7 @@ def bin_sums(values: Ints, bin_of: Ints, bins: int) -> Ints:
 
 
 def makespan(sums: Ints, bins: int, ranks: int) -> int:
-    """The least makespan of bins with these costs."""
+    """Return the least makespan of bins of these costs."""
     order = descending(sums, bins)
     total = 0
     for at in range(0, bins, ranks):
@@ -25,15 +24,15 @@ def makespan(sums: Ints, bins: int, ranks: int) -> int:
 
 
 def arrange(costs: Ints, ranks: int, bins: int, slot_of: Ints) -> None:
-    """Bins to slots, in place: the dearest in the first pass, so that a run that lacks memory fails at once.
+    """Assign bins to slots, in place, the costliest to the first pass.
 
-    Within a pass the dearest goes to the rank that had least so far: ranks that accumulate gradients meet only at the end
-    of a step, and should get there together.
+    So a run that lacks memory fails in its first pass. Within a pass the costliest goes to the rank that has had least so
+    far: ranks that accumulate gradients communicate only at the end of a step, and should reach it together.
     """
     sums = bin_sums(costs, slot_of, bins)
     order = descending(sums, bins)
     slots = zeros(bins)
-    lacks = zeros(ranks)  # minus what a rank had so far
+    lacks = zeros(ranks)  # minus the cost that a rank has had so far
     for start in range(0, bins, ranks):
         by_rank = descending(lacks, ranks)
         for at in range(ranks):

@@ -1,11 +1,14 @@
-"""Samples between bins, until no exchange that was tried makes the step's makespan smaller."""
+"""Local search: exchanges of samples between bins that make the makespan smaller.
+
+A bin's samples are a linked list: `first[bin]` and `after[sample]` hold a sample's number + 1, or 0 at the end.
+"""
 
 from forge_packing.dividing.kernels._heap import Ints, descending, zeros
 from forge_packing.dividing.kernels._makespan import bin_sums, makespan
 
 
 def move(first: Ints, after: Ints, bin_of: Ints, sample: int, target: int) -> None:
-    """Take a sample (its number + 1) out of its bin's list, and put it in front of another's."""
+    """Move a sample (given as its number + 1) from its bin's list to the front of another's."""
     i = sample - 1
     source = bin_of[i]
     at = first[source]
@@ -23,10 +26,11 @@ def move(first: Ints, after: Ints, bin_of: Ints, sample: int, target: int) -> No
 def seek_pair(
     lengths: Ints, costs: Ints, first: Ints, after: Ints, giver: int, taker: int, room: int, limit: int, found: Ints
 ) -> int:
-    """The sample of `giver`, and the cheaper one of `taker` or none, whose exchange moves most cost, at most `limit`.
+    """Search the exchange that moves most cost, at most `limit`, from `giver` to `taker`.
 
-    What moves more than found[0], and adds at most `room` tokens to the taker, is written into `found`: the cost that it
-    moves, the two samples' numbers + 1, and the taker. Returns how many pairs were looked at.
+    It exchanges a sample of `giver` for a cheaper one of `taker`, or for none. One that moves more than found[0] and adds at
+    most `room` tokens to the taker is written into `found`: the cost that it moves, the two samples' numbers + 1 (0 for
+    none), and the taker. Returns the number of pairs examined.
     """
     looked = 1
     x = first[giver]
@@ -54,8 +58,8 @@ def seek_pair(
     return looked
 
 
-def dearest_two(sums: Ints, order: Ints, start: int, ranks: int) -> tuple[int, int]:
-    """Places in `order` of the dearest and the next dearest bin of the pass that starts there."""
+def costliest_two(sums: Ints, order: Ints, start: int, ranks: int) -> tuple[int, int]:
+    """Return the places in `order` of the two costliest bins of the pass beginning at `start`."""
     best, second = start, start + 1
     if sums[order[second]] > sums[order[best]]:
         best, second = second, best
@@ -70,17 +74,17 @@ def dearest_two(sums: Ints, order: Ints, start: int, ranks: int) -> tuple[int, i
 
 
 def refine(lengths: Ints, costs: Ints, ranks: int, capacity: int, bin_of: Ints, bins: int, goal: int, work: int) -> int:
-    """Take work from the dearest bin of each pass: a sample, or one for a cheaper one of another bin. Returns the makespan.
+    """Take cost from the costliest bin of each pass by exchanges; return the makespan.
 
-    A bin takes no more than it lies below the dearest of its own pass, so no exchange makes the makespan larger. Ends at
-    `goal`, after a round without success, or after about `work` pairs. One rank waits for nobody: nothing is done.
+    A bin takes no more than it lies below the costliest of its own pass, so no exchange makes the makespan larger. Ends at
+    `goal`, after a round without success, or after about `work` pairs. With one rank nothing can be gained.
     """
     sums = bin_sums(costs, bin_of, bins)
     value = makespan(sums, bins, ranks)
     if ranks == 1:
         return value
     loads = bin_sums(lengths, bin_of, bins)
-    first = zeros(bins)  # number + 1 of a bin's first sample, 0 for none
+    first = zeros(bins)  # number + 1 of the first sample of each bin, 0 for none
     after = zeros(len(lengths))
     for i in range(len(lengths) - 1, -1, -1):
         after[i] = first[bin_of[i]]
@@ -96,19 +100,19 @@ def refine(lengths: Ints, costs: Ints, ranks: int, capacity: int, bin_of: Ints, 
         for k in range(bins // ranks):
             if work <= 0:
                 break
-            best, second = dearest_two(sums, order, k * ranks, ranks)
+            best, second = costliest_two(sums, order, k * ranks, ranks)
             giver = order[best]
             mean = 0
             for at in range(k * ranks, k * ranks + ranks):
                 mean += sums[order[at]]
-            # Nearly equal bins go down one by one: more may be given than brings this one down to the next.
+            # Where bins are nearly equal, more may be given than brings this one down to the next.
             reach = max(sums[giver] - sums[order[second]], sums[giver] - mean // ranks)
             found[0] = 0
             for at in range(bins):
                 b = order[at]
                 slack = tops[at // ranks] - sums[b]
                 if at // ranks == k:
-                    slack //= 2  # what the giver loses comes off the top that the taker is measured by
+                    slack //= 2  # what the giver loses also lowers the top of the pass, against which the taker is measured
                 limit = min(reach, slack)
                 work -= 1
                 if work <= 0:
@@ -126,7 +130,7 @@ def refine(lengths: Ints, costs: Ints, ranks: int, capacity: int, bin_of: Ints, 
                     move(first, after, bin_of, found[2], giver)
                 loads[giver] -= tokens
                 loads[taker] += tokens
-                best, second = dearest_two(sums, order, k * ranks, ranks)
+                best, second = costliest_two(sums, order, k * ranks, ranks)
                 tops[k] = sums[order[best]]
                 better = True
         value = makespan(sums, bins, ranks)

@@ -1,6 +1,6 @@
-"""Samples, longest first, to bins: spread by cost within the token budget, and pass after pass as mini-trainer does.
+"""Spread by cost within the token budget, and the greedy packer of mini-trainer.
 
-`lengths` and `costs` descend. Bin b belongs to pass b // ranks. The answer is written into `bin_of`, a bin a sample.
+`lengths` and `costs` descend. Bin b belongs to pass b // ranks. The bin of each sample is written into `bin_of`.
 """
 
 from forge_packing.dividing.kernels._heap import Ints, pop, push, sift_down, zeros
@@ -8,10 +8,10 @@ from forge_packing.dividing.kernels._waiting import first_of_at_most, first_wait
 
 
 def levels(costs: Ints, passes: int, ranks: int) -> Ints:
-    """What each pass should cost, descending: water poured over the passes until it holds all the work.
+    """Return what each pass should cost, descending, by water filling.
 
-    The pass that holds the (k * ranks)th sample costs at least as much as that sample, so its other bins may be filled
-    as high at no price. The rest of the work raises all passes that lie lower to one level.
+    The pass that holds the (k * ranks)th sample costs at least as much as that sample, so its other bins may be filled up to
+    that at no cost. The rest of the work raises all lower passes to one level.
     """
     floors = zeros(passes)
     for k in range(passes):
@@ -19,39 +19,39 @@ def levels(costs: Ints, passes: int, ranks: int) -> Ints:
     total = 0
     for cost in costs:
         total += cost
-    target = -(-total // ranks)  # what the passes' levels have to add up to
-    above = 0  # sum of the floors that stick out of the water
+    target = -(-total // ranks)  # sum of the levels that holds all the work
+    above = 0  # sum of the floors above the common level
     for k in range(passes):
         level = -(-(target - above) // (passes - k))
         if level >= floors[k]:
-            for under in range(k, passes):
-                floors[under] = level
+            for lower in range(k, passes):
+                floors[lower] = level
             break
         above += floors[k]
     return floors
 
 
 def spread(lengths: Ints, costs: Ints, ranks: int, capacity: int, aims: Ints, bin_of: Ints) -> bool:
-    """Each sample to the bin that is furthest below its pass's aim, of those that have room. False where one fits nowhere.
+    """Put each sample into the bin with room furthest below its aim; False if one fits nowhere.
 
-    With equal aims this is "longest processing time first" (Graham 1969) under a token budget. Bins with room stand in
-    lines, each from the furthest below its aim, and only the first of each line is in a heap: samples of one cost leave
-    their bins in the order in which they took them, so there are about as many lines as costs, few enough for a cache
-    however many bins there are. A bin without room for the next sample waits for the first that it can take, so every
-    sample moves a bin twice at most: n log n.
+    `aims` has an aim for each pass. With equal aims this is "longest processing time first" (Graham 1969) under a token
+    budget. Bins with room are in queues, each ordered from the furthest below its aim, and only the first of each queue is in
+    a heap: bins that take samples of one cost keep their order and form one queue, so there are about as many queues as
+    costs, few enough for a cache however many bins there are. A bin without room for the next sample waits for the first
+    that it can take, so every sample moves a bin twice at most: n log n.
     """
     n = len(lengths)
     bins = len(aims) * ranks
     keys = zeros(bins)  # cost so far less the aim
     loads = zeros(bins)  # tokens so far
-    after = zeros(bins)  # number + 1 of the next bin of the same line, 0 behind the last
+    after = zeros(bins)  # number + 1 of the next bin of the same queue, 0 after the last
     for b in range(bins):
         keys[b] = -aims[b // ranks]
         after[b] = b + 2
-    after[bins - 1] = 0  # aims descend, so all bins in order are one line
+    after[bins - 1] = 0  # aims descend, so all bins in order are one queue
     heap = zeros(bins)
     size = 1
-    last = bins - 1  # the last bin of the line that was joined last, -1 where that bin has left it
+    last = bins - 1  # the last bin of the queue that was joined last, -1 where that bin has left it
     waiting = zeros(n)
     for i in range(n):
         entering = first_waiting(waiting, after, i)
@@ -84,9 +84,9 @@ def spread(lengths: Ints, costs: Ints, ranks: int, capacity: int, aims: Ints, bi
 
 
 def join(heap: Ints, size: int, keys: Ints, after: Ints, last: int, b: int) -> int:
-    """Put a bin behind the last one of a line, or, where it is further below its aim, into a line of its own.
+    """Append a bin to the queue ending with `last`, or begin a queue; return their number.
 
-    Returns how many lines there are.
+    It begins a queue where it is further below its aim than `last`, or where `last` is -1.
     """
     after[b] = 0
     if last >= 0 and (keys[last] < keys[b] or (keys[last] == keys[b] and last < b)):
@@ -96,10 +96,10 @@ def join(heap: Ints, size: int, keys: Ints, after: Ints, last: int, b: int) -> i
 
 
 def greedy(lengths: Ints, ranks: int, capacity: int, bin_of: Ints) -> int:
-    """Each sample to the emptiest rank of the pass; where that is over capacity the next pass begins. Returns the passes.
+    """Put each sample on the emptiest rank, beginning a pass where it does not fit.
 
-    This is mini-trainer's packer in one run over the samples: its search for the longest prefix that fits stops at the
-    same sample, because what a longer prefix adds never lowers a load.
+    This is mini-trainer's packer in one run over the samples: its search for the longest prefix that fits ends at the same
+    sample, because a longer prefix never lowers a load. Returns the number of passes.
     """
     loads = zeros(ranks)
     heap = zeros(ranks)

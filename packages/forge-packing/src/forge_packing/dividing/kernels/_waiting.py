@@ -1,14 +1,17 @@
-"""Bins without room to the samples that they wait for: each to the first one, in descending order, that it can take.
+"""Waiting lists: bins that wait for the first sample short enough for them.
 
-A sample's bins form a ring: `waiting[sample]` is the number + 1 of the last that came, `after` of the last is the number + 1
-of the first. So a bin waits in a time that does not depend on how many others do.
+The bins that wait for a sample form a ring: `waiting[sample]` is the number + 1 of the bin that came last, and `after` of
+that one the number + 1 of the first. So appending takes constant time.
 """
 
 from forge_packing.dividing.kernels._heap import Ints
 
 
 def first_of_at_most(lengths: Ints, start: int, limit: int) -> int:
-    """The first sample from `start` on that is no longer than `limit`, or the number of samples. Lengths descend."""
+    """Find the first sample from `start` on no longer than `limit`, or n for none.
+
+    Lengths descend; n is their number.
+    """
     low = start
     high = len(lengths)
     while low < high:
@@ -21,7 +24,7 @@ def first_of_at_most(lengths: Ints, start: int, limit: int) -> int:
 
 
 def wait(waiting: Ints, after: Ints, sample: int, item: int) -> None:
-    """Put a bin at the end of a sample's ring."""
+    """Append a bin to the ring of a sample."""
     last = waiting[sample]
     if last > 0:
         after[item] = after[last - 1]
@@ -32,7 +35,7 @@ def wait(waiting: Ints, after: Ints, sample: int, item: int) -> None:
 
 
 def first_waiting(waiting: Ints, after: Ints, sample: int) -> int:
-    """Open a sample's ring into a line that 0 ends: the number + 1 of its first bin, or 0 where none waits."""
+    """Open a sample's ring into a list ending with 0; return its first bin's number + 1, or 0."""
     last = waiting[sample]
     if last == 0:
         return 0
