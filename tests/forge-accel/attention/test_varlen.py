@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from forge_accel import AttentionError, document_attention
-from forge_accel.attention._varlen import find_kernel, with_kernel
+from forge_accel.attention._varlen import find_kernel
 
 LAYER = SimpleNamespace(is_causal=True)
 ENDS = torch.tensor([0, 5, 6, 14], dtype=torch.int32)
+
+
+def with_kernel(kernel):
+    """Document attention as the CUDA accelerator hands it out."""
+    return partial(document_attention, varlen_kernel=kernel)
 
 
 def attend(query, key, value, cu_seq_q, cu_seq_k, scale, window_size):

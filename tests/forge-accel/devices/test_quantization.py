@@ -59,12 +59,12 @@ def test_an_unknown_type_is_refused(bitsandbytes):
 
 
 def test_a_device_that_cannot_names_what_can(bitsandbytes):
-    """A plug-in that says nothing of 4 bits has none, and who asks learns which devices do."""
+    """A plug-in that does not override `quantization` refuses, and names a device that every machine has."""
 
     class Toy(CPUAccelerator):
         name = "toy"
         quantization = Accelerator.quantization
 
     bitsandbytes("0.50.2")
-    with pytest.raises(AccelError, match=r"quant_type=nf4: toy is no device .* use device=cpu or cuda"):
+    with pytest.raises(AccelError, match=r"quant_type=nf4: bitsandbytes is not known .* on toy\. .* use device=cpu"):
         Toy().quantization("nf4")

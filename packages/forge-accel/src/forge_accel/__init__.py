@@ -1,6 +1,6 @@
-"""A machine to what it can do: device, collective backend, dtype, memory, RNG, attention.
+"""Device of a machine: dtype, attention, collective backend, memory, random generators.
 
-A lazy door: importing `forge_accel`, or its settings, loads no torch; asking for a machine does.
+Names are imported when they are first used: importing `forge_accel`, or its settings, loads no torch.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ __all__ = sorted(_MODULE_OF)
 
 
 def __getattr__(name: str) -> object:
-    """Load a public name when it is first asked for."""
+    """Import a public name when it is first used."""
     if name not in _MODULE_OF:
         msg = f"module {__name__!r} has no attribute {name!r}"
         raise AttributeError(msg)

@@ -1,4 +1,4 @@
-"""A decision and why it fell as it did, so that a log can say both."""
+"""A decision together with its reason, for a log."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Choice(Generic[T]):
     """
 
     value: T
-    """What was decided."""
+    """The value that was decided on."""
 
     reason: str
-    """Why, in one plain sentence that begins with the value's name."""
+    """The reason, in one sentence that begins with the value's name."""

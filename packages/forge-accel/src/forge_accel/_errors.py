@@ -1,4 +1,4 @@
-"""What forge_accel raises.
+"""Exceptions of forge_accel.
 
 ForgeAccelError
 ├── AccelError (ValueError)       a device, dtype or attention that does not exist, or that this machine does not have
@@ -11,15 +11,15 @@ from typing import ClassVar
 
 
 class ForgeAccelError(Exception):
-    """Root of the errors of this room."""
+    """Root of the exceptions of forge_accel."""
 
     exit_status: ClassVar[int] = 2
-    """What a command ends with when this error ends it: 2, the request was wrong."""
+    """Exit status of a command that ends with this error: 2, the request was wrong."""
 
 
 class AccelError(ForgeAccelError, ValueError):
-    """The machine does not have what was asked for; the message names what it has."""
+    """Request that the machine cannot meet; the message names what it has."""
 
 
 class AttentionError(ForgeAccelError, ValueError):
-    """Attention was called in a way that it would answer wrongly; the message names the remedy."""
+    """Call of document attention that it would answer wrongly; the message names the remedy."""

@@ -1,4 +1,4 @@
-"""What a person may ask of a machine."""
+"""Settings of the device: device, dtype, attention. Needs attrs only."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ AttentionName = Literal["auto", "documents", "sdpa", "eager"]
 
 
 def _one_of(literal: Any) -> Callable[..., None]:
-    """Make a validator that takes a Literal's values only; a type checker cannot see that `in_` does."""
+    """Return a validator of a Literal's values (a type checker refuses `in_` itself here)."""
     return validators.in_(get_args(literal))
 
 
 @attrs.frozen(kw_only=True)
 class DeviceSettings:
-    """Which device, in which numbers, with which attention."""
+    """Settings of the device: which one, in which dtype, with which attention."""
 
     device: str = attrs.field(default="auto", validator=[validators.instance_of(str), validators.min_len(1)])
     """Where to compute: auto (the best device of this machine), cpu, cuda, cuda:1, or a name that a plug-in registers."""
 
     dtype: DType = attrs.field(default="auto", validator=_one_of(DType))
-    """Number format of the computation. By default what the device is good at: float32 on a CPU, bfloat16 on a GPU that has it."""
+    """Number format of the computation. By default float32 on a CPU, bfloat16 on a GPU that computes it natively."""
 
     attention: AttentionName = attrs.field(default="auto", validator=_one_of(AttentionName))
     """Attention implementation. By default documents: each packed sample attends to itself alone, with no dense mask."""

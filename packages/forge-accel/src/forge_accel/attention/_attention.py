@@ -1,4 +1,4 @@
-"""What an accelerator answers when it is asked which attention to use."""
+"""The choice of an attention implementation."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ BUILT_IN = {
     "sdpa": "sdpa: asked for; a packed row pays a dense [T, T] mask",
     "eager": "eager: asked for; every score matrix is held in memory, and every variant of attention is supported",
 }
-"""Attention that transformers brings along, with what the log says about it."""
+"""Attention implementations of transformers, each with its reason for the log."""
 
 
 @attrs.frozen
 class Attention:
-    """An attention implementation: the name that a model's configuration carries, and what to register under it."""
+    """Attention implementation: its name in a model's configuration, and its function."""
 
     name: str
-    """What to load a model with, as `attn_implementation`."""
+    """Value of `attn_implementation` that a model is loaded with."""
 
     function: Callable[..., tuple[torch.Tensor, None]] | None = None
-    """With transformers' attention signature, to be registered under `name`; None where transformers brings it along."""
+    """Function with transformers' attention signature, to be registered under `name`; None for transformers' own."""
 
 
-def check_wish(wish: str) -> None:
-    """Refuse an attention that does not exist.
+def check_name(name: str) -> None:
+    """Check that an attention implementation exists.
 
     Raises:
-        AccelError: `wish` is none of auto, documents, sdpa, eager.
+        AccelError: `name` is none of auto, documents, sdpa, eager.
 
     """
-    if wish not in {"auto", "documents", *BUILT_IN}:
-        raise AccelError(f"attention={wish!r} is unknown; known are auto, documents, {', '.join(BUILT_IN)}.")
+    if name not in {"auto", "documents", *BUILT_IN}:
+        raise AccelError(f"attention={name!r} is unknown; known are auto, documents, {', '.join(BUILT_IN)}.")

@@ -1,7 +1,7 @@
-"""Queries, keys and values of whole samples → causal attention, exactly, by torch's SDPA.
+"""Exact causal attention of whole samples, by torch's SDPA.
 
-The last query stands at the last key: with more keys than queries (a KV cache), the queries are the newest positions.
-torch's own `is_causal=True` aligns them to the first key instead, and is right only where both lengths agree.
+The last query is at the last key: with more keys than queries (a KV cache), the queries are the newest positions. torch's
+own `is_causal=True` aligns them to the first key instead, and is right only where both lengths agree.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ def causal_attention(
     scaling: float | None = None,
     dropout: float = 0.0,
 ) -> torch.Tensor:
-    """Attend to one's own position and those before it, of them to the last `window` where one is given.
+    """Attend to one's own position and those before it, or to the last `window` of them.
 
     Args:
         query: [B, H, S, head]; H is a multiple of the number of key heads (grouped-query attention).
         key: [B, Hk, S', head] with S' >= S.
         value: [B, Hk, S', value head].
-        window: Positions that a query sees, its own included; None sees all.
-        scaling: Of the scores; None is head ** -0.5.
+        window: Positions that a query attends to, its own included; None is all.
+        scaling: Factor of the scores; None is head ** -0.5.
         dropout: Probability of dropping a weight.
 
     Returns:
@@ -35,11 +35,11 @@ def causal_attention(
     """
     queries = query.shape[2]
     if window is not None and key.shape[2] > queries + window - 1:
-        # No query sees what lies farther back.
+        # No query attends farther back.
         key, value = key[:, :, 1 - queries - window :], value[:, :, 1 - queries - window :]
     keys = key.shape[2]
     if queries == 1:
-        # Decoding: the newest position sees all that is left; no mask is needed.
+        # Decoding: the newest position attends to all that is left; no mask is needed.
         return sdpa(query, key, value, scaling=scaling, dropout=dropout)
     if window is not None and keys > window:
         return _in_blocks(query, key, value, window, scaling=scaling, dropout=dropout)
@@ -58,7 +58,10 @@ def sdpa(
     scaling: float | None = None,
     dropout: float = 0.0,
 ) -> torch.Tensor:
-    """Call torch's SDPA, with grouped heads in the way that is fast on the device. Shapes as in `causal_attention`."""
+    """Call torch's SDPA, with grouped heads in the way that is fast on the device.
+
+    Shapes are those of `causal_attention`; the mask is bool or additive, [queries, keys] or broadcast to the scores.
+    """
     groups = query.shape[1] // key.shape[1]
     if groups > 1 and mask is not None and query.device.type != "cpu":
         # A GPU's kernels take either grouped heads or a mask; together they fall back to explicit score matrices.
@@ -72,12 +75,13 @@ def sdpa(
 def _in_blocks(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, window: int, *, scaling: float | None, dropout: float
 ) -> torch.Tensor:
-    """Attend within a window, a window's worth of queries at a time: each block sees itself and the one before.
+    """Attend within a window, `window` queries at a time.
 
-    Work and masks grow with S x window, not S x S. There are at most window - 1 more keys than queries. Split and
-    concatenated, because the gradient of a slice is a tensor of the whole length, once for each slice.
+    Each block of queries attends to the keys of its own block and of the one before, so work and masks grow with S x window,
+    not S x S. There are at most window - 1 more keys than queries. Split and concatenated, because the gradient of a slice
+    is a tensor of the whole length, once for each slice.
     """
-    before = key.shape[2] - query.shape[2]  # a cache's keys, or a shared prompt's: fewer than the window
+    before = key.shape[2] - query.shape[2]  # keys of a cache, or of a shared prompt: fewer than the window
     blocks = [min(window, query.shape[2] - start) for start in range(0, query.shape[2], window)]
     queries = query.split(blocks, dim=2)
     keys, values = key.split([before, *blocks], dim=2), value.split([before, *blocks], dim=2)
@@ -101,7 +105,10 @@ def _in_blocks(
 
 
 def _band(queries: int, keys: int, window: int | None, device: torch.device) -> torch.Tensor:
-    """Make the mask of the newest `queries` of `keys` positions: bool [queries, keys], True where a query may look."""
+    """Make the mask of the newest `queries` of `keys` positions: bool [queries, keys].
+
+    True is where a query attends; the last query is at the last key.
+    """
     behind = torch.arange(keys - queries, keys, device=device)[:, None] - torch.arange(keys, device=device)[None, :]
     mask = behind >= 0
     return mask if window is None else mask & (behind < window)

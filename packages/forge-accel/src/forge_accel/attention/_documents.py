@@ -1,12 +1,13 @@
-"""A packed row's queries, keys and values → what each sample attends to in itself: transformers' attention signature.
+"""Document attention: each sample of a packed row attends to itself alone.
 
-Causal SDPA for each sample by itself: exact, no dense [T, T] mask, and the work of the samples rather than of the row. Samples
-that begin alike may share that beginning, which is in the row once: `kv_rows` says whose keys each of them sees.
+It has transformers' attention signature, and is causal SDPA sample by sample: exact, no dense [T, T] mask, and the work of the
+samples rather than of the row. Where a device has a kernel for variable lengths, one call of it does the same. Samples with a
+common prompt may share it, once in the row: `kv_rows` names the positions whose keys and values each of them attends to.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -20,6 +21,10 @@ from forge_accel.attention._refusals import (
     refuse_rows,
     refuse_unsupported,
 )
+from forge_accel.attention._varlen import fits_kernel, varlen_attention
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def document_attention(
@@ -36,6 +41,7 @@ def document_attention(
     cu_seq_lens_q: torch.Tensor | None = None,
     cu_seq_lens_k: torch.Tensor | None = None,
     kv_rows: torch.Tensor | None = None,
+    varlen_kernel: Callable[..., Any] | None = None,
     **rest: Any,
 ) -> tuple[torch.Tensor, None]:
     """Attend causally, each sample of a packed row to itself alone, or to what `kv_rows` names.
@@ -48,16 +54,19 @@ def document_attention(
         query: [B, H, T, head], B = 1 where packed.
         key: [B, Hk, T', head]; H is a multiple of Hk; T' = T where packed.
         value: [B, Hk, T', value head].
-        attention_mask: Of an ordinary call: bool (True: look) or additive, [B or 1, H or 1, T, T'], causality included.
-        scaling: Of the scores; None is head ** -0.5.
+        attention_mask: Of an ordinary call: bool (True: attend) or additive, [B or 1, H or 1, T, T'], causality included.
+        scaling: Factor of the scores; None is head ** -0.5.
         dropout: Probability of dropping an attention weight.
-        sliding_window: Positions that a token sees, its own included; None sees all.
+        sliding_window: Positions that a token attends to, its own included; None is all.
         is_causal: Overrides the layer's; False is refused.
         cu_seq_lens_q: Where the samples end: int32 [samples + 1], from 0 to T.
-        cu_seq_lens_k: Where the samples end in `kv_rows`; without it the same as `cu_seq_lens_q`, or nothing.
-        kv_rows: int64 [Tk], sample after sample: the positions whose keys and values it sees, in their order; its last query
-            stands at its last key. None: its own.
-        rest: What else the model passes: `position_ids` are checked, what changes the result is refused.
+        cu_seq_lens_k: Where the samples end in `kv_rows`; without it the same as `cu_seq_lens_q`, or None.
+        kv_rows: int64 [Tk], sample after sample: the positions whose keys and values it attends to, in their order; its last
+            query is at its last key. None: its own.
+        varlen_kernel: Function with the signature of `torch.nn.attention.varlen.varlen_attn` as of torch 2.11, which
+            computes the packed rows that it can: no dropout, bfloat16 or float16, a head of at most 256. None: SDPA.
+        rest: Further arguments of the model: `position_ids` are checked, `max_length_q` and `max_length_k` (ints) save the
+            kernel a look at the device, what changes the result is refused.
 
     Returns:
         [B, T, H, value head], and None for the weights, which are never formed.
@@ -72,6 +81,21 @@ def document_attention(
         refuse_rows(kv_rows)
         return _ordinary(query, key, value, attention_mask, sliding_window, scaling, dropout, rest.get("position_ids")), None
     check_packed(query, key, attention_mask, cu_seq_lens_q, cu_seq_lens_k, kv_rows)
+    if varlen_kernel is not None and not dropout and fits_kernel(query, value):
+        output = varlen_attention(
+            varlen_kernel,
+            query,
+            key,
+            value,
+            cu_seq_lens_q,
+            cu_seq_lens_k,
+            kv_rows,
+            max_length_q=rest.get("max_length_q"),
+            max_length_k=rest.get("max_length_k"),
+            window=sliding_window,
+            scaling=scaling,
+        )
+        return output, None
     lengths = document_lengths(cu_seq_lens_q, query.shape[2])
     if not any(lengths):
         return value.new_zeros(1, 0, query.shape[1], value.shape[3]), None

@@ -1,7 +1,7 @@
-"""A packed row's keys and values, and whose of them each sample sees → the keys and values of each sample.
+"""Shared keys: keys and values of a packed row → those that each sample attends to.
 
-What a sample sees is named by position (`kv_rows`), so that completions of one prompt can all see the prompt that is in the row
-once. Samples that see their own positions and no others are cut out of the row; only the rest is gathered.
+They are named by position (`kv_rows`), so that completions of one prompt can all attend to the prompt that is in the row once.
+Samples that attend to their own positions and no others are cut out of the row; only the others are gathered.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from forge_accel._errors import AttentionError
 
 
 def gather_rows(states: torch.Tensor, rows: torch.Tensor, dim: int) -> torch.Tensor:
-    """Take the rows int64 [Tk] of a dimension of `states`, whose gradients are added up in float32 or wider.
+    """Select rows int64 [Tk] along a dimension; gradients are summed in float32 or wider.
 
     A prompt's keys get a gradient from each of its completions; in bfloat16 each sum on the way would be rounded.
     """
@@ -29,7 +29,7 @@ def gathered_samples(
     ends_k: torch.Tensor,
     kv_rows: torch.Tensor,
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Find the keys and values that each sample sees.
+    """Select the keys and values that each sample attends to.
 
     Args:
         key: [1, Hk, T, head].
@@ -49,11 +49,13 @@ def gathered_samples(
     sizes = [stop - start for start, stop in pairwise(bounds)]
     if bounds[0] != 0 or bounds[-1] != len(kv_rows) or any(seen < own for own, seen in zip(lengths, sizes, strict=True)):
         raise AttentionError(
-            f"cu_seq_lens_k must rise from 0 to the {len(kv_rows)} kv_rows, and give each sample at least as many as it has queries."
+            f"cu_seq_lens_k must rise from 0 to the {len(kv_rows)} kv_rows, and give each sample at least as many as it has "
+            "queries."
         )
     if len(kv_rows) and not 0 <= int(kv_rows.min()) <= int(kv_rows.max()) < tokens:
         raise AttentionError(
-            f"kv_rows must name positions of the row's {tokens} tokens; they go from {int(kv_rows.min())} to {int(kv_rows.max())}."
+            f"kv_rows must name positions of the row's {tokens} tokens; they go from {int(kv_rows.min())} to "
+            f"{int(kv_rows.max())}."
         )
     rows, positions = kv_rows.cpu().to(torch.int64).split(sizes), torch.arange(tokens).split(lengths)
     plain = [len(seen) == len(own) and torch.equal(seen, own) for seen, own in zip(rows, positions, strict=True)]

@@ -1,4 +1,4 @@
-"""A call of document attention → nothing, or the error that says why its answer would be wrong."""
+"""Checks of a call of document attention: what it would answer wrongly is refused."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _UNSUPPORTED = {
     "output_attentions": "handing out attention weights (output_attentions)",
     "cache": "a paged cache",
 }
-"""Arguments of transformers' models that change the result, and that document attention does not know."""
+"""Arguments of transformers' models that change the result, and that document attention does not implement."""
 
 
 def refuse_unsupported(module: object, is_causal: bool | None, rest: Mapping[str, object]) -> None:
-    """Refuse what would silently be left out of the result.
+    """Refuse arguments that would silently be left out of the result.
 
     Raises:
-        AttentionError: the model wants something that document attention does not compute.
+        AttentionError: the model passes one that document attention does not implement.
 
     """
     for name, what in _UNSUPPORTED.items():
@@ -41,7 +41,7 @@ def refuse_unsupported(module: object, is_causal: bool | None, rest: Mapping[str
 
 
 def check_heads(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
-    """Check that the shapes belong together.
+    """Check that the shapes of queries, keys and values fit together.
 
     Raises:
         AttentionError: they are not [B, H, S, head] with H a multiple of the key heads, or there are fewer keys than queries.
@@ -64,10 +64,12 @@ def check_packed(
     cu_seqlens_k: torch.Tensor | None,
     kv_rows: torch.Tensor | None,
 ) -> None:
-    """Check what stands beside a packed row, reading no tensor's contents (on a GPU that would wait for it).
+    """Check the arguments of a packed row, without reading the contents of a tensor.
+
+    Reading them would make the host wait for a GPU.
 
     Raises:
-        AttentionError: the documents would not be kept apart, or would not see what they were said to share.
+        AttentionError: samples would not be kept apart, or would not attend to the keys that `kv_rows` names.
 
     """
     if attention_mask is not None:
@@ -89,7 +91,8 @@ def check_packed(
             raise AttentionError(f"kv_rows must be int64 of shape [keys], not {kv_rows.dtype} {list(kv_rows.shape)}.")
         if cu_seqlens_k is None or cu_seqlens_k.shape != cu_seqlens.shape or cu_seqlens_k.is_floating_point():
             raise AttentionError(
-                f"kv_rows needs cu_seq_lens_k, which says where each sample ends in it: integers {list(cu_seqlens.shape)}, as cu_seq_lens_q."
+                "kv_rows needs cu_seq_lens_k, which says where each sample ends in it: integers "
+                f"{list(cu_seqlens.shape)}, as cu_seq_lens_q."
             )
     elif (
         cu_seqlens_k is not None and cu_seqlens_k is not cu_seqlens and not torch.equal(cu_seqlens_k.to(cu_seqlens), cu_seqlens)
@@ -98,10 +101,10 @@ def check_packed(
 
 
 def refuse_rows(kv_rows: torch.Tensor | None) -> None:
-    """Refuse shared keys in an ordinary call, where they would be passed over.
+    """Refuse shared keys in an ordinary call, where they would have no effect.
 
     Raises:
-        AttentionError: there are some.
+        AttentionError: `kv_rows` is given.
 
     """
     if kv_rows is not None:
@@ -111,7 +114,7 @@ def refuse_rows(kv_rows: torch.Tensor | None) -> None:
 
 
 def document_lengths(cu_seqlens: torch.Tensor, tokens: int) -> list[int]:
-    """Turn the documents' ends into their lengths.
+    """Convert the ends of the samples into their lengths.
 
     Raises:
         AttentionError: they do not cover the row from 0 to `tokens` in order.
@@ -129,7 +132,7 @@ def check_positions(position_ids: object, queries: int, keys: int) -> None:
     """Check that an ordinary call without a mask needs none but the causal one.
 
     Args:
-        position_ids: What the model was given, int64 [B, S]; anything else says nothing and is left alone.
+        position_ids: The model's own, int64 [B, S]; anything else is not checked.
         queries: S.
         keys: S' >= S; with a KV cache there are more keys than queries.
 
@@ -142,11 +145,11 @@ def check_positions(position_ids: object, queries: int, keys: int) -> None:
         return
     if queries > 1 and bool((position_ids.diff(dim=1) != 1).any()):
         raise AttentionError(
-            "position_ids restart or jump within a row. If several samples are packed in it, pass cu_seq_lens_q, which says where they end; "
-            "if the batch is padded, an attention mask must come along."
+            "position_ids restart or jump within a row. If several samples are packed in it, pass cu_seq_lens_q, which says "
+            "where they end; if the batch is padded, an attention mask must come along."
         )
     if keys > queries and int(position_ids[:, -1].min()) + 1 < keys:
         raise AttentionError(
-            f"there are {keys} keys, but positions go to {int(position_ids[:, -1].min())} only: a KV cache of fixed size needs an attention "
-            "mask. Use a cache that grows, or register a mask function that builds one."
+            f"there are {keys} keys, but positions go to {int(position_ids[:, -1].min())} only: a KV cache of fixed size needs "
+            "an attention mask. Use a cache that grows, or register a mask function that builds one."
         )

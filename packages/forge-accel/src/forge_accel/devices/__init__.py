@@ -1,1 +1,4 @@
-"""Devices."""
+"""The machine → an Accelerator: a file for each kind of device, a row in `_registry.py`.
+
+Imports the package's own files and `attention`.
+"""

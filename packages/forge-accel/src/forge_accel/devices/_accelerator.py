@@ -1,11 +1,12 @@
-"""What any accelerator answers: the abstract class that CPU, CUDA and plug-ins fill in.
+"""Accelerator: the abstract class of every kind of device, built in or from a plug-in.
 
-`torch.accelerator` raises on a CPU for nearly everything, and knows neither RNG state, nor collective backend, nor
-what a dtype costs; hence an object of our own.
+`torch.accelerator` raises on a CPU for nearly everything, and knows neither RNG state, nor collective backend, nor the cost of
+a dtype; hence a class of our own.
 """
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, nullcontext
 from typing import ClassVar
@@ -15,27 +16,28 @@ import torch
 from forge_accel._choice import Choice
 from forge_accel._dtypes import dtype_name, float32
 from forge_accel._errors import AccelError
-from forge_accel.attention._attention import BUILT_IN, Attention, check_wish
+from forge_accel.attention._attention import BUILT_IN, Attention, check_name
 from forge_accel.attention._documents import document_attention
 from forge_accel.devices._quantization import check_quantization, refuse_quantization
 
 
 class Accelerator(ABC):
-    """A machine's device and what it can do. Ask `accelerator()` for one.
+    """Device of this machine, with what it can do. `accelerator()` finds one.
 
     A plug-in subclasses this and names its class under the entry-point group `forge.accelerators`.
 
     Args:
-        index: Which device of this kind; None lets the class decide. This class keeps none: a subclass does, or refuses one.
-        why: Why this accelerator was picked, for the reason of `device`.
+        index: Number of the device among those of its kind; None lets the class decide. This class does not store it: a
+            subclass does, or refuses one.
+        why: Reason for which this accelerator was picked, for the reason of `device`.
 
     """
 
     name: ClassVar[str]
-    """What `device=` calls it."""
+    """Value of the setting `device` that selects it."""
 
     priority: ClassVar[int]
-    """`auto` takes the available accelerator of the highest priority: the CPU has 0, CUDA 100."""
+    """Rank among the available accelerators under device=auto, the highest first: the CPU has 0, CUDA 100."""
 
     def __init__(self, *, index: int | None = None, why: str = "asked for by name") -> None:  # noqa: ARG002 - for subclasses
         self._why = why
@@ -43,17 +45,20 @@ class Accelerator(ABC):
     @classmethod
     @abstractmethod
     def available(cls) -> Choice[bool]:
-        """Say whether this machine has such a device, and what torch sees. Must not raise or initialise a device."""
+        """Decide whether this machine has such a device; the reason says what torch sees.
+
+        Must not raise or initialise a device.
+        """
 
     @classmethod
     def count(cls) -> int:
-        """How many of these devices this machine has, each fit for a process of its own; 0 for what all processes share."""
+        """Count the devices that can each serve a process; 0 for one that all processes share."""
         return 1
 
     @property
     @abstractmethod
     def device(self) -> Choice[torch.device]:
-        """The device to put tensors on."""
+        """Device to put tensors on."""
 
     @property
     @abstractmethod
@@ -63,7 +68,10 @@ class Accelerator(ABC):
     @property
     @abstractmethod
     def collective_backend(self) -> Choice[str]:
-        """What `torch.distributed` should speak on this device, and between the CPUs beside it: `gloo`, `cpu:gloo,cuda:nccl`."""
+        """Backend of `torch.distributed` for the device, and for the CPUs beside it.
+
+        For instance `gloo`, or `cpu:gloo,cuda:nccl`.
+        """
 
     @property
     @abstractmethod
@@ -73,50 +81,52 @@ class Accelerator(ABC):
     @property
     @abstractmethod
     def default_tokens(self) -> int:
-        """Suggested size of a micro-batch, in tokens: a cautious start, not a limit."""
+        """Suggested tokens of a micro-batch: a cautious start, not a limit."""
 
     @abstractmethod
-    def dtype(self, wish: str = "auto") -> Choice[torch.dtype]:
-        """Decide the number format of the computation.
+    def dtype(self, requested: str = "auto") -> Choice[torch.dtype]:
+        """Choose the dtype of the computation.
 
         Args:
-            wish: `auto`, `float32` or `bfloat16`.
+            requested: `auto`, `float32` or `bfloat16`.
 
         Raises:
             AccelError: no such dtype.
 
         """
 
-    def attention(self, wish: str, dtype: torch.dtype) -> Choice[Attention]:
-        """Decide how a model computed in `dtype` attends.
+    def attention(self, requested: str, dtype: torch.dtype) -> Choice[Attention]:
+        """Choose the attention implementation of a model computed in `dtype`.
 
         Args:
-            wish: `auto`, `documents`, `sdpa` or `eager`.
-            dtype: What `dtype()` decided.
+            requested: `auto`, `documents`, `sdpa` or `eager`.
+            dtype: The dtype that `dtype()` chose.
 
         Raises:
             AccelError: no such attention.
 
         """
-        check_wish(wish)
-        if wish in BUILT_IN:
-            return Choice(Attention(wish), BUILT_IN[wish])
+        check_name(requested)
+        if requested in BUILT_IN:
+            return Choice(Attention(requested), BUILT_IN[requested])
         return self._documents(dtype)
 
-    def _documents(self, dtype: torch.dtype) -> Choice[Attention]:  # noqa: ARG002 - what a faster kernel depends on
+    def _documents(self, dtype: torch.dtype) -> Choice[Attention]:  # noqa: ARG002 - a faster kernel depends on it
         return Choice(
             Attention("documents", document_attention),
             "documents: causal SDPA for each packed sample by itself, exact, with no dense mask to fill or to pay for",
         )
 
     def quantization(self, quant_type: str) -> Choice[str]:
-        """Decide how a frozen base model is held in 4 bits on this device, through bitsandbytes. This class cannot: a subclass may.
+        """Choose the 4-bit type of a frozen base model, computed with by bitsandbytes.
+
+        This class refuses: a subclass whose devices bitsandbytes has kernels for overrides it.
 
         Args:
             quant_type: `nf4` (4-bit NormalFloat, arXiv 2305.14314) or `fp4` (4-bit floats).
 
         Returns:
-            The type, and what computes with it.
+            The type; the reason says what computes with it.
 
         Raises:
             AccelError: no such type, no bitsandbytes, or no kernels for this device; the message names what has them.
@@ -126,13 +136,13 @@ class Accelerator(ABC):
         raise refuse_quantization(quant_type, self.name)
 
     def autocast(self, dtype: torch.dtype) -> AbstractContextManager[object]:
-        """Make the context in which float32 weights compute in `dtype`; it does nothing for float32."""
+        """Return the context in which float32 weights compute in `dtype`; empty for float32."""
         if dtype == float32:
             return nullcontext()
         return torch.autocast(self.device.value.type, dtype=dtype)
 
     def seed(self, seed: int) -> None:
-        """Seed torch's generators of every device. Python's and numpy's are their owners' business.
+        """Seed torch's random generators of every device, not those of Python and numpy.
 
         Raises:
             AccelError: `seed` is not an integer from 0 to 2**64 - 1.
@@ -143,7 +153,7 @@ class Accelerator(ABC):
         torch.manual_seed(seed)
 
     def rng_state(self) -> dict[str, torch.Tensor]:
-        """Read torch's generators.
+        """Read the states of torch's random generators.
 
         Returns:
             uint8 tensors on the CPU by the name of the generator, fit for a safetensors file.
@@ -152,7 +162,7 @@ class Accelerator(ABC):
         return {"cpu": torch.get_rng_state()}
 
     def set_rng_state(self, state: dict[str, torch.Tensor]) -> None:
-        """Put torch's generators back to what `rng_state` read.
+        """Restore the states that `rng_state` read.
 
         Raises:
             AccelError: the state was read on another kind of accelerator.
@@ -168,19 +178,32 @@ class Accelerator(ABC):
 
     @abstractmethod
     def synchronize(self) -> None:
-        """Wait until all that was asked of the device is done: what a clock needs to be honest."""
+        """Wait until the device has done all that was queued, as a time measurement needs."""
 
     @abstractmethod
     def peak_memory_bytes(self) -> int | None:
-        """Read the most memory held since the last reset (or since the start): None where the system does not say."""
+        """Read the peak memory since the last reset or the start, in bytes; None if unknown."""
 
     @abstractmethod
     def reset_peak_memory(self) -> bool:
-        """Start measuring the peak anew; False where the system does not allow it, and the peak goes on from the start."""
+        """Reset the peak memory; False where the system does not allow it, and the old peak stays."""
 
     @abstractmethod
     def peak_flops(self, dtype: torch.dtype) -> float | None:
-        """Look up the chip's dense peak for matrix products in `dtype`, in FLOP/s; None where it is not known."""
+        """Return the chip's dense peak of matrix products in `dtype`, in FLOP/s; None if unknown."""
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.device.value}, {dtype_name(self.dtype().value)}>"
+
+
+def local_rank() -> int:
+    """Read LOCAL_RANK, this process' number on its machine; 0 where it is unset (no torchrun).
+
+    Raises:
+        AccelError: it is no number.
+
+    """
+    text = os.environ.get("LOCAL_RANK", "0")
+    if not (text.isascii() and text.isdigit()):
+        raise AccelError(f"LOCAL_RANK={text!r} is no number: it is the process' place on this machine, from 0.")
+    return int(text)

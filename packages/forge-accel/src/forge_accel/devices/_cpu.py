@@ -1,4 +1,4 @@
-"""The CPU: always there, exact in float32, and honest about what bfloat16 would cost."""
+"""The CPU: always available, float32 by default; the reasons say what bfloat16 would cost."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from forge_accel.devices._quantization import check_quantization
 
 
 class CPUAccelerator(Accelerator):
-    """The processor of this machine. Takes no index."""
+    """Processor of this machine. Takes no index."""
 
     name = "cpu"
     priority = 0
@@ -26,22 +26,22 @@ class CPUAccelerator(Accelerator):
 
     @classmethod
     def available(cls) -> Choice[bool]:
-        """Say that it is there."""
+        """Return True: there is always a CPU."""
         return Choice(value=True, reason="the CPU is always there")
 
     @classmethod
     def count(cls) -> int:
-        """0: all processes of a machine share its cores."""
+        """Return 0: all processes of a machine share its cores."""
         return 0
 
     @property
     def device(self) -> Choice[torch.device]:
-        """The device `cpu`."""
+        """Device `cpu`."""
         return Choice(torch.device("cpu"), f"cpu: {self._why}")
 
     @property
     def machine(self) -> str:
-        """Processor, instruction sets that matter here, memory."""
+        """Processor, its instruction sets for matrix products, memory."""
         shown = [
             name
             for name in ("amx_bf16", "avx512_bf16", "avx512f", "avx2", "bf16", "sve", "neon", "asimd")
@@ -65,24 +65,28 @@ class CPUAccelerator(Accelerator):
 
     @property
     def default_tokens(self) -> int:
-        """1024: a CPU is busy with fewer, and more only holds more memory."""
+        """1024: fewer keep a CPU busy, and more only take more memory."""
         return 1024
 
-    def dtype(self, wish: str = "auto") -> Choice[torch.dtype]:
-        """Decide by what the processor can do, not by what torch accepts; `auto` is float32 on every CPU.
+    def dtype(self, requested: str = "auto") -> Choice[torch.dtype]:
+        """Choose the requested dtype; `auto` is float32 on every CPU.
 
-        Never by a measurement: a run's numbers must not hang on a noisy one.
+        So a run's numbers follow from its settings, not from the processor, nor from a noisy measurement. torch accepts
+        bfloat16 everywhere; the reason says what it costs on this processor.
         """
-        if wish == "auto":
+        if requested == "auto":
             return Choice(float32, f"float32: {self._why_float32()}")
-        dtype = dtype_named(wish)
+        dtype = dtype_named(requested)
         if dtype == float32:
             return Choice(dtype, "float32: asked for")
         return Choice(dtype, f"bfloat16: asked for; {self._bfloat16_cost()}")
 
     def _why_float32(self) -> str:
         if "amx_bf16" in self._features:
-            return "the exact choice; this CPU has bf16 matrix units (amx_bf16), so dtype=bfloat16 may be faster, at 8 bits of precision"
+            return (
+                "the exact choice; this CPU has bf16 matrix units (amx_bf16), so dtype=bfloat16 may be faster, at 8 bits of "
+                "precision"
+            )
         if self._features & {"avx512_bf16", "bf16"}:
             return (
                 "the exact choice; this CPU has bf16 instructions but no matrix units for it, so bf16 may or may not be faster"
@@ -97,25 +101,25 @@ class CPUAccelerator(Accelerator):
         return "WARNING: this CPU has no bf16 matrix units, so expect a run about 10 times slower than in float32"
 
     def quantization(self, quant_type: str) -> Choice[str]:
-        """Decide on 4 bits through bitsandbytes' kernels for CPUs, which unpack the weights for each product."""
+        """Choose 4 bits by bitsandbytes' CPU kernels, which unpack the weights for each product."""
         found = check_quantization(quant_type)
         return Choice(
             quant_type,
-            f"{quant_type}: bitsandbytes {found} holds the frozen weights in 4 bits on the CPU and unpacks them for each product: less "
-            "memory, and no less time",
+            f"{quant_type}: bitsandbytes {found} holds the frozen weights in 4 bits on the CPU and unpacks them for each "
+            "product: less memory, and no less time",
         )
 
     def synchronize(self) -> None:
         """Do nothing: a CPU's work is done when the call returns."""
 
     def peak_memory_bytes(self) -> int | None:
-        """Read the process' peak resident memory, which counts Python and the data too."""
+        """Read the process' peak resident memory, Python and the data included."""
         return _cpuinfo.peak_rss_bytes()
 
     def reset_peak_memory(self) -> bool:
-        """Start the peak anew, where Linux allows it."""
+        """Reset the peak memory, where Linux allows it."""
         return _cpuinfo.reset_peak_rss()
 
-    def peak_flops(self, dtype: torch.dtype) -> float | None:  # noqa: ARG002 - no dtype's is known
+    def peak_flops(self, dtype: torch.dtype) -> float | None:  # noqa: ARG002 - unknown for every dtype
         """Return None: clock, cores and units vary too much for a table."""
         return None

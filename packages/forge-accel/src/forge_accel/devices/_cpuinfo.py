@@ -1,4 +1,4 @@
-"""/proc → what this machine's processor is called and can do, and how much memory there is and was used."""
+"""Processor and memory of this machine, read from /proc."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ PROC = Path("/proc")
 
 
 def features() -> frozenset[str]:
-    """List the processor's instruction sets, as Linux spells them (`avx2`, `avx512_bf16`, `amx_bf16`, Arm's `bf16`).
+    """List the processor's instruction sets as Linux names them: `avx2`, `amx_bf16`, `bf16`.
 
-    Where there is no /proc/cpuinfo, what torch can tell: less, and never more than the processor has.
+    Without /proc/cpuinfo, the one that torch reports: less, and never more than the processor has.
     """
     for field in ("flags", "Features"):
         found = _cpuinfo(field)
@@ -24,17 +24,20 @@ def features() -> frozenset[str]:
 
 
 def processor() -> str:
-    """Name the processor, as well as the system can."""
+    """Return the processor's name, as far as the system knows it."""
     return _cpuinfo("model name") or platform.processor() or platform.machine()
 
 
 def memory_bytes() -> int | None:
-    """Read how much memory the machine has; None where the system does not say."""
+    """Read the machine's memory in bytes; None where the system does not report it."""
     return _bytes(PROC / "meminfo", "MemTotal")
 
 
 def peak_rss_bytes() -> int | None:
-    """Read the most memory that this process held: VmHWM, which can be reset, else getrusage, which cannot."""
+    """Read the peak memory of this process in bytes; None where the system does not report it.
+
+    It is VmHWM, which can be reset, else that of getrusage, which cannot.
+    """
     peak = _bytes(PROC / "self" / "status", "VmHWM")
     if peak is not None:
         return peak
@@ -48,7 +51,7 @@ def peak_rss_bytes() -> int | None:
 
 
 def reset_peak_rss() -> bool:
-    """Let VmHWM start anew from what is held now (proc(5), clear_refs); False where that is not allowed."""
+    """Reset VmHWM to the memory held now (proc(5), clear_refs); False where that is not allowed."""
     if _bytes(PROC / "self" / "status", "VmHWM") is None:
         return False
     try:

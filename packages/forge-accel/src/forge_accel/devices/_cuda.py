@@ -1,8 +1,9 @@
-"""CUDA devices, and ROCm's, which torch calls `cuda` too."""
+"""CUDA devices, and those of ROCm, which torch calls `cuda` too."""
 
 from __future__ import annotations
 
 import os
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,31 +13,31 @@ from forge_accel._dtypes import bfloat16, dtype_name, dtype_named, float32
 from forge_accel._errors import AccelError
 from forge_accel.attention._attention import Attention
 from forge_accel.attention._documents import document_attention
-from forge_accel.attention._varlen import find_kernel, with_kernel
-from forge_accel.devices._accelerator import Accelerator
+from forge_accel.attention._varlen import find_kernel
+from forge_accel.devices._accelerator import Accelerator, local_rank
 from forge_accel.devices._peak_flops import peak_of
 from forge_accel.devices._quantization import check_quantization, refuse_quantization
 
 
 class CUDAAccelerator(Accelerator):
-    """One GPU of this machine: `index`, else the process' LOCAL_RANK (as torchrun sets it), else the first."""
+    """GPU of this machine: `index`, else the one of the process' LOCAL_RANK, else the first."""
 
     name = "cuda"
     priority = 100
 
     def __init__(self, *, index: int | None = None, why: str = "asked for by name") -> None:
         super().__init__(why=why)
-        self._index = _local_rank() if index is None else index
+        self._index = local_rank() if index is None else index
         count = torch.cuda.device_count()
         if not 0 <= self._index < count:
-            came = f"LOCAL_RANK={self._index}" if index is None else f"device='cuda:{index}'"
-            raise AccelError(f"{came}, but torch sees {count} CUDA device(s), numbered from 0.")
-        # NCCL, `synchronize` and the memory statistics all mean the current device where none is named.
+            asked = f"LOCAL_RANK={self._index}" if index is None else f"device='cuda:{index}'"
+            raise AccelError(f"{asked}, but torch sees {count} CUDA device(s), numbered from 0.")
+        # NCCL, `synchronize` and the memory statistics use the current device where none is named.
         torch.cuda.set_device(self._index)
 
     @classmethod
     def available(cls) -> Choice[bool]:
-        """Say what torch sees."""
+        """Decide by what torch was built for and sees."""
         built = f"CUDA {torch.version.cuda}" if torch.version.cuda else f"ROCm {torch.version.hip}" if torch.version.hip else ""
         if not built:
             return Choice(value=False, reason=f"torch {torch.__version__} is built without CUDA and ROCm")
@@ -48,7 +49,7 @@ class CUDAAccelerator(Accelerator):
 
     @classmethod
     def count(cls) -> int:
-        """What torch sees."""
+        """Count the GPUs that torch sees."""
         return torch.cuda.device_count()
 
     @property
@@ -57,7 +58,7 @@ class CUDAAccelerator(Accelerator):
 
     @property
     def device(self) -> Choice[torch.device]:
-        """The device with its index."""
+        """Device with its index."""
         return Choice(torch.device("cuda", self._index), f"cuda:{self._index}: {self._why}")
 
     @property
@@ -68,7 +69,10 @@ class CUDAAccelerator(Accelerator):
 
     @property
     def collective_backend(self) -> Choice[str]:
-        """NCCL (RCCL on ROCm, under the same name) beside gloo for what lies on the CPU, or gloo alone where this torch has no NCCL."""
+        """NCCL, beside gloo for tensors on the CPU; gloo alone where this torch has no NCCL.
+
+        RCCL, on ROCm, has NCCL's name in torch.
+        """
         if torch.distributed.is_available() and torch.distributed.is_nccl_available():
             return Choice("cpu:gloo,cuda:nccl", f"nccl: GPUs talk directly{' (RCCL, on ROCm)' if torch.version.hip else ''}")
         return Choice("gloo", "gloo: this torch is built without NCCL, so collectives go through the CPU")
@@ -80,24 +84,23 @@ class CUDAAccelerator(Accelerator):
 
     @property
     def default_tokens(self) -> int:
-        """128 tokens for each GiB, rounded down to a power of two: 2,048 at 24 GiB, 8,192 at 80, 16,384 at most."""
-        wish = 128 * self._properties.total_memory // 2**30
-        return min(16384, max(1024, 1 << (int(wish).bit_length() - 1))) if wish else 1024
+        """128 tokens a GiB, as a power of two: 2,048 at 24 GiB, 8,192 at 80, 1,024 to 16,384."""
+        tokens = int(128 * self._properties.total_memory // 2**30)
+        return min(16384, max(1024, 1 << (tokens.bit_length() - 1))) if tokens else 1024
 
-    def dtype(self, wish: str = "auto") -> Choice[torch.dtype]:
-        """Decide on bfloat16 where the chip computes it, on float32 where torch would only emulate it."""
+    def dtype(self, requested: str = "auto") -> Choice[torch.dtype]:
+        """Choose bfloat16 where the chip computes it, float32 where torch would only emulate it."""
         # By default torch counts emulation as support, which it offers on every chip.
         native = torch.cuda.is_bf16_supported(including_emulation=False)
         chip = self._properties.name
-        if wish == "auto" and native:
+        if requested == "auto" and native:
             return Choice(bfloat16, f"bfloat16: {chip} computes it natively, at several times the speed of float32")
-        if wish == "auto":
+        if requested == "auto":
             return Choice(float32, f"float32: {chip} has no bf16 units, and bf16 would be emulated")
-        dtype = dtype_named(wish)
+        dtype = dtype_named(requested)
         emulated = dtype == bfloat16 and not native
-        return Choice(
-            dtype, f"{wish}: asked for{f'; WARNING: {chip} has no bf16 units and emulates it slowly' if emulated else ''}"
-        )
+        warning = f"; WARNING: {chip} has no bf16 units and emulates it slowly" if emulated else ""
+        return Choice(dtype, f"{requested}: asked for{warning}")
 
     def _documents(self, dtype: torch.dtype) -> Choice[Attention]:
         kernel = find_kernel()
@@ -110,9 +113,8 @@ class CUDAAccelerator(Accelerator):
         elif kernel is None:
             missing = f"torch {torch.__version__} has no variable-length flash kernel"
         else:
-            function = with_kernel(kernel)
             return Choice(
-                Attention("documents", function),
+                Attention("documents", partial(document_attention, varlen_kernel=kernel)),
                 "documents: torch's variable-length flash kernel, all packed samples in one call",
             )
         return Choice(
@@ -121,7 +123,7 @@ class CUDAAccelerator(Accelerator):
         )
 
     def quantization(self, quant_type: str) -> Choice[str]:
-        """Decide on 4 bits through bitsandbytes' CUDA kernels; a chip that they do not know is refused."""
+        """Choose 4 bits by bitsandbytes' CUDA kernels, which need compute capability 6.0."""
         found, chip = check_quantization(quant_type), self._properties.name
         if torch.version.hip:
             return Choice(
@@ -129,33 +131,33 @@ class CUDAAccelerator(Accelerator):
             )
         major, minor = torch.cuda.get_device_capability(self._index)
         if (major, minor) < (6, 0):
-            raise refuse_quantization(quant_type, f"{chip} of compute capability {major}.{minor}")
+            raise refuse_quantization(quant_type, f"{chip}, of compute capability {major}.{minor} (6.0 is needed)")
         return Choice(quant_type, f"{quant_type}: bitsandbytes {found} holds the frozen weights in 4 bits on {chip}")
 
     def rng_state(self) -> dict[str, torch.Tensor]:
-        """Read the CPU's generator and this device's."""
+        """Read the states of the CPU's generator and this device's."""
         return {**super().rng_state(), "cuda": torch.cuda.get_rng_state(self._index)}
 
     def set_rng_state(self, state: dict[str, torch.Tensor]) -> None:
-        """Put both generators back."""
+        """Restore the states of both generators."""
         super().set_rng_state(state)
         torch.cuda.set_rng_state(state["cuda"].cpu(), self._index)
 
     def synchronize(self) -> None:
-        """Wait for the device."""
+        """Wait until the device has done all that was queued."""
         torch.cuda.synchronize(self._index)
 
     def peak_memory_bytes(self) -> int | None:
-        """Read the most memory that tensors held on the device (what the allocator keeps back is not counted)."""
+        """Read the peak memory of tensors on the device, without what the allocator caches."""
         return torch.cuda.max_memory_allocated(self._index)
 
     def reset_peak_memory(self) -> bool:
-        """Start the peak anew."""
+        """Reset the peak memory."""
         torch.cuda.reset_peak_memory_stats(self._index)
         return True
 
     def peak_flops(self, dtype: torch.dtype) -> float | None:
-        """Look the chip up; float32 means float32, so None where torch is told to use TF32 in its place."""
+        """Look up the chip's peak; None for float32 where torch is set to use TF32 instead."""
         peak = peak_of(self._properties.name)
         if peak is None:
             return None
@@ -163,10 +165,3 @@ class CUDAAccelerator(Accelerator):
             return peak.bfloat16
         exact = torch.get_float32_matmul_precision() == "highest"
         return peak.float32 if dtype == float32 and exact else None
-
-
-def _local_rank() -> int:
-    text = os.environ.get("LOCAL_RANK", "0")
-    if not (text.isascii() and text.isdigit()):
-        raise AccelError(f"LOCAL_RANK={text!r} is no number: it is the process' place on this machine, from 0.")
-    return int(text)

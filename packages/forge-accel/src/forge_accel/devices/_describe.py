@@ -1,4 +1,4 @@
-"""An accelerator and the wishes → the rows that a log or `forge env` shows: what was decided, and why."""
+"""Description of a machine for a log: each decision with its reason."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ if TYPE_CHECKING:
 
 
 class Row(NamedTuple):
-    """One decision."""
+    """Decision on one property of the machine."""
 
     what: str
-    """What was decided: `device`, `dtype`, ..."""
+    """Property: `device`, `dtype`, ..."""
 
     value: str
-    """How it was decided."""
+    """Value that was decided on."""
 
     reason: str
-    """Why, in one plain sentence."""
+    """Reason, in one sentence."""
 
 
 def describe(acc: Accelerator, settings: DeviceSettings) -> list[Row]:
-    """Tell what this machine is and what was decided for it.
+    """Describe the machine and the decisions for these settings.
 
     Args:
-        acc: What `accelerator(settings.device)` found.
-        settings: The wishes.
+        acc: The accelerator that `accelerator(settings.device)` found.
+        settings: The requested dtype and attention.
 
     Raises:
-        AccelError: a wish that the accelerator does not know.
+        AccelError: a dtype or attention that the accelerator does not know.
 
     """
     dtype = acc.dtype(settings.dtype)

@@ -1,4 +1,4 @@
-"""A GPU's name → its dense peak for matrix products, from the makers' data sheets (never the figure with sparsity)."""
+"""Dense peaks of GPUs for matrix products, from the makers' data sheets, without sparsity."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import NamedTuple
 
 
 class Peak(NamedTuple):
-    """FLOP/s; None where the data sheets leave it open."""
+    """Peaks of a chip in FLOP/s; None where the data sheets do not give one."""
 
     bfloat16: float
     float32: float | None
 
 
-# The first pattern that matches counts: the special forms of a chip stand before the chip.
+# The first pattern that matches counts, so variants of a chip come before the chip.
 _PEAKS = (
     (r"\bB200\b", Peak(2250e12, None)),
     (r"\bH100 PCIe\b", Peak(756e12, 51e12)),
@@ -29,7 +29,7 @@ _PEAKS = (
 
 
 def peak_of(chip: str) -> Peak | None:
-    """Look a chip up by the name that its driver gives.
+    """Look up a chip by the name that its driver reports; None for an unknown one.
 
     >>> peak_of("NVIDIA H100 80GB HBM3").bfloat16
     989000000000000.0

@@ -1,4 +1,4 @@
-"""A wish for weights in 4 bits → bitsandbytes' version, or the error that says why it cannot be. Loads neither it nor torch."""
+"""Checks of bitsandbytes for a frozen base model in 4 bits. Loads neither it nor torch."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from importlib.metadata import PackageNotFoundError, version
 from forge_accel._errors import AccelError
 
 QUANT_TYPES = {"nf4": "4-bit NormalFloat", "fp4": "4-bit floats"}
+"""The 4-bit types of bitsandbytes."""
 
 _OLDEST = (0, 50)
-"""bitsandbytes with kernels for CPUs that were tried."""
+"""The first bitsandbytes with kernels for CPUs that were tried."""
 
 
 def check_quantization(quant_type: str) -> str:
-    """Return bitsandbytes' version.
+    """Check that bitsandbytes can be used; return its version.
 
     Raises:
-        AccelError: `quant_type` is none, or bitsandbytes is missing or too old.
+        AccelError: there is no such `quant_type`, or bitsandbytes is missing or too old.
 
     """
     if quant_type not in QUANT_TYPES:
@@ -36,8 +37,11 @@ def check_quantization(quant_type: str) -> str:
 
 
 def refuse_quantization(quant_type: str, device: str) -> AccelError:
-    """Say what can hold 4 bits where `device` cannot."""
+    """Return the error for a device that bitsandbytes has no kernels for.
+
+    It names the CPU, which every machine has: what other devices can is known in their own files.
+    """
     return AccelError(
-        f"quant_type={quant_type}: {device} is no device on which bitsandbytes is known to hold 4 bits. The CPU is, and every GPU of CUDA with "
-        "compute capability 6.0 or newer: use device=cpu or cuda, or a base that is not quantized (adapter=lora)."
+        f"quant_type={quant_type}: bitsandbytes is not known to hold 4 bits on {device}. It does on every CPU: use device=cpu, "
+        "or a base that is not quantized (adapter=lora)."
     )

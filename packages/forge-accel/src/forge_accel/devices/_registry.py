@@ -1,4 +1,4 @@
-"""A name → the accelerator of that name: the two that are built in, and those that entry points bring."""
+"""Registry of accelerators: one row for each that is built in, and those of entry points."""
 
 from __future__ import annotations
 
@@ -10,20 +10,23 @@ from forge_accel._errors import AccelError
 from forge_accel.devices._accelerator import Accelerator
 
 GROUP = "forge.accelerators"
-"""The entry-point group: the name is what `device=` calls it, the value a subclass of `Accelerator`."""
+"""Entry-point group; a name is a value of the setting `device`, its value a subclass of Accelerator."""
 
 _BUILT_IN = {
     "cpu": EntryPoint("cpu", "forge_accel.devices._cpu:CPUAccelerator", GROUP),
     "cuda": EntryPoint("cuda", "forge_accel.devices._cuda:CUDAAccelerator", GROUP),
 }
 
+_ALIASES = {"rocm": "cuda", "hip": "cuda", "amd": "cuda"}
+"""Names that people try, and the accelerator that the error suggests."""
+
 
 def accelerator(name: str = "auto") -> Accelerator:
-    """Find the accelerator to compute on.
+    """Return the accelerator to compute on.
 
     Args:
         name: `auto` (the available one of the highest priority), `cpu`, `cuda`, a plug-in's name; with an index
-            (`cuda:1`) to take a certain device.
+            (`cuda:1`) for one device of several.
 
     Raises:
         AccelError: there is no such accelerator, or this machine does not have it.
@@ -36,7 +39,7 @@ def accelerator(name: str = "auto") -> Accelerator:
         return _best(known)
     kind, index = _parse(name)
     if kind not in known:
-        hint = " ROCm's devices are called cuda." if kind in {"rocm", "hip", "amd"} else ""
+        hint = f" For {kind} use {_ALIASES[kind]}." if kind in _ALIASES else ""
         raise AccelError(f"device={name!r} is unknown; known are auto, {', '.join(sorted(known))}.{hint}")
     found = _load(known[kind])
     available = found.available()
@@ -46,7 +49,7 @@ def accelerator(name: str = "auto") -> Accelerator:
 
 
 def device_count(name: str = "auto") -> int:
-    """How many devices `device=name` can give to processes of their own; 0 for the CPU, which all processes share.
+    """Count the devices of `device=name` that can each serve a process; 0 for the shared CPU.
 
     Raises:
         AccelError: as `accelerator`.
