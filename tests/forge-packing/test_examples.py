@@ -1,18 +1,21 @@
-"""What the README and the docstrings show is what happens."""
+"""The examples of the README, of the documentation's page and of the docstrings run as they stand."""
 
 import doctest
 import importlib
 from pathlib import Path
 
+import pytest
+
 import forge_packing
 
-README = Path(__file__).parents[2] / "packages" / "forge-packing" / "README.md"
+ROOT = Path(__file__).parents[2]
 
 
-def test_readme():
-    """The README's examples run, its foreign training loop among them."""
-    result = doctest.testfile(str(README), module_relative=False)
-    assert result.attempted > 10
+@pytest.mark.parametrize(("page", "examples"), [("packages/forge-packing/README.md", 8), ("docs/packing.md", 15)])
+def test_pages(page, examples):
+    """The examples of both pages run, a training loop without torch among them."""
+    result = doctest.testfile(str(ROOT / page), module_relative=False)
+    assert result.attempted >= examples
     assert result.failed == 0
 
 
