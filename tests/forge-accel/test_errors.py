@@ -1,4 +1,4 @@
-"""The errors of this room."""
+"""The exceptions of forge_accel."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from forge_accel import AccelError, AttentionError, ForgeAccelError
 
 @pytest.mark.parametrize("kind", [AccelError, AttentionError])
 def test_errors_are_one_family_and_travel_between_processes(kind):
-    """Caught as the room's root or as ValueError, worth exit status 2, the same after pickling."""
+    """Caught as the package's root or as ValueError, exit status 2, the same after pickling."""
     error = kind("device='tpu' is unknown")
     assert isinstance(error, ForgeAccelError)
     assert isinstance(error, ValueError)

@@ -1,4 +1,4 @@
-"""Slow twins of the packer: every partition of a few samples, the textbook's best fit, mini-trainer's search as it is written."""
+"""Naive versions of the packer: every partition of a few samples, the textbook's best fit, mini-trainer's own search."""
 
 from hypothesis import strategies as st
 
@@ -53,7 +53,7 @@ def best_possible(lengths, capacity, ranks, cost):
 
 
 def makespan(ranks, lengths, cost):
-    """The makespan of what `divide` returned."""
+    """The makespan of a result of `divide`."""
     values = cost.of(lengths)
     return sum(max(values[m].sum() for m in passes) + cost.per_micro_batch for passes in zip(*ranks, strict=True))
 
@@ -72,7 +72,7 @@ def best_fit_decreasing(lengths, capacity):
 
 
 def mini_trainers(lengths, capacity, ranks):
-    """mini-trainer's passes, each as its ranks' lengths: the longest prefix that "emptiest rank first" fits, again and again."""
+    """mini-trainer's passes, each as its ranks' lengths: the longest prefix that fits, again and again."""
 
     def emptiest_first(prefix):
         loads = [[] for _ in range(ranks)]

@@ -1,4 +1,4 @@
-"""The door: public names, lazy imports, and no import of what does not belong here."""
+"""The public API: its names, lazy imports, and no import that is not declared."""
 
 import ast
 import subprocess
@@ -17,7 +17,7 @@ def python(code):
 
 
 def test_public_names():
-    """__all__ is sorted, and is the table of homes; each name is found there and in dir()."""
+    """__all__ is sorted, and is the table of modules; each name is found there and in dir()."""
     assert forge_packing.__all__ == sorted(forge_packing.__all__) == sorted(forge_packing._MODULE_OF)
     for name in forge_packing.__all__:
         assert getattr(forge_packing, name).__module__ == f"forge_packing.{forge_packing._MODULE_OF[name]}"
@@ -25,7 +25,7 @@ def test_public_names():
 
 
 def test_type_checkers_see_the_same_names():
-    """The imports for type checkers name every public name, from its home."""
+    """The imports for type checkers have every public name, from the module that defines it."""
     tree = ast.parse((SOURCE / "__init__.py").read_text())
     (guarded,) = [node for node in tree.body if isinstance(node, ast.If)]
     seen = {alias.name: node.module.removeprefix("forge_packing.") for node in guarded.body for alias in node.names}
@@ -38,6 +38,7 @@ def test_unknown_name():
         _ = forge_packing.unpack
 
 
+@pytest.mark.slow
 def test_import_is_free():
     """Importing the package loads neither numpy nor attrs; reading its settings loads no numpy."""
     loaded = "[m for m in ('numpy', 'attrs', 'torch') if m in sys.modules]"
@@ -45,8 +46,9 @@ def test_import_is_free():
     assert python(f"import sys, forge_packing; forge_packing.PlanSettings(); print({loaded})") == "['attrs']"
 
 
+@pytest.mark.slow
 def test_use_loads_no_torch_and_no_sibling():
-    """Planning, saving, loading and collating load neither torch nor another of the house's packages."""
+    """Planning, saving, loading and collating load neither torch nor another package of forge."""
     code = """
 import sys, tempfile, pathlib, forge_packing
 made = forge_packing.plan([3, 4, 5], batch_size=2, max_tokens=9, loss_counts=[1, 1, 1])
@@ -64,7 +66,9 @@ print([m for m in sys.modules if m in foreign or m.startswith("forge_") and m.sp
 def test_source_imports_only_what_is_declared():
     """Every import in every file is of the standard library, numpy, numba, attrs, or this package."""
     allowed = {*sys.stdlib_module_names, "numpy", "numba", "attrs", "forge_packing"}
-    for file in SOURCE.glob("*.py"):
+    files = list(SOURCE.rglob("*.py"))
+    assert len(files) > 30
+    for file in files:
         for node in ast.walk(ast.parse(file.read_text())):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module] if isinstance(node, ast.ImportFrom) and node.module else []

@@ -54,11 +54,11 @@ def test_any_shape_agrees_with_the_loop(B, H, groups, T, cached, D, window, seed
 def test_gradients_agree_with_the_loop(window, cached):
     """Every path's gradients are those of explicit scores, with 9 heads over 3."""
     inputs = states(1, 3, 3, 23, 23 + cached, 64)
-    twins = [x.detach().clone().requires_grad_() for x in inputs]
+    copies = [x.detach().clone().requires_grad_() for x in inputs]
     causal_attention(*inputs, window=window).square().sum().backward()
-    naive(*twins, window=window).square().sum().backward()
-    largest = max(x.grad.abs().max() for x in twins)
-    for got, expected in zip(inputs, twins, strict=True):
+    naive(*copies, window=window).square().sum().backward()
+    largest = max(x.grad.abs().max() for x in copies)
+    for got, expected in zip(inputs, copies, strict=True):
         torch.testing.assert_close(got.grad, expected.grad, atol=2e-6 * float(largest), rtol=0)
 
 

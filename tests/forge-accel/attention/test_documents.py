@@ -1,4 +1,4 @@
-"""Document attention: each packed sample attends to itself alone, as if it were called by itself; ordinary calls stay ordinary."""
+"""Document attention: each packed sample attends to itself alone, as in a call of its own; ordinary calls stay ordinary."""
 
 from __future__ import annotations
 
@@ -61,11 +61,11 @@ def test_gradients_agree_with_the_explicit_mask(window):
     """Query, key and value gradients of a packed row are those of explicit masked scores."""
     lengths = [5, 1, 17, 2, 8]
     inputs = states(sum(lengths))
-    twins = [x.detach().clone().requires_grad_() for x in inputs]
+    copies = [x.detach().clone().requires_grad_() for x in inputs]
     document_attention(LAYER, *inputs, None, sliding_window=window, cu_seq_lens_q=ends(*lengths))[0].square().sum().backward()
-    naive(*twins, lengths, window).square().sum().backward()
-    largest = max(x.grad.abs().max() for x in twins)
-    for got, expected in zip(inputs, twins, strict=True):
+    naive(*copies, lengths, window).square().sum().backward()
+    largest = max(x.grad.abs().max() for x in copies)
+    for got, expected in zip(inputs, copies, strict=True):
         torch.testing.assert_close(got.grad, expected.grad, atol=2e-6 * float(largest), rtol=0)
 
 
@@ -132,17 +132,17 @@ def test_shared_keys_agree_with_the_explicit_mask(groups, shape, window, scaling
     """Completions of a prompt that is in the row once see it and themselves, within their windows: values and gradients."""
     ends_q, ends_k, rows = family(groups)
     inputs = states(int(ends_q[-1]), *shape, seed=seed)
-    twins = [x.detach().clone().requires_grad_() for x in inputs]
+    copies = [x.detach().clone().requires_grad_() for x in inputs]
     options = {"sliding_window": window, "cu_seq_lens_q": ends_q, "cu_seq_lens_k": ends_k, "kv_rows": rows}
     got, weights = document_attention(LAYER, *inputs, None, scaling, **options)
     assert weights is None
-    expected = naive_rows(*twins, ends_q, ends_k, rows, window, scaling)
+    expected = naive_rows(*copies, ends_q, ends_k, rows, window, scaling)
     torch.testing.assert_close(got.double(), expected, atol=2e-6, rtol=1e-5)
     pattern = torch.arange(got.numel()).cos().view(got.shape)
     (got * pattern).sum().backward()
     (expected * pattern).sum().backward()
-    largest = max(x.grad.abs().max() for x in twins)
-    for ours, theirs in zip(inputs, twins, strict=True):
+    largest = max(x.grad.abs().max() for x in copies)
+    for ours, theirs in zip(inputs, copies, strict=True):
         torch.testing.assert_close(ours.grad, theirs.grad, atol=3e-6 * float(largest), rtol=0)
 
 

@@ -1,4 +1,4 @@
-"""What is handed to torch's variable-length kernel, seen by a stand-in that computes what the kernel documents."""
+"""The arguments of torch's variable-length kernel, seen by a stand-in that computes what the kernel documents."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ def with_kernel(kernel):
 
 
 def attend(query, key, value, cu_seq_q, cu_seq_k, scale, window_size):
-    """Flash attention's contract, in float32 loops over samples: [T, H, D], the last query at the last key, window (left, right)
-    beside one's own position.
+    """Flash attention's contract, in float32 loops over samples: [T, H, D], the last query at the last key.
+
+    The window is (left, right) of one's own position.
     """
     groups, outputs = query.shape[1] // key.shape[1], []
     key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
@@ -61,7 +62,10 @@ class Kernel213:
 class Kernel211(Kernel213):
     """The same as of torch 2.11: heads must be equal in number."""
 
-    def __call__(self, query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *, return_aux=None, scale=None, window_size=(-1, -1), seqused_k=None):  # fmt: skip
+    def __call__(
+        self, query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *, return_aux=None, scale=None, window_size=(-1, -1),
+        seqused_k=None,
+    ):  # fmt: skip
         return super().__call__(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, scale=scale, window_size=window_size)
 
 
@@ -73,7 +77,7 @@ def states(dtype=torch.bfloat16, D=16, T=14):
 @pytest.mark.parametrize("kernel", [Kernel211, Kernel213])
 @pytest.mark.parametrize("window", [None, 1, 3, 8, 50])
 def test_the_kernel_is_asked_for_what_documents_are(kernel, window):
-    """Causality, window, scale, grouped heads and ends arrive so that the kernel's answer is document attention's, on either torch."""
+    """By causality, window, scale, grouped heads and ends the kernel computes document attention, on either torch."""
     kernel = kernel()
     inputs = states()
     options = {"sliding_window": window, "cu_seq_lens_q": ENDS, "max_length_q": 8}
@@ -96,22 +100,22 @@ SHARED = {
 
 @pytest.mark.parametrize("kernel", [Kernel211, Kernel213])
 @pytest.mark.parametrize("window", [None, 1, 4, 6, 7, 50])
-@pytest.mark.parametrize("said", [{}, {"max_length_q": 5, "max_length_k": 7}])
-def test_shared_keys_are_gathered_for_the_kernel(kernel, window, said):
+@pytest.mark.parametrize("longest", [{}, {"max_length_q": 5, "max_length_k": 7}])
+def test_shared_keys_are_gathered_for_the_kernel(kernel, window, longest):
     """Keys by kv_rows, their own ends and their own longest: the kernel's answer is document attention's, its gradients too."""
     kernel = kernel()
     inputs = [x.requires_grad_() for x in states()]
-    twins = [x.detach().float().requires_grad_() for x in inputs]
-    got, _ = with_kernel(kernel)(LAYER, *inputs, None, sliding_window=window, **SHARED, **said)
-    expected, _ = document_attention(LAYER, *twins, None, sliding_window=window, **SHARED)
+    copies = [x.detach().float().requires_grad_() for x in inputs]
+    got, _ = with_kernel(kernel)(LAYER, *inputs, None, sliding_window=window, **SHARED, **longest)
+    expected, _ = document_attention(LAYER, *copies, None, sliding_window=window, **SHARED)
     torch.testing.assert_close(got.float(), expected, atol=0.02, rtol=0.02)
     assert [(call["max"], call["max_k"]) for call in kernel.calls] == [(5, 7)]
     # A window as long as the queries but not as the keys is not left out.
     assert kernel.calls[0]["window"] == ((window - 1, 0) if window in {1, 4, 6} else (-1, 0))
     got.float().square().sum().backward()
     expected.square().sum().backward()
-    largest = max(x.grad.abs().max() for x in twins)
-    for ours, theirs in zip(inputs, twins, strict=True):
+    largest = max(x.grad.abs().max() for x in copies)
+    for ours, theirs in zip(inputs, copies, strict=True):
         torch.testing.assert_close(ours.grad.float(), theirs.grad, atol=0.02 * float(largest), rtol=0.02)
 
 
@@ -124,14 +128,14 @@ def test_shared_keys_that_the_kernel_cannot_take_go_sample_by_sample():
 
 
 def test_a_window_that_no_sample_outgrows_is_plain_causal():
-    """The kernel's causal path is taken for (-1, 0) alone, so a window of the longest sample or more is not passed on."""
+    """The kernel's causal path needs (-1, 0), so a window of the longest sample or more is not passed on."""
     kernel = Kernel213()
     for window in (None, 7, 8, 4096):
         with_kernel(kernel)(LAYER, *states(), None, cu_seq_lens_q=ENDS, max_length_q=8, sliding_window=window)
     assert [call["window"] for call in kernel.calls] == [(-1, 0), (6, 0), (-1, 0), (-1, 0)]
 
 
-def test_the_longest_sample_is_found_where_the_caller_does_not_say():
+def test_the_longest_sample_is_found_where_it_is_not_given():
     """Without max_length_q the ends are read."""
     kernel = Kernel213()
     with_kernel(kernel)(LAYER, *states(), None, cu_seq_lens_q=ENDS.long())
@@ -176,7 +180,7 @@ def test_dropout_goes_sample_by_sample():
 
 
 @pytest.mark.parametrize(
-    ("extra", "said"),
+    ("extra", "message"),
     [
         ({"attention_mask": torch.ones(1, 14)}, "attention_mask=None"),
         ({"softcap": 30.0}, "softcap"),
@@ -186,10 +190,10 @@ def test_dropout_goes_sample_by_sample():
         ({"kv_rows": torch.arange(14), "cu_seq_lens_q": None}, "pass cu_seq_lens_q too"),
     ],
 )
-def test_the_refusals_stand_before_the_kernel(extra, said):
+def test_the_refusals_come_before_the_kernel(extra, message):
     """What document attention refuses is refused here too."""
     kernel = Kernel213()
-    with pytest.raises(AttentionError, match=said):
+    with pytest.raises(AttentionError, match=message):
         with_kernel(kernel)(LAYER, *states(), **{"attention_mask": None, "cu_seq_lens_q": ENDS, **extra})
     assert not kernel.calls
 

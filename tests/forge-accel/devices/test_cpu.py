@@ -48,14 +48,14 @@ def test_the_reason_tells_what_the_processor_can_do(cpu_with, flags, auto, asked
     acc = cpu_with(flags, "Features" if "asimd" in flags else "flags")
     assert acc.dtype("auto").reason.startswith("float32: ")
     assert auto in acc.dtype("auto").reason
-    wish = acc.dtype("bfloat16")
-    assert wish.value == torch.bfloat16
-    assert wish.reason.startswith("bfloat16: asked for")
-    assert re.search(asked, wish.reason)
+    choice = acc.dtype("bfloat16")
+    assert choice.value == torch.bfloat16
+    assert choice.reason.startswith("bfloat16: asked for")
+    assert re.search(asked, choice.reason)
 
 
 def test_float32_asked_for_is_float32():
-    """The wish is the reason."""
+    """The reason is the request."""
     assert CPUAccelerator().dtype("float32") == accelerator("cpu").dtype("float32")
     assert CPUAccelerator().dtype("float32").value == torch.float32
 
@@ -81,17 +81,17 @@ def test_a_system_without_proc_still_answers(tmp_path, monkeypatch):
     assert acc.reset_peak_memory() is False
 
 
-def test_the_wishes_for_attention():
+def test_the_attention_that_is_requested():
     """auto and documents bring the function along; sdpa and eager are transformers' own; anything else is refused by name."""
     acc = CPUAccelerator()
-    for wish in ("auto", "documents"):
-        choice = acc.attention(wish, torch.float32)
+    for requested in ("auto", "documents"):
+        choice = acc.attention(requested, torch.float32)
         assert (choice.value.name, choice.value.function) == ("documents", document_attention)
         assert choice.reason.startswith("documents: ")
-    for wish in ("sdpa", "eager"):
-        choice = acc.attention(wish, torch.float32)
-        assert (choice.value.name, choice.value.function) == (wish, None)
-        assert choice.reason.startswith(f"{wish}: asked for")
+    for requested in ("sdpa", "eager"):
+        choice = acc.attention(requested, torch.float32)
+        assert (choice.value.name, choice.value.function) == (requested, None)
+        assert choice.reason.startswith(f"{requested}: asked for")
     with pytest.raises(AccelError, match="flash.*auto, documents, sdpa, eager"):
         acc.attention("flash", torch.float32)
 
@@ -150,7 +150,7 @@ def test_the_peak_counts_what_was_held_and_let_go():
         assert acc.peak_memory_bytes() < after - 100 * 2**20
 
 
-def test_the_rest_of_what_it_answers():
+def test_its_other_properties():
     """Backend, optimizer, tokens; no table of FLOP/s; nothing to wait for; one device without a number."""
     acc = CPUAccelerator()
     acc.synchronize()

@@ -180,7 +180,7 @@ def test_memory_generators_and_waiting_are_its_own_device(gpus, monkeypatch):
     ],
 )
 def test_cuda_where_there_is_none_says_what_torch_sees(monkeypatch, cuda, hidden, said):
-    """A torch without CUDA and a machine without a GPU are told apart; auto goes on with the CPU and says the same."""
+    """A torch without CUDA and a machine without a GPU are distinguished; auto takes the CPU, with the same reason."""
     monkeypatch.setattr(torch.version, "cuda", cuda)
     monkeypatch.setattr(torch.version, "hip", None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

@@ -8,7 +8,7 @@ from forge_accel import AccelError, CPUAccelerator, DeviceSettings, describe
 
 
 def test_every_decision_has_a_row_and_a_reason():
-    """The rows say what the accelerator decides for these wishes, and none is without a reason."""
+    """The rows have the accelerator's decisions for these settings, none without a reason."""
     acc = CPUAccelerator()
     rows = {row.what: row for row in describe(acc, DeviceSettings(dtype="bfloat16", attention="eager"))}
     assert list(rows) == ["machine", "device", "dtype", "attention", "fused_optimizer", "collective_backend", "default_tokens"]
@@ -23,11 +23,11 @@ def test_every_decision_has_a_row_and_a_reason():
     assert describe(acc, DeviceSettings())[2].value == "float32"
 
 
-def test_a_wish_it_does_not_know_is_refused():
+def test_an_unknown_request_is_refused():
     """A plug-in's settings object with another attention does not slip through."""
 
-    class Wishes:
+    class Settings:
         dtype, attention = "auto", "flash"
 
     with pytest.raises(AccelError, match="flash"):
-        describe(CPUAccelerator(), Wishes())
+        describe(CPUAccelerator(), Settings())

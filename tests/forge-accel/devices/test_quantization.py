@@ -1,4 +1,4 @@
-"""Weights in 4 bits: which machine can hold them, and what is said where it cannot."""
+"""Weights in 4 bits: the devices that can hold them, and the errors of the others."""
 
 from __future__ import annotations
 

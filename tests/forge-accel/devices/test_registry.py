@@ -1,4 +1,4 @@
-"""Names → accelerators: the built-in ones, plug-ins by entry point, and what is said about the rest."""
+"""Names → accelerators: built-in ones, plug-ins by entry point, and errors for the rest."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_a_plugin_that_is_not_available(plugins, monkeypatch):
 
 
 @pytest.mark.parametrize("value", ["no_such_box:Toy", "toy_box:Missing", "toy_box:NotOne"])
-def test_a_broken_plugin_is_said_aloud(plugins, value):
+def test_a_broken_plugin_is_reported(plugins, value):
     """By name it is an error; auto warns and goes on without it."""
     plugins(broken=value)
     with pytest.raises(AccelError, match="broken"):

@@ -13,7 +13,7 @@ SIZES = st.integers(2, 16)
 
 
 def naive(lengths, block_size):
-    """Document by document, piece by piece: the slow twin."""
+    """The blocks, document by document and piece by piece."""
     blocks, room = [[]], block_size
     for document, length in enumerate(lengths):
         start = 0
@@ -40,7 +40,7 @@ def test_equals_the_naive_cut(lengths, block_size):
 @settings(deadline=None, max_examples=1000)
 @given(DOCUMENTS, SIZES)
 def test_every_token_is_learned_once(lengths, block_size):
-    """Each token but a document's first is the target of one loss term, in sight of its own document only; the first is there."""
+    """Each token but a document's first is the target of one loss term, in its own document only; the first is there."""
     blocks = split_documents(lengths, block_size)
     targets = [(d, t) for block in blocks for d, start, stop in block for t in range(start + 1, stop)]
     assert targets == [(d, t) for d, length in enumerate(lengths) for t in range(1, length)]

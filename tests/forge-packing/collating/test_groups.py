@@ -72,7 +72,7 @@ def test_every_completion_can_be_read_back(drawn, share):
 @settings(deadline=None, max_examples=200)
 @given(groups(), st.booleans())
 def test_every_learned_token_is_scored_once_from_the_token_before_it(drawn, share):
-    """All of an example's learned tokens but its first, in order, each from where the token before it in the same example stands."""
+    """All of an example's learned tokens but its first, in order, each from the position of the token before it."""
     batch = collate_groups(drawn, share_prompt=share)
     rows, targets, lengths = [], [], []
     for (ids, labels), own in zip([example for group in drawn for example in group], sight(batch), strict=True):
@@ -119,8 +119,8 @@ def test_no_groups_are_an_empty_row():
     assert (batch.input_ids.size, batch.rows.size, batch.ends.size, batch.group_sizes.size, batch.max_seqlen) == (0,) * 5
 
 
-def test_a_prompt_is_what_nobody_learns():
-    """Tokens in common that one example learns are not shared, for their losses are two; what is masked after them is not either."""
+def test_a_prompt_is_what_no_example_learns():
+    """A common token that one example learns is not shared, for it has two losses; nor are the masked ones after it."""
     one, other = ([5, 6, 7, 8, 9], [-100, -100, 7, -100, 9]), ([5, 6, 7, 8, 4], [-100, -100, -100, -100, 4])
     batch = collate_groups([[one, other]], share_prompt=True)
     assert batch.input_ids.tolist() == [5, 6, 7, 8, 9, 7, 8, 4]

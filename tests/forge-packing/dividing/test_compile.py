@@ -1,10 +1,11 @@
-"""Compiled or not, kept on disk or not, alone or eight at once: the same results. Real processes, and a package of their own."""
+"""Compiled or not, cached on disk or not, alone or eight at once: the same results, in real processes."""
 
+import hashlib
 import os
 import shutil
 import subprocess
 import sys
-import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +16,9 @@ from forge_packing import Cost, pack_rows
 from forge_packing.dividing import _compile
 from forge_packing.dividing._divide import divide_steps
 
-# Together they compile for some twenty seconds of one core. pytest ends the whole run where a test takes 240 seconds.
-SECONDS = 180.0
+pytestmark = pytest.mark.slow
 
-# Packs 20,000 samples twice: plain below the threshold, then compiled. Tells where the compiled code came from.
+# Packs 20,000 samples twice: plain below the threshold, then compiled. Prints where the compiled code came from.
 PACK = """
 import hashlib, sys
 import numpy as np
@@ -42,7 +42,7 @@ KERNELS = Path("forge_packing/dividing/kernels")
 
 @pytest.fixture
 def installed(tmp_path):
-    """A copy of the package, and an environment in which nothing may be written but its cache and a home."""
+    """A copy of the package, a home, and an environment in which only these two are found."""
     site, home = tmp_path / "site", tmp_path / "home"
     home.mkdir()
     shutil.copytree(Path(forge_packing.__file__).parent, site / "forge_packing", ignore=shutil.ignore_patterns("__pycache__"))
@@ -50,87 +50,90 @@ def installed(tmp_path):
     return site, home, {**kept, "PYTHONPATH": str(site), "HOME": str(home), "PYTHONDONTWRITEBYTECODE": "1"}
 
 
+@pytest.fixture
+def start():
+    """Start Python processes, which are killed and reaped with the test, however it ends."""
+    with ExitStack() as stack:
+
+        def run(environment, code=PACK):
+            command = [sys.executable, "-c", code]
+            pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+            process = stack.enter_context(subprocess.Popen(command, env=environment, text=True, **pipes))
+            stack.callback(process.kill)  # before the process' own context, which closes its pipes and waits
+            return process
+
+        yield run
+
+
 def forbid(directory):
-    """Nobody can write there, root included: it is a file."""
+    """Let no user write there, root included: it is a file."""
     directory.write_text("")
 
 
-def start(environment, code=PACK):
-    return subprocess.Popen(
-        [sys.executable, "-c", code], env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
-
-
-def finish(process, until=None):
-    """(rows' digest, times that kept code was loaded, where it is kept, stderr); the process is ended where it has not ended in time."""
-    until = time.monotonic() + SECONDS if until is None else until
-    try:
-        out, err = process.communicate(timeout=max(1.0, until - time.monotonic()))
-    finally:
-        process.kill()
+def finish(process):
+    """(digest of the rows, times that cached code was loaded, where it is cached, stderr)."""
+    out, err = process.communicate()
     assert process.returncode == 0, err
     digest, hits, where = out.split()
     return digest, int(hits), where, err
 
 
-def kept_files(directory):
+def cached_files(directory):
     return sorted(path for path in directory.rglob("*.nb[ci]"))
 
 
 def expected():
-    """What this process packs."""
-    import hashlib
-
+    """The digest of the rows that this process packs."""
     lengths = np.random.default_rng(0).integers(1, 3000, 20_000)
     return hashlib.sha256(np.concatenate(pack_rows(lengths, 8192)).tobytes()).hexdigest()
 
 
-def test_kept_beside_the_source(installed):
-    """The first process compiles and keeps; the next one loads; torn files are written anew."""
+def test_cached_beside_the_source(installed, start):
+    """The first process compiles and caches; the next one loads; torn files are written anew."""
     site, home, environment = installed
     first = finish(start(environment))
     assert first[:2] == (expected(), 0)
     assert first[2] == str(site / KERNELS / "__pycache__")
     assert finish(start(environment))[:2] == (first[0], 1)
-    assert kept_files(home) == []
-    for file in kept_files(site):
+    assert cached_files(home) == []
+    for file in cached_files(site):
         file.write_bytes(file.read_bytes()[:10])
     assert finish(start(environment))[:2] == (first[0], 0)
     assert finish(start(environment))[:2] == (first[0], 1)
 
 
-def test_read_only_install(installed):
-    """Where the package may not be written to, the user's cache keeps the code."""
+def test_read_only_install(installed, start):
+    """Where the package may not be written to, the code is in the user's cache."""
     site, home, environment = installed
     forbid(site / KERNELS / "__pycache__")
     first = finish(start(environment))
     assert first[:2] == (expected(), 0)
     assert Path(first[2]).is_relative_to(home)
-    assert kept_files(home)
+    assert cached_files(home)
     assert finish(start(environment))[:2] == (first[0], 1)
 
 
-def test_nothing_may_be_written(installed):
-    """Where nothing may be written at all, each process compiles for itself, and says nothing."""
+def test_nothing_may_be_written(installed, start):
+    """Where nothing may be written at all, each process compiles for itself, and prints nothing."""
     site, home, environment = installed
     forbid(site / KERNELS / "__pycache__")
     forbid(home / ".cache")
     digest, hits, where, err = finish(start(environment))
     assert (digest, hits, where, err) == (expected(), 0, "None", "")
-    assert kept_files(site) == []
+    assert cached_files(site) == []
 
 
-def test_eight_processes_at_once(installed):
+def test_eight_processes_at_once(installed, start):
     """Eight processes that start on an empty cache all get the right rows, and leave code that a ninth can load."""
     _, _, environment = installed
-    until = time.monotonic() + SECONDS
-    found = [finish(process, until) for process in [start(environment) for _ in range(8)]]
+    processes = [start(environment) for _ in range(8)]
+    found = [finish(process) for process in processes]
     assert {digest for digest, *_ in found} == {expected()}
     assert finish(start(environment))[:2] == (expected(), 1)
 
 
-def test_without_numba(installed):
-    """Where numba cannot be imported, Python does the same, and says so once."""
+def test_without_numba(installed, start):
+    """Where numba cannot be imported, Python does the same, with one warning."""
     _, _, environment = installed
     broken = "import sys\nfrom unittest import mock\nmock.patch.dict(sys.modules, numba=None).start()\n"
     digest, hits, _, err = finish(start(environment, broken + PACK))
@@ -138,7 +141,7 @@ def test_without_numba(installed):
     assert err.count("numba cannot be imported") == 1
 
 
-def test_numba_told_not_to_compile(installed):
+def test_numba_set_not_to_compile(installed, start):
     """NUMBA_DISABLE_JIT leaves the work to Python, with the same rows."""
     _, _, environment = installed
     assert finish(start({**environment, "NUMBA_DISABLE_JIT": "1"}))[:2] == (expected(), -1)
@@ -160,7 +163,7 @@ def both(monkeypatch):
 
 @pytest.mark.parametrize("seed", range(20))
 def test_compiled_equals_plain(both, seed):
-    """Divisions of steps of all sizes, ranks and costs are the same, number for number, in Python and compiled."""
+    """Divisions of steps of all sizes, ranks and costs are the same in Python and compiled."""
     rng = np.random.default_rng(seed)
     sizes = rng.integers(1, 200, 10)
     capacity = int(rng.choice([50, 8192, 65_536, 2**31 - 1]))
@@ -176,7 +179,7 @@ def test_compiled_equals_plain(both, seed):
 
 @pytest.mark.parametrize("capacity", [1, 7, 100, 2**31 - 1])
 def test_compiled_rows_equal_plain_ones(both, capacity):
-    """So are rows, for input that may not be written to as well."""
+    """Rows are the same too, for read-only input as well."""
     lengths = np.random.default_rng(capacity).integers(1, capacity + 1, 300)
     lengths.setflags(write=False)
     plain, compiled = both(lambda: pack_rows(lengths, capacity))
@@ -193,8 +196,8 @@ def test_every_kernel_is_compiled_from_its_own_name():
     assert set(_compile._ENTRIES) <= set(owners) == set(_compile._KERNELS)
 
 
-def test_what_is_kept_is_named_after_all_kernels(monkeypatch):
-    """A change in any kernel, or in a number that they use, is a new name: code of another version is never loaded."""
+def test_the_cache_is_named_after_all_kernels(monkeypatch):
+    """A change in any kernel, or in a constant of theirs, is a new name: code of another version is never loaded."""
     before = _compile._digest()
     names = [before]
     for change in ({"TRIES": 1}, {"MOST": 2}):

@@ -6,7 +6,7 @@ from hypothesis import given, settings, strategies as st
 
 from forge_packing import Cost, PackingError, divide, pack_rows
 from forge_packing.dividing._bounds import makespan_bound, micro_batch_bound
-from forge_packing.dividing._divide import cut, divide_steps, narrow
+from forge_packing.dividing._divide import cut, divide_steps, fewest_bits
 
 from ..naive import COSTS, best_possible, makespan, mini_trainers, steps
 
@@ -14,7 +14,7 @@ from ..naive import COSTS, best_possible, makespan, mini_trainers, steps
 @settings(deadline=None, max_examples=1000)
 @given(steps(), COSTS)
 def test_laws_of_a_division(step, cost):
-    """Exact partition, budget, equal counts, ascending indices; between the bounds, best fit's rows and mini-trainer's passes."""
+    """Exact partition, budget, equal counts, ascending indices; within the bounds and mini-trainer's passes."""
     lengths, max_tokens, world_size = step
     ranks = divide(lengths, max_tokens=max_tokens, world_size=world_size, cost=cost)
     assert len(ranks) == world_size
@@ -89,7 +89,7 @@ def test_many_steps_at_once(given_steps, world_size, cost):
 
 
 def test_cost_decides_what_stands_side_by_side():
-    """Long samples cost more than their tokens say: by tokens 8 balances 4+4, by attention it stands alone and the rest waits."""
+    """Long samples cost more than their tokens: by tokens 8 balances 4+4, by attention it is alone and the rest waits."""
     lengths = [8, 4, 4, 2, 2, 2, 2]
     by_tokens = divide(lengths, max_tokens=16, world_size=2, cost=Cost(1.0, 0.0))
     by_attention = divide(lengths, max_tokens=16, world_size=2, cost=Cost(0.0, 1.0))
@@ -105,7 +105,7 @@ def test_the_overhead_of_a_pass_changes_no_division():
 
 
 def test_ranks_get_the_same_work_over_a_step():
-    """Ranks that meet only at the end of the step get there together: no rank has the costlier micro-batch in every pass."""
+    """No rank has the costlier micro-batch in every pass: ranks that communicate only after a step end it together."""
     ranks = divide([10, 9, 8, 7, 6, 5, 4, 3], max_tokens=10, world_size=2, cost=Cost(1.0, 0.0))
     work = [sum([10, 9, 8, 7, 6, 5, 4, 3][i] for m in rank for i in m) for rank in ranks]
     assert abs(work[0] - work[1]) <= 2
@@ -156,10 +156,10 @@ def test_refuses(arguments, message):
 
 
 @pytest.mark.parametrize("largest", [0, 255, 256, 2**16 - 1, 2**16, 2**32 - 1, 2**32, 2**62])
-def test_narrow(largest):
+def test_fewest_bits(largest):
     """No value changes, however few bits it gets, and 16 are enough for what fits into them."""
     values = np.array([largest, 0, largest // 2], dtype=np.int64)
-    found = narrow(values)
+    found = fewest_bits(values)
     assert found.tolist() == values.tolist()
     assert (found.dtype.itemsize <= 2) == (largest < 2**16)
 

@@ -52,7 +52,7 @@ def test_every_part_comes_back(tmp_path):
 
 
 def test_a_long_plan_is_a_small_file(tmp_path):
-    """A million steps take the room of the lengths alone."""
+    """A million steps take the space of the lengths alone."""
     plan([3, 5, 2], batch_size=2, max_tokens=9, epochs=None, max_steps=10**6).save(tmp_path / "plan.npz")
     assert (tmp_path / "plan.npz").stat().st_size < 3_000
 
@@ -135,7 +135,7 @@ def test_torn_anywhere(made, tmp_path):
 
 
 def test_no_flipped_byte_changes_the_plan(made, tmp_path):
-    """With any one byte flipped the file is refused, or (in a zip field that nobody reads) loads as the very same plan."""
+    """With any one byte flipped the file is refused, or (in a zip field that is never read) loads as the same plan."""
     file = tmp_path / "plan.npz"
     made.save(file)
     whole = file.read_bytes()
@@ -194,7 +194,7 @@ def test_an_edited_plan(made, tmp_path):
         (lambda file: {"header": np.frombuffer(b"\xff\xfe\x00", dtype=np.uint8)}, "its header is not JSON"),
         (lambda file: {"header": np.frombuffer(b"[]", dtype=np.uint8)}, "is not a plan"),
         (lambda file: {"header": np.frombuffer(b"[" * 10**5, dtype=np.uint8)}, "its header is not JSON"),
-        (lambda file: {"header": header(file, format="somebody's")}, "is not a plan"),
+        (lambda file: {"header": header(file, format="another's")}, "is not a plan"),
         (lambda file: {"header": header(file, version=99)}, "a plan of format 99; this version reads 2"),
         (lambda file: {"header": header(file, parameters={"algorithm": ALGORITHM})}, "it differs in"),
         (lambda file: {"header": header(file, parameters={})}, "was made by version None of the planning"),

@@ -34,8 +34,8 @@ def test_several_ranks():
     ]
 
 
-def test_mixtures_say_their_shares():
-    """The sources' shares stand beside their number; of many, the first eight."""
+def test_mixtures_show_their_shares():
+    """The sources' shares are beside their number; of many, the first eight."""
     made = plan([1, 1, 1], batch_size=3, max_tokens=10, sources=[0, 1, 1], weights=[3, 1])
     assert "sources        2, with shares 0.75, 0.25" in made.summary().splitlines()
     many = plan([1] * 10, batch_size=3, max_tokens=10, sources=list(range(10)), weights=[1] * 10)
@@ -43,7 +43,7 @@ def test_mixtures_say_their_shares():
 
 
 def test_a_long_run_is_measured_in_part(monkeypatch):
-    """A long run says which of its steps were measured; what is known of all of them is said of all of them."""
+    """The summary of a long run names the steps that were measured; what is known of all steps is given for all."""
     monkeypatch.setattr(_summary, "MEASURED_SAMPLES", 57)
     made = plan([1] * 100, batch_size=1, max_tokens=1, max_steps=10**9, epochs=None)
     assert made.summary().splitlines() == [
@@ -64,8 +64,8 @@ def test_a_long_run_is_measured_in_part(monkeypatch):
 
 
 @pytest.mark.parametrize(("batch_size", "epochs"), [(1, 1), (2, None), (64, 3), (200_000, 1)])
-def test_it_asks_for_little(monkeypatch, batch_size, epochs):
-    """However long the run and however short its steps, few samples are divided, with no wait for a compiler, and few bounds are counted."""
+def test_it_measures_little(monkeypatch, batch_size, epochs):
+    """However long the run and short its steps, few samples are divided, few bounds computed, and nothing is compiled."""
     divided, bounded = [], []
     monkeypatch.setattr(_compile, "compiled", lambda name: pytest.fail(f"{name} was compiled"))
     monkeypatch.setattr(_compile, "_seen", dict.fromkeys(_compile._seen, 0))

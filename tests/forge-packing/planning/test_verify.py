@@ -33,7 +33,7 @@ def broken_division(good, steps=None, **changes):
 
 
 def test_the_good_one_passes(good):
-    """The helpers of this file find nothing where nothing is broken."""
+    """The helpers of this file find nothing in a plan that is right."""
     broken_order(good)
     broken_division(good)
 
@@ -104,7 +104,7 @@ def test_foreign_index(good, value):
 
 
 def test_an_epoch_that_leaves_a_sample_out(monkeypatch):
-    """An epoch that several blocks hold has every sample once: one block's twin of another's is found."""
+    """An epoch of several blocks has every sample once: a sample of one block in another is found."""
     monkeypatch.setattr(_steps, "BLOCK", 2)
     made = plan([1] * 9, batch_size=1, max_tokens=3)
     made.check()

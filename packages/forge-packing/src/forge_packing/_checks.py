@@ -14,7 +14,7 @@ MAX_RANKS = 2**20
 """The most ranks: more is a mistake, and would fill the memory with empty micro-batches."""
 
 
-def whole_number(name: str, value: object, minimum: int, maximum: int | None = None) -> int:
+def checked_integer(name: str, value: object, minimum: int, maximum: int | None = None) -> int:
     """Return an integer (no bool) from minimum to maximum as an int; PackingError for others."""
     expected = f"an integer of at least {minimum}" if maximum is None else f"an integer from {minimum} to {maximum}"
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
@@ -25,7 +25,7 @@ def whole_number(name: str, value: object, minimum: int, maximum: int | None = N
     return number
 
 
-def truth(name: str, value: object) -> bool:
+def checked_bool(name: str, value: object) -> bool:
     """Return the value as a bool. PackingError for anything else, as "false" would be true."""
     if not isinstance(value, (bool, np.bool_)):
         raise PackingError(f"{name} must be True or False, got {value!r} ({type(value).__name__})")

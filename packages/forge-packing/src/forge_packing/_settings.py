@@ -6,7 +6,7 @@ from typing import Any
 import attrs
 
 
-def _whole(minimum: int, maximum: int | None = None) -> Callable[[Any, "attrs.Attribute[Any]", Any], None]:
+def _integer(minimum: int, maximum: int | None = None) -> Callable[[Any, "attrs.Attribute[Any]", Any], None]:
     """Return a validator of integers from minimum to maximum; a bool is none."""
     expected = f"an integer of at least {minimum}" if maximum is None else f"an integer from {minimum} to {maximum}"
 
@@ -27,19 +27,19 @@ class PlanSettings:
     True
     """
 
-    effective_batch_size: int = attrs.field(default=32, validator=_whole(1))
+    effective_batch_size: int = attrs.field(default=32, validator=_integer(1))
     """Samples in one optimizer step, over all ranks and micro-batches together."""
 
-    max_tokens_per_gpu: int | None = attrs.field(default=None, validator=attrs.validators.optional(_whole(1, 2**31 - 1)))
+    max_tokens_per_gpu: int | None = attrs.field(default=None, validator=attrs.validators.optional(_integer(1, 2**31 - 1)))
     """Tokens in one micro-batch. By default what suits the device, or the longest sample where that is more."""
 
-    num_epochs: int | None = attrs.field(default=None, validator=attrs.validators.optional(_whole(1)))
+    num_epochs: int | None = attrs.field(default=None, validator=attrs.validators.optional(_integer(1)))
     """Passes over the data. By default 1, or as many as max_steps takes when that is given."""
 
-    max_steps: int | None = attrs.field(default=None, validator=attrs.validators.optional(_whole(1)))
+    max_steps: int | None = attrs.field(default=None, validator=attrs.validators.optional(_integer(1)))
     """Optimizer steps after which training ends. With num_epochs too, whichever is reached first."""
 
-    seed: int = attrs.field(default=42, validator=_whole(0, 2**32 - 1))
+    seed: int = attrs.field(default=42, validator=_integer(0, 2**32 - 1))
     """Seed of everything random: the order of samples, the validation split, LoRA's start, dropout."""
 
     @property

@@ -17,7 +17,7 @@ def test_sorted_neighbours_are_the_best_passes(sums, ranks):
 
 @given(st.lists(st.tuples(st.integers(1, 50), st.integers(0, 11)), min_size=1, max_size=40), st.sampled_from([1, 2, 3, 4]))
 def test_arrange(samples, ranks):
-    """Samples stay together, passes come costliest first, and the cost that ranks have in all differs by one micro-batch at most."""
+    """Samples stay together, passes come costliest first, and the ranks' total costs differ by one micro-batch at most."""
     costs, bin_of = [cost for cost, _ in samples], [b for _, b in samples]
     slot_of = list(bin_of)
     arrange(costs, ranks, 12, slot_of)

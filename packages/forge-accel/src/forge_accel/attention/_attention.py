@@ -31,7 +31,7 @@ class Attention:
     """Function with transformers' attention signature, to be registered under `name`; None for transformers' own."""
 
 
-def check_name(name: str) -> None:
+def check_attention(name: str) -> None:
     """Check that an attention implementation exists.
 
     Raises:

@@ -42,10 +42,10 @@ def causal_attention(
         # Decoding: the newest position attends to all that is left; no mask is needed.
         return sdpa(query, key, value, scaling=scaling, dropout=dropout)
     if window is not None and keys > window:
-        return _in_blocks(query, key, value, window, scaling=scaling, dropout=dropout)
+        return _windowed(query, key, value, window, scaling=scaling, dropout=dropout)
     if queries == keys:
         return sdpa(query, key, value, causal=True, scaling=scaling, dropout=dropout)
-    return sdpa(query, key, value, mask=_band(queries, keys, None, query.device), scaling=scaling, dropout=dropout)
+    return sdpa(query, key, value, mask=_causal_mask(queries, keys, None, query.device), scaling=scaling, dropout=dropout)
 
 
 def sdpa(
@@ -72,7 +72,7 @@ def sdpa(
     )
 
 
-def _in_blocks(
+def _windowed(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, window: int, *, scaling: float | None, dropout: float
 ) -> torch.Tensor:
     """Attend within a window, `window` queries at a time.
@@ -85,7 +85,7 @@ def _in_blocks(
     blocks = [min(window, query.shape[2] - start) for start in range(0, query.shape[2], window)]
     queries = query.split(blocks, dim=2)
     keys, values = key.split([before, *blocks], dim=2), value.split([before, *blocks], dim=2)
-    mask = _band(window, 2 * window, window, query.device)
+    mask = _causal_mask(window, 2 * window, window, query.device)
     outputs = []
     for block, size in enumerate(blocks):
         behind = keys[block].shape[2]
@@ -104,7 +104,7 @@ def _in_blocks(
     return torch.cat(outputs, dim=2)
 
 
-def _band(queries: int, keys: int, window: int | None, device: torch.device) -> torch.Tensor:
+def _causal_mask(queries: int, keys: int, window: int | None, device: torch.device) -> torch.Tensor:
     """Make the mask of the newest `queries` of `keys` positions: bool [queries, keys].
 
     True is where a query attends; the last query is at the last key.

@@ -14,11 +14,11 @@ import torch
 from forge_accel.attention._causal import causal_attention, sdpa
 from forge_accel.attention._gather import gathered_samples
 from forge_accel.attention._refusals import (
-    check_heads,
     check_packed,
     check_positions,
+    check_shapes,
     document_lengths,
-    refuse_rows,
+    refuse_kv_rows,
     refuse_unsupported,
 )
 from forge_accel.attention._varlen import fits_kernel, varlen_attention
@@ -76,9 +76,9 @@ def document_attention(
 
     """
     refuse_unsupported(module, is_causal, rest)
-    check_heads(query, key, value)
+    check_shapes(query, key, value)
     if cu_seq_lens_q is None:
-        refuse_rows(kv_rows)
+        refuse_kv_rows(kv_rows)
         return _ordinary(query, key, value, attention_mask, sliding_window, scaling, dropout, rest.get("position_ids")), None
     check_packed(query, key, attention_mask, cu_seq_lens_q, cu_seq_lens_k, kv_rows)
     if varlen_kernel is not None and not dropout and fits_kernel(query, value):

@@ -40,7 +40,7 @@ def refuse_unsupported(module: object, is_causal: bool | None, rest: Mapping[str
         raise AttentionError("attention=documents is causal, and this layer is not (is_causal=False): use attention=eager.")
 
 
-def check_heads(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
+def check_shapes(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
     """Check that the shapes of queries, keys and values fit together.
 
     Raises:
@@ -100,7 +100,7 @@ def check_packed(
         raise AttentionError("cu_seq_lens_k differs from cu_seq_lens_q: without kv_rows documents attend to themselves only.")
 
 
-def refuse_rows(kv_rows: torch.Tensor | None) -> None:
+def refuse_kv_rows(kv_rows: torch.Tensor | None) -> None:
     """Refuse shared keys in an ordinary call, where they would have no effect.
 
     Raises:

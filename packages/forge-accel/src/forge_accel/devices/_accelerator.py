@@ -16,7 +16,7 @@ import torch
 from forge_accel._choice import Choice
 from forge_accel._dtypes import dtype_name, float32
 from forge_accel._errors import AccelError
-from forge_accel.attention._attention import BUILT_IN, Attention, check_name
+from forge_accel.attention._attention import BUILT_IN, Attention, check_attention
 from forge_accel.attention._documents import document_attention
 from forge_accel.devices._quantization import check_quantization, refuse_quantization
 
@@ -106,7 +106,7 @@ class Accelerator(ABC):
             AccelError: no such attention.
 
         """
-        check_name(requested)
+        check_attention(requested)
         if requested in BUILT_IN:
             return Choice(Attention(requested), BUILT_IN[requested])
         return self._documents(dtype)

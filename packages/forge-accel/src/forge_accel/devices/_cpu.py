@@ -20,7 +20,7 @@ class CPUAccelerator(Accelerator):
 
     def __init__(self, *, index: int | None = None, why: str = "asked for by name") -> None:
         if index is not None:
-            raise AccelError(f"device='cpu:{index}': there is one CPU to torch; say cpu.")
+            raise AccelError(f"device='cpu:{index}': torch has one CPU: use device=cpu.")
         super().__init__(why=why)
         self._features = _cpuinfo.features()
 

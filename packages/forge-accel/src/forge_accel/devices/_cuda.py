@@ -84,7 +84,7 @@ class CUDAAccelerator(Accelerator):
 
     @property
     def default_tokens(self) -> int:
-        """128 tokens a GiB, as a power of two: 2,048 at 24 GiB, 8,192 at 80, 1,024 to 16,384."""
+        """128 a GiB, rounded down to a power of two from 1,024 to 16,384: 8,192 at 80 GiB."""
         tokens = int(128 * self._properties.total_memory // 2**30)
         return min(16384, max(1024, 1 << (tokens.bit_length() - 1))) if tokens else 1024
 

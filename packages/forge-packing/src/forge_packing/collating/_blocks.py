@@ -8,7 +8,7 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from forge_packing._checks import MAX_TOKENS, Int64Array, sample_lengths, whole_number
+from forge_packing._checks import MAX_TOKENS, Int64Array, checked_integer, sample_lengths
 from forge_packing._errors import PackingError
 
 _MOST = 2**52
@@ -73,23 +73,27 @@ class Blocks(Sequence[list[Span]]):
 def split_documents(lengths: npt.ArrayLike, block_size: int, *, cross_documents: bool = False) -> Blocks:
     """Cut documents, in their order, into blocks of at most `block_size` tokens.
 
-    lengths: N integers, the tokens of each document, its EOS included, each at least 1.
-    block_size: tokens of a block, at least 2.
-    cross_documents: False makes each span a sample of its own, so that neither attention nor targets cross documents.
-        True makes each block one sample, cut from all documents as one stream.
-
     A piece that continues a document begins with the last token of the piece before, as context whose label does not count
     (`collate` masks the first label of every sample). So each token is the target of exactly one loss term, except a
     document's first, which no token precedes (with cross_documents, except the very first). Blocks are never padded: the last
-    holds what is left, and another is a token short where that token could only be context. Raises PackingError for other
-    lengths or sizes.
+    holds what is left, and another is a token short where that token could only be context.
+
+    Args:
+        lengths: N integers, the tokens of each document, its EOS included, each at least 1.
+        block_size: Tokens of a block, at least 2.
+        cross_documents: False makes each span a sample of its own, so that neither attention nor targets cross documents.
+            True makes each block one sample, cut from all documents as one stream.
+
+    Raises:
+        PackingError: lengths or a size that cannot be used.
+
 
     >>> list(split_documents([5, 2, 4], block_size=4))
     [[(0, 0, 4)], [(0, 3, 5), (1, 0, 2)], [(2, 0, 4)]]
     >>> list(split_documents([5, 2, 4], block_size=4, cross_documents=True))
     [[(0, 0, 4)], [(0, 3, 5), (1, 0, 2)], [(1, 1, 2), (2, 0, 3)], [(2, 2, 4)]]
     """
-    block_size = whole_number("block_size", block_size, 2, MAX_TOKENS)
+    block_size = checked_integer("block_size", block_size, 2, MAX_TOKENS)
     lengths_N = sample_lengths(lengths, np.iinfo(np.int64).max, "block_size")
     total = float(lengths_N.sum(dtype=np.float64))  # float64, as int64 might overflow
     if total > _MOST:

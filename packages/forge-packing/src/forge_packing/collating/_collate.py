@@ -53,10 +53,14 @@ class PackedBatch:
 def collate(examples: Iterable[AnyExample]) -> PackedBatch:
     """Pack examples into one flat row.
 
-    examples: objects with `input_ids` and `labels`, or pairs of the two.
+    No examples give an empty row (cu_seqlens is [0]): a rank without work in this pass. The examples are not changed.
 
-    No examples give an empty row (cu_seqlens is [0]): a rank without work in this pass. The examples are not
-    changed. Raises PackingError for an example that is empty, not of integers, or whose two lengths differ.
+    Args:
+        examples: Objects with `input_ids` and `labels`, or pairs of the two.
+
+    Raises:
+        PackingError: an example is empty, not of integers, or its two lengths differ.
+
 
     >>> batch = collate([([5, 6, 7], [5, 6, 7]), ([8, 9], [-100, 9])])
     >>> batch.labels.tolist(), batch.position_ids.tolist(), batch.cu_seqlens.tolist()
@@ -65,7 +69,7 @@ def collate(examples: Iterable[AnyExample]) -> PackedBatch:
     ids: list[np.ndarray] = []
     labels: list[np.ndarray] = []
     for index, example in enumerate(examples):
-        these_ids, these_labels = arrays(index, example)
+        these_ids, these_labels = example_arrays(index, example)
         ids.append(these_ids)
         labels.append(these_labels)
     lengths = np.array([array.size for array in ids], dtype=np.int64)
@@ -74,10 +78,10 @@ def collate(examples: Iterable[AnyExample]) -> PackedBatch:
     if total > MAX_TOKENS:
         raise PackingError(f"{total} tokens are too many for one row: cu_seqlens is int32, so at most {MAX_TOKENS}")
     starts = ends - lengths
-    flat_labels = flat(labels)
+    flat_labels = concatenated(labels)
     flat_labels[starts] = IGNORE
     return PackedBatch(
-        input_ids=flat(ids),
+        input_ids=concatenated(ids),
         labels=flat_labels,
         position_ids=np.arange(total, dtype=np.int64) - np.repeat(starts, lengths),
         cu_seqlens=np.append(starts, total).astype(np.int32),
@@ -85,7 +89,7 @@ def collate(examples: Iterable[AnyExample]) -> PackedBatch:
     )
 
 
-def arrays(index: int | str, example: Any) -> tuple[np.ndarray, np.ndarray]:
+def example_arrays(index: int | str, example: Any) -> tuple[np.ndarray, np.ndarray]:
     """Return input_ids and labels of one example, int[S] both; PackingError naming its index."""
     if isinstance(example, Mapping):  # a mapping of two columns would unpack into their names
         raise PackingError(
@@ -118,7 +122,7 @@ def _integers(index: int | str, name: str, values: Any) -> np.ndarray:
     return array
 
 
-def flat(pieces: list[np.ndarray]) -> Int64Array:
+def concatenated(pieces: list[np.ndarray]) -> Int64Array:
     """Concatenate the pieces as int64."""
     if not pieces:
         return np.zeros(0, dtype=np.int64)

@@ -7,9 +7,9 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from forge_packing._checks import MAX_TOKENS, Int64Array, truth
+from forge_packing._checks import MAX_TOKENS, Int64Array, checked_bool
 from forge_packing._errors import PackingError
-from forge_packing.collating._collate import IGNORE, AnyExample, arrays, flat
+from forge_packing.collating._collate import IGNORE, AnyExample, concatenated, example_arrays
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -61,16 +61,20 @@ class _Completion(NamedTuple):
 def collate_groups(groups: Iterable[Sequence[AnyExample]], *, share_prompt: bool = False) -> PackedGroups:
     """Pack groups of completions into one flat row.
 
-    groups: sequences of examples, the completions of one prompt each. An example is whole: prompt and completion, the
-        prompt's labels -100.
-    share_prompt: False repeats the prompt, so that every example is a document by itself. True puts a group's prompt into the
-        row once: the longest prefix that all of the group's examples have in common, in which nothing is learned, and which
-        leaves each a token of its own. It needs an attention that reads `kv_rows`. Where no group has such a prefix the row
-        is that of False.
-
     The first token of an example is never learned, whatever its label: nothing predicts it. No groups give an empty row
-    (cu_seqlens is [0]): a rank without work in this pass. The examples are not changed. Raises PackingError for a group that
-    is empty or no sequence, and for an example that is empty, not of integers, or whose two lengths differ.
+    (cu_seqlens is [0]): a rank without work in this pass. The examples are not changed.
+
+    Args:
+        groups: Sequences of examples, the completions of one prompt each. An example is whole: prompt and completion, the
+            prompt's labels -100.
+        share_prompt: False repeats the prompt, so that every example is a document by itself. True puts a group's prompt into
+            the row once: the longest prefix that all of the group's examples have in common, in which nothing is learned, and
+            which leaves each a token of its own. It needs an attention that reads `kv_rows`. Where no group has such a prefix
+            the row is that of False.
+
+    Raises:
+        PackingError: a group is empty or no sequence; or an example is empty, not of integers, or its two lengths differ.
+
 
     >>> pair = [([5, 6, 7, 8], [-100, -100, 7, 8]), ([5, 6, 9], [-100, -100, 9])]
     >>> batch = collate_groups([pair], share_prompt=True)
@@ -79,7 +83,7 @@ def collate_groups(groups: Iterable[Sequence[AnyExample]], *, share_prompt: bool
     >>> batch.rows.tolist(), batch.targets.tolist(), batch.kv_rows.tolist()
     ([1, 2, 1], [7, 8, 9], [0, 1, 2, 3, 0, 1, 4])
     """
-    share = truth("share_prompt", share_prompt)
+    share = checked_bool("share_prompt", share_prompt)
     completions: list[_Completion] = []
     sizes: list[int] = []
     for index, group in enumerate(groups):
@@ -101,7 +105,7 @@ def _members(index: int, group: Sequence[AnyExample]) -> list[tuple[np.ndarray, 
             f"group {index} is a {type(group).__name__} without examples: give the completions of one prompt as a sequence, "
             "such as [chosen, rejected]"
         )
-    return [arrays(f"{place} of group {index}", example) for place, example in enumerate(examples)]
+    return [example_arrays(f"{place} of group {index}", example) for place, example in enumerate(examples)]
 
 
 def _common_prompt(members: list[tuple[np.ndarray, np.ndarray]]) -> int:
@@ -128,7 +132,7 @@ def _row(completions: list[_Completion], group_sizes: Int64Array) -> PackedGroup
     total, total_k = int(starts[-1]), int(starts_k[-1])
     if total_k > MAX_TOKENS:
         raise PackingError(f"{total_k} tokens are too many for one row: cu_seqlens is int32, so at most {MAX_TOKENS}")
-    labels = flat([completion.labels for completion in completions])
+    labels = concatenated([completion.labels for completion in completions])
     labels[starts[:-1][shared_B == 0]] = IGNORE
     learned = np.flatnonzero(labels != IGNORE)
     # The prompt of a completion begins at the first segment of its group.
@@ -140,7 +144,7 @@ def _row(completions: list[_Completion], group_sizes: Int64Array) -> PackedGroup
     rows[at[begins]] = prompts_B[begins] + shared_B[begins] - 1
     keys = _keys(starts, starts_k, shared_B, prompts_B) if shared_B.any() else None
     return PackedGroups(
-        input_ids=flat([completion.input_ids for completion in completions]),
+        input_ids=concatenated([completion.input_ids for completion in completions]),
         position_ids=np.arange(total) - np.repeat(starts[:-1] - shared_B, lengths_B),
         rows=rows,
         targets=labels[learned],

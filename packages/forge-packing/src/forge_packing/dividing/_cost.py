@@ -6,7 +6,7 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from forge_packing._checks import Int64Array, whole_number
+from forge_packing._checks import Int64Array, checked_integer
 from forge_packing._errors import PackingError
 
 # Llama-3.1-8B: for_model(hidden=4096, layers=32, parameters=8_030_261_248), rounded.
@@ -66,32 +66,37 @@ class Cost:
     ) -> Self:
         """Return the cost of a decoder model, in units of one token's matrix products.
 
-        hidden, layers: the model's width and depth.
-        parameters: weights that a token is multiplied with; where it is not given, counted from the shape.
-        intermediate: width of a gated MLP's three products; by default an MLP of 8 * hidden**2 weights.
-        vocab: rows of the output head; 0 leaves it out.
-        attention, key_value: heads (or key-value heads) times their size; by default `hidden`, and `attention`.
-        per_micro_batch: as the field.
-
         A token takes 2 FLOPs a weight forward. A pair of tokens takes 4 * attention FLOPs a layer forward (scores and
         values), and a sample of S tokens has S**2 / 2 pairs under a causal mask. Backward is twice forward in both, so
         the share is attention * layers / parameters. Sources: Kaplan et al. 2020, section 2.1; Chowdhery et al. 2022
         (PaLM), appendix B, which counts attention without the mask; Dao 2023 (FlashAttention-2), section 4.1, with it.
-        Raises PackingError for sizes below 1, and for `parameters` beside `intermediate` or `vocab`.
+
+        Args:
+            hidden: The model's width.
+            layers: The model's depth.
+            parameters: Weights that a token is multiplied with; where it is not given, counted from the shape.
+            intermediate: Width of a gated MLP's three products; by default an MLP of 8 * hidden**2 weights.
+            vocab: Rows of the output head; 0 leaves it out.
+            attention: Heads times their size; by default `hidden`.
+            key_value: Key-value heads times their size; by default `attention`.
+            per_micro_batch: As the field.
+
+        Raises:
+            PackingError: a size is below 1, or `parameters` is given beside `intermediate` or `vocab`.
 
         >>> round(1 / Cost.for_model(hidden=4096, layers=32, parameters=8_030_261_248).per_token_squared)
         61266
         """
-        hidden, layers = whole_number("hidden", hidden, 1), whole_number("layers", layers, 1)
-        attention = hidden if attention is None else whole_number("attention", attention, 1)
-        key_value = attention if key_value is None else whole_number("key_value", key_value, 1)
-        vocab = whole_number("vocab", vocab, 0)
+        hidden, layers = checked_integer("hidden", hidden, 1), checked_integer("layers", layers, 1)
+        attention = hidden if attention is None else checked_integer("attention", attention, 1)
+        key_value = attention if key_value is None else checked_integer("key_value", key_value, 1)
+        vocab = checked_integer("vocab", vocab, 0)
         if parameters is None:
-            mlp = 8 * hidden**2 if intermediate is None else 3 * hidden * whole_number("intermediate", intermediate, 1)
+            mlp = 8 * hidden**2 if intermediate is None else 3 * hidden * checked_integer("intermediate", intermediate, 1)
             parameters = layers * (2 * hidden * (attention + key_value) + mlp) + vocab * hidden
         elif intermediate is not None or vocab:
             raise PackingError("Cost.for_model: give parameters, or intermediate and vocab to count them from, not both")
-        parameters = whole_number("parameters", parameters, 1)
+        parameters = checked_integer("parameters", parameters, 1)
         return cls(1.0, attention * layers / parameters, per_micro_batch)
 
     def of(self, lengths: npt.ArrayLike) -> npt.NDArray[np.float64]:

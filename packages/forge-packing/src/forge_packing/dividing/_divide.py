@@ -5,7 +5,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from forge_packing._checks import MAX_RANKS, MAX_TOKENS, Int64Array, sample_lengths, whole_number
+from forge_packing._checks import MAX_RANKS, MAX_TOKENS, Int64Array, checked_integer, sample_lengths
 from forge_packing._errors import PackingError
 from forge_packing.dividing._compile import run
 from forge_packing.dividing._cost import DEFAULT_COST, Cost, integer_costs
@@ -16,23 +16,30 @@ def divide(
 ) -> list[list[Int64Array]]:
     """Divide the samples of one step over ranks and micro-batches: result[rank][micro-batch].
 
-    lengths: B integers, each from 1 to max_tokens.
-    max_tokens: tokens in one micro-batch at most.
-    world_size: R, the ranks.
-    cost: what is balanced between ranks.
+    Every rank has the same number of micro-batches (collectives need that); one without work is empty. There are as few
+    micro-batches as are found, and of those divisions the one of least makespan (`Cost`); the costliest come first. It takes
+    B log B comparisons.
 
-    Every rank has the same number of micro-batches (collectives need that); one without work is empty. Each is an ascending
-    int64 array of indices into `lengths`; every index comes once. There are as few micro-batches as are found, and of those
-    divisions the one of least makespan (`Cost`); the costliest come first. Takes B log B comparisons. Raises PackingError for
-    lengths, limits or a cost that cannot be used.
+    Args:
+        lengths: B integers, each from 1 to max_tokens.
+        max_tokens: Tokens in one micro-batch at most.
+        world_size: R, the ranks.
+        cost: What is balanced between ranks.
+
+    Returns:
+        Ascending int64 arrays of indices into `lengths`; every index comes once.
+
+    Raises:
+        PackingError: lengths, limits or a cost that cannot be used.
+
 
     >>> for rank in divide([4, 3, 3, 2, 2], max_tokens=6, world_size=2):
     ...     print([micro_batch.tolist() for micro_batch in rank])
     [[1, 4], [3]]
     [[0], [2]]
     """
-    max_tokens = whole_number("max_tokens", max_tokens, 1, MAX_TOKENS)
-    world_size = whole_number("world_size", world_size, 1, MAX_RANKS)
+    max_tokens = checked_integer("max_tokens", max_tokens, 1, MAX_TOKENS)
+    world_size = checked_integer("world_size", world_size, 1, MAX_RANKS)
     if not isinstance(cost, Cost):
         raise PackingError(f"cost must be a Cost, got {cost!r} ({type(cost).__name__}). Give Cost(...) or Cost.for_model(...)")
     lengths_B = sample_lengths(lengths, max_tokens, "max_tokens")
@@ -64,19 +71,19 @@ def divide_steps(
     micro_batch_of = np.empty_like(slot_of)
     micro_batch_of[by_length] = slot_of
     sizes = np.bincount(micro_batch_of, minlength=int(pass_starts[-1]) * world_size)
-    return np.argsort(narrow(micro_batch_of), kind="stable"), np.concatenate([[0], np.cumsum(sizes)]), pass_starts
+    return np.argsort(fewest_bits(micro_batch_of), kind="stable"), np.concatenate([[0], np.cumsum(sizes)]), pass_starts
 
 
 def _longest_first(lengths: Int64Array, step_starts: Int64Array) -> Int64Array:
     """Sort positions by step, then longest first, ties in their order: int64[P]."""
-    by_length = np.argsort(narrow(lengths.max() - lengths), kind="stable")
+    by_length = np.argsort(fewest_bits(lengths.max() - lengths), kind="stable")
     if step_starts.size == 2:
         return by_length
-    step_of = narrow(np.repeat(np.arange(step_starts.size - 1), np.diff(step_starts)))
+    step_of = fewest_bits(np.repeat(np.arange(step_starts.size - 1), np.diff(step_starts)))
     return by_length[np.argsort(step_of[by_length], kind="stable")]
 
 
-def narrow(values: Int64Array) -> npt.NDArray[np.unsignedinteger]:
+def fewest_bits(values: Int64Array) -> npt.NDArray[np.unsignedinteger]:
     """Cast integers, none negative, to the fewest bits that hold them.
 
     numpy sorts 16 bits by counting, far faster than 64.

@@ -82,7 +82,7 @@ class Order:
     def drawn(self, start: int, stop: int) -> Int64Array:
         """Return the samples at the positions from start to stop: int64[stop-start]."""
         if self.shares is not None:
-            return self._mixed(start, stop)
+            return self._mixture(start, stop)
         parts = []
         for epoch in range(start // self.per_epoch, -(-stop // self.per_epoch)):
             before = epoch * self.per_epoch
@@ -95,7 +95,7 @@ class Order:
             return places_P
         return shuffled(places_P, size, seed=self.seed, epoch=epoch, source=source)
 
-    def _mixed(self, start: int, stop: int) -> Int64Array:
+    def _mixture(self, start: int, stop: int) -> Int64Array:
         """Return samples of a mixture, each source in an order of its own, anew on each pass."""
         assert self.shares is not None
         if stop > FURTHEST:

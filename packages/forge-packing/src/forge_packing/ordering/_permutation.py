@@ -70,7 +70,7 @@ def _rounds(places_P: _UInt64Array, a: int, b: int, keys: _UInt64Array) -> _UInt
     halves = [left, right]
     for number, key in enumerate(keys):
         turn = number % 2
-        mixed = _mixed(halves[1 - turn] + key)
+        mixed = _mix(halves[1 - turn] + key)
         mixed %= sizes[turn]
         mixed += halves[turn]
         # Cheaper than a second remainder, as the sum is below twice the size.
@@ -79,7 +79,7 @@ def _rounds(places_P: _UInt64Array, a: int, b: int, keys: _UInt64Array) -> _UInt
     return halves[1] * sizes[0] + halves[0]
 
 
-def _mixed(x: _UInt64Array) -> _UInt64Array:
+def _mix(x: _UInt64Array) -> _UInt64Array:
     """Mix 64 bits in place by splitmix64's finalizer (Stafford's mix 13).
 
     Each bit of the result depends on all bits of `x`.

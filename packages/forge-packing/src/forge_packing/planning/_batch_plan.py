@@ -25,8 +25,9 @@ from forge_packing.planning._verify import verify
 class BatchPlan:
     """Plan of a run: the samples of each step, divided over ranks and micro-batches.
 
-    It holds its inputs; steps are computed when they are asked for, always the same. Steps, ranks, epochs, positions and
-    samples count from 0. Arrays are int64. Two plans are the same if their fingerprints are.
+    Made by `plan`, or by `load`. It holds its inputs; steps are computed when they are asked for, always the same. Steps,
+    ranks, epochs, positions and samples count from 0; one out of range raises IndexError. Arrays are int64. Two plans are the
+    same if their fingerprints are.
     """
 
     lengths: Int64Array = attrs.field(repr=False)
@@ -90,10 +91,7 @@ class BatchPlan:
         return self._steps.order.position(self.num_steps)
 
     def samples(self, step: int) -> Int64Array:
-        """Return the samples of a step over all ranks, in their order: a new int64[B].
-
-        Raises IndexError for a step out of range, as the methods below do.
-        """
+        """Return the samples of a step over all ranks, in their order: a new int64[B]."""
         step = in_range("step", step, self._steps.order.num_steps)
         block = self._steps.ordered(step // self._steps.per_block)
         within = step - block.first
@@ -110,7 +108,7 @@ class BatchPlan:
         return self._steps.micro_batches(step, rank)
 
     def epoch(self, step: int) -> int:
-        """Return the epoch of a step. Raises IndexError."""
+        """Return the epoch of a step."""
         return in_range("step", step, self._steps.order.num_steps) // self._steps.order.steps_per_epoch
 
     def position(self, step: int) -> int:
@@ -163,7 +161,7 @@ class BatchPlan:
         return type(self)(**checked({**self._inputs(), **given}))
 
     def figures(self, step: int) -> StepFigures:
-        """Return the figures of a step's division, each beside its lower bound. Raises IndexError."""
+        """Return the figures of a step's division, each beside its lower bound."""
         return step_figures(self._steps, self.loss_counts, in_range("step", step, self._steps.order.num_steps))
 
     def check(self, most_steps: int | None = None) -> None:
@@ -173,7 +171,9 @@ class BatchPlan:
         weighted, each share kept to within 2); every step has batch_size samples but the last of its epoch; a step's
         micro-batches hold its samples exactly; none is over max_tokens; all ranks have the same number of them.
 
-        most_steps: verify only about so many, the first, the last and some between; an endless plan needs it.
+        Args:
+            most_steps: Verify only about so many, the first, the last and some between; an endless plan needs it.
+
         """
         verify(self._steps, most_steps)
 

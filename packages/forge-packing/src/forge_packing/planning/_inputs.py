@@ -10,11 +10,11 @@ from forge_packing._checks import (
     MAX_RANKS,
     MAX_TOKENS,
     Int64Array,
+    checked_bool,
+    checked_integer,
     integer_array,
     sample_lengths,
     sample_loss_counts,
-    truth,
-    whole_number,
 )
 from forge_packing._errors import PackingError
 from forge_packing.dividing._cost import Cost
@@ -39,15 +39,15 @@ def checked(given: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises PackingError for arguments that no plan can be made from.
     """
-    max_tokens = whole_number("max_tokens", given["max_tokens"], 1, MAX_TOKENS)
-    batch_size = whole_number("batch_size", given["batch_size"], 1, _MAX_BATCH)
-    world_size = whole_number("world_size", given["world_size"], 1, MAX_RANKS)
+    max_tokens = checked_integer("max_tokens", given["max_tokens"], 1, MAX_TOKENS)
+    batch_size = checked_integer("batch_size", given["batch_size"], 1, _MAX_BATCH)
+    world_size = checked_integer("world_size", given["world_size"], 1, MAX_RANKS)
     limits = {
-        name: None if given[name] is None else whole_number(name, given[name], 1, most)
+        name: None if given[name] is None else checked_integer(name, given[name], 1, most)
         for name, most in (("epochs", 2**32), ("max_steps", _MAX_STEPS))
     }
-    drop_last, shuffle = (truth(name, given[name]) for name in ("drop_last", "shuffle"))
-    seed = whole_number("seed", given["seed"], 0, 2**32 - 1)
+    drop_last, shuffle = (checked_bool(name, given[name]) for name in ("drop_last", "shuffle"))
+    seed = checked_integer("seed", given["seed"], 0, 2**32 - 1)
     if batch_size < world_size:
         raise PackingError(
             f"batch_size={batch_size} is less than world_size={world_size}: a step has no sample for some ranks. "

@@ -30,25 +30,31 @@ def plan(
 ) -> BatchPlan:
     """Plan which sample is trained on in which step, on which rank and in which micro-batch.
 
-    lengths: N integers, the tokens of each sample, each from 1 to max_tokens.
-    batch_size: samples in one step over all ranks, at least world_size.
-    max_tokens: tokens in one micro-batch at most.
-    world_size: R, the ranks that a step is divided over.
-    seed: 0 to 2**32 - 1. A step's samples depend only on (N, seed, epoch, batch_size), and on the sources where they are
-        weighted; world_size, max_tokens and cost only divide them.
-    epochs, max_steps: the run ends with whichever is reached first. With epochs=None and no max_steps the plan is endless:
-        it is read by step or by position, and has no `num_steps`.
-    loss_counts: N integers, the tokens of each sample that a loss is counted for (labels[1:] that are not -100).
-    shuffle: False keeps the order of the data in every epoch.
-    drop_last: leave out the short step at the end of an epoch.
-    sources, weights: N integers from 0 to M-1, the source of each sample (by default all 0), and M numbers above 0, the
-        sources' shares of the samples drawn. Over any W samples in a row a source has its share of them to within 2.
-        An epoch is then N draws; each source is passed over in its own order, shuffled anew on each pass. Shares that are no
-        coarser fractions are rounded to millionths, to one at least. Without weights, every sample comes once an epoch.
-    cost: what is balanced between ranks.
+    It takes the time of the checks: steps are computed when they are asked for.
 
-    Takes the time of the checks: steps are computed when they are asked for. Raises PackingError, before anything is
-    planned, for arguments that no plan can be made from.
+    Args:
+        lengths: N integers, the tokens of each sample, each from 1 to max_tokens.
+        batch_size: Samples in one step over all ranks, at least world_size.
+        max_tokens: Tokens in one micro-batch at most.
+        world_size: R, the ranks that a step is divided over.
+        seed: 0 to 2**32 - 1. A step's samples depend only on (N, seed, epoch, batch_size), and on the sources where they are
+            weighted; world_size, max_tokens and cost only divide them.
+        epochs: Epochs after which the run ends. With None and no max_steps the plan is endless: it is read by step or by
+            position, and has no `num_steps`.
+        max_steps: Steps after which the run ends; of the two limits, the one that is reached first.
+        loss_counts: N integers, the tokens of each sample that a loss is counted for (labels[1:] that are not -100).
+        shuffle: False keeps the order of the data in every epoch.
+        drop_last: Leave out the short step at the end of an epoch.
+        sources: N integers from 0 to M-1, the source of each sample; by default all 0.
+        weights: M numbers above 0, the sources' shares of the samples drawn. Over any W samples in a row a source has its
+            share of them to within 2. An epoch is then N draws; each source is passed over in its own order, shuffled anew on
+            each pass. Shares that are no coarser fractions are rounded to millionths, to one at least. Without weights, every
+            sample comes once an epoch.
+        cost: What is balanced between ranks.
+
+    Raises:
+        PackingError: no plan can be made from these arguments; nothing has been planned.
+
 
     >>> p = plan([3, 5, 2, 7, 4], batch_size=2, max_tokens=8, shuffle=False)
     >>> [p.samples(step).tolist() for step in range(p.num_steps)]

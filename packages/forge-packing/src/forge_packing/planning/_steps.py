@@ -114,7 +114,7 @@ class Steps:
         if total is None:
             if most_steps is None:
                 raise PackingError(
-                    "an endless plan cannot be looked at whole: say how many steps, as in check(most_steps=1000)"
+                    "an endless plan cannot be verified whole: give a number of steps, as in check(most_steps=1000)"
                 )
             return list(range(-(-most_steps // self.per_block)))
         blocks = -(-total // self.per_block)
