@@ -1,4 +1,4 @@
-"""Packed rows and a model directory -> forge's pieces and TRL's trainer trained on them in turn, and both sides' figures."""
+"""Comparison of forge's packages with TRL's trainer: both train in turn on the same rows; figures of both sides."""
 
 import importlib.util
 import statistics
@@ -9,7 +9,7 @@ from _lockstep import agree, race
 
 
 class Race(NamedTuple):
-    """What came of it."""
+    """Figures of a comparison."""
 
     sides: dict[str, dict[str, Any]]
     """Medians over the measured steps of each side, and its memory."""
@@ -17,7 +17,7 @@ class Race(NamedTuple):
     threads: int
 
     def figures(self) -> dict[str, Any]:
-        """What every line about the two of them says."""
+        """Return the figures that each line of a comparison with TRL has."""
         forge, trl = self.sides["forge"], self.sides["trl"]
         return {
             "cpu_time_ratio": round(trl["cpu_seconds_per_step"] / forge["cpu_seconds_per_step"], 3),
@@ -29,12 +29,12 @@ class Race(NamedTuple):
 
     @property
     def ratio(self) -> float:
-        """Forge's tokens per second over TRL's."""
+        """Tokens per second of forge over those of TRL."""
         return self.sides["forge"]["tokens_per_second"] / self.sides["trl"]["tokens_per_second"]
 
 
 def require_trl() -> None:
-    """End the benchmark where there is nobody to compare with."""
+    """End the benchmark where TRL is not installed."""
     if importlib.util.find_spec("trl") is None:
         raise SystemExit("trl is not installed here, and it is one side of this comparison: hatch run bench:sft")
 
@@ -42,9 +42,9 @@ def require_trl() -> None:
 def race_on_a_cpu(
     job: dict[str, Any], folder: Path, *, warmup: int, measured: int, threads: int | None, tolerance: float, objective: str = ""
 ) -> Race:
-    """Train both sides, fp32 on a CPU, a step of each in turn; first losses further apart than `tolerance` end the benchmark.
+    """Train both sides, fp32 on a CPU, a step of each in turn; end where first losses differ by more than `tolerance`.
 
-    `objective` is what the sides' files end in (`_side_forge_dpo.py`), nothing for supervised fine-tuning.
+    `objective` is the ending of the sides' files (`_side_forge_dpo.py`), empty for supervised fine-tuning.
     """
     job = {**job, "trl_attention": "sdpa", "attention": "auto", "device": "cpu", "dtype": "float32"}
     found, ends = race(job, folder, [f"forge{objective}", f"trl{objective}"], warmup + measured, threads=threads)

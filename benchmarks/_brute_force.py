@@ -1,4 +1,4 @@
-"""A few samples -> the best that can be done with them, by trying every partition."""
+"""Optimal division of a few samples, by trying every partition."""
 
 from collections.abc import Iterator
 
@@ -6,7 +6,10 @@ import numpy as np
 
 
 def optimum(lengths: np.ndarray, costs: np.ndarray, max_tokens: int, ranks: int) -> tuple[int, float]:
-    """The fewest micro-batches a rank, and the least makespan with so many. Takes Bell(len(lengths)) partitions: 4,140 for eight."""
+    """Return the fewest micro-batches a rank, and the least makespan with so many.
+
+    Tries Bell(len(lengths)) partitions: 4,140 for eight.
+    """
     best: dict[int, float] = {}
     for rows in _partitions(lengths.tolist(), max_tokens):
         sums = sorted((float(costs[row].sum()) for row in rows), reverse=True)

@@ -1,7 +1,8 @@
-"""The standard library's docstrings -> tokenised chats of real length spread, with labels on the assistant's tokens alone.
+"""Tokenized chats from the standard library's docstrings, with real length spread and labels on the assistant's tokens alone.
 
-Every documented function or class makes up to two conversations: `answers` asks what it does and the docstring answers (most of the tokens
-are the assistant's), `code` shows its source and asks for the docstring (most of the tokens are the user's). Nothing is shipped or fetched.
+Every documented function or class gives up to two conversations: `answers` asks what it does and the docstring answers (most
+tokens are the assistant's), `code` shows its source and asks for the docstring (most tokens are the user's). Nothing is
+shipped or fetched.
 """
 
 import importlib
@@ -19,12 +20,14 @@ import numpy as np
 Kind = Literal["answers", "code", "both"]
 Turns = list[dict[str, str]]
 MODULES = (
-    "argparse ast asyncio.tasks base64 bisect calendar cmd codecs collections configparser contextlib copy csv dataclasses datetime decimal difflib "
-    "email.message enum fileinput filecmp fnmatch fractions functools getpass gettext glob gzip heapq html http.client http.cookies imaplib inspect "
-    "ipaddress json linecache locale logging mailbox mimetypes netrc ntpath numbers optparse os pathlib pdb pickle pickletools platform plistlib "
-    "poplib posixpath pprint profile queue quopri random re reprlib sched secrets selectors shelve shlex shutil smtplib socket socketserver ssl "
-    "statistics string subprocess tarfile tempfile textwrap threading timeit tokenize trace traceback types typing unittest.case unittest.mock "
-    "urllib.parse urllib.request uuid warnings wave weakref webbrowser xml.dom.minidom xml.etree.ElementTree xmlrpc.client zipfile"
+    "argparse ast asyncio.tasks base64 bisect calendar cmd codecs collections configparser contextlib copy csv dataclasses "
+    "datetime decimal difflib email.message enum fileinput filecmp fnmatch fractions functools getpass gettext glob gzip "
+    "heapq html http.client http.cookies imaplib inspect ipaddress json linecache locale logging mailbox mimetypes netrc "
+    "ntpath numbers optparse os pathlib pdb pickle pickletools platform plistlib poplib posixpath pprint profile queue "
+    "quopri random re reprlib sched secrets selectors shelve shlex shutil smtplib socket socketserver ssl statistics string "
+    "subprocess tarfile tempfile textwrap threading timeit tokenize trace traceback types typing unittest.case "
+    "unittest.mock urllib.parse urllib.request uuid warnings wave weakref webbrowser xml.dom.minidom xml.etree.ElementTree "
+    "xmlrpc.client zipfile"
 ).split()
 
 
@@ -33,7 +36,7 @@ TOY_MODULES = ("calendar", "fractions", "heapq", "random", "shutil", "statistics
 
 
 class Chats(NamedTuple):
-    """Tokenised conversations, flat: `input_ids` and `labels` int32[sum of lengths], `lengths` int64[B]; labels -100 where no loss is counted."""
+    """Tokenized conversations, flat: `input_ids` and `labels` int32[T], `lengths` int64[B]; labels -100 for no loss."""
 
     input_ids: np.ndarray
     labels: np.ndarray
@@ -41,7 +44,7 @@ class Chats(NamedTuple):
 
 
 def conversations(kind: Kind = "both", modules: Sequence[str] = MODULES) -> Iterator[Turns]:
-    """Two-turn `messages` of the standard library, in the order of `modules`; the same on every run of one Python version."""
+    """Yield two-turn `messages` of the standard library in the order of `modules`, the same for one Python version."""
     for name, thing in _documented(modules):
         docstring = inspect.cleandoc(thing.__doc__)
         if kind in ("answers", "both"):
@@ -83,23 +86,23 @@ def _source_without(thing: Any, docstring: str) -> str | None:
         source = textwrap.dedent(inspect.getsource(thing))
     except (OSError, TypeError):
         return None
-    # The answer must not stand in the question: cut the docstring where it is found verbatim, else leave the function out.
+    # The answer must not be in the question: cut the docstring where it is found verbatim, else leave the function out.
     lines = [line for line in docstring.strip().splitlines() if line.strip()]
     bare = re.sub(r'[rRuU]?("""|\'\'\')(.*?)\1', "", source, count=1, flags=re.DOTALL)
     return bare if lines and lines[0].strip() not in bare else None
 
 
 def stand_in_encode(vocabulary: int) -> Callable[[str], list[int]]:
-    """A tokenizer that needs no files: pieces of at most five characters, each hashed to an id in [0, vocabulary).
+    """Return a tokenizer that needs no files: pieces of at most five characters, hashed to ids in [0, vocabulary).
 
-    About as many tokens as a real tokenizer makes, with a real text's spread of frequencies; the ids mean nothing.
+    It makes about as many tokens as a real tokenizer, with a real text's spread of frequencies; the ids mean nothing.
     """
     pieces = re.compile(r"\s?\w{1,4}|\s+|[^\w\s]")
     return lambda text: [zlib.crc32(piece.encode()) % vocabulary for piece in pieces.findall(text)]
 
 
-def tokenise_with_stand_in(turns: Turns, encode: Callable[[str], list[int]]) -> tuple[list[int], list[int]]:
-    """One conversation in a ChatML-like frame -> (input_ids, labels); the assistant's content and turn end are labelled."""
+def tokenize_with_stand_in(turns: Turns, encode: Callable[[str], list[int]]) -> tuple[list[int], list[int]]:
+    """Tokenize a conversation in a ChatML-like frame: (input_ids, labels); labels on the assistant's content and end."""
     input_ids: list[int] = []
     labels: list[int] = []
     for turn in turns:
@@ -110,12 +113,12 @@ def tokenise_with_stand_in(turns: Turns, encode: Callable[[str], list[int]]) -> 
 
 
 def make_chats(
-    tokenise: Callable[[Turns], tuple[Any, Any]], *, kind: Kind, max_length: int, modules: Sequence[str] = MODULES
+    tokenize: Callable[[Turns], tuple[Any, Any]], *, kind: Kind, max_length: int, modules: Sequence[str] = MODULES
 ) -> Chats:
-    """All conversations of at most `max_length` tokens, shuffled; longer ones are left out, none is truncated."""
+    """Tokenize and shuffle all conversations of at most `max_length` tokens; longer ones are left out, none is truncated."""
     turns = list(conversations(kind, modules))
     random.Random(0).shuffle(turns)
-    tokenised = [tokenise(conversation) for conversation in turns]
-    kept = [(np.asarray(ids, np.int32), np.asarray(labels, np.int32)) for ids, labels in tokenised if len(ids) <= max_length]
+    tokenized = [tokenize(conversation) for conversation in turns]
+    kept = [(np.asarray(ids, np.int32), np.asarray(labels, np.int32)) for ids, labels in tokenized if len(ids) <= max_length]
     lengths = np.array([len(ids) for ids, _ in kept], np.int64)
     return Chats(np.concatenate([ids for ids, _ in kept]), np.concatenate([labels for _, labels in kept]), lengths)

@@ -1,8 +1,8 @@
-"""A method's name -> how it trains one task: what moves, what is done before and after a step, and the plain model that comes out.
+"""Methods of continual learning: for each, what trains in one task, what it does around a step, and the resulting plain model.
 
-Every task starts from the plain model of the one before, so a method that takes singular vectors takes them anew, and LoRA begins with a
-fresh adapter on the merged weights. Nothing is replayed, and no task is announced in any other way. All subspace methods leave the same
-share of each matrix's directions free, `FREE`.
+Every task starts from the plain model of the one before, so a method with singular vectors computes them anew, and LoRA
+begins with a new adapter on the merged weights. Nothing is replayed, and the task is not announced in any other way. All
+subspace methods leave the same share of each matrix's directions free, `FREE`.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from transformers import LlamaForCausalLM
 import forge_algos
 
 FREE = 0.25
-"""Share of the singular directions that may move; mini-trainer's unfreeze_rank_ratio, PEFT's 1 - effective_rank."""
+"""Share of the singular directions that may change; mini-trainer's unfreeze_rank_ratio, PEFT's 1 - effective_rank."""
 LORA_RANK = 16
 
 
@@ -25,9 +25,9 @@ class Stage:
     """One task under one method."""
 
     model: torch.nn.Module
-    """What is called; its parameters that require a gradient train."""
+    """Model to call; its parameters that require a gradient are trained."""
     finish: Callable[[], dict[str, torch.Tensor]]
-    """The plain model's weights after the last step."""
+    """Function that returns the plain model's weights after the last step."""
     before_step: Callable[[], None] = lambda: None
     after_step: Callable[[], None] = lambda: None
     wrap: Callable[[torch.optim.Optimizer], torch.optim.Optimizer] = lambda optimizer: optimizer
@@ -38,19 +38,19 @@ def _state(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def full(model: LlamaForCausalLM) -> Stage:
-    """Every weight trains."""
+    """Train every weight."""
     return Stage(model, lambda: _state(model))
 
 
 def lora(model: LlamaForCausalLM) -> Stage:
-    """PEFT's LoRA on every linear layer but the head, merged at the task's end."""
+    """Train PEFT's LoRA on every linear layer but the head, merged at the task's end."""
     settings = forge_algos.AdapterSettings(adapter="lora", lora_r=LORA_RANK, lora_alpha=2.0 * LORA_RANK)
     adapted = forge_algos.adapt(model, settings).model
     return Stage(adapted, lambda: _state(adapted.merge_and_unload()))
 
 
 def peft_osf(model: LlamaForCausalLM) -> Stage:
-    """PEFT's `osf` on the same layers, merged at the task's end."""
+    """Train PEFT's `osf` on the same layers, merged at the task's end."""
     from peft import OSFConfig, get_peft_model
 
     adapted = get_peft_model(model, OSFConfig(target_modules="all-linear", effective_rank=1 - FREE))
@@ -58,7 +58,7 @@ def peft_osf(model: LlamaForCausalLM) -> Stage:
 
 
 def mini_trainer(model: LlamaForCausalLM) -> Stage:
-    """mini-trainer's own model class and optimizer wrapper; its embeddings, head and norms train too, as they do there."""
+    """Train mini-trainer's model class with its optimizer wrapper; embeddings, head and norms train too, as there."""
     from mini_trainer import osft_utils
 
     with contextlib.redirect_stdout(io.StringIO()):

@@ -1,4 +1,4 @@
-"""Cells -> a plot: how well each method learns the new task, and what it forgets for that."""
+"""Plot of continual learning: how well each method learns the new task, and how much it forgets."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,7 +22,7 @@ LOOKS = {
 
 
 def plot(reported: Mapping[str, Sequence[Sequence[Cell]]], before: Mapping[str, float], file: Path) -> None:
-    """A line a method through its rates, from the lowest; a mark is the mean over the reported seeds, a bar its standard error."""
+    """Plot each method as a line through its rates, the lowest first: means over the reported seeds, with standard errors."""
     mpl.rcParams["svg.hashsalt"] = "forge"
     panels = (("backward", "backward transfer, points"), ("skills", "skills of the pretraining, % right"))
     figure, axes = plt.subplots(1, 2, figsize=(11, 4.8), layout="constrained")

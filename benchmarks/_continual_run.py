@@ -1,9 +1,10 @@
-"""A method, a learning rate and a seed -> a sequence of tasks learned one after the other, and what is left of each.
+"""Runs of continual learning: a sequence of tasks under one method, learning rate and seed, and the accuracy on each task.
 
-`accuracy[t][i]` is the share of held-out words that rule i answers right, letter for letter, after task t. From it come the average accuracy
-(the mean of the last row) and the backward transfer (the mean over all tasks but the last of what was gained since they were learned;
-negative where they were forgotten), as GEM defines them (arXiv 1706.08840, equations 2 and 3). Beside them stand what pretraining left:
-the mean loss of held-out text, in nats a sign, and the mean accuracy of the skills.
+`accuracy[t][i]` is the share of held-out words that rule i answers right, letter for letter, after task t. From it come the
+average accuracy (the mean of the last row) and the backward transfer (the mean over all tasks but the last of the gain since
+they were learned; negative where they were forgotten), as GEM defines them (arXiv 1706.08840, equations 2 and 3). Two more
+figures measure what is left of pretraining: the mean loss of held-out text, in nats a character, and the mean accuracy of the
+skills.
 """
 
 import time
@@ -21,46 +22,46 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 WARMUP = 0.1
-"""Share of the steps in which the rate rises; then it falls to nothing in a straight line."""
+"""Share of the steps in which the rate rises; then it falls linearly to 0."""
 
 
 @attrs.frozen(kw_only=True)
 class Sizes:
-    """How large everything is."""
+    """Sizes of model, data and runs."""
 
     width: int = 128
     layers: int = 3
     pretraining_steps: int = 900
     steps: int = 60
-    """Of each task."""
+    """Steps of each task."""
     rows: int = 24
-    """Of each step."""
+    """Rows of each step."""
     measured: int = 256
     """Held-out rows of each rule."""
 
 
 def loss(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
-    """Mean over the learned signs, in nats."""
+    """Return the mean loss of the learned characters, in nats."""
     logits = model(batch[0], use_cache=False).logits
     return functional.cross_entropy(logits[:, :-1].flatten(0, 1), batch[1][:, 1:].flatten(), ignore_index=-100)
 
 
 @torch.no_grad()
 def accuracy(model: torch.nn.Module, batch: Batch) -> float:
-    """Share of rows whose whole answer is right: what greedy decoding would give, since one wrong sign fails the row."""
+    """Return the share of rows whose whole answer is right, as greedy decoding would give it."""
     found = model(batch[0], use_cache=False).logits[:, :-1].argmax(-1)
     wanted = batch[1][:, 1:]
     return float(((found == wanted) | (wanted == -100)).all(1).float().mean())
 
 
 def new_model(sizes: Sizes) -> LlamaForCausalLM:
-    """A Llama with the weights that torch's random state gives it."""
+    """Make a Llama with random weights, from torch's random state."""
     shape = {"hidden_size": sizes.width, "intermediate_size": 3 * sizes.width, "num_hidden_layers": sizes.layers}
     return LlamaForCausalLM(LlamaConfig(**shape, vocab_size=VOCABULARY, num_attention_heads=4, max_position_embeddings=64))
 
 
 def _take(stage: Stage, steps: int, rate: float, weight_decay: float, batches: Iterator[list[Batch]]) -> None:
-    """AdamW with clipping at 1, the rate rising and falling."""
+    """Train with AdamW and clipping at 1, the rate rising and falling."""
     trained = [p for p in stage.model.parameters() if p.requires_grad]
     optimizer = stage.wrap(torch.optim.AdamW(trained, lr=rate, weight_decay=weight_decay))
     rising = max(WARMUP * steps, 1)
@@ -77,8 +78,9 @@ def _take(stage: Stage, steps: int, rate: float, weight_decay: float, batches: I
 
 
 def pretrained(data: Data, sizes: Sizes, file: Path, seed: int = 0) -> dict[str, torch.Tensor]:
-    """The base model's weights: made once, read where they are. A strong weight decay leaves its small singular values small, as long
-    pretraining leaves those of large models.
+    """Pretrain the base model, or read its weights from `file`.
+
+    A strong weight decay leaves its small singular values small, as long pretraining leaves those of large models.
     """
     if file.exists():
         return torch.load(file, weights_only=True)
@@ -92,7 +94,7 @@ def pretrained(data: Data, sizes: Sizes, file: Path, seed: int = 0) -> dict[str,
 
 
 def left(model: torch.nn.Module, data: Data, sizes: Sizes) -> dict[str, float]:
-    """What the model has of its pretraining: text_loss and skills."""
+    """Measure what is left of pretraining: text_loss and skills."""
     with torch.no_grad():
         text = float(loss(model, data.text(sizes.measured // 2, np.random.default_rng(1), held=True)))
     return {
@@ -102,7 +104,7 @@ def left(model: torch.nn.Module, data: Data, sizes: Sizes) -> dict[str, float]:
 
 
 def sequence(method: str, rate: float, seed: int, base: dict[str, torch.Tensor], data: Data, sizes: Sizes) -> dict:
-    """One cell: the tasks in the seed's order, each from the plain model of the one before."""
+    """Run one cell: the tasks in the seed's order, each from the plain model of the one before."""
     began = time.process_time()
     order = [TASKS[k] for k in np.random.default_rng([seed, 3]).permutation(len(TASKS))]
     held = {task: data.rule(task, sizes.measured, np.random.default_rng(4), held=True) for task in order}

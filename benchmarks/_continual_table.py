@@ -1,10 +1,11 @@
-"""Cells -> the rate of each method, the table and the sentences about it.
+"""Tables of continual learning: the rate of each method, and means with standard errors.
 
-The rules, the same for every method, looked at on the tuning seeds alone:
+Two rules choose the rates, the same for every method, by the tuning seeds alone:
 
 - tuned: the lowest rate whose accuracy on the task just learned comes within two points of the method's best.
-- level: two points under what the slowest learner reaches at its best. There all can be compared where they learn equally well: between the two
-  neighbouring rates whose accuracies on tasks just learned lie on either side of it, every figure is drawn in a straight line, seed by seed.
+- level: two points below what the slowest learner reaches at its best, where all methods learn equally well. Every figure is
+interpolated
+  linearly, seed by seed, between the two neighbouring rates whose accuracies on tasks just learned are on either side of it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,13 +16,13 @@ import numpy as np
 
 Cell = dict[str, Any]
 CLOSE = 0.02
-"""Two accuracies count as equal up to here."""
+"""Difference up to which two accuracies count as equal."""
 LEVELS = (0.85, 0.875, 0.9, 0.925)
-"""Accuracies on tasks just learned at which methods are compared, where they have been measured on both sides."""
+"""Accuracies on tasks just learned at which methods are compared, where there are measurements on both sides."""
 
 
 def curve(cells: Sequence[Cell], method: str) -> dict[float, dict[str, float]]:
-    """Rate -> the means over seeds of a method's cells."""
+    """Return, by rate, the means over seeds of a method's cells."""
     found: dict[float, dict[str, float]] = {}
     for rate in sorted({c["rate"] for c in cells if c["method"] == method}):
         of_rate = [c for c in cells if c["method"] == method and c["rate"] == rate]
@@ -33,18 +34,18 @@ FIGURES = ("new_task", "average", "backward", "kept", "text_loss", "skills")
 
 
 def best(found: dict[float, dict[str, float]]) -> float:
-    """The highest accuracy on tasks just learned."""
+    """Return the highest accuracy on tasks just learned."""
     return max(row["new_task"] for row in found.values())
 
 
 def lowest_rate(found: dict[float, dict[str, float]], wanted: float) -> float:
-    """The lowest rate that learns as well as that, or else as the method's best."""
+    """Return the lowest rate that learns as well as `wanted`, or else as the method's best."""
     wanted = min(wanted, best(found))
     return min(rate for rate, row in found.items() if row["new_task"] >= wanted)
 
 
 def at_level(lower: Sequence[Cell], upper: Sequence[Cell], level: float) -> list[Cell]:
-    """The cells of two neighbouring rates, in the same order of seeds -> what lies between them where the means learn as well as `level`."""
+    """Interpolate the cells of two neighbouring rates, seed by seed, to where their mean accuracy is `level`."""
     low, high = (spread(cells, "new_task")[0] for cells in (lower, upper))
     share = 1.0 if high <= level else 0.0 if low >= level else (level - low) / (high - low)
     rate = f"{lower[0]['rate']:g} to {upper[0]['rate']:g}"
@@ -55,13 +56,13 @@ def at_level(lower: Sequence[Cell], upper: Sequence[Cell], level: float) -> list
 
 
 def spread(cells: Sequence[Cell], figure: str) -> tuple[float, float]:
-    """(mean, standard error) over cells."""
+    """Return (mean, standard error) over cells."""
     values = [c[figure] for c in cells]
     return float(np.mean(values)), float(np.std(values, ddof=1) / np.sqrt(len(values))) if len(values) > 1 else 0.0
 
 
 def along(rows: Sequence[Sequence[Cell]], level: float) -> list[Cell] | None:
-    """A method's cells at each of its rates -> what lies at `level` on the way from one to the next; None where it never learns so well."""
+    """Interpolate a method's cells, given by rate, at `level`; None where it never learns so well."""
     ordered = sorted(rows, key=lambda cells: cells[0]["rate"])
     for lower, upper in pairwise(ordered):
         if spread(lower, "new_task")[0] <= level <= spread(upper, "new_task")[0]:
@@ -70,7 +71,7 @@ def along(rows: Sequence[Sequence[Cell]], level: float) -> list[Cell] | None:
 
 
 def levels_table(rows: Mapping[str, Sequence[Sequence[Cell]]]) -> tuple[str, dict[str, dict[str, float]]]:
-    """(markdown, the means): backward transfer of each method at each of `LEVELS` of accuracy on tasks just learned."""
+    """Return (markdown, means) of the backward transfer of each method at each of `LEVELS`."""
     found: dict[str, dict[str, float]] = {}
     lines = ["| method | " + " | ".join(f"{100 * level:g} %" for level in LEVELS) + " |", "|---" * (1 + len(LEVELS)) + "|"]
     for method, cells in rows.items():
@@ -89,12 +90,13 @@ def levels_table(rows: Mapping[str, Sequence[Sequence[Cell]]]) -> tuple[str, dic
 
 
 def table(chosen: dict[str, Sequence[Cell]], before: dict[str, float], reference: str) -> str:
-    """A markdown table: a row a method, means over seeds with standard errors, in percent but for the text's loss.
+    """Write a markdown table: a row a method, means over seeds with standard errors, in percent but for the text's loss.
 
     The last column is a method's backward transfer less that of `reference`, seed by seed.
     """
     lines = [
-        f"| method | rate | new tasks | average accuracy | backward transfer | old tasks | skills | text, nats | less {reference} |",
+        "| method | rate | new tasks | average accuracy | backward transfer | old tasks | skills | text, nats "
+        f"| less {reference} |",
         "|---|---|---|---|---|---|---|---|---|",
         f"| before | | | | | | {100 * before['skills']:.1f} | {before['text_loss']:.3f} | |",
     ]

@@ -1,8 +1,8 @@
-"""Real text -> what the continual-learning benchmark trains on: lines of text, skills of the base model, and tasks that come after it.
+"""Data of the continual-learning benchmark: lines of real text, skills of the base model, and tasks that are learned later.
 
-A row of a rule is its tag, a text, `>`, what the rule makes of the text, `;`: `Iapple>elppa;`. Texts are words and phrases of the real text, or
-digits. The skills are learned in pretraining, where the tasks are rare, and the tasks one after the other later. What is measured on, an
-eighth, is never trained on. Every sign is a token.
+A row of a rule is its tag, a text, `>`, the rule's answer, `;`: `Iapple>elppa;`. Texts are words and phrases of the real
+text, or digits. The skills are learned in pretraining, where the tasks are rare, and the tasks one after the other later. The
+held-out eighth is never trained on. Every character is a token.
 """
 
 import json
@@ -21,15 +21,15 @@ VOCABULARY = len(SIGNS)
 IDS = {sign: number for number, sign in enumerate(SIGNS)}
 DIGITS = "0123456789"
 LONGEST = 8
-"""Letters of a word at most; at least 4."""
+"""Most letters of a word; the fewest are 4."""
 ROW = 32
-"""Signs of a rule's row at most."""
+"""Most characters of a rule's row."""
 TEXT = 48
-"""Signs of a row of text."""
+"""Characters of a row of text."""
 
 
 def _shift(letters: str, by: int) -> Callable[[str], str]:
-    """Each of `letters` becomes the one `by` after it, the rest stays."""
+    """Return a rule that replaces each of `letters` by the one `by` after it."""
     moved = str.maketrans(letters, letters[by:] + letters[:by])
     return lambda word: word.translate(moved)
 
@@ -49,16 +49,17 @@ RULES: Mapping[str, tuple[str, Callable[[str], str]]] = {
     "L": ("digits", lambda text: "".join(sorted(text))),
     "P": ("tag", lambda text: NAMES[ord(text) - ord("A")]),
 }
-"""Tag -> what it is asked of, and the rule: copy, turn by two, three letters on, drop vowels, sort downwards, three digits on, last letters,
-second word, reverse, first letters, sort upwards; and each tag's own name, so that all tags have a meaning before the tasks come."""
+"""Tag → kind of text, and the rule: copy, rotate by two, three letters on, drop vowels, sort downwards, three digits on, last
+letters, second word, reverse, first letters, sort upwards; and each tag's own name, so that all tags have a meaning before
+the tasks come."""
 SKILLS = "ABCDEFGHP"
 TASKS = "IKL"
 RARE = 0.15
-"""How often pretraining shows a task, where it shows a skill once: enough that the base does some of it, as language models do."""
+"""How often pretraining shows a task for each time it shows a skill: enough that the base model does some of it."""
 
 
 def read_text(directory: Path) -> list[str]:
-    """All texts of the `.jsonl` files of `directory`, in small letters and the signs that the model knows."""
+    """Read all texts of the `.jsonl` files of `directory`, in lower case and the characters of the vocabulary."""
     found = []
     for file in sorted(directory.glob("*.jsonl")):
         for line in file.read_text(encoding="utf-8").splitlines():
@@ -73,17 +74,17 @@ def read_text(directory: Path) -> list[str]:
 
 
 def docstrings(modules: Sequence[str]) -> list[str]:
-    """Those of the standard library, where no other text is at hand."""
+    """Return the standard library's docstrings, for use where no other text is given."""
     return [_known(turns[1]["content"]) for turns in conversations("answers", modules)]
 
 
 def _known(text: str) -> str:
-    """In small letters, with a space for all that the model has no sign for."""
+    """Convert to lower case, with a space for all characters outside the vocabulary."""
     return re.sub(" +", " ", re.sub(f"[^{re.escape(SIGNS[:49])}]+", " ", text.lower())).strip()
 
 
 class Data:
-    """Rows of text, of skills and of tasks; `held` ones are of texts that are never trained on in this way."""
+    """Rows of text, of skills and of tasks; `held` ones are of texts that are not trained on in this way."""
 
     def __init__(self, texts: Sequence[str]) -> None:
         words = sorted({w for t in texts for w in re.findall("[a-z]+", t) if 4 <= len(w) <= LONGEST})
@@ -95,7 +96,7 @@ class Data:
         self._text = {held: _ids("\n".join(t for k, t in enumerate(texts) if (k % 10 == 0) is held)) for held in (True, False)}
 
     def text(self, rows: int, random: np.random.Generator, *, held: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
-        """(ids, labels) [rows, TEXT]: windows of the text, all of it learned."""
+        """Draw (ids, labels) [rows, TEXT]: windows of the text, all of it learned."""
         text = self._text[held]
         starts = random.integers(0, len(text) - TEXT, rows)
         ids = torch.from_numpy(text[starts[:, None] + np.arange(TEXT)])
@@ -104,7 +105,7 @@ class Data:
     def rule(
         self, tags: str, rows: int, random: np.random.Generator, *, held: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(ids, labels) [rows, at most ROW]: rules drawn from `tags`, padded on the right; only answers are learned."""
+        """Draw (ids, labels) [rows, at most ROW]: rules of `tags`, padded on the right; only answers are learned."""
         weights = np.array([RARE if tags != tag and tag in TASKS else 1.0 for tag in tags])
         ids = np.zeros((rows, ROW), np.int64)
         labels = np.full((rows, ROW), -100)
@@ -131,7 +132,7 @@ class Data:
         return self._phrases[held][random.integers(len(self._phrases[held]))]
 
     def batches(self, task: str, rows: int, seed: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Batches of one task without end."""
+        """Yield batches of one task without end."""
         random = np.random.default_rng([seed, ord(task)])
         while True:
             yield self.rule(task, rows, random)

@@ -1,4 +1,4 @@
-"""A script → the same script on several gloo ranks of this machine, and what each of them printed."""
+"""Several gloo ranks on this machine: one script in a process for each, and the JSON line that each prints."""
 
 import json
 import os
@@ -11,7 +11,7 @@ from typing import Any
 
 
 def run_ranks(script: str, world_size: int, *arguments: str) -> list[dict[str, Any]]:
-    """Run `script` with `arguments` on `world_size` ranks; each prints one JSON line, which comes back by rank."""
+    """Run `script` with `arguments` on `world_size` ranks; return the JSON line that each printed, by rank."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -42,7 +42,7 @@ def run_ranks(script: str, world_size: int, *arguments: str) -> list[dict[str, A
 
 @contextmanager
 def joined() -> Iterator[Any]:
-    """In a rank: the others, connected."""
+    """Connect a rank with the others, for the block."""
     import torch
 
     import forge_dist

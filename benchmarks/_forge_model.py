@@ -1,10 +1,10 @@
-"""A job -> the model as `forge.sft` loads it: the machine's choices from forge_accel, the loading by forge_dist."""
+"""The model of a job, as `forge.sft` loads it: device choices by forge_accel, loading by forge_dist."""
 
 from typing import Any, NamedTuple
 
 
 class Loaded(NamedTuple):
-    """`accelerator` is forge_accel's; `device` and `dtype` are torch's."""
+    """Loaded model; `accelerator` is forge_accel's, `device` and `dtype` are torch's."""
 
     model: Any
     accelerator: Any
@@ -13,7 +13,7 @@ class Loaded(NamedTuple):
 
 
 def load(job: dict[str, Any]) -> Loaded:
-    """What is trained is held in fp32, a frozen base in the dtype it is computed in; attention as the machine's shim decides."""
+    """Load a trained model in fp32, a frozen base in its compute dtype, with the attention that forge_accel chooses."""
     import torch
 
     from forge_accel import accelerator

@@ -1,6 +1,6 @@
-"""A seed -> steps of sample lengths as runs have them, and mini-trainer's packer to divide them with.
+"""Steps of realistic sample lengths, drawn by a seed, and mini-trainer's packer to divide them.
 
-mini-trainer's packer is loaded from its file alone: its package imports torch and transformers, which a packer needs as little as ours does.
+mini-trainer's packer is loaded from its file alone: its package imports torch and transformers, which a packer does not need.
 """
 
 import importlib.util
@@ -14,7 +14,7 @@ RANKS = 8
 
 
 class Step(NamedTuple):
-    """One step: int64 lengths, and the budget of a micro-batch."""
+    """Step of a run: int64 lengths, and the budget of a micro-batch."""
 
     lengths: np.ndarray
     max_tokens: int
@@ -36,13 +36,13 @@ FAMILIES: dict[str, Callable[[np.random.Generator], Step]] = {
 
 
 def trials(family: str, count: int) -> Iterator[Step]:
-    """The same steps on every machine and in every run."""
+    """Yield `count` steps, the same on every machine and in every run."""
     for seed in range(count):
         yield FAMILIES[family](np.random.Generator(np.random.Philox(seed)))
 
 
 def mini_trainer() -> Any:
-    """`batch_lengths_to_minibatches_lpt(lengths, max_tokens, ranks, rank)`, or None where mini-trainer is not installed."""
+    """Load `batch_lengths_to_minibatches_lpt(lengths, max_tokens, ranks, rank)`; None where mini-trainer is not installed."""
     package = importlib.util.find_spec("mini_trainer")
     if package is None or not package.submodule_search_locations:
         return None
@@ -57,12 +57,12 @@ def mini_trainer() -> Any:
 
 
 def mini_trainers_division(pack: Any, step: Step, ranks: int) -> list[list[np.ndarray]]:
-    """The step as mini-trainer divides it, indexed [rank][micro-batch]; a dummy micro-batch is an empty one."""
+    """Divide a step by mini-trainer's packer: result[rank][micro-batch], where a dummy micro-batch is empty."""
     lengths = step.lengths.tolist()
     division = [pack(lengths, step.max_tokens, ranks, rank) for rank in range(ranks)]
     return [[np.array([i for i in m if i >= 0], dtype=np.int64) for m in rank] for rank in division]
 
 
 def makespan(division: list[list[np.ndarray]], costs: np.ndarray) -> float:
-    """The sum over passes of the costliest rank."""
+    """Sum the cost of the costliest rank over the passes."""
     return sum(max(costs[m].sum() for m in row) for row in zip(*division, strict=True))

@@ -1,10 +1,12 @@
-"""Trainers in processes of their own, driven one step at a time in turn -> paired step times on one machine, and honest peak memory.
+"""Trainers in processes of their own that take turns step by step: paired step times on one machine, and separate peak memory.
 
-A noisy machine makes two separate timings incomparable. Here every trainer waits in its own process until it is its turn, so that step k of
-one is measured seconds from step k of the other (A B, B A, A B, ...) while all the others sleep on a pipe.
+On a noisy machine two separate timings cannot be compared. Here every trainer waits in its own process until it is its turn,
+so that step k of one is measured within seconds of step k of the other (A B, B A, A B, ...), while all the others sleep on a
+pipe.
 
-Protocol of a worker, a JSON line each: it says {"ready": ...} on its real stdout, then for each "step" line on its stdin does one optimizer
-step and says {"seconds", "cpu_seconds", "tokens", "loss"}; at "end" it says {"peak_rss_bytes", ...} and exits.
+Protocol of a worker, a JSON line each: it writes {"ready": ...} to its real stdout, then for each "step" line on its stdin
+does one optimizer step and writes {"seconds", "cpu_seconds", "tokens", "loss"}; at "end" it writes {"peak_rss_bytes", ...}
+and exits.
 """
 
 import json
@@ -21,11 +23,11 @@ HERE = Path(__file__).resolve().parent
 
 
 class WorkerError(RuntimeError):
-    """A worker ended before it had answered; its own words are on stderr above."""
+    """End of a worker before it answered; its own message is on stderr above."""
 
 
 class Worker:
-    """One trainer in a process of its own. `job` is written to `folder` and says everything that the worker needs."""
+    """Trainer in a process of its own. `job`, all that it needs to know, is written to `folder`."""
 
     def __init__(self, side: str, job: dict[str, Any], folder: Path, *, threads: int | None = None) -> None:
         self.side = side
@@ -50,21 +52,21 @@ class Worker:
         self.ready: dict[str, Any] = {}
 
     def wait_until_ready(self) -> None:
-        """Wait until the side has loaded everything; sides load beside each other, and only their steps take turns."""
+        """Wait until the side has loaded everything; sides load at the same time, only their steps take turns."""
         self.ready = self._answer()
 
     def step(self) -> dict[str, Any]:
-        """Do one step and wait for its figures."""
+        """Let the worker do one step, and return its figures."""
         return self._ask("step")
 
     def end(self) -> dict[str, Any]:
-        """Let the worker finish and return its peak memory."""
+        """Let the worker finish, and return its peak memory."""
         answer = self._ask("end")
         self._process.wait()
         return answer
 
     def kill(self) -> None:
-        """Stop the process whatever it does, if it still runs."""
+        """Kill the process if it still runs."""
         self._process.kill()
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
@@ -89,7 +91,7 @@ class Worker:
 
 
 Figures = dict[str, list[dict[str, Any]]]
-"""Of every side, what it said after each step."""
+"""Figures of each step, by side."""
 
 
 def race(
@@ -97,7 +99,7 @@ def race(
 ) -> tuple[Figures, dict[str, Any]]:
     """Start these sides and let them take turns, each round in the opposite order of the round before.
 
-    Returns every step's figures and what each side said at its end (peak memory, threads).
+    Returns the figures of every step, and of each side at its end (peak memory, threads).
     """
     workers: list[Worker] = []
     figures: Figures = {side: [] for side in sides}
@@ -120,7 +122,7 @@ def race(
 
 
 def agree(figures: Figures, tolerance: float) -> dict[str, float]:
-    """Return each side's first loss; end the benchmark if they differ by more than `tolerance`, relative: the sides would not train the same."""
+    """Return each side's first loss; end the benchmark if they differ by more than `tolerance`, relative."""
     first = {side: done[0]["loss"] for side, done in figures.items()}
     if max(first.values()) - min(first.values()) > tolerance * abs(min(first.values())):
         raise SystemExit(f"the sides do not train the same thing: losses of the first step {first}")
@@ -128,19 +130,19 @@ def agree(figures: Figures, tolerance: float) -> dict[str, float]:
 
 
 def worker_channel() -> Any:
-    """In a worker: the real stdout as a text file, after which everything else that prints goes to stderr."""
+    """Return a worker's real stdout as a text file, and redirect everything else that prints to stderr."""
     channel = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     return channel
 
 
 def peak_rss_bytes() -> int:
-    """The most memory this process ever held, in bytes (VmHWM of Linux)."""
+    """Read the peak memory of this process, in bytes (VmHWM of Linux)."""
     return _status("VmHWM")
 
 
 def rss_bytes() -> int:
-    """The memory this process holds now, in bytes (VmRSS of Linux)."""
+    """Read the memory that this process holds now, in bytes (VmRSS of Linux)."""
     return _status("VmRSS")
 
 

@@ -1,4 +1,4 @@
-"""A shape's name -> a model directory with random weights, so that a benchmark needs no download.
+"""Model directories with random weights, made by the name of a shape, so that a benchmark needs no download.
 
 A step costs the same whatever the weights are; a loss after training on random weights means nothing and none is reported.
 """
@@ -17,11 +17,13 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 4, "head_dim": 64, "vocab_size": 32000, "tie_word_embeddings": True,
     },
     "llama-3.2-1b": {
-        "model_type": "llama", "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32,
+        "model_type": "llama", "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16,
+        "num_attention_heads": 32,
         "num_key_value_heads": 8, "head_dim": 64, "vocab_size": 128256, "tie_word_embeddings": True,
     },
     "qwen3-0.6b": {
-        "model_type": "qwen3", "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16,
+        "model_type": "qwen3", "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28,
+        "num_attention_heads": 16,
         "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936, "tie_word_embeddings": True,
     },
     "toy-llama": {
@@ -36,7 +38,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 class Described(NamedTuple):
-    """What a formula needs of a model: `linear_weights` are the decoder layers' matrices, without embedding and head."""
+    """Sizes of a model; `linear_weights` are those of the decoder layers' matrices, without embedding and head."""
 
     name: str
     vocabulary: int
@@ -62,7 +64,7 @@ def write_model(shape: str, directory: Path) -> Path:
 
 
 def describe(directory: Path, name: str) -> Described:
-    """Read what the formulas need from the directory's config; no weights are loaded."""
+    """Read a model's sizes from the directory's config; no weights are loaded."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 

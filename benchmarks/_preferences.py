@@ -1,7 +1,7 @@
-"""Chats -> pairs of answers to one prompt, of real length spread, cut into optimizer steps and written once for both sides.
+"""Pairs of answers to one prompt, made from chats, in optimizer steps; written once for both sides.
 
-A chat's own answer is chosen, another chat's is rejected. File: as `_rows.py` has it, a row an optimizer step, its samples chosen, rejected,
-chosen, rejected, ...
+A chat's own answer is chosen, another chat's is rejected. The file is that of `_rows.py`: a row an optimizer step, its
+samples chosen, rejected, chosen, rejected, ...
 """
 
 from pathlib import Path
@@ -12,7 +12,7 @@ from _rows import Rows, read_rows
 
 
 def write_pairs(path: Path, chats: Chats, *, pairs: int, steps: int, max_length: int) -> Rows:
-    """`steps` rows of `pairs` pairs each; neither side of a pair is longer than `max_length` tokens."""
+    """Write `steps` rows of `pairs` pairs each; neither side of a pair is longer than `max_length` tokens."""
     ends = np.cumsum(chats.lengths)
     samples = [
         (chats.input_ids[end - size : end], chats.labels[end - size : end])
@@ -31,7 +31,7 @@ def write_pairs(path: Path, chats: Chats, *, pairs: int, steps: int, max_length:
             break
     else:
         raise SystemExit(
-            f"the chats make {len(ids) // 2} pairs and {steps} steps of {pairs} want more: lower --steps or --pairs"
+            f"the chats make {len(ids) // 2} pairs, too few for {steps} steps of {pairs}: lower --steps or --pairs"
         )
     np.savez(
         path,

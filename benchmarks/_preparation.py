@@ -1,7 +1,7 @@
-"""The standard library's docstrings -> a file of conversations and a tokenizer's directory, and ways to prepare them, timed in turn.
+"""Preparation benchmarks: conversations and a tokenizer's directory made from docstrings, prepared and timed in turn.
 
-Both sides of a preparation benchmark get the same JSONL file and the same directory, and must write the same ids and labels: `agree` ends the
-benchmark if one token differs. Every run gets a file of its own, so that no side finds what an earlier run has cached.
+Both sides get the same JSONL file and the same directory, and must write the same ids and labels: `agree` ends the benchmark
+if one token differs. Every run gets a file of its own, so that no side finds the cache of an earlier run.
 """
 
 import contextlib
@@ -18,41 +18,44 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-# Before datasets is imported: no bar costs time, no network is asked.
+# Before datasets is imported: no progress bar, no network.
 os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_DISABLE_PROGRESS_BARS="1", HF_HUB_DISABLE_TELEMETRY="1")
 
 from _chats import MODULES, TOY_MODULES, conversations
 from _report import note
 
 CHATML = (
-    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
-MARKED = (
-    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}{% if message['role'] == 'assistant' %}{% generation %}"
-    "{{ message['content'] + '<|im_end|>' }}{% endgeneration %}{% else %}{{ message['content'] + '<|im_end|>' }}{% endif %}{{ '\n' }}"
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
-"""The same text, with the marks that TRL's `assistant_only_loss` asks for."""
+MARKED = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}"
+    "{% if message['role'] == 'assistant' %}{% generation %}"
+    "{{ message['content'] + '<|im_end|>' }}{% endgeneration %}"
+    "{% else %}{{ message['content'] + '<|im_end|>' }}{% endif %}{{ '\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+"""The same text, with the marks that TRL's `assistant_only_loss` needs."""
 
 Rows = list[dict[str, Any]]
 Prepare = Callable[[Path, Path, Path], None]
-"""(the JSONL file, the tokenizer's directory, an empty folder to write into)."""
+"""Function of the JSONL file, the tokenizer's directory and an empty folder to write into."""
 
 
 def make_rows(count: int, *, toy: bool) -> Rows:
-    """`count` conversations of one to three questions and answers; the same on every run of one Python version."""
+    """Make `count` conversations of one to three questions and answers, the same for one Python version."""
     pairs = list(conversations("both", TOY_MODULES if toy else MODULES))
     draw, rows = random.Random(0), []
     while len(rows) < count:
         turns = [turn for pair in draw.choices(pairs, k=draw.randint(1, 3)) for turn in pair]
-        # Wrapped in tokens, as instructlab does it, outer blanks would merge otherwise than in the native text.
+        # Stripped, because instructlab wraps contents in tokens, where outer blanks merge otherwise than in the native text.
         rows.append({"messages": [{**turn, "content": turn["content"].strip()} for turn in turns]})
     return rows
 
 
 def write_tokenizer(folder: Path, rows: Rows, template: str, *, vocabulary: int) -> Path:
-    """A byte-level BPE tokenizer trained on the rows, with a chat template, and the config.json that instructlab asks for."""
+    """Train a byte-level BPE tokenizer on the rows; save it with a chat template and the config.json that instructlab needs."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -74,21 +77,21 @@ def write_tokenizer(folder: Path, rows: Rows, template: str, *, vocabulary: int)
 
 
 def forge(data: Path, tokenizer: Path, folder: Path) -> None:
-    """Our side as it comes: `prepare` with its defaults, which for so little data is this process and the tokenizer's threads."""
+    """Prepare with forge's defaults, which for so little data are this process and the tokenizer's threads."""
     import forge_data
 
     forge_data.prepare(data, str(tokenizer), folder / "store", progress=False)
 
 
 def forge_in_one(data: Path, tokenizer: Path, folder: Path) -> None:
-    """Our side in one process of one thread."""
+    """Prepare with forge in one process of one thread."""
     import forge_data
 
     forge_data.prepare(data, str(tokenizer), folder / "store", num_proc=1, progress=False)
 
 
 def forge_wrote(folder: Path) -> Rows:
-    """What our side has written."""
+    """Read the rows that forge wrote."""
     import forge_data
 
     store = forge_data.TokenStore.open(folder / "store")
@@ -96,15 +99,15 @@ def forge_wrote(folder: Path) -> Rows:
 
 
 class Taken(NamedTuple):
-    """What one run took."""
+    """Time of one run."""
 
     seconds: float
     cpu: float
-    """Seconds of processor time, of all threads and of processes that ended meanwhile."""
+    """Seconds of processor time, of all threads and of child processes that have ended."""
 
 
 def timed(run: Callable[[], object]) -> Taken:
-    """What a call takes, with what it prints kept from the benchmark's one line."""
+    """Time a call, whose output is discarded, so that the benchmark prints one line."""
     with contextlib.redirect_stdout(io.StringIO()):
         start, before = time.perf_counter(), _cpu_seconds()
         run()
@@ -117,11 +120,11 @@ def _cpu_seconds() -> float:
 
 
 def _prepared(run: Prepare, rows: Path, tokenizer: Path, folder: Path) -> Taken:
-    """What one preparation of a fresh copy of the rows takes."""
+    """Time one preparation of a new copy of the rows."""
     folder.mkdir(parents=True)
     data = folder / "train.jsonl"
     shutil.copyfile(rows, data)
-    # Once enough is new, whoever made it, Python looks through all that the process holds, 0.25 s with these libraries: every run starts anew.
+    # A full garbage collection takes 0.25 s here, and comes once enough objects are new: each run starts after one.
     gc.collect()
     return timed(lambda: run(data, tokenizer, folder))
 
@@ -129,20 +132,20 @@ def _prepared(run: Prepare, rows: Path, tokenizer: Path, folder: Path) -> Taken:
 def take_turns(
     sides: dict[str, Prepare], rows: Path, tokenizer: Path, scratch: Path, *, repeats: int
 ) -> dict[str, list[Taken]]:
-    """What every run of every side took: once to warm up, then `repeats` times A B C, C B A, A B C, ..."""
+    """Time every run of every side: once to warm up, then `repeats` times A B C, C B A, A B C, ..."""
     every: dict[str, list[Taken]] = {side: [] for side in sides}
     for turn in range(-1, repeats):
         for side in sorted(sides, reverse=turn % 2 == 1):
             taken = _prepared(sides[side], rows, tokenizer, scratch / f"{side}-{turn}")
-            said = f"{taken.seconds:.2f} s, {taken.cpu:.2f} s of processor time"
-            note(f"{side:16} {'warm-up' if turn < 0 else f'run {turn + 1}'}: {said}")
+            times = f"{taken.seconds:.2f} s, {taken.cpu:.2f} s of processor time"
+            note(f"{side:16} {'warm-up' if turn < 0 else f'run {turn + 1}'}: {times}")
             if turn >= 0:
                 every[side].append(taken)
     return every
 
 
 def agree(ours: Rows, theirs: Rows, named: str) -> dict[str, int]:
-    """How many rows, tokens and learned tokens both sides wrote; ends the benchmark where one differs."""
+    """Count the rows, tokens and learned tokens of both sides; end the benchmark where one differs."""
     if len(ours) != len(theirs):
         raise SystemExit(f"{len(ours)} rows here and {len(theirs)} of {named}: they do not prepare the same")
     for number, (one, other) in enumerate(zip(ours, theirs, strict=True)):
@@ -157,13 +160,13 @@ def agree(ours: Rows, theirs: Rows, named: str) -> dict[str, int]:
 
 
 def read_rows(file: Path) -> Iterator[dict[str, Any]]:
-    """The rows of a JSONL file."""
+    """Read the rows of a JSONL file."""
     with file.open(encoding="utf-8") as lines:
         yield from map(json.loads, lines)
 
 
 def summary(every: list[Taken], tokens: int) -> dict[str, Any]:
-    """One side's figures."""
+    """Summarise the runs of one side."""
     median = statistics.median(taken.seconds for taken in every)
     return {
         "seconds": round(median, 4),
@@ -174,7 +177,7 @@ def summary(every: list[Taken], tokens: int) -> dict[str, Any]:
 
 
 def ratios(measured: dict[str, dict[str, Any]], peer: str) -> dict[str, float]:
-    """How many times the peer's seconds are ours in one thread, and both sides counted in processor time."""
+    """Return the peer's seconds over ours in one thread, and both ratios in processor time."""
     theirs = measured[peer]
     return {
         "ratio_one_thread": round(theirs["seconds"] / measured["forge_one_thread"]["seconds"], 4),

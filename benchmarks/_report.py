@@ -1,7 +1,8 @@
-"""Figures -> the one JSON line that a benchmark prints on stdout, with the machine and the versions it was taken on.
+"""The one JSON line that a benchmark prints on stdout: figures, machine and versions.
 
-Every line has the same shape: `benchmark`, `claim`, `ratio` (how many times better than the named baseline, so larger is better), `target`,
-`met` (null at toy size), `toy`, then what the benchmark measured, `machine` and `versions`. Notes for a person go to stderr.
+Every line has the same shape: `benchmark`, `claim`, `ratio` (how many times better than the named baseline, so larger is
+better), `target`, `met` (null at toy size), `toy`, then what the benchmark measured, `machine` and `versions`. Notes for a
+person go to stderr.
 """
 
 import importlib.metadata
@@ -29,17 +30,17 @@ LIBRARIES = (
 )
 FORGE = ("forge-llm", "forge-data", "forge-packing", "forge-accel", "forge-dist", "forge-algos")
 
-# Where DeepSpeed is installed transformers imports it, and its notes go to stdout, which is the line's alone.
+# Where DeepSpeed is installed transformers imports it, and its notes go to stdout, where only the line may be.
 logging.getLogger("DeepSpeed").addFilter(lambda record: record.levelno >= logging.ERROR)
 
 
 def note(text: str) -> None:
-    """Say something to the person who runs the benchmark."""
+    """Print a note for a person, on stderr."""
     print(text, file=sys.stderr, flush=True)
 
 
 def versions(names: Iterable[str] = (*LIBRARIES, *FORGE)) -> dict[str, str]:
-    """Installed version of every distribution that a figure may depend on; what is not installed is left out."""
+    """Return the installed version of every distribution that a figure may depend on."""
     found = {"python": platform.python_version()}
     for name in names:
         try:
@@ -50,7 +51,7 @@ def versions(names: Iterable[str] = (*LIBRARIES, *FORGE)) -> dict[str, str]:
 
 
 def machine() -> dict[str, Any]:
-    """The processor, the cores this process may use, the memory in bytes and the load when the benchmark began."""
+    """Describe the machine: processor, cores this process may use, memory in bytes, load at the start."""
     return {
         "cpu": _cpu_model(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
@@ -69,7 +70,7 @@ def _cpu_model() -> str:
 
 
 def emit(benchmark: str, claim: str, ratio: float, target: float, *, toy: bool, at: dict[str, Any], **figures: Any) -> None:
-    """Print the line. `at` is what `machine()` returned before the measuring began."""
+    """Print the line. `at` is the value of `machine()` before the measurement."""
     line = {
         "benchmark": benchmark,
         "claim": claim,

@@ -1,6 +1,7 @@
-"""Chats -> packed rows that every side trains on, one row an optimizer step, written once and read by each side's process.
+"""Packed rows of chats that every side trains on, one row an optimizer step, written once and read by each side's process.
 
-File: an .npz of `input_ids`, `labels` (int32, all chats flat), `lengths` int64[B], and `row_samples`, `row_sizes` (which chats lie in which row).
+File: an .npz of `input_ids`, `labels` (int32, all chats flat), `lengths` int64[B], and `row_samples`, `row_sizes` (the chats
+of each row).
 """
 
 from pathlib import Path
@@ -11,7 +12,7 @@ from _chats import Chats
 
 
 class Sample(NamedTuple):
-    """One chat: `input_ids` int32[S], `labels` int32[S], -100 where no loss is counted."""
+    """Tokenized chat: `input_ids` int32[S], `labels` int32[S], -100 where no loss is counted."""
 
     input_ids: np.ndarray
     labels: np.ndarray
@@ -23,29 +24,31 @@ class Rows(NamedTuple):
     samples: list[list[Sample]]
 
     def lengths(self, row: int) -> list[int]:
-        """Tokens in each chat of this row."""
+        """Return the tokens of each chat in a row."""
         return [len(sample.input_ids) for sample in self.samples[row]]
 
     def tokens(self, row: int) -> int:
-        """Tokens in this row; there is no padding."""
+        """Return the tokens of a row, which has no padding."""
         return sum(self.lengths(row))
 
     def labelled(self, row: int) -> int:
-        """Positions whose next token is learned (the first label of a chat never counts)."""
+        """Count the positions of a row whose next token is learned; the first label of a chat never counts."""
         return sum(int((sample.labels[1:] != -100).sum()) for sample in self.samples[row])
 
 
 def write_rows(path: Path, chats: Chats, capacity: int, steps: int) -> Rows:
     """Pack all the chats into rows of at most `capacity` tokens with forge_packing and keep `steps` of the full ones.
 
-    The rows are drawn, not taken in order: best-fit decreasing puts the longest chats into the first rows and the shortest into the last.
+    The rows are drawn, not taken in order: best-fit decreasing puts the longest chats into the first rows and the shortest
+    into the last.
     """
     from forge_packing import pack_rows
 
     packed = [row for row in pack_rows(chats.lengths, capacity) if chats.lengths[row].sum() >= 0.95 * capacity]
     if len(packed) < steps:
         raise SystemExit(
-            f"{len(chats.lengths)} chats fill {len(packed)} rows of {capacity} tokens and {steps} steps want as many: lower --steps or --tokens"
+            f"{len(chats.lengths)} chats fill {len(packed)} rows of {capacity} tokens, too few for {steps} steps: "
+            "lower --steps or --tokens"
         )
     rows = [packed[i] for i in np.random.default_rng(0).permutation(len(packed))[:steps]]
     np.savez(
@@ -60,7 +63,7 @@ def write_rows(path: Path, chats: Chats, capacity: int, steps: int) -> Rows:
 
 
 def read_rows(path: Path) -> Rows:
-    """Read what `write_rows` wrote."""
+    """Read the rows that `write_rows` wrote."""
     with np.load(path, allow_pickle=False) as file:
         ends = np.cumsum(file["lengths"])
         starts = ends - file["lengths"]

@@ -1,7 +1,7 @@
-"""A bare PyTorch loop as one side of a comparison: transformers' model, `F.cross_entropy` on the labelled positions, fused AdamW, clipping.
+"""A bare PyTorch loop as one side: transformers' model, `F.cross_entropy` on the labelled positions, fused AdamW, clipping.
 
-Nothing of forge but the attention function that the machine's shim chose, so that what is compared is the rest. Its logits are [P, V] for the
-P labelled positions of a row, held at once.
+It has nothing of forge but the attention function that forge_accel chose, so that the rest is compared. Its logits are [P, V]
+for the P labelled positions of a row, held at once.
 """
 
 from typing import Any

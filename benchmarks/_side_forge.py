@@ -1,4 +1,4 @@
-"""forge's pieces as one side of a comparison, put together as `forge.sft` puts them together."""
+"""forge's packages as one side of a comparison, combined as in `forge.sft`."""
 
 from collections.abc import Iterator
 from typing import Any

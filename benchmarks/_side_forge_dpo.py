@@ -1,4 +1,4 @@
-"""forge's DPO as one side of a comparison, put together as `forge.dpo` puts it together; the reference is scored before the clock runs."""
+"""forge's DPO as one side of a comparison, combined as in `forge.dpo`; the reference is scored before the measurement."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -53,5 +53,5 @@ def run(job: dict[str, Any], rows: Rows, session: Any) -> None:
             autocast=autocast,
         )
     ):
-        # Real tokens of both sides, each prompt counted twice, whatever went through the model: what the user has trained on.
+        # Tokens of both completions, each prompt counted twice whatever went through the model: those that the user trains on.
         session.step_done(tokens=real[done % len(real)], computed=output.tokens, loss=output.loss)

@@ -1,4 +1,4 @@
-"""forge's DPO with each pair's prompt in the row for either completion, as one side of `shared_prompts.py`."""
+"""forge's DPO with each pair's prompt in the row once for each completion, as one side of `shared_prompts.py`."""
 
 from typing import Any
 

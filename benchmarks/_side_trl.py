@@ -1,7 +1,7 @@
-"""TRL's `SFTTrainer` as one side of a comparison: rows -> optimizer steps, with everything off that is no part of training.
+"""TRL's `SFTTrainer` as one side of a comparison, with everything off that is no part of training.
 
-`packing: "rows"` feeds the very rows that the other sides train on (TRL takes pre-packed rows with `padding_free`), so tokens and losses agree
-row by row. `packing: "bfd"` lets TRL pack the same chats itself, as its users do.
+`packing: "rows"` feeds the rows that the other sides train on (TRL takes pre-packed rows with `padding_free`), so tokens and
+losses agree row by row. `packing: "bfd"` lets TRL pack the same chats itself, as its users do.
 """
 
 from typing import Any
@@ -18,7 +18,7 @@ def run(job: dict[str, Any], rows: Rows, session: Any) -> None:
     from trl import SFTConfig, SFTTrainer
 
     disable_progress_bar()
-    # As on the other sides: what is trained is held in fp32, a frozen base in the dtype it is computed in.
+    # As on the other sides, trained weights are in fp32, a frozen base in its compute dtype.
     dtype = torch.float32 if job["adapter"] == "none" else getattr(torch, job["dtype"])
     model = AutoModelForCausalLM.from_pretrained(job["model"], dtype=dtype, attn_implementation=job["trl_attention"])
     own_packing = job["trl_packing"] == "bfd"
@@ -44,7 +44,7 @@ def run(job: dict[str, Any], rows: Rows, session: Any) -> None:
     )
 
     class Paced(SFTTrainer):
-        """Keeps the loss that the trainer computed anyway."""
+        """Trainer that records the loss and the tokens of each step."""
 
         loss_of_step = float("nan")
         tokens_of_step = 0
@@ -56,7 +56,7 @@ def run(job: dict[str, Any], rows: Rows, session: Any) -> None:
             return result
 
     class Steps(TrainerCallback):
-        """Hands every step to the session, which waits there for leave to go on."""
+        """Callback that reports every step to the session, and waits for the next one."""
 
         def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
             session.ready()
@@ -76,7 +76,7 @@ def run(job: dict[str, Any], rows: Rows, session: Any) -> None:
 
 
 def arguments(job: dict[str, Any]) -> dict[str, Any]:
-    """What every trainer of TRL is told: the optimizer of the other sides, and everything off that is no part of training."""
+    """Return the arguments of every TRL trainer: the other sides' optimizer, and everything off that is no part of training."""
     return {
         "output_dir": job["scratch"],
         "max_steps": 1_000_000,
@@ -103,7 +103,7 @@ def arguments(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def adapter(job: dict[str, Any]) -> Any:
-    """The adapter of the other sides, or None."""
+    """Return the adapter of the other sides, or None."""
     if job["adapter"] != "lora":
         return None
     from peft import LoraConfig
@@ -112,7 +112,7 @@ def adapter(job: dict[str, Any]) -> Any:
 
 
 def any_tokenizer(vocabulary: int) -> Any:
-    """The trainer insists on a tokenizer although its rows are token ids already: one that knows a padding token, and nothing else."""
+    """Make a tokenizer with a padding token and nothing else: the trainer needs one though its rows are token ids."""
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
     from transformers import PreTrainedTokenizerFast

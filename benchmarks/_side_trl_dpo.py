@@ -35,7 +35,7 @@ def run(job: dict[str, Any], rows: Rows, session: Any) -> None:
     )
 
     class Paced(DPOTrainer):
-        """Takes token ids as they are, and keeps the loss that the trainer computed anyway."""
+        """Trainer that takes token ids as they are, and records the loss of each step."""
 
         loss_of_step = float("nan")
 
@@ -48,7 +48,7 @@ def run(job: dict[str, Any], rows: Rows, session: Any) -> None:
             return result
 
     class Steps(TrainerCallback):
-        """Hands every step to the session, which waits there for leave to go on."""
+        """Callback that reports every step to the session, and waits for the next one."""
 
         done = 0
 

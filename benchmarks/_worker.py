@@ -1,4 +1,4 @@
-"""A job file -> one trainer, driven step by step over a pipe (the protocol stands in `_lockstep.py`). Started by a benchmark, not by hand.
+"""One trainer, driven step by step over a pipe (protocol: `_lockstep.py`). Started by a benchmark with a job file.
 
 The sides live in files of their own, each with `run(job, rows, session)`: `_side_forge.py`, `_side_bare.py`, `_side_trl.py`.
 """
@@ -15,7 +15,7 @@ from _lockstep import peak_rss_bytes, rss_bytes, worker_channel
 
 
 class Session:
-    """What a side tells the benchmark: once that it is ready, then each optimizer step that it has done. Both wait for leave to go on."""
+    """Connection of a side to the benchmark: it reports that it is ready, then each step, and waits for the next."""
 
     def __init__(self, channel: Any, side: str, *, accelerated: bool) -> None:
         self._channel, self._side, self._accelerated = channel, side, accelerated
@@ -23,23 +23,23 @@ class Session:
         self._before = 0
 
     def ready(self) -> None:
-        """Everything is loaded and no step is done."""
+        """Report that everything is loaded, before the first step."""
         import torch
 
         self._before = rss_bytes()
         if self._accelerated:
             torch.accelerator.reset_peak_memory_stats()
-        self._say({"ready": self._side, "threads": torch.get_num_threads()})
+        self._write({"ready": self._side, "threads": torch.get_num_threads()})
         self._wait()
 
     def step_done(self, **figures: float) -> None:
-        """One optimizer step is done; `figures` go to the benchmark beside its seconds."""
+        """Report one optimizer step with its figures and seconds."""
         if self._accelerated:
             import torch
 
             torch.accelerator.synchronize()
         seconds, cpu_seconds = time.perf_counter() - self._start, time.process_time() - self._cpu_start
-        self._say({**figures, "seconds": seconds, "cpu_seconds": cpu_seconds})
+        self._write({**figures, "seconds": seconds, "cpu_seconds": cpu_seconds})
         self._wait()
 
     def _wait(self) -> None:
@@ -52,12 +52,12 @@ class Session:
         import torch
 
         device = torch.accelerator.max_memory_allocated() if self._accelerated else None
-        self._say({"peak_rss_bytes": peak_rss_bytes(), "rss_before_steps_bytes": self._before, "peak_device_bytes": device})
+        self._write({"peak_rss_bytes": peak_rss_bytes(), "rss_before_steps_bytes": self._before, "peak_device_bytes": device})
         # A trainer in mid-run has nothing here to save, and unwinding it would only cost time.
         sys.stderr.flush()
         os._exit(0)
 
-    def _say(self, answer: dict[str, Any]) -> None:
+    def _write(self, answer: dict[str, Any]) -> None:
         self._channel.write(json.dumps(answer) + "\n")
         self._channel.flush()
 

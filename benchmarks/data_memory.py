@@ -1,7 +1,8 @@
-"""Claim: preparing a million rows takes less than 1 GB of memory, in one process, and in two workers and the one that writes together.
+"""Claim: preparing a million rows takes less than 1 GB of memory, in one process, and in two workers and the one that writes.
 
-Each run is a process of its own; what it held at most is the kernel's VmHWM, libraries included. For workers the largest one's peak counts
-for each. The ratio is the budget over the worse of the two runs. A second file, a tenth as long, shows how much of it grows with the rows.
+Each run is a process of its own; its peak is the kernel's VmHWM, libraries included. For workers the largest one's peak
+counts for each. The ratio is the budget over the worse of the two runs. A second file, a tenth as long, shows how much of it
+grows with the rows.
 
     python benchmarks/data_memory.py
 """
@@ -27,15 +28,15 @@ print(json.dumps({"own": own, "worker": workers, "rows": store.accounting.read})
 
 
 def peak(data: Path, tokenizer: Path, store: Path, processes: int) -> dict[str, int]:
-    """Bytes that a preparation held at most, in the process that writes, in the largest worker, and in all together."""
+    """Measure the peak bytes of a preparation: the process that writes, the largest worker, all together."""
     command = [sys.executable, "-c", SCRIPT, str(data), str(tokenizer), str(store), str(processes)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"ended with exit status {done.returncode}:\n{done.stderr}")
-    told = json.loads(done.stdout)
-    together = told["own"] + (told["worker"] * processes if processes > 1 else 0)
-    note(f"{told['rows']:,} rows, {processes} process(es): {together / 1e6:,.0f} MB")
-    return {"writing": told["own"], "largest_worker": told["worker"], "together": together}
+    found = json.loads(done.stdout)
+    together = found["own"] + (found["worker"] * processes if processes > 1 else 0)
+    note(f"{found['rows']:,} rows, {processes} process(es): {together / 1e6:,.0f} MB")
+    return {"writing": found["own"], "largest_worker": found["worker"], "together": together}
 
 
 def main() -> None:

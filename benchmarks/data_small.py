@@ -1,8 +1,8 @@
-"""Claim: a hundred rows are tokens within 2 s, imports, default settings and all that `prepare` checks included.
+"""Claim: a hundred rows are prepared within 2 s, imports, default settings and all checks of `prepare` included.
 
-Every run is a process of its own, as a user's script is: it imports forge_data, loads the tokenizer from a directory of tokenizer files
-and prepares 100 conversations into a new store. Bare `python -c pass` runs in turn with it, to show the weather. The ratio is the
-budget over the median.
+Every run is a process of its own, as a user's script is: it imports forge_data, loads the tokenizer from a directory of
+tokenizer files and prepares 100 conversations into a new store. Bare `python -c pass` runs in turn with it, to show the
+machine's load. The ratio is the budget over the median.
 
     python benchmarks/data_small.py --repeats 11
 """
@@ -24,7 +24,7 @@ SCRIPT = "import sys, forge_data; forge_data.prepare(*sys.argv[1:4])"
 
 
 def seconds(command: list[str]) -> float:
-    """Wall-clock seconds of one run; a command that fails ends the benchmark with its own words."""
+    """Measure the wall-clock seconds of one run; a command that fails ends the benchmark with its own message."""
     start = time.perf_counter()
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     elapsed = time.perf_counter() - start
@@ -50,7 +50,7 @@ def main() -> None:
             command = [sys.executable, "-c", SCRIPT, str(data), str(tokenizer), str(folder / f"store-{turn}")]
             for name, words in (("bare", [sys.executable, "-c", "pass"]), ("prepare", command)):
                 elapsed = seconds(words)
-                if turn >= 0:  # the first round warms byte-code and file cache, as on a machine that is used
+                if turn >= 0:  # the first round warms byte-code and file caches, as on a machine in use
                     taken[name].append(elapsed)
     median = {name: statistics.median(times) for name, times in taken.items()}
     note(f"prepare {median['prepare']:.2f} s, bare Python {median['bare']:.2f} s")

@@ -1,7 +1,8 @@
 """Claim: a store is read at a million samples a second or more, by index, in any order, in plain Python.
 
-A store of 200,000 samples of 20 to 400 tokens; `store[i].input_ids` for every i of a random order, several times over. The ratio is the
-samples a second over a million. Labels, segments and roles are made when they are asked for; what they cost is measured beside it.
+A store of 200,000 samples of 20 to 400 tokens; `store[i].input_ids` for every i of a random order, several times over. The
+ratio is the samples a second over a million. Labels, segments and roles are computed when they are read; their cost is
+measured too.
 
     python benchmarks/data_store.py
 """
@@ -23,7 +24,7 @@ GOAL_PER_SECOND = 1_000_000
 
 
 def write_rows(path: Path, count: int) -> None:
-    """Rows of tokens in mini-trainer's form."""
+    """Write rows of tokens in mini-trainer's format."""
     draw = random.Random(0)
     with path.open("w", encoding="ascii") as file:
         for _ in range(count):
@@ -33,7 +34,7 @@ def write_rows(path: Path, count: int) -> None:
 
 
 def per_second(read: Callable[[int], object], order: list[int], repeats: int) -> float:
-    """Calls a second of `read` over all indices, the median round."""
+    """Measure the calls of `read` a second over all indices, the median of the rounds."""
     rates = []
     for _ in range(repeats):
         start = time.perf_counter()

@@ -1,10 +1,11 @@
-"""Claim: `forge_data.prepare` is at least 5 times as fast as instructlab-training's `process_data`, for the same ids and labels.
+"""Claim: `forge_data.prepare` is at least 5 times as fast as instructlab's `process_data`, with the same ids and labels.
 
-3,000 conversations of one to three questions and answers, one process a side: ours as it comes, in which the tokenizer has its threads, and once
-more in one thread (`num_proc=1`); the target is for the first, which is what a user gets. Each side reads a JSONL file and a tokenizer's directory and
-writes what it trains from: ours a token store with its lint, theirs `data.jsonl`. They take turns in one process with all libraries loaded;
-every run gets a fresh copy of the file, so that datasets' cache helps nobody. Every id and every label must be the same.
-The ratio is their seconds over ours, medians; the processor time of both is beside it.
+3,000 conversations of one to three questions and answers, one process a side: ours with its defaults, in which the tokenizer
+has its threads, and once more in one thread (`num_proc=1`); the target is for the first, which is what a user gets. Each side
+reads a JSONL file and a tokenizer's directory and writes the file that it trains from: ours a token store with its lint,
+theirs `data.jsonl`. They take turns in one process with all libraries loaded; every run gets a new copy of the file, so that
+no side profits from datasets' cache. Every id and every label must be the same. The ratio is their seconds over ours,
+medians; the processor time of both is beside it.
 
     python benchmarks/data_vs_instructlab.py
 """
@@ -22,7 +23,7 @@ TARGET = 5.0
 
 
 def instructlab(data: Path, tokenizer: Path, folder: Path) -> None:
-    """Their side: what `run_training` calls before it trains."""
+    """Prepare as instructlab's `run_training` does before it trains."""
     from instructlab.training.data_process import process_data
 
     process_data(

@@ -1,11 +1,11 @@
-"""Claim: `forge_data.prepare` is at least 3 times as fast as TRL's dataset preparation with `assistant_only_loss`, for the same ids and labels.
+"""Claim: `forge_data.prepare` is at least 3 times as fast as TRL's preparation with `assistant_only_loss`, same ids and labels.
 
-Conversations of one to three questions and answers, each side with its default settings (both stay in this process; ours once more in one thread,
-`num_proc=1`, and the target is for the first), a chat template that
-marks the assistant's text with {% generation %}, as TRL asks for. Preparation is not a call of its own in TRL: it happens while `SFTTrainer` is made. So theirs is the time to
-read the file and make a trainer, less the time to make a trainer (same model, same settings) from rows that are prepared already.
-They take turns in one process with all libraries loaded; every run gets a fresh copy of the file. Every id and every label must be the same.
-The ratio is their seconds over ours, medians; the processor time of both is beside it.
+Conversations of one to three questions and answers, each side with its default settings (both stay in this process; ours once
+more in one thread, `num_proc=1`, and the target is for the first), a chat template that marks the assistant's text with {%
+generation %}, as TRL needs. Preparation is not a call of its own in TRL: it happens while `SFTTrainer` is made. So theirs is
+the time to read the file and make a trainer, less the time to make a trainer (same model, same settings) from rows that are
+prepared already. They take turns in one process with all libraries loaded; every run gets a new copy of the file. Every id
+and every label must be the same. The ratio is their seconds over ours, medians; the processor time of both is beside it.
 
     python benchmarks/data_vs_trl.py
 """
@@ -27,7 +27,7 @@ TARGET = 3.0
 
 
 class Trl:
-    """Their side."""
+    """TRL's side."""
 
     def __init__(self, tokenizer: Path) -> None:
         from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
@@ -47,7 +47,7 @@ class Trl:
         self.prepared = self._trainer(rows, folder).train_dataset
 
     def alone(self, folder: Path) -> None:
-        """Make a trainer from rows that are prepared: what a trainer costs without preparation."""
+        """Time making a trainer from prepared rows, without preparation."""
         self.trainer.append(preparation.timed(lambda: self._trainer(self.prepared, folder)))
 
     def _trainer(self, rows: Any, folder: Path) -> Any:
@@ -88,7 +88,7 @@ def main() -> None:
             theirs.alone(folder / f"alone-{turn}")
         for ours in ("forge-0", "forge_one_thread-0"):
             sizes = preparation.agree(preparation.forge_wrote(folder / ours), list(theirs.prepared), "TRL")
-    # What the trainer itself costs is taken from every run of theirs; a toy's difference may fall below nothing.
+    # The cost of the trainer itself is subtracted from every run of theirs; at toy size the difference may be negative.
     trainer = preparation.Taken(*(statistics.median(figures) for figures in zip(*theirs.trainer, strict=True)))
     note(f"making TRL's trainer alone: {trainer.seconds:.2f} s, {trainer.cpu:.2f} s of processor time")
     every["trl"] = [
@@ -98,7 +98,8 @@ def main() -> None:
     measured = {side: preparation.summary(taken, sizes["tokens"]) for side, taken in every.items()}
     emit(
         "data_vs_trl",
-        "seconds of TRL's dataset preparation with assistant_only_loss over forge_data.prepare's, default settings of both, same ids and labels",
+        "seconds of TRL's dataset preparation with assistant_only_loss over forge_data.prepare's, default settings of both, "
+        "same ids and labels",
         measured["trl"]["seconds"] / measured["forge"]["seconds"],
         TARGET,
         toy=options.toy,

@@ -1,6 +1,7 @@
 """Claim: two processes prepare a 200 MB file at least 1.6 times as fast as one, and write the same bytes.
 
-Both in turn, A B, B A, ..., each into a store of its own, starting the workers included. The stores must be the same, file by file.
+Both in turn, A B, B A, ..., each into a store of its own, starting the workers included. The stores must be the same, file by
+file.
 
     python benchmarks/data_workers.py --repeats 3
 """
@@ -36,7 +37,7 @@ def main() -> None:
         for turn in range(1 if options.toy else options.repeats):
             for count in sorted(seconds, reverse=turn % 2 == 1):
                 start = time.perf_counter()
-                # Each run its own place: a store that is there would be reused.
+                # A directory for each run: a store that exists would be reused.
                 stores[count] = forge_data.prepare(
                     data, str(tokenizer), folder / f"{count}-{turn}", num_proc=count, progress=False
                 )

@@ -1,8 +1,8 @@
-"""Claim: under fsdp2 on 4 ranks, no rank needs more than half of what one process needs to load a model and take a step with AdamW.
+"""Claim: under fsdp2 on 4 ranks, no rank needs more than half of one process's memory to load a model and take an AdamW step.
 
-A Llama of about 300 million parameters is written from a config (`--toy`: of 3 million). Then one process alone, and after that four ranks
-together, load it and take one step; each reports how far its resident memory rose over what its imports had taken: after loading, and at
-its peak. The ratio is the single process's peak over the largest rank's.
+A Llama of about 300 million parameters is written from a config (`--toy`: of 3 million). Then one process alone, and after
+that four ranks together, load it and take one step; each reports how far its resident memory rose over what its imports had
+taken: after loading, and at its peak. The ratio is the single process's peak over the largest rank's.
 
     python benchmarks/dist_memory.py
 """
@@ -37,19 +37,19 @@ def write(folder: str, shape: dict[str, int]) -> int:
 
 
 def peak() -> int:
-    """Bytes: the most that was ever resident."""
+    """Read the peak resident memory, in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def resident() -> int:
-    """Bytes resident now."""
+    """Read the resident memory now, in bytes."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 def rank(path: str, strategy_name: str, columns: int) -> None:
-    """Load, take a step of `columns` micro-batches, print what it took."""
+    """Load, take a step of `columns` micro-batches, print the memory that it took."""
     import torch
-    from transformers import AutoModelForCausalLM, LlamaForCausalLM  # noqa: F401  counted as imports, not as the model's
+    from transformers import AutoModelForCausalLM, LlamaForCausalLM  # noqa: F401  memory of imports, not of the model
 
     import forge_dist
 
@@ -73,7 +73,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--toy", action="store_true", help="seconds instead of minutes; the ratio means nothing")
     parser.add_argument("--columns", type=int, default=1, help="micro-batches of the step")
-    parser.add_argument("--rank", nargs=2, metavar=("PATH", "STRATEGY"), help="what a rank is started with")
+    parser.add_argument("--rank", nargs=2, metavar=("PATH", "STRATEGY"), help="arguments of a rank, set by this script")
     parser.add_argument("--write", metavar="FOLDER", help="only write the model there")
     options = parser.parse_args()
     if options.write:

@@ -1,10 +1,10 @@
-"""Claim: a run that was stopped is at its next step nearly as soon as a fresh one is at its first: the ratio of the two times is at least 0.8.
+"""Claim: a stopped run reaches its next step nearly as soon as a new one its first: the ratio of the times is at least 0.8.
 
-A Llama of 33 million parameters (`--toy`: tiny) and token rows, written on the spot; one process, AdamW. One run is stopped by SIGTERM after a
-few steps, which saves its full state. Then, in turn, a fresh run is started in an empty directory, and a copy of the stopped one is
-started again; each is timed from starting the command until its first new step stands in metrics.jsonl, and killed there. So the
-restart's time has in it that every byte of the state is checked against its hash, and read. The ratio is the median fresh time over the
-median restart.
+A Llama of 33 million parameters (`--toy`: tiny) and token rows, written on the spot; one process, AdamW. One run is stopped
+by SIGTERM after a few steps, which saves its full state. Then, in turn, a new run is started in an empty directory, and a
+copy of the stopped one is started again; each is timed from starting the command until its first new step is in
+metrics.jsonl, and killed there. So the time of the restart includes checking every byte of the state against its hash, and
+reading it. The ratio is the median time of a new run over the median restart.
 
     python benchmarks/dist_restart.py --repeats 5
 """
@@ -28,7 +28,7 @@ from _report import emit, machine, note
 SHAPE = {"hidden_size": 384, "intermediate_size": 1024, "num_hidden_layers": 12, "vocab_size": 32000}
 TOY = {"hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2, "vocab_size": 512}
 ROWS, TOKENS, STEPS_BEFORE = 64, 64, 3
-PATIENCE_SECONDS = 300.0
+PATIENCE_SECONDS = 1800.0
 
 
 def write_model(folder: Path, shape: dict[str, int]) -> int:
@@ -51,14 +51,14 @@ def write_model(folder: Path, shape: dict[str, int]) -> int:
 
 
 def write_rows(file: Path) -> None:
-    """Rows of ids, every one learned."""
+    """Write rows of ids, all of them learned."""
     draw = random.Random(0)
     rows = [[draw.randrange(256) for _ in range(TOKENS)] for _ in range(ROWS)]
     file.write_text("".join(json.dumps({"input_ids": row, "labels": row}) + "\n" for row in rows), encoding="utf-8")
 
 
 def last_step(run: Path) -> int:
-    """The last step that stands in metrics.jsonl, whole; 0 before there is one."""
+    """Read the last complete step of metrics.jsonl; 0 before there is one."""
     try:
         lines = (run / "metrics.jsonl").read_text(encoding="utf-8").split("\n")[:-1]
     except FileNotFoundError:
@@ -67,7 +67,7 @@ def last_step(run: Path) -> int:
 
 
 def link_or_copy(source: str, target: str) -> None:
-    """States are written once and never again: a link holds up the disk no longer than a run that was stopped here would."""
+    """Copy a file, or link it where it is part of a full state, which is written only once: a copy would keep the disk busy."""
     if source.endswith(".safetensors"):
         Path(target).hardlink_to(source)
     else:
@@ -75,14 +75,14 @@ def link_or_copy(source: str, target: str) -> None:
 
 
 class Run:
-    """`forge sft` in a process of its own, ended with the block, by SIGKILL if need be."""
+    """`forge sft` in a process of its own, killed at the end of the block if it still runs."""
 
     def __init__(self, run: Path, scratch: Path) -> None:
         self.run, self.log = run, scratch / "output.txt"
         given = {"model-path": scratch / "model", "data-path": scratch / "rows.jsonl", "ckpt-output-dir": run}
-        wishes = {"effective-batch-size": 2, "max-tokens-per-gpu": 2 * TOKENS, "num-epochs": 1000, "lr-scheduler": "constant"}
+        settings = {"effective-batch-size": 2, "max-tokens-per-gpu": 2 * TOKENS, "num-epochs": 1000, "lr-scheduler": "constant"}
         self.command = [sys.executable, "-m", "forge", "sft"]
-        for name, value in {**given, **wishes}.items():
+        for name, value in {**given, **settings}.items():
             self.command += [f"--{name}", str(value)]
 
     def __enter__(self) -> "Run":
@@ -97,27 +97,27 @@ class Run:
         self.process.wait()
 
     def reach(self, step: int) -> float:
-        """Seconds from the start of the command until `step` is in metrics.jsonl."""
+        """Wait until `step` is in metrics.jsonl; return the seconds since the command was started."""
         while last_step(self.run) < step:
             if self.process.poll() is not None or time.perf_counter() - self.began > PATIENCE_SECONDS:
-                raise SystemExit(f"step {step} did not come:\n{self.log.read_text()}")
+                raise SystemExit(f"step {step} was not reached:\n{self.log.read_text()}")
             time.sleep(0.005)
         return time.perf_counter() - self.began
 
     def processor_seconds(self) -> float:
-        """What the command took of the processor so far; on a busy machine the steadier figure."""
+        """Read the processor seconds of the command so far, on a busy machine the steadier figure."""
         fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def stop(self) -> None:
-        """Ask it to stop, and wait until it saved its state."""
+        """Stop the run by SIGTERM, and wait until it has saved its state."""
         self.process.send_signal(signal.SIGTERM)
         if self.process.wait(PATIENCE_SECONDS) != 75:
             raise SystemExit(f"the run did not stop as it should:\n{self.log.read_text()}")
 
 
 def measure(scratch: Path, repeats: int) -> tuple[dict[str, list[float]], dict[str, Any]]:
-    """Seconds of each start; and processor seconds, the step of the restarts, and the bytes of their full state."""
+    """Measure the seconds of each start; and processor seconds, the step of the restarts, the bytes of their full state."""
     stopped = scratch / "stopped"
     with Run(stopped, scratch) as run:
         run.reach(STEPS_BEFORE)
@@ -130,7 +130,7 @@ def measure(scratch: Path, repeats: int) -> tuple[dict[str, list[float]], dict[s
     }
     seconds: dict[str, list[float]] = {"fresh": [], "restart": []}
     busy: dict[str, list[float]] = {"fresh": [], "restart": []}
-    # The first of each brings the files into memory, as they are where a run was just stopped; it is left out.
+    # The first start of each kind, left out, brings the files into memory, as they are where a run was just stopped.
     for turn in range(repeats + 1):
         for name in sorted(seconds, reverse=bool(turn % 2)):
             where = scratch / f"{name}-{turn}"
@@ -140,7 +140,7 @@ def measure(scratch: Path, repeats: int) -> tuple[dict[str, list[float]], dict[s
                 seconds[name].append(run.reach(1 if name == "fresh" else step + 1))
                 busy[name].append(run.processor_seconds())
             if ("going on after step" in run.log.read_text()) != (name == "restart"):
-                raise SystemExit(f"the {name} is none:\n{run.log.read_text()}")
+                raise SystemExit(f"this is no {name} run:\n{run.log.read_text()}")
             note(f"{name:8} {seconds[name][-1]:6.2f} s")
             shutil.rmtree(where)
     found["processor_seconds"] = {name: statistics.median(taken[1:]) for name, taken in busy.items()}
@@ -164,7 +164,7 @@ def main() -> None:
     median = {name: statistics.median(taken) for name, taken in seconds.items()}
     emit(
         "dist_restart",
-        "time from starting the command to the first step of a fresh run, over that to the next step of a stopped one",
+        "time from starting the command to the first step of a new run, over that to the next step of a stopped one",
         median["fresh"] / median["restart"],
         0.8,
         toy=options.toy,

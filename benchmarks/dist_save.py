@@ -1,8 +1,9 @@
-"""Claim: while a full state is saved in the background, training stands still for a third of a foreground save at most.
+"""Claim: while a full state is saved in the background, training waits for at most a third of a foreground save.
 
-About 300 MB of weights and AdamW's two moments on one rank, saved in turn in the foreground (`async_save` off) and in the background, each
-to the same disk; the ratio is the median time that `save` keeps the training waiting in the foreground over that in the background. The
-first background save, which takes its memory, is left out and reported beside it; so is how long the background save takes altogether.
+About 300 MB of weights and AdamW's two moments on one rank, saved in turn in the foreground (`async_save` off) and in the
+background, each to the same disk; the ratio is the median time that `save` keeps the training waiting in the foreground over
+that in the background. The first background save, which allocates its memory, is reported apart; so is how long a background
+save takes altogether.
 
     python benchmarks/dist_save.py
 """
@@ -21,7 +22,7 @@ import forge_dist
 
 
 def make_state(megabytes: int) -> dict[str, torch.Tensor]:
-    """Weights of layers of 1024 × 1024 and an embedding, with their moments: float32, `megabytes` in all."""
+    """Make weights of 1024 × 1024 values each with AdamW's two moments: float32, `megabytes` in all."""
     torch.manual_seed(0)
     count = max(1, megabytes // 12)
     weights = {f"layers.{index}.weight": torch.randn(512, 2048) for index in range(count)}
@@ -31,8 +32,8 @@ def make_state(megabytes: int) -> dict[str, torch.Tensor]:
     return state
 
 
-def complain(text: str) -> None:
-    """A save that fails proves nothing."""
+def fail(text: str) -> None:
+    """End the benchmark where a save fails."""
     sys.exit(text)
 
 
@@ -47,7 +48,7 @@ def main() -> None:
     at = machine()
     megabytes, repeats = (12, 2) if options.toy else (options.megabytes, options.repeats)
     state = make_state(megabytes)
-    # As a rank beside others has it; two threads that wait for each other on a busy machine would be what is measured.
+    # One thread, as a rank beside others has; otherwise threads that wait for each other on a busy machine would be measured.
     torch.set_num_threads(1)
     stalls: dict[bool, list[float]] = {True: [], False: []}
     busy: dict[bool, list[float]] = {True: [], False: []}
@@ -56,9 +57,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=options.directory) as scratch, forge_dist.join(topology) as ranks:
         ranks.connect("gloo", torch.device("cpu"))
         savers = {
-            background: forge_dist.Checkpoints(
-                Path(scratch) / str(background), ranks, keep=1, background=background, note=complain
-            )
+            background: forge_dist.Checkpoints(Path(scratch) / str(background), ranks, keep=1, background=background, note=fail)
             for background in (False, True)
         }
         for step in range(repeats + 1):
@@ -72,11 +71,12 @@ def main() -> None:
                     whole.append(time.perf_counter() - start)
     foreground, background = (statistics.median(stalls[kind][1:]) for kind in (False, True))
     note(
-        f"foreground {foreground:.3f} s, background {background:.3f} s (first {stalls[True][0]:.3f} s), done after {statistics.median(whole):.3f} s"
+        f"foreground {foreground:.3f} s, background {background:.3f} s (first {stalls[True][0]:.3f} s), "
+        f"done after {statistics.median(whole):.3f} s"
     )
     emit(
         "dist_save",
-        "a save in the background holds the training up a third as long as one in the foreground, or less",
+        "a save in the background keeps training waiting a third as long as one in the foreground, or less",
         foreground / background,
         3.0,
         toy=options.toy,

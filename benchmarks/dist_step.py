@@ -1,8 +1,9 @@
-"""Claim: a step of our fsdp2 takes no longer than one of bare `fully_shard` with the same groups: at least 0.97 of its speed, on 2 ranks.
+"""Claim: a step of our fsdp2 is as fast as one of bare `fully_shard` with the same groups: at least 0.97 of its speed, 2 ranks.
 
-Both sides hold the same model, divided along the same modules, and take turns step by step in the same processes, each round in the
-opposite order of the round before: forward, backward, global norm, clipping, fused AdamW, and the loss is read. The bare side averages over
-ranks, as `fully_shard` does by itself; ours sums. The ratio is the median over rounds of the bare side's seconds over ours.
+Both sides hold the same model, divided along the same modules, and take turns step by step in the same processes, each round
+in the opposite order of the round before: forward, backward, global norm, clipping, fused AdamW, and the loss is read. The
+bare side averages over ranks, as `fully_shard` does by itself; ours sums. The ratio is the median over rounds of the bare
+side's seconds over ours.
 
     python benchmarks/dist_step.py --rounds 40
 """
@@ -42,7 +43,7 @@ def adamw(model: Any) -> Any:
 
 
 class Ours:
-    """The calls of `forge_algos.train`."""
+    """Our side: the calls of `forge_algos.train`."""
 
     def __init__(self, ranks: Any, path: str) -> None:
         import torch
@@ -67,7 +68,7 @@ class Ours:
 
 
 class Bare:
-    """What a person writes with torch alone."""
+    """The bare side: torch alone."""
 
     def __init__(self, path: str) -> None:
         import torch
@@ -110,7 +111,7 @@ def rank(path: str, rounds: int) -> None:
                 losses[name] = sides[name].step(ids)
                 ranks.barrier()
                 seconds[name].append(time.perf_counter() - started)
-        # The first rounds make the optimizers' state and FSDP's buffers.
+        # The first rounds allocate the optimizers' state and FSDP's buffers.
         print(json.dumps({"losses": losses, **{name: took[2:] for name, took in seconds.items()}}), flush=True)
 
 
@@ -118,7 +119,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--toy", action="store_true", help="seconds; the ratio means nothing")
     parser.add_argument("--rounds", type=int, default=40)
-    parser.add_argument("--rank", metavar="PATH", help="what a rank is started with")
+    parser.add_argument("--rank", metavar="PATH", help="argument of a rank, set by this script")
     options = parser.parse_args()
     if options.rank:
         rank(options.rank, options.rounds)

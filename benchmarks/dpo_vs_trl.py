@@ -1,9 +1,10 @@
-"""Claim: on a CPU, forge's DPO (padding-free, each prompt computed once) trains faster than TRL's padded `DPOTrainer`, and in less memory.
+"""Claim: on a CPU, forge's DPO (no padding, each prompt once) is faster than TRL's `DPOTrainer`, and takes less memory.
 
-Both sides get the same model directory, the same token ids of the same pairs in the same order, a reference scored before the clock runs,
-AdamW (fused), clipping at 1.0, fp32, no gradient checkpointing, no logging, no saving. Each side is a process of its own; they take turns
-step by step (`_lockstep.py`), and the losses of the first step must agree. Tokens are the pairs' own, each prompt counted twice and no padding,
-on both sides alike; the ratio is TRL's seconds a token over forge's, each the median over all steps after the warm-up.
+Both sides get the same model directory, the same token ids of the same pairs in the same order, a reference scored before the
+measurement, AdamW (fused), clipping at 1.0, fp32, no gradient checkpointing, no logging, no saving. Each side is a process of
+its own; they take turns step by step (`_lockstep.py`), and the losses of the first step must agree. Tokens are the pairs'
+own, each prompt counted twice and no padding, on both sides alike; the ratio is TRL's seconds a token over forge's, each the
+median over all steps after the warm-up.
 
     python benchmarks/dpo_vs_trl.py
     python benchmarks/dpo_vs_trl.py --model path/to/SmolLM2-135M-Instruct --adapter lora --pairs 2 --tokens 384
@@ -22,7 +23,7 @@ from sft_vs_trl import chats_for
 
 
 def arguments() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--model", default="tiny", help=f"a model directory, or a shape made from a config: {', '.join(SHAPES)}"
@@ -56,7 +57,8 @@ def main() -> None:
         chats = chats_for(options.model, directory, model.vocabulary, kind=kind, tokens=options.tokens, toy=options.toy)
         rows = write_pairs(folder / "rows.npz", chats, pairs=options.pairs, steps=steps, max_length=options.tokens)
         job = {
-            "model": str(directory), "vocabulary": model.vocabulary, "adapter": options.adapter, "rows": str(folder / "rows.npz"),
+            "model": str(directory), "vocabulary": model.vocabulary, "adapter": options.adapter,
+            "rows": str(folder / "rows.npz"),
             "learning_rate": options.learning_rate, "share": not options.prompts_twice,
         }  # fmt: skip
         race = race_on_a_cpu(
@@ -78,9 +80,11 @@ def main() -> None:
         at=at,
         **race.figures(),
         sizes={
-            "model": Path(options.model).name, "adapter": options.adapter, "chats": options.chats, "most_tokens": options.tokens,
+            "model": Path(options.model).name, "adapter": options.adapter, "chats": options.chats,
+            "most_tokens": options.tokens,
             "pairs": options.pairs, "tokens_mean": round(sum(lengths) / len(lengths), 1), "tokens_longest": max(lengths),
-            "prompts_shared": not options.prompts_twice, "steps": options.steps, "warmup": options.warmup, "threads": race.threads,
+            "prompts_shared": not options.prompts_twice, "steps": options.steps, "warmup": options.warmup,
+            "threads": race.threads,
         },
     )  # fmt: skip
 

@@ -1,11 +1,12 @@
-"""Claim: on a GPU, forge's pieces reach 45 % of the chip's dense bf16 peak in a full fine-tune of a 1B model, and lose nothing to a bare loop.
+"""Claim: on a GPU, a full fine-tune of a 1B model reaches 45 % of the chip's dense bf16 peak, and is as fast as a bare loop.
 
-Models of Llama-3.2-1B's and Qwen3-0.6B's shape with random weights; packed chats of real length spread with labels on the assistant's tokens;
-weights and AdamW states in fp32, bf16 autocast; full or LoRA (r 16, all linear layers); one row an optimizer step, gradients clipped at 1.0.
-Sides, each a process of its own, in turn step by step: `forge` (forge_accel, forge_dist, forge_packing, forge_algos as `forge.sft` runs them),
-`bare` (a plain PyTorch loop with the same attention function), `trl` (SFTTrainer on the same rows, where it is installed).
-The ratio is forge's tokens per second over the bare loop's; `sides` has tokens/s, MFU and peak memory of each. MFU counts causally: the formula
-stands in `_flops.py`. The device is whatever forge_accel finds; on a CPU the figures say nothing about a GPU and there is no MFU.
+Models of Llama-3.2-1B's and Qwen3-0.6B's shape with random weights; packed chats of real length spread with labels on the
+assistant's tokens; weights and AdamW states in fp32, bf16 autocast; full or LoRA (r 16, all linear layers); one row an
+optimizer step, gradients clipped at 1.0. Sides, each a process of its own, in turn step by step: `forge` (forge_accel,
+forge_dist, forge_packing, forge_algos as `forge.sft` runs them), `bare` (a plain PyTorch loop with the same attention
+function), `trl` (SFTTrainer on the same rows, where it is installed). The ratio is forge's tokens per second over the bare
+loop's; `sides` has tokens/s, MFU and peak memory of each. MFU counts causally: the formula is in `_flops.py`. The device is
+the one that forge_accel finds; figures of a CPU say nothing about a GPU, and have no MFU.
 
     python benchmarks/gpu_sft.py --shape llama-3.2-1b
     python benchmarks/gpu_sft.py --shape qwen3-0.6b --adapter lora --trl-attention flash_attention_2
@@ -18,7 +19,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from _chats import MODULES, TOY_MODULES, make_chats, stand_in_encode, tokenise_with_stand_in
+from _chats import MODULES, TOY_MODULES, make_chats, stand_in_encode, tokenize_with_stand_in
 from _flops import step_flops
 from _lockstep import agree, race
 from _models import Described, describe, write_model
@@ -30,7 +31,7 @@ SIDES = ("forge", "bare", "trl")
 
 
 def arguments() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=sorted(TOYS), default="llama-3.2-1b")
     parser.add_argument("--adapter", choices=["none", "lora"], default="none")
@@ -56,7 +57,7 @@ def arguments() -> argparse.Namespace:
 def summary(
     done: list[dict[str, Any]], end: dict[str, Any], flops: list[float], peak_flops: float | None, warmup: int
 ) -> dict[str, Any]:
-    """Medians of one side over its measured steps; `mfu` is None where the device's peak is not known."""
+    """Summarise one side by medians over its measured steps; `mfu` is None where the device's peak is unknown."""
     measured = list(zip(done, flops, strict=True))[warmup:]
     rate = statistics.median(f / figures["seconds"] for figures, f in measured)
     return {
@@ -70,7 +71,7 @@ def summary(
 
 
 def lora_weights(model: Path, adapter: str) -> int:
-    """Trained weights of the adapter, counted on a model without storage; 0 for a full fine-tune."""
+    """Count the trained weights of the adapter, on a model without storage; 0 for a full fine-tune."""
     if adapter == "none":
         return 0
     import torch
@@ -86,7 +87,7 @@ def lora_weights(model: Path, adapter: str) -> int:
 
 
 def chip(name: str) -> tuple[dict[str, Any], float | None]:
-    """What forge_accel says of the device, and its dense peak in operations a second where that is known."""
+    """Describe the device by forge_accel, with its dense peak in operations a second where that is known."""
     import torch
 
     from forge_accel import accelerator
@@ -120,14 +121,15 @@ def main() -> None:
         adapter_weights = lora_weights(directory, options.adapter)
         encode = stand_in_encode(model.vocabulary)
         chats = make_chats(
-            lambda turns: tokenise_with_stand_in(turns, encode),
+            lambda turns: tokenize_with_stand_in(turns, encode),
             kind="both",
             max_length=min(tokens, 4096),
             modules=TOY_MODULES if options.toy else MODULES,
         )
         rows: Rows = write_rows(folder / "rows.npz", chats, tokens, warmup + steps)
         job = {
-            "model": str(directory), "vocabulary": model.vocabulary, "adapter": options.adapter, "rows": str(folder / "rows.npz"),
+            "model": str(directory), "vocabulary": model.vocabulary, "adapter": options.adapter,
+            "rows": str(folder / "rows.npz"),
             "tokens": tokens, "trl_packing": "rows", "trl_attention": options.trl_attention, "attention": options.attention,
             "learning_rate": 1e-5,
             "device": options.device if options.device != "auto" else device["accelerator"], "dtype": device["dtype"],

@@ -1,10 +1,11 @@
-"""Claim: a head's loss in chunks, of the labelled rows alone, takes less time and memory than full logits; its log-probabilities too.
+"""Claim: a head's loss in chunks of the labelled rows takes less time and memory than full logits; its log-probabilities too.
 
-Hidden states and a head's weight, no model: the loss (`nll` against `cross_entropy` of all logits) and log-probabilities (`token_logps` against
-a gather from `log_softmax`), forward and backward. Values and gradients of the two sides are compared first. Times are taken in turn in one process; memory is
-what a process of its own held at most during one pass, over what it held before. `ratio` is full logits' seconds over ours for the loss with a
-quarter of the rows labelled. Beside it stand the other cases, with every row labelled too, where nothing is left out and log-probabilities cost
-their recomputing; and the times against full logits of the labelled rows alone, gathered first.
+Hidden states and a head's weight, no model: the loss (`nll` against `cross_entropy` of all logits) and log-probabilities
+(`token_logps` against a gather from `log_softmax`), forward and backward. Values and gradients of the two sides are compared
+first. Times are taken in turn in one process; memory is what a process of its own held at most during one pass, over what it
+held before. `ratio` is full logits' seconds over ours for the loss with a quarter of the rows labelled. Beside it stand the
+other cases, with every row labelled too, where nothing is left out and log-probabilities cost their recomputing; and the
+times against full logits of the labelled rows alone, gathered first.
 
     python benchmarks/head_alone.py
 """
@@ -28,7 +29,7 @@ SIDES = ("chunked", "full", "full_labelled")
 
 
 def passes(kind: str, T: int, D: int, V: int, share: float) -> tuple[dict[str, Callable[[], Any]], list[Any]]:
-    """Each side's forward and backward, which returns the loss, and the tensors that get gradients."""
+    """Return each side's forward and backward, a function that returns the loss, and the tensors that get gradients."""
     import torch
     from torch.nn.functional import cross_entropy
 
@@ -68,7 +69,7 @@ def passes(kind: str, T: int, D: int, V: int, share: float) -> tuple[dict[str, C
 
 
 def require_the_same(runs: dict[str, Callable[[], float]], tensors: list[Any]) -> None:
-    """End the benchmark if a side's loss or gradients are not those of the others."""
+    """End the benchmark if a side's loss or gradients differ from the others'."""
     found = {side: (run(), [tensor.grad.clone() for tensor in tensors]) for side, run in runs.items()}
     expected_loss, expected = found["full"]
     for side, (loss, grads) in found.items():
@@ -78,7 +79,7 @@ def require_the_same(runs: dict[str, Callable[[], float]], tensors: list[Any]) -
 
 
 def peak_of(side: str, kind: str, sizes: list[str]) -> int:
-    """Bytes that one pass of a side takes at most, in a process of its own."""
+    """Measure the peak bytes of one pass of a side, in a process of its own."""
     done = subprocess.run(
         [sys.executable, str(Path(__file__).resolve()), "--peak-of", side, kind, *sizes],
         capture_output=True,
@@ -91,12 +92,12 @@ def peak_of(side: str, kind: str, sizes: list[str]) -> int:
 
 
 def measure_peak(side: str, kind: str, T: str, D: str, V: str, share: str) -> None:
-    """In the process of its own: print the bytes."""
+    """Run one pass in a process of its own, and print its peak bytes."""
     import torch
 
     torch.set_num_threads(1)
     runs, _ = passes(kind, int(T), int(D), int(V), float(share))
-    # What importing and making the tensors took is no part of the pass, even where it was more for a moment.
+    # The memory of imports and of making the tensors is no part of the pass, even where it was more for a moment.
     before = max(rss_bytes(), peak_rss_bytes())
     runs[side]()
     print(json.dumps(peak_rss_bytes() - before))

@@ -1,8 +1,8 @@
-"""Claim: a command that trains nothing costs nothing: `import forge` within 100 ms over bare Python, `forge sft --help` within 0.5 s.
+"""Claim: a command that trains nothing is fast: `import forge` within 100 ms over bare Python, `forge sft --help` within 0.5 s.
 
-Each command is a process of its own, many times, interleaved with bare `python -c pass`, so that all see the same weather. `import forge` and
-`import forge_data` are counted over bare Python, the help as the user waits for it. The ratio is the budget over the median, the worse of the
-two: 1 is exactly within budget, 2 is twice as fast as promised.
+Each command is a process of its own, many times, interleaved with bare `python -c pass`, so that all see the same load.
+`import forge` and `import forge_data` are counted over bare Python, the help as the user waits for it. The ratio is the
+budget over the median, the worse of the two: 1 is exactly within budget, 2 is twice as fast as promised.
 
     python benchmarks/imports.py --repeats 31
 """
@@ -26,7 +26,7 @@ BUDGET_HELP = 0.500
 
 
 def seconds(command: list[str]) -> float:
-    """Wall-clock seconds of one run; a command that fails ends the benchmark with its own words."""
+    """Measure the wall-clock seconds of one run; a command that fails ends the benchmark with its own message."""
     start = time.perf_counter()
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     elapsed = time.perf_counter() - start
@@ -45,7 +45,7 @@ def main() -> None:
     at = machine()
     taken: dict[str, list[float]] = {name: [] for name in COMMANDS}
     for command in COMMANDS.values():
-        seconds(command)  # byte-code and file cache are warm, as on a machine that is used
+        seconds(command)  # warms byte-code and file caches, as on a machine in use
     for _ in range(repeats):
         for name, command in COMMANDS.items():
             taken[name].append(seconds(command))

@@ -1,8 +1,9 @@
-"""Claim: `forge_algos.train` costs next to nothing over a bare PyTorch loop: at least 0.97 of its tokens per second.
+"""Claim: `forge_algos.train` is nearly as fast as a bare PyTorch loop: at least 0.97 of its tokens per second.
 
-Both loops train a copy of one model on the same packed batches with the same attention function, the same chunked loss, the same fused AdamW,
-clipping and schedule, and read the loss after every step; only the loop differs. They take turns step by step in one process, each round in the
-opposite order of the round before. The ratio is the median over all rounds of the bare loop's seconds over forge's for the same batches.
+Both loops train a copy of one model on the same packed batches with the same attention function, the same chunked loss, the
+same fused AdamW, clipping and schedule, and read the loss after every step; only the loop differs. They take turns step by
+step in one process, each round in the opposite order of the round before. The ratio is the median over all rounds of the bare
+loop's seconds over forge's for the same batches.
 
     python benchmarks/loop_overhead.py --steps 60
 """
@@ -16,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from _chats import MODULES, TOY_MODULES, make_chats, stand_in_encode, tokenise_with_stand_in
+from _chats import MODULES, TOY_MODULES, make_chats, stand_in_encode, tokenize_with_stand_in
 from _models import SHAPES, describe, write_model
 from _report import emit, machine, note
 from _rows import write_rows
@@ -25,7 +26,7 @@ Steps = list[list[Any]]
 
 
 def bare_loop(model: Any, steps: Steps, optimizer: Any, scheduler: Any, device: Any) -> Iterator[float]:
-    """Yield the loss after each step; everything that a loop must do, and nothing else."""
+    """Train with the least that a loop has to do, and yield the loss of each step."""
     import torch
 
     from forge_algos import nll
@@ -101,12 +102,12 @@ def main() -> None:
         directory = write_model(shape, Path(scratch) / "model")
         encode = stand_in_encode(describe(directory, shape).vocabulary)
         chats = make_chats(
-            lambda turns: tokenise_with_stand_in(turns, encode),
+            lambda turns: tokenize_with_stand_in(turns, encode),
             kind="both",
             max_length=tokens,
             modules=TOY_MODULES if options.toy else MODULES,
         )
-        # A few packed rows, again and again: the loops are compared, not the data.
+        # A few packed rows repeated: the loops are compared, not the data.
         rows = write_rows(Path(scratch) / "rows.npz", chats, tokens, 4 * options.micro_batches)
         model = load_model(
             str(directory), dtype=dtype, device=device, attention=attention.name, attention_function=attention.function
@@ -118,14 +119,14 @@ def main() -> None:
     settings = OptimizerSettings(learning_rate=1e-5, lr_scheduler="cosine", warmup_steps=2, max_grad_norm=1.0)
     loops: dict[str, Iterator[Any]] = {}
     for side in ("forge", "bare"):
-        twin = copy.deepcopy(model)
-        optimizer = adamw(twin, settings, fused=found.fused_optimizer.value)
+        replica = copy.deepcopy(model)
+        optimizer = adamw(replica, settings, fused=found.fused_optimizer.value)
         scheduler = schedule(optimizer, settings, num_steps=len(steps))
         if side == "bare":
-            loops[side] = bare_loop(twin, steps, optimizer, scheduler, device)
+            loops[side] = bare_loop(replica, steps, optimizer, scheduler, device)
         else:
             outputs = train(
-                twin, steps, objective=SFT(), optimizer=optimizer, scheduler=scheduler, max_grad_norm=1.0, device=device
+                replica, steps, objective=SFT(), optimizer=optimizer, scheduler=scheduler, max_grad_norm=1.0, device=device
             )
             loops[side] = (output.loss for output in outputs)
 

@@ -1,9 +1,10 @@
-"""Claim: PPO, GRPO and RLOO learn what can be verified: from a model that does it sometimes to one that does it nearly always.
+"""Claim: PPO, GRPO and RLOO learn verifiable tasks: from a model that solves them sometimes to one that nearly always does.
 
-A Llama of 30,000 weights is first fine-tuned (`SFT`) on noisy examples, of which few are right. Then each method trains it on rewards
-of its own completions, for three tasks, three seeds each: copy the last digit of the prompt, answer with as many signs as it has digits, put
-any digit between brackets. The reward is 1 or 0. Before and after are shares of right completions to prompts that were not trained on,
-sampled at temperature 1. The ratio is the worst run's share after training over 0.9.
+A Llama of 30,000 weights is first fine-tuned (`SFT`) on noisy examples, of which few are right. Then each method trains it on
+rewards of its own completions, for three tasks, three seeds each: copy the last digit of the prompt, answer with as many
+characters as it has digits, put any digit between brackets. The reward is 1 or 0. Before and after are shares of right
+completions to prompts that were not trained on, sampled at temperature 1. The ratio is the worst run's share after training
+over 0.9.
 
     python benchmarks/online_learning.py
     python benchmarks/online_learning.py --task digit --method ppo --seeds 1
@@ -32,22 +33,22 @@ ONLINE_RATE = forge_algos.OptimizerSettings(learning_rate=2e-3, lr_scheduler="co
 
 
 def decode(ids):
-    """Digits and brackets as such, all else as nothing."""
+    """Decode digits and brackets; all else is dropped."""
     return "".join(SIGNS[i] for i in ids).replace("\0", "")
 
 
 def digit(prompts, completions, digit):  # noqa: ARG001
-    """The prompt's last digit and nothing else."""
+    """Reward the prompt's last digit and nothing else."""
     return [float(c == str(d)) for c, d in zip(completions, digit, strict=True)]
 
 
 def length(prompts, completions, digit):  # noqa: ARG001
-    """As many signs as the prompt has digits: one to three."""
+    """Reward as many characters as the prompt has digits: one to three."""
     return [float(len(c) == len(p)) for c, p in zip(completions, prompts, strict=True)]
 
 
 def layout(prompts, completions, digit):  # noqa: ARG001
-    """Any digit between brackets."""
+    """Reward any digit between brackets."""
     return [float(len(c) == 3 and c[0] == "(" and c[1].isdigit() and c[2] == ")") for c in completions]
 
 
@@ -69,7 +70,7 @@ METHODS = {
 
 
 def ask(number, seed):
-    """Prompts of one to three digits."""
+    """Draw prompts of one to three digits."""
     random = np.random.default_rng([seed, number])
     found = []
     for _ in range(number):
@@ -83,7 +84,7 @@ def ask(number, seed):
 
 
 def noisy(task, seed, number):
-    """(ids, labels): answers of one to four random signs, a quarter of them right."""
+    """Yield (ids, labels) with answers of one to four random characters, a quarter of them right."""
     random = np.random.default_rng([seed, 1])
     right = {
         "digit": lambda prompt: [prompt.columns["digit"]],
@@ -99,7 +100,7 @@ def noisy(task, seed, number):
 
 
 def fine_tuned(task, seed, steps):
-    """The model that the methods start from."""
+    """Fine-tune the model that the methods start from."""
     torch.manual_seed(seed)
     shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
     ends = {"pad_token_id": PAD, "bos_token_id": START, "eos_token_id": END}
@@ -119,7 +120,7 @@ def fine_tuned(task, seed, steps):
 
 
 def share_right(sampler, task, prompts, seed):
-    """Over four completions of each prompt."""
+    """Measure the share of right answers over four completions of each prompt."""
     found = sampler.sample(
         [p.input_ids for p in prompts], num_generations=4, max_new_tokens=6, temperature=1.0, top_p=1.0, top_k=0, seed=seed
     )
@@ -129,7 +130,7 @@ def share_right(sampler, task, prompts, seed):
 
 
 def learn(method, task, seed, *, sft_steps, rollouts, enough):
-    """One run: {method, task, seed, before, after, rollouts, seconds}; it ends early once it does nearly all right."""
+    """Run one method on a task: {method, task, seed, before, after, rollouts, seconds}; ends early once nearly all is right."""
     model = fine_tuned(task, seed, sft_steps)
     objective, settings = METHODS[method]
     if method == "ppo":
@@ -152,7 +153,7 @@ def learn(method, task, seed, *, sft_steps, rollouts, enough):
                 max_tokens=512,
                 seed=seed * 10_000 + number,
             )
-            # Before the updates: the weights that did so well are the ones that stay.
+            # Before the updates, so that the weights that did so well are the final ones.
             shares.append(rollout.figures()[f"reward/{task}"])
             if sum(shares[-4:]) / 4 > enough and shares[-1] > enough:
                 return

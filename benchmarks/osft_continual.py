@@ -1,18 +1,19 @@
 """Claim: forge's default OSFT forgets least where all learn the new task equally well (within two points).
 
-A small Llama is pretrained on real text and on rules for words, digits and phrases (`_continual_tasks.py`), three of which are so rare that it
-does them only sometimes. Then those three are learned one after the other, each on its own, from the plain model of the one before:
-with full fine-tuning, LoRA (merged between tasks), PEFT's `osf`, mini-trainer's OSFT and our three. Average accuracy and backward transfer
-are GEM's; beside them stand the skills and the text of the pretraining. Each method's learning rate is searched on tuning seeds by the same
-rule, in factors of two; the reported seeds are never looked at for it. `_continual_table.py` has the two rules: tuned and matched.
+A small Llama is pretrained on real text and on rules for words, digits and phrases (`_continual_tasks.py`), three of which
+are so rare that it does them only sometimes. Then those three are learned one after the other, each from the plain model of
+the one before: by full fine-tuning, LoRA (merged between tasks), PEFT's `osf`, mini-trainer's OSFT and our three. Average
+accuracy and backward transfer are GEM's; skills and text of the pretraining are measured too. Each method's learning rate is
+searched on tuning seeds by the same rule, in factors of two, never on the reported seeds. `_continual_table.py` has the two
+rules: tuned and level.
 
-The ratio compares where all learn the new tasks equally well (`level`): what our default keeps of the old ones, one plus backward transfer,
-over what the best other method keeps.
+The ratio compares where all learn the new tasks equally well (`level`): what our default keeps of the old ones, one plus
+backward transfer, over what the best other method keeps.
 
-    python benchmarks/osft_continual.py --data DIRECTORY --work DIRECTORY     # about 40 minutes of one core; starts again where it stopped
+    python benchmarks/osft_continual.py --data DIRECTORY --work DIRECTORY     # about 40 minutes of one core; resumes
 
-`--data` holds `.jsonl` files with `text`, `messages`, or `prompt` and `chosen`; without it the text is the standard library's docstrings.
-`--work` receives the base model, the cells, the table and the plot.
+`--data` holds `.jsonl` files with `text`, `messages`, or `prompt` and `chosen`; without it the text is the standard library's
+docstrings. `--work` receives the base model, the cells, the table and the plot.
 """
 
 import argparse
@@ -38,21 +39,21 @@ import forge_algos
 
 RATES = [1e-4 * 2**k for k in range(12)]
 START = 3
-"""Where every method's search begins."""
+"""Index of the rate at which every method's search begins."""
 TUNING_SEED = 100
 NEEDS = {"mini-trainer": "mini_trainer"}
 TOY = Sizes(width=32, layers=1, pretraining_steps=3, steps=2, rows=4, measured=8)
 
 
 class Cells:
-    """Sequences that were run, kept in a file line by line, so that a run that was stopped goes on."""
+    """Sequences that were run, in a file line by line, so that a stopped benchmark resumes."""
 
     def __init__(self, file: Path, base: dict[str, torch.Tensor], data: Data, sizes: Sizes) -> None:
         self._file, self._base, self._data, self._sizes = file, base, data, sizes
         self.all: list[Cell] = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
     def get(self, method: str, index: int, seeds: Iterable[int]) -> list[Cell]:
-        """The sequences of a method at `RATES[index]`, run where they have not been."""
+        """Return the sequences of a method at `RATES[index]`; run those that are missing."""
         found = []
         for seed in seeds:
             key = (method, RATES[index], seed)
@@ -68,7 +69,7 @@ class Cells:
 
 
 def search(cells: Cells, method: str, seeds: list[int]) -> None:
-    """Up from `START` until it learns worse, or no better than nearly all; down until it learns worse by more than counts as equal."""
+    """Search rates: up from `START` until it learns worse or nearly all, down until it learns worse by more than CLOSE."""
 
     def learned(index: int) -> float:
         return spread(cells.get(method, index, seeds), "new_task")[0]
@@ -84,7 +85,7 @@ def search(cells: Cells, method: str, seeds: list[int]) -> None:
 
 
 def around(cells: Cells, method: str, seeds: Iterable[int], index: int, level: float) -> list[Cell]:
-    """The figures at `level`, from the two neighbouring rates on either side of it; the search on the tuning seeds says where to begin."""
+    """Return the figures at `level`, between the two neighbouring rates on either side, searched from `index`."""
 
     def learned(k: int) -> float:
         return spread(cells.get(method, k, seeds), "new_task")[0]
@@ -149,7 +150,8 @@ def main() -> None:
     others = [1 + row["backward"] for m, row in means["level"].items() if m != default]
     emit(
         "osft_continual",
-        "what the default keeps of old tasks (1 + backward transfer) where all learn new ones equally well, over the best other method",
+        "what the default keeps of old tasks (1 + backward transfer) where all learn new ones equally well, "
+        "over the best other method",
         max(1 + means["level"][default]["backward"], 1e-3) / max([*others, 1e-3]),
         1.0,
         toy=options.toy,
@@ -164,7 +166,7 @@ def main() -> None:
 
 
 def _complete(cells: Cells, method: str, seeds: Iterable[int]) -> list[list[Cell]]:
-    """A method's cells on the reported seeds, rate by rate, where all of them were run."""
+    """Return a method's cells on the reported seeds, rate by rate, where all of them were run."""
     wanted = list(seeds)
     rows = [{c["seed"]: c for c in cells.all if (c["method"], c["rate"]) == (method, rate)} for rate in RATES]
     return [[row[seed] for seed in wanted] for row in rows if set(wanted) <= set(row)]

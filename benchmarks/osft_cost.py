@@ -1,10 +1,11 @@
-"""Claim: forward and backward of a linear layer under OSFT take at most 1.15 times dense where it is square, 1.3 times on MLP shapes.
+"""Claim: forward and backward of a linear layer under OSFT take at most 1.15 times dense where square, 1.3 on MLP shapes.
 
-One linear layer, T rows, a quarter of the directions free: full fine-tuning, LoRA, PEFT's `osf`, mini-trainer's module, and ours in its three
-forms (strict/direct, strict/factors, paper), in turn in one process. A step is forward, backward with the gradient of the input (a layer inside
-of a model has one), AdamW, and whatever projections the method does around it, timed apart. All sides begin as the same layer, which is
-compared first. `ratio` is the limit over what strict/direct (the default) took of dense, the worst of the shapes. Beside it: every side's time for
-forward and backward and for a step, its projections, trainable weights, and bytes of optimizer state and of the layer.
+One linear layer, T rows, a quarter of the directions free: full fine-tuning, LoRA, PEFT's `osf`, mini-trainer's module, and
+ours in its three forms (strict/direct, strict/factors, paper), in turn in one process. A step is forward, backward with the
+gradient of the input (a layer inside of a model has one), AdamW, and the method's projections around it, timed apart. All
+sides begin as the same layer, which is compared first. `ratio` is the limit over the time of strict/direct (the default) as a
+share of dense, the worst of the shapes. Beside it: every side's time for forward and backward and for a step, its
+projections, trainable weights, and bytes of optimizer state and of the layer.
 
     python benchmarks/osft_cost.py
 """
@@ -27,7 +28,7 @@ LORA_R = 16
 
 
 class Side:
-    """A model of one linear layer, its optimizer, and what its method does before and after the optimizer's step."""
+    """Model of one linear layer, its optimizer, and its method's hooks before and after the optimizer's step."""
 
     def __init__(self, model: Any, before: Callable[[], None] | None = None, after: Callable[[], None] | None = None) -> None:
         import torch
@@ -37,7 +38,7 @@ class Side:
         self.optimizer = torch.optim.AdamW(self.parameters, lr=1e-5, fused=True)
 
     def step(self, x: Any, dy: Any) -> tuple[float, float, float, float]:
-        """Seconds of forward and backward, the CPU's seconds of the same, seconds of projections, and of all."""
+        """Time a step: seconds of forward and backward, the same in CPU seconds, seconds of projections, and of all."""
         x.grad = None
         self.optimizer.zero_grad()
         begin, cpu_begin = time.perf_counter(), time.process_time()
@@ -55,7 +56,7 @@ class Side:
         return passed - begin, cpu, around, end - begin
 
     def sizes(self) -> dict[str, int]:
-        """Numbers that train, bytes that AdamW keeps of them, bytes of weights and constants of the layer; after a step."""
+        """Count, after a step, trainable weights, bytes of AdamW's state, bytes of the layer's weights and constants."""
         states = [value for state in self.optimizer.state.values() for value in state.values()]
         tensors = [*self.model.parameters(), *self.model.buffers()]
         return {
@@ -66,7 +67,7 @@ class Side:
 
 
 def sides(weight: Any, free: int) -> dict[str, Side]:
-    """Every side over a copy of the layer."""
+    """Make every side over a copy of the layer."""
     import peft
     import torch
 
@@ -75,7 +76,7 @@ def sides(weight: Any, free: int) -> dict[str, Side]:
     N, M = weight.shape
 
     class One(torch.nn.Module):
-        """A model of one layer; mini-trainer gives a configuration."""
+        """Model of one layer; mini-trainer passes a configuration."""
 
         def __init__(self, config: object = None) -> None:
             super().__init__()
@@ -114,18 +115,18 @@ def sides(weight: Any, free: int) -> dict[str, Side]:
 
 
 def mini_trainer_model(base: Any, protected: int) -> Any:
-    """The model as mini-trainer makes it: the layer's weight replaced by its factors."""
+    """Make mini-trainer's model: the layer's weight replaced by its factors."""
     import torch
     from mini_trainer.osft_utils import create_osft_model_class
 
     made: Any = create_osft_model_class(base)
-    # It tells of its work on stdout, which is the line's alone.
+    # It prints to stdout, where only the benchmark's line may be.
     with contextlib.redirect_stdout(sys.stderr):
         return made(None, osft_config={"layer.weight": protected}, initialize_osft=True, output_dtype=torch.float32)
 
 
 def require_the_same(found: dict[str, Side], x: Any) -> None:
-    """End the benchmark if a side does not begin as the dense layer, or trains nothing."""
+    """End the benchmark if a side does not begin as the dense layer, or has nothing to train."""
     expected = found["dense"].model(x).detach()
     for name, side in found.items():
         off = float((side.model(x).detach() - expected).norm() / expected.norm())
@@ -134,7 +135,7 @@ def require_the_same(found: dict[str, Side], x: Any) -> None:
 
 
 def measure(N: int, M: int, T: int, ratio: float, rounds: int) -> dict[str, dict[str, Any]]:
-    """Medians of each side for one shape, and each side's share of dense."""
+    """Measure the medians of each side for one shape, and their ratios to dense."""
     import torch
 
     generator = torch.Generator().manual_seed(0)
@@ -147,17 +148,17 @@ def measure(N: int, M: int, T: int, ratio: float, rounds: int) -> dict[str, dict
     for number in range(rounds + 1):
         for name in list(found) if number % 2 == 0 else reversed(list(found)):
             seconds = found[name].step(x, dy)
-            # The first round makes the optimizer's state.
+            # The first round allocates the optimizer's state.
             if number:
                 taken[name].append(seconds)
-    told: dict[str, dict[str, Any]] = {}
+    measured: dict[str, dict[str, Any]] = {}
     for name, times in taken.items():
         parts = zip(("forward_backward", "forward_backward_cpu", "projections", "step"), zip(*times, strict=True), strict=True)
-        told[name] = {part: round(statistics.median(values), 5) for part, values in parts} | found[name].sizes()
-    for figures in told.values():
+        measured[name] = {part: round(statistics.median(values), 5) for part, values in parts} | found[name].sizes()
+    for figures in measured.values():
         for part in ("forward_backward", "forward_backward_cpu", "step"):
-            figures[f"{part}_over_dense"] = round(figures[part] / told["dense"][part], 3)
-    return told
+            figures[f"{part}_over_dense"] = round(figures[part] / measured["dense"][part], 3)
+    return measured
 
 
 def main() -> None:
@@ -181,23 +182,23 @@ def main() -> None:
     cases: dict[str, dict[str, dict[str, Any]]] = {}
     margins, cpu_margins = [], []
     for N, M in shapes:
-        told = cases[f"{N}x{M}"] = measure(N, M, options.rows, options.ratio, options.rounds)
+        measured = cases[f"{N}x{M}"] = measure(N, M, options.rows, options.ratio, options.rounds)
         limit = LIMITS["square" if N == M else "mlp"]
-        margins.append(limit / told["direct"]["forward_backward_over_dense"])
-        cpu_margins.append(limit / told["direct"]["forward_backward_cpu_over_dense"])
-        for name, figures in told.items():
+        margins.append(limit / measured["direct"]["forward_backward_over_dense"])
+        cpu_margins.append(limit / measured["direct"]["forward_backward_cpu_over_dense"])
+        for name, figures in measured.items():
             note(f"{N}x{M} {name}: {figures}")
     beside = {
-        other: {shape: round(told[other]["step"] / told["direct"]["step"], 3) for shape, told in cases.items()}
+        other: {shape: round(measured[other]["step"] / measured["direct"]["step"], 3) for shape, measured in cases.items()}
         for other in ("dense", "lora", "peft_osf", "mini_trainer")
-        if all(other in told for told in cases.values())
+        if all(other in measured for measured in cases.values())
     }
     missing = [] if "mini_trainer" in beside else ["mini_trainer"]
     for name in missing:
         note(f"{name} is not installed here: its side is left out")
     emit(
         "osft_cost",
-        "the limit (1.15 square, 1.3 MLP shapes) over forward and backward of strict/direct as a share of dense, the worst shape",
+        "the limit (1.15 square, 1.3 MLP) over forward and backward of strict/direct as a share of dense, the worst shape",
         min(margins),
         1.0,
         toy=options.toy,

@@ -1,8 +1,8 @@
-"""Claim: a micro-batch of 32k tokens is collated within 2 ms, fifty times as fast as mini-trainer does it, into the very same tokens.
+"""Claim: a micro-batch of 32k tokens is collated within 2 ms, fifty times as fast as by mini-trainer, into the same tokens.
 
-The samples are the same on both sides, as each trainer's own data hands them over: int32 arrays, as a token store has them, and mini-trainer's
-dictionaries of int64 tensors. Before anything is timed input ids, labels and positions are compared token for token. Both sides take turns; the
-ratio is mini-trainer's median over ours, the worst of three shapes of the 32k tokens.
+The samples are the same on both sides, in each trainer's own form: int32 arrays, as a token store has them, and
+mini-trainer's dictionaries of int64 tensors. Before anything is timed, input ids, labels and positions are compared token for
+token. Both sides take turns; the ratio is mini-trainer's median over ours, the worst of three shapes of the 32k tokens.
 
     python benchmarks/packing_collate.py
 """
@@ -19,12 +19,12 @@ from _report import emit, machine, note
 from forge_packing import PackedBatch, collate
 
 BUDGET_SECONDS = 0.002
-# Samples that share the tokens: a long context, chats, one-liners.
+# Numbers of samples that divide the tokens: a long context, chats, one-liners.
 SHAPES = (4, 64, 512)
 
 
 def samples_of(tokens: int, count: int) -> list[tuple[np.ndarray, np.ndarray]]:
-    """`count` samples of uneven lengths, half of each learned; the first label is -100 on both sides."""
+    """Draw `count` samples of uneven lengths, half of each learned; the first label is -100 on both sides."""
     draw = np.random.default_rng(0)
     cuts = np.sort(draw.choice(np.arange(1, tokens // 2), count - 1, replace=False)) * 2
     samples = []
@@ -35,14 +35,14 @@ def samples_of(tokens: int, count: int) -> list[tuple[np.ndarray, np.ndarray]]:
 
 
 def compare(ours: PackedBatch, theirs: dict[str, Any]) -> None:
-    """Token for token, or the benchmark ends."""
+    """Compare token for token; end the benchmark where the sides differ."""
     for name in ("input_ids", "labels", "position_ids"):
         if not np.array_equal(getattr(ours, name), theirs[name][0].numpy()):
             raise SystemExit(f"the sides do not collate the same {name}")
 
 
 def seconds_of(work: Any, given: Any) -> float:
-    """Wall-clock seconds of one call."""
+    """Measure the wall-clock seconds of one call."""
     start = time.perf_counter()
     work(given)
     return time.perf_counter() - start
@@ -78,7 +78,7 @@ def main() -> None:
         compare(collate(samples), mb_collate_fn(items, 1))
         times: tuple[list[float], list[float]] = ([], [])
         for _ in range(repeats):
-            # Several of ours for one of theirs: it is over too soon for the clock of a busy machine.
+            # Several of ours for one of theirs: one takes too little time to be measured on a busy machine.
             times[0].append(statistics.median(seconds_of(collate, samples) for _ in range(20)))
             times[1].append(seconds_of(lambda given: mb_collate_fn(given, 1), items))
         ours[count], theirs[count] = statistics.median(times[0]), statistics.median(times[1])

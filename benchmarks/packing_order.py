@@ -1,8 +1,9 @@
-"""Claim: the order of a run takes the same memory for a thousand million samples as for a million: what one block of steps takes.
+"""Claim: the order of a run takes the same memory for a billion samples as for a million: that of one block of steps.
 
-Python's peak memory (tracemalloc) while steps are read from the middle of a shuffled epoch of a million, ten million, a hundred million and a
-thousand million samples. The baseline is what trainers do, `numpy.random.Generator.permutation` of the whole data, at the two smaller sizes; it
-grows with them, so the ratio, its peak at ten million over ours at a thousand million, understates. The line says too how long a sample takes.
+Python's peak memory (tracemalloc) while steps are read from the middle of a shuffled epoch of a million, ten million, a
+hundred million and a billion samples. The baseline is that of other trainers, `numpy.random.Generator.permutation` of the
+whole data, at the two smaller sizes; it grows with them, so the ratio, its peak at ten million over ours at a billion,
+understates. The line also has the time a sample takes.
 
     python benchmarks/packing_order.py
 """
@@ -22,18 +23,18 @@ BATCH, STEPS = 128, 128
 
 
 def order_of(samples: int) -> Order:
-    """One shuffled epoch."""
+    """Make the order of one shuffled epoch."""
     return Order(num_samples=samples, batch_size=BATCH, seed=1, epochs=1, max_steps=None, shuffle=True, drop_last=False)
 
 
 def read(order: Order) -> np.ndarray:
-    """A block of steps from the middle."""
+    """Read a block of steps from the middle."""
     middle = order.steps_per_epoch // 2
     return order.samples(middle, min(middle + STEPS, order.steps_per_epoch))
 
 
 def peak_bytes(work: Callable[[], object]) -> int:
-    """The most that Python and numpy held at once while `work` ran."""
+    """Measure the peak memory of Python and numpy during `work`, in bytes."""
     tracemalloc.start()
     try:
         work()
@@ -43,7 +44,7 @@ def peak_bytes(work: Callable[[], object]) -> int:
 
 
 def nanoseconds_a_sample(order: Order, repeats: int) -> float:
-    """Median over the repeats."""
+    """Measure the nanoseconds a sample, the median over the repeats."""
     taken = []
     for _ in range(repeats):
         start = time.perf_counter()

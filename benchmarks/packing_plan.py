@@ -1,8 +1,9 @@
-"""Claim: planning does not hold a run up: the first step is there within 1 s of starting Python, an epoch of a million samples within 5 s.
+"""Claim: planning does not delay a run: the first step within 1 s of starting Python, an epoch of a million samples within 5 s.
 
-Each run is a process of its own, imports included, as a trainer's rank starts: one asks a plan of a million samples (batch 128, 8 ranks, 8,192
-tokens) for its first step, one for every step of the epoch, one a plan of a billion steps for its last. They run in turn, after one that warms
-the cache of compiled code; what that one took is in the line. The ratio is the budget over the median, the worst of the three.
+Each run is a process of its own, imports included, as a trainer's rank starts: one reads the first step of a plan of a
+million samples (batch 128, 8 ranks, 8,192 tokens), one every step of the epoch, one the last step of a plan of a billion
+steps. They run in turn, after one that warms the cache of compiled code, whose time is in the line too. The ratio is the
+budget over the median, the worst of the three.
 
     python benchmarks/packing_plan.py --repeats 7
 """
@@ -19,7 +20,9 @@ MAKE = """
 import sys, numpy, forge_packing
 n = int(sys.argv[1])
 lengths = numpy.random.default_rng(0).lognormal(6.5, 0.8, n).astype(numpy.int64).clip(1, 8192)
-plan = forge_packing.plan(lengths, batch_size=128, max_tokens=8192, world_size=8, epochs=None, max_steps=int(sys.argv[2]), loss_counts=lengths - 1)
+plan = forge_packing.plan(
+    lengths, batch_size=128, max_tokens=8192, world_size=8, epochs=None, max_steps=int(sys.argv[2]), loss_counts=lengths - 1
+)
 """
 ASK = {
     "first step": "plan.micro_batches(0)",
@@ -30,7 +33,7 @@ BUDGETS = {"first step": 1.0, "epoch": 5.0, "last of a billion steps": 1.0}
 
 
 def seconds(what: str, samples: int, steps: int) -> float:
-    """Wall-clock seconds of one process; one that fails ends the benchmark with its own words."""
+    """Measure the wall-clock seconds of one process; one that fails ends the benchmark with its own message."""
     command = [sys.executable, "-c", MAKE + ASK[what], str(samples), str(steps)]
     start = time.perf_counter()
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -60,7 +63,7 @@ def main() -> None:
         note(f"{what:24} {value:7.3f} s, budget {BUDGETS[what]:.0f} s")
     emit(
         "packing_plan",
-        "budget over time of a fresh process: 1 s for the first step of a plan, 5 s for an epoch of a million samples, the worst of them",
+        "budget over time of a new process: 1 s for the first step of a plan, 5 s for an epoch of a million samples; the worst",
         min(BUDGETS[what] / value for what, value in median.items()),
         1.0,
         toy=options.toy,

@@ -1,12 +1,13 @@
-"""Claim: fewer micro-batches than mini-trainer makes, in no trial more, ranks that wait less, and rows at most TRL's.
+"""Claim: fewer micro-batches than mini-trainer, in no trial more, ranks that wait less, and no more rows than TRL.
 
-Every step of every family of lengths (`_lengths.py`) is divided over 8 ranks by `forge_packing.divide` and by mini-trainer, one after the other, and
-judged by the same two figures: micro-batches on a rank, and the makespan (the sum over passes of the costliest rank, where a sample costs its
-tokens plus attention's quadratic share, an 8B model's) over the ideal, an even spread. Beside them stand lower bounds that nothing can beat.
-`pack_rows` is compared with TRL's `pack_dataset`, and both divisions with the optimum of steps of eight samples, found by trying everything.
+Every step of every family of lengths (`_lengths.py`) is divided over 8 ranks by `forge_packing.divide` and by mini-trainer,
+and measured by the same two figures: micro-batches on a rank, and the makespan (the sum over passes of the costliest rank,
+where a sample costs its tokens plus attention's quadratic share, an 8B model's) over the ideal, an even spread. Lower bounds
+of both are in the line. `pack_rows` is compared with TRL's `pack_dataset`, and both divisions with the optimum of steps of
+eight samples, found by trying every partition.
 
-The ratio is mini-trainer's micro-batches over ours, all families together. The script fails where a claim is broken: more micro-batches in any
-trial, a larger makespan over a family, more rows than TRL.
+The ratio is mini-trainer's micro-batches over ours, all families together. The script fails where a claim is broken: more
+micro-batches in any trial, a larger makespan over a family, more rows than TRL.
 
     python benchmarks/packing_quality.py --trials 1000
 """
@@ -27,7 +28,7 @@ COST = forge_packing.Cost()
 
 
 def family_figures(family: str, count: int, pack: Any) -> dict[str, Any]:
-    """Both sides over the family's trials."""
+    """Measure both sides over the trials of a family."""
     micro_batches = {"forge": 0, "mini_trainer": 0, "bound": 0}
     over_ideal: dict[str, list[float]] = {"forge": [], "mini_trainer": [], "bound": []}
     more = 0
@@ -50,7 +51,7 @@ def family_figures(family: str, count: int, pack: Any) -> dict[str, Any]:
 
 
 def rows_figures(samples: int) -> dict[str, Any]:
-    """Rows of `pack_rows` and of TRL on a data set of each family; empty where TRL is not installed."""
+    """Count the rows of `pack_rows` and of TRL on a data set of each family; empty where TRL is not installed."""
     try:
         import datasets
         import trl
@@ -73,7 +74,7 @@ def rows_figures(samples: int) -> dict[str, Any]:
 
 
 def small_figures(count: int, pack: Any) -> dict[str, Any]:
-    """Steps of eight samples on one to three ranks against the optimum: how many sides find it, and how far off the rest are."""
+    """Compare both sides with the optimum on steps of eight samples, on one to three ranks."""
     rng = np.random.Generator(np.random.Philox(0))
     found = {side: {"optimal_micro_batches": 0, "optimal_makespan": 0, "worst": 1.0} for side in ("forge", "mini_trainer")}
     for _ in range(count):
@@ -110,7 +111,8 @@ def main() -> None:
     totals = {side: sum(f["micro_batches"][side] for f in families.values()) for side in ("forge", "mini_trainer", "bound")}
     emit(
         "packing_quality",
-        "mini-trainer's micro-batches over ours, 8 ranks; in no trial more, in no family a larger makespan, no more rows than TRL",
+        "mini-trainer's micro-batches over ours, 8 ranks; in no trial more, in no family a larger makespan, no more rows "
+        "than TRL",
         totals["mini_trainer"] / totals["forge"],
         1.05,
         toy=options.toy,

@@ -1,11 +1,12 @@
-"""Claim: 16,384 lengths are divided over 8 ranks within 100 ms and 50 MB, where mini-trainer takes seconds and 2 GB; and time grows as n log n.
+"""Claim: 16,384 lengths are divided over 8 ranks within 100 ms and 50 MB (mini-trainer: 2 GB); time grows as n log n.
 
-Each side is a process of its own that divides the same lengths (lognormal chats, a budget of 8,192 tokens) once, after small ones that
-compile or load what is compiled; the processes run in turn. Memory is what the process's peak rose by during the first large call. mini-trainer's call answers for
-one of the ranks, ours for all. Then `divide` and `pack_rows` alone, from ten thousand lengths to ten million.
+Each side is a process of its own that divides the same lengths (lognormal chats, a budget of 8,192 tokens) once, after small
+ones that compile or load compiled code; the processes run in turn. Memory is the rise of the process's peak during the first
+large call. mini-trainer's call answers for one of the ranks, ours for all. Then `divide` and `pack_rows` alone, from ten
+thousand lengths to ten million.
 
-The ratio is mini-trainer's median time over ours. The script fails where our own budgets are missed at full size by more than a busy machine explains
-(three times the time; the memory as it stands).
+The ratio is mini-trainer's median time over ours. The script fails where our own budgets are missed at full size by more than
+a busy machine explains (three times the time; the memory exactly).
 
     python benchmarks/packing_speed.py --repeats 3
 """
@@ -30,11 +31,12 @@ sys.path.insert(0, sys.argv[2])
 def lengths(n):
     return np.random.default_rng(0).lognormal(7.3, 0.8, n).astype(np.int64).clip(8, 8192)
 def peak():
-    # VmHWM since the last reset: the peak of this call, not of whatever was compiled or imported before it.
-    return next(int(line.split()[1]) for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM")) * 1024
+    # VmHWM since the last reset: the peak of this call, not of what was compiled or imported before it.
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) * 1024
 def measure(call, n):
     data = lengths(n)
-    # Small calls, which leave no memory behind that the large one could use, and more samples than compiled code is asked for from.
+    # Small calls leave no memory behind that the large one could use; together they have enough samples to use compiled code.
     for _ in range(80):
         call(data[:512])
     Path("/proc/self/clear_refs").write_text("5")
@@ -65,7 +67,7 @@ result = measure(lambda data: forge_packing.pack_rows(data, 8192), int(sys.argv[
 
 
 def measure(side: str, samples: int) -> dict[str, Any]:
-    """One process of this side: seconds and bytes of one call."""
+    """Measure the seconds and bytes of one call, in a process of its own."""
     command = [
         sys.executable,
         "-c",
@@ -80,7 +82,7 @@ def measure(side: str, samples: int) -> dict[str, Any]:
 
 
 def growth(side: str, sizes: list[int], repeats: int) -> dict[str, Any]:
-    """Seconds by number of lengths, and how much faster than n log n the time grows from the smallest to the largest."""
+    """Measure seconds by number of lengths, and the growth from the smallest to the largest over that of n log n."""
     seconds = {n: statistics.median(measure(side, n)["seconds"] for _ in range(repeats)) for n in sizes}
     first, last = sizes[0], sizes[-1]
     factor = (seconds[last] / seconds[first]) / (last * math.log2(last) / (first * math.log2(first)))

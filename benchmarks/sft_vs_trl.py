@@ -1,10 +1,11 @@
-"""Claim: on a CPU, forge's pieces train faster than TRL's `SFTTrainer` with packing, and in less memory.
+"""Claim: on a CPU, forge's packages train faster than TRL's `SFTTrainer` with packing, and in less memory.
 
-Both sides get the same model directory, the same already tokenised chats, the same number of steps and tokens a step, assistant-only labels,
-AdamW (fused) with the same learning rate and betas, gradients clipped at 1.0, fp32, no gradient checkpointing, no logging, no saving.
-Each side is a process of its own; they take turns step by step (`_lockstep.py`). With `--trl rows` TRL trains on the very rows that forge
-trains on, and the losses of the first step must agree; with `--trl bfd` it packs the same chats itself, as its users do.
-The ratio is TRL's seconds per real token over forge's, each the median over all steps after the warm-up.
+Both sides get the same model directory, the same tokenized chats, the same number of steps and tokens a step, assistant-only
+labels, AdamW (fused) with the same learning rate and betas, gradients clipped at 1.0, fp32, no gradient checkpointing, no
+logging, no saving. Each side is a process of its own; they take turns step by step (`_lockstep.py`). With `--trl rows` TRL
+trains on the very rows that forge trains on, and the losses of the first step must agree; with `--trl bfd` it packs the same
+chats itself, as its users do. The ratio is TRL's seconds per real token over forge's, each the median over all steps after
+the warm-up.
 
     python benchmarks/sft_vs_trl.py --model tiny
     python benchmarks/sft_vs_trl.py --model path/to/SmolLM2-135M-Instruct --adapter lora --tokens 1024
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from _beside_trl import race_on_a_cpu, require_trl
-from _chats import MODULES, TOY_MODULES, Chats, make_chats, stand_in_encode, tokenise_with_stand_in
+from _chats import MODULES, TOY_MODULES, Chats, make_chats, stand_in_encode, tokenize_with_stand_in
 from _models import SHAPES, describe, write_model
 from _report import emit, machine
 from _rows import write_rows
@@ -25,7 +26,7 @@ TARGETS = {"tiny": 3.0}
 
 
 def arguments() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--model", default="tiny", help=f"a model directory, or a shape made from a config: {', '.join(SHAPES)}"
@@ -47,20 +48,20 @@ def arguments() -> argparse.Namespace:
 
 
 def chats_for(model: str, directory: Path, vocabulary: int, *, kind: Any, tokens: int, toy: bool) -> Chats:
-    """Chats in the directory's own chat template, or with the stand-in tokenizer where the model is a made one."""
+    """Tokenize chats by the directory's own chat template, or by the stand-in tokenizer for a model made from a shape."""
     modules = TOY_MODULES if toy else MODULES
     if model in SHAPES:
         encode = stand_in_encode(vocabulary)
-        return make_chats(lambda turns: tokenise_with_stand_in(turns, encode), kind=kind, max_length=tokens, modules=modules)
+        return make_chats(lambda turns: tokenize_with_stand_in(turns, encode), kind=kind, max_length=tokens, modules=modules)
     from forge_data import load_tokenizer, tokenize
 
     tokenizer = load_tokenizer(str(directory))
 
-    def tokenise(turns: Any) -> tuple[Any, Any]:
+    def by_template(turns: Any) -> tuple[Any, Any]:
         example = tokenize({"messages": turns}, tokenizer)
         return example.input_ids, example.labels
 
-    return make_chats(tokenise, kind=kind, max_length=tokens, modules=modules)
+    return make_chats(by_template, kind=kind, max_length=tokens, modules=modules)
 
 
 def main() -> None:
@@ -79,10 +80,11 @@ def main() -> None:
         chats = chats_for(options.model, directory, model.vocabulary, kind=options.chats, tokens=tokens, toy=options.toy)
         rows = write_rows(folder / "rows.npz", chats, tokens, steps)
         job = {
-            "model": str(directory), "vocabulary": model.vocabulary, "adapter": options.adapter, "rows": str(folder / "rows.npz"),
+            "model": str(directory), "vocabulary": model.vocabulary, "adapter": options.adapter,
+            "rows": str(folder / "rows.npz"),
             "tokens": tokens, "trl_packing": options.trl, "learning_rate": options.learning_rate,
         }  # fmt: skip
-        # TRL's own rows are others, and so are their losses.
+        # TRL's own rows are different, and so are their losses.
         tolerance = 1e-4 if options.trl == "rows" else float("inf")
         done = race_on_a_cpu(
             job, folder, warmup=options.warmup, measured=options.steps, threads=options.threads, tolerance=tolerance
@@ -97,8 +99,10 @@ def main() -> None:
         at=at,
         **done.figures(),
         sizes={
-            "model": Path(options.model).name, "adapter": options.adapter, "trl_packing": options.trl, "chats": options.chats, "tokens_per_row": tokens,
-            "tokens_mean": round(sum(rows.tokens(i) for i in range(steps)) / steps, 1), "chats_per_row": round(sum(len(rows.lengths(i)) for i in range(steps)) / steps, 1),
+            "model": Path(options.model).name, "adapter": options.adapter, "trl_packing": options.trl,
+            "chats": options.chats, "tokens_per_row": tokens,
+            "tokens_mean": round(sum(rows.tokens(i) for i in range(steps)) / steps, 1),
+            "chats_per_row": round(sum(len(rows.lengths(i)) for i in range(steps)) / steps, 1),
             "labelled_share": round(labelled, 4), "steps": options.steps, "warmup": options.warmup, "threads": done.threads,
         },
     )  # fmt: skip

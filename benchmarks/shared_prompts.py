@@ -1,8 +1,9 @@
 """Claim: a preference step that computes each prompt once, for both completions, is faster than one that computes it twice.
 
-Both sides are forge's DPO on the same pairs with the same attention, in processes of their own that take turns step by step; the losses of the
-first step must agree. Pairs are made up: random tokens, lognormal lengths around `--prompt` and `--completion` tokens. The ratio is the median
-over all steps of the seconds that the same step takes, twice over once; `tokens_ratio` is what it could be if all of a step's cost went with the tokens that go through the model. The learned
+Both sides are forge's DPO on the same pairs with the same attention, in processes of their own that take turns step by step;
+the losses of the first step must agree. Pairs are made up: random tokens, lognormal lengths around `--prompt` and
+`--completion` tokens. The ratio is the median over all steps of the seconds that the same step takes, twice over once;
+`tokens_ratio` is its value if all of a step's cost were proportional to the tokens that go through the model. The learned
 tokens go through the head once on either side.
 
     python benchmarks/shared_prompts.py
@@ -24,7 +25,7 @@ ONCE, TWICE = "prompts_once", "prompts_twice"
 
 
 def write_pairs(path: Path, *, pairs: int, steps: int, prompt: int, completion: int, vocabulary: int) -> Rows:
-    """`steps` rows of `pairs` pairs, chosen, rejected, chosen, rejected, ..., the first tokens of each pair the same."""
+    """Write `steps` rows of `pairs` pairs (chosen, rejected, chosen, rejected, ...), with a common prompt in each pair."""
     draw = np.random.default_rng(0)
     ids, labels = [], []
     for _ in range(pairs * steps):
@@ -45,7 +46,7 @@ def write_pairs(path: Path, *, pairs: int, steps: int, prompt: int, completion: 
 
 
 def side(figures: list[dict[str, Any]], end: dict[str, Any]) -> dict[str, Any]:
-    """Medians over the measured steps of one side, its tokens in all of them, and its memory."""
+    """Summarise one side: medians over the measured steps, its tokens in all of them, its memory."""
     return {
         "tokens_per_second": round(statistics.median(f["tokens"] / f["seconds"] for f in figures), 2),
         "seconds_per_step": round(statistics.median(f["seconds"] for f in figures), 4),
@@ -56,7 +57,7 @@ def side(figures: list[dict[str, Any]], end: dict[str, Any]) -> dict[str, Any]:
 
 
 def slower(measured: dict[str, list[dict[str, Any]]], name: str) -> float:
-    """The median over all steps of what a step took with prompts computed twice over what it took with them once."""
+    """Return the median over all steps of the ratio of prompts computed twice over prompts computed once."""
     return statistics.median(twice[name] / once[name] for once, twice in zip(measured[ONCE], measured[TWICE], strict=True))
 
 
@@ -89,7 +90,8 @@ def main() -> None:
             vocabulary=SHAPES[options.shape]["vocab_size"],
         )
         job = {
-            "model": str(directory), "adapter": "none", "rows": str(folder / "rows.npz"), "attention": "auto", "learning_rate": 1e-6,
+            "model": str(directory), "adapter": "none", "rows": str(folder / "rows.npz"), "attention": "auto",
+            "learning_rate": 1e-6,
             "device": "cpu", "dtype": "float32",
         }  # fmt: skip
         figures, ends = race(job, folder, [ONCE, TWICE], steps, threads=options.threads)

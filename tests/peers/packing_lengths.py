@@ -1,4 +1,4 @@
-"""benchmarks/_lengths.py, as the tests beside this file import it: one definition of the lengths, and of mini-trainer's packer."""
+"""benchmarks/_lengths.py for the tests beside this file: one definition of the lengths, and of mini-trainer's packer."""
 
 import importlib.util
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""llama.cpp itself, as xllamacpp packs it, reads our GGUF files: the same tokens, the same chat prompt, the same probabilities."""
+"""llama.cpp, as packaged by xllamacpp, reads our GGUF files: the same tokens, chat prompt and probabilities."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""instructlab-training's `process_data` labels rows as we do, where it is right: string contents, and a turn end that is the EOS."""
+"""instructlab-training's `process_data` labels rows as we do where it is right: string contents, a turn end that is the EOS."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ WORDS = "What is the capital of France Paris hello 🙂 é 12, 3. (x)\n def f(x)
 
 
 def rows(family: str, count: int) -> list[dict[str, Any]]:
-    """Conversations of words; texts begin and end with a letter, since wrapped in tokens they are neither trimmed nor merged."""
+    """Conversations of words; texts begin and end with a letter, since wrapped in tokens they are not trimmed or merged."""
     draw = random.Random(family)
 
     def text() -> str:
@@ -51,13 +51,13 @@ def rows(family: str, count: int) -> list[dict[str, Any]]:
     made = []
     for number in range(count):
         pairs = draw.randint(1, 3)
-        told = [{"role": role, "content": text()} for _ in range(pairs) for role in ("user", "assistant")]
+        turns = [{"role": role, "content": text()} for _ in range(pairs) for role in ("user", "assistant")]
         # Granite writes today's date where there is no system message; that is no fault, but midnight would be.
         if family not in WITHOUT_SYSTEM and (number % 2 or family == "granite-3.3"):
-            told.insert(0, {"role": "system", "content": text()})
-        if number % 5 == 4 and len(told) > 3:
-            told.pop()
-        made.append({"messages": told, "unmask": number % 4 == 3})
+            turns.insert(0, {"role": "system", "content": text()})
+        if number % 5 == 4 and len(turns) > 3:
+            turns.pop()
+        made.append({"messages": turns, "unmask": number % 4 == 3})
     return made
 
 

@@ -1,4 +1,4 @@
-"""mini-trainer's OSFT beside ours, rule strict: the same moves from its factors, and the same first step's direction from the direct form."""
+"""mini-trainer's OSFT beside ours, rule strict: the same steps of its factors, the same first direction of the direct form."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ COST = forge_packing.Cost()
 
 @pytest.mark.parametrize("family", families.FAMILIES)
 def test_never_more_micro_batches_and_less_waiting(family):
-    """Of 1,000 steps none has more micro-batches than mini-trainer's, all together take no longer; both divide every step exactly."""
+    """None of 1,000 steps has more micro-batches than mini-trainer's, all together take no longer; both divide exactly."""
     counts = {"ours": 0, "theirs": 0}
     taken = {"ours": 0.0, "theirs": 0.0}
     for step in families.trials(family, TRIALS):

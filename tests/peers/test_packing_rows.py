@@ -14,7 +14,7 @@ trl = pytest.importorskip("trl", reason="TRL is not installed here: `hatch run p
 
 @pytest.mark.parametrize("family", families.FAMILIES)
 def test_no_more_rows_than_trl(family):
-    """Two thousand samples of each family: every one in a row, no row over the budget, no more rows than TRL's best-fit decreasing."""
+    """2,000 samples of each family: every one in a row, no row over the budget, no more rows than TRL's best-fit decreasing."""
     from datasets import Dataset
 
     steps = list(families.trials(family, 32))

@@ -1,4 +1,4 @@
-"""TRL's SFTTrainer prepares the same ids and labels as we do: text, prompt and completion, chat, and the assistant's turns alone."""
+"""TRL's SFTTrainer prepares the same ids and labels as we do: text, prompt and completion, chat, assistant turns alone."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_prompt_and_completion(family: str, tmp_path: Path) -> None:
 
 
 def test_a_prompt_whose_own_tokens_change(tmp_path: Path) -> None:
-    """Where the prompt alone falls into other tokens, TRL learns them (and warns of it); here they are the prompt's and are not learned."""
+    """Where the prompt alone has other tokens, TRL learns them (with a warning); here they are the prompt's, not learned."""
     tokenizer = FAMILIES["chatml"].tokenizer()
     row = {"prompt": "So:\n\n", "completion": "end"}
     (theirs,) = prepared([row], tokenizer, tmp_path)

@@ -1,7 +1,7 @@
-"""TRL's own loss methods beside ours: the same values and gradients, for every loss type, at random log-probabilities and lengths.
+"""TRL's own loss methods beside ours: the same values and gradients for every loss type, at random log-probabilities.
 
-TRL's trainers compute their losses from what a model gives; here they are handed a model that gives random log-probabilities, and a
-trainer that has nothing but what the method reads.
+TRL's trainers compute their losses from a model's outputs; here they get a model with random log-probabilities, and a trainer
+that has nothing but what the method reads.
 """
 
 from __future__ import annotations
@@ -249,8 +249,10 @@ def test_grpo(kind, seed):
     )  # fmt: skip
     trainer._get_per_token_logps_and_entropies = lambda *_, **__: (leaf, torch.zeros_like(leaf), None)
     inputs = {
-        "prompt_ids": torch.zeros(B, 1), "prompt_mask": torch.ones(B, 1), "completion_ids": completion, "completion_mask": completion,
-        "advantages": advantages, "old_per_token_logps": old, "ref_per_token_logps": ref, "num_items_in_batch": completion.sum(),
+        "prompt_ids": torch.zeros(B, 1), "prompt_mask": torch.ones(B, 1), "completion_ids": completion,
+        "completion_mask": completion,
+        "advantages": advantages, "old_per_token_logps": old, "ref_per_token_logps": ref,
+        "num_items_in_batch": completion.sum(),
     }  # fmt: skip
     theirs = trl.GRPOTrainer._compute_loss(trainer, None, inputs)
     tokens, old_tokens, ref_tokens = (flat(x, mask) for x in (leaf, old, ref))
@@ -282,7 +284,8 @@ def test_rloo(seed):
     trainer = a_trainer(epsilon_low=0.2, epsilon_high=0.3)
     trainer._get_per_token_logps_and_entropies = lambda *_, **__: (leaf, torch.zeros_like(leaf), None)
     inputs = {
-        "prompt_ids": torch.zeros(B, 1), "prompt_mask": torch.ones(B, 1), "completion_ids": completion, "completion_mask": completion,
+        "prompt_ids": torch.zeros(B, 1), "prompt_mask": torch.ones(B, 1), "completion_ids": completion,
+        "completion_mask": completion,
         "advantages": advantages, "old_logps": (old * completion).sum(1),
     }  # fmt: skip
     theirs = trl.RLOOTrainer._compute_loss(trainer, None, inputs)
@@ -348,7 +351,7 @@ def test_ppo_as_the_papers_have_it(seed):
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_dpo_starts_at_ln_2_as_theirs(seed):
-    """The oracle is no constant: TRL's sigmoid at a policy that is its reference is ln 2, and ours is its number elsewhere too."""
+    """The oracle is no constant: TRL's sigmoid at a policy that is its reference is ln 2, and ours agrees elsewhere too."""
     terms, theirs, _, _ = both_dpo(seed, ["sigmoid"])
     assert abs(theirs.item() - math.log(2)) > 1e-6
     assert terms.sum.item() / terms.count == pytest.approx(theirs.item(), rel=1e-5)

@@ -23,7 +23,7 @@ def samples(lengths: list[int]) -> list[dict[str, list[int]]]:
 @settings(max_examples=50)
 @given(lengths_of_samples)
 def test_a_packed_row_is_trls_padding_free_row(lengths: list[int]) -> None:
-    """The same tokens in the same order, the same restarting positions, the same labels: none for the first token of a sample."""
+    """The same tokens in order, the same restarting positions, the same labels: none for the first token of a sample."""
     from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
     rows = samples(lengths)

@@ -1,6 +1,6 @@
-"""Three optimizer steps of TRL 1.16's preference trainers, and of ours with normalize="trl": the same losses and gradient norms.
+"""Three steps of TRL 1.16's preference trainers, and of ours with normalize="trl": the same losses and gradient norms.
 
-Steps of 4 + 3, where a mean of means differs from a mean; TRL's own collators, forwards and losses, from token ids of our making.
+Steps of 4 + 3, where a mean of means differs from a mean; TRL's own collators, forwards and losses, from our token ids.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ def a_model(kind="causal", seed=0):
 
     torch.manual_seed(seed)
     config = LlamaConfig(
-        vocab_size=VOCAB, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        vocab_size=VOCAB, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2,
         pad_token_id=0, bos_token_id=1, eos_token_id=1, num_labels=1, initializer_range=0.1,
     )  # fmt: skip
     return (LlamaForSequenceClassification if kind == "reward" else LlamaForCausalLM)(config)
@@ -144,7 +145,8 @@ def test_dpo(settings, tmp_path):
     import forge_algos
 
     theirs = run_trl(
-        as_given(trl.DPOTrainer), trl.DPOConfig, a_model(), columns("prompt_ids", "chosen_ids", "rejected_ids", prompt=[""] * NUMBER),
+        as_given(trl.DPOTrainer), trl.DPOConfig, a_model(),
+        columns("prompt_ids", "chosen_ids", "rejected_ids", prompt=[""] * NUMBER),
         tmp_path, beta=0.3, trainer={"ref_model": a_model(seed=1)}, **settings,
     )  # fmt: skip
     objective = forge_algos.DPO(

@@ -41,7 +41,7 @@ def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_six_steps(model_path: Path, tmp_path: Path) -> None:
-    """Sequential order, accumulation of 4 ragged micro-batches, clipping that binds, AdamW with a linear schedule: loss and gradient norm to 1e-5."""
+    """Sequential order, 4 ragged micro-batches, binding clipping, AdamW, a linear schedule: loss and gradient norm to 1e-5."""
     samples = ragged(STEPS * ACCUMULATION * MICRO)
     theirs, ours = _trl(model_path, samples, tmp_path), _forge(model_path, samples)
     assert len(ours) == len(theirs) == STEPS

@@ -1,4 +1,4 @@
-"""The benchmarks run, at toy size, and print what their README says; the formulas behind their figures are right. No timing is judged."""
+"""The benchmarks run at toy size and print what their README promises; their formulas are right. No timing is judged."""
 
 import importlib
 import importlib.util
@@ -20,7 +20,7 @@ needs_trl = pytest.mark.skipif(
 def run_toy(script, *arguments):
     """Run a benchmark as a user does; return its one line as a dictionary."""
     command = [sys.executable, str(BENCHMARKS / script), "--toy", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     (line,) = done.stdout.splitlines()
     figures = json.loads(line)
@@ -45,20 +45,23 @@ def benchmark_modules(monkeypatch):
             del sys.modules[name]
 
 
+@pytest.mark.slow
 def test_imports():
-    """imports.py times the door, a leaf and the help page."""
+    """imports.py times the import of forge, of a leaf, and the help page."""
     figures = run_toy("imports.py")
-    assert figures["help_seconds"] > figures["bare_seconds"] > 0
+    assert min(figures["help_seconds"], figures["bare_seconds"]) > 0
     assert figures["budgets"] == {"import_forge_over_bare_seconds": 0.1, "help_seconds": 0.5}
 
 
+@pytest.mark.slow
 def test_loop_overhead():
-    """loop_overhead.py drives two loops that train the same: after five steps with a schedule and clipping their losses are one."""
+    """loop_overhead.py drives two loops that train the same: after five steps, scheduled and clipped, their losses agree."""
     figures = run_toy("loop_overhead.py")
     assert figures["final_loss"]["forge"] == pytest.approx(figures["final_loss"]["bare"], rel=1e-5)
     assert {side["tokens_per_second"] > 0 for side in figures["sides"].values()} == {True}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("shape", "adapter"), [("llama-3.2-1b", "none"), ("qwen3-0.6b", "lora")])
 def test_gpu_sft(shape, adapter):
     """gpu_sft.py runs every side on the same rows, on a CPU too, where it claims no MFU unless the peak is known."""
@@ -71,6 +74,7 @@ def test_gpu_sft(shape, adapter):
     assert (figures["sizes"]["adapter_weights"] > 0) == (adapter == "lora")
 
 
+@pytest.mark.slow
 @needs_trl
 @pytest.mark.parametrize(("adapter", "packing"), [("none", "rows"), ("lora", "bfd")])
 def test_sft_vs_trl(adapter, packing):
@@ -83,6 +87,7 @@ def test_sft_vs_trl(adapter, packing):
     assert figures["cpu_time_ratio"] > 0
 
 
+@pytest.mark.slow
 @needs_trl
 def test_dpo_vs_trl():
     """dpo_vs_trl.py trains both sides on the same pairs, to the same losses."""
@@ -91,6 +96,7 @@ def test_dpo_vs_trl():
     assert figures["first_loss"]["forge"] == pytest.approx(figures["first_loss"]["trl"], rel=1e-4)
 
 
+@pytest.mark.slow
 @needs_trl
 def test_sft_few_labels_vs_trl():
     """sft_few_labels_vs_trl.py trains both sides on rows of which a quarter is learned, to the same first loss."""
@@ -99,6 +105,7 @@ def test_sft_few_labels_vs_trl():
     assert figures["sizes"]["labelled_share"] == pytest.approx(0.25, abs=0.03)
 
 
+@pytest.mark.slow
 def test_head_alone():
     """head_alone.py compares the loss and the log-probabilities after it saw that they are equal."""
     figures = run_toy("head_alone.py")
@@ -107,6 +114,7 @@ def test_head_alone():
         assert case["peak_bytes"]["full"] > case["peak_bytes"]["chunked"] > 0
 
 
+@pytest.mark.slow
 def test_osft_cost():
     """osft_cost.py steps every side that is installed from the same layer, and tells what each keeps."""
     figures = run_toy("osft_cost.py")
@@ -115,17 +123,18 @@ def test_osft_cost():
         assert figures["missing_sides"] == ["mini_trainer"]
     else:
         sides.add("mini_trainer")
-    for shape, told in figures["cases"].items():
+    for shape, found in figures["cases"].items():
         N, M = map(int, shape.split("x"))
-        assert set(told) == sides
-        assert told["dense"]["trainable"] == N * M
+        assert set(found) == sides
+        assert found["dense"]["trainable"] == N * M
         # C [r, r], A [N, r] or B [r, M], and two moments of each.
         r = min(N, M) // 4
-        assert told["direct"]["trainable"] == (r * r if N == M else max(N, M) * r)
-        assert told["direct"]["projections"] == 0 < told["paper"]["projections"]
-        assert told["direct"]["optimizer_bytes"] == pytest.approx(8 * told["direct"]["trainable"], abs=64)
+        assert found["direct"]["trainable"] == (r * r if N == M else max(N, M) * r)
+        assert found["direct"]["projections"] == 0 < found["paper"]["projections"]
+        assert found["direct"]["optimizer_bytes"] == pytest.approx(8 * found["direct"]["trainable"], abs=64)
 
 
+@pytest.mark.slow
 @needs_trl
 def test_gpu_sft_beside_trl():
     """gpu_sft.py has TRL as a third side where it is installed."""
@@ -134,25 +143,27 @@ def test_gpu_sft_beside_trl():
     assert figures["missing_sides"] == []
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("trl") is not None, reason="trl is installed here")
 def test_without_trl_the_comparison_does_not_start():
-    """sft_vs_trl.py says what is missing and how to run it, and prints no figure."""
-    done = subprocess.run(
-        [sys.executable, str(BENCHMARKS / "sft_vs_trl.py"), "--toy"], capture_output=True, text=True, timeout=60
-    )
+    """sft_vs_trl.py names what is missing and how to run it, and prints no figure."""
+    command = [sys.executable, str(BENCHMARKS / "sft_vs_trl.py"), "--toy"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert done.stdout == ""
     assert "trl is not installed" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "script", ["data_small.py", "data_workers.py", "data_memory.py", "data_store.py", "packing_order.py", "packing_plan.py"]
 )
 def test_a_side_of_our_own(script):
-    """The claims that need no other library measure what they say."""
+    """The benchmarks that need no other library measure what they claim."""
     assert run_toy(script)["claim"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("script", "module"),
     [
@@ -170,6 +181,7 @@ def test_beside_another_library(script, module):
     assert run_toy(script)["claim"]
 
 
+@pytest.mark.slow
 def test_shared_prompts():
     """shared_prompts.py trains the same with prompts once and twice, and more tokens go through the model with the latter."""
     figures = run_toy("shared_prompts.py")
@@ -177,13 +189,15 @@ def test_shared_prompts():
     assert figures["tokens_ratio"] > 1.2
 
 
+@pytest.mark.slow
 def test_online_learning():
-    """online_learning.py trains with every method, and says what each run learned."""
+    """online_learning.py trains with every method, and reports what each run learned."""
     figures = run_toy("online_learning.py")
     assert [run["method"] for run in figures["runs"]] == ["ppo", "grpo", "rloo"]
     assert all({"seed", "before", "after", "seconds"} <= set(run) for run in figures["runs"])
 
 
+@pytest.mark.slow
 def test_osft_continual():
     """osft_continual.py takes every method that is installed through its tasks, and compares our default with the rest."""
     figures = run_toy("osft_continual.py")
@@ -192,18 +206,21 @@ def test_osft_continual():
     assert figures["default"] in figures["means"]["level"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", ["dist_memory.py", "dist_save.py", "dist_restart.py"])
 def test_over_ranks(script):
-    """The claims about ranks and full states measure what they say."""
+    """The benchmarks of ranks and full states measure what they claim."""
     assert run_toy(script)["claim"]
 
 
+@pytest.mark.slow
 def test_dist_step():
     """dist_step.py drives two sides that train the same, step by step."""
     figures = run_toy("dist_step.py")
     assert figures["losses"]["ours"] == pytest.approx(figures["losses"]["bare"], rel=1e-3)
 
 
+@pytest.mark.slow
 def test_a_side_that_dies_ends_the_benchmark(benchmark_modules, tmp_path):
     """A worker that cannot start is an error that names its side, and leaves no other side running."""
     lockstep = benchmark_modules("_lockstep")
@@ -226,7 +243,7 @@ def test_chats_are_labelled_on_the_assistant_alone(benchmark_modules):
     seen = list(chats.conversations("both", ("textwrap", "heapq")))
     assert len(seen) > 10
     for question, answer in seen:
-        input_ids, labels = chats.tokenise_with_stand_in([question, answer], encode)
+        input_ids, labels = chats.tokenize_with_stand_in([question, answer], encode)
         learned = encode(answer["content"] + "<|im_end|>")
         assert labels == [-100] * (len(labels) - len(learned)) + learned
         assert input_ids[-len(learned) :] == learned
@@ -238,7 +255,7 @@ def test_rows_hold_each_chat_once_and_are_full(benchmark_modules, tmp_path):
     chats_module, rows_module = benchmark_modules("_chats"), benchmark_modules("_rows")
     encode = chats_module.stand_in_encode(50_000)
     chats = chats_module.make_chats(
-        lambda turns: chats_module.tokenise_with_stand_in(turns, encode),
+        lambda turns: chats_module.tokenize_with_stand_in(turns, encode),
         kind="both",
         max_length=256,
         modules=chats_module.TOY_MODULES,
@@ -263,8 +280,8 @@ def test_rows_hold_each_chat_once_and_are_full(benchmark_modules, tmp_path):
 def test_flops_agree_with_torchs_counter(benchmark_modules, adapter, tmp_path):
     """The formula is what torch counts in a forward and a backward, once half of the attention is masked away.
 
-    Torch counts attention densely, so the causal half is added to the formula. For LoRA it also sees that nothing before the first adapter
-    needs a gradient, which the formula ignores: hence eight layers, and 5 %.
+    Torch counts attention densely, so the causal half is added to the formula. For LoRA it also leaves out the gradients before
+    the first adapter, which the formula counts: hence eight layers, and 5 %.
     """
     import torch
     from torch.utils.flop_counter import FlopCounterMode
@@ -302,7 +319,7 @@ def test_flops_of_a_packed_row_are_those_of_its_documents(benchmark_modules):
 
 
 def test_the_entry_for_a_gpu_is_there():
-    """The results say whether there is a figure from a GPU: raw lines, or that there is none."""
+    """The results have figures from a GPU as raw lines, or state that there are none."""
     entry = (BENCHMARKS / "results" / "gpu_sft.md").read_text(encoding="utf-8")
     assert "not run on a GPU" in entry or '"benchmark": "gpu_sft"' in entry
 
