@@ -1,4 +1,4 @@
-"""Already tokenised JSONL → a fine-tuned model: a trainer of your own from two rooms, forge_packing and forge_algos.
+"""A trainer of your own from two packages, forge_packing and forge_algos: tokenized JSONL → a fine-tuned model.
 
     python train.py --model DIRECTORY --data train.jsonl --output NEW_DIRECTORY
 
@@ -29,18 +29,18 @@ class Example(NamedTuple):
 
     @property
     def loss_count(self) -> int:
-        """Learned tokens: the first one has nothing before it to be predicted from."""
+        """Learned tokens, without the first one: no token precedes it, from which it could be predicted."""
         return int((self.labels[1:] != -100).sum())
 
 
 class BadInputError(ValueError):
-    """Something that was given cannot be used; the message says where and why."""
+    """Input that cannot be used; the message says where and why."""
 
     exit_status = 2
 
 
 def read(path: Path) -> list[Example]:
-    """The file's samples; raises BadInputError that names the line."""
+    """Read the samples of a file. Raises BadInputError, which names the line."""
     if not path.is_file():
         raise BadInputError(f"{path}: there is no such file")
     examples = []
@@ -54,7 +54,7 @@ def read(path: Path) -> list[Example]:
 
 
 def parse(line: str, place: str) -> Example:
-    """One line of the file."""
+    """Parse one line of the file. Raises BadInputError, which names it by `place`."""
     try:
         row = json.loads(line)
     except json.JSONDecodeError as error:
@@ -68,19 +68,19 @@ def parse(line: str, place: str) -> Example:
             raise BadInputError(f"{place}: {field} must be a list of whole numbers, at least one")
     length = len(row["input_ids"])
     if len(row["labels"]) != length or row.get("len", length) != length:
-        said = f", len says {row['len']}" if "len" in row else ""
-        raise BadInputError(f"{place}: {length} input_ids, {len(row['labels'])} labels{said}: these must be equal")
+        stated = f", len is {row['len']}" if "len" in row else ""
+        raise BadInputError(f"{place}: {length} input_ids, {len(row['labels'])} labels{stated}: these must be equal")
     return Example(np.array(row["input_ids"]), np.array(row["labels"]))
 
 
 def steps(plan: forge_packing.BatchPlan, examples: list[Example]) -> Iterator[list[forge_packing.PackedBatch]]:
-    """Each step's micro-batches, packed when they are needed."""
+    """Yield the micro-batches of each step, packed when they are needed."""
     for step in range(plan.num_steps):
         yield [forge_packing.collate([examples[i] for i in indices]) for indices in plan.micro_batches(step)]
 
 
 def train(options: argparse.Namespace) -> None:
-    """The whole run."""
+    """Run the whole training."""
     if options.output.exists():
         raise BadInputError(f"{options.output}: exists already; name a new directory")
     if not (options.model / "config.json").is_file():
@@ -127,7 +127,7 @@ def train(options: argparse.Namespace) -> None:
 
 
 def save(model: Any, directory: Path) -> None:
-    """Whole, or not there: written beside its name and renamed."""
+    """Save the model atomically: under a temporary name, then renamed."""
     temporary = directory.with_name(f".{directory.name}.{os.getpid()}")
     try:
         model.save_pretrained(temporary)
@@ -137,8 +137,8 @@ def save(model: Any, directory: Path) -> None:
 
 
 def main() -> int:
-    """Exit status 0; 2 after one message where the input was bad, 1 where the run failed by itself."""
-    parser = argparse.ArgumentParser(description="Fine-tune a causal language model on tokenised JSONL.")
+    """Train; return exit status 0, 2 after one message about bad input, 1 where the run failed by itself."""
+    parser = argparse.ArgumentParser(description="Fine-tune a causal language model on tokenized JSONL.")
     parser.add_argument("--model", type=Path, required=True, help="directory of a transformers model")
     parser.add_argument("--data", type=Path, required=True, help="JSONL of input_ids and labels")
     parser.add_argument("--output", type=Path, required=True, help="new directory for the trained model")

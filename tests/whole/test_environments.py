@@ -1,4 +1,4 @@
-"""hatch.toml: what it installs is what the rooms declare, pinned and no more."""
+"""hatch.toml: what it installs is what the packages declare, pinned and no more."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from .house import LEAVES, PACKAGES, ROOT
+from .repository import LEAVES, PACKAGES, ROOT
 
 ENVIRONMENTS: dict[str, Any] = tomllib.loads((ROOT / "hatch.toml").read_text())["envs"]
 ALONE = ENVIRONMENTS["hatch-test"]
@@ -23,7 +23,7 @@ def installed(leaf: str) -> list[str]:
 
 
 def test_every_environment_installs_with_pip() -> None:
-    """uv does not read pip's configuration, and hatch's own environments default to it: each one that we name says pip."""
+    """uv does not read pip's configuration, and hatch's own environments default to it: each of ours names pip."""
     inherited = {name for name, table in ENVIRONMENTS.items() if table.get("template") == "default"}
     assert {name for name, table in ENVIRONMENTS.items() if table.get("installer") != "pip"} - inherited == set()
     assert {"default", "hatch-test", "hatch-check-code", "hatch-check-fmt", "hatch-check-types"} <= set(ENVIRONMENTS)
@@ -38,7 +38,7 @@ def test_every_leaf_is_tested_alone() -> None:
 
 @pytest.mark.parametrize("leaf", LEAVES)
 def test_a_leaf_alone_has_what_it_declares_and_no_more(leaf: str) -> None:
-    """Beside pytest and hypothesis: torch, pinned, where the leaf declares it, and what its extras bring that is tested there."""
+    """Beside pytest and hypothesis: torch, pinned, where the leaf declares it, and its extras that are tested there."""
     names = {re.split(r"[<>=]", line)[0].replace("-", "_") for line in installed(leaf)}
     extras = PACKAGES[leaf].optional - IN_THE_MAIN_ENVIRONMENT
     assert names == {"pytest", "hypothesis"} | ({"torch"} & PACKAGES[leaf].required) | extras

@@ -8,7 +8,7 @@ import pickle
 
 import pytest
 
-from .house import PACKAGES
+from .repository import PACKAGES
 
 
 def family(folder: str) -> dict[str, type[Exception]]:
@@ -70,7 +70,7 @@ def test_the_family_is_drawn(folder: str) -> None:
 
 @pytest.mark.parametrize("folder", PACKAGES)
 def test_an_error_is_also_a_standard_one(folder: str) -> None:
-    """What is raised can be caught as ValueError, OSError, ...: each error but a bare root has a standard ancestor below Exception."""
+    """An error can be caught as ValueError, OSError, ...: each but a bare root has a standard ancestor below Exception."""
     for error in family(folder).values():
         standard = [
             base for base in error.__mro__ if base.__module__ == "builtins" and base not in {Exception, BaseException, object}

@@ -117,7 +117,7 @@ def test_a_group_is_scored_as_its_completions_alone(directory, alone, name: str,
 
 @pytest.mark.parametrize("name", MODELS)
 def test_completions_of_a_prompt_do_not_see_each_other(directory, name: str) -> None:
-    """Other tokens in one completion, of another number too, leave the log-probabilities of all others as they were, to the bit."""
+    """Other tokens in one completion, of another number too, leave the log-probabilities of all others as they were."""
     model = load(directory(name), "documents")
     assert forge_algos.shares_prompts(model, device=CPU.device.value)[0]
     with torch.no_grad():
@@ -135,8 +135,8 @@ def test_completions_of_a_prompt_do_not_see_each_other(directory, name: str) -> 
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
-def test_attention_without_shared_prompts_says_so(directory, attention: str) -> None:
-    """transformers' own attention does not know kv_rows; it says no, and a row that shares prompts is refused, not miscomputed."""
+def test_attention_without_shared_prompts_is_refused(directory, attention: str) -> None:
+    """transformers' own attention ignores kv_rows: `shares_prompts` is False, and a row that shares prompts is refused."""
     model = load(directory("llama-tied"), attention)
     can, why = forge_algos.shares_prompts(model, device=CPU.device.value)
     assert not can
@@ -147,12 +147,12 @@ def test_attention_without_shared_prompts_says_so(directory, attention: str) -> 
 
 SHARING = {*tiny.CONFIGS, "opt: positions from the mask"}
 REFUSED = {"llama4: chunked attention", "falcon: a mask made without positions"}
-"""Those that forge_dist does not load with an attention of ours; its own tests say so."""
+"""Models that forge_dist does not load with document attention, as its own tests assert."""
 
 
 @pytest.mark.parametrize("name", [*tiny.CONFIGS, *sorted(tiny.STRANGERS.keys() - REFUSED)])
-def test_a_model_that_says_yes_is_right(tmp_path: Path, name: str) -> None:
-    """Whatever a model's inside: if it says that it shares prompts, its log-probabilities are right."""
+def test_a_model_that_shares_prompts_is_right(tmp_path: Path, name: str) -> None:
+    """Whatever the model: where `shares_prompts` is True, its log-probabilities are right."""
     directory = tiny.save(name, tmp_path)
     model = load(directory, "documents")
     can, why = forge_algos.shares_prompts(model, device=CPU.device.value)

@@ -1,4 +1,4 @@
-"""The laws of the house that can be read in its source: who may import what, who may know a device, what nobody may do."""
+"""Laws that can be read in the source: who may import what, who may know a device, what no package may do."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from .house import FACADE, LEAVES, PACKAGES, called, imports, prose
+from .repository import FACADE, LEAVES, PACKAGES, called, docstrings, imports, prose
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from .house import Package
+    from .repository import Package
 
 DEVICES = re.compile(r"\b(cuda|nccl|hpu|hccl|mps|xpu|xccl|npu|rocm|rccl)\b", re.IGNORECASE)
 UNSAFE_MODULES = {"pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
 UNSAFE_CALLS = {"torch.load", "eval", "exec", "os.system", "yaml.unsafe_load", "yaml.full_load"}
+FIRST_LINE = 90
 
 
-def stranger_imports(package: Package, tree: ast.Module) -> Iterator[str]:
+def undeclared_imports(package: Package, tree: ast.Module) -> Iterator[str]:
     """Imports of anything but the package itself, the standard library and what it declares (extras only where deferred)."""
     own = sys.stdlib_module_names | {"__future__", package.import_name} | package.required
     for found in imports(tree):
@@ -49,8 +50,16 @@ def device_words(tree: ast.Module) -> Iterator[str]:
                 yield f"{node.lineno if hasattr(node, 'lineno') else node.value.lineno}: {text!r}"
 
 
+def long_first_lines(tree: ast.Module) -> Iterator[str]:
+    """Docstrings of modules, classes and functions whose first line is longer than a summary may be."""
+    for line, text in docstrings(tree):
+        first = text.partition("\n")[0]
+        if len(first) > FIRST_LINE:
+            yield f"{line}: {len(first)} characters: {first}"
+
+
 def unsafe(tree: ast.Module) -> Iterator[str]:
-    """What runs code that a file brings along: pickles, `torch.load`, remote model code, `eval`."""
+    """What runs code out of a user's file: pickles, `torch.load`, remote model code, `eval`."""
     for found in imports(tree):
         if found.name in UNSAFE_MODULES:
             yield f"{found.line}: import {found.name}"
@@ -65,7 +74,7 @@ def unsafe(tree: ast.Module) -> Iterator[str]:
 
 
 def test_the_scan_sees_every_package() -> None:
-    """The laws below hold for files that are really there: every package of the folder, a door and more in each."""
+    """The laws below look at files that are there: every package of the folder, its `__init__` and more in each."""
     on_disk = {path.parent.name for path in (next(iter(PACKAGES.values())).source_dir.parents[2]).glob("*/pyproject.toml")}
     assert on_disk == set(PACKAGES)
     for package in PACKAGES.values():
@@ -76,25 +85,25 @@ def test_the_scan_sees_every_package() -> None:
 
 
 @pytest.mark.parametrize("folder", LEAVES)
-def test_a_leaf_imports_no_other_room(folder: str) -> None:
-    """Leaves do not know each other or the trunk: no `forge_*` but its own, deferred imports included, nor a dependency on one."""
+def test_a_leaf_imports_no_other_package(folder: str) -> None:
+    """Leaves know neither each other nor the facade: no import of another `forge_*`, not even a deferred one."""
     package = PACKAGES[folder]
-    rooms = {other.import_name for other in PACKAGES.values()} - {package.import_name}
-    found = [f"{s.where}:{i.line}: {i.name}" for s in package.sources for i in imports(s.tree) if i.name in rooms]
+    others = {other.import_name for other in PACKAGES.values()} - {package.import_name}
+    found = [f"{s.where}:{i.line}: {i.name}" for s in package.sources for i in imports(s.tree) if i.name in others]
     assert found == []
-    assert not rooms & (package.required | package.optional)
+    assert not others & (package.required | package.optional)
 
 
 @pytest.mark.parametrize("folder", PACKAGES)
 def test_a_package_imports_only_what_it_declares(folder: str) -> None:
     """Whatever a package imports, its pyproject.toml declares; an extra is imported only where it is used."""
     package = PACKAGES[folder]
-    assert [f"{s.where}:{line}" for s in package.sources for line in stranger_imports(package, s.tree)] == []
+    assert [f"{s.where}:{line}" for s in package.sources for line in undeclared_imports(package, s.tree)] == []
 
 
 @pytest.mark.parametrize("folder", ["forge-data", "forge-packing"])
-def test_the_rooms_without_torch_declare_none(folder: str) -> None:
-    """Who wants tokens or a plan installs no torch."""
+def test_the_packages_without_torch_declare_none(folder: str) -> None:
+    """Whoever wants tokens or a plan installs no torch."""
     assert not {"torch", "accelerate", "peft"} & (PACKAGES[folder].required | PACKAGES[folder].optional)
 
 
@@ -105,7 +114,7 @@ def test_only_forge_accel_knows_devices(folder: str) -> None:
 
 
 def test_forge_accel_knows_its_devices() -> None:
-    """The scan for device words is not blind: the room that may use them does."""
+    """The scan for device words is not blind: the package that may use them does."""
     found = " ".join(line for s in PACKAGES["forge-accel"].sources for line in device_words(s.tree))
     assert "cuda" in found
     assert "nccl" in found
@@ -117,7 +126,7 @@ def test_no_file_of_a_user_is_executed(folder: str) -> None:
     assert [f"{s.where}:{line}" for s in PACKAGES[folder].sources for line in unsafe(s.tree)] == []
 
 
-def test_only_the_trunk_prints() -> None:
+def test_only_the_facade_prints() -> None:
     """A leaf returns and logs; only the facade writes to the terminal."""
     found = [
         f"{source.where}:{node.lineno}"
@@ -129,9 +138,18 @@ def test_only_the_trunk_prints() -> None:
     assert found == []
 
 
+@pytest.mark.parametrize("folder", PACKAGES)
+def test_a_docstring_begins_with_a_short_line(folder: str) -> None:
+    """The first line of a module's, a class's or a function's docstring is a summary of at most 90 characters."""
+    assert [f"{s.where}:{line}" for s in PACKAGES[folder].sources for line in long_first_lines(s.tree)] == []
+
+
 @pytest.mark.parametrize(
     ("scan", "planted"),
     [
+        (long_first_lines, f"'''{91 * 'x'}'''"),
+        (long_first_lines, f"class A:\n    '''{91 * 'x'}\n\n    More.\n    '''"),
+        (long_first_lines, f"class A:\n    async def f(self):\n        '''{91 * 'x'}'''"),
         (device_words, "torch.cuda.empty_cache()"),
         (device_words, "x = model.cuda()"),
         (device_words, "device = f'cuda:{rank}'"),
@@ -153,8 +171,16 @@ def test_the_scans_find_what_is_planted(scan: object, planted: str) -> None:
     "text", ["'''Runs on CUDA too.'''", "class A:\n    x: int\n    '''On cuda.'''", "# cuda", "accumulated = 1"]
 )
 def test_prose_may_name_a_device(text: str) -> None:
-    """Documentation and lookalikes are no device code."""
+    """Documentation, and words that contain a device's name, are no device code."""
     assert list(device_words(ast.parse(text))) == []
+
+
+@pytest.mark.parametrize(
+    "text", [f"'''{90 * 'x'}'''", f"def f():\n    '''Short.\n\n    {91 * 'x'}\n    '''", f"x = '''{91 * 'x'}'''"]
+)
+def test_only_first_lines_are_measured(text: str) -> None:
+    """90 characters, long lines further down and strings that are no docstrings are let through."""
+    assert list(long_first_lines(ast.parse(text))) == []
 
 
 @pytest.mark.parametrize(
@@ -170,10 +196,10 @@ def test_prose_may_name_a_device(text: str) -> None:
     ],
 )
 def test_the_import_scan_finds_what_is_planted(planted: str, allowed: bool) -> None:
-    """The import law tells a declared import from a stranger, wherever it stands."""
-    assert (not list(stranger_imports(PACKAGES["forge-packing"], ast.parse(planted)))) is allowed
+    """The import law tells a declared import from an undeclared one, wherever it is."""
+    assert (not list(undeclared_imports(PACKAGES["forge-packing"], ast.parse(planted)))) is allowed
 
 
 def test_the_facade_declares_every_leaf() -> None:
-    """Installing the trunk installs the five rooms."""
+    """Installing the facade installs the five leaves."""
     assert {PACKAGES[leaf].import_name for leaf in LEAVES} <= PACKAGES[FACADE].required

@@ -1,4 +1,4 @@
-"""examples/mini_trainer: a trainer from two rooms, run as a reader would run it."""
+"""examples/mini_trainer: a trainer from two of the packages, run as a reader would run it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from . import tiny
-from .house import ROOT
+from .repository import ROOT
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -48,7 +48,7 @@ def run(model: Path, data: Path, output: Path, *options: str) -> subprocess.Comp
     """The script in a process of its own."""
     command = [sys.executable, str(SCRIPT), "--model", str(model), "--data", str(data), "--output", str(output), *options]
     environment = {**os.environ, "TQDM_DISABLE": "1"}
-    return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, env=environment)
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
 
 
 def losses(text: str) -> list[float]:
@@ -70,6 +70,7 @@ def mean_loss(model: object, rows: list[dict[str, list[int]]]) -> float:
     return total / count
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("adapter", ["none", "lora"])
 def test_the_loss_falls_and_the_result_loads(model: Path, tmp_path: Path, adapter: str) -> None:
     """The printed loss falls, and what is saved is loaded by plain transformers or PEFT and has learned."""
@@ -98,6 +99,7 @@ def test_the_loss_falls_and_the_result_loads(model: Path, tmp_path: Path, adapte
 GOOD = {"input_ids": [5, 6, 7], "labels": [-100, 6, 7]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rows", "options", "message"),
     [
@@ -105,7 +107,7 @@ GOOD = {"input_ids": [5, 6, 7], "labels": [-100, 6, 7]}
         ([GOOD, {"text": "hello"}], [], r"train\.jsonl:2: .*needs the fields input_ids and labels, this one has: text"),
         ([[1, 2]], [], r"train\.jsonl:1: .*has: list"),
         ([{**GOOD, "labels": [-100, 6]}], [], r"train\.jsonl:1: 3 input_ids, 2 labels"),
-        ([{**GOOD, "len": 4}], [], r"train\.jsonl:1: .*len says 4"),
+        ([{**GOOD, "len": 4}], [], r"train\.jsonl:1: .*len is 4"),
         ([{**GOOD, "input_ids": [5, 6.5, 7]}], [], r"train\.jsonl:1: input_ids must be a list of whole numbers"),
         ([{**GOOD, "input_ids": []}], [], r"train\.jsonl:1: input_ids must be a list of whole numbers"),
         ([], [], "no row holds a token to learn"),
@@ -127,6 +129,7 @@ def test_bad_input_is_one_message(model: Path, tmp_path: Path, rows: list[object
     assert [path.name for path in tmp_path.iterdir()] == ["train.jsonl"]
 
 
+@pytest.mark.slow
 def test_missing_and_existing_paths_are_named(model: Path, tmp_path: Path) -> None:
     """No data file, no model directory, an output that is there: each named."""
     data = write(tmp_path / "train.jsonl", [GOOD])
@@ -140,8 +143,8 @@ def test_missing_and_existing_paths_are_named(model: Path, tmp_path: Path) -> No
         assert named in done.stderr
 
 
-def test_it_is_short_and_needs_two_rooms() -> None:
-    """About 150 lines, and of forge only the two rooms that it is about."""
+def test_it_is_short_and_needs_two_packages() -> None:
+    """About 150 lines, and of forge only the two packages that it is about."""
     text = SCRIPT.read_text()
     assert len(text.splitlines()) <= 170
     assert set(re.findall(r"\bimport (forge\w*)|from (forge\w*)", text)) == {("forge_algos", ""), ("forge_packing", "")}

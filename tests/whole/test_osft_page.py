@@ -24,7 +24,7 @@ from forge.cli._app import main
 from forge.reports._osft import inspect
 from forge_dist import model_identity
 
-from .house import ROOT
+from .repository import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from .house import ROOT
+from .repository import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

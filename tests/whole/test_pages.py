@@ -1,4 +1,4 @@
-"""The pages that people read: their links lead somewhere, and the commands that they promise are there."""
+"""Pages: their links lead somewhere, the commands that they promise are there, a package's README is short."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import tomllib
 
 import pytest
 
-from .house import PACKAGES, ROOT
+from .repository import PACKAGES, ROOT
 
 PAGES = [
     ROOT / "README.md",
@@ -35,6 +35,23 @@ def test_the_readme_links() -> None:
     assert {f"packages/{folder}" for folder in PACKAGES} <= set(links)
 
 
+def too_long(text: str, most: int = 120) -> bool:
+    """Whether a page has more lines than a README may have."""
+    return len(text.splitlines()) > most
+
+
+@pytest.mark.parametrize("folder", PACKAGES)
+def test_a_readme_is_what_a_person_reads(folder: str) -> None:
+    """A package's README has at most 120 lines: why, install, one example, links; tables are on the documentation's pages."""
+    assert not too_long((ROOT / "packages" / folder / "README.md").read_text())
+
+
+def test_a_long_readme_is_found() -> None:
+    """121 lines are one too many."""
+    assert too_long("line\n" * 121)
+    assert not too_long("line\n" * 120)
+
+
 @pytest.mark.parametrize("script", ["quickstart", "test"])
 def test_two_commands_do_all_the_set_up(script: str) -> None:
     """The README's two commands stand on one line each, and hatch knows them."""
@@ -43,9 +60,9 @@ def test_two_commands_do_all_the_set_up(script: str) -> None:
 
 
 def test_the_facade_is_never_called_forge_on_pypi() -> None:
-    """`forge` on PyPI is another project: no page and no requirement asks pip for it, but to say never to."""
+    """`forge` on PyPI is another project: no page and no requirement asks pip for it, but to warn of it."""
     for path in [*PAGES, *ROOT.glob("packages/*/pyproject.toml"), ROOT / "hatch.toml"]:
-        told = [line for line in path.read_text().splitlines() if re.search(r"pip install (?:-\S+ )*forge(?![\w-])", line)]
-        assert [line for line in told if "never" not in line.lower()] == [], path
+        found = [line for line in path.read_text().splitlines() if re.search(r"pip install (?:-\S+ )*forge(?![\w-])", line)]
+        assert [line for line in found if "never" not in line.lower()] == [], path
     assert "never `pip install forge`" in (ROOT / "README.md").read_text()
     assert PACKAGES["forge"].project["name"] == "forge-llm"

@@ -40,15 +40,13 @@ def test_the_page_runs(
     quickstart: ModuleType, model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """From questions to an answer before and after; twice, in two run directories."""
-    monkeypatch.setattr(quickstart, "smollm2", lambda say: str(model_dir))
+    monkeypatch.setattr(quickstart, "smollm2", lambda report: str(model_dir))
     monkeypatch.setattr(quickstart, "stdlib_questions", lambda leave_out: _questions()[:48])
     monkeypatch.setattr(sys, "argv", ["quickstart.py", "--steps", "2", "--runs", str(tmp_path / "runs")])
     quickstart.main()
-    said = capsys.readouterr().out
-    assert "held-out loss" in said
-    assert "before: " in said
-    assert "after: " in said
-    assert "forge generate" in said
+    printed = capsys.readouterr().out
+    for part in ("held-out loss", "before: ", "after: ", "forge generate"):
+        assert part in printed
     quickstart.main()
     assert {entry.name for entry in (tmp_path / "runs").iterdir()} == {"quickstart", "quickstart-2", "quickstart-data.jsonl"}
 

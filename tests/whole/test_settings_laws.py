@@ -1,4 +1,4 @@
-"""Every setting says what it is and refuses what it cannot be."""
+"""Every setting is documented, and refuses values that it cannot have."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from forge.settings._settings import flat_fields
 from forge.verbs._registry import VERBS, task_of
 
-from .house import PACKAGES, field_docstrings
+from .repository import PACKAGES, field_docstrings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -45,7 +45,7 @@ FIELDS = {
 
 
 def refusal(owner: type, field: attrs.Attribute[Any], value: object) -> Exception | None:
-    """What the field's validator says to a value (its converter has had its say), or None when it is let through."""
+    """The error of the field's validator for a value (after its converter), or None when the value is accepted."""
     try:
         if field.converter is not None:
             value = field.converter(value)
@@ -56,18 +56,20 @@ def refusal(owner: type, field: attrs.Attribute[Any], value: object) -> Exceptio
     return None
 
 
-def test_the_scan_sees_every_room() -> None:
-    """Each of the six packages owns settings, and `forge.sft` has the names that the issue promises."""
+def test_the_scan_sees_every_package() -> None:
+    """Each of the six packages owns settings, and `forge.sft` has the names that were promised."""
     assert {found.partition(".")[0] for found in CLASSES} == {package.import_name for package in PACKAGES.values()}
-    promised = """model_path data_path ckpt_output_dir num_epochs max_steps effective_batch_size learning_rate max_seq_len max_tokens_per_gpu
-        warmup_steps lr_scheduler weight_decay beta1 beta2 eps max_grad_norm seed dtype adapter lora_r lora_alpha lora_dropout target_modules
-        save_samples checkpoint_at_epoch eval_data_path validation_split eval_every_steps logging_steps"""
+    promised = """model_path data_path ckpt_output_dir num_epochs max_steps effective_batch_size learning_rate max_seq_len
+        max_tokens_per_gpu
+        warmup_steps lr_scheduler weight_decay beta1 beta2 eps max_grad_norm seed dtype adapter lora_r lora_alpha
+        lora_dropout target_modules save_samples checkpoint_at_epoch eval_data_path validation_split eval_every_steps
+        logging_steps"""
     assert set(promised.split()) - {name.rpartition(".")[2] for name in FIELDS} == set()
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_no_setting_has_two_homes(verb: str) -> None:
-    """Within a verb a name belongs to one room: flat recipes and flags stay unambiguous."""
+def test_no_setting_has_two_owners(verb: str) -> None:
+    """Within a verb a name belongs to one package: flat recipes and flags stay unambiguous."""
     names = [field.name for _, field in flat_fields(task_of(verb).settings)]
     assert sorted(set(names)) == sorted(names)
 
@@ -93,7 +95,7 @@ def test_every_setting_has_a_docstring(name: str) -> None:
 
 @pytest.mark.parametrize("name", FIELDS)
 def test_every_setting_refuses_a_wrong_type(name: str) -> None:
-    """A validator stands beside every field, and says the field's name."""
+    """A validator is beside every field, and its error names the field."""
     owner, field = FIELDS[name]
     error = refusal(owner, field, object())
     assert error is not None

@@ -1,4 +1,4 @@
-"""Every package has one door: lazy, sorted, documented, and instant."""
+"""Every package has one public API: lazy, sorted, documented, and imported in an instant."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from pathlib import Path
 
 import pytest
 
-from .house import FACADE, LEAVES, PACKAGES
+from .repository import FACADE, LEAVES, PACKAGES
 
 HEAVY = {"accelerate", "datasets", "numba", "peft", "torch", "transformers", "trl"}
 
 
-def door(folder: str) -> ast.Module:
+def init_of(folder: str) -> ast.Module:
     """Syntax tree of a package's `__init__.py`."""
     (found,) = [s.tree for s in PACKAGES[folder].sources if s.path == PACKAGES[folder].source_dir / "__init__.py"]
     return found
 
 
-def homes(folder: str) -> dict[str, str]:
-    """Public name → module that it comes from, as the lazy tables of a door say."""
-    module = importlib.import_module(PACKAGES[folder].import_name)
-    own = {name: f"{module.__name__}.{home}" for name, home in module._MODULE_OF.items()}
-    rooms = getattr(module, "_PACKAGES", {})
-    return own | (rooms if isinstance(rooms, dict) else {room: f"{module.__name__}.{room}" for room in rooms})
+def module_of(folder: str) -> dict[str, str]:
+    """Public name → module that it comes from, by the lazy tables of an `__init__.py`."""
+    package = importlib.import_module(PACKAGES[folder].import_name)
+    own = {name: f"{package.__name__}.{module}" for name, module in package._MODULE_OF.items()}
+    whole = getattr(package, "_PACKAGES", {})
+    return own | (whole if isinstance(whole, dict) else {name: f"{package.__name__}.{name}" for name in whole})
 
 
 def loaded(code: str, *arguments: str) -> set[str]:
@@ -36,7 +36,7 @@ def loaded(code: str, *arguments: str) -> set[str]:
     command = (
         [sys.executable, "-X", "importtime", *arguments] if arguments else [sys.executable, "-X", "importtime", "-c", code]
     )
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     lines = [line for line in done.stderr.splitlines() if line.startswith("import time:")]
     assert done.returncode == 0, "\n".join(line for line in done.stderr.splitlines() if line not in set(lines))
     return {line.rpartition("|")[2].strip().partition(".")[0] for line in lines}
@@ -47,16 +47,16 @@ def test_all_is_sorted_and_is_the_lazy_table(folder: str) -> None:
     """`__all__` is sorted, lists nothing twice, and is what the lazy table can load, no more and no less."""
     module = importlib.import_module(PACKAGES[folder].import_name)
     assert list(module.__all__) == sorted(set(module.__all__))
-    assert set(module.__all__) - {"__version__"} == set(homes(folder))
+    assert set(module.__all__) - {"__version__"} == set(module_of(folder))
     assert set(module.__all__) <= set(dir(module))
 
 
 @pytest.mark.parametrize("folder", PACKAGES)
-def test_the_type_checker_sees_the_same_door(folder: str) -> None:
+def test_the_type_checker_sees_the_same_names(folder: str) -> None:
     """The imports under `TYPE_CHECKING` and the lazy table name the same things from the same files."""
     name = PACKAGES[folder].import_name
     seen = {}
-    for block in door(folder).body:
+    for block in init_of(folder).body:
         if isinstance(block, ast.If) and ast.unparse(block.test) == "TYPE_CHECKING":
             for node in block.body:
                 for alias in node.names:
@@ -65,17 +65,17 @@ def test_the_type_checker_sees_the_same_door(folder: str) -> None:
                     else:
                         module = ".".join(filter(None, [name if node.level else "", node.module]))
                         seen[alias.asname or alias.name] = f"{name}.{alias.name}" if module == name else module
-    public = set(homes(folder))
-    assert {key: value for key, value in seen.items() if key in public} == homes(folder)
+    public = module_of(folder)
+    assert {key: value for key, value in seen.items() if key in public} == public
 
 
 @pytest.mark.parametrize("folder", PACKAGES)
 def test_every_public_name_loads_and_is_documented(folder: str) -> None:
     """Each name of `__all__` imports, comes from the file that the table names, and has a docstring of its own."""
     module = importlib.import_module(PACKAGES[folder].import_name)
-    assert homes(folder), "no public names"
+    assert module_of(folder), "no public names"
     bare = []
-    for name in homes(folder):
+    for name in module_of(folder):
         value = getattr(module, name)
         if inspect.isclass(value):
             text = vars(value).get("__doc__")
@@ -103,7 +103,7 @@ def documented_constants(folder: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("folder", PACKAGES)
 def test_an_unknown_name_is_an_attribute_error(folder: str) -> None:
-    """A lazy door refuses what it does not have, by name, as any module."""
+    """A lazy package refuses a name that it does not have, as any module does."""
     module = importlib.import_module(PACKAGES[folder].import_name)
     with pytest.raises(AttributeError, match="no_such_name"):
         module.no_such_name  # noqa: B018
@@ -111,7 +111,7 @@ def test_an_unknown_name_is_an_attribute_error(folder: str) -> None:
 
 @pytest.mark.parametrize("folder", PACKAGES)
 def test_one_version_a_package(folder: str) -> None:
-    """The door's `__version__` heads the package's CHANGELOG."""
+    """The package's `__version__` heads its CHANGELOG."""
     version = importlib.import_module(PACKAGES[folder].import_name).__version__
     changelog = (PACKAGES[folder].source_dir.parents[1] / "CHANGELOG.md").read_text()
     headings = [line.removeprefix("## ") for line in changelog.splitlines() if line.startswith("## ")]
@@ -119,17 +119,20 @@ def test_one_version_a_package(folder: str) -> None:
     assert headings[0].split()[0] == version
 
 
+@pytest.mark.slow
 def test_the_probe_sees_what_is_loaded() -> None:
     """The tests below can fail: a heavy import is seen, however deep."""
     assert "numpy" in loaded("def f():\n    import numpy.linalg\nf()")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folder", PACKAGES)
-def test_a_door_is_instant(folder: str) -> None:
-    """Importing a package loads nothing heavy, numpy included: rooms load when they are used."""
+def test_a_package_is_imported_in_an_instant(folder: str) -> None:
+    """Importing a package loads nothing heavy, numpy included: its modules load when they are used."""
     assert loaded(f"import {PACKAGES[folder].import_name}") & (HEAVY | {"numpy", "attrs", "rich", "cyclopts"}) == set()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -151,28 +154,30 @@ def test_help_loads_nothing_heavy(arguments: list[str]) -> None:
     assert seen & HEAVY == set()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folder", LEAVES)
 def test_settings_are_read_without_a_framework(folder: str) -> None:
-    """A room's settings can be read, for help and recipes, with nothing heavy loaded."""
+    """A leaf's settings can be read, for help and recipes, with nothing heavy loaded."""
     name = PACKAGES[folder].import_name
     settings = [key for key in importlib.import_module(name).__all__ if key.endswith("Settings")]
     assert settings
-    seen = loaded(f"import {name} as room\n[getattr(room, key) for key in {settings!r}]")
+    seen = loaded(f"import {name} as package\n[getattr(package, key) for key in {settings!r}]")
     assert seen & (HEAVY | {"numpy"}) == set()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folder", ["forge-data", "forge-packing"])
-def test_the_rooms_without_torch_load_none(folder: str) -> None:
-    """Every public name of forge_data and forge_packing is had without torch, even where torch is installed."""
+def test_the_packages_without_torch_load_none(folder: str) -> None:
+    """Every public name of forge_data and forge_packing loads without torch, even where torch is installed."""
     name = PACKAGES[folder].import_name
-    seen = loaded(f"import {name} as room\n[getattr(room, key) for key in room.__all__]")
+    seen = loaded(f"import {name} as package\n[getattr(package, key) for key in package.__all__]")
     assert name in seen
     assert "torch" not in seen
 
 
-def test_the_facade_hands_out_the_rooms() -> None:
+def test_the_facade_hands_out_the_leaves() -> None:
     """`forge.data` is `forge_data`, and so on: one object under two names."""
     facade = importlib.import_module(PACKAGES[FACADE].import_name)
     for leaf in LEAVES:
-        room = importlib.import_module(PACKAGES[leaf].import_name)
-        assert getattr(facade, leaf.removeprefix("forge-")) is room
+        package = importlib.import_module(PACKAGES[leaf].import_name)
+        assert getattr(facade, leaf.removeprefix("forge-")) is package

@@ -1,4 +1,4 @@
-"""The house as files: packages, their sources as syntax trees, what they declare. Read by the tests of its laws; imports no forge."""
+"""The repository as files: its packages, their sources as syntax trees, and what they declare. Imports no package of it."""
 
 from __future__ import annotations
 
@@ -48,10 +48,12 @@ class Package:
 
     @property
     def import_name(self) -> str:
+        """Name that imports it, such as `forge_data`."""
         return self.folder.replace("-", "_")
 
     @property
     def source_dir(self) -> Path:
+        """Folder of its Python files."""
         return ROOT / "packages" / self.folder / "src" / self.import_name
 
     @cached_property
@@ -66,7 +68,7 @@ class Package:
 
     @cached_property
     def optional(self) -> set[str]:
-        """Import names of what its extras bring."""
+        """Import names of what its extras install."""
         extras = self.project.get("optional-dependencies", {})
         return {_import_name(line) for lines in extras.values() for line in lines} - self.required
 
@@ -74,6 +76,26 @@ class Package:
     def sources(self) -> list[Source]:
         """Every Python file that is shipped, parsed."""
         return [Source(path, ast.parse(path.read_text(), str(path))) for path in sorted(self.source_dir.rglob("*.py"))]
+
+    @cached_property
+    def modules(self) -> dict[str, bool]:
+        """Every module → whether it is a folder's `__init__`."""
+        return {source.module: source.path.name == "__init__.py" for source in self.sources}
+
+    @cached_property
+    def gathered(self) -> dict[str, dict[str, str]]:
+        """`__init__` → each name that it gathers, by an import or in the table `_PUBLIC` → where the name comes from."""
+        found: dict[str, dict[str, str]] = {}
+        for source in self.sources:
+            if self.modules[source.module]:
+                found[source.module] = names = {}
+                for node in source.tree.body:
+                    if isinstance(node, ast.ImportFrom) and node.module:
+                        names |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+                    elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "_PUBLIC":
+                        table = ast.literal_eval(node.value)
+                        names |= {name: f"{self.import_name}.{key}.{name}" for key in table for name in table[key].split()}
+        return found
 
 
 PACKAGES = {folder: Package(folder) for folder in (*LEAVES, FACADE)}
@@ -107,7 +129,7 @@ def _imports(node: ast.AST, *, deferred: bool) -> Iterator[Import]:
                 yield Import(alias.name.partition(".")[0], child.lineno, deferred)
         elif isinstance(child, ast.ImportFrom) and not child.level:
             yield Import((child.module or "").partition(".")[0], child.lineno, deferred)
-        elif isinstance(child, ast.Call) and called(child) in {"import_module", "importlib.import_module", "__import__"}:
+        elif isinstance(child, ast.Call) and called(child).rpartition(".")[2] in {"import_module", "__import__"}:
             first = child.args[0] if child.args else None
             if isinstance(first, ast.Constant) and isinstance(first.value, str) and not first.value.startswith("."):
                 yield Import(first.value.partition(".")[0], child.lineno, deferred)
@@ -129,6 +151,15 @@ def called(call: ast.Call) -> str:
 def prose(tree: ast.Module) -> set[int]:
     """Ids of the string nodes that are documentation: bare strings, which is what docstrings are."""
     return {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)}
+
+
+def docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """(line, text) of the docstrings of a file's module, classes and functions, indentation removed."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            text = ast.get_docstring(node)
+            if text is not None:
+                yield node.body[0].lineno, text
 
 
 def field_docstrings(tree: ast.Module, class_name: str) -> dict[str, str]:
