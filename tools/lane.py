@@ -15,23 +15,24 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import suite
 from repository import LANES, RESULTS, commit, fingerprint
 
+Result = dict[str, Any]
+"""What a case has come to, as JSON holds it; `says` is its one line."""
+
 
 class Lane:
-    """Results by case, on disk, of one state of the sources.
-
-    A result is a dictionary that JSON can hold; `says` is its one line.
-    """
+    """Results by case, on disk, of one state of the sources."""
 
     def __init__(self, name: str, *, fresh: bool = False, home: Path = LANES, sources: str | None = None) -> None:
         self.name = name
         self._file = home / f"{name}.json"
         self._sources = fingerprint() if sources is None else sources
         self._lock = threading.Lock()
-        self.done: dict[str, dict] = {}
+        self.done: dict[str, Result] = {}
         home.mkdir(parents=True, exist_ok=True)
         if self._file.is_file() and not fresh:
             state = json.loads(self._file.read_text(encoding="utf-8"))
@@ -41,11 +42,11 @@ class Lane:
             else:
                 print(f"{name}: the sources differ from those of the interrupted lane, so it starts anew", flush=True)
 
-    def run(self, cases: dict[str, Callable[[], dict]], workers: int = 1) -> None:
+    def run(self, cases: dict[str, Callable[[], Result]], workers: int = 1) -> None:
         """Run the cases that are not done, several at a time; a case that fails is a result, and the lane goes on."""
         left = {name: case for name, case in cases.items() if name not in self.done}
 
-        def one(item: tuple[str, Callable[[], dict]]) -> None:
+        def one(item: tuple[str, Callable[[], Result]]) -> None:
             name, case = item
             result = case()
             with self._lock:
@@ -63,7 +64,7 @@ class Lane:
             pool.shutdown(cancel_futures=True)
 
 
-def tests(python: str, *arguments: str, environ: dict[str, str], report: Path) -> dict:
+def tests(python: str, *arguments: str, environ: dict[str, str], report: Path) -> Result:
     """Run pytest and return a lane's result; what it printed is kept beside its report, as .txt."""
     began = time.monotonic()
     found = suite.run(python, *arguments, report=report, environ=environ, output=report.with_suffix(".txt"))

@@ -94,7 +94,7 @@ def main(arguments: list[str]) -> int:
     return int(failed)
 
 
-def summary(results: dict[str, dict[str, dict]]) -> tuple[str, bool]:
+def summary(results: dict[str, dict[str, lane.Result]]) -> tuple[str, bool]:
     """Return a table of passed and failed tests by folder and configuration, and whether any failed."""
     names = list(results)
     parts = list(results[names[0]])

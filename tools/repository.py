@@ -9,6 +9,7 @@ import tomllib
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 FACADE = "forge"
@@ -37,7 +38,7 @@ class Package:
         return self.root / "packages" / self.folder
 
     @cached_property
-    def project(self) -> dict[str, object]:
+    def project(self) -> dict[str, Any]:
         """The `[project]` table of its pyproject.toml."""
         return tomllib.loads((self.path / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 

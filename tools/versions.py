@@ -140,7 +140,7 @@ def environment(folder: Path, constraints: dict[str, str]) -> Path:
     return python
 
 
-def report(ranges: dict[str, str], tested: dict[str, str], raised: dict[str, str], results: dict[str, dict]) -> str:
+def report(ranges: dict[str, str], tested: dict[str, str], raised: dict[str, str], results: dict[str, lane.Result]) -> str:
     """Return a section's text: what was installed, what passed, what failed."""
     rows = [[name, ranges[name], tested.get(name, "not installed"), raised.get(name, "")] for name in sorted(ranges)]
     text = lane.table(["dependency", "declared", "tested", "higher than declared, for"], rows)
