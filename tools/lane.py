@@ -12,7 +12,7 @@ import os
 import platform
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,7 @@ class Lane:
             else:
                 print(f"{name}: the sources differ from those of the interrupted lane, so it starts anew", flush=True)
 
-    def run(self, cases: dict[str, Callable[[], Result]], workers: int = 1) -> None:
+    def run(self, cases: Mapping[str, Callable[[], Result]], workers: int = 1) -> None:
         """Run the cases that are not done, several at a time; a case that fails is a result, and the lane goes on."""
         left = {name: case for name, case in cases.items() if name not in self.done}
 
