@@ -98,9 +98,9 @@ def main() -> int:
     environ |= {"PIP_DISABLE_PIP_VERSION_CHECK": "1"}
     environ.pop("PYTHONPATH", None)
     printing = threading.Lock()
-    hatch = Step(
-        "pip install hatch", ["sh", "-c", f"'{sys.executable}' -m venv '{HOME / 'venv'}' && pip install --quiet hatch"]
-    )
+    # The environment that passes commands on is made here, for both lanes use it.
+    install = f"'{sys.executable}' -m venv '{HOME / 'venv'}' && pip install --quiet hatch && hatch env create"
+    hatch = Step("pip install hatch", ["sh", "-c", install])
     try:
         hatch.run(environ, printing)
         tests, beside = steps()

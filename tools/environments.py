@@ -43,9 +43,9 @@ def pins() -> dict[str, str]:
 def run(*command: str, folder: Path | None = None, quiet: bool = False) -> str:
     """Run a command outside of the checkout, or in a folder; end where it fails. Return what it printed if `quiet`."""
     cwd = folder or Path(sys.prefix)
-    done = subprocess.run(command, cwd=cwd, env=clean(), stdout=subprocess.PIPE if quiet else None, text=True, check=False)
+    done = subprocess.run(command, cwd=cwd, env=clean(), capture_output=quiet, text=True, check=False)
     if done.returncode:
-        print(done.stdout or "", end="", flush=True)
+        print(done.stdout or "", done.stderr or "", end="", flush=True)
         raise SystemExit(f"exit status {done.returncode}: {' '.join(command[:8])}")
     return done.stdout or ""
 

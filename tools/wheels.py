@@ -51,25 +51,25 @@ def main() -> int:
 
 
 def build(package: Package, out: Path) -> Path:
-    """Build a package's source archive, the wheel from that, and a wheel from the checkout; return the first wheel."""
-    backend = [sys.executable, "-m", "build", "--no-isolation"]
-    run(*backend, "--outdir", str(out / "sdist"), str(package.path), quiet=True)
-    run(*backend, "--outdir", str(out / "tree"), "--wheel", str(package.path), quiet=True)
+    """Build a package's source archive, and from that the wheel, into `out`; return the wheel."""
     stem = f"{package.distribution.replace('-', '_')}-{package.version}"
-    (wheel,), (direct,) = (list((out / name).glob(f"{stem}-*.whl")) for name in ("sdist", "tree"))
+    backend = [sys.executable, "-m", "build", "--no-isolation", "--outdir"]
     licence = (ROOT / "LICENSE").read_bytes()
-    for path in (wheel, direct):
-        with zipfile.ZipFile(path) as archive:
-            where = f"{stem}.dist-info"
-            metadata = email.message_from_bytes(archive.read(f"{where}/METADATA"))
-            assert metadata.get_all("License-File") == ["LICENSE"], f"{path.name}: {metadata.get_all('License-File')}"
-            assert archive.read(f"{where}/licenses/LICENSE") == licence, f"{path.name}: another LICENSE"
-    with tarfile.open(out / "sdist" / f"{stem}.tar.gz") as archive:
+    with tempfile.TemporaryDirectory() as aside:
+        run(*backend, str(out), str(package.path), quiet=True)
+        run(*backend, aside, "--wheel", str(package.path), quiet=True)
+        wheels = [next(Path(folder).glob(f"{stem}-*.whl")) for folder in (out, aside)]
+        for wheel in wheels:
+            with zipfile.ZipFile(wheel) as archive:
+                metadata = email.message_from_bytes(archive.read(f"{stem}.dist-info/METADATA"))
+                assert metadata.get_all("License-File") == ["LICENSE"], f"{wheel.name}: {metadata.get_all('License-File')}"
+                assert archive.read(f"{stem}.dist-info/licenses/LICENSE") == licence, f"{wheel.name}: another LICENSE"
+    with tarfile.open(out / f"{stem}.tar.gz") as archive:
         member = archive.extractfile(f"{stem}/LICENSE")
         assert member is not None
         assert member.read() == licence, f"{stem}.tar.gz: another LICENSE"
-    say(f"{wheel.name} and its source archive, each with LICENSE")
-    return wheel
+    say(f"{wheels[0].name} and its source archive, each with LICENSE")
+    return wheels[0]
 
 
 def try_data(wheel: Path, folder: Path) -> None:
