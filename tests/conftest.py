@@ -1,11 +1,10 @@
-"""Conditions of every test: no network, one thread, no deadlines. Imports no torch: a leaf's environment may have none."""
+"""What every test runs under: no network, few threads, no clock. Imports no torch: a leaf's environment may hold none."""
 
 from __future__ import annotations
 
 import os
 
-import pytest
-from hypothesis import is_hypothesis_test, settings
+from hypothesis import settings
 
 # Before torch or transformers is imported, and inherited by the processes that tests start. One thread: a tiny model gains
 # nothing from more, and several processes that spin for the same cores take many times as long.
@@ -19,17 +18,16 @@ os.environ["HF_DATASETS_OFFLINE"] = "1"
 # failure is caused by the change; `--hypothesis-profile=explore` draws new ones.
 settings.register_profile("forge", deadline=None, print_blob=True, derandomize=True)
 settings.register_profile("explore", deadline=None, print_blob=True)
-# `hatch run quick`: a first look, ten examples a law.
+# `hatch run quick`: ten examples a test, of those too that ask for more by themselves.
 settings.register_profile("quick", settings.get_profile("forge"), max_examples=10)
 settings.load_profile("forge")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Under the profile `quick` no law has more examples than that, also where its test asks for more."""
-    most = settings.get_profile("quick").max_examples
-    for item in items if settings.get_current_profile_name() == "quick" else []:
-        test = getattr(item, "obj", None)
-        if is_hypothesis_test(test):
-            # Hypothesis' own place for a test's settings, as its pytest plugin reads it: @settings cannot be applied twice.
-            asked = test._hypothesis_internal_use_settings
-            test._hypothesis_internal_use_settings = settings(asked, max_examples=min(asked.max_examples, most))
+def pytest_collection_modifyitems(config, items):
+    """Lower the number of examples that a test asks for to the profile `quick`'s, where that is chosen."""
+    if config.getoption("--hypothesis-profile") == "quick":
+        quick = settings.get_profile("quick").max_examples
+        for test in {getattr(item, "function", None) for item in items}:
+            own = getattr(test, "_hypothesis_internal_use_settings", None)
+            if own is not None and own.max_examples > quick:
+                test._hypothesis_internal_use_settings = settings(own, max_examples=quick)

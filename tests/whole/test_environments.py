@@ -12,8 +12,17 @@ from .repository import LEAVES, PACKAGES, ROOT
 
 ENVIRONMENTS: dict[str, Any] = tomllib.loads((ROOT / "hatch.toml").read_text())["envs"]
 ALONE = ENVIRONMENTS["hatch-test"]
+RUNNERS = {"pytest", "pytest_xdist", "hypothesis"}
+"""What runs tests and imports nothing that a leaf could lean on."""
 IN_THE_MAIN_ENVIRONMENT = {"accelerate", "deepspeed"}
 """Its tests take minutes, and are run once."""
+
+
+def inherited(name: str, option: str) -> Any:
+    """An option of an environment, or of the templates that it follows; None where none has it."""
+    table = ENVIRONMENTS[name]
+    template = table.get("template")
+    return table.get(option) or (inherited(template, option) if template not in {None, name} else None)
 
 
 def installed(leaf: str) -> list[str]:
@@ -22,11 +31,24 @@ def installed(leaf: str) -> list[str]:
     return ALONE["dependencies"] + [entry["value"] for entry in chosen if leaf in entry["if"]]
 
 
-def test_every_environment_installs_with_pip() -> None:
-    """uv does not read pip's configuration, and hatch's own environments default to it: each of ours names pip."""
-    inherited = {name for name, table in ENVIRONMENTS.items() if table.get("template") == "default"}
-    assert {name for name, table in ENVIRONMENTS.items() if table.get("installer") != "pip"} - inherited == set()
-    assert {"default", "hatch-test", "hatch-check-code", "hatch-check-fmt", "hatch-check-types"} <= set(ENVIRONMENTS)
+def members(name: str) -> dict[str, set[str]]:
+    """Folder of each package that an environment installs → the extras that come along."""
+    tables = [entry if isinstance(entry, dict) else {"path": entry} for entry in ENVIRONMENTS[name]["workspace"]["members"]]
+    return {table["path"].removeprefix("packages/"): set(table.get("features", [])) for table in tables}
+
+
+@pytest.mark.parametrize("name", ENVIRONMENTS)
+def test_every_environment_installs_with_pip(name: str) -> None:
+    """uv does not read pip's configuration, and hatch's own environments default to it: each one that we name says pip."""
+    assert inherited(name, "installer") == "pip"
+    # hatch's own default for these comes before a template's.
+    if name.startswith("hatch-"):
+        assert ENVIRONMENTS[name]["installer"] == "pip"
+
+
+def test_the_environments_of_hatch_itself_are_ours() -> None:
+    """Tests, lint, format and types run with what this file pins, not with what hatch would choose."""
+    assert {"hatch-test", "hatch-check-code", "hatch-check-fmt", "hatch-check-types"} <= set(ENVIRONMENTS)
 
 
 def test_every_leaf_is_tested_alone() -> None:
@@ -38,26 +60,38 @@ def test_every_leaf_is_tested_alone() -> None:
 
 @pytest.mark.parametrize("leaf", LEAVES)
 def test_a_leaf_alone_has_what_it_declares_and_no_more(leaf: str) -> None:
-    """Beside pytest and hypothesis: torch, pinned, where the leaf declares it, and its extras that are tested there."""
+    """Beside what runs tests: torch, pinned, where the leaf declares it, and what its extras bring that is tested there."""
     names = {re.split(r"[<>=]", line)[0].replace("-", "_") for line in installed(leaf)}
     extras = PACKAGES[leaf].optional - IN_THE_MAIN_ENVIRONMENT
-    assert names == {"pytest", "hypothesis"} | ({"torch"} & PACKAGES[leaf].required) | extras
+    assert names == RUNNERS | ({"torch"} & PACKAGES[leaf].required) | extras
 
 
-def test_what_is_not_tested_alone_is_tested_with_everything() -> None:
-    """An extra that the leaf's own environment lacks is in the one that holds all packages."""
-    main = {re.split(r"[<>=; ]", line)[0].replace("-", "_") for line in ENVIRONMENTS["default"]["dependencies"]}
-    assert main >= IN_THE_MAIN_ENVIRONMENT
+def test_the_environment_of_everything_has_every_package_with_every_extra() -> None:
+    """What is not tested alone is tested there: no extra is left out."""
+    extras = {folder: set(package.project.get("optional-dependencies", {})) for folder, package in PACKAGES.items()}
+    assert members("all") == extras
 
 
-@pytest.mark.parametrize("name", ["default", "hatch-check-types"])
+def test_the_quickstart_installs_what_it_needs_and_no_more() -> None:
+    """The six packages, torch, and the extra with which a GGUF file is read: no test runner, no DeepSpeed, no bitsandbytes."""
+    assert members("quickstart") == {folder: ({"gguf"} if folder == "forge-dist" else set()) for folder in PACKAGES}
+    assert [re.split(r"[<>=]", line)[0] for line in ENVIRONMENTS["quickstart"]["dependencies"]] == ["torch"]
+
+
+def test_a_plain_hatch_run_installs_nothing_by_itself() -> None:
+    """`hatch run NAME` passes every command on, so that the quickstart does not wait for what only tests need."""
+    default = ENVIRONMENTS["default"]
+    assert default["detached"] is True
+    assert "dependencies" not in default
+    for name, command in default["scripts"].items():
+        passed_on = re.match(r"hatch (?:-v )?run ([\w-]+):", command)
+        assert passed_on[1] in ENVIRONMENTS if passed_on else command.startswith("python3 tools/"), name
+
+
+@pytest.mark.parametrize("name", ["quickstart", "all"])
 def test_torch_is_pinned(name: str) -> None:
     """An open range of torch brings gigabytes of CUDA packages to a machine without a GPU."""
     torch = [line for line in [*ENVIRONMENTS[name]["dependencies"], *installed("forge-algos")] if line.startswith("torch")]
     assert len(torch) == 2
-    assert all(re.fullmatch(r"torch==\d+\.\d+\.\d+", line) for line in torch)
-
-
-def test_the_main_environment_has_every_package() -> None:
-    """`hatch run` sees all six packages, editable."""
-    assert set(ENVIRONMENTS["default"]["workspace"]["members"]) == {f"packages/{folder}" for folder in PACKAGES}
+    assert len(set(torch)) == 1
+    assert re.fullmatch(r"torch==\d+\.\d+\.\d+", torch[0])

@@ -1,0 +1,85 @@
+"""What CI runs: every test folder once, each step after its environment; and what it says at the end."""
+
+import os
+import sys
+import threading
+from pathlib import Path
+
+import ci
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_every_test_folder_runs_once():
+    """No folder is forgotten, and none runs twice, but for ZeRO's tests: they are skipped where DeepSpeed is missing."""
+    tests, _ = ci.steps()
+    paths = [argument for step in tests for argument in step.command if argument.startswith("tests/")]
+    assert sorted(paths) == sorted(
+        [
+            *(f"tests/{path.name}" for path in ROOT.glob("tests/*/") if path.name != "__pycache__"),
+            "tests/forge-dist/strategies/zero",
+        ]
+    )
+    assert all((ROOT / path).is_dir() for path in paths)
+
+
+def test_each_environment_is_made_before_it_is_needed():
+    """A step waits only for one of the other lane, in the order in which that lane makes them; so no lane waits for ever."""
+    tests, beside = ci.steps()
+    needed = [beside.index(step.needs) for step in tests]
+    assert needed == sorted(needed)
+    assert all(step.needs is None for step in beside)
+
+
+def report(step, text):
+    step.report.parent.mkdir(parents=True, exist_ok=True)
+    step.report.write_text(f"<testsuites><testsuite>{text}</testsuite></testsuites>")
+
+
+@pytest.fixture
+def home(monkeypatch, tmp_path):
+    monkeypatch.setattr(ci, "HOME", tmp_path)
+
+
+def test_the_summary_says_where_the_time_went(home, capsys):
+    """Steps with their times, the slowest files of all steps, counts of all steps on the last line."""
+    one, other = ci.testing("one", None, "x"), ci.testing("other", None, "x")
+    one.state, one.seconds = "ok", 61.0
+    other.state, other.seconds = "ok", 5.0
+    report(one, '<testcase file="a.py" name="t" time="60"/><testcase file="b.py" name="t" time="1"><skipped/></testcase>')
+    report(other, '<testcase file="c.py" name="t" time="4"/>')
+    assert ci.summary([one, other], 70) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.split() == ["61", "s", "ok", "one", "1", "passed,", "1", "skipped"] for line in lines)
+    assert [line.split()[-1] for line in lines if " tests  " in line] == ["a.py", "c.py", "b.py"]
+    assert lines[-1] == "2 passed, 0 failed, 1 skipped"
+
+
+@pytest.mark.parametrize(
+    "text", ['<testcase file="a.py" name="t" time="1"><failure/></testcase>', '<testcase file="a.py" name="t" time="1"/>', None]
+)
+def test_a_failed_step_fails_and_is_counted(home, capsys, text):
+    """A failed test, a run that failed after its tests passed, a run that left no report."""
+    step = ci.testing("one", None, "x")
+    step.state = "FAILED"
+    if text:
+        report(step, text)
+    check = ci.Step("check", ["x"], state="FAILED")
+    assert ci.summary([step, check], 1) == 1
+    printed = capsys.readouterr().out
+    assert printed.splitlines()[-1].split(", ")[1] == "2 failed"
+    assert "=== failed" in printed
+    assert "check" in printed
+
+
+def test_a_step_that_fails_stops_no_other(home, capsys):
+    """Output and state are kept, and who waits for the step goes on."""
+    first = ci.Step("first", [sys.executable, "-c", "print('said'); raise SystemExit(3)"])
+    second = ci.Step("second", [sys.executable, "-c", "print('went on')"], first)
+    for step in (first, second):
+        step.run(dict(os.environ), threading.Lock())
+    assert (first.state, second.state) == ("FAILED", "ok")
+    printed = capsys.readouterr().out
+    assert "said" in printed
+    assert "went on" in printed

@@ -1,0 +1,142 @@
+"""All that must pass, in new environments, and where the time went: `.ci/run` calls this.
+
+What a stranger does first, then what a maintainer must: every test once, a leaf's where the leaf is alone and all others where
+everything is; lint, format, types, the site, and the six packages as wheels. The tests run one step after another, each over
+two processes; beside them a second lane makes the environments, in the order in which the tests want them, and does everything
+else. A step that fails stops no other one. Everything that it makes lies in .ci-env (git ignores it) and goes when it ends;
+CI_KEEP=1 leaves it there.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+import tomllib
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import suite
+from repository import FACADE, ROOT, packages
+
+HOME = ROOT / ".ci-env"
+MINUTES = 20
+"""What this may take on two cores. It is reported, not enforced: no machine is as fast as another."""
+
+
+@dataclass
+class Step:
+    """A command, and what came of it."""
+
+    name: str
+    command: list[str]
+    needs: Step | None = None
+    ended: threading.Event = field(default_factory=threading.Event)
+    state: str = "not run"
+    seconds: float = 0.0
+
+    @property
+    def report(self) -> Path:
+        """Where pytest writes its report, if the step runs pytest."""
+        return HOME / "reports" / f"{self.name.replace(' ', '_').replace('/', '_')}.xml"
+
+    def run(self, environ: dict[str, str], printing: threading.Lock) -> None:
+        """Wait for what it needs, run, print all of its output at once."""
+        if self.needs:
+            self.needs.ended.wait()
+        began = time.monotonic()
+        print(f"... {self.name}", flush=True)
+        piped = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        done = subprocess.run(self.command, cwd=ROOT, env=environ, text=True, errors="replace", check=False, **piped)
+        self.seconds = time.monotonic() - began
+        self.state = "FAILED" if done.returncode else "ok"
+        with printing:
+            print(f"\n=== {self.name}: {' '.join(self.command)}\n{done.stdout}", end="")
+            print(f"=== {self.name}: {self.state} after {self.seconds:.0f} s", flush=True)
+        self.ended.set()
+
+
+def steps() -> tuple[list[Step], list[Step]]:
+    """Return the lane of the tests and the lane beside it."""
+    # The small environments come first, so that the tests begin soon.
+    alone = ["forge-packing", "forge-data", "forge-accel", "forge-dist", "forge-algos"]
+    assert set(alone) == set(packages()) - {FACADE}
+    made = {leaf: Step(f"environment: {leaf}", ["hatch", "env", "create", f"hatch-test.{leaf}"]) for leaf in alone}
+    everything = Step("environment: all", ["hatch", "env", "create", "all"])
+    tests = [
+        testing(f"{leaf} alone", made[leaf], "hatch", "test", "-i", f"package={leaf}", "--", f"tests/{leaf}") for leaf in alone
+    ]
+    # forge-dist's tests of ZeRO need DeepSpeed, which the environment of everything has.
+    others = ["tests/whole", "tests/forge", "tests/tools", "tests/peers", "tests/forge-dist/strategies/zero"]
+    tests.insert(2, testing("everything together", everything, "hatch", "run", "test", *others))
+    checks = ["hatch check code", "hatch check fmt", "hatch check types", "hatch run wheels"]
+    if "docs" in tomllib.loads((ROOT / "hatch.toml").read_text(encoding="utf-8"))["envs"]:
+        checks.append("hatch run docs:build --strict")
+    environments = [made["forge-packing"], made["forge-data"], everything, *(made[leaf] for leaf in alone[2:])]
+    return tests, [*environments, *(Step(check, check.split()) for check in checks)]
+
+
+def testing(name: str, needs: Step, *command: str) -> Step:
+    """Return a step that runs pytest over two processes and writes a report."""
+    step = Step(name, [], needs)
+    step.command = [*command, "-q", *suite.TWO_PROCESSES, *suite.writing(step.report)]
+    return step
+
+
+def main() -> int:
+    """Install hatch, run both lanes, say what came of it and where the time went."""
+    began = time.monotonic()
+    shutil.rmtree(HOME, ignore_errors=True)
+    (HOME / "reports").mkdir(parents=True)
+    # hatch's environments are made anew: those of an earlier run would hide a dependency that nobody declared.
+    path = f"{HOME / 'venv' / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    environ = os.environ | {"PATH": path, "HATCH_DATA_DIR": str(HOME / "hatch"), "HATCH_INTERACTIVE": "0", "NO_COLOR": "1"}
+    environ |= {"PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    environ.pop("PYTHONPATH", None)
+    printing = threading.Lock()
+    # The environment that passes commands on is made here, for both lanes use it.
+    install = f"'{sys.executable}' -m venv '{HOME / 'venv'}' && pip install --quiet hatch && hatch env create"
+    hatch = Step("pip install hatch", ["sh", "-c", install])
+    try:
+        hatch.run(environ, printing)
+        tests, beside = steps()
+        with ThreadPoolExecutor(2) as lanes:
+            for _ in lanes.map(lambda lane: [step.run(environ, printing) for step in lane], (tests, beside)):
+                pass
+        return summary([hatch, *tests, *beside], time.monotonic() - began)
+    finally:
+        if not os.environ.get("CI_KEEP"):
+            shutil.rmtree(HOME, ignore_errors=True)
+
+
+def summary(done: list[Step], seconds: float) -> int:
+    """Print each step's time, the slowest test files, what failed and the counts; return the exit status."""
+    total, lines = suite.Report(), []
+    for step in done:
+        counts = ""
+        if any(argument.startswith("--junitxml") for argument in step.command):
+            found = suite.read(step.report)
+            if step.state == "FAILED" and not found.failed:
+                found.failed.append(f"{step.name}: failed outside of its tests")
+            total.add(found)
+            counts = str(found)
+        elif step.state != "ok":
+            total.failed.append(step.name)
+        lines.append(f"{step.seconds:6.0f} s  {step.state:7} {step.name:30} {counts}".rstrip())
+    slowest = sorted(total.seconds.items(), key=lambda entry: -entry[1])[:20]
+    print("\n=== where the time went\n" + "\n".join(lines))
+    print("\n=== the 20 slowest test files")
+    print("\n".join(f"{spent:6.0f} s  {total.tests[file]:5} tests  {file}" for file, spent in slowest))
+    if total.failed:
+        print("\n=== failed\n" + "\n".join(total.failed))
+    print(f"\n{seconds:.0f} s in all, of {60 * MINUTES} on two cores")
+    print(f"{total.passed} passed, {len(total.failed)} failed, {total.skipped} skipped")
+    return int(bool(total.failed) or any(step.state != "ok" for step in done))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
