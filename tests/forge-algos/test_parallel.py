@@ -234,8 +234,8 @@ def test_steps_are_counted_from_where_the_run_goes_on():
 @pytest.mark.parametrize(
     ("steps", "message"),
     [
-        (lambda rank: [[pack(EXAMPLES)]] * (1 + rank), "1 of 2 ranks have no batches left"),
-        (lambda rank: [[pack(EXAMPLES)] * (1 + rank)], "given [12] micro-batches and the mean of 2 ranks is 1.5"),
+        (lambda rank: [[pack(EXAMPLES)]] * (1 + rank), "1 of 2 data shards have no batches left"),
+        (lambda rank: [[pack(EXAMPLES)] * (1 + rank)], "given [12] micro-batches and the mean of 2 data shards is 1.5"),
     ],
 )
 def test_ranks_that_are_not_given_equally_much_are_refused(steps, message):

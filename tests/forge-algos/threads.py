@@ -1,4 +1,7 @@
-"""Ranks that are threads of one process, one running at a time: a `Parallel` that adds up gradients by hand, and logs its calls."""
+"""Ranks that are threads of one process, one running at a time: a `Parallel` that adds up gradients itself, and logs its calls.
+
+Several ranks may share a data shard, as where a model's tensors are divided too: they get the same batches, and their sums count once.
+"""
 
 import contextlib
 import threading
@@ -14,6 +17,8 @@ class Rank(Alone):
     def __init__(self, shared, rank):
         self.shared, self.rank = shared, rank
         self.world_size = shared.world_size
+        self.data_parallel_size = shared.world_size // shared.ranks_a_shard
+        self.data_parallel_rank = rank // shared.ranks_a_shard
         self.calls = []
         self.gradients = None
 
@@ -36,7 +41,18 @@ class Rank(Alone):
         met = self.meet(list(values))
         # What gloo or NCCL do with different lengths is not defined.
         assert len({len(each) for each in met}) == 1
-        return [float(torch.tensor(column, dtype=torch.float64).sum()) for column in zip(*met, strict=True)]
+        return [float(torch.tensor(column, dtype=torch.float64).sum()) for column in zip(*self.one_a_shard(met), strict=True)]
+
+    def any(self, flag):
+        self.calls.append(("any",))
+        return any(self.meet(bool(flag)))
+
+    def one_a_shard(self, met):
+        """What the first rank of each data shard gave; the others of the shard must have given the same."""
+        each = self.shared.ranks_a_shard
+        for at, value in enumerate(met):
+            torch.testing.assert_close(value, met[at // each * each], rtol=0, atol=0, equal_nan=True)
+        return met[::each]
 
     @contextlib.contextmanager
     def micro_batch(self, last):
@@ -47,7 +63,7 @@ class Rank(Alone):
             # As DDP and FSDP do: a parameter that took no part in the backward pass would be waited for by the others.
             assert all(p.grad is not None for p in parameters)
             met = self.meet([p.grad.clone() for p in parameters])
-            for parameter, grads in zip(parameters, zip(*met, strict=True), strict=True):
+            for parameter, grads in zip(parameters, zip(*self.one_a_shard(met), strict=True), strict=True):
                 parameter.grad = torch.stack(grads).sum(0)
 
     def backward(self, loss):
@@ -64,16 +80,16 @@ class Rank(Alone):
 
 
 class Shared:
-    def __init__(self, world_size):
-        self.world_size = world_size
+    def __init__(self, world_size, ranks_a_shard):
+        self.world_size, self.ranks_a_shard = world_size, ranks_a_shard
         self.slots = [None] * world_size
         self.barrier = threading.Barrier(world_size)
         self.turn = threading.Lock()
 
 
-def on_threads(function, world_size):
+def on_threads(function, world_size, ranks_a_shard=1):
     """[function(rank) for each rank], at once; the first error by rank is raised, those that only waited for it are not."""
-    shared = Shared(world_size)
+    shared = Shared(world_size, ranks_a_shard)
     results, errors = [None] * world_size, [None] * world_size
 
     def run(rank):

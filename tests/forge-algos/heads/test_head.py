@@ -5,7 +5,7 @@ import torch
 import transformers
 
 from forge_algos import AdapterSettings, adapt, nll
-from forge_algos.isolation._isolation import packed_inputs
+from forge_algos.batches._packed import packed_inputs
 from forge_algos.objectives import choose_head
 
 from ..oracle import ARCHITECTURES, CPU, SIZES, make

@@ -5,7 +5,7 @@ import torch
 
 from forge_algos import AdapterSettings, LossError, adapt
 from forge_algos._modules import decoder
-from forge_algos.isolation._isolation import packed_inputs
+from forge_algos.batches._packed import packed_inputs
 from forge_algos.losses import distillation
 from forge_algos.objectives import choose_head
 

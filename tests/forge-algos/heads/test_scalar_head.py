@@ -5,7 +5,8 @@ import torch
 import transformers
 
 from forge_algos import LossError
-from forge_algos.isolation._isolation import packed_inputs, require_isolation
+from forge_algos.batches._packed import packed_inputs
+from forge_algos.isolation._isolation import require_isolation
 from forge_algos.objectives import choose_scalar_head
 
 from ..oracle import CPU, SIZES, make

@@ -7,7 +7,7 @@ import attrs
 import pytest
 
 from forge_algos import AdapterSettings, DistillSettings, OptimizerSettings, PretrainSettings, SupervisedSettings
-from forge_algos.settings._adapter import Adapter, default_learning_rate
+from forge_algos.settings._adapter_table import Adapter, default_learning_rate
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Batches to a trained model: objectives, adaptations, optimizers, the one loop.
+"""Objectives, adaptations, optimizers and the one loop: batches → a trained model.
 
 `import forge_algos` loads neither torch, transformers nor peft: each name is fetched from its file when it is first used.
 """

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, strategies as st
 
 from forge_algos import AdapterError
-from forge_algos.adaptations._adaptation import OneRank
+from forge_algos.adaptations.base._adaptation import OneRank
 from forge_algos.adaptations.osft import _bases as _osft_bases
 from forge_algos.adaptations.osft._bases import bases_of, decompose, walk_bases
 

@@ -3,10 +3,9 @@
 import torch
 from hypothesis import given, settings, strategies as st
 
-from forge_algos.adaptations.osft._bases import decompose
+from forge_algos.adaptations.osft._bases import Directions, decompose
 from forge_algos.adaptations.osft._delta import attach
 from forge_algos.adaptations.osft._direct import Direct
-from forge_algos.adaptations.osft._directions import Directions
 
 
 def layer(N, M, r, *, svd="exact", seed=0):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from forge_algos import AdapterError, UnevenRanksError, osft_importance
-from forge_algos.adaptations._targets import resolve_targets
+from forge_algos.adaptations.base._targets import resolve_targets
 
 from ...oracle import VOCAB, make, pack, samples
 from ...threads import on_threads

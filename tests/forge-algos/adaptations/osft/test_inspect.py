@@ -5,7 +5,7 @@ import torch
 
 from forge_algos import AdapterError
 from forge_algos.adaptations import osft_moved, osft_portrait
-from forge_algos.adaptations._adaptation import OneRank
+from forge_algos.adaptations.base._adaptation import OneRank
 from forge_algos.adaptations.osft._bases import bases_of
 
 SHAPES = [(12, 12), (20, 9), (9, 20)]

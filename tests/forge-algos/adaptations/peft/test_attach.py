@@ -14,7 +14,7 @@ from forge_algos import SFT, AdapterError, AdapterSettings, OptimizerSettings, a
 
 from ...oracle import VOCAB, gradients, make, pack, samples
 from ...preferences import a_classifier
-from ..test_targets import tiny
+from ..base.test_targets import tiny
 
 IDS = torch.arange(3, 12)[None]
 LORA = AdapterSettings(adapter="lora", lora_r=3, lora_alpha=5.0)

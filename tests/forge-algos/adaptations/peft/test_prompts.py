@@ -27,7 +27,7 @@ from forge_algos import (
     schedule,
     train,
 )
-from forge_algos.isolation._isolation import packed_inputs
+from forge_algos.batches._packed import packed_inputs
 from forge_algos.objectives import choose_head
 
 from ...oracle import CPU, VOCAB, distance, gradients, make, naive, pack, samples

@@ -20,8 +20,8 @@ from forge_algos import (
     guard_packed,
     shares_prompts,
 )
+from forge_algos.batches._packed import packed_inputs
 from forge_algos.heads._layout import lay_out
-from forge_algos.isolation._isolation import packed_inputs
 from forge_algos.online import GenerateSampler
 
 from ...batches.test_groups import row as shared_row

@@ -8,8 +8,10 @@ import torch
 from hypothesis import given, strategies as st
 
 from forge_algos import LossError
-from forge_algos.losses import completion_logps, gae, group_advantages, kl, policy_gradient, value
-from forge_algos.losses.policy._policy import KINDS, TOKEN_MEANS
+from forge_algos.losses import POLICY_KINDS, completion_logps, gae, group_advantages, kl, policy_gradient, value
+
+KINDS = sorted(POLICY_KINDS)
+TOKEN_MEANS = ("dapo", "ppo")
 
 
 def rollout(B, seed=0, shift=0.5):
@@ -58,7 +60,7 @@ def naive(kind, new, old, ref, advantages, lengths, low, high, kl_weight):
 @pytest.mark.parametrize("kind", KINDS)
 @given(B=st.integers(1, 4), seed=st.integers(0, 99), high=st.sampled_from([0.2, 0.28]), kl_weight=st.sampled_from([0.0, 0.04]))
 def test_is_the_papers_formula(kind, B, seed, high, kl_weight):
-    """Every term and every gradient of all six kinds, on both sides of the clip."""
+    """Every term and every gradient of all five kinds, on both sides of the clip."""
     new, old, ref, advantages, lengths = rollout(B, seed)
     kl_weight = 0.0 if kind == "rloo" else kl_weight
     extra = {"ref_logps": ref, "kl_weight": kl_weight} if kl_weight else {}
@@ -228,18 +230,15 @@ def test_kl_estimators_are_their_formulas():
     torch.testing.assert_close(none, torch.zeros_like(none))
 
 
-@given(lengths=st.lists(st.integers(0, 5), min_size=1, max_size=6), data=st.data())
-def test_completion_logps_are_sums(lengths, data):
-    """Sums by completion, and of what follows the first `skip` tokens; gradients are 1 and 0."""
-    skip = [data.draw(st.integers(0, 6)) for _ in lengths]
+@given(lengths=st.lists(st.integers(0, 5), min_size=1, max_size=6))
+def test_completion_logps_are_sums(lengths):
+    """Sums by completion, with gradients of 1."""
     tokens = torch.randn(sum(lengths), generator=torch.Generator().manual_seed(0)).requires_grad_()
     pieces = tokens.split(lengths)
-    torch.testing.assert_close(completion_logps(tokens, lengths), torch.stack([piece.sum() for piece in pieces]))
-    tails = completion_logps(tokens, torch.tensor(lengths), skip=torch.tensor(skip))
-    torch.testing.assert_close(tails, torch.stack([piece[s:].sum() for piece, s in zip(pieces, skip, strict=True)]))
-    tails.sum().backward()
-    kept = [float(t >= s) for n, s in zip(lengths, skip, strict=True) for t in range(n)]
-    torch.testing.assert_close(tokens.grad, torch.tensor(kept))
+    found = completion_logps(tokens, torch.tensor(lengths))
+    torch.testing.assert_close(found, torch.stack([piece.sum() for piece in pieces]))
+    found.sum().backward()
+    torch.testing.assert_close(tokens.grad, torch.ones_like(tokens))
 
 
 @pytest.mark.parametrize(
@@ -268,7 +267,7 @@ T3, B2 = torch.tensor([-1.0, -2.0, -3.0]), torch.tensor([1.0, -1.0])
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: policy_gradient(T3, T3, B2, [1, 2], kind="gspo"), "kind: there is no 'gspo'. Did you mean 'grpo'"),
+        (lambda: policy_gradient(T3, T3, B2, [1, 2], kind="grop"), "kind: there is no 'grop'. Did you mean 'grpo'"),
         (lambda: policy_gradient(T3, T3, B2, [1, 1]), "2 lengths from 1 that add up to 2, but logps has 3 tokens"),
         (lambda: policy_gradient(T3, T3, B2, [4, -1]), "from -1"),
         (lambda: policy_gradient(T3, T3[:2], B2, [1, 2]), "logps 3, old_logps 2"),
@@ -294,7 +293,7 @@ T3, B2 = torch.tensor([-1.0, -2.0, -3.0]), torch.tensor([1.0, -1.0])
         (lambda: group_advantages(B2, [0, 0], baseline="loo"), "baseline: there is no 'loo'"),
         (lambda: kl(T3, T3, estimator="k4"), "estimator: there is no 'k4'. Known: k1, k2, k3"),
         (lambda: kl(T3, B2), "logps 3, ref_logps 2"),
-        (lambda: completion_logps(T3, [1, 2], skip=[1]), "lengths 2, skip 1"),
+        (lambda: completion_logps(T3, [1, 3]), "2 lengths from 1 that add up to 4, but token_logps has 3 tokens"),
     ],
 )
 def test_bad_input_is_refused(call, message):

@@ -31,7 +31,7 @@ from ...toys import prompts, rollout, toy
 METHODS = {
     **{
         kind: (GRPO, GRPOSettings(loss_type=kind, num_generations=4, max_new_tokens=6, kl_weight=0.3, clip=0.1, clip_high=0.3))
-        for kind in ("grpo", "dr_grpo", "dapo", "bnpo")
+        for kind in ("grpo", "dr_grpo", "dapo")
     },
     "rloo": (RLOO, RLOOSettings(num_generations=4, max_new_tokens=6, kl_weight=0.3, clip=0.3)),
     "ppo": (PPO, PPOSettings(num_generations=4, max_new_tokens=6, kl_weight=0.3, clip=0.1, value_clip=0.1, value_weight=0.7)),

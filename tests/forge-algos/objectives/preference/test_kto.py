@@ -18,7 +18,7 @@ REFERENCES = {"above": 8, "clamped": 4}
 
 def stored(reference, good=GOOD, pairs=PAIRS, mismatched=None):
     batch = kto_batch(pairs, good, rotated(pairs) if mismatched is None else mismatched)
-    (logps, _), (others, _) = reference_logps(reference, [batch.completions, batch.mismatched])
+    logps, others = reference_logps(reference, [batch.completions, batch.mismatched])
     return kto_batch(pairs, good, mismatched or rotated(pairs), ref_logps=logps, ref_mismatched_logps=others)
 
 

@@ -55,7 +55,7 @@ def a_model(kind):
 
 
 def with_references(model, batch):
-    ((logps, _),) = reference_logps(model, [batch.groups])
+    (logps,) = reference_logps(model, [batch.groups])
     return type(batch)(groups=batch.groups, ref_logps=logps)
 
 
@@ -64,7 +64,7 @@ def desirability(model, pairs):
     good = np.arange(len(pairs)) % 2 == 0
     alone = [(p, c if well else r) for (p, c, r), well in zip(pairs, good, strict=True)]
     batch = kto_batch(alone, good, rotated(alone))
-    (logps, _), (others, _) = reference_logps(model, [batch.completions, batch.mismatched])
+    logps, others = reference_logps(model, [batch.completions, batch.mismatched])
     return kto_batch(alone, good, rotated(alone), ref_logps=logps, ref_mismatched_logps=others)
 
 

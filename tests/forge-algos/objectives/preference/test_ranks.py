@@ -89,7 +89,7 @@ def run(strategy, folders, name, rank, world_size):
     references = None
     if task == "causal":
         rows = held_out[0].completions if name.startswith("kto") else held_out[0].groups
-        ((references, _),) = reference_logps(model, [rows], adapter_off=adapter)
+        (references,) = reference_logps(model, [rows], adapter_off=adapter)
     if adapter and task == "causal":
         check_reference(model, held_out, objective=objective, **kind)
     outputs = list(

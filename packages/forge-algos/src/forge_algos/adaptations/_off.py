@@ -1,4 +1,4 @@
-"""A model → the one under its adaptation, for as long as a block runs: the reference that costs no second model."""
+"""The model under its adaptation while a block runs: a reference without a second model."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,15 +8,11 @@ from torch import nn
 
 from forge_algos._errors import AdapterError
 from forge_algos._modules import unwrap, virtual_tokens
-from forge_algos.adaptations.osft._delta import Delta
-from forge_algos.adaptations.peft._prompts import prompts_off
-
-MARK = "forge_osft"
-"""The attribute of a model under OSFT: what moves weights that cannot be switched off, as words; "" where nothing does."""
+from forge_algos.adaptations.osft._delta import MARK, Delta
 
 
 def check_switchable(model: nn.Module) -> None:
-    """Raise AdapterError unless `switched_off` can give the model under the adaptation."""
+    """Raise AdapterError unless `switched_off` can restore the model under the adaptation."""
     inner: Any = unwrap(model)
     if hasattr(inner, "peft_config") and hasattr(inner, "disable_adapter"):
         return
@@ -28,14 +24,15 @@ def check_switchable(model: nn.Module) -> None:
         )
     if moves:
         raise AdapterError(
-            f"OSFT cannot be switched off here: {moves} moves the model's own weights; set reference='stored' or 'live', or give a frozen "
-            "copy of the model, or set osft_rule='strict' with unfreeze_rank_ratio below 1 and no osft_train_rest"
+            f"OSFT cannot be switched off here: {moves} moves the model's own weights; set reference='stored' or 'live', or "
+            "give a frozen copy of the model, or set osft_rule='strict' with unfreeze_rank_ratio below 1 and no "
+            "osft_train_rest"
         )
 
 
 @contextmanager
 def switched_off(model: nn.Module) -> Iterator[None]:
-    """Inside the block `model`, bare or wrapped, answers as the base under its PEFT adapter or its OSFT.
+    """Run `model`, bare or wrapped, as the base under its PEFT adapter or its OSFT in the block.
 
     Raises:
         AdapterError: it carries neither, or an OSFT that moves the base's own weights.
@@ -43,7 +40,7 @@ def switched_off(model: nn.Module) -> Iterator[None]:
     check_switchable(model)
     inner: Any = unwrap(model)
     if hasattr(inner, "peft_config"):
-        with prompts_off(inner) if virtual_tokens(inner) else inner.disable_adapter():
+        with _prompts_off(inner) if virtual_tokens(inner) else inner.disable_adapter():
             yield
         return
     deltas = [module for module in inner.modules() if isinstance(module, Delta)]
@@ -55,3 +52,16 @@ def switched_off(model: nn.Module) -> Iterator[None]:
     finally:
         for delta, was in zip(deltas, before, strict=True):
             delta.off = was
+
+
+@contextmanager
+def _prompts_off(model: Any) -> Iterator[None]:
+    """Run PEFT's `disable_adapter` for virtual tokens; the base is called through its own hooks.
+    PEFT would call past them.
+    """
+    with model.disable_adapter():
+        before, model.forward = model.forward, model.base_model.__call__
+        try:
+            yield
+        finally:
+            model.forward = before

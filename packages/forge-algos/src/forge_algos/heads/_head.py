@@ -1,8 +1,8 @@
-"""A model → how its learned positions are scored, decided once, with the reason.
+"""How a model's learned positions are scored: decided once, with the reason.
 
 The fast way computes in the head's place, from the hidden states that the model feeds its head and the head's weight: logits
 exist for a few hundred labelled rows at a time. It is right only if the head is that weight and nothing else, or something that
-the losses know (a scale, a softcap), so the model itself is asked first. Otherwise the model computes its own logits, at the
+the losses know (a scale, a softcap), so the model itself is tested first. Otherwise the model computes its own logits, at the
 labelled positions alone. Either way the forward is one call of the outermost module.
 """
 
@@ -32,15 +32,16 @@ Compute = Callable[[Way, Tensors], tuple[torch.Tensor, ...]]
 
 @attrs.frozen(kw_only=True, eq=False)
 class Head:
-    """How learned positions are scored, and why so.
+    """Scoring of the learned positions of a model, and the reason for it.
 
-    Everything takes the forward's `inputs` of one row [1, T] and `rows` int64[M], the positions whose logits are meant (a position
-    may stand there more than once), and is one forward of the model.
+    Every method takes the forward's `inputs` of one row [1, T] and `rows` int64[M], the positions whose logits are meant (a
+    position may stand there more than once), and is one forward of the model.
     """
 
     model: nn.Module = attrs.field(repr=False)
     name: Literal["chunked", "logits"]
-    """"chunked": in chunks in the head's place, on its weight. "logits": from the model's own logits at those rows."""
+    """\"chunked": in chunks in the head's place, on its weight.
+    "logits": from the model's own logits at those rows."""
     reason: str
     scale: float = 1.0
     softcap: float | None = None
@@ -55,7 +56,7 @@ class Head:
         label_smoothing: float = 0.0,
         z_loss: float = 0.0,
     ) -> LossTerms:
-        """The summed negative log-likelihood of targets int64[M], as `losses.nll` has it with its variants and stats.
+        """Sum the negative log-likelihood of targets int64[M], with the options of `losses.nll`.
 
         Raises:
             LossError: a number out of range.
@@ -79,13 +80,21 @@ class Head:
         temperature: float = 1.0,
         beside: Beside | None = None,
     ) -> Any:
-        """float32[M]: log-probabilities of targets int64[M] after the logits were divided by the temperature, with gradients.
+        """Compute log-probabilities float32[M] of targets int64[M], with gradients.
 
-        With `beside` the pair of that and `beside(hidden)`, a tensor that it makes of the hidden states float[T, D] which the head
-        is fed; gradients run through both, also where the model is divided over ranks, if what it calls belongs to the model.
+        With `beside` return the pair of that and `beside(hidden)`, a tensor made of the hidden states float[T, D] that the head
+        is fed; gradients run through both, also where the model is divided over ranks, if the modules that it calls belong to
+        the model.
+
+        Args:
+            inputs: of the forward.
+            rows: int64[M].
+            targets: int64[M].
+            temperature: above 0; divides the logits.
+            beside: computes a tensor from the hidden states.
 
         Raises:
-            LossError: a temperature that is not above 0, or `beside` for a model that shows nobody its hidden states.
+            LossError: a temperature that is not above 0, or `beside` for a model without accessible hidden states.
         """
 
         def compute(way: Way, tensors: Tensors) -> tuple[torch.Tensor]:
@@ -103,7 +112,9 @@ class Head:
         temperature: float = 1.0,
         beside: Beside | None = None,
     ) -> tuple[torch.Tensor, ...]:
-        """(logps, entropy), or (logps, entropy, beside's): float32[M] in nats of the rows' distributions, without a gradient."""
+        """Compute (logps, entropy) or (logps, entropy, beside's), float32[M] each in nats.
+        The entropy is that of the rows' distributions, without a gradient.
+        """
         entropy: list[torch.Tensor] = []
 
         def compute(way: Way, tensors: Tensors) -> tuple[torch.Tensor]:
@@ -117,10 +128,11 @@ class Head:
     def distillation(
         self, inputs: Inputs, rows: torch.Tensor, teacher: "Head", teacher_inputs: Inputs, *, beta: float, temperature: float
     ) -> LossTerms:
-        """The generalised JSD of `losses.distillation` between the teacher's rows and the model's, with gradients for the model.
+        """Sum the generalised JSD between a teacher's rows and the model's.
+        Gradients are those of the model.
 
-        Neither's logits are ever there whole: the model runs while the teacher is within its head, so that both weights are
-        there. `rows` are the same in both.
+        The divergence is that of `losses.distillation`. Neither model's logits are ever whole: the model runs while the teacher
+        is within its head, so that both weights are at hand. `rows` are the same in both.
 
         Returns:
             LossTerms: over the M rows, in nats. Stats: `kl`, KL(teacher ‖ model) after the temperature.
@@ -154,7 +166,7 @@ class Head:
         temperature: float = 1.0,
         beside: Beside | None = None,
     ) -> tuple[torch.Tensor, ...]:
-        """What `compute` makes of the rows' logits in one forward, and `beside` of the hidden states."""
+        """Run `compute` on the rows' logits in one forward, and `beside` on the hidden states."""
         _check.number("temperature", temperature, above=0)
         if self.name == "logits":
             return self._from_logits(inputs, rows, compute, temperature, beside)
@@ -196,7 +208,7 @@ class Head:
 
 
 def choose_head(model: nn.Module, *, device: torch.device) -> Head:
-    """Compare what the head's weight gives with the model's own logits on a few tokens, and take the fast way if equal.
+    """Choose the fast way if it gives the model's own logits on a few tokens.
 
     Leaves the model's modes, its gradients and the random state as they were. Where a model is divided over ranks, every rank
     calls it, and all decide alike.

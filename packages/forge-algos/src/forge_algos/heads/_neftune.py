@@ -1,4 +1,4 @@
-"""A row's embeddings → the same with noise on them, while the model is in training mode (NEFTune, arXiv 2310.05914)."""
+"""Noise on a row's embeddings in training mode (NEFTune, arXiv 2310.05914)."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +12,7 @@ from forge_algos._modules import causal_model, embeddings, virtual_tokens
 
 
 def require_embeddings(model: nn.Module) -> None:
-    """Raise unless the model names the layer that noise would be put on.
+    """Raise unless the model names the layer that noise is put on.
 
     Raises:
         LossError: it names none.
@@ -25,11 +25,11 @@ def require_embeddings(model: nn.Module) -> None:
 
 @contextmanager
 def noisy_embeddings(model: nn.Module, alpha: float, boundaries: torch.Tensor) -> Iterator[None]:
-    """Inside the block the embeddings of a packed row get uniform noise within ±alpha / √(S·D); none in evaluation mode.
+    """Add uniform noise within ±alpha / √(S·D) to a row's embeddings inside the block.
 
-    S is the length of a token's own document and D the width, so that a document's noise does not depend on what it is packed
-    with. The noise is drawn from torch's own generator of the device, which the caller's seed decides, within the embedding
-    layer's call: wrappers, adapters and sharding see nothing of it.
+    There is none in evaluation mode. S is the length of a token's own document and D the width, so that a document's noise does
+    not depend on what it is packed with. The noise is drawn from torch's own generator of the device, which the caller's seed
+    decides, within the embedding layer's call: wrappers, adapters and sharding do not notice it.
 
     Args:
         model: bare or wrapped.

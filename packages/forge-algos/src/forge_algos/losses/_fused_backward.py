@@ -1,4 +1,4 @@
-"""A sum of terms of single rows → the same in the graph, its gradients computed on the way and kept for the backward pass.
+"""A sum over rows whose gradients are computed in the forward pass and kept for backward.
 
 A chunk's gradient needs nothing but its own logits where the loss is a plain sum, so it is computed while they are there; the
 backward pass only multiplies by the upstream gradient.
@@ -14,7 +14,7 @@ from forge_algos.losses._rows import Needs, Tensors, Walk, Way, needs_of
 
 
 def summed_on_the_way(way: Way, tensors: Tensors, terms: Callable[[Walk], torch.Tensor]) -> torch.Tensor:
-    """The sum[] of `terms(walk)`[M], which goes over the walk's chunks and gives each its slope.
+    """Sum `terms(walk)`[M] into a scalar whose gradients are computed in the forward pass.
 
     The gradients are released by the backward pass, so that it can run once.
     """

@@ -1,4 +1,4 @@
-"""Hidden states, a head and targets → the summed negative log-likelihood, without ever holding [T, V].
+"""Summed negative log-likelihood from hidden states and a head, without ever holding [T, V].
 
 Only rows that have a target are scored, `chunk_rows` at a time, and their gradients are computed in the forward pass.
 """
@@ -15,17 +15,19 @@ from forge_algos.losses._terms import LossTerms
 
 @attrs.frozen(kw_only=True)
 class Likelihood:
-    """What a token costs, given the log-probabilities of all tokens: the plain -log p(target), or a variant of it.
+    """Loss of a token given the log-probabilities of all: -log p(target), or a variant of it.
 
     w · ((1-ε)·(-log p(target)) + ε·mean over V of -log p) + λ·(log Σ e^logit)²
     """
 
     dft: bool = False
-    """w = p(target), with no gradient through it (dynamic fine-tuning, arXiv 2508.05629), in the place of w = 1."""
+    """Whether w = p(target), with no gradient through it (dynamic fine-tuning,
+    arXiv 2508.05629), instead of w = 1."""
     label_smoothing: float = 0.0
     """ε, from 0 and below 1, as `torch.nn.functional.cross_entropy` has it."""
     z_loss: float = 0.0
-    """λ, from 0: keeps the logits' normaliser near 1 (PaLM, arXiv 2204.02311, section 5, has 1e-4)."""
+    """λ, from 0: keeps the logits' normaliser near 1 (PaLM, arXiv 2204.02311, section 5,
+    has 1e-4)."""
 
     def __attrs_post_init__(self) -> None:
         _check.number("label_smoothing", self.label_smoothing, least=0, below=1)
@@ -46,7 +48,7 @@ def nll(
     ignore_index: int | None = IGNORE,
     chunk_rows: int = CHUNK_ROWS,
 ) -> LossTerms:
-    """-log softmax(logits)[target], summed over the rows that have a target; logits = cap(scale · (hidden @ weightᵀ + bias)).
+    """Sum -log softmax(logits)[target] over the rows that have a target.
 
     Equals `torch.nn.functional.cross_entropy(..., reduction="sum")` in value and gradients for any upstream gradient. The
     products run in the weight's dtype, or autocast's where that is on; all that follows them is float32 (float64 where the
@@ -60,7 +62,8 @@ def nll(
         scale: multiplies the logits (Granite divides by `logits_scaling`, Cohere multiplies by `logit_scale`).
         softcap: logits become softcap · tanh(logits / softcap), as in Gemma 2.
         dft: each token's cost is multiplied by its probability, without a gradient through that (arXiv 2508.05629).
-        label_smoothing: ε from 0 and below 1; a token costs (1-ε)·nll + ε·mean over V of -log p, as torch's cross entropy has it.
+        label_smoothing: ε from 0 and below 1; a token costs (1-ε)·nll + ε·mean over V of -log p, as torch's cross entropy has
+            it.
         z_loss: λ from 0; λ·(log Σ e^logit)² is added for each token, which neither of the two above touches.
         ignore_index: rows with this target are left out. None says that every row has a target: nothing is looked up, so
             nothing waits for the device.
@@ -93,13 +96,15 @@ def nll_of_logits(
     z_loss: float = 0.0,
     chunk_rows: int = CHUNK_ROWS,
 ) -> LossTerms:
-    """The same from logits[M, V] that a model has computed its own way; every row has a target. Float32, in chunks."""
+    """Sum the same from logits[M, V] that a model has computed itself; every row has a target.
+    It is computed in float32, in chunks of rows.
+    """
     likelihood = Likelihood(dft=dft, label_smoothing=label_smoothing, z_loss=z_loss)
     return nll_of_rows(Given(given=logits.dtype, chunk_rows=chunk_rows), (logits,), targets, likelihood)
 
 
 def labelled(hidden: torch.Tensor, targets: torch.Tensor, ignore_index: int | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Hidden states and targets of the rows that have one."""
+    """Return hidden states and targets of the rows that have a target."""
     if ignore_index is None:
         return hidden, targets
     rows = (targets != ignore_index).nonzero().squeeze(1)
@@ -109,7 +114,7 @@ def labelled(hidden: torch.Tensor, targets: torch.Tensor, ignore_index: int | No
 
 
 def nll_of_rows(way: Way, tensors: Tensors, targets: torch.Tensor, likelihood: Likelihood) -> LossTerms:
-    """The same over rows[M] that all have a target, however their logits come to be."""
+    """Sum the same over rows[M] that all have a target, from any source of logits."""
     nll = torch.zeros(len(targets), dtype=way.dtype, device=targets.device)
     correct = torch.zeros_like(nll)
 
@@ -129,7 +134,11 @@ def nll_of_rows(way: Way, tensors: Tensors, targets: torch.Tensor, likelihood: L
 def _scored(
     logits: torch.Tensor, targets: torch.Tensor, likelihood: Likelihood, *, slope: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(loss, plain nll, correct)[C] of logits[C, V], which are overwritten; with `slope` by the loss's slope."""
+    """Score logits[C, V], which are overwritten; with `slope` by the loss's slope.
+
+    Returns:
+        tuple: loss, plain nll, and whether the target is the likeliest token, [C] each.
+    """
     smoothing, targets = likelihood.label_smoothing, targets[:, None]
     top = logits.amax(1, keepdim=True)
     logits.sub_(top)

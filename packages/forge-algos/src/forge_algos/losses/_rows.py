@@ -1,8 +1,8 @@
-"""Rows of hidden states and a head, or logits that a model has made → their logits a chunk at a time, and gradients back.
+"""Logits of rows, a chunk at a time, and the gradients back to what they were computed from.
 
-What a loss does with a chunk of logits is the loss's own; here is how they come to be and where their gradients go, so that
-[M, V] never exists. A way (`Projected`, `Given`) says how tensors become logits and holds none of them; its `walk` goes over the
-chunks, once, and adds gradients up.
+What a loss does with a chunk of logits is its own matter; this file computes the logits and collects their gradients, so that
+[M, V] never exists. A way (`Projected`, `Given`) states how tensors become logits and holds none of them; its `walk` goes over
+the chunks once and adds up gradients.
 """
 
 from collections.abc import Sequence
@@ -14,39 +14,42 @@ import torch
 from forge_algos.losses._numeric import wide
 
 CHUNK_ROWS = 512
-"""Measured with D=576, V=49k and 512 labelled rows on a 2-core AVX2 CPU: 64 rows 0.42 s, 128 0.31 s, 256 0.305 s, 512 0.29 s
-(full logits 0.38 s). 512 rows are also enough for a large accelerator's matrix units, and cost 2 kB × V."""
+"""Measured with D=576, V=49k and 512 labelled rows on a 2-core AVX2 CPU:
+64 rows 0.42 s, 128 0.31 s, 256 0.305 s, 512 0.29 s (full logits 0.38 s). 512 rows are also enough for a large accelerator's
+matrix units, and cost 2 kB × V."""
 
 Tensors = Sequence[torch.Tensor | None]
 Needs = Sequence[bool]
 
 
 class Walk(Protocol):
-    """One pass over M rows."""
+    """One pass over the chunks of M rows."""
 
     chunks: list[slice]
     needed: bool
     """Whether any of the tensors needs a gradient."""
 
     def logits(self, rows: slice) -> torch.Tensor:
-        """float32[C, V] (float64 where that came in) of one of `chunks`, the caller's to overwrite until the next one."""
+        """Compute float32[C, V] (float64 for float64) of one of `chunks`, to be overwritten.
+        They are valid until the next chunk.
+        """
         ...
 
     def backward(self, rows: slice, slope: torch.Tensor) -> None:
-        """Take the loss's slope[C, V] with respect to the logits just given; it is overwritten."""
+        """Take the loss's slope[C, V] with respect to the last logits; it is overwritten."""
         ...
 
     def gradients(self) -> Tensors:
-        """One for each tensor of the walk, after its last chunk; None where none is needed."""
+        """Return a gradient for each tensor after the last chunk, None where none is needed."""
         ...
 
 
 class Way(Protocol):
-    """How tensors become logits."""
+    """Computation of logits from tensors."""
 
     @property
     def dtype(self) -> torch.dtype:
-        """What the logits, and all that follows from them, are computed in."""
+        """Dtype in which logits, and all that follows from them, are computed."""
         ...
 
     def walk(self, tensors: Tensors, needs: Needs) -> Walk:
@@ -56,10 +59,12 @@ class Way(Protocol):
 
 @attrs.frozen(kw_only=True)
 class Projected:
-    """logits = cap(scale · (hidden @ weightᵀ + bias)) / temperature, of tensors hidden[M, D], weight[V, D], bias[V] or None."""
+    """Logits as cap(scale · (hidden @ weightᵀ + bias)) / temperature.
+    Its tensors are hidden[M, D], weight[V, D], and bias[V] or None.
+    """
 
     product: torch.dtype
-    """What the matrix products run in; `product_dtype` says."""
+    """Dtype of the matrix products, from `product_dtype`."""
     scale: float = 1.0
     softcap: float | None = None
     temperature: float = 1.0
@@ -75,7 +80,7 @@ class Projected:
 
 @attrs.frozen(kw_only=True)
 class Given:
-    """logits = given / temperature, of the one tensor given[M, V]."""
+    """Logits as given[M, V] / temperature, its one tensor."""
 
     given: torch.dtype
     temperature: float = 1.0
@@ -90,7 +95,7 @@ class Given:
 
 
 def product_dtype(weight: torch.Tensor) -> torch.dtype:
-    """The weight's dtype, or autocast's where that is on; float64 stays."""
+    """Return the weight's dtype, or autocast's where that is on; float64 stays."""
     kind = weight.device.type
     if torch.is_autocast_enabled(kind) and weight.dtype != torch.float64:
         return torch.get_autocast_dtype(kind)
@@ -98,7 +103,7 @@ def product_dtype(weight: torch.Tensor) -> torch.dtype:
 
 
 def needs_of(tensors: Tensors) -> tuple[bool, ...]:
-    """Which of them a gradient is wanted for, here and now."""
+    """Return for each tensor whether it needs a gradient here and now."""
     enabled = torch.is_grad_enabled()
     return tuple(enabled and tensor is not None and tensor.requires_grad for tensor in tensors)
 
@@ -181,12 +186,14 @@ class _GivenWalk:
 
 
 def _times(tensor: torch.Tensor, factor: float) -> torch.Tensor:
-    """In place, and not at all where it changes nothing."""
+    """Multiply in place, or do nothing by a factor of 1."""
     return tensor if factor == 1.0 else tensor.mul_(factor)
 
 
 def even_chunks(rows: int, at_most: int) -> list[slice]:
-    """Slices over `rows`, as few and as even as `at_most` allows: no chunk of one row after a full one."""
+    """Divide `rows` into slices, as few and as even as `at_most` allows.
+    So no chunk of one row follows a full one.
+    """
     if rows == 0:
         return []
     size = -(-rows // -(-rows // at_most))

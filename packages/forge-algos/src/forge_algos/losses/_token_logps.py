@@ -1,7 +1,7 @@
-"""Hidden states, a head and targets → each target's log-probability, with gradients and without ever holding [T, V].
+"""Log-probability of each target from hidden states and a head, without ever holding [T, V].
 
-What is made of the log-probabilities is not known here, so the backward pass computes each chunk's logits a second time: between
-the passes there is one number a row, and no [M, V].
+What is computed from the log-probabilities is not known here, so the backward pass computes each chunk's logits a second time:
+between the passes there is one number a row, and no [M, V].
 """
 
 from typing import Any
@@ -27,7 +27,7 @@ def token_logps(
     ignore_index: int | None = IGNORE,
     chunk_rows: int = CHUNK_ROWS,
 ) -> torch.Tensor:
-    """Log softmax(logits / temperature)[target] of each row that has a target; logits = cap(scale · (hidden @ weightᵀ + bias)).
+    """Compute log softmax(logits / temperature)[target] of each row that has a target.
 
     Equals a gather from `torch.log_softmax` in value and gradients. The products run in the weight's dtype, or autocast's where
     that is on, the same in the backward pass; all that follows them is float32 (float64 where the weight is).
@@ -61,13 +61,15 @@ def token_logps(
 
 
 def logps_of_rows(way: Way, tensors: Tensors, targets: torch.Tensor) -> torch.Tensor:
-    """Log p(target)[M] of rows that all have a target, however their logits come to be."""
+    """Compute log p(target)[M] of rows that all have a target, from any source of logits."""
     logps, _ = _logps(way, tensors, targets, wants_entropy=False)
     return logps
 
 
 def logps_and_entropy_of_rows(way: Way, tensors: Tensors, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same, and the entropy[M] of each row's distribution in nats, which has no gradient."""
+    """Compute the same, and the entropy[M] of each row's distribution in nats.
+    The entropy has no gradient.
+    """
     return _logps(way, tensors, targets, wants_entropy=True)
 
 

@@ -1,4 +1,4 @@
-"""Distillation: a packed row → the summed divergence between a teacher's next-token distributions and the model's."""
+"""Distillation: the divergence between a teacher's next-token distributions and the model's."""
 
 from collections.abc import Mapping, Sequence
 
@@ -8,21 +8,22 @@ from torch import nn
 
 from forge_algos._errors import LossError
 from forge_algos._modules import causal_model, head, vocabulary
-from forge_algos.batches._packed import PackedBatch
+from forge_algos.batches._packed import PackedBatch, RowLoader
 from forge_algos.heads._head import choose_head
 from forge_algos.heads._packable import require_packable
 from forge_algos.isolation._guard import guard_packed
 from forge_algos.losses import LossTerms
-from forge_algos.objectives._packed import LearnedTokens, RowLoader
+from forge_algos.objectives._tokens import LearnedTokens
 from forge_algos.settings._supervised import DistillSettings
 
 
 @attrs.frozen(kw_only=True, eq=False)
 class Distill(LearnedTokens):
-    """At each learned token the model's distribution is drawn to the teacher's: the generalised JSD of GKD (arXiv 2306.13649).
+    """Distillation: at each learned token the model's distribution is drawn to the teacher's.
 
-    The labels say where, not what: the target's id is not looked at. `settings.teacher_path` is not read here: the teacher
-    comes loaded, on the model's device, in any dtype; it is put into evaluation mode and gets no gradients.
+    The divergence is the generalised JSD of GKD (arXiv 2306.13649). The labels say where, not what: the target's id is not
+    read. `settings.teacher_path` is not read here: the teacher comes loaded, on the model's device, in any dtype; it is put
+    into evaluation mode and gets no gradients.
     """
 
     settings: DistillSettings
@@ -30,11 +31,11 @@ class Distill(LearnedTokens):
 
     @property
     def stats(self) -> tuple[str, ...]:
-        """The sum behind the figure."""
+        """Name of the sum behind the figure."""
         return ("kl",)
 
     def figures(self, sums: Mapping[str, float], count: int) -> dict[str, float]:
-        """`kl`: KL(teacher ‖ model) in nats, a mean over learned tokens, whatever β is."""
+        """Divide by the number of learned tokens: `kl`, KL(teacher ‖ model) in nats, whatever β is."""
         return {"kl": sums["kl"] / count}
 
     def bind(self, model: nn.Module, *, device: torch.device) -> "_BoundDistill":
@@ -80,7 +81,7 @@ class _BoundDistill:
 
 
 def _widths(model: nn.Module) -> tuple[int | None, int | None]:
-    """(token ids that can go in, that can come out)."""
+    """Return the numbers of token ids that can go in and come out."""
     return vocabulary(model), getattr(head(model), "out_features", None)
 
 

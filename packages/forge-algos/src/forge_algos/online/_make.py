@@ -15,11 +15,11 @@ from forge_algos.online._credit import advantages_of
 from forge_algos.online._gather import gather, scatter, share_of
 from forge_algos.online._measure import Reference, measure
 from forge_algos.online._prompts import Prompt, check_arguments, check_completions, columns_of
-from forge_algos.online._rewards import Answers, Reward, score, total
-from forge_algos.online._rollout import Rollout, equal_groups
-from forge_algos.online._sampler import Completion, Sampler
-from forge_algos.online._updates import packed, token_places, update_indices
-from forge_algos.settings._online import OnlineSettings, PPOSettings, RLOOSettings
+from forge_algos.online.rewards._rewards import Answers, Reward, score, total
+from forge_algos.online.rollout._rollout import Rollout, equal_groups
+from forge_algos.online.sampling._sampler import Completion, Sampler
+from forge_algos.online.updates._updates import packed, token_places, update_indices
+from forge_algos.settings._online import OnlineSettings
 
 
 def make_rollout(
@@ -36,15 +36,15 @@ def make_rollout(
     device: torch.device | None = None,
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
     parallel: Parallel = ALONE,
-    rank: int = 0,
+    rank: int | None = None,
     reference: Reference | None = None,
     share_prompts: bool = False,
 ) -> Rollout:
     """Sample `num_generations` completions of each prompt, reward them, and compute what the updates read.
 
     Each rank samples and rewards its share of the prompts; afterwards every rank has the whole rollout. Log-probabilities are
-    those of the pass that trains: its packed rows, its head, its temperature. So the ratio of the first update is 1. They are the
-    policy's own, whatever `top_p` and `top_k` took away while sampling.
+    those of the pass that trains: its packed rows, its head, its temperature. So the ratio of the first update is 1. They are
+    the policy's own, whatever `top_p` and `top_k` took away while sampling.
 
     Args:
         model: as `train` has it, between two steps; its modes and torch's random state stay as they are.
@@ -59,7 +59,7 @@ def make_rollout(
         device: where the model computes; the model's by default.
         autocast: as for `train`.
         parallel: the ranks.
-        rank: which of them this one is.
+        rank: number of this rank's data shard; `parallel`'s own by default.
         reference: a frozen model, or "adapter_off"; with a `kl_weight` above 0, and only then.
         share_prompts: as `rollout_batches` will be told.
 
@@ -74,7 +74,8 @@ def make_rollout(
     if len(numbers) != len(prompts):
         raise RolloutError(f"rows: {len(prompts)} numbers are wanted, one for each prompt, not {len(numbers)}")
     each = settings.num_generations
-    share = share_of(len(prompts), rank, parallel.world_size)
+    shard = parallel.data_parallel_rank if rank is None else rank
+    share = share_of(len(prompts), shard, parallel.data_parallel_size)
     mine = sampler.sample(
         [prompt.input_ids for prompt in prompts[share]],
         num_generations=each,
@@ -87,11 +88,11 @@ def make_rollout(
     )
     check_completions(mine, len(prompts[share]) * each, settings.max_new_tokens)
     scored = _score(mine, prompts[share], numbers[share], settings, rewards, columns_of(prompts), decode, parallel)
-    lengths = gather([len(completion.ids) for completion in mine], parallel, rank).astype(np.int64)
-    ids = gather(np.concatenate([np.zeros(0), *(completion.ids for completion in mine)]), parallel, rank).astype(np.int32)
+    lengths = gather([len(completion.ids) for completion in mine], parallel, shard).astype(np.int64)
+    ids = gather(np.concatenate([np.zeros(0), *(completion.ids for completion in mine)]), parallel, shard).astype(np.int32)
     completion_ids = tuple(np.split(ids, lengths.cumsum()[:-1])) if len(lengths) else ()
-    finished = gather([completion.finished for completion in mine], parallel, rank) > 0
-    scores = {name: gather(values, parallel, rank).astype(np.float32) for name, values in scored.items()}
+    finished = gather([completion.finished for completion in mine], parallel, shard) > 0
+    scores = {name: gather(values, parallel, shard).astype(np.float32) for name, values in scored.items()}
     reward_B = total(scores, {reward.name: reward.weight for reward in rewards})
     reward_B = (reward_B - settings.missing_eos_penalty * ~finished).astype(np.float32)
     groups = np.repeat(np.arange(len(prompts)), each)
@@ -99,7 +100,7 @@ def make_rollout(
 
     prompt_ids = tuple(np.asarray(prompt.input_ids, np.int32) for prompt in prompts)
     # With the KL in the reward, what the others are weighed against is measured too, though nothing is learned from it.
-    weighed = isinstance(settings, RLOOSettings) and settings.mask_truncated and settings.kl_weight > 0
+    weighed = settings.credit == "leave_one_out" and settings.mask_truncated and settings.kl_weight > 0
     masked = ~trained & ~np.isnan(reward_B) & ~finished & weighed
     steps = [
         divided
@@ -114,11 +115,11 @@ def make_rollout(
             updates=updates,
             passes=1,
             max_tokens=max_tokens,
-            world_size=parallel.world_size,
+            data_parallel_size=parallel.data_parallel_size,
             share_prompts=share_prompts,
         )
     ]
-    parts = [indices for step in steps for indices in step[rank]]
+    parts = [indices for step in steps for indices in step[shard]]
     measured = measure(
         model,
         [packed(indices, groups, prompt_ids, completion_ids, share_prompts=share_prompts) for indices in parts],
@@ -126,7 +127,7 @@ def make_rollout(
         device=device,
         autocast=autocast,
         reference=reference,
-        with_values=isinstance(settings, PPOSettings),
+        with_values=settings.credit == "gae",
     )
     starts = np.append(0, lengths.cumsum())
     places = np.concatenate([np.zeros(0, np.int64), *(token_places(starts, indices) for indices in parts)])
@@ -192,11 +193,11 @@ def _score(
         found = {reward.name: score(reward, answers, on_error=settings.on_reward_error) for reward in rewards}
     except RewardError as error:
         failed = error
-    (failures,) = parallel.sum([float(failed is not None)])
+    elsewhere = parallel.any(failed is not None)
     if failed is not None:
         raise failed
-    if failures:
-        raise RewardError(f"a reward function failed on {int(failures)} of the other ranks; its message is in their logs")
+    if elsewhere:
+        raise RewardError("a reward function failed on another rank; its message is in that rank's log")
     return found
 
 

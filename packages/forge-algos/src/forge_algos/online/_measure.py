@@ -1,7 +1,7 @@
 """Sampled completions → their log-probabilities under the policy and its reference, and the value head's values.
 
-The pass is the one that trains: the same packed rows, the same head, the same temperature. So the probability ratio of the first
-update is 1 as exactly as the machine repeats itself, in bfloat16 too.
+The pass is the one that trains: the same packed rows, the same head, the same temperature. So the probability ratio of the
+first update is 1 as exactly as the machine repeats itself, in bfloat16 too.
 """
 
 from collections.abc import Callable, Sequence

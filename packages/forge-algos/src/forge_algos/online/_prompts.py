@@ -7,8 +7,8 @@ from numpy.typing import NDArray
 
 from forge_algos._errors import RewardError, RolloutError
 from forge_algos.online._measure import Reference
-from forge_algos.online._rewards import Reward
-from forge_algos.online._sampler import Completion
+from forge_algos.online.rewards._rewards import Reward
+from forge_algos.online.sampling._sampler import Completion
 from forge_algos.settings._online import OnlineSettings
 
 
@@ -59,8 +59,8 @@ def check_arguments(
     longest = max(range(len(lengths)), key=lengths.__getitem__)
     if lengths[longest] + settings.max_new_tokens > max_tokens:
         raise RolloutError(
-            f"prompt {longest} has {lengths[longest]} tokens, and with max_new_tokens={settings.max_new_tokens} it may become longer "
-            f"than a micro-batch, max_tokens={max_tokens}; raise that, or drop long prompts (max_prompt_len)"
+            f"prompt {longest} has {lengths[longest]} tokens, and with max_new_tokens={settings.max_new_tokens} it may become "
+            f"longer than a micro-batch, max_tokens={max_tokens}; raise that, or drop long prompts (max_prompt_len)"
         )
 
 

@@ -1,4 +1,4 @@
-"""Matrices and the rest → one optimizer: torch's Muon on the ones, torch's AdamW on the others."""
+"""torch's Muon on matrices and torch's AdamW on all else, as one optimizer."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,9 +10,9 @@ from forge_algos._modules import channel_factors, head
 
 
 def muon_matrices(model: nn.Module) -> list[nn.Parameter]:
-    """The trainable matrices of the numbered layers (`layers.0.`, `h.11.`), in which embeddings and heads have no part.
+    """Return the trainable matrices of the numbered layers, such as `layers.0.`, and no others.
 
-    Tensors with three dimensions, such as the stacked experts of a mixture, are none: Muon is defined on matrices.
+    Tensors with three dimensions, such as the stacked experts of a mixture, are left out: Muon is defined on matrices.
     """
     tables = [module for module in model.modules() if isinstance(module, nn.Embedding)]
     outside = {id(p) for module in [*tables, head(model)] if module is not None for p in module.parameters()} | channel_factors(
@@ -29,10 +29,10 @@ def muon_matrices(model: nn.Module) -> list[nn.Parameter]:
 
 
 class MuonAdamW(torch.optim.Optimizer):
-    """Muon (kellerjordan.github.io/posts/muon) and AdamW as one optimizer, with one state and one list of groups.
+    """Muon (kellerjordan.github.io/posts/muon) and AdamW as one optimizer, with one state.
 
-    Both steps are torch's own, to the bit. Each group says in `algorithm` which of the two moves it; a saved state says it too.
-    Muon's steps are scaled by 0.2 · √(larger side), so that they are as large as AdamW's (arXiv 2502.16982, equation 4).
+    Both steps are torch's own, to the bit. A group's `algorithm` names the one that moves it, in a saved state too. Muon's
+    steps are scaled by 0.2 · √(larger side), so that they are as large as AdamW's (arXiv 2502.16982, equation 4).
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class MuonAdamW(torch.optim.Optimizer):
         muon: dict[str, Any],
         adamw: dict[str, Any],
     ) -> None:
-        """Matrices [A, B] for Muon, groups of all else for AdamW, and the arguments of torch.optim.Muon and torch.optim.AdamW."""
+        """Take matrices [A, B] for Muon and groups of all else for AdamW, with their arguments."""
         parts: list[tuple[str, torch.optim.Optimizer]] = []
         if matrices:
             parts.append(("muon", torch.optim.Muon(matrices, **muon, adjust_lr_fn="match_rms_adamw")))

@@ -1,4 +1,4 @@
-"""A step's number → the factor on the learning rate."""
+"""Number of a step → factor on the learning rate."""
 
 import math
 from collections.abc import Callable
@@ -23,7 +23,7 @@ def lr_factor(
     power: float = 1.0,
     num_cycles: int = 1,
 ) -> float:
-    """What the learning rate is multiplied by at `step`, counted from 1.
+    """Compute the factor on the learning rate at `step`, counted from 1.
 
     With w = warmup_steps and N = num_steps:
 
@@ -53,7 +53,8 @@ def lr_factor(
     """
     if decay_steps is not None and warmup_steps + decay_steps > num_steps:
         raise OptimizerError(
-            f"warmup_steps={warmup_steps} and decay_steps={decay_steps} are more than the run's {num_steps} steps: lower one of them"
+            f"warmup_steps={warmup_steps} and decay_steps={decay_steps} are more than the run's {num_steps} steps: lower one "
+            "of them"
         )
     if step <= warmup_steps:
         return step / warmup_steps
@@ -78,7 +79,7 @@ def _of_transformers(
     power: float,
     num_cycles: int,
 ) -> Callable[[int], float]:
-    """Factors of transformers' schedule before its step 0, 1, 2 and so on."""
+    """Return transformers' schedule as a function from the number of steps taken to the factor."""
     import torch
     from transformers.optimization import get_scheduler
 
@@ -104,7 +105,7 @@ def _of_transformers(
 def schedule(
     optimizer: "torch.optim.Optimizer", settings: OptimizerSettings, num_steps: int
 ) -> "torch.optim.lr_scheduler.LambdaLR":
-    """Torch's LambdaLR over `lr_factor`; stepped once after each optimizer step.
+    """Make torch's LambdaLR over `lr_factor`; it is stepped once after each optimizer step.
 
     Raises:
         OptimizerError: a warm-up and a decay that are together longer than the run.

@@ -1,7 +1,8 @@
-"""x, W, L, R → x (W + L Rᵀ)ᵀ + b, with gradients for x, for whichever of L and R train, and for b; W is frozen.
+"""x, W, L, R → x (W + L Rᵀ)ᵀ + b, with gradients for x, b, and whichever of L and R train.
 
-Whether the product with L Rᵀ is taken on the side of the activations or of the weights is decided by counted multiplications, for each
-pass by itself. T rows, W float[N, M], L float[N, r], R float[M, r], in multiplications and per pass beside the T·N·M of W itself:
+W is frozen. Whether the product with L Rᵀ is taken on the side of the activations or of the weights is decided by counted
+multiplications, for each pass by itself. T rows, W float[N, M], L float[N, r], R float[M, r], in multiplications and per pass
+beside the T·N·M of W itself:
 
     forward    activations T·r·(M + N)    weights N·M·r (and T·M·r for x R, where the backward pass will want it)
     backward   activations T·r·(N + M)    weights N·M·r again, for W + L Rᵀ is not kept (and T·N·r for ∂y L, where R trains)
@@ -25,9 +26,10 @@ def moved_linear(
     right: torch.Tensor,
     without: Pair | None = None,
 ) -> torch.Tensor:
-    """float[..., N]: x float[..., M] through weight[N, M] + left[N, r] rightᵀ[r, M], less without[0] without[1]ᵀ where it is given.
+    """Compute x float[..., M] through weight[N, M] + left[N, r] rightᵀ[r, M]: float[..., N].
 
-    Products are taken in autocast's dtype where it is on, and in the weight's otherwise, as a linear layer's are.
+    Where `without` is given, without[0] without[1]ᵀ is subtracted from the weight. Products are taken in autocast's dtype where
+    it is on, and in the weight's otherwise, as a linear layer's are.
     """
     kind = x.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
@@ -89,21 +91,22 @@ class _Moved(torch.autograd.Function):
             d_left = dy.t() @ (flat @ right if product is None else product)
         if right_trains:
             own = dy @ left if d_product is None else d_product[:, : left.shape[1]]
-            # R that trains is a parameter [r, M] turned round: its gradient is made in that layout, or adding it up would go across it.
+            # R that trains is a parameter [r, M] turned round: its gradient is made in that layout, or adding it up would go
+            # across it.
             d_right = (own.t() @ flat).t()
         d_bias = dy.sum(0) if bias_trains else None
         return (None if dx is None else dx.view(ctx.shape)), None, d_bias, d_left, d_right, None, None
 
 
 def _joined(left: torch.Tensor, right: torch.Tensor, minus: torch.Tensor | None, times: torch.Tensor | None) -> Pair:
-    """What is added and what is taken away as one product, the first columns of which are what trains."""
+    """Join what is added and what is subtracted into one product, whose first columns train."""
     if minus is None or times is None:
         return left, right
     return torch.cat([left, -minus.to(left.dtype)], 1), torch.cat([right, times.to(right.dtype)], 1)
 
 
 def _sum(weight: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """W + L Rᵀ in the dtype of L, added up in W's."""
+    """Compute W + L Rᵀ in the dtype of L, added up in W's."""
     if weight.dtype == left.dtype:
         return torch.addmm(weight, left, right.t())
     return (weight + left @ right.t()).to(left.dtype)

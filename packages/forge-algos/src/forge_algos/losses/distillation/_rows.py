@@ -1,4 +1,4 @@
-"""Rows of a student and of a teacher → the generalised Jensen-Shannon divergence, a chunk of either's logits at a time."""
+"""Generalised Jensen-Shannon divergence of rows, a chunk of both models' logits at a time."""
 
 import math
 
@@ -12,7 +12,8 @@ from forge_algos.losses._terms import LossTerms
 
 
 def distillation_of_rows(way: Way, tensors: Tensors, teacher: tuple[Way, Tensors], *, beta: float) -> LossTerms:
-    """`losses.distillation` over M rows, however the logits of either come to be; their temperature is the ways' own.
+    """Sum `losses.distillation` over M rows, from any sources of the two models' logits.
+    The temperature is that of the sources.
 
     Stats: `kl`, KL(teacher ‖ student), whatever β.
 
@@ -50,7 +51,11 @@ def distillation_of_rows(way: Way, tensors: Tensors, teacher: tuple[Way, Tensors
 def _diverged(
     s: torch.Tensor, t: torch.Tensor, beta: float, *, slope: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """(divergence[C], KL(t‖s)[C], the divergence's slope[C, V] with respect to s) of logits[C, V], which are overwritten."""
+    """Compute the divergence of logits[C, V], which are overwritten.
+
+    Returns:
+        tuple: divergence[C]; KL(t‖s)[C]; the divergence's slope[C, V] with respect to s, or None.
+    """
     s.sub_(s.logsumexp(1, keepdim=True))
     t.sub_(t.logsumexp(1, keepdim=True))
     teacher_p = t.exp()

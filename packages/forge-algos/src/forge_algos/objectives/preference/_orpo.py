@@ -1,4 +1,4 @@
-"""Odds-ratio preference optimisation: a row of pairs → the chosen completion's likelihood, and the odds of the two."""
+"""Odds-ratio preference optimisation: the chosen completion's likelihood, and the odds."""
 
 from collections.abc import Sequence
 from typing import ClassVar
@@ -19,11 +19,11 @@ from forge_algos.settings._preference import ORPOSettings
 
 @attrs.frozen
 class ORPO(Pairwise):
-    """-log π(chosen) a token, and -β log σ of the log odds ratio (arXiv 2403.07691, equations 4, 6 and 7).
+    """ORPO (arXiv 2403.07691, equations 4, 6, 7): -log π(chosen) a token, and the log odds ratio.
 
-    One forward a row; no reference. Batches are `PreferenceBatch`. The likelihood is a mean over the tokens of the whole step
-    and the odds ratio one over its pairs, so the gradients do not depend on how the step is cut. The reward that the figures
-    show is β times the log-probability a token.
+    The ratio's part is -β log σ of the log odds ratio. One forward a row; no reference. Batches are `PreferenceBatch`. The
+    likelihood is a mean over the tokens of the whole step and the odds ratio one over its pairs, so the gradients do not depend
+    on how the step is cut. The reward in the figures is β times the log-probability a token.
     """
 
     settings: ORPOSettings = attrs.field(factory=ORPOSettings)
@@ -70,9 +70,12 @@ class _BoundORPO:
         return self.mean(terms, totals)
 
     def _prompts(self, groups: PackedGroups) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-        """What the likelihood learns beside the chosen completions: (positions, next tokens, which pair), int64[N] each.
+        """Return what the likelihood learns beside the chosen completions.
 
         A pair's first segment is its prompt and its chosen completion, whether the prompt is shared or not.
+
+        Returns:
+            tuple: positions, next tokens, and the pair of each, int64[N].
         """
         ids, starts = np.asarray(groups.input_ids), np.asarray(groups.cu_seqlens)
         segment = np.repeat(np.arange(len(starts) - 1), np.diff(starts))

@@ -6,11 +6,11 @@ import transformers
 from hypothesis import given, settings, strategies as st
 
 from forge_algos import AdapterError
-from forge_algos.adaptations._targets import resolve_targets
+from forge_algos.adaptations.base._targets import resolve_targets
 from forge_algos.adaptations.peft._target_names import ends, says, short_names
 
-from ..oracle import SIZES, make
-from ..preferences import a_classifier
+from ...oracle import SIZES, make
+from ...preferences import a_classifier
 
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
 MLP = ["gate_proj", "up_proj", "down_proj"]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from forge_algos.online._draw import Draw, inverse, uniforms
+from forge_algos.online.sampling._draw import Draw, inverse, uniforms
 
 
 def test_tokens_come_with_their_probability():

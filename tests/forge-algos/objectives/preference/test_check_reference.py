@@ -9,24 +9,24 @@ import torch
 
 from forge_algos import DPO, KTO, DPOSettings, KTOSettings, ReferenceMismatchError, check_reference, reference_logps
 
-from ..oracle import make
-from ..preferences import kto_batch, pair_batch, rotated, some_pairs
-from ..threads import on_threads
+from ...oracle import make
+from ...preferences import kto_batch, pair_batch, rotated, some_pairs
+from ...threads import on_threads
 
 PAIRS = some_pairs(6, seed=31)
 
 
 def stored(reference, pairs=PAIRS, order=slice(None), **kind):
     batch = pair_batch(pairs)
-    ((logps, tails),) = reference_logps(reference, [batch.groups], **kind)
+    (logps,) = reference_logps(reference, [batch.groups], **kind)
     order = np.arange(2 * len(pairs)).reshape(-1, 2)[order].reshape(-1)
-    return pair_batch(pairs, ref_logps=logps[order], ref_tail_logps=tails[order])
+    return pair_batch(pairs, ref_logps=logps[order])
 
 
 def stored_kto(reference, *, mismatched_reference=None):
     batch = kto_batch(PAIRS, [True, False] * 3, rotated(PAIRS))
-    ((logps, _),) = reference_logps(reference, [batch.completions])
-    ((others, _),) = reference_logps(mismatched_reference or reference, [batch.mismatched])
+    (logps,) = reference_logps(reference, [batch.completions])
+    (others,) = reference_logps(mismatched_reference or reference, [batch.mismatched])
     return kto_batch(PAIRS, [True, False] * 3, rotated(PAIRS), ref_logps=logps, ref_mismatched_logps=others)
 
 
@@ -35,7 +35,7 @@ def stored_kto(reference, *, mismatched_reference=None):
     [
         ({}, math.log(2)),
         ({"loss_type": "ipo", "beta": 0.1}, 25.0),
-        ({"loss_type": "hinge", "ld_alpha": 0.5}, 1.0),
+        ({"loss_type": "hinge"}, 1.0),
         ({"loss_type": "sppo_hard", "beta": 0.01}, 5000.0),
     ],
 )

@@ -7,8 +7,8 @@ import torch
 from forge_algos import AdapterSettings, RolloutError, adapt, guard_packed
 from forge_algos.online import GenerateSampler
 
-from ..threads import on_threads
-from ..toys import END, START, prompts, sampler, toy
+from ...threads import on_threads
+from ...toys import END, START, prompts, sampler, toy
 
 SETTINGS = {"num_generations": 3, "max_new_tokens": 5, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "seed": 4}
 

@@ -11,9 +11,9 @@ from torch import nn
 
 from forge_algos._errors import RewardError
 from forge_algos._modules import mode
+from forge_algos.batches._packed import packed_inputs
 from forge_algos.heads._packable import require_packable
 from forge_algos.heads._scalar_head import choose_scalar_head
-from forge_algos.isolation._isolation import packed_inputs
 
 
 class RewardModel:

@@ -6,9 +6,9 @@ from numpy.typing import NDArray
 from forge_algos._parallel import ALONE, Parallel
 from forge_algos.batches._groups import PackedGroups
 from forge_algos.batches._online import OnlineBatch
-from forge_algos.online._collate import collate
-from forge_algos.online._divide import Indices, divide_ranks, divide_steps
-from forge_algos.online._rollout import Rollout
+from forge_algos.online.rollout._rollout import Rollout
+from forge_algos.online.updates._collate import collate
+from forge_algos.online.updates._divide import Indices, divide_shards, divide_steps
 
 
 def rollout_batches(
@@ -19,23 +19,23 @@ def rollout_batches(
     passes: int = 1,
     share_prompts: bool = False,
     parallel: Parallel = ALONE,
-    rank: int = 0,
+    rank: int | None = None,
     seed: int | None = None,
 ) -> list[list[OnlineBatch]]:
-    """All updates on a rollout: `passes` · `updates` optimizer steps, each as this rank's micro-batches.
+    """Divide a rollout into its updates: `passes` · `updates` optimizer steps, each as this rank's micro-batches.
 
-    What an update trains on follows from (rollout, seed, its number), on any number of ranks: a run that goes on after its
-    k-th update takes the list from there. Every rank gets equally many micro-batches a step, empty ones where it has nothing.
+    What an update trains on follows from (rollout, seed, its number), on any number of ranks: a run that resumes after its k-th
+    update takes the list from there. Every data shard gets equally many micro-batches a step, empty ones where it has nothing.
 
     Args:
         rollout: of all ranks.
         max_tokens: tokens of a micro-batch, at most.
-        updates: optimizer steps that a pass is cut into (`updates_per_pass`); a group's completions stay in one.
-        passes: how often all of it is trained on (`num_iterations`).
-        share_prompts: a group's prompt stands once in a micro-batch; where the model can read that (`shares_prompts`).
+        updates: optimizer steps in a pass (`updates_per_pass`); a group's completions stay in one.
+        passes: how often the whole rollout is trained on (`num_iterations`).
+        share_prompts: whether a group's prompt stands once in a micro-batch, for a model that can read it (`shares_prompts`).
         parallel: the ranks.
-        rank: which of them this one is.
-        seed: of the order; the rollout's own by default.
+        rank: number of this rank's data shard; `parallel`'s own by default.
+        seed: of the order of groups; the rollout's own by default.
 
     Raises:
         RolloutError: a completion with its prompt is longer than `max_tokens`.
@@ -49,10 +49,11 @@ def rollout_batches(
         updates=updates,
         passes=passes,
         max_tokens=max_tokens,
-        world_size=parallel.world_size,
+        data_parallel_size=parallel.data_parallel_size,
         share_prompts=share_prompts,
     )
-    return [[_batch(rollout, indices, share_prompts=share_prompts) for indices in step[rank]] for step in steps]
+    mine = parallel.data_parallel_rank if rank is None else rank
+    return [[_batch(rollout, indices, share_prompts=share_prompts) for indices in step[mine]] for step in steps]
 
 
 def update_indices(
@@ -65,22 +66,22 @@ def update_indices(
     updates: int,
     passes: int,
     max_tokens: int,
-    world_size: int,
+    data_parallel_size: int,
     share_prompts: bool,
 ) -> list[list[list[Indices]]]:
-    """[update][rank][micro-batch] → completions int[b], of those that are trained on."""
+    """Divide the completions that are trained on: [update][data shard][micro-batch] → indices int[b]."""
     used = np.flatnonzero(trained)
     found = []
     for number in range(passes):
         for step in divide_steps(groups[used], updates=updates, seed=seed, number=number):
             found.append(  # noqa: PERF401  two loops read better than a comprehension of both
-                divide_ranks(
+                divide_shards(
                     used[step],
                     groups,
                     prompt_tokens[groups],
                     lengths,
                     max_tokens=max_tokens,
-                    world_size=world_size,
+                    data_parallel_size=data_parallel_size,
                     share_prompts=share_prompts,
                 )
             )
@@ -88,7 +89,7 @@ def update_indices(
 
 
 def token_places(starts: NDArray[np.int64], indices: Indices) -> NDArray[np.int64]:
-    """Where the tokens of these completions stand among a rollout's M: int64[m], completion after completion."""
+    """Return the positions int64[m] of the completions' tokens among a rollout's M, completion after completion."""
     nothing: list[NDArray[np.int64]] = [np.zeros(0, np.int64)]
     return np.concatenate(nothing + [np.arange(starts[i], starts[i + 1], dtype=np.int64) for i in indices])
 
@@ -101,7 +102,7 @@ def packed(
     *,
     share_prompts: bool,
 ) -> PackedGroups:
-    """The row of these completions, neighbours of one prompt as a group."""
+    """Make the packed row of these completions; neighbours with the same prompt are a group."""
     cuts = np.flatnonzero(np.diff(groups[indices])) + 1
     parts = [part for part in np.split(indices, cuts) if len(part)]
     return collate(

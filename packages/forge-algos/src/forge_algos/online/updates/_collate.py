@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from forge_algos.batches._groups import PackedGroups, _Groups
 
 Group = tuple[NDArray[Any], Sequence[NDArray[Any]]]
-"""A prompt, int[S] with S from 1, and its completions, int[S] each with S from 1; every token of these is learned."""
+"""A prompt, int[S] with S from 1, and its completions, int[S] each with S from 1;
+every token of these is learned."""
 
 
 def collate(groups: Sequence[Group], *, share_prompts: bool = False) -> PackedGroups:

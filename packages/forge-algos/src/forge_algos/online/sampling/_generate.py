@@ -2,8 +2,8 @@
 
 Not with `generate_batch` (continuous batching): transformers 5.23 refuses any attention but its own there, so not forge's
 `documents`; it draws in an order that depends on what else is scheduled, so the same seed gave a prompt another completion
-beside other prompts; and on a CPU two requests of five tokens took 17 seconds. What it would save is small where completions have
-similar lengths. On a GPU it was not tried.
+beside other prompts; and on a CPU two requests of five tokens took 17 seconds. What it would save is small where completions
+have similar lengths. On a GPU it was not tried.
 """
 
 import warnings
@@ -19,8 +19,8 @@ from torch import nn
 from forge_algos._errors import RolloutError
 from forge_algos._modules import causal_model, mode, unwrap, virtual_tokens
 from forge_algos._parallel import ALONE, Parallel
-from forge_algos.online._draw import Draw, Warp, uniforms
-from forge_algos.online._sampler import Completion
+from forge_algos.online.sampling._draw import Draw, Warp, uniforms
+from forge_algos.online.sampling._sampler import Completion
 
 
 class GenerateSampler:
@@ -57,8 +57,8 @@ class GenerateSampler:
         """
         if synced and virtual_tokens(model):
             raise RolloutError(
-                "a model with virtual tokens (adapter=prefix or prompt) cannot sample while it is divided over ranks: take strategy=ddp or "
-                "single, or adapter=lora"
+                "a model with virtual tokens (adapter=prefix or prompt) cannot sample while it is divided over ranks: take "
+                "strategy=ddp or single, or adapter=lora"
             )
         if not eos_ids:
             raise RolloutError(
@@ -114,7 +114,8 @@ class GenerateSampler:
             longest, virtual = len(prompts[wanted[start][0]]), virtual_tokens(self._model)
             rows = max(1, self._batch_tokens // (virtual + longest + max_new_tokens))
             if virtual:
-                # PEFT puts virtual tokens before the padding, and so farther from a shorter prompt than they were trained: no padding.
+                # PEFT puts virtual tokens before the padding, and so farther from a shorter prompt than they were trained: no
+                # padding.
                 rows = min(rows, sum(len(prompts[prompt]) == longest for prompt, _ in wanted[start:]))
             yield wanted[start : start + rows]
             start += rows
@@ -139,7 +140,8 @@ class GenerateSampler:
             pad_token_id=self._pad_id,
             use_cache=True,
         )
-        # Virtual tokens are PEFT's to put before the prompt; other adapters are within the model, whose settings no PeftModel brings.
+        # Virtual tokens are PEFT's to put before the prompt; other adapters are within the model, whose settings no PeftModel
+        # brings.
         sampled: Any = unwrap(self._model) if virtual_tokens(self._model) else causal
         with self._autocast(), warnings.catch_warnings():
             # It counts positions by itself, as it should.

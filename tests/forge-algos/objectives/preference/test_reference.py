@@ -6,8 +6,8 @@ import torch
 
 from forge_algos import AdapterError, AdapterSettings, adapt, reference_logps
 
-from ..oracle import make
-from ..preferences import rows_of, some_pairs, token_logps
+from ...oracle import make
+from ...preferences import rows_of, some_pairs, token_logps
 
 PAIRS = some_pairs(5, seed=21)
 
@@ -17,23 +17,18 @@ def groups(pairs=PAIRS):
 
 
 def test_they_are_the_naive_ones():
-    """float32 sums of each completion, and of what lies beyond the shorter one of its pair, row after row."""
+    """float32 sums of each completion, row after row."""
     model = make()
-    found = list(reference_logps(model, [groups(PAIRS[:2]), groups(PAIRS[2:])]))
-    logps, tails = (np.concatenate(parts) for parts in zip(*found, strict=True))
-    assert logps.dtype == tails.dtype == np.float32
-    tokens = [(token_logps(model, p, y).detach(), min(len(c), len(r))) for p, c, r in PAIRS for y in (c, r)]
-    np.testing.assert_allclose(logps, [t.sum() for t, _ in tokens], rtol=1e-5)
-    np.testing.assert_allclose(tails, [t[shorter:].sum() for t, shorter in tokens], rtol=1e-5)
-    assert (tails == 0).any()
-    assert (tails < 0).any()
+    logps = np.concatenate(list(reference_logps(model, [groups(PAIRS[:2]), groups(PAIRS[2:])])))
+    assert logps.dtype == np.float32
+    expected = [token_logps(model, p, y).detach().sum() for p, c, r in PAIRS for y in (c, r)]
+    np.testing.assert_allclose(logps, expected, rtol=1e-5)
 
 
-def test_groups_of_one_have_no_tails():
-    """As KTO's completions are."""
-    ((logps, tails),) = reference_logps(make(), [rows_of([[(p, c)] for p, c, _ in PAIRS])])
+def test_groups_of_one():
+    """KTO's completions stand alone."""
+    (logps,) = reference_logps(make(), [rows_of([[(p, c)] for p, c, _ in PAIRS])])
     assert logps.shape == (5,)
-    assert not tails.any()
 
 
 def test_an_empty_row_gives_empty_arrays_in_its_place():
@@ -43,10 +38,10 @@ def test_an_empty_row_gives_empty_arrays_in_its_place():
     handle = model.register_forward_pre_hook(lambda *_: calls.append(1))
     found = list(reference_logps(model, [groups(), groups([]), groups()]))
     handle.remove()
-    assert [len(logps) for logps, _ in found] == [10, 0, 10]
+    assert [len(logps) for logps in found] == [10, 0, 10]
     # Two tokens of a made-up row for the empty one; the others are for the probes.
     assert len(calls) >= 3
-    np.testing.assert_array_equal(found[0][0], found[2][0])
+    np.testing.assert_array_equal(found[0], found[2])
 
 
 def test_modes_gradients_and_adapters_are_left_alone():
@@ -57,10 +52,10 @@ def test_modes_gradients_and_adapters_are_left_alone():
             if "lora_B" in name:
                 parameter.add_(torch.randn_like(parameter) * 0.3)
     trained = {name for name, p in model.named_parameters() if p.requires_grad}
-    ((on, _),) = reference_logps(model, [groups()])
-    ((again, _),) = reference_logps(model, [groups()])
-    ((off, _),) = reference_logps(model, [groups()], adapter_off=True)
-    ((base, _),) = reference_logps(make(), [groups()])
+    (on,) = reference_logps(model, [groups()])
+    (again,) = reference_logps(model, [groups()])
+    (off,) = reference_logps(model, [groups()], adapter_off=True)
+    (base,) = reference_logps(make(), [groups()])
     np.testing.assert_array_equal(on, again)
     np.testing.assert_allclose(off, base, rtol=1e-6)
     assert np.abs(on - off).max() > 1e-2

@@ -8,7 +8,7 @@ import torch
 
 from forge_algos import RewardError
 from forge_algos.online import Reward, RewardModel, load_reward
-from forge_algos.online._rewards import Answers, score, total
+from forge_algos.online.rewards._rewards import Answers, score, total
 
 ANSWERS = Answers(prompts=["a", "b", "c"], completions=["x", "yy", "zzz"], columns={"wanted": [1, 2, 4]}, rows=[10, 11, 12])
 
@@ -122,7 +122,7 @@ def test_a_reward_model_scores_as_transformers_does():
     """Packed rows of several texts and of one, text and messages, against one plain forward of each; the model's mode stays."""
     from transformers import LlamaConfig, LlamaForSequenceClassification
 
-    from ..oracle import SIZES
+    from ...oracle import SIZES
 
     with torch.random.fork_rng():
         torch.manual_seed(0)

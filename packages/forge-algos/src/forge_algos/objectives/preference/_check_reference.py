@@ -1,4 +1,4 @@
-"""A model that is about to be trained, and the first batches → whether their reference is that very model, or an error."""
+"""Test whether the first batches' references are those of the model that is to be trained."""
 
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
@@ -27,25 +27,12 @@ def check_reference(
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
     parallel: Parallel = ALONE,
 ) -> float:
-    """The loss before the first step, which is that of a model that is its own reference: ln 2 for DPO's `sigmoid`, ½ for KTO.
+    """Return the loss before the first step, after comparing it with that of the right reference.
 
-    The means of the two have to agree within 1e-4 (of the loss where that is above 1; 5e-2 where the model or the forward has
-    less than float32), and no single term may be off by ten times that: shuffled references can have the right mean. Each rank
-    gives batches of its own, all equally many, empty ones where it has nothing; all ranks decide alike.
-
-    Args:
-        model: before it has learned anything, with a fresh adapter if any. Not one that goes on training.
-        batches: of the objective, with stored references or not.
-        objective: which loss.
-        device: where batches go; the model's by default.
-        autocast: as in training.
-        parallel: the ranks that share the check.
-
-    Returns:
-        float: the mean over all terms.
-
-    Raises:
-        ReferenceMismatchError: the references do not come from this model; which pairs are off, and by how much.
+    A model that is its own reference has ln 2 with DPO's `sigmoid` and ½ with KTO. The means of the two have to agree within
+    1e-4 (of the loss where that is above 1; 5e-2 where the model or the forward has less than float32), and no single term may
+    be off by ten times that: shuffled references can have the right mean. Each rank gives batches of its own, all equally many,
+    empty ones where it has nothing; all ranks decide alike.
     """
     device = next(model.parameters()).device if device is None else device
     coarse = any(torch.finfo(p.dtype).eps > 1e-6 for p in model.parameters() if p.is_floating_point())
@@ -73,9 +60,10 @@ def check_reference(
         return loss
     shown = "; ".join(f"{where} by {nats:.4g} nats" for nats, where in sorted(wrong, reverse=True)[:_SHOWN])
     raise ReferenceMismatchError(
-        f"the loss before the first step is {loss:.6g}, and {expected_loss:.6g} (within {limit:.2g}) where the reference is the "
-        f"model that training starts from; {int(elsewhere)} of {int(count)} terms are off{f': {shown}' if shown else ''}. The "
-        "reference's log-probabilities come from another model, other data or another order: compute them anew with this model"
+        f"the loss before the first step is {loss:.6g}, and {expected_loss:.6g} (within {limit:.2g}) where the reference is "
+        f"the model that training starts from; {int(elsewhere)} of {int(count)} terms are off{f': {shown}' if shown else ''}. "
+        "The reference's log-probabilities come from another model, other data or another order: compute them anew with this "
+        "model"
     )
 
 

@@ -43,7 +43,7 @@ class Sampler(Protocol):
             top_p: from the likeliest tokens that hold this share; 1 is all.
             top_k: from this many likeliest tokens; 0 is all.
             seed: where all random numbers come from.
-            first: the number of `prompts[0]` among those of all ranks: prompt `first + i` is answered from `seed` and its number,
-                whoever else is asked.
+            first: the number of `prompts[0]` among those of all ranks: prompt `first + i` is answered from `seed` and its
+                number, whoever else is asked.
         """
         ...

@@ -1,4 +1,4 @@
-"""What a person says of targets (names, patterns, kinds) → the full names of a model's linear layers, told from the model itself."""
+"""Names, patterns and kinds of targets → full names of a model's linear layers."""
 
 from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
@@ -13,32 +13,19 @@ from forge_algos._modules import head
 KINDS = ("attention", "mlp", "all-linear")
 
 _LINEAR = (nn.Linear, Conv1D)
-# Children that make a module an attention whatever its class is called: one projection each for queries, keys and values, or one for all.
+# Children that make a module an attention whatever its class is called: one projection each for queries, keys and values, or
+# one for all.
 _QUERIES = ("q_proj", "query", "q", "wq")
 _FUSED = ("qkv", "c_attn", "query_key_value")
 
 
 def resolve_targets(model: nn.Module, targets: Sequence[str] | None) -> list[str]:
-    """Full names of the linear layers that `targets` say, in the model's order, each once.
+    """Return the full names of the linear layers that `targets` select, in the model's order.
 
-    Sayable are a full name; the last part or parts of names (`q_proj`, `mlp.up_proj`); a pattern with `*`, `?` or `[` that fits a full
-    name or its last parts (`layers.0.*`); and kinds. `attention`: what lies inside a module whose class is called so, or that
-    projects queries, keys and values. `mlp`: the other linear layers of a decoder layer. `all-linear`, or None: all. The head over the
-    vocabulary, and a reward model's `score`, are meant only by their full names.
-
-    Args:
-        model: a causal language model, a sequence classifier or a bare decoder, without PEFT's layers. Linear are nn.Linear,
-            bitsandbytes' 4-bit ones among them, and the Conv1D of GPT-2.
-        targets: what was asked for; None for all.
-
-    Raises:
-        AdapterError: something asked for matches no linear layer.
-
-    >>> block = nn.ModuleDict({"q_proj": nn.Linear(2, 2), "v_proj": nn.Linear(2, 2)})
-    >>> layer = nn.ModuleDict({"attn": block, "up": nn.Linear(2, 4), "norm": nn.LayerNorm(2)})
-    >>> model = nn.ModuleDict({"layers": nn.ModuleList([layer])})
-    >>> resolve_targets(model, ["mlp", "q_*"])
-    ['layers.0.attn.q_proj', 'layers.0.up']
+    A target is a full name; the last part or parts of names (`q_proj`, `mlp.up_proj`); a pattern with `*`, `?` or `[` that fits
+    a full name or its last parts (`layers.0.*`); or a kind. `attention`: layers inside a module whose class is called so, or
+    that projects queries, keys and values. `mlp`: the other linear layers of a decoder layer. `all-linear`, or None: all. The
+    head over the vocabulary, and a reward model's `score`, are selected only by their full names.
     """
     linear = [name for name, module in model.named_modules() if isinstance(module, _LINEAR)]
     ends = tops(model)
@@ -55,19 +42,19 @@ def resolve_targets(model: nn.Module, targets: Sequence[str] | None) -> list[str
 
 
 def tops(model: nn.Module) -> set[str]:
-    """Names of the layers that only their full names mean: the head, or a reward model's `score`."""
+    """Return names of output layers, which only full names select: head, or reward `score`."""
     meant = [module for module in (head(model), score(model)) if module is not None]
     return {name for name, module in model.named_modules() if name and any(module is top for top in meant)}
 
 
 def score(model: nn.Module) -> nn.Module | None:
-    """The layer that gives a sequence its number, in a model that has no head over a vocabulary."""
+    """Return the scoring layer of a sequence classifier, which has no head over a vocabulary."""
     found: object = getattr(model, "score", None)
     return found if head(model) is None and isinstance(found, nn.Linear) else None
 
 
 def matches(target: str, name: str) -> bool:
-    """Whether `target`, a name, the end of one or a pattern, means the module called `name`."""
+    """Return whether `target`, a name, the end of one or a pattern, selects the module `name`."""
     return any(fnmatchcase(end, target) if _is_pattern(target) else end == target for end in _ends(name))
 
 
@@ -80,7 +67,7 @@ def _meant(model: nn.Module, target: str, inner: Sequence[str]) -> set[str]:
 
 
 def kind_of(model: nn.Module, name: str) -> str | None:
-    """What a linear layer belongs to: attention or mlp of a decoder layer; None outside of the layers."""
+    """Return the part of a decoder layer that holds a linear layer: attention or mlp, or None."""
     above = list(_above(model, name))
     # The outermost list is the one of layers; lists inside of a layer are experts, say.
     depth = next((i for i, module in enumerate(above) if isinstance(module, (nn.ModuleList, nn.Sequential))), None)
@@ -103,7 +90,7 @@ def _is_attention(module: nn.Module) -> bool:
 
 
 def _above(model: nn.Module, name: str) -> Iterator[nn.Module]:
-    """The modules that hold the one called `name`, from the model down to its parent."""
+    """Yield the modules that hold the one called `name`, from the model down to its parent."""
     yield model
     for part in name.split(".")[:-1]:
         model = model.get_submodule(part)
@@ -111,7 +98,7 @@ def _above(model: nn.Module, name: str) -> Iterator[nn.Module]:
 
 
 def _ends(name: str) -> Iterator[str]:
-    """a.b.c, b.c, c."""
+    """Yield a.b.c, b.c, c."""
     while name:
         yield name
         name = name.partition(".")[2]
@@ -149,7 +136,9 @@ def _list(names: Sequence[str]) -> str:
 
 
 def not_linear(model: nn.Module) -> list[str]:
-    """A line where experts are tensors of matrices, which no linear layer holds: whoever asks for all would take them for one."""
+    """Return a line for the log where experts are stacked tensors, which no linear layer holds.
+    Otherwise `all` would be taken to include them.
+    """
     experts = [p for name, p in model.named_parameters() if p.ndim == 3 and ".experts." in f".{name}"]
     numbers = sum(p.numel() for p in experts)
     return [f"no target: {len(experts)} tensors of experts, {numbers:,} parameters"] if experts else []

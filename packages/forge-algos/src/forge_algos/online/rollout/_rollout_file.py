@@ -6,30 +6,27 @@ A float32 is written with nine significant digits, which name it and no other.
 import json
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from forge_algos._errors import RolloutError
 
-if TYPE_CHECKING:
-    from forge_algos.online._rollout import Rollout
-
 VERSION = 1
 _OF_TOKENS = ("old_logps", "ref_logps", "values", "advantages", "returns")
 
 
-def write(rollout: "Rollout", path: Path) -> None:
+def write(fields: Mapping[str, Any], path: Path) -> None:
     """Under a temporary name beside it, then renamed, so that whoever finds the file finds it whole."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         # A lone surrogate in a text becomes the escape that JSON has for it.
         with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace", newline="\n") as file:
-            for line in _lines(rollout):
+            for line in _lines(fields):
                 file.write(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n")
             file.flush()
             os.fsync(file.fileno())
@@ -39,36 +36,36 @@ def write(rollout: "Rollout", path: Path) -> None:
         raise
 
 
-def _lines(rollout: "Rollout") -> Iterator[dict[str, Any]]:
-    arrays = [name for name in _OF_TOKENS if getattr(rollout, name) is not None]
+def _lines(fields: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    arrays = [name for name in _OF_TOKENS if fields[name] is not None]
     yield {
         "rollout": VERSION,
-        "seed": rollout.seed,
-        "prompts": len(rollout.prompt_rows),
-        "completions": len(rollout.groups),
-        "functions": list(rollout.scores),
+        "seed": fields["seed"],
+        "prompts": len(fields["prompt_rows"]),
+        "completions": len(fields["groups"]),
+        "functions": list(fields["scores"]),
         "arrays": arrays,
     }
-    starts = rollout.starts
+    starts = np.append(0, np.cumsum([len(ids) for ids in fields["completion_ids"]], dtype=np.int64))
     seen = -1
-    for i, group in enumerate(rollout.groups.tolist()):
+    for i, group in enumerate(fields["groups"].tolist()):
         line: dict[str, Any] = {"group": group}
         if group != seen:
             seen = group
             line |= {
-                "row": int(rollout.prompt_rows[group]),
-                "prompt": rollout.prompt_texts[group],
-                "prompt_ids": rollout.prompt_ids[group].tolist(),
+                "row": int(fields["prompt_rows"][group]),
+                "prompt": fields["prompt_texts"][group],
+                "prompt_ids": fields["prompt_ids"][group].tolist(),
             }
         tokens = slice(starts[i], starts[i + 1])
         yield line | {
-            "completion": rollout.completion_texts[i],
-            "reward": _plain(rollout.rewards[i : i + 1])[0],
-            "scores": {name: _plain(values[i : i + 1])[0] for name, values in rollout.scores.items()},
-            "finished": bool(rollout.finished[i]),
-            "trained": bool(rollout.trained[i]),
-            "completion_ids": rollout.completion_ids[i].tolist(),
-            **{name: _plain(getattr(rollout, name)[tokens]) for name in arrays},
+            "completion": fields["completion_texts"][i],
+            "reward": _plain(fields["rewards"][i : i + 1])[0],
+            "scores": {name: _plain(values[i : i + 1])[0] for name, values in fields["scores"].items()},
+            "finished": bool(fields["finished"][i]),
+            "trained": bool(fields["trained"][i]),
+            "completion_ids": fields["completion_ids"][i].tolist(),
+            **{name: _plain(fields[name][tokens]) for name in arrays},
         }
 
 
@@ -86,7 +83,8 @@ def read(path: Path) -> dict[str, Any]:
             lines = [json.loads(line) for line in file]
         if len(lines) != head["completions"]:
             raise RolloutError(
-                f"{path} is not whole: it has {len(lines)} of {head['completions']} completions; remove it, and it is made again"
+                f"{path} is not whole: it has {len(lines)} of {head['completions']} completions; remove it, and it is made "
+                "again"
             )
         return _fields(head, lines)
     except OSError as error:

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from forge_algos._errors import RewardError
 
 Scorer = Callable[..., Sequence[float | None]]
-"""f(prompts=[...], completions=[...], **columns) → a number for each completion, None or NaN where it cannot be scored."""
+"""f(prompts=[...], completions=[...], **columns) → a number for each completion,
+None or NaN where it cannot be scored."""
 
 
 @attrs.frozen(kw_only=True)

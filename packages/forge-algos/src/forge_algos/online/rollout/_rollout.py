@@ -8,7 +8,7 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from forge_algos.online import _rollout_file
+from forge_algos.online.rollout import _rollout_file
 
 Floats = NDArray[np.float32]
 
@@ -40,11 +40,14 @@ class Rollout:
     scores: Mapping[str, Floats]
     """By reward function float32[B]; NaN where it could not score."""
     rewards: Floats
-    """float32[B]: their weighted sum, less the penalty for having been cut off; NaN where nothing could score."""
+    """float32[B]: their weighted sum, less the penalty for having been cut off;
+    NaN where nothing could score."""
     trained: NDArray[np.bool_]
-    """bool[B]: whether updates train on it: not if it is unscored, masked, or in a group that is skipped."""
+    """bool[B]: whether updates train on it: not if it is unscored, masked,
+    or in a group that is skipped."""
     old_logps: Floats
-    """float32[M]: log-probabilities under the policy that sampled, at the temperature, in nats; NaN where none is needed."""
+    """float32[M]: log-probabilities under the policy that sampled, at the temperature, in nats;
+    NaN where none is needed."""
     ref_logps: Floats | None
     """float32[M]: the reference's; None without one."""
     values: Floats | None
@@ -91,7 +94,7 @@ class Rollout:
 
         It appears under its name when it is whole.
         """
-        _rollout_file.write(self, Path(path))
+        _rollout_file.write({field.name: getattr(self, field.name) for field in attrs.fields(Rollout)}, Path(path))
 
     @classmethod
     def read(cls, path: str | Path) -> "Rollout":

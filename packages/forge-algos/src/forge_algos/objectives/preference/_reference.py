@@ -1,4 +1,4 @@
-"""The reference that a model is kept near to: computed once and stored, the model under its adapter, or a second model."""
+"""Reference that a model is kept near to: stored, the model under its adapter, or a second one."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -13,18 +13,18 @@ from forge_algos._errors import LossError
 from forge_algos._modules import mode, unwrap
 from forge_algos.adaptations._off import check_switchable, switched_off
 from forge_algos.batches._groups import PackedGroups, idle_groups
-from forge_algos.heads._completions import Completions, numbers, tails, whole
+from forge_algos.heads._completions import Completions, numbers, whole
 from forge_algos.isolation._guard import guard_packed
 from forge_algos.settings._preference import ReferenceKind
 
 
 class Reference:
-    """Log-probabilities under the reference: without gradients, and without dropout.
+    """Log-probabilities under the reference, without gradients and without dropout.
 
     Args:
         kind: "stored" reads arrays of the batch, "adapter_off" and "live" make a forward.
-        policy: what is trained; its adapter is switched off for "adapter_off".
-        live: the second model, for "live" and only for it; nothing moves it.
+        policy: the model that is trained; its adapter is switched off for "adapter_off".
+        live: the second model, for "live" and only for it; it never changes.
 
     Raises:
         LossError: "live" without a model, a model without "live", or the very model that is trained.
@@ -44,13 +44,13 @@ class Reference:
         self._model = policy if live is None else Completions(live, device=policy.device)
 
     def __call__(self, groups: PackedGroups, stored: ArrayLike | None, name: str = "ref_logps") -> torch.Tensor:
-        """float32[B]: the completions' log-probabilities in nats."""
+        """Return the completions' log-probabilities float32[B], in nats."""
         if self.kind != "stored":
             return whole(self.tokens(groups), groups)
         return self.read(stored, name)
 
     def read(self, stored: ArrayLike | None, name: str) -> torch.Tensor:
-        """The batch's array."""
+        """Return a stored array of the batch, or raise LossError where it is missing."""
         if stored is None:
             raise LossError(
                 f"{name}: reference='stored' reads it and the batch has none; compute it with reference_logps(...) before "
@@ -59,7 +59,7 @@ class Reference:
         return numbers(stored, self._model.device)
 
     def tokens(self, groups: PackedGroups) -> torch.Tensor:
-        """float32[M]: of each token, from a forward."""
+        """Compute the log-probability of each token in a forward, float32[M]."""
         model = self._model.model
         with torch.no_grad(), mode(model, training=False), switched_off(model) if self._off else nullcontext():
             return self._model.tokens(groups)
@@ -72,8 +72,10 @@ def reference_logps(
     device: torch.device | None = None,
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
     adapter_off: bool = False,
-) -> Iterator[tuple[NDArray[np.float32], NDArray[np.float32]]]:
-    """Log-probabilities to be stored beside the data before training: one forward a row, in evaluation mode, no gradients.
+) -> Iterator[NDArray[np.float32]]:
+    """Compute the log-probabilities that are stored beside the data before training.
+
+    One forward a row, in evaluation mode and without gradients.
 
     Where the model is divided over ranks, every rank gives equally many rows, empty ones where it has nothing.
 
@@ -85,8 +87,7 @@ def reference_logps(
         adapter_off: switch the model's adapter off for it.
 
     Yields:
-        tuple: for each row, in nats, (float32[B] of its completions, float32[B] of their tails: the part beyond the shortest
-        completion of the same group; 0 where there is none).
+        NDArray: for each row float32[B], of its completions, in nats.
 
     Raises:
         PackedBatchError: a row is malformed, or the model does not keep its documents apart.
@@ -99,6 +100,4 @@ def reference_logps(
             with switched_off(model) if adapter_off else nullcontext(), autocast():
                 empty = not len(groups.group_sizes)
                 tokens = policy.tokens(idle_groups((1,)) if empty else groups)
-            found = [tokens[:0]] * 2 if empty else [whole(tokens, groups), tails(tokens, groups)]
-            logps, tail_logps = (values.cpu().numpy() for values in found)
-            yield logps, tail_logps
+            yield (tokens[:0] if empty else whole(tokens, groups)).cpu().numpy()

@@ -1,6 +1,7 @@
-"""A rollout's completions → optimizer steps → the micro-batches of each rank, as indices; the same on every rank.
+"""A rollout's completions → optimizer steps → micro-batches of each data shard, as indices; the same on every rank.
 
-Which completions form a step follows from (seed, pass, how many steps a pass has) alone; ranks and token budgets only divide it.
+Which completions form a step follows from (seed, pass, how many steps a pass has) alone; data shards and token budgets only
+divide it.
 """
 
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ _ORDER = 2
 
 
 def divide_steps(groups_B: Indices, *, updates: int, seed: int, number: int) -> list[Indices]:
-    """Completions by the group of each → those of every step of pass `number`; a group stays in one step.
+    """Divide completions into the optimizer steps of pass `number`; a group's completions stay in one step.
 
     With several steps the groups are shuffled, in each pass anew; steps have equally many groups, or one more.
     """
@@ -26,17 +27,19 @@ def divide_steps(groups_B: Indices, *, updates: int, seed: int, number: int) -> 
     return [np.flatnonzero(np.isin(groups_B, part)) for part in np.array_split(found, updates)]
 
 
-def divide_ranks(
+def divide_shards(
     completions: Indices,
     groups_B: Indices,
     prompt_tokens_B: Indices,
     tokens_B: Indices,
     *,
     max_tokens: int,
-    world_size: int,
+    data_parallel_size: int,
     share_prompts: bool,
 ) -> list[list[Indices]]:
-    """A step's completions → [rank][micro-batch] → indices, equally many micro-batches a rank, with nothing in some.
+    """Divide a step's completions: [data shard][micro-batch] → indices.
+
+    Every shard gets equally many micro-batches, some of them empty.
 
     Args:
         completions: int[b], in the order of their groups.
@@ -44,7 +47,7 @@ def divide_ranks(
         prompt_tokens_B: int[B].
         tokens_B: int[B], of the completions alone.
         max_tokens: tokens of a micro-batch, at most.
-        world_size: ranks.
+        data_parallel_size: number of data shards.
         share_prompts: whether a group's prompt stands once in a micro-batch.
 
     Raises:
@@ -53,15 +56,15 @@ def divide_ranks(
     alone = (prompt_tokens_B + tokens_B)[completions]
     if len(alone) and alone.max() > max_tokens:
         raise RolloutError(
-            f"a prompt and its completion have {alone.max()} tokens, but a micro-batch holds max_tokens={max_tokens}; raise it, or "
-            "lower max_new_tokens or the longest prompt"
+            f"a prompt and its completion have {alone.max()} tokens, but a micro-batch holds max_tokens={max_tokens}; raise "
+            "it, or lower max_new_tokens or the longest prompt"
         )
     groups = groups_B[completions]
     begins = np.append(True, groups[1:] != groups[:-1]) if share_prompts else np.ones(len(groups), bool)
     costs = tokens_B[completions] + np.where(begins, prompt_tokens_B[completions], 0)
-    # Even rows rather than full ones and a rest: ranks wait for the longest.
-    least = max(1, -(-int(costs.sum()) // (world_size * max_tokens)))
-    target = min(max_tokens, -(-int(costs.sum()) // (world_size * least)))
+    # Even rows rather than full ones and a rest: all ranks wait for the longest.
+    least = max(1, -(-int(costs.sum()) // (data_parallel_size * max_tokens)))
+    target = min(max_tokens, -(-int(costs.sum()) // (data_parallel_size * least)))
     rows: list[list[int]] = []
     sizes: list[int] = []
     for at, cost in enumerate(costs):
@@ -72,15 +75,18 @@ def divide_ranks(
         rows[-1].append(at)
         # A group that goes on in a new row brings its prompt along again.
         sizes[-1] += int(alone[at] if len(rows[-1]) == 1 else cost)
-    return _deal([completions[row] for row in rows], sizes, world_size)
+    return _deal([completions[row] for row in rows], sizes, data_parallel_size)
 
 
-def _deal(rows: Sequence[Indices], sizes: Sequence[int], world_size: int) -> list[list[Indices]]:
-    """Rows → ranks, the largest first to the rank with the least, none with more than its share; empty ones make them equal."""
-    share = -(-len(rows) // world_size)
-    dealt: list[list[int]] = [[] for _ in range(world_size)]
+def _deal(rows: Sequence[Indices], sizes: Sequence[int], data_parallel_size: int) -> list[list[Indices]]:
+    """Distribute rows over data shards, the largest first to the shard with the fewest tokens.
+
+    No shard gets more than its share of the rows; empty rows make their numbers equal.
+    """
+    share = -(-len(rows) // data_parallel_size)
+    dealt: list[list[int]] = [[] for _ in range(data_parallel_size)]
     for row in sorted(range(len(rows)), key=lambda i: (-sizes[i], i)):
-        free = [rank for rank in range(world_size) if len(dealt[rank]) < share]
-        dealt[min(free, key=lambda rank: (sum(sizes[i] for i in dealt[rank]), rank))].append(row)
+        free = [shard for shard in range(data_parallel_size) if len(dealt[shard]) < share]
+        dealt[min(free, key=lambda shard: (sum(sizes[i] for i in dealt[shard]), shard))].append(row)
     nothing = np.zeros(0, np.int64)
     return [[*(rows[i] for i in sorted(mine)), *[nothing] * (share - len(mine))] for mine in dealt]

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from forge_algos import RolloutError
-from forge_algos.online._divide import divide_ranks, divide_steps
+from forge_algos.online.updates._divide import divide_shards, divide_steps
 
 
 @given(st.integers(1, 12), st.integers(1, 5), st.integers(1, 6), st.integers(0, 5), st.integers(0, 3))
@@ -41,8 +41,8 @@ def test_ranks_share_everything_in_rows_that_fit(groups, max_tokens, ranks, shar
     owner = np.array([g for g, (_, lengths) in enumerate(groups) for _ in lengths], np.int64)
     before = np.array([p for p, lengths in groups for _ in lengths], np.int64)
     own = np.array([n for _, lengths in groups for n in lengths], np.int64)
-    dealt = divide_ranks(
-        np.arange(len(owner)), owner, before, own, max_tokens=max_tokens, world_size=ranks, share_prompts=share
+    dealt = divide_shards(
+        np.arange(len(owner)), owner, before, own, max_tokens=max_tokens, data_parallel_size=ranks, share_prompts=share
     )
     assert len(dealt) == ranks
     assert len({len(mine) for mine in dealt}) == 1
@@ -57,9 +57,9 @@ def test_rows_are_even():
     """A step that is a little more than a row becomes two of half the size, not a full one and a rest; each rank gets work."""
     many = np.arange(22)
     tens = np.full(22, 5)
-    (mine,) = divide_ranks(many, many, tens, tens, max_tokens=200, world_size=1, share_prompts=False)
+    (mine,) = divide_shards(many, many, tens, tens, max_tokens=200, data_parallel_size=1, share_prompts=False)
     assert [len(row) for row in mine] == [11, 11]
-    dealt = divide_ranks(many, many, tens, tens, max_tokens=1000, world_size=2, share_prompts=False)
+    dealt = divide_shards(many, many, tens, tens, max_tokens=1000, data_parallel_size=2, share_prompts=False)
     assert [[len(row) for row in rank] for rank in dealt] == [[11], [11]]
 
 
@@ -67,4 +67,4 @@ def test_what_fits_in_no_row_is_refused():
     """With its length and what to do."""
     one = np.array([0])
     with pytest.raises(RolloutError, match="have 11 tokens, but a micro-batch holds max_tokens=10"):
-        divide_ranks(one, one, np.array([6]), np.array([5]), max_tokens=10, world_size=1, share_prompts=False)
+        divide_shards(one, one, np.array([6]), np.array([5]), max_tokens=10, data_parallel_size=1, share_prompts=False)
