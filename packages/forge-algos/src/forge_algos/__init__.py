@@ -83,7 +83,7 @@ if TYPE_CHECKING:
     from forge_algos.training._evaluate import Evaluation as Evaluation, evaluate as evaluate
     from forge_algos.training._train import StepOutput as StepOutput, train as train
 
-__version__ = "0.4.0"
+__version__ = "0.5.0"
 
 # Each module with the public names that it defines; a module is imported when one of its names is first used.
 _PUBLIC = {

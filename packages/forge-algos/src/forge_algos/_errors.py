@@ -13,7 +13,7 @@ ForgeAlgosError                       everything below; exit status 2
 ├── RolloutError(ValueError)          a rollout that cannot be made, or a file that holds none
 └── DivergedError(FloatingPointError) a loss or a gradient norm that is no number; exit status 1
 
-`exit_status` is read by shape by whoever runs a command: 2 says that the input was bad, 1 that the run failed.
+`exit_status` is the status of a command that ends so: 2 if the input was bad, 1 if the run failed.
 """
 
 from typing import ClassVar
@@ -42,7 +42,7 @@ class LossError(ForgeAlgosError, ValueError):
 
 
 class OptimizerError(ForgeAlgosError, ValueError):
-    """Optimizer that does not fit the model or the device, or schedule that does not fit the run."""
+    """Optimizer that does not fit the model or the device, or schedule that does not fit a run."""
 
 
 class MissingPackageError(ForgeAlgosError, ImportError):

@@ -92,6 +92,6 @@ def trainable(model: nn.Module) -> list[torch.nn.Parameter]:
     return [p for p in model.parameters() if p.requires_grad]
 
 
-def channel_factors(model: nn.Module) -> set[int]:
+def ia3_parameters(model: nn.Module) -> set[int]:
     """Return the ids of ia3's parameters (`ia3_l`): vectors that have the shape of matrices."""
     return {id(p) for name, p in model.named_parameters() if "ia3_l" in name.split(".")}

@@ -1,7 +1,7 @@
 """Interface between the training loop and the ranks that share a step.
 
-`ALONE` is a single process. Whoever divides a model over ranks (forge_dist here) implements `Parallel`; packages agree by
-shape, so this file states the shape. Every rank makes the same calls in the same order.
+`ALONE` is a single process. A package that divides a model over ranks, such as forge_dist, implements `Parallel`; packages
+agree by shape, so this file states the shape. Every rank makes the same calls in the same order.
 
 Ranks and data shards are two numbers. Each data shard has micro-batches of its own; where ranks divide the data alone there is
 one rank a shard, and where they also divide a tensor or a context several ranks share one: they get the same micro-batches and
@@ -60,7 +60,9 @@ class Parallel(Protocol):
         ...
 
     def grad_norm(self, parameters: Sequence[nn.Parameter]) -> torch.Tensor:
-        """Compute the 2-norm of the whole model's summed gradients: float32[], the same on every rank."""
+        """Compute the 2-norm of the whole model's summed gradients, float32[].
+        It is the same on every rank.
+        """
         ...
 
     def scale_grads(self, parameters: Sequence[nn.Parameter], factor: float) -> None:

@@ -4,7 +4,7 @@ Files here import the subfolders, heads, and what stands below them. PEFT's laye
 """
 
 from forge_algos.adaptations._adapt import adapt
-from forge_algos.adaptations._off import switched_off
+from forge_algos.adaptations._switched_off import switched_off
 from forge_algos.adaptations.base._adaptation import Adaptation, Context
 from forge_algos.adaptations.osft._importance import osft_importance
 from forge_algos.adaptations.osft._inspect import Moved, Portrait, osft_moved, osft_portrait

@@ -1,6 +1,6 @@
 """Packed rows of completions: their protocol, checks, and the arguments of a forward.
 
-Rows come from whoever packs (forge_packing here); packages agree by shape, so this file states the shape.
+Rows come from a packer, such as forge_packing; packages agree by shape, so this file states the shape.
 """
 
 from collections.abc import Sequence
@@ -68,7 +68,7 @@ class PackedGroups(Protocol):
 
     @property
     def kv_rows(self) -> NDArray[Any] | None:
-        """int[Tk]: for each segment in turn the positions whose keys it sees, its own at the end; None: its own alone."""
+        """int[Tk]: positions whose keys each segment sees, its own last; None: only its own."""
         ...
 
     @property
@@ -108,7 +108,7 @@ def group_inputs(batch: PackedGroups, device: torch.device) -> dict[str, Any]:
         int(batch.max_seqlen),
     )
     if batch.kv_rows is not None:
-        assert batch.cu_seqlens_k is not None and batch.max_seqlen_k is not None  # noqa: PT018 - check_groups says so
+        assert batch.cu_seqlens_k is not None and batch.max_seqlen_k is not None  # noqa: PT018 - check_groups tests it
         inputs["kv_rows"] = to_device(batch.kv_rows, device)
         inputs["cu_seq_lens_k"] = to_device(batch.cu_seqlens_k, device).to(torch.int32)
         inputs["max_length_k"] = int(batch.max_seqlen_k)
@@ -143,7 +143,7 @@ def idle_groups(sizes: Sequence[int] = (2,)) -> PackedGroups:
 
 
 def check_groups(batch: PackedGroups, vocabulary: int | None = None) -> None:
-    """Raise PackedBatchError if the arrays are not a row of groups with ids below `vocabulary`.
+    """Raise PackedBatchError if the arrays are no row of groups with ids below `vocabulary`.
 
     An empty row passes: a rank without work has one.
     """

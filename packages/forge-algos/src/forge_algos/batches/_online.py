@@ -33,12 +33,12 @@ class OnlineBatch:
 
 
 def check_online(batch: OnlineBatch, *wanted: str) -> None:
-    """Raise PackedBatchError if the row is malformed, or an array is missing or too long or short."""
+    """Raise PackedBatchError if the row is malformed, or an array is missing or of wrong length."""
     check_groups(batch.groups)
     B, M = len(batch.groups.lengths), len(batch.groups.rows)
     if B and np.asarray(batch.groups.lengths).min() < 1:
         raise PackedBatchError(
-            "a sampled completion has a token at least, and all of its tokens are learned; one here has none"
+            "a sampled completion has at least one token, and all of its tokens are learned; one here has none"
         )
     for name in ("old_logps", "advantages", "rewards", "ref_logps", "returns", "old_values"):
         found: Any = getattr(batch, name)

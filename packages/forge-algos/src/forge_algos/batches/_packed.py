@@ -1,6 +1,6 @@
 """Packed rows of documents: their protocol, checks, and the arguments of a forward.
 
-Rows come from whoever packs (forge_packing here); packages agree by shape, so this file states the shape.
+Rows come from a packer, such as forge_packing; packages agree by shape, so this file states the shape.
 """
 
 from typing import Any, NamedTuple, Protocol
@@ -28,7 +28,7 @@ class PackedBatch(Protocol):
 
     @property
     def labels(self) -> NDArray[Any]:
-        """int[T]: the token itself where it is learned, -100 where it is not; a document's first token is never learned."""
+        """int[T]: the token itself where it is learned, else -100, as is each document's first."""
         ...
 
     @property
@@ -50,7 +50,7 @@ class PackedBatch(Protocol):
 def next_tokens(batch: PackedBatch) -> NDArray[np.int64]:
     """Shift labels to the positions that predict them: int64[T], -100 where nothing is learned.
 
-    The last position of a document predicts nothing, whatever the first label of the next document says.
+    The last position of a document predicts nothing, whatever the first label of the next document is.
     """
     labels = np.asarray(batch.labels)
     targets = np.full(len(labels), IGNORE, dtype=np.int64)
@@ -71,7 +71,7 @@ def sample_count(batch: PackedBatch) -> int:
 
 
 def check_batch(batch: PackedBatch, vocabulary: int | None = None) -> None:
-    """Raise PackedBatchError if the arrays are not a row of documents with ids below `vocabulary`."""
+    """Raise PackedBatchError if the arrays are no row of documents with ids below `vocabulary`."""
     ids, labels, positions = (np.asarray(a) for a in (batch.input_ids, batch.labels, batch.position_ids))
     cu = np.asarray(batch.cu_seqlens)
     if not ids.shape == labels.shape == positions.shape or ids.ndim != 1:

@@ -16,14 +16,14 @@ from forge_algos.isolation._prompt_sharing import shares_prompts
 from forge_algos.losses import completion_logps
 
 
-class Rows:
+class GroupModel:
     """Model that takes rows of groups, after a test whether it may."""
 
     def __init__(self, model: nn.Module, *, device: torch.device) -> None:
         require_packable(model, device=device)
         self.model = model
         self.device = device
-        # Now and not at the first such row: where a model is divided over ranks, all of them try it together.
+        # Here and not at the first such row: where a model is divided over ranks, all of them run the test together.
         self._shares = shares_prompts(model, device=device)
         self._vocabulary = vocabulary(model)
 
@@ -38,7 +38,7 @@ class Rows:
         return group_inputs(groups, self.device)
 
 
-class Completions(Rows):
+class Completions(GroupModel):
     """Causal language model that scores the completions of a row, one forward a row."""
 
     def __init__(self, model: nn.Module, *, device: torch.device) -> None:
@@ -57,12 +57,12 @@ class Completions(Rows):
         return self.head.logps(inputs, rows, targets)
 
 
-def whole(tokens: torch.Tensor, groups: PackedGroups) -> torch.Tensor:
+def sum_by_completion(tokens: torch.Tensor, groups: PackedGroups) -> torch.Tensor:
     """Sum tokens' float32[M] over each completion: float32[B]."""
     return completion_logps(tokens, torch.tensor(np.asarray(groups.lengths)))
 
 
-def numbers(array: ArrayLike, device: torch.device) -> torch.Tensor:
+def to_float32(array: ArrayLike, device: torch.device) -> torch.Tensor:
     """Copy numbers to `device` as float32[N].
     The array may be a read-only view of a file, which no tensor may share.
     """

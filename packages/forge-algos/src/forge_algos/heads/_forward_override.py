@@ -13,20 +13,20 @@ from torch import nn
 
 
 @contextmanager
-def swapped_forward(layer: nn.Module, forward: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
+def override_forward(layer: nn.Module, forward: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
     """Let `layer(x)` run its hooks around `forward(x)` inside the block."""
     before = vars(layer).get("forward")
     layer.forward = forward
     try:
         yield
     finally:
-        # What was set on the layer hides its class's method; without it that is seen again.
+        # The attribute hides the method of the layer's class.
         del layer.forward
         if before is not None:
             layer.forward = before
 
 
-def computed_inside(
+def compute_inside(
     model: nn.Module,
     layer: nn.Module,
     inputs: dict[str, Any],
@@ -54,13 +54,13 @@ def computed_inside(
         found.append(tensors)
         return carry(tensors, hidden, (*hidden.shape[:-1], 1) if shape is None else shape)
 
-    with swapped_forward(layer, forward):
+    with override_forward(layer, forward):
         out = model(**inputs).logits
     (tensors,) = found
     return join(tensors, out)
 
 
-def computed_beside(
+def compute_beside(
     model: nn.Module, body: nn.Module, inputs: dict[str, Any], compute: Callable[[torch.Tensor], torch.Tensor]
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute from the hidden states float[1, T, D] of the model's body, during one forward.

@@ -2,8 +2,8 @@
 
 The fast way computes in the head's place, from the hidden states that the model feeds its head and the head's weight: logits
 exist for a few hundred labelled rows at a time. It is right only if the head is that weight and nothing else, or something that
-the losses know (a scale, a softcap), so the model itself is tested first. Otherwise the model computes its own logits, at the
-labelled positions alone. Either way the forward is one call of the outermost module.
+the losses can apply (a scale, a softcap), so the model itself is tested first. Otherwise the model computes its own logits, at
+the labelled positions alone. Either way the forward is one call of the outermost module.
 """
 
 import inspect
@@ -16,18 +16,18 @@ from torch import nn
 
 from forge_algos._errors import LossError
 from forge_algos._modules import causal_model, decoder, head
-from forge_algos.heads._forward_override import computed_beside, computed_inside
+from forge_algos.heads._forward_override import compute_beside, compute_inside
 from forge_algos.heads._layout import lay_out
 from forge_algos.heads._probe import PROBED_TOKENS, problem_of, transform_of
 from forge_algos.losses import LossTerms, _check
 from forge_algos.losses._nll import Likelihood, nll_of_rows
-from forge_algos.losses._rows import Given, Projected, Tensors, Way, product_dtype
+from forge_algos.losses._rows import Given, LogitSource, Projected, Tensors, product_dtype
 from forge_algos.losses._token_logps import logps_and_entropy_of_rows, logps_of_rows
 from forge_algos.losses.distillation._rows import distillation_of_rows
 
 Inputs = dict[str, Any]
 Beside = Callable[[torch.Tensor], torch.Tensor]
-Compute = Callable[[Way, Tensors], tuple[torch.Tensor, ...]]
+Compute = Callable[[LogitSource, Tensors], tuple[torch.Tensor, ...]]
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -64,8 +64,8 @@ class Head:
         likelihood = Likelihood(dft=dft, label_smoothing=label_smoothing, z_loss=z_loss)
         found: list[LossTerms] = []
 
-        def compute(way: Way, tensors: Tensors) -> tuple[torch.Tensor]:
-            found.append(nll_of_rows(way, tensors, targets, likelihood))
+        def compute(source: LogitSource, tensors: Tensors) -> tuple[torch.Tensor]:
+            found.append(nll_of_rows(source, tensors, targets, likelihood))
             return (found[0].sum,)
 
         (loss,) = self._scored(inputs, rows, compute)
@@ -97,8 +97,8 @@ class Head:
             LossError: a temperature that is not above 0, or `beside` for a model without accessible hidden states.
         """
 
-        def compute(way: Way, tensors: Tensors) -> tuple[torch.Tensor]:
-            return (logps_of_rows(way, tensors, targets),)
+        def compute(source: LogitSource, tensors: Tensors) -> tuple[torch.Tensor]:
+            return (logps_of_rows(source, tensors, targets),)
 
         found = self._scored(inputs, rows, compute, temperature=temperature, beside=beside)
         return found if beside is not None else found[0]
@@ -117,8 +117,8 @@ class Head:
         """
         entropy: list[torch.Tensor] = []
 
-        def compute(way: Way, tensors: Tensors) -> tuple[torch.Tensor]:
-            logps, found = logps_and_entropy_of_rows(way, tensors, targets)
+        def compute(source: LogitSource, tensors: Tensors) -> tuple[torch.Tensor]:
+            logps, found = logps_and_entropy_of_rows(source, tensors, targets)
             entropy.append(found)
             return (logps,)
 
@@ -143,9 +143,9 @@ class Head:
         found: list[LossTerms] = []
         wanted = torch.is_grad_enabled()
 
-        def taught(teacher_way: Way, teacher_tensors: Tensors) -> tuple[()]:
-            def compute(way: Way, tensors: Tensors) -> tuple[torch.Tensor]:
-                found.append(distillation_of_rows(way, tensors, (teacher_way, teacher_tensors), beta=beta))
+        def taught(teacher_source: LogitSource, teacher_tensors: Tensors) -> tuple[()]:
+            def compute(source: LogitSource, tensors: Tensors) -> tuple[torch.Tensor]:
+                found.append(distillation_of_rows(source, tensors, (teacher_source, teacher_tensors), beta=beta))
                 return (found[0].sum,)
 
             with torch.set_grad_enabled(wanted):
@@ -176,21 +176,21 @@ class Head:
 
         def inside(hidden: torch.Tensor) -> tuple[torch.Tensor, ...]:
             hidden = layout.packed(hidden)
-            way = Projected(
+            source = Projected(
                 product=product_dtype(linear.weight), scale=self.scale, softcap=self.softcap, temperature=temperature
             )
-            found = compute(way, (hidden[0].index_select(0, rows), linear.weight, linear.bias))
+            found = compute(source, (hidden[0].index_select(0, rows), linear.weight, linear.bias))
             return found if beside is None else (*found, beside(hidden[0]))
 
-        # One row stands in for all; the model may scale or cap it, which costs nothing.
-        return computed_inside(self.model, linear, layout.inputs, inside, shape=(1, 1, linear.out_features))
+        # The model gets one row for all, which it may scale or cap at no cost.
+        return compute_inside(self.model, linear, layout.inputs, inside, shape=(1, 1, linear.out_features))
 
     def _from_logits(
         self, inputs: Inputs, rows: torch.Tensor, compute: Compute, temperature: float, beside: Beside | None
     ) -> tuple[torch.Tensor, ...]:
         layout = lay_out(self.model, inputs)
         inputs = layout.inputs
-        # In lines of documents the same positions of all lines would be kept, so there all are.
+        # With documents in lines, the same positions of all lines would be kept: there all positions are.
         keeps = layout.lines is None and "logits_to_keep" in inspect.signature(causal_model(self.model).forward).parameters
         if keeps:
             inputs = {**inputs, "logits_to_keep": rows}
@@ -201,7 +201,7 @@ class Head:
             body = decoder(self.model)
             if body is None:
                 raise LossError(f"{type(causal_model(self.model)).__name__} has no decoder whose hidden states could be read")
-            logits, *rest = computed_beside(self.model, body, inputs, lambda hidden: beside(layout.packed(hidden)[0]))
+            logits, *rest = compute_beside(self.model, body, inputs, lambda hidden: beside(layout.packed(hidden)[0]))
         logits = layout.packed(logits)
         logits_MV = logits[0] if keeps else logits[0].index_select(0, rows)
         return (*compute(Given(given=logits.dtype, temperature=temperature), (logits_MV,)), *rest)

@@ -33,7 +33,7 @@ class Layout:
         if self.lines is None or self.columns is None:
             return hidden
         places = hidden.shape[1]
-        # Virtual tokens have places only where they go in as embeddings, and only while the adapter is on; they come first.
+        # Virtual tokens have places, the first ones, only as embeddings and only while the adapter is on.
         where = self.lines * places + self.columns + (places - self.width)
         return hidden.flatten(0, 1).index_select(0, where)[None]
 
@@ -50,7 +50,7 @@ def lay_out(model: nn.Module, inputs: dict[str, Any]) -> Layout:
     if inputs.get("kv_rows") is not None:
         raise PackedBatchError(
             "completions that share a prompt (kv_rows) came to a model with virtual tokens, where each needs a prompt of its "
-            "own: collate with share_prompt=False, as forge_algos.shares_prompts says"
+            "own: collate with share_prompt=False, as forge_algos.shares_prompts reports"
         )
     ids, columns, boundaries = inputs["input_ids"][0], inputs["position_ids"][0], inputs["cu_seq_lens_q"]
     documents, width = len(boundaries) - 1, int(inputs["max_length_q"])
@@ -66,7 +66,7 @@ def lay_out(model: nn.Module, inputs: dict[str, Any]) -> Layout:
     padded[lines, columns] = ids
     mask[lines, columns] = 1
     return Layout(
-        # Positions follow from the places: PEFT counts its virtual tokens among them in a way of its own.
+        # No positions: PEFT computes them from the mask and counts its virtual tokens among them.
         inputs={"input_ids": padded, "attention_mask": mask, "use_cache": False},
         lines=lines,
         columns=columns,

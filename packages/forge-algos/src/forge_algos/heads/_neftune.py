@@ -41,13 +41,13 @@ def noisy_embeddings(model: nn.Module, alpha: float, boundaries: torch.Tensor) -
         yield
         return
     lengths = boundaries.diff()
-    # Documents before which virtual tokens stand are lines of their own.
+    # With virtual tokens each document is a line of its own.
     in_lines = virtual_tokens(model) > 0
 
     def add_noise(_layer: nn.Module, _args: Any, found: torch.Tensor) -> torch.Tensor:
-        # [B, 1] or [T]: a line's tokens are all of one document.
+        # [B, 1] for lines, which hold one document each, or [T].
         S = lengths[:, None] if in_lines else lengths.repeat_interleave(lengths, output_size=found.shape[-2])
-        # Not in int32, which the product may leave.
+        # In float32, since the product may exceed int32.
         most = alpha / (S.float() * found.shape[-1]).sqrt()
         return found + torch.empty_like(found).uniform_(-1.0, 1.0) * most[..., None].to(found.dtype)
 

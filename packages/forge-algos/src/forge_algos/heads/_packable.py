@@ -13,10 +13,16 @@ from forge_algos._errors import AdapterError
 from forge_algos._modules import attention_of, causal_model, unwrap, virtual_tokens
 from forge_algos.batches._packed import packed_inputs
 from forge_algos.heads._layout import lay_out
-from forge_algos.isolation._isolation import batch_states, equal, made_up, require_isolation, tried
+from forge_algos.isolation._isolation import (
+    batch_hidden_states,
+    equal_within_rounding,
+    made_up_ids,
+    require_isolation,
+    run_test,
+)
 
 _LENGTHS = (4, 7)
-_shown: WeakKeyDictionary[nn.Module, tuple[str | None, torch.device]] = WeakKeyDictionary()
+_passed: WeakKeyDictionary[nn.Module, tuple[str | None, torch.device]] = WeakKeyDictionary()
 
 
 def require_packable(model: nn.Module, *, device: torch.device) -> None:
@@ -48,33 +54,33 @@ def _require_lines(model: nn.Module, *, device: torch.device) -> None:
         )
     causal = causal_model(model)
     key = attention_of(causal), device
-    if _shown.get(model) == key:
+    if _passed.get(model) == key:
         return
     what = f"{type(causal).__name__} with attention {key[0]!r}"
-    problem, refusal = tried(_problem, model, device)
+    problem, refusal = run_test(_problem, model, device)
     if refusal is not None:
         raise AdapterError(
             f"{what} cannot run documents in lines before which virtual tokens stand ({kind}): {refusal}. {_REMEDY}"
         ) from refusal
     if problem:
         raise AdapterError(f"{what} does not do what virtual tokens need ({kind}): {problem}. {_REMEDY}")
-    _shown[model] = key
+    _passed[model] = key
 
 
 _REMEDY = "Load it with attention=sdpa or eager, or take adapter=lora"
 
 
 def _problem(model: nn.Module, device: torch.device) -> str | None:
-    ids, vocab = made_up(model, sum(_LENGTHS), device)
+    ids, vocab = made_up_ids(model, sum(_LENGTHS), device)
     lines = _in_lines(model, ids)
     for which, document, found in zip(("first", "second"), ids.split(list(_LENGTHS)), lines, strict=True):
-        alone = batch_states(model, {"input_ids": document[None], "use_cache": False})[0, -len(document) :]
-        if not equal(found, alone):
+        alone = batch_hidden_states(model, {"input_ids": document[None], "use_cache": False})[0, -len(document) :]
+        if not equal_within_rounding(found, alone):
             return f"the {which} of two documents comes out otherwise than alone"
     changed = ids.clone()
     changed[-2] = (changed[-2] + 1) % vocab
     first, second = _in_lines(model, changed)
-    if not equal(first, lines[0]) or not equal(second[:-2], lines[1][:-2]):
+    if not equal_within_rounding(first, lines[0]) or not equal_within_rounding(second[:-2], lines[1][:-2]):
         return "tokens before a changed one change with it"
     # An attention that counts its queries from the first key on would see the virtual tokens in the places of the document's
     # own.
@@ -88,4 +94,4 @@ def _in_lines(model: nn.Module, ids: torch.Tensor) -> tuple[torch.Tensor, ...]:
     positions = torch.cat([torch.arange(length) for length in _LENGTHS]).to(ids.device)
     row = packed_inputs(ids, positions, torch.tensor([0, *_LENGTHS]).cumsum(0), max(_LENGTHS))
     layout = lay_out(model, row)
-    return layout.packed(batch_states(model, layout.inputs))[0].split(list(_LENGTHS))
+    return layout.packed(batch_hidden_states(model, layout.inputs))[0].split(list(_LENGTHS))

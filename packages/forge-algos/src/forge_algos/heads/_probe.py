@@ -7,7 +7,7 @@ from torch import nn
 
 from forge_algos._modules import causal_model, mode, virtual_tokens, vocabulary
 from forge_algos.batches._packed import packed_inputs
-from forge_algos.heads._forward_override import swapped_forward
+from forge_algos.heads._forward_override import override_forward
 from forge_algos.heads._layout import lay_out
 
 PROBED_TOKENS = 4
@@ -61,7 +61,7 @@ def problem_of(model: nn.Module, linear: nn.Linear, device: torch.device, scale:
         return logits
 
     try:
-        with mode(model, training=False), torch.no_grad(), swapped_forward(linear, answer):
+        with mode(model, training=False), torch.no_grad(), override_forward(linear, answer):
             logits = model(**lay_out(model, inputs).inputs).logits
     except torch.OutOfMemoryError:
         raise

@@ -13,7 +13,7 @@ from torch import nn
 from forge_algos._errors import LossError
 from forge_algos._modules import causal_model, mode, virtual_tokens
 from forge_algos.batches._packed import packed_inputs
-from forge_algos.heads._forward_override import computed_inside, swapped_forward
+from forge_algos.heads._forward_override import compute_inside, override_forward
 from forge_algos.heads._layout import lay_out
 
 _LAYER = "score"
@@ -40,7 +40,7 @@ class ScalarHead:
             scores = plain(layout.packed(hidden)[0].index_select(0, rows)).squeeze(-1)
             return (scores.to(torch.promote_types(scores.dtype, torch.float32)),)
 
-        (scores,) = computed_inside(self.model, layer, layout.inputs, score)
+        (scores,) = compute_inside(self.model, layer, layout.inputs, score)
         return scores
 
 
@@ -91,12 +91,12 @@ def _problem(model: nn.Module, device: torch.device) -> str | None:
         return torch.arange(1, hidden[..., 0].numel() + 1, device=hidden.device, dtype=hidden.dtype).view(*hidden.shape[:-1], 1)
 
     try:
-        with mode(model, training=False), torch.no_grad(), swapped_forward(layer, answer):
+        with mode(model, training=False), torch.no_grad(), override_forward(layer, answer):
             scores = model(**lay_out(model, inputs).inputs).logits
     except torch.OutOfMemoryError:
         raise
     except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
-        return f"it cannot be asked ({error})"
+        return f"it cannot be run ({error})"
     if len(fed) != 1 or fed[0] not in {(1, _PROBED_TOKENS), (1, _PROBED_TOKENS + virtual_tokens(model))}:
         return f"the layer is fed {fed} for a row of {_PROBED_TOKENS} tokens"
     if scores.numel() != 1 or scores.item() != fed[0][1]:

@@ -23,7 +23,7 @@ def attach_value_head(model: nn.Module) -> nn.Linear:
         nn.Linear: the head; one that is there already is returned as it is.
 
     Raises:
-        AdapterError: the model names no head that says how wide its states are.
+        AdapterError: neither a head nor a config states the width of the model's hidden states.
     """
     causal = causal_model(model)
     if isinstance(found := getattr(causal, NAME, None), nn.Linear):

@@ -17,7 +17,7 @@ from torch.utils.hooks import RemovableHandle
 
 from forge_algos._errors import PackedBatchError
 from forge_algos._modules import attention_of, causal_model, decoder, virtual_tokens
-from forge_algos.isolation._prompt_sharing import was_shown_to_share
+from forge_algos.isolation._prompt_sharing import may_share_prompts
 
 
 class PackedGuard:
@@ -43,7 +43,7 @@ def guard_packed(model: nn.Module) -> PackedGuard:
 
     A row is packed if `cu_seq_lens_q` names two documents or more, or if it is a single row whose `position_ids` start anew
     (looked at on the CPU only: elsewhere that would wait for the device), or if it comes with `kv_rows`; then the model must
-    also be one that `shares_prompts` said yes to. `train` and `evaluate` install this by themselves.
+    also have passed `shares_prompts`. `train` and `evaluate` install this by themselves.
 
     Returns:
         PackedGuard: call its `remove()`, or use it in a `with` block.
@@ -65,10 +65,10 @@ def _hook(module: nn.Module, whole: nn.Module) -> Callable[[nn.Module, tuple[Any
     def refuse(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         given = {**dict(zip(names, args, strict=False)), **kwargs}
         shares = given.get("kv_rows") is not None
-        if shares and not was_shown_to_share(whole):
+        if shares and not may_share_prompts(whole):
             raise PackedBatchError(
                 f"completions that share a prompt (kv_rows) came to attention {attention_of(causal_model(whole))!r}, which was "
-                "not shown to share prompts: ask forge_algos.shares_prompts first, and where it says no collate with "
+                "not shown to share prompts: ask forge_algos.shares_prompts first, and where it is False collate with "
                 "share_prompt=False"
             )
         if not shares and not _is_packed(given.get("cu_seq_lens_q"), given.get("position_ids")):

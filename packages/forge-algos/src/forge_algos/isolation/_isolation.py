@@ -20,7 +20,7 @@ REFUSALS = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeErro
 """Exceptions by which a model refuses a row that it cannot run."""
 
 _LENGTHS = (5, 7)
-_shown: WeakKeyDictionary[nn.Module, tuple[Any, ...]] = WeakKeyDictionary()
+_passed: WeakKeyDictionary[nn.Module, tuple[Any, ...]] = WeakKeyDictionary()
 """Model → attention and device that it passed with,
 so that an evaluation every few steps does not test it again. The result does not depend on the weights."""
 
@@ -33,21 +33,21 @@ def require_isolation(model: nn.Module, *, device: torch.device) -> None:
     """
     causal = causal_model(model)
     key = attention_of(causal), device
-    if _shown.get(model) == key:
+    if _passed.get(model) == key:
         return
     what = f"{type(causal).__name__} with attention {key[0]!r}"
-    problem, refusal = tried(_problem, model, device)
+    problem, refusal = run_test(_problem, model, device)
     if refusal is not None:
         raise PackedBatchError(f"{what} cannot run a packed row: {refusal}") from refusal
     if problem:
         raise PackedBatchError(f"{what} does not keep packed documents apart: {problem}. {_REMEDY}")
-    _shown[model] = key
+    _passed[model] = key
 
 
 _REMEDY = "Load it with another attention implementation, or take a model whose attention goes by position_ids or cu_seq_lens"
 
 
-def tried(
+def run_test(
     problem_of: Callable[[nn.Module, torch.device], str | None], model: nn.Module, device: torch.device
 ) -> tuple[str | None, Exception | None]:
     """Run a test in evaluation mode and without gradients.
@@ -64,7 +64,7 @@ def tried(
         return None, error
 
 
-def made_up(model: nn.Module, number: int, device: torch.device) -> tuple[torch.Tensor, int]:
+def made_up_ids(model: nn.Module, number: int, device: torch.device) -> tuple[torch.Tensor, int]:
     """Make ids int64[number] of a test row, and return them with the size of the vocabulary.
     The size is `number` where the model does not state one.
     """
@@ -73,13 +73,13 @@ def made_up(model: nn.Module, number: int, device: torch.device) -> tuple[torch.
 
 
 def _problem(model: nn.Module, device: torch.device) -> str | None:
-    ids, vocab = made_up(model, sum(_LENGTHS), device)
+    ids, vocab = made_up_ids(model, sum(_LENGTHS), device)
     first, second = ids.split(list(_LENGTHS))
     packed = _run(model, first, second)
     for which, document, found in (("first", first, packed[0]), ("second", second, packed[1])):
-        if not equal(found, _run(model, document)[0]):
+        if not equal_within_rounding(found, _run(model, document)[0]):
             return f"the {which} of two comes out otherwise than alone"
-    if not equal(packed[1], _run(model, (first + 1) % vocab, second)[1]):
+    if not equal_within_rounding(packed[1], _run(model, (first + 1) % vocab, second)[1]):
         return "the second of two changes with the first"
     return None
 
@@ -95,10 +95,10 @@ def _run(model: nn.Module, *documents: torch.Tensor) -> tuple[torch.Tensor, ...]
 
 def hidden_states(model: nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
     """Run one row and return the decoder's output float[T, D], or logits without a decoder."""
-    return batch_states(model, inputs)[0]
+    return batch_hidden_states(model, inputs)[0]
 
 
-def batch_states(model: nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
+def batch_hidden_states(model: nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
     """Run a forward and return the decoder's output float[B, S, D], or logits without a decoder.
     S counts virtual tokens where the decoder is given them as tokens.
 
@@ -107,7 +107,7 @@ def batch_states(model: nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
     body = decoder(model)
     if body is None:
         return model(**inputs).logits
-    # Seen on the way, not called for: a decoder called beside its wrappers would find weights that nobody gathered.
+    # Read by a hook, not by a call: a decoder that is called without its wrappers would find weights that were not gathered.
     seen: list[torch.Tensor] = []
     handle = body.register_forward_hook(lambda _module, _args, output: seen.append(output.last_hidden_state))
     try:
@@ -117,14 +117,14 @@ def batch_states(model: nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
     return seen[0]
 
 
-def equal(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
-    """Compare within rounding: at all tokens in float32, at half of the tokens in coarser dtypes.
+def equal_within_rounding(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
+    """Compare within rounding: at all tokens in float32, at half of them in coarser dtypes.
 
     The bound is relative to the largest value: 1e-3 in float32, 0.05 below it. In few digits an expert may change with nothing
     but the shape of a product; a leak or a wrong position shows at all tokens, by parts of the values themselves.
     """
     fine = torch.finfo(ours.dtype).eps < 1e-6
     error = (ours.float() - theirs.float()).abs().amax(dim=-1) / theirs.float().abs().max()
-    # Not "larger than": a NaN is no equality.
+    # Not "larger than": NaN must not pass.
     within = error <= (1e-3 if fine else 0.05)
     return bool(within.all() if fine else within.float().mean() >= 0.5)

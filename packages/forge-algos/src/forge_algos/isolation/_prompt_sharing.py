@@ -13,7 +13,7 @@ from torch import nn
 
 from forge_algos._modules import attention_of, causal_model, virtual_tokens
 from forge_algos.batches._packed import packed_inputs
-from forge_algos.isolation._isolation import equal, hidden_states, made_up, tried
+from forge_algos.isolation._isolation import equal_within_rounding, hidden_states, made_up_ids, run_test
 
 Answer = tuple[bool, str]
 
@@ -34,10 +34,10 @@ def shares_prompts(model: nn.Module, *, device: torch.device) -> Answer:
     model is divided over ranks, every rank calls it, and all decide alike.
     """
     causal = causal_model(model)
-    known, key = _answers.setdefault(causal, {}), (*_asked(model), device)
+    known, key = _answers.setdefault(causal, {}), (*_conditions(model), device)
     if key in known:
         return known[key]
-    # While it is tried, the guard lets it; an error that is no answer leaves none behind.
+    # The guard must let the test pass; an error that is no answer leaves no entry behind.
     known[key] = True, "being tried"
     try:
         known[key] = _answer(model, causal, device)
@@ -47,13 +47,13 @@ def shares_prompts(model: nn.Module, *, device: torch.device) -> Answer:
     return known[key]
 
 
-def was_shown_to_share(model: nn.Module) -> bool:
-    """Return whether `shares_prompts` said yes for the present attention and virtual tokens."""
-    asked, known = _asked(model), _answers.get(causal_model(model), {})
+def may_share_prompts(model: nn.Module) -> bool:
+    """Return whether `shares_prompts` found it possible with the present attention and tokens."""
+    asked, known = _conditions(model), _answers.get(causal_model(model), {})
     return any(can for (*what, _), (can, _) in known.items() if tuple(what) == asked)
 
 
-def _asked(model: nn.Module) -> tuple[str | None, int]:
+def _conditions(model: nn.Module) -> tuple[str | None, int]:
     """Return what the answer depends on beside the device: attention and virtual tokens.
 
     An adapter that is attached later leaves the causal model the same object.
@@ -68,7 +68,7 @@ def _answer(model: nn.Module, causal: nn.Module, device: torch.device) -> Answer
     if virtual_tokens(model):
         return False, "virtual tokens stand before each completion: each is computed with a prompt of its own"
     what = f"{type(causal).__name__} with attention {attention!r}"
-    problem, refusal = tried(_problem, model, device)
+    problem, refusal = run_test(_problem, model, device)
     if refusal is not None:
         return False, f"{what} cannot run a row with a shared prompt: {refusal}"
     if problem:
@@ -84,15 +84,15 @@ def _knows_rows(attention: str) -> bool:
 
 
 def _problem(model: nn.Module, device: torch.device) -> str | None:
-    ids, vocab = made_up(model, len(_POSITIONS), device)
+    ids, vocab = made_up_ids(model, len(_POSITIONS), device)
     shared = _shared(model, ids)
     for name, rows in zip(_NAMES, _SEEN, strict=True):
         alone = packed_inputs(ids[list(rows)], torch.arange(len(rows), device=device), torch.tensor([0, len(rows)]), len(rows))
-        if not equal(shared[list(rows)], hidden_states(model, alone)):
+        if not equal_within_rounding(shared[list(rows)], hidden_states(model, alone)):
             return f"{name} comes out otherwise than alone"
     changed = ids.clone()
     changed[9:14] = (ids[9:14] + 1) % vocab
-    if not equal(_shared(model, changed)[list(_SEEN[3])], shared[list(_SEEN[3])]):
+    if not equal_within_rounding(_shared(model, changed)[list(_SEEN[3])], shared[list(_SEEN[3])]):
         return "the third completion changes with those before it"
     return None
 

@@ -8,8 +8,8 @@ import torch
 
 from forge_algos.batches._packed import IGNORE
 from forge_algos.losses import _check
-from forge_algos.losses._fused_backward import summed_on_the_way
-from forge_algos.losses._rows import CHUNK_ROWS, Given, Projected, Tensors, Walk, Way, product_dtype
+from forge_algos.losses._fused_backward import fused_sum
+from forge_algos.losses._rows import CHUNK_ROWS, Given, LogitPass, LogitSource, Projected, Tensors, product_dtype
 from forge_algos.losses._terms import LossTerms
 
 
@@ -65,7 +65,7 @@ def nll(
         label_smoothing: ε from 0 and below 1; a token costs (1-ε)·nll + ε·mean over V of -log p, as torch's cross entropy has
             it.
         z_loss: λ from 0; λ·(log Σ e^logit)² is added for each token, which neither of the two above touches.
-        ignore_index: rows with this target are left out. None says that every row has a target: nothing is looked up, so
+        ignore_index: rows with this target are left out. None: every row has a target; nothing is looked up, so
             nothing waits for the device.
         chunk_rows: how many rows are scored at once, at most.
 
@@ -82,9 +82,9 @@ def nll(
     (1.1029, 2, 2.0)
     """
     hidden, targets = labelled(hidden, targets, ignore_index)
-    way = Projected(product=product_dtype(weight), scale=scale, softcap=softcap, chunk_rows=chunk_rows)
+    source = Projected(product=product_dtype(weight), scale=scale, softcap=softcap, chunk_rows=chunk_rows)
     likelihood = Likelihood(dft=dft, label_smoothing=label_smoothing, z_loss=z_loss)
-    return nll_of_rows(way, (hidden, weight, bias), targets, likelihood)
+    return nll_of_rows(source, (hidden, weight, bias), targets, likelihood)
 
 
 def nll_of_logits(
@@ -113,21 +113,21 @@ def labelled(hidden: torch.Tensor, targets: torch.Tensor, ignore_index: int | No
     return hidden.index_select(0, rows), targets.index_select(0, rows)
 
 
-def nll_of_rows(way: Way, tensors: Tensors, targets: torch.Tensor, likelihood: Likelihood) -> LossTerms:
+def nll_of_rows(source: LogitSource, tensors: Tensors, targets: torch.Tensor, likelihood: Likelihood) -> LossTerms:
     """Sum the same over rows[M] that all have a target, from any source of logits."""
-    nll = torch.zeros(len(targets), dtype=way.dtype, device=targets.device)
+    nll = torch.zeros(len(targets), dtype=source.dtype, device=targets.device)
     correct = torch.zeros_like(nll)
 
-    def terms(walk: Walk) -> torch.Tensor:
+    def terms(logit_pass: LogitPass) -> torch.Tensor:
         losses = torch.empty_like(nll)
-        for rows in walk.chunks:
-            logits = walk.logits(rows)
-            losses[rows], nll[rows], correct[rows] = _scored(logits, targets[rows], likelihood, slope=walk.needed)
-            if walk.needed:
-                walk.backward(rows, logits)
+        for rows in logit_pass.chunks:
+            logits = logit_pass.logits(rows)
+            losses[rows], nll[rows], correct[rows] = _scored(logits, targets[rows], likelihood, slope=logit_pass.needed)
+            if logit_pass.needed:
+                logit_pass.backward(rows, logits)
         return losses
 
-    loss = summed_on_the_way(way, tensors, terms)
+    loss = fused_sum(source, tensors, terms)
     return LossTerms(loss, len(targets), {"correct": correct.sum(), "nll": nll.sum()})
 
 

@@ -22,8 +22,8 @@ def finite_exp(x: torch.Tensor) -> torch.Tensor:
 def log1mexp(x: torch.Tensor) -> torch.Tensor:
     """Compute log(1 - eˣ) for x ≤ 0, elementwise.
 
-    Probabilities nearer to 1 than the dtype can tell from 1 count as that: the slope 1/x would meet a softmax whose own
-    slope is an exact 0, and 0 · ∞ is no number.
+    Probabilities that the dtype cannot distinguish from 1 count as the nearest that it can: the slope 1/x would meet a softmax
+    whose own slope is an exact 0, and 0 · ∞ is NaN.
     """
     x = x.clamp(max=-torch.finfo(x.dtype).eps)
     # torch.where multiplies the slope of the branch not taken by 0; above, both slopes are kept finite.

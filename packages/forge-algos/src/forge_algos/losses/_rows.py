@@ -1,8 +1,8 @@
 """Logits of rows, a chunk at a time, and the gradients back to what they were computed from.
 
 What a loss does with a chunk of logits is its own matter; this file computes the logits and collects their gradients, so that
-[M, V] never exists. A way (`Projected`, `Given`) states how tensors become logits and holds none of them; its `walk` goes over
-the chunks once and adds up gradients.
+[M, V] never exists. A source (`Projected`, `Given`) states how tensors become logits and holds none of them; its `start` begins
+a pass over the chunks, which adds up gradients.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ Tensors = Sequence[torch.Tensor | None]
 Needs = Sequence[bool]
 
 
-class Walk(Protocol):
+class LogitPass(Protocol):
     """One pass over the chunks of M rows."""
 
     chunks: list[slice]
@@ -44,7 +44,7 @@ class Walk(Protocol):
         ...
 
 
-class Way(Protocol):
+class LogitSource(Protocol):
     """Computation of logits from tensors."""
 
     @property
@@ -52,7 +52,7 @@ class Way(Protocol):
         """Dtype in which logits, and all that follows from them, are computed."""
         ...
 
-    def walk(self, tensors: Tensors, needs: Needs) -> Walk:
+    def start(self, tensors: Tensors, needs: Needs) -> LogitPass:
         """Begin a pass over these tensors, with gradients for those that need one."""
         ...
 
@@ -74,8 +74,8 @@ class Projected:
     def dtype(self) -> torch.dtype:
         return wide(self.product)
 
-    def walk(self, tensors: Tensors, needs: Needs) -> Walk:
-        return _ProjectedWalk(self, tensors, needs)
+    def start(self, tensors: Tensors, needs: Needs) -> LogitPass:
+        return _ProjectedPass(self, tensors, needs)
 
 
 @attrs.frozen(kw_only=True)
@@ -90,8 +90,8 @@ class Given:
     def dtype(self) -> torch.dtype:
         return wide(self.given)
 
-    def walk(self, tensors: Tensors, needs: Needs) -> Walk:
-        return _GivenWalk(self, tensors, needs)
+    def start(self, tensors: Tensors, needs: Needs) -> LogitPass:
+        return _GivenPass(self, tensors, needs)
 
 
 def product_dtype(weight: torch.Tensor) -> torch.dtype:
@@ -108,46 +108,46 @@ def needs_of(tensors: Tensors) -> tuple[bool, ...]:
     return tuple(enabled and tensor is not None and tensor.requires_grad for tensor in tensors)
 
 
-class _ProjectedWalk:
-    def __init__(self, way: Projected, tensors: Tensors, needs: Needs) -> None:
+class _ProjectedPass:
+    def __init__(self, source: Projected, tensors: Tensors, needs: Needs) -> None:
         hidden, weight, bias = tensors
         assert hidden is not None
         assert weight is not None
         need_hidden, need_weight, need_bias = needs
-        self._way = way
-        self.chunks = even_chunks(len(hidden), way.chunk_rows)
+        self._source = source
+        self.chunks = even_chunks(len(hidden), source.chunk_rows)
         self.needed = any(needs)
-        self._weight_VD, self._hidden_MD = weight.detach().to(way.product), hidden.detach().to(way.product)
+        self._weight_VD, self._hidden_MD = weight.detach().to(source.product), hidden.detach().to(source.product)
         self._bias = None if bias is None else bias.detach()
         most = max((rows.stop - rows.start for rows in self.chunks), default=0)
-        self._buffer = self._hidden_MD.new_empty(most, len(weight), dtype=way.dtype)
+        self._buffer = self._hidden_MD.new_empty(most, len(weight), dtype=source.dtype)
         self._flat: torch.Tensor | None = None
         self._grad_hidden = torch.empty_like(hidden) if need_hidden else None
         # The first chunk overwrites; filling [V, D] with zeros first would be one more pass over memory.
         self._grad_weight = (torch.empty_like if self.chunks else torch.zeros_like)(weight) if need_weight else None
-        self._grad_bias = torch.zeros_like(bias, dtype=way.dtype) if bias is not None and need_bias else None
+        self._grad_bias = torch.zeros_like(bias, dtype=source.dtype) if bias is not None and need_bias else None
 
     def logits(self, rows: slice) -> torch.Tensor:
-        way, logits = self._way, self._buffer[: rows.stop - rows.start]
-        if way.product == way.dtype:
+        source, logits = self._source, self._buffer[: rows.stop - rows.start]
+        if source.product == source.dtype:
             torch.mm(self._hidden_MD[rows], self._weight_VD.t(), out=logits)
         else:
             logits.copy_(self._hidden_MD[rows] @ self._weight_VD.t())
         if self._bias is not None:
             logits.add_(self._bias)
-        if way.softcap is None:
-            return _times(logits, way.scale / way.temperature)
-        _times(logits, way.scale).div_(way.softcap).tanh_()
+        if source.softcap is None:
+            return _times(logits, source.scale / source.temperature)
+        _times(logits, source.scale).div_(source.softcap).tanh_()
         self._flat = logits.square().neg_().add_(1) if self.needed else None
-        return logits.mul_(way.softcap / way.temperature)
+        return logits.mul_(source.softcap / source.temperature)
 
     def backward(self, rows: slice, slope: torch.Tensor) -> None:
         if self._flat is not None:
             slope.mul_(self._flat)
-        _times(slope, self._way.scale / self._way.temperature)
+        _times(slope, self._source.scale / self._source.temperature)
         if self._grad_bias is not None:
             self._grad_bias.add_(slope.sum(0))
-        slope, hidden_CD = slope.to(self._way.product), self._hidden_MD[rows]
+        slope, hidden_CD = slope.to(self._source.product), self._hidden_MD[rows]
         if self._grad_hidden is not None:
             self._grad_hidden[rows] = slope @ self._weight_VD
         first = rows.start == 0
@@ -164,22 +164,22 @@ class _ProjectedWalk:
         return self._grad_hidden, self._grad_weight, bias
 
 
-class _GivenWalk:
-    def __init__(self, way: Given, tensors: Tensors, needs: Needs) -> None:
+class _GivenPass:
+    def __init__(self, source: Given, tensors: Tensors, needs: Needs) -> None:
         (given,) = tensors
         assert given is not None
-        self._way = way
+        self._source = source
         self._given = given.detach()
-        self.chunks = even_chunks(len(given), way.chunk_rows)
+        self.chunks = even_chunks(len(given), source.chunk_rows)
         self.needed = any(needs)
         self._grad = torch.empty_like(given) if self.needed else None
 
     def logits(self, rows: slice) -> torch.Tensor:
-        return _times(self._given[rows].to(self._way.dtype, copy=True), 1 / self._way.temperature)
+        return _times(self._given[rows].to(self._source.dtype, copy=True), 1 / self._source.temperature)
 
     def backward(self, rows: slice, slope: torch.Tensor) -> None:
         if self._grad is not None:
-            self._grad[rows] = _times(slope, 1 / self._way.temperature)
+            self._grad[rows] = _times(slope, 1 / self._source.temperature)
 
     def gradients(self) -> Tensors:
         return (self._grad,)

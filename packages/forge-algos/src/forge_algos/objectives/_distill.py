@@ -48,11 +48,12 @@ class Distill(LearnedTokens):
         """
         if causal_model(self.teacher) is causal_model(model):
             raise LossError("the teacher is the model that is trained: there would be nothing to learn; load it a second time")
-        theirs, ours = _widths(self.teacher), _widths(model)
+        theirs, ours = _vocabulary_sizes(self.teacher), _vocabulary_sizes(model)
         if theirs != ours:
             raise LossError(
-                f"the teacher, {_named(self.teacher)}, has a vocabulary of {_said(theirs)}, the model, {_named(model)}, one of "
-                f"{_said(ours)}: distillation compares both over the same tokens; take a teacher of the same family"
+                f"the teacher, {_model_name(self.teacher)}, has a vocabulary of {_vocabulary_text(theirs)}, the model, "
+                f"{_model_name(model)}, one of {_vocabulary_text(ours)}: distillation compares both over the same tokens; take "
+                "a teacher of the same family"
             )
         self.teacher.eval()
         require_packable(model, device=device)
@@ -80,17 +81,17 @@ class _BoundDistill:
             )
 
 
-def _widths(model: nn.Module) -> tuple[int | None, int | None]:
+def _vocabulary_sizes(model: nn.Module) -> tuple[int | None, int | None]:
     """Return the numbers of token ids that can go in and come out."""
     return vocabulary(model), getattr(head(model), "out_features", None)
 
 
-def _said(widths: tuple[int | None, int | None]) -> str:
+def _vocabulary_text(widths: tuple[int | None, int | None]) -> str:
     known = [width for width in widths if width is not None]
     return " in and ".join(str(width) for width in dict.fromkeys(known)) + (" out" if len(set(known)) > 1 else "")
 
 
-def _named(model: nn.Module) -> str:
+def _model_name(model: nn.Module) -> str:
     causal = causal_model(model)
     path = getattr(getattr(causal, "config", None), "_name_or_path", "")
     return f"{type(causal).__name__} {path}".strip()

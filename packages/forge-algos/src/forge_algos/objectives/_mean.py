@@ -6,7 +6,7 @@ from forge_algos.losses import LossTerms
 
 
 class Mean:
-    """Mean over a step: over all its terms ("global"), or of its micro-batches' own means ("trl").
+    """Mean over a step: of all its terms ("global"), or of its micro-batches' means ("trl").
 
     The loop adds up the sums and divides by the number of terms N. So in the second case a micro-batch of n terms, one of K,
     gives its sum times N / (n·K). TRL 1.16's preference trainers divide like this (`loss_is_scaled_for_ga = False`): a pair in

@@ -14,11 +14,13 @@ class Bound(Protocol):
 
     @property
     def needs(self) -> int:
-        """Number of values that `measure` returns; with 0 it is never called, and nothing more is communicated."""
+        """Number of values that `measure` returns; with 0 it is never called.
+        Nothing more is communicated then.
+        """
         ...
 
     def measure(self, batch: Any) -> Sequence[float | torch.Tensor]:
-        """Return what the terms need to know of the whole step: numbers of this batch to be added up.
+        """Return what the terms need to know of the whole step: numbers of this batch to add up.
 
         They are floats or scalar tensors. Called before the step's first term, without gradients and under autocast, for every
         micro-batch in which some data shard has something to learn, on every rank alike (on `idle()` where a rank has nothing,
@@ -45,7 +47,9 @@ class Objective(Protocol):
 
     @property
     def stats(self) -> tuple[str, ...]:
-        """Names of the further sums in every `LossTerms.stats` of this objective; always the same ones."""
+        """Names of the further sums in every `LossTerms.stats` of this objective.
+        They are always the same ones.
+        """
         ...
 
     def count(self, batch: Any) -> int:
@@ -61,7 +65,9 @@ class Objective(Protocol):
         ...
 
     def idle(self) -> Any:
-        """Make a tiny batch with something to learn, for a rank without work; its loss is not counted."""
+        """Make a tiny batch with something to learn, for a rank without work.
+        Its loss is not counted.
+        """
         ...
 
     def figures(self, sums: Mapping[str, float], count: int) -> dict[str, float]:

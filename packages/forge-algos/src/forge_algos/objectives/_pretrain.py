@@ -13,7 +13,7 @@ from forge_algos.settings._supervised import PretrainSettings, SupervisedSetting
 
 @attrs.frozen
 class Pretrain(LearnedTokens):
-    """Pretraining: each token but a document's first is predicted from those before it in its block.
+    """Pretraining: each token but a document's first is predicted from those before in a block.
 
     Loss and batches are those of `SFT`. What the documents of a row are is decided where rows are packed
     (`forge_packing.split_documents`): pieces of documents, each a sample of its own whose first label is -100, or with

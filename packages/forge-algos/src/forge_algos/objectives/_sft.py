@@ -16,20 +16,20 @@ from forge_algos.settings._supervised import SupervisedSettings
 
 @attrs.frozen
 class SFT(TokenObjective):
-    """Supervised fine-tuning: learned tokens are predicted from those before them in the document."""
+    """Supervised fine-tuning: learned tokens are predicted from those before in their document."""
 
     settings: SupervisedSettings = attrs.field(factory=SupervisedSettings)
 
     @property
     def stats(self) -> tuple[str, ...]:
-        """`correct` (targets that were the likeliest token), and `nll` (plain) where the loss is something else."""
+        """`correct` (targets that were the likeliest token), and plain `nll` beside another loss."""
         s = self.settings
         plain = s.loss == "nll" and not s.label_smoothing and not s.z_loss and s.normalize == "global"
         return ("correct",) if plain else ("correct", "nll")
 
     @property
     def normalize(self) -> str:
-        """As the settings say."""
+        """The settings' own."""
         return self.settings.normalize
 
     def figures(self, sums: Mapping[str, float], count: int) -> dict[str, float]:

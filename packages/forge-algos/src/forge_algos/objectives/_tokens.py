@@ -72,7 +72,7 @@ class LearnedTokens:
 
 
 class TokenObjective(LearnedTokens, ABC):
-    """Base class of an objective on the learned tokens of packed rows; a subclass brings `terms`.
+    """Base class of an objective on learned tokens of packed rows; a subclass brings `terms`.
 
     It brings `stats` too where it reports more than a loss. Batches are packed rows with labels (`PackedBatch`). The forward
     gets `use_cache=False`, no mask, positions that start anew in each document, and `cu_seq_lens_q/k` (int32[B+1]) with
@@ -86,7 +86,9 @@ class TokenObjective(LearnedTokens, ABC):
 
     @property
     def normalize(self) -> str:
-        """Mean that the loss is: "global" (over the step's learned tokens) or "trl" (of the micro-batches' own means)."""
+        """Mean that the loss is: "global" or "trl".
+        That is over the step's learned tokens, or of the micro-batches' own means.
+        """
         return "global"
 
     def figures(self, sums: Mapping[str, float], count: int) -> dict[str, float]:

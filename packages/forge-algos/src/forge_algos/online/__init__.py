@@ -1,11 +1,11 @@
-"""Prompts → rollouts → batches: sampling, rewards, log-probabilities and advantages for online methods.
+"""Prompts → rollouts → batches for the online methods: sampling, rewards, advantages.
 
 Files here import the subfolders, objectives, adaptations, and what stands below them; nothing of training.
 """
 
 from forge_algos.batches._online import OnlineBatch
 from forge_algos.heads._value_head import attach_value_head
-from forge_algos.online._make import make_rollout
+from forge_algos.online._make_rollout import make_rollout
 from forge_algos.online._prompts import Prompt
 from forge_algos.online.rewards._reward_model import RewardModel
 from forge_algos.online.rewards._rewards import Reward, load_reward

@@ -1,4 +1,4 @@
-"""Rewards and log-probabilities of a whole rollout → advantages of its tokens, and returns for a value head.
+"""Advantages of a whole rollout's tokens, and returns for a value head.
 
 All that couples completions happens here, once for the whole rollout and before anything is cut: baselines of groups,
 deviations, whitening. So an update does not depend on how it is cut.
@@ -21,7 +21,7 @@ _WHITE = 1e-8
 
 @attrs.frozen(kw_only=True, eq=False)
 class Scored:
-    """What advantages are computed from: B completions of G prompts, M tokens in all."""
+    """Input of a credit function: B completions of G prompts, M tokens in all."""
 
     rewards: Floats
     """float32[B]; NaN where unscored."""
@@ -39,8 +39,8 @@ class Scored:
 
 
 Credit = Callable[[Any, Scored], tuple[Floats, Floats | None]]
-"""(settings, scored) → advantages float32[B] of completions or float32[M] of tokens,
-and returns float32[M] for a value head."""
+"""Function (settings, scored) → advantages float32[B] of completions or float32[M] of
+tokens, and returns float32[M] or None."""
 
 
 def advantages_of(
@@ -54,7 +54,7 @@ def advantages_of(
     ref_logps: Floats | None,
     values: Floats | None,
 ) -> tuple[Floats, Floats | None]:
-    """Compute advantages float32[M], and returns float32[M] or None, as the method's row of `CREDITS` says.
+    """Compute advantages float32[M], and returns float32[M] or None, by the settings' `credit`.
 
     Both are 0 for completions that are not trained on.
 
@@ -81,13 +81,15 @@ def advantages_of(
 
 
 def group(settings: Any, scored: Scored) -> tuple[Floats, None]:
-    """Subtract from each reward its group's mean, and divide by a deviation (GRPO)."""
+    """Subtract each group's mean reward, and divide by a deviation (GRPO)."""
     rewards, groups = torch.from_numpy(scored.rewards), torch.from_numpy(scored.groups)
     return group_advantages(rewards, groups, scale=settings.scale).numpy(), None
 
 
 def leave_one_out(settings: Any, scored: Scored) -> tuple[Floats, None]:
-    """Subtract from each reward less its penalty Σ k1 · kl_weight the mean of the group's others (RLOO)."""
+    """Subtract from each penalised reward the mean of the group's others (RLOO).
+    The penalty is Σ k1 · kl_weight over the completion.
+    """
     del settings
     lengths, penalty = scored.lengths, scored.penalty.astype(np.float64)
     whole = np.add.reduceat(penalty, lengths.cumsum() - lengths) if len(lengths) else np.zeros(0)
@@ -122,4 +124,4 @@ def generalized(settings: Any, scored: Scored) -> tuple[Floats, Floats]:
 
 
 CREDITS: dict[str, Credit] = {"group": group, "leave_one_out": leave_one_out, "gae": generalized}
-"""How rewards become advantages, by the name in a settings class's `credit`."""
+"""Credit functions, by the name in a settings class's `credit`."""

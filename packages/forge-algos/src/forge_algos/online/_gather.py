@@ -1,4 +1,4 @@
-"""Gathers the numbers of all data shards on every rank, through the one collective of `Parallel`: a sum."""
+"""Gathering of the data shards' numbers on every rank, through the sum of `Parallel`."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,14 +10,16 @@ from forge_algos._parallel import Parallel
 
 
 def share_of(number: int, shard: int, shards: int) -> slice:
-    """Return a data shard's share of `number` things, in the order of the shards; shares differ by one at most."""
+    """Return a data shard's share of `number` things, in the order of the shards.
+    Shares differ by one at most.
+    """
     return slice(number * shard // shards, number * (shard + 1) // shards)
 
 
 def gather(mine: Sequence[Any] | NDArray[Any], parallel: Parallel, shard: int) -> NDArray[np.float64]:
-    """Concatenate the numbers of all data shards, in their order; a shard may have any number of them. Collective.
+    """Concatenate the numbers of all data shards, in their order. Collective.
 
-    Exact for integers below 2^53 and for float32; a NaN stays one.
+    A shard may have any number of them. Exact for integers below 2^53 and for float32; a NaN stays one.
     """
     values = np.asarray(mine, np.float64)
     sizes = np.zeros(parallel.data_parallel_size)
@@ -28,7 +30,9 @@ def gather(mine: Sequence[Any] | NDArray[Any], parallel: Parallel, shard: int) -
 
 
 def scatter(mine: NDArray[Any], places: NDArray[np.int64], number: int, parallel: Parallel) -> NDArray[np.float64]:
-    """Put this shard's numbers at `places` of float64[number], and the others' at theirs; 0 where no shard has any. Collective."""
+    """Put this shard's numbers at `places` of float64[number], beside the others'. Collective.
+    Places of no shard are 0.
+    """
     whole = np.zeros(number)
     whole[places] = mine
     return np.array(parallel.sum(whole.tolist())) if parallel.data_parallel_size > 1 else whole

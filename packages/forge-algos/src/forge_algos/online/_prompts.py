@@ -1,4 +1,4 @@
-"""What is asked, and whether a rollout can be made of it: before anything is sampled, and once it is."""
+"""Prompts, and checks of a rollout's arguments and of what a sampler returned."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
@@ -13,11 +13,11 @@ from forge_algos.settings._online import OnlineSettings
 
 
 class Prompt(Protocol):
-    """What is asked; `forge_data.PromptStore` has them."""
+    """A prompt and the further fields of its row; `forge_data.PromptStore` has such."""
 
     @property
     def input_ids(self) -> NDArray[Any]:
-        """int[S], what stands before the answer included (a chat's generation prompt)."""
+        """int[S], all that stands before the answer (a chat's generation prompt too)."""
         ...
 
     @property
@@ -39,7 +39,7 @@ def check_arguments(
     seed: int,
     max_tokens: int,
 ) -> None:
-    """Raise RolloutError or RewardError where the arguments do not go together; alike on every rank."""
+    """Raise RolloutError or RewardError if the arguments do not go together, alike on all ranks."""
     if not rewards:
         raise RewardError("nothing rewards the completions: give reward functions, a reward model, or both")
     if not prompts:
@@ -65,12 +65,12 @@ def check_arguments(
 
 
 def columns_of(prompts: Sequence[Prompt]) -> set[str]:
-    """Of all prompts, so that a function is called alike on every rank."""
+    """Collect the fields of all prompts, so that a function is called alike on every rank."""
     return {name for prompt in prompts for name in prompt.columns}
 
 
 def check_completions(completions: Sequence[Completion], number: int, most: int) -> None:
-    """Raise RolloutError where a sampler gave something else than it was asked for."""
+    """Raise RolloutError where a sampler returned something else than was asked for."""
     if len(completions) != number:
         raise RolloutError(f"the sampler gave {len(completions)} completions where {number} were asked for")
     for completion in completions:

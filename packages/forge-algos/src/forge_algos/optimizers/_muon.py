@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from forge_algos._modules import channel_factors, head
+from forge_algos._modules import head, ia3_parameters
 
 
 def muon_matrices(model: nn.Module) -> list[nn.Parameter]:
@@ -15,7 +15,7 @@ def muon_matrices(model: nn.Module) -> list[nn.Parameter]:
     Tensors with three dimensions, such as the stacked experts of a mixture, are left out: Muon is defined on matrices.
     """
     tables = [module for module in model.modules() if isinstance(module, nn.Embedding)]
-    outside = {id(p) for module in [*tables, head(model)] if module is not None for p in module.parameters()} | channel_factors(
+    outside = {id(p) for module in [*tables, head(model)] if module is not None for p in module.parameters()} | ia3_parameters(
         model
     )
     return [
@@ -49,7 +49,7 @@ class MuonAdamW(torch.optim.Optimizer):
             parts.append(("muon", torch.optim.Muon(matrices, **muon, adjust_lr_fn="match_rms_adamw")))
         if others:
             parts.append(("adamw", torch.optim.AdamW(list(others), **adamw)))
-        # Every group has all that its own algorithm reads; there are no defaults that hold for both.
+        # Every group has all options of its own algorithm; there are no defaults for both.
         groups = [{**group, "algorithm": name} for name, part in parts for group in part.param_groups]
         super().__init__(groups, {"lr": muon["lr"]})
         self._parts = parts
@@ -62,7 +62,7 @@ class MuonAdamW(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for name, part in self._parts:
-            # Anew each time: loading a state replaces both.
+            # Set at each step, since loading a state replaces both.
             part.param_groups = [group for group in self.param_groups if group["algorithm"] == name]
             part.state = self.state
             part.step()

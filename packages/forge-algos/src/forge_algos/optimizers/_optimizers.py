@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from forge_algos._errors import MissingPackageError, OptimizerError
-from forge_algos._modules import channel_factors, trainable, unwrap
+from forge_algos._modules import ia3_parameters, trainable, unwrap
 from forge_algos.optimizers._adamw_8bit import adamw_8bit
 from forge_algos.optimizers._muon import MuonAdamW, muon_matrices
 from forge_algos.settings._adapter_table import ADAPTERS, Adapter
@@ -32,7 +32,7 @@ def make_optimizer(model: nn.Module, settings: OptimizerSettings, *, fused: bool
         model: its parameters that need a gradient are trained.
         settings: where no learning rate is set, that of the PEFT adapter that the model carries, if any, and of the optimizer.
             Whatever adapts a model, `settings.resolve(adapter)` has its rate.
-        fused: torch's AdamW as one kernel a dtype instead of several passes over memory; say True where the device has it.
+        fused: torch's AdamW as one kernel a dtype instead of several passes over memory; True where the device has it.
 
     Raises:
         MissingPackageError: schedulefree or bitsandbytes is not installed.
@@ -83,7 +83,7 @@ def _groups(model: nn.Module, parameters: list[nn.Parameter], settings: Optimize
     A fused kernel takes shards or whole tensors, not both.
     """
     kinds = dict.fromkeys(type(p.detach()) for p in parameters)
-    factors = channel_factors(model)
+    factors = ia3_parameters(model)
     matrices = {id(p) for p in parameters if p.dim() >= 2 and id(p) not in factors}
     groups = [
         {"params": [p for p in parameters if (id(p) in matrices) == matrix and type(p.detach()) is kind], "weight_decay": decay}

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import attrs
 
-from forge_algos.settings._adapter_table import ADAPTERS, Adapter as Adapter
+from forge_algos.settings._adapter_table import ADAPTERS, Adapter
 from forge_algos.settings._validators import either, key_of, number, one_of
 
 QuantType = Literal["nf4", "fp4"]
@@ -64,8 +64,7 @@ _share: Any = attrs.validators.and_(number(kind=float), attrs.validators.le(1))
 
 @attrs.frozen(kw_only=True)
 class AdapterSettings:
-    """Part of the model that moves: everything, an adapter beside it, or a subspace of its weights.
-    The subspace is that of OSFT (arXiv 2504.07097).
+    """Part of the model that moves: all, an adapter beside it, or a subspace of its weights.
 
     >>> AdapterSettings(adapter="lora", lora_r=8).lora_r
     8

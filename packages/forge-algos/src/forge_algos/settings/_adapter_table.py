@@ -99,7 +99,7 @@ ADAPTERS: dict[str, AdapterKind] = {
 }
 """By the name that `AdapterSettings.adapter` takes."""
 
-# The choices follow from the table, which no static type can say: to type checkers an adapter is any string.
+# The choices follow from the table, which no static type can express: to type checkers an adapter is any string.
 if TYPE_CHECKING:
     Adapter = str
 else:

@@ -41,7 +41,7 @@ DPO_TYPES = {
 }
 """By the name that `DPOSettings.loss_type` takes."""
 
-# The choices follow from the table, which no static type can say: to type checkers a form is any string.
+# The choices follow from the table, which no static type can express: to type checkers a form is any string.
 if TYPE_CHECKING:
     DPOLoss = str
 else:

@@ -14,7 +14,7 @@ from forge_algos.settings._validators import key_of, number, one_of
 OnRewardError = Literal["stop", "skip"]
 OnEqualRewards = Literal["keep", "skip"]
 
-# Any: a field with a default of one type and a validator made for another is more than the checker follows.
+# Any: the type checker does not follow a default of one type with a validator of another.
 _share: Any = attrs.validators.and_(number(kind=float), attrs.validators.le(1))
 _above_share: Any = attrs.validators.and_(number(kind=float, above=True), attrs.validators.le(1))
 _above_or_none: Any = attrs.validators.optional(number(kind=float, above=True))
@@ -43,7 +43,7 @@ def _check_weights(_instance: Any, field: Any, value: Any) -> None:
 
 
 def _check_form(_instance: Any, field: Any, value: Any) -> None:
-    # Read at the time of the call, so that rows that were added to the table count.
+    # Read at each call, since rows may have been added to the table.
     key_of(grpo_kinds())(_instance, field, value)
 
 

@@ -65,7 +65,7 @@ def grpo_kinds() -> list[str]:
     return [name for name, kind in POLICY_KINDS.items() if kind.grpo]
 
 
-# The choices follow from the table, which no static type can say: to type checkers a form is any string.
+# The choices follow from the table, which no static type can express: to type checkers a form is any string.
 if TYPE_CHECKING:
     GRPOLoss = str
 else:

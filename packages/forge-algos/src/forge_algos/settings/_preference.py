@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import attrs
 
-from forge_algos.settings._dpo_types import DPO_TYPES, Divergence, DPOLoss as DPOLoss, readers
+from forge_algos.settings._dpo_types import DPO_TYPES, Divergence, DPOLoss, readers
 from forge_algos.settings._validators import key_of, number, one_of
 
 ReferenceKind = Literal["stored", "adapter_off", "live"]
@@ -102,7 +102,7 @@ class DPOSettings:
                 "label_smoothing must be above 0 with loss_type=exo_pair, which takes its logarithm; the paper has 1e-3"
             )
         if self.f_divergence != "reverse_kl":
-            # The likelihood has no reference to be near to, so it may stand beside any divergence.
+            # The likelihood has no reference, so it goes with any divergence.
             for kind in [kind for kind in self.loss_type if kind != "sft"] or self.loss_type:
                 _check_read("f_divergence", self.f_divergence, (kind,), readers("divergence"))
         for kind in self.loss_type:
@@ -131,9 +131,7 @@ class ORPOSettings:
 
 @attrs.frozen(kw_only=True)
 class SimPOSettings:
-    """Simple preference optimisation (arXiv 2405.14734): log-probabilities a token, and a margin.
-    It has no reference.
-    """
+    """Simple preference optimisation (arXiv 2405.14734): log-probabilities a token, a margin."""
 
     beta: float = attrs.field(default=2.0, validator=_beta)
     """Scale of the rewards, above 0; the paper has 2 to 10."""

@@ -1,4 +1,4 @@
-"""Settings of the objectives on tokens: fine-tuning, pretraining, distillation; no torch is loaded."""
+"""Settings of the objectives on tokens: fine-tuning, pretraining, distillation; no torch."""
 
 from typing import Any, Literal
 

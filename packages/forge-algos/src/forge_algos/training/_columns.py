@@ -1,8 +1,8 @@
-"""Columns: micro-batches that all ranks run together, agreed in one collective before a step.
+"""Columns: micro-batches that all ranks run together, agreed in a collective before a step.
 
 The k-th micro-batches of all data shards are a column. A column in which no shard has anything to learn is skipped by all; in
 the others every rank makes a pass, one with nothing to learn over a made-up row whose loss counts nothing: where weights are
-gathered and gradients summed, a rank that made fewer passes would let the others wait for ever.
+gathered and gradients summed, a rank that made fewer passes would let the others wait without end.
 """
 
 from collections.abc import Sequence

@@ -62,7 +62,7 @@ def evaluate(
         for (batch,), found in steps:
             mine = bool(found.mine[0])
             with autocast():
-                # A pass over a row that counts nothing, where another rank has something to do.
+                # Over a made-up row where only another rank has something to learn.
                 terms = bound(batch if mine else objective.idle(), totals)
             if mine:
                 sums.add(terms)

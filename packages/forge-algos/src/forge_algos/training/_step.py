@@ -19,7 +19,9 @@ from forge_algos.training._columns import Columns
 
 @attrs.define
 class Sums:
-    """This rank's sums of the loss and of the objective's stats, one entry a batch, on the device."""
+    """This rank's sums of the loss and of the objective's stats, one entry a batch.
+    They stay on the device until they are read.
+    """
 
     names: tuple[str, ...]
     rows: list[torch.Tensor] = attrs.field(factory=list)
@@ -37,10 +39,10 @@ class Sums:
         tensors = [*self.rows, *(f.to(self.rows[0]) if self.rows else f for f in further)]
         values = torch.stack(tensors).tolist() if tensors else []
         cut = len(self.rows)
-        return [add_up(values[k:cut:width]) for k in range(width)], values[cut:]
+        return [exact_sum(values[k:cut:width]) for k in range(width)], values[cut:]
 
 
-def add_up(values: Sequence[float]) -> float:
+def exact_sum(values: Sequence[float]) -> float:
     """Sum exactly, rounding once; infinities and NaNs are summed as Python does.
     fsum refuses infinities of opposite signs.
     """
@@ -71,12 +73,12 @@ def measure_totals(
     tensors = [number for number in found if isinstance(number, torch.Tensor)]
     read = iter(torch.stack([t.detach() for t in tensors]).tolist() if tensors else [])
     values = [next(read) if isinstance(number, torch.Tensor) else float(number) for number in found]
-    return parallel.sum([add_up(values[k :: bound.needs]) for k in range(bound.needs)])
+    return parallel.sum([exact_sum(values[k :: bound.needs]) for k in range(bound.needs)])
 
 
 @contextmanager
 def optimizer_training(optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """Put an optimizer that has modes into its training mode inside the block, and out of it after.
+    """Put an optimizer that has modes into training mode inside the block, and out of it after.
 
     Its weights in training are not the ones that it has found: those are in place wherever the caller can look.
     """

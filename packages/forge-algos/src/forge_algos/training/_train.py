@@ -83,7 +83,7 @@ def train(
 
     Args:
         model: on `device`, whose trainable parameters `optimizer` holds.
-        steps: for each step this rank's micro-batches, as the objective wants them; on every rank equally many, in as many
+        steps: for each step this rank's micro-batches, in the objective's form; on every rank equally many, in as many
             steps.
         objective: what is learned; `SFT()`.
         optimizer: moved once a step.
@@ -94,9 +94,9 @@ def train(
         parallel: the ranks that share each step, which divided `model` and wrapped `optimizer`; this process alone by default.
         adaptation: what `adapt` made of the model; it takes from gradients and weights what may not move. None where everything
             may.
-        first_step: the number of the first element of `steps`, where a run goes on.
+        first_step: the number of the first element of `steps`, where a run resumes.
         on_nan: what a loss or gradient norm that is no number does: "stop" raises, "skip" leaves the weights and the
-            optimizer's state as they are, moves the schedule, and says `skipped=True`.
+            optimizer's state as they are, moves the schedule, and reports `skipped=True`.
 
     Yields:
         StepOutput: after each step.
@@ -139,7 +139,7 @@ def train(
                     sums = _accumulate(micro_batches, counted, bound, objective, autocast, parallel)
                     adaptation.before_step()
                     norm = parallel.grad_norm(parameters)
-                    loss, grad_norm, figures, problem = _read(sums, norm, counted.count, objective, parallel)
+                    loss, grad_norm, figures, problem = _read_totals(sums, norm, counted.count, objective, parallel)
                     if problem and on_nan == "stop":
                         raise DivergedError(
                             f"step {step}: {problem}. The optimizer did not move. Lower the learning rate, warm up longer, "
@@ -195,7 +195,7 @@ def _accumulate(
     return sums
 
 
-def _read(
+def _read_totals(
     sums: Sums, norm: torch.Tensor, count: int, objective: Objective, parallel: Parallel
 ) -> tuple[float, float, dict[str, float], str | None]:
     """Read the step's numbers, the same on every rank: the step's one wait for the device.
@@ -204,13 +204,17 @@ def _read(
         tuple: loss, gradient norm, figures, and the problem with the first two, if any.
     """
     mine, (grad_norm,) = sums.read(norm)
-    total, bad_norms, *stats = parallel.sum([mine[0], float(not math.isfinite(grad_norm)), *mine[1:]])
+    bad_norm, shared = not math.isfinite(grad_norm), parallel.data_parallel_size < parallel.world_size
+    total, bad_norms, *stats = parallel.sum([mine[0], float(bad_norm and not shared), *mine[1:]])
+    if shared:
+        # The sum counts one rank of each shard; a norm may be bad on another.
+        bad_norms = parallel.any(bad_norm)
     figures = objective.figures(dict(zip(sums.names, stats, strict=True)), count)
     loss = total / count
     if not math.isfinite(loss):
         return loss, grad_norm, figures, f"the loss is {loss}"
     if bad_norms:
-        # All ranks say the same, should a norm have become no number on one of them alone.
+        # The same message on all ranks, also where the norm is not finite on one of them alone.
         grad_norm = math.nan if math.isfinite(grad_norm) else grad_norm
         return loss, grad_norm, figures, f"the gradient norm is {grad_norm} (loss {loss:.4g})"
     return loss, grad_norm, figures, None
@@ -226,6 +230,6 @@ def _advance(scheduler: torch.optim.lr_scheduler.LRScheduler, *, moved: bool) ->
         scheduler.step()
         return
     with warnings.catch_warnings():
-        # torch takes a schedule that moves before its optimizer for a mistake; here the step had nothing to learn.
+        # torch warns of a schedule that moves before its optimizer; here the step had nothing to learn.
         warnings.filterwarnings("ignore", message=r"Detected call of `lr_scheduler\.step\(\)` before")
         scheduler.step()

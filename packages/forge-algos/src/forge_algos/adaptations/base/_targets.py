@@ -13,8 +13,7 @@ from forge_algos._modules import head
 KINDS = ("attention", "mlp", "all-linear")
 
 _LINEAR = (nn.Linear, Conv1D)
-# Children that make a module an attention whatever its class is called: one projection each for queries, keys and values, or
-# one for all.
+# Names of children by which a module is an attention: a projection of queries, or one of queries, keys and values.
 _QUERIES = ("q_proj", "query", "q", "wq")
 _FUSED = ("qkv", "c_attn", "query_key_value")
 
@@ -28,23 +27,23 @@ def resolve_targets(model: nn.Module, targets: Sequence[str] | None) -> list[str
     head over the vocabulary, and a reward model's `score`, are selected only by their full names.
     """
     linear = [name for name, module in model.named_modules() if isinstance(module, _LINEAR)]
-    ends = tops(model)
+    ends = output_layers(model)
     inner = [name for name in linear if name not in ends]
     found: set[str] = set()
     missing: list[str] = []
     for target in targets or ("all-linear",):
-        meant = _meant(model, target, inner) or {name for name in linear if name == target}
-        found |= meant
-        missing += [] if meant else [target]
+        selected = _selected(model, target, inner) or {name for name in linear if name == target}
+        found |= selected
+        missing += [] if selected else [target]
     if missing:
         raise AdapterError(_unmatched(model, missing, inner))
     return [name for name in linear if name in found]
 
 
-def tops(model: nn.Module) -> set[str]:
+def output_layers(model: nn.Module) -> set[str]:
     """Return names of output layers, which only full names select: head, or reward `score`."""
-    meant = [module for module in (head(model), score(model)) if module is not None]
-    return {name for name, module in model.named_modules() if name and any(module is top for top in meant)}
+    selected = [module for module in (head(model), score(model)) if module is not None]
+    return {name for name, module in model.named_modules() if name and any(module is top for top in selected)}
 
 
 def score(model: nn.Module) -> nn.Module | None:
@@ -55,10 +54,10 @@ def score(model: nn.Module) -> nn.Module | None:
 
 def matches(target: str, name: str) -> bool:
     """Return whether `target`, a name, the end of one or a pattern, selects the module `name`."""
-    return any(fnmatchcase(end, target) if _is_pattern(target) else end == target for end in _ends(name))
+    return any(fnmatchcase(end, target) if _is_pattern(target) else end == target for end in _suffixes(name))
 
 
-def _meant(model: nn.Module, target: str, inner: Sequence[str]) -> set[str]:
+def _selected(model: nn.Module, target: str, inner: Sequence[str]) -> set[str]:
     if target == "all-linear":
         return set(inner)
     if target in KINDS:
@@ -68,8 +67,8 @@ def _meant(model: nn.Module, target: str, inner: Sequence[str]) -> set[str]:
 
 def kind_of(model: nn.Module, name: str) -> str | None:
     """Return the part of a decoder layer that holds a linear layer: attention or mlp, or None."""
-    above = list(_above(model, name))
-    # The outermost list is the one of layers; lists inside of a layer are experts, say.
+    above = list(_ancestors(model, name))
+    # The outermost list holds the layers; lists inside of a layer are experts, for instance.
     depth = next((i for i, module in enumerate(above) if isinstance(module, (nn.ModuleList, nn.Sequential))), None)
     inside = above if depth is None else above[depth + 2 :]
     if any(map(_is_attention, inside)):
@@ -89,7 +88,7 @@ def _is_attention(module: nn.Module) -> bool:
     )
 
 
-def _above(model: nn.Module, name: str) -> Iterator[nn.Module]:
+def _ancestors(model: nn.Module, name: str) -> Iterator[nn.Module]:
     """Yield the modules that hold the one called `name`, from the model down to its parent."""
     yield model
     for part in name.split(".")[:-1]:
@@ -97,7 +96,7 @@ def _above(model: nn.Module, name: str) -> Iterator[nn.Module]:
         yield model
 
 
-def _ends(name: str) -> Iterator[str]:
+def _suffixes(name: str) -> Iterator[str]:
     """Yield a.b.c, b.c, c."""
     while name:
         yield name
@@ -110,32 +109,33 @@ def _is_pattern(target: str) -> bool:
 
 def _unmatched(model: nn.Module, missing: Sequence[str], inner: Sequence[str]) -> str:
     known = sorted({name.rpartition(".")[2] for name in inner})
-    others = {end: module for name, module in model.named_modules() for end in _ends(name)}
+    others = {end: module for name, module in model.named_modules() for end in _suffixes(name)}
     kinds = {target: type(others[target]).__name__ for target in missing if target in others}
     nearest = [close for target in missing for close in get_close_matches(target, [*known, *inner], n=1) if target not in kinds]
-    hints = [f"Did you mean {_list(nearest)}?"] if nearest else []
+    hints = [f"Did you mean {_joined(nearest)}?"] if nearest else []
     hints += [
-        f"{target} ({kind}) is no linear layer" + (f": say {target}.* for those in it." if _holds(others[target]) else ".")
+        f"{target} ({kind}) is no linear layer"
+        + (f": say {target}.* for those in it." if _contains_linear(others[target]) else ".")
         for target, kind in kinds.items()
     ]
     return " ".join(
         [
-            f"target_modules: {_list(missing)} matches no linear layer of {type(model).__name__}.",
+            f"target_modules: {_joined(missing)} matches no linear layer of {type(model).__name__}.",
             *hints,
-            f"Kinds: {_list(KINDS)}. Linear layers here: {_list(known)}",
+            f"Kinds: {_joined(KINDS)}. Linear layers here: {_joined(known)}",
         ]
     )
 
 
-def _holds(module: nn.Module) -> bool:
+def _contains_linear(module: nn.Module) -> bool:
     return any(isinstance(inner, _LINEAR) for inner in module.modules())
 
 
-def _list(names: Sequence[str]) -> str:
+def _joined(names: Sequence[str]) -> str:
     return ", ".join(names) or "none"
 
 
-def not_linear(model: nn.Module) -> list[str]:
+def stacked_experts(model: nn.Module) -> list[str]:
     """Return a line for the log where experts are stacked tensors, which no linear layer holds.
     Otherwise `all` would be taken to include them.
     """

@@ -18,7 +18,7 @@ from torch import nn
 
 from forge_algos._errors import AdapterError, OptimizerError
 from forge_algos.adaptations.base._adaptation import Adaptation, Context, Importance, Ranks
-from forge_algos.adaptations.base._targets import not_linear, resolve_targets
+from forge_algos.adaptations.base._targets import resolve_targets, stacked_experts
 from forge_algos.adaptations.osft._bases import Bases, Directions, walk_bases
 from forge_algos.adaptations.osft._delta import CHILD, MARK, Delta, attach
 from forge_algos.adaptations.osft._direct import Direct
@@ -116,17 +116,17 @@ class OSFT(Adaptation):
             f"beside the targets trains: {', '.join(rest) or 'nothing'}; frozen: {', '.join(frozen) or 'nothing'}",
             *self._notes(),
             *super().describe(),
-            *not_linear(self.model),
+            *stacked_experts(self.model),
         ]
 
     def _notes(self) -> list[str]:
         """Return remarks on singular vectors, once for all targets that share one."""
-        said: dict[str, list[str]] = {}
+        notes: dict[str, list[str]] = {}
         for name, target in self._targets.items():
             if target.note:
-                said.setdefault(target.note, []).append(name)
+                notes.setdefault(target.note, []).append(name)
         return [
-            f"{names[0]}{f' and {len(names) - 1} others' if len(names) > 1 else ''}: {note}" for note, names in said.items()
+            f"{names[0]}{f' and {len(names) - 1} others' if len(names) > 1 else ''}: {note}" for note, names in notes.items()
         ]
 
     def check_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
@@ -182,7 +182,7 @@ def attach_osft(model: nn.Module, settings: AdapterSettings, context: Context) -
     targets = {name: Target(linear=linear, shape=shapes[name], free=free[name]) for name, linear in linears.items()}
     for name, found in _bases(targets, settings, context.cache, context.ranks):
         target = targets[name]
-        child = _make(settings, Directions(found, target.shape, target.free), target.linear)
+        child = _make_child(settings, Directions(found, target.shape, target.free), target.linear)
         targets[name] = attrs.evolve(target, bases=found.fingerprint, error=found.error, note=found.note, child=child)
     for target in targets.values():
         if target.free == min(target.shape) or isinstance(target.child, Protected):
@@ -193,7 +193,7 @@ def attach_osft(model: nn.Module, settings: AdapterSettings, context: Context) -
             "unfreeze_rank_ratio leaves no target a free direction, and osft_train_rest names nothing: nothing would train; "
             "raise the ratio"
         )
-    setattr(model, MARK, _moves(targets, rest))
+    setattr(model, MARK, _unswitchable(targets, rest))
     return OSFT(model, settings, targets, rest)
 
 
@@ -209,8 +209,8 @@ def _bases(
     if not any(hasattr(weight, "ds_id") for weight in weights.values()):
         yield from walk_bases(weights, protected, svd=settings.osft_svd, cache=cache, ranks=ranks)
         return
-    # Partitioned by ZeRO-3, and so by a DeepSpeed that is loaded: as many are put together at a time as there are ranks to take
-    # them apart.
+    # Partitioned by ZeRO-3, so DeepSpeed is loaded: as many weights are gathered at a time as there are ranks to decompose
+    # them.
     gathered = sys.modules["deepspeed"].zero.GatheredParameters
     names = list(weights)
     for start in range(0, len(names), ranks.world_size):
@@ -219,7 +219,7 @@ def _bases(
             yield from walk_bases(group, protected, svd=settings.osft_svd, cache=cache, ranks=ranks)
 
 
-def _make(settings: AdapterSettings, directions: Directions, linear: nn.Linear) -> Delta | Protected:
+def _make_child(settings: AdapterSettings, directions: Directions, linear: nn.Linear) -> Delta | Protected:
     if settings.osft_rule == "paper":
         protected = Protected(directions, linear)
         linear.add_module(CHILD, protected)
@@ -255,9 +255,7 @@ def _importance(settings: AdapterSettings, importance: Importance | None, names:
     if settings.osft_rank == "uniform":
         return None
     if importance is None:
-        raise AdapterError(
-            "osft_rank='adaptive' needs to be told each target's importance: give `importance` (osft_importance)"
-        )
+        raise AdapterError("osft_rank='adaptive' needs each target's importance: give `importance` (osft_importance)")
     return importance(names)
 
 
@@ -267,7 +265,7 @@ def _check_free(shapes: Mapping[str, tuple[int, int]], free: Mapping[str, int]) 
             raise AdapterError(f"osft: {name} has {min(shape)} directions, and {free.get(name)} of them are to be free")
 
 
-def _moves(targets: Mapping[str, Target], rest: Mapping[str, Sequence[str]]) -> str:
+def _unswitchable(targets: Mapping[str, Target], rest: Mapping[str, Sequence[str]]) -> str:
     if any(isinstance(target.child, Protected) for target in targets.values()):
         return "osft_rule='paper'"
     if any(0 < min(target.shape) == target.free for target in targets.values()):

@@ -138,7 +138,7 @@ def walk_bases(
 ) -> Iterator[tuple[str, Bases]]:
     """Yield (name, bases) of each weight, on its device, largest matrices first; collective.
 
-    Ranks that are joined in torch's process group each decompose one matrix of R at a time, of like sizes, and tell the others,
+    Ranks that are joined in torch's process group each decompose one matrix of R at a time, of like sizes, and broadcast it,
     so all have the same bytes. Only R matrices are held at once, beside what the caller keeps.
 
     Args:
@@ -146,7 +146,7 @@ def walk_bases(
         protected: how many of the largest directions are wanted of each.
         svd: as in `decompose`.
         cache: directory of files from before, and for those to come; None keeps none. A file that is torn, altered or another
-            matrix's is made anew, and the note says so.
+            matrix's is replaced, and the note says why.
         ranks: those that share the model.
 
     Raises:
@@ -159,19 +159,19 @@ def walk_bases(
         group = names[start : start + at_once]
         matrix: torch.Tensor | None = None
         for i, name in enumerate(group):
-            whole = _whole(weights[name])
-            # On every rank, so that all say so, instead of waiting for the one that does.
+            whole = _full_matrix(weights[name])
+            # On every rank, so that all raise, instead of waiting for one that did.
             if not bool(torch.isfinite(whole).all()):
                 raise AdapterError(f"{name} holds NaN or infinity; it has no singular vectors. Look at the model's files")
             matrix = whole if i == mine else matrix
             del whole
-        own = _kept(matrix, protected[group[mine]], svd, cache) if matrix is not None else None
+        own = _cached(matrix, protected[group[mine]], svd, cache) if matrix is not None else None
         del matrix
         for i, name in enumerate(group):
-            yield name, _told(own, i, i == mine, weights[name].device) if together or own is None else own
+            yield name, _broadcast(own, i, i == mine, weights[name].device) if together or own is None else own
 
 
-def _kept(weight: torch.Tensor, protected: int, svd: Svd, cache: Path | None) -> Bases:
+def _cached(weight: torch.Tensor, protected: int, svd: Svd, cache: Path | None) -> Bases:
     """Return the bases from the cache, or compute and cache them."""
     if cache is None:
         return decompose(weight, protected=protected, svd=svd)
@@ -187,9 +187,9 @@ def _kept(weight: torch.Tensor, protected: int, svd: Svd, cache: Path | None) ->
     return attrs.evolve(bases, note="; ".join(filter(None, (bases.note, f"{found}: computed anew" if found else ""))))
 
 
-def _told(own: Bases | None, source: int, is_mine: bool, device: torch.device) -> Bases:
+def _broadcast(own: Bases | None, source: int, is_mine: bool, device: torch.device) -> Bases:
     """Broadcast the bases of rank `source` to all ranks."""
-    carried = _carried_on(device)
+    carried = _transfer_device(device)
     head: list[tuple[dict[str, list[int]], str, float, str] | None] = [None]
     if own is not None and is_mine:
         shapes = {name: list(getattr(own, name).shape) for name in ("U", "S", "Vh")}
@@ -205,13 +205,13 @@ def _told(own: Bases | None, source: int, is_mine: bool, device: torch.device) -
     return Bases(**tensors, fingerprint=fingerprint, error=error, note=note)
 
 
-def _carried_on(device: torch.device) -> torch.device:
+def _transfer_device(device: torch.device) -> torch.device:
     """Return the device on which tensors travel: their own, or the process group's."""
     served = [entry.partition(":")[0] for entry in dist.get_backend_config().split(",")]
     return device if device.type in served else torch.device(served[0])
 
 
-def _whole(weight: torch.Tensor) -> torch.Tensor:
+def _full_matrix(weight: torch.Tensor) -> torch.Tensor:
     """Return the matrix itself; gathering a DTensor is collective."""
     gather = getattr(weight.detach(), "full_tensor", None)
     return weight.detach() if gather is None else gather()

@@ -54,7 +54,7 @@ def write(path: Path, tensors: dict[str, torch.Tensor], words: dict[str, str]) -
         handle, temporary = tempfile.mkstemp(prefix=f".{path.stem[:8]}.", dir=path.parent)
         os.close(handle)
         save_file(content, temporary, metadata=metadata)
-        # A temporary file is its owner's alone, and a cache may be shared: the mode that any other file gets here.
+        # mkstemp makes files that only their owner may read, and a cache may be shared: the umask's mode.
         umask = os.umask(0)
         os.umask(umask)
         Path(temporary).chmod(0o666 & ~umask)

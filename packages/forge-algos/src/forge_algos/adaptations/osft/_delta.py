@@ -42,7 +42,7 @@ class Delta(nn.Module, ABC):
     def forward(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """Compute x float[..., M] through W + ΔW: float[..., N]."""
         if next(self.buffers()).device != x.device:
-            # Weights that lie in the host's memory come to the device to compute, and constants follow them once.
+            # Weights in the host's memory are moved to the device to compute; the constants follow once.
             self.to(x.device)
         left, right, without = self.factors()
         return moved_linear(x, weight, bias, left, right, without)

@@ -42,8 +42,7 @@ class Direct(Delta):
         """C, A or B."""
 
     def factors(self) -> tuple[torch.Tensor, torch.Tensor, Pair | None]:
-        # A forward pays r² N or 4·k·r·(N or M) multiplications for it, whatever its number of rows: what is projected is a
-        # weight.
+        # It costs r² N or 4·k·r·(N or M) multiplications a forward, whatever its number of rows: a weight is projected.
         if self.protected is None:
             assert self.left is not None and self.right is not None  # noqa: PT018 - one of three cases
             return self.left @ self.weight, self.right, None

@@ -31,7 +31,7 @@ class Factors(Delta):
         constants = {
             "protected_left": directions.U_h,
             "protected_right": directions.V_h,
-            # Of its own storage each: what trains is moved in place.
+            # Each of its own storage: parameters are changed in place.
             "first_left": left * values,
             "first_right": right.t().clone(),
         }
@@ -43,9 +43,8 @@ class Factors(Delta):
 
     @torch.no_grad()
     def moved(self) -> torch.Tensor:
-        # As a sum of what differs: the difference of the two products would have the rounding of each in it. And what differs
-        # is confined
-        # once more, for the factors themselves hold it no more finely than their own size allows.
+        # A sum of differences: the difference of the two products would hold the rounding of each. The differences are
+        # projected once more, for the factors hold them only as finely as their own size allows.
         left, right = self.left * self.values - self.first_left, self.right - self.first_right.t()
         _confine(left, right, self.protected_left, self.protected_right)
         return left @ self.right + self.first_left @ right

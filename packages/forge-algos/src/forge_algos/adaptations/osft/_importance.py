@@ -35,14 +35,14 @@ def osft_importance(
         )
     if not given:
         raise AdapterError("osft_rank='adaptive' measures importance on rows of the tasks before, and was given none")
-    square, layered = _angles(model, targets)
+    square, layered = _measured_modules(model, targets)
     seen = {module: _Mean() for module in dict.fromkeys([*square.values(), *layered.values()])}
     device = next(model.parameters()).device
     with mode(model, training=False), guard_packed(model), torch.no_grad(), ExitStack() as hooks:
         require_isolation(model, device=device)
         load = RowLoader(model, device)
         for module, mean in seen.items():
-            hooks.enter_context(module.register_forward_hook(partial(_see, mean), with_kwargs=True))
+            hooks.enter_context(module.register_forward_hook(partial(_record_cosines, mean), with_kwargs=True))
         for batch in batches:
             with autocast():
                 model(**load(batch).inputs)
@@ -71,7 +71,7 @@ class _Mean:
         return (0.0 if self._sum is None else float(self._sum)), self._count
 
 
-def _see(mean: _Mean, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+def _record_cosines(mean: _Mean, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
     """Record the cosines of a module's forward; a forward hook."""
     before = args[0] if args else kwargs["hidden_states"]
     after = output[0] if isinstance(output, tuple) else output
@@ -80,7 +80,7 @@ def _see(mean: _Mean, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str
     mean.add(before, after)
 
 
-def _angles(model: nn.Module, targets: Sequence[str]) -> tuple[dict[str, nn.Module], dict[str, nn.Module]]:
+def _measured_modules(model: nn.Module, targets: Sequence[str]) -> tuple[dict[str, nn.Module], dict[str, nn.Module]]:
     """Return (square targets → themselves, other targets → their decoder layers)."""
     square: dict[str, nn.Module] = {}
     layered: dict[str, nn.Module] = {}

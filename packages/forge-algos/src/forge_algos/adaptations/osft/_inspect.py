@@ -96,7 +96,7 @@ def osft_moved(
         name: of the target.
         before: [N, M], as the run loaded it.
         after: [N, M], as it was exported, in the dtype of the file.
-        planned: what the run's plan says of the target.
+        planned: the run's plan of the target (`OSFT.plan`).
         svd: how the run found its singular vectors.
         cache: where it keeps them.
 
@@ -116,7 +116,7 @@ def osft_moved(
         return found
     found = attrs.evolve(found, moved=size / float(before.double().norm()), rounding=_rounding(after) / size)
     if not 0 < protected < min(shape):
-        # Nothing is protected, or all: there is nothing to tell apart.
+        # Nothing is protected, or all: no directions to compare.
         whole = float(protected > 0)
         return attrs.evolve(found, outputs=whole, inputs=whole, both=whole)
     bases = _bases(name, before, protected, svd=svd, cache=cache)
@@ -143,7 +143,7 @@ def osft_portrait(before: Tensor, after: Tensor, *, protected: int, bands: int =
     inner = U.T @ delta @ Vh.T
     rows, columns = _edges(d, protected, bands), _edges(d, protected, bands)
     energy = _sums(_sums(inner.square(), rows).T, columns).T
-    # On the longer side are directions that thin singular vectors do not span.
+    # Thin singular vectors do not span all directions of the longer side.
     if before.shape[0] > d:
         rest = delta @ Vh.T - U @ inner
         energy = torch.cat([energy, _sums(rest.square().sum(0, keepdim=True).T, columns).T])

@@ -35,7 +35,7 @@ def moved_linear(
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
     minus, times = without or (None, None)
     with torch.autocast(kind, enabled=False):
-        # The factors' own gradients keep their own dtype; so do those of x, through the casts that autograd sees.
+        # Gradients of the factors and of x keep their dtypes, since autograd sees the casts.
         return _Moved.apply(x.to(dtype), weight, bias, left.to(dtype), right.to(dtype), minus, times)
 
 
@@ -53,7 +53,7 @@ class _Moved(torch.autograd.Function):
     ) -> torch.Tensor:
         (N, M), flat = weight.shape, x.reshape(-1, weight.shape[1])
         _, _, _, left_trains, right_trains, *_ = ctx.needs_input_grad
-        # Of x the backward pass wants x R alone where R stays: r numbers a row are kept instead of M.
+        # Where R is frozen the backward pass needs x R alone: r numbers a row are kept instead of M.
         wants_product = left_trains and not right_trains
         whole_left, whole_right = _joined(left, right, minus, times)
         T, r = len(flat), whole_left.shape[1]
@@ -66,7 +66,7 @@ class _Moved(torch.autograd.Function):
         if wants_product:
             product = flat @ right if product is None else product[:, : right.shape[1]]
         ctx.shape = x.shape
-        # W itself, and not what was made of it: whoever divides W over ranks puts it together again in the same tensor.
+        # W itself, not a copy: where W is divided over ranks, it is gathered again in the same tensor.
         ctx.save_for_backward(
             flat if right_trains else None, product if wants_product else None, weight, left, right, minus, times
         )
@@ -91,8 +91,7 @@ class _Moved(torch.autograd.Function):
             d_left = dy.t() @ (flat @ right if product is None else product)
         if right_trains:
             own = dy @ left if d_product is None else d_product[:, : left.shape[1]]
-            # R that trains is a parameter [r, M] turned round: its gradient is made in that layout, or adding it up would go
-            # across it.
+            # A trained R is a transposed parameter [r, M]; in its layout gradients are added up fastest.
             d_right = (own.t() @ flat).t()
         d_bias = dy.sum(0) if bias_trains else None
         return (None if dx is None else dx.view(ctx.shape)), None, d_bias, d_left, d_right, None, None

@@ -26,7 +26,7 @@ def train_rest(model: nn.Module, kinds: Sequence[Rest]) -> dict[str, list[str]]:
             )
     ends = [name for name, of in _kinds(model) if "score" in of]
     if ends:
-        # It is new or nearly so, and of no use frozen.
+        # It is newly initialised or nearly so, and of no use frozen.
         found["score"] = ends
     parameters = dict(model.named_parameters(remove_duplicate=False))
     for name in {name for names in found.values() for name in names}:

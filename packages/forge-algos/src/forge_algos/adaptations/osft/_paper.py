@@ -29,7 +29,7 @@ class Protected(nn.Module):
 
     def __init__(self, directions: Directions, linear: nn.Linear) -> None:
         super().__init__()
-        # In a tuple, so that the layer is not a child of its child.
+        # In a tuple, so that the layer is not registered as a child of its child.
         self._linear = (linear,)
         weight: torch.Tensor = linear.weight.detach()
         rows = directions.U_h
@@ -37,7 +37,7 @@ class Protected(nn.Module):
             if not all(placement.is_replicate() or placement.is_shard(0) for placement in weight.placements):
                 raise AdapterError(f"osft_rule='paper' keeps weights that are divided by rows, not {weight.placements}")
             rows = rows.to(weight.device).contiguous()
-            # Every rank has the whole already.
+            # Every rank has the whole matrix already.
             rows = distribute_tensor(rows, weight.device_mesh, weight.placements, src_data_rank=None).to_local()
         start = weight.to_local() if isinstance(weight, DTensor) else weight
         for name, value in (("rows", rows), ("right", directions.V_h), ("start", start)):

@@ -26,7 +26,7 @@ def free_ranks(
     importance, so that the mean over the targets is still what was asked for; ratios 0 and 1 are none and all whatever the
     importance.
 
-    rank_pattern says the number itself; where several entries match a target, the last one counts.
+    rank_pattern gives the number itself; where several entries match a target, the last one counts.
 
     Args:
         shapes: [N, M] of each target, by full name.
@@ -57,7 +57,8 @@ def free_ranks(
 def _weights(shapes: Mapping[str, tuple[int, int]], importance: Mapping[str, float] | None) -> dict[str, Fraction]:
     if importance is None:
         raise AdapterError(
-            "osft_rank='adaptive' needs the importance of each target: measure it with osft_importance, or say uniform"
+            "osft_rank='adaptive' needs the importance of each target: measure it with osft_importance, or set "
+            "osft_rank='uniform'"
         )
     missing = [name for name in shapes if name not in importance]
     if missing:
@@ -78,7 +79,7 @@ def _adaptive(mean: Fraction, weights: Mapping[str, Fraction]) -> dict[str, Frac
     while rest:
         above = mean * len(weights) - sum(shares.values()) - least * len(rest)
         total = sum(rest.values())
-        # Nobody has any weight: alike.
+        # Without any weight all get the same.
         found = {name: least + (above * weight / total if total else above / len(rest)) for name, weight in rest.items()}
         full = [name for name, share in found.items() if share > 1]
         if not full:

@@ -35,7 +35,7 @@ def exact(W: torch.Tensor) -> Triplets:
     """Compute all d = min(N, M) triplets of W float64[N, M].
 
     V are the eigenvectors of WᵀW, and U are the columns of WV made 1 long: up to twice as fast as LAPACK's SVD in the same
-    precision. Squaring loses what lies below 1e-8 of the largest singular value, far below what float32 says of W.
+    precision. Squaring loses what lies below 1e-8 of the largest singular value, far below the precision of a float32 W.
     """
     if W.shape[0] < W.shape[1]:
         U, S, Vh, note = exact(W.T)
@@ -46,11 +46,11 @@ def exact(W: torch.Tensor) -> Triplets:
     if S.min() > _SMALL * S.max():
         U = images / S
     else:
-        # Images of small singular values are orthogonal no longer, and those of 0 point anywhere.
+        # Images of small singular values are not orthogonal, and those of 0 have no direction.
         U, R = torch.linalg.qr(images)
         S = R.diagonal()
         U, S = U * _signs(S), S.abs()
-    # Eigenvalues that rounding cannot tell apart come in any order.
+    # Eigenvalues that are equal within rounding come in any order.
     order = S.argsort(descending=True, stable=True)
     return Triplets(U[:, order], S[order], V[:, order].T, "")
 
@@ -67,7 +67,7 @@ def randomized(W: torch.Tensor, count: int) -> Triplets:
         U, S, Vh, note = randomized(W.T, count)
         return Triplets(Vh.T, S, U.T, note)
     most = W.shape[1] // 2
-    # Spectra of weights are flat: fewer than three times as many never were enough.
+    # Spectra of weights are flat: fewer than three times as many directions never sufficed.
     if 3 * count > most:
         return exact(W)._replace(note=f"exact, because {count} of {W.shape[1]} directions are too many for a random start")
     share = float("inf")
@@ -93,12 +93,12 @@ def _grow(W: torch.Tensor, count: int, most: int) -> Iterator[tuple[torch.Tensor
             squares, P = torch.linalg.eigh(basis.T @ images)
             squares, P = squares[-count:].flip(0), P[:, -count:].flip(1)
             V, S = basis @ P, squares.clamp_min(0).sqrt()
-            # A matrix of lower rank than was asked for has nothing to divide by, and goes to the exact way.
+            # A matrix of lower rank than asked for would divide by 0; it goes to the exact method.
             residual = torch.linalg.norm((images @ P - V * squares) / S) / S[-1]
             yield V, float(residual) if S[-1] > 0 else float("inf")
         new = images[:, -block:]
         for _ in range(2):
-            # Twice: what is left of a direction that is there already is rounding, and points anywhere.
+            # Twice: of a direction that is there already only rounding is left, in any direction.
             new = torch.linalg.qr(new - basis @ (basis.T @ new)).Q
         basis, images = torch.cat([basis, new], 1), torch.cat([images, W.T @ (W @ new)], 1)
 

@@ -12,7 +12,7 @@ from transformers.pytorch_utils import Conv1D
 from forge_algos._errors import AdapterError
 from forge_algos._modules import embeddings, head
 from forge_algos.adaptations.base._adaptation import Adaptation, Context
-from forge_algos.adaptations.base._targets import kind_of, not_linear, resolve_targets, score
+from forge_algos.adaptations.base._targets import kind_of, resolve_targets, score, stacked_experts
 from forge_algos.adaptations.peft._dora import dora_attached
 from forge_algos.adaptations.peft._target_names import short_names
 from forge_algos.settings._adapter import AdapterSettings
@@ -49,7 +49,7 @@ def attach_peft(model: nn.Module, settings: AdapterSettings, context: Context) -
     """
     del context
     targets = resolve_targets(model, settings.target_modules)
-    notes = not_linear(model) if settings.target_modules is None else []
+    notes = stacked_experts(model) if settings.target_modules is None else []
     return attach_to_targets(model, settings, targets, notes, target_modules=short_names(model, targets))
 
 
@@ -102,7 +102,7 @@ def _attached(model: nn.Module, config: "PeftConfig") -> "PeftModel":
     made: Any
     try:
         with warnings.catch_warnings():
-            # PEFT 0.21 asks transformers 5.23 for an old name; nothing that the caller could change.
+            # PEFT 0.21 uses a deprecated alias of transformers 5.23, which the caller cannot change.
             warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing.*", category=FutureWarning)
             # Where both of GPT-2's kinds of linear layers are targets PEFT corrects it for each, and warns.
             warnings.filterwarnings("ignore", message="fan_in_fan_out is set to")

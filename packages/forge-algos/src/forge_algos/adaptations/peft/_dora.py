@@ -45,6 +45,6 @@ def dora_attached(model: nn.Module, targets: Sequence[str]) -> Iterator[None]:
         weight = layer.get_base_layer().weight
         for adapter, magnitude in layer.lora_magnitude_vector.items():
             with torch.no_grad():
-                # A fresh adapter adds exactly nothing.
+                # A fresh adapter adds exactly 0.
                 whole, nothing = weight.full_tensor(), weight.to_local().new_zeros(())
                 magnitude.weight.copy_(magnitude.get_weight_norm(whole, nothing, layer.scaling[adapter]))

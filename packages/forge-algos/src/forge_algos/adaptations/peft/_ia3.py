@@ -9,7 +9,7 @@ from forge_algos._errors import AdapterError
 from forge_algos.adaptations.base._adaptation import Adaptation, Context
 from forge_algos.adaptations.base._targets import kind_of, resolve_targets
 from forge_algos.adaptations.peft._attach import attach_to_targets
-from forge_algos.adaptations.peft._target_names import ends, short_names
+from forge_algos.adaptations.peft._target_names import selects_feedforward, short_names
 from forge_algos.settings._adapter import AdapterSettings
 
 
@@ -38,11 +38,11 @@ def attach_ia3(model: nn.Module, settings: AdapterSettings, context: Context) ->
             )
     elif kind in FEEDFORWARD or any(kind_of(model, name) == "mlp" for name in targets):
         known = _known(kind, FEEDFORWARD, "feedforward_modules")
-        inputs = [name for name in targets if any(ends(short, name) for short in known)]
+        inputs = [name for name in targets if any(selects_feedforward(short, name) for short in known)]
     else:
         inputs = []
     # A name stands in both lists and must select the same layers by the rules of both; the laxer rule decides.
-    feedforward = short_names(model, inputs, rule=ends)
+    feedforward = short_names(model, inputs, rule=selects_feedforward)
     outputs = [name for name in targets if name not in inputs]
     names = [*short_names(model, outputs), *feedforward]
     return attach_to_targets(model, settings, targets, target_modules=names, feedforward_modules=feedforward)

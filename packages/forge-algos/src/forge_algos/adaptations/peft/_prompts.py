@@ -99,7 +99,7 @@ def attach_adapter_prompt(model: nn.Module, settings: AdapterSettings, context: 
 def _before_documents(model: nn.Module, settings: AdapterSettings, config: "PeftConfig") -> Adaptation:
     """Attach virtual tokens that stand before each document."""
     adapted = _attached(model, settings, config)
-    # The base's embedding layer under another name, or what replaced it while PEFT attached its own.
+    # PEFT's name for the base's embedding layer, or for its stand-in while PEFT attached.
     adapted.word_embeddings = embeddings(model)
     return PeftAdaptation(adapted, _described(settings))
 
@@ -111,7 +111,7 @@ def _attached(model: nn.Module, settings: AdapterSettings, config: "PeftConfig")
     base: Any = model
     try:
         with warnings.catch_warnings(), _callable_embeddings(model):
-            # PEFT 0.21 asks transformers 5.23 for an old name; nothing that the caller could change.
+            # PEFT 0.21 uses a deprecated alias of transformers 5.23, which the caller cannot change.
             warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing.*", category=FutureWarning)
             return get_peft_model(base, config)
     except (AttributeError, KeyError, OSError, TypeError, ValueError) as error:
@@ -208,14 +208,14 @@ class _Lookup(nn.Module):
         super().__init__()
         self.weight = layer.weight
         self.num_embeddings = layer.num_embeddings
-        # In a tuple, so that the layer's weight is there once.
+        # In a tuple, so that the layer's weight is registered once.
         self._layer = (layer,)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """Look tokens up: int64[S] → float[S, D]; collective."""
         (layer,) = self._layer
         divided: Any = layer.weight
-        # Weights that wait in the host's memory are put together where the ranks' collectives are.
+        # Weights in the host's memory are gathered on the device of the ranks' collectives.
         whole = divided.detach().to(divided.device_mesh.device_type).full_tensor()
         layer.weight = nn.Parameter(whole, requires_grad=False)
         try:

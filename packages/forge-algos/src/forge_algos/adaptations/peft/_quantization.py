@@ -13,7 +13,7 @@ from forge_algos.settings._adapter_table import ADAPTERS, Adapter
 if TYPE_CHECKING:
     from transformers import BitsAndBytesConfig
 
-# bitsandbytes' class of weights, by name: it need not be installed to ask.
+# Name of bitsandbytes' class of weights, which need not be installed here.
 _IN_4_BITS = "Params4bit"
 
 
@@ -50,7 +50,7 @@ def check_quantized(model: nn.Module, adapter: Adapter) -> None:
     A base in 4 bits is kept as it was loaded.
 
     Raises:
-        AdapterError: model and adapter do not go together; the message says which would.
+        AdapterError: model and adapter do not go together; the message names one that does.
     """
     wanted = ADAPTERS[adapter].in_4_bits
     if wanted and not _in_4_bits(model):

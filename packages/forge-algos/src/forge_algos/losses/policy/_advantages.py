@@ -124,7 +124,7 @@ def group_advantages(
     count_G = sums(scored.to(r.dtype), ids, G)
     mean_G = sums(zeroed, ids, G) / count_G.clamp(min=1)
     centred = torch.where(scored, r - mean_G[ids], 0)
-    # Equal rewards say nothing; the rounding of their mean, divided by 1e-4, would.
+    # Equal rewards must give 0; the rounding of their mean, divided by 1e-4, would not.
     lowest = r.new_full((G,), torch.inf).scatter_reduce(0, ids, torch.where(scored, r, torch.inf), "amin")
     highest = r.new_full((G,), -torch.inf).scatter_reduce(0, ids, torch.where(scored, r, -torch.inf), "amax")
     centred = torch.where((lowest == highest)[ids], 0, centred)

@@ -178,7 +178,8 @@ def _check_settings(
     readers = [name for name, each in POLICY_KINDS.items() if each.reduce == "max_length"]
     if (max_length is not None) != (kind in readers):
         raise LossError(
-            f"max_length={max_length}: {either(list(map(repr, readers)))} divides by it, and no other kind reads it; kind is {kind!r}"
+            f"max_length={max_length}: {either(list(map(repr, readers)))} divides by it, and no other kind reads it; kind is "
+            f"{kind!r}"
         )
     if max_length is not None:
         _check.number("max_length", max_length, least=1)

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from forge_algos.batches._online import OnlineBatch
-from forge_algos.heads._completions import numbers
+from forge_algos.heads._completions import to_float32
 from forge_algos.objectives.policy._online import OnlineObjective
 from forge_algos.settings._online import GRPOSettings
 from forge_algos.settings._policy_kinds import POLICY_KINDS
@@ -14,8 +14,8 @@ from forge_algos.settings._policy_kinds import POLICY_KINDS
 class GRPO(OnlineObjective[GRPOSettings]):
     """GRPO (arXiv 2402.03300): the clipped ratio times the group's advantage, plus the KL.
 
-    The KL is `kl_weight` times k3 to the reference. `settings.loss_type` names the kind, whose row in `POLICY_KINDS` says
-    whether terms are completions (grpo, dr_grpo) or tokens (dapo).
+    The KL is `kl_weight` times k3 to the reference. `settings.loss_type` names the kind; terms are completions (grpo, dr_grpo)
+    or tokens (dapo), as its row in `POLICY_KINDS` has it.
     """
 
     def __init__(self, settings: GRPOSettings | None = None) -> None:
@@ -27,7 +27,7 @@ class GRPO(OnlineObjective[GRPOSettings]):
         """Return the clip, the KL's weight and reference, and the divisor of sums."""
         s = self.settings
         divides = POLICY_KINDS[self.kind].reduce == "max_length"
-        reference = numbers(batch.ref_logps, device) if s.kl_weight and batch.ref_logps is not None else None
+        reference = to_float32(batch.ref_logps, device) if s.kl_weight and batch.ref_logps is not None else None
         return super().loss_options(batch, device) | {
             "max_length": s.max_new_tokens if divides else None,
             "ref_logps": reference,

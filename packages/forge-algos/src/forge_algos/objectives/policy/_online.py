@@ -9,7 +9,7 @@ from torch import nn
 
 from forge_algos.batches._groups import group_tensors
 from forge_algos.batches._online import OnlineBatch, check_online, idle_online
-from forge_algos.heads._completions import Completions, numbers
+from forge_algos.heads._completions import Completions, to_float32
 from forge_algos.losses import LossTerms, kl, policy_gradient
 from forge_algos.settings._online import OnlineSettings
 from forge_algos.settings._policy_kinds import POLICY_KINDS
@@ -37,12 +37,14 @@ class OnlineObjective(Generic[S]):
 
     @property
     def unit(self) -> str:
-        """Unit of `count`: tokens or completions, as the kind's row says."""
+        """Unit of `count`: tokens or completions, from the kind's row."""
         return POLICY_KINDS[self.kind].unit
 
     @property
     def stats(self) -> tuple[str, ...]:
-        """Sums over completions (`completions`, `rewards`), tokens (`tokens`, `entropy`, `kl`) and terms (all others)."""
+        """Names of the sums over completions, tokens and terms.
+        `completions` and `rewards` are over completions, `tokens`, `entropy` and `kl` over tokens, all others over terms.
+        """
         return ("completions", "rewards", "tokens", "entropy", "kl", "clipped", "ratio", "approx_kl", *self.further)
 
     def count(self, batch: OnlineBatch) -> int:
@@ -65,7 +67,7 @@ class OnlineObjective(Generic[S]):
         return idle_online()
 
     def figures(self, sums: Mapping[str, float], count: int) -> dict[str, float]:
-        """Divide the sums of `stats`: each by what it is a sum over.
+        """Divide each sum of `stats` by the number of its summands.
 
         Means over completions are `reward` and `length`; over tokens `entropy` (of the policy) and `kl` (k3, from the
         reference, where there is one); over terms `clipped` (where the clip binds), `ratio` (to the policy that sampled) and
@@ -153,24 +155,24 @@ class BoundOnline:
         lengths = torch.tensor(np.asarray(batch.groups.lengths), dtype=torch.int64)
         advantages = np.asarray(batch.advantages)
         if POLICY_KINDS[objective.kind].ratio != "token":
-            # All tokens of a completion have its advantage; a ratio of the completion wants it once.
+            # All of a completion's tokens carry its advantage; a ratio of the completion needs it once.
             advantages = advantages[np.cumsum(batch.groups.lengths) - np.asarray(batch.groups.lengths)]
         terms = policy_gradient(
             logps,
-            numbers(batch.old_logps, self.device),
-            numbers(advantages, self.device),
+            to_float32(batch.old_logps, self.device),
+            to_float32(advantages, self.device),
             lengths,
             kind=objective.kind,
             **objective.loss_options(batch, self.device),
         )
         from_reference = logps.new_zeros(())
         if objective.settings.kl_weight and batch.ref_logps is not None:
-            from_reference = kl(logps.detach(), numbers(batch.ref_logps, self.device)).sum
+            from_reference = kl(logps.detach(), to_float32(batch.ref_logps, self.device)).sum
         stats = terms.stats
         return terms._replace(
             stats={
                 "completions": logps.new_tensor(float(len(lengths))),
-                "rewards": numbers(batch.rewards, self.device).sum(),
+                "rewards": to_float32(batch.rewards, self.device).sum(),
                 "tokens": logps.new_tensor(float(len(logps))),
                 "entropy": entropy.sum(),
                 "kl": from_reference,

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from forge_algos.batches._online import OnlineBatch
-from forge_algos.heads._completions import numbers
+from forge_algos.heads._completions import to_float32
 from forge_algos.heads._value_head import require_value_head, values_at
 from forge_algos.losses import LossTerms, value
 from forge_algos.objectives.policy._online import BoundOnline, OnlineObjective
@@ -15,7 +15,7 @@ from forge_algos.settings._online import PPOSettings
 
 
 class PPO(OnlineObjective[PPOSettings]):
-    """PPO (arXiv 1707.06347, equation 9): the clipped ratio times GAE's advantage, plus the value loss.
+    """PPO (arXiv 1707.06347, equation 9): the clipped ratio times GAE's advantage; a value loss.
 
     The value loss is weighed by `value_weight`. Terms are tokens. Policy and value head share the model and one forward. The KL
     to the reference is part of the rewards, and so of the advantages.
@@ -46,8 +46,8 @@ class PPO(OnlineObjective[PPOSettings]):
         assert values is not None and batch.old_values is not None and batch.returns is not None  # noqa: PT018  checked
         values_loss = value(
             values,
-            numbers(batch.old_values, bound.device),
-            numbers(batch.returns, bound.device),
+            to_float32(batch.old_values, bound.device),
+            to_float32(batch.returns, bound.device),
             clip=self.settings.value_clip,
         )
         return LossTerms(

@@ -27,7 +27,7 @@ def check_reference(
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
     parallel: Parallel = ALONE,
 ) -> float:
-    """Return the loss before the first step, after comparing it with that of the right reference.
+    """Compare the loss before the first step with that of the right reference, and return it.
 
     A model that is its own reference has ln 2 with DPO's `sigmoid` and ½ with KTO. The means of the two have to agree within
     1e-4 (of the loss where that is above 1; 5e-2 where the model or the forward has less than float32), and no single term may
@@ -50,7 +50,7 @@ def check_reference(
                 continue
             totals += torch.stack([found.sum(), expected.sum(), torch.tensor(float(len(found)), dtype=torch.float64)])
             limit = 10 * _tolerance(coarse=coarse, loss=expected.abs())
-            # Not "larger than": a NaN is off.
+            # Not "larger than": NaN must count as off.
             off = (~((found - expected).abs() <= limit)).nonzero().flatten().tolist()
             wrong += [(nats[k].item(), f"batch {number}, {_NAMES[objective.unit]} {k}") for k in off]
     loss, expected_loss, count, elsewhere = parallel.sum([*totals.tolist(), len(wrong)])

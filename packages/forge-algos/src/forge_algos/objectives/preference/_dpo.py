@@ -7,7 +7,7 @@ import attrs
 import torch
 from torch import nn
 
-from forge_algos.heads._completions import Completions, whole
+from forge_algos.heads._completions import Completions, sum_by_completion
 from forge_algos.losses import LossTerms, dpo
 from forge_algos.objectives._mean import Mean
 from forge_algos.objectives.preference._pairs import Pairwise, PreferenceBatch, check_pairs, chosen_tokens, lengths, sides
@@ -73,7 +73,7 @@ class _BoundDPO:
     def _both(self, batch: PreferenceBatch) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the completions' log-probabilities float32[2P] under model and reference."""
         check_pairs(batch)
-        policy = whole(self.policy.tokens(batch.groups), batch.groups)
+        policy = sum_by_completion(self.policy.tokens(batch.groups), batch.groups)
         return policy, self.reference(batch.groups, batch.ref_logps)
 
     def _terms(

@@ -12,7 +12,7 @@ from torch import nn
 from forge_algos._errors import PackedBatchError
 from forge_algos._modules import mode
 from forge_algos.batches._groups import PackedGroups, check_groups, idle_groups
-from forge_algos.heads._completions import Completions, whole
+from forge_algos.heads._completions import Completions, sum_by_completion
 from forge_algos.losses import LossTerms, kto
 from forge_algos.objectives._mean import Mean
 from forge_algos.objectives.preference._reference import Reference
@@ -39,7 +39,7 @@ class KTOBatch:
 
 @attrs.frozen
 class KTO:
-    """KTO (arXiv 2402.01306, equation 7): w(1 - σ(±β(r - z))) with r = log π/π_ref, z = max(KL, 0).
+    """KTO (arXiv 2402.01306, equation 7): w(1 - σ(±β(r - z))), r = log π/π_ref, z = max(KL, 0).
 
     The sign is + where a completion is desirable. Before a step's first term all its mismatched completions are run without
     gradients: their mean r, over all micro-batches and data shards, is the KL. With it no completion's term depends on another,
@@ -146,13 +146,13 @@ class _BoundKTO:
 
     def _both(self, batch: KTOBatch) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the completions' log-probabilities float32[B] under model and reference."""
-        logps = whole(self.policy.tokens(batch.completions), batch.completions)
+        logps = sum_by_completion(self.policy.tokens(batch.completions), batch.completions)
         return logps, self.reference(batch.completions, batch.ref_logps)
 
     def _drift(self, batch: KTOBatch) -> torch.Tensor:
         """Return each mismatched completion's r, float32[B], without gradients and dropout."""
         with torch.no_grad(), mode(self.policy.model, training=False):
-            logps = whole(self.policy.tokens(batch.mismatched), batch.mismatched)
+            logps = sum_by_completion(self.policy.tokens(batch.mismatched), batch.mismatched)
         return logps - self.reference(batch.mismatched, batch.ref_mismatched_logps, "ref_mismatched_logps")
 
     def _terms(self, logps: torch.Tensor, reference: torch.Tensor, desirable: NDArray[np.bool_], kl: torch.Tensor) -> LossTerms:

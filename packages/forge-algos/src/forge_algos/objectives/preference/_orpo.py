@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from forge_algos.batches._groups import PackedGroups
-from forge_algos.heads._completions import Completions, whole
+from forge_algos.heads._completions import Completions, sum_by_completion
 from forge_algos.losses import LossTerms, orpo
 from forge_algos.objectives._mean import Mean
 from forge_algos.objectives.preference._pairs import Pairwise, PreferenceBatch, check_pairs, chosen_tokens, lengths, sides
@@ -19,7 +19,7 @@ from forge_algos.settings._preference import ORPOSettings
 
 @attrs.frozen
 class ORPO(Pairwise):
-    """ORPO (arXiv 2403.07691, equations 4, 6, 7): -log π(chosen) a token, and the log odds ratio.
+    """ORPO (arXiv 2403.07691, equations 4, 6, 7): -log π(chosen) a token, and the odds ratio.
 
     The ratio's part is -β log σ of the log odds ratio. One forward a row; no reference. Batches are `PreferenceBatch`. The
     likelihood is a mean over the tokens of the whole step and the odds ratio one over its pairs, so the gradients do not depend
@@ -57,7 +57,7 @@ class _BoundORPO:
         rows, targets, pairs = self._prompts(groups)
         tokens = self.policy.tokens(groups, beside=(rows, targets))
         tokens, prompts = tokens.split([len(tokens) - len(rows), len(rows)])
-        chosen, rejected = sides(whole(tokens, groups))
+        chosen, rejected = sides(sum_by_completion(tokens, groups))
         terms = orpo(
             chosen,
             rejected,

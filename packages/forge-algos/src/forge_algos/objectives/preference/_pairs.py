@@ -12,7 +12,7 @@ from torch import nn
 
 from forge_algos._errors import PackedBatchError
 from forge_algos.batches._groups import PackedGroups, check_groups, idle_groups
-from forge_algos.heads._completions import Completions, whole
+from forge_algos.heads._completions import Completions, sum_by_completion
 from forge_algos.losses import LossTerms
 from forge_algos.objectives._mean import Mean
 
@@ -72,7 +72,7 @@ class Pairwise:
         return PreferenceBatch(groups=idle_groups((2,)), ref_logps=np.zeros(2, np.float32))
 
     def figures(self, sums: Mapping[str, float], count: int) -> dict[str, float]:
-        """Divide by the number of pairs: `accuracy` (the chosen reward is larger), `margin`, rewards."""
+        """Divide by the number of pairs: `accuracy` (chosen has the larger reward), margin, rewards."""
         return {name: sums[stat] / count for name, stat in self.shown.items()}
 
 
@@ -98,7 +98,9 @@ class PairObjective(Pairwise, ABC):
 
     @property
     def normalize(self) -> str:
-        """Mean that the loss is: "global" (over the step's pairs) or "trl" (of the micro-batches' own means)."""
+        """Mean that the loss is: "global" or "trl".
+        That is over the step's pairs, or of the micro-batches' own means.
+        """
         return "global"
 
     def bind(self, model: nn.Module, *, device: torch.device) -> "BoundPairs":
@@ -112,7 +114,7 @@ class PairObjective(Pairwise, ABC):
 
     @abstractmethod
     def terms(self, pairs: Pairs, batch: PreferenceBatch) -> LossTerms:
-        """Compute the summed loss of the pairs of one batch, from which gradients run back into `pairs`."""
+        """Compute the summed loss of the pairs of one batch; gradients run back into `pairs`."""
 
 
 class BoundPairs:
@@ -132,7 +134,7 @@ class BoundPairs:
     def __call__(self, batch: PreferenceBatch, totals: Sequence[float]) -> LossTerms:
         """Compute the batch's terms."""
         check_pairs(batch)
-        chosen, rejected = sides(whole(self.policy.tokens(batch.groups), batch.groups))
+        chosen, rejected = sides(sum_by_completion(self.policy.tokens(batch.groups), batch.groups))
         pairs = Pairs(chosen, rejected, **lengths(batch.groups))
         return self._mean(self._objective.terms(pairs, batch), totals)
 

@@ -1,4 +1,4 @@
-"""Reference that a model is kept near to: stored, the model under its adapter, or a second one."""
+"""References: stored log-probabilities, the model under its adapter, or a second model."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -11,9 +11,9 @@ from torch import nn
 
 from forge_algos._errors import LossError
 from forge_algos._modules import mode, unwrap
-from forge_algos.adaptations._off import check_switchable, switched_off
+from forge_algos.adaptations._switched_off import check_switchable, switched_off
 from forge_algos.batches._groups import PackedGroups, idle_groups
-from forge_algos.heads._completions import Completions, numbers, whole
+from forge_algos.heads._completions import Completions, sum_by_completion, to_float32
 from forge_algos.isolation._guard import guard_packed
 from forge_algos.settings._preference import ReferenceKind
 
@@ -46,7 +46,7 @@ class Reference:
     def __call__(self, groups: PackedGroups, stored: ArrayLike | None, name: str = "ref_logps") -> torch.Tensor:
         """Return the completions' log-probabilities float32[B], in nats."""
         if self.kind != "stored":
-            return whole(self.tokens(groups), groups)
+            return sum_by_completion(self.tokens(groups), groups)
         return self.read(stored, name)
 
     def read(self, stored: ArrayLike | None, name: str) -> torch.Tensor:
@@ -56,7 +56,7 @@ class Reference:
                 f"{name}: reference='stored' reads it and the batch has none; compute it with reference_logps(...) before "
                 "training, or set reference='adapter_off' or 'live'"
             )
-        return numbers(stored, self._model.device)
+        return to_float32(stored, self._model.device)
 
     def tokens(self, groups: PackedGroups) -> torch.Tensor:
         """Compute the log-probability of each token in a forward, float32[M]."""
@@ -100,4 +100,4 @@ def reference_logps(
             with switched_off(model) if adapter_off else nullcontext(), autocast():
                 empty = not len(groups.group_sizes)
                 tokens = policy.tokens(idle_groups((1,)) if empty else groups)
-            yield (tokens[:0] if empty else whole(tokens, groups)).cpu().numpy()
+            yield (tokens[:0] if empty else sum_by_completion(tokens, groups)).cpu().numpy()

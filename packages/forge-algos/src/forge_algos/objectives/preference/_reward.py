@@ -1,4 +1,4 @@
-"""Reward models: the Bradley-Terry loss of two scalars, read at each completion's last token."""
+"""Reward models: the Bradley-Terry loss of two scalars, at each completion's last token."""
 
 from collections.abc import Mapping, Sequence
 
@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from forge_algos.heads._completions import Rows, numbers
+from forge_algos.heads._completions import GroupModel, to_float32
 from forge_algos.heads._scalar_head import choose_scalar_head
 from forge_algos.losses import LossTerms, reward
 from forge_algos.objectives._mean import Mean
@@ -48,7 +48,7 @@ class _BoundReward:
     def __init__(self, settings: RewardSettings, model: nn.Module, device: torch.device) -> None:
         self.settings = settings
         self.head = choose_scalar_head(model, device=device)
-        self.rows = Rows(model, device=device)
+        self.rows = GroupModel(model, device=device)
         self.mean = Mean(settings.normalize)
         self.needs = self.mean.needs
 
@@ -60,5 +60,5 @@ class _BoundReward:
         device = self.rows.device
         ends = torch.tensor(np.asarray(batch.groups.ends), dtype=torch.int64).to(device, non_blocking=True)
         chosen, rejected = sides(self.head.scores(self.rows.inputs(batch.groups), ends))
-        margins = None if batch.margins is None else numbers(batch.margins, device)
+        margins = None if batch.margins is None else to_float32(batch.margins, device)
         return self.mean(reward(chosen, rejected, margin=margins, centering=self.settings.centering), totals)

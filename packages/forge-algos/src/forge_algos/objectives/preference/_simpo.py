@@ -19,7 +19,7 @@ class SimPO(PairObjective):
 
     @property
     def normalize(self) -> str:
-        """As the settings say."""
+        """The settings' own."""
         return self.settings.normalize
 
     def terms(self, pairs: Pairs, batch: PreferenceBatch) -> LossTerms:

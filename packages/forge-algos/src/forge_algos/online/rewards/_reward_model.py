@@ -1,4 +1,4 @@
-"""A sequence classification model with one label → a reward function: it reads prompt and completion as its own tokens."""
+"""Sequence classification model with one label, as a reward function."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -17,10 +17,11 @@ from forge_algos.heads._scalar_head import choose_scalar_head
 
 
 class RewardModel:
-    """Scores completions at the last token, in packed rows; called as any reward function is.
+    """Reward function that scores completions at the last token, in packed rows.
 
-    Text is tokenised as one, and ends in the tokenizer's EOS, as `forge_data` ends what a reward model learns from; messages go
-    through its chat template. Each rank calls it by itself: the model is whole on each.
+    Prompt and completion are tokenised as the model's own tokens. Text is tokenised as one, and ends in the tokenizer's EOS, as
+    `forge_data` ends the texts that a reward model learns from; messages go through its chat template. Each rank calls it by
+    itself: the model is whole on each.
     """
 
     def __init__(
@@ -32,7 +33,7 @@ class RewardModel:
         device: torch.device | None = None,
         autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
     ) -> None:
-        """Look at the model once.
+        """Test the model once.
 
         Args:
             model: on `device`; it is never trained.
@@ -53,7 +54,7 @@ class RewardModel:
         self._autocast = autocast
 
     def __call__(self, prompts: Sequence[Any], completions: Sequence[Any], **_columns: Any) -> list[float]:
-        """A score for each completion."""
+        """Score each completion."""
         documents = [self._ids(prompt, completion) for prompt, completion in zip(prompts, completions, strict=True)]
         found: list[float] = []
         with mode(self._head.model, training=False), torch.no_grad():

@@ -1,4 +1,4 @@
-"""Completions → a number each: plain Python functions, called with columns of text and checked to the last value."""
+"""Reward functions: plain Python functions of columns of text, whose every value is checked."""
 
 import importlib
 import math
@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 from forge_algos._errors import RewardError
 
 Scorer = Callable[..., Sequence[float | None]]
-"""f(prompts=[...], completions=[...], **columns) → a number for each completion,
+"""Function f(prompts=[...], completions=[...], **columns) → a number for each completion,
 None or NaN where it cannot be scored."""
 
 
 @attrs.frozen(kw_only=True)
 class Reward:
-    """A reward function under the name that messages and files know it by."""
+    """Reward function, its name in messages and files, and its weight."""
 
     name: str
     function: Scorer
@@ -26,8 +26,8 @@ class Reward:
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class Answers:
-    """B completions as reward functions see them."""
+class RewardInputs:
+    """B completions as reward functions receive them."""
 
     prompts: Sequence[Any]
     """Text, or messages."""
@@ -36,16 +36,16 @@ class Answers:
     columns: Mapping[str, Sequence[Any]]
     """Further fields of the prompts' rows."""
     rows: Sequence[int]
-    """The number of each one's prompt in the data, for messages."""
+    """Number of each one's prompt in the data, for messages."""
 
-    def one(self, i: int) -> "Answers":
-        """The i-th alone."""
+    def one(self, i: int) -> "RewardInputs":
+        """Return the i-th completion alone."""
         columns = {name: [values[i]] for name, values in self.columns.items()}
-        return Answers(prompts=[self.prompts[i]], completions=[self.completions[i]], columns=columns, rows=[self.rows[i]])
+        return RewardInputs(prompts=[self.prompts[i]], completions=[self.completions[i]], columns=columns, rows=[self.rows[i]])
 
 
 def load_reward(name: str) -> Scorer:
-    """The function that "package.module:function" names.
+    """Import the function that "package.module:function" names.
 
     Raises:
         RewardError: the name has another form, the module or the function is not there, or it cannot be called.
@@ -71,63 +71,60 @@ def load_reward(name: str) -> Scorer:
     return function
 
 
-def score(reward: Reward, answers: Answers, *, on_error: Literal["stop", "skip"] = "stop") -> NDArray[np.float32]:
-    """float32[B]: what the function gives for each completion, NaN where it cannot be scored.
+def score(reward: Reward, inputs: RewardInputs, *, on_error: Literal["stop", "skip"] = "stop") -> NDArray[np.float32]:
+    """Call a reward function: float32[B], NaN where a completion cannot be scored.
 
     A call that fails is repeated for each completion by itself: so the one at fault can be named ("stop"), or left unscored
     alone ("skip").
-
-    Raises:
-        RewardError: it raised, gave another number of values, or a value that is no finite number; with "stop" alone.
     """
-    if not answers.completions:
+    if not inputs.completions:
         return np.zeros(0, np.float32)
     try:
-        return _checked(reward, answers)
+        return _call(reward, inputs)
     except RewardError as error:
         failed = error
-    scores = np.full(len(answers.completions), np.nan, np.float32)
-    for i in range(len(answers.completions)):
+    scores = np.full(len(inputs.completions), np.nan, np.float32)
+    for i in range(len(inputs.completions)):
         try:
-            scores[i] = _checked(reward, answers.one(i))[0]
+            scores[i] = _call(reward, inputs.one(i))[0]
         except RewardError:
             if on_error == "stop":
                 raise
     if on_error == "stop":
-        # Each is fine by itself: the message about all of them together stands.
+        # No single call fails, so the message about the joint call stands.
         raise failed
     return scores
 
 
 def total(scores: Mapping[str, NDArray[np.float32]], weights: Mapping[str, float]) -> NDArray[np.float32]:
-    """float32[B]: the weighted sum of those that could be scored; NaN where none could."""
+    """Add up weighted scores float32[B] of those that could be scored; NaN where none could."""
     stacked = np.stack([weights[name] * values.astype(np.float64) for name, values in scores.items()])
     scored = ~np.isnan(stacked)
     return np.where(scored.any(0), np.where(scored, stacked, 0).sum(0), np.nan).astype(np.float32)
 
 
-def _checked(reward: Reward, answers: Answers) -> NDArray[np.float32]:
-    B = len(answers.completions)
+def _call(reward: Reward, inputs: RewardInputs) -> NDArray[np.float32]:
+    B = len(inputs.completions)
     try:
         values = list(
             reward.function(
-                prompts=list(answers.prompts),
-                completions=list(answers.completions),
-                **{name: list(column) for name, column in answers.columns.items()},
+                prompts=list(inputs.prompts),
+                completions=list(inputs.completions),
+                **{name: list(column) for name, column in inputs.columns.items()},
             )
         )
     except Exception as error:  # whatever a user's function may raise
-        where = f"row {answers.rows[0]}" if B == 1 else f"{B} completions of rows {min(answers.rows)} to {max(answers.rows)}"
+        where = f"row {inputs.rows[0]}" if B == 1 else f"{B} completions of rows {min(inputs.rows)} to {max(inputs.rows)}"
         raise RewardError(
-            f"reward {reward.name!r} raised {type(error).__name__}: {error}, for {where}{_shown(answers, 0) if B == 1 else ''}"
+            f"reward {reward.name!r} raised {type(error).__name__}: {error}, for {where}{_excerpt(inputs, 0) if B == 1 else ''}"
         ) from error
     if len(values) != B:
         raise RewardError(f"reward {reward.name!r} gave {len(values)} values for {B} completions; one for each is wanted")
-    return np.array([_number(reward, answers, i, value) for i, value in enumerate(values)], np.float32)
+    return np.array([_number(reward, inputs, i, value) for i, value in enumerate(values)], np.float32)
 
 
-def _number(reward: Reward, answers: Answers, i: int, value: Any) -> float:
-    """A finite number (of numpy or torch too) as it is, None and NaN as NaN."""
+def _number(reward: Reward, inputs: RewardInputs, i: int, value: Any) -> float:
+    """Return a finite number (of numpy or torch too) as float, and None and NaN as NaN."""
     if value is None:
         return math.nan
     try:
@@ -136,12 +133,12 @@ def _number(reward: Reward, answers: Answers, i: int, value: Any) -> float:
         number = math.inf
     if math.isinf(number):
         raise RewardError(
-            f"reward {reward.name!r} gave {value!r} ({type(value).__name__}) for row {answers.rows[i]}{_shown(answers, i)}: a "
+            f"reward {reward.name!r} gave {value!r} ({type(value).__name__}) for row {inputs.rows[i]}{_excerpt(inputs, i)}: a "
             "finite number is wanted, or None where a completion cannot be scored"
         )
     return number
 
 
-def _shown(answers: Answers, i: int) -> str:
-    text = repr(answers.completions[i])
+def _excerpt(inputs: RewardInputs, i: int) -> str:
+    text = repr(inputs.completions[i])
     return f", completion {text if len(text) <= 100 else text[:97] + '...'}"

@@ -1,4 +1,4 @@
-"""What was sampled, how it was rewarded, and all that the updates on it need: arrays, and the figures of them."""
+"""Rollout: sampled completions, their rewards, and all that the updates on them need."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,30 +15,30 @@ Floats = NDArray[np.float32]
 
 @attrs.frozen(kw_only=True, eq=False)
 class Rollout:
-    """B completions of G prompts, M tokens in all; a group's completions one after another. The same on every rank.
+    """B completions of G prompts, M tokens in all; a group's completions one after another.
 
-    Together with a seed and an update's number it says what that update trains on: a run that was stopped between two updates
-    reads it back and goes on.
+    It is the same on every rank. With a seed and an update's number it determines what that update trains on: a run that was
+    stopped between two updates reads it back and resumes.
     """
 
     seed: int
-    """Where the completions' random numbers came from, and the order of the updates comes from."""
+    """Seed of the completions' random numbers and of the order of the updates."""
     prompt_rows: NDArray[np.int64]
     """int64[G]: the number of each prompt in the data."""
     prompt_ids: tuple[NDArray[np.int32], ...]
     """G of int32[S]."""
     prompt_texts: tuple[str, ...]
-    """G."""
+    """G texts."""
     groups: NDArray[np.int64]
-    """int64[B]: the prompt of each completion, from 0 to G - 1."""
+    """int64[B]: prompt of each completion, from 0 to G - 1."""
     completion_ids: tuple[NDArray[np.int32], ...]
     """B of int32[S], one after another M tokens."""
     completion_texts: tuple[str, ...]
-    """B."""
+    """B texts."""
     finished: NDArray[np.bool_]
     """bool[B]: False where the completion was cut off."""
     scores: Mapping[str, Floats]
-    """By reward function float32[B]; NaN where it could not score."""
+    """Reward function → float32[B]; NaN where it could not score."""
     rewards: Floats
     """float32[B]: their weighted sum, less the penalty for having been cut off;
     NaN where nothing could score."""
@@ -55,7 +55,7 @@ class Rollout:
     advantages: Floats
     """float32[M]; 0 where nothing is trained."""
     returns: Floats | None
-    """float32[M]: what the value head should have said; None without one."""
+    """float32[M]: the value head's targets; None without one."""
 
     @property
     def lengths(self) -> NDArray[np.int64]:
@@ -68,7 +68,9 @@ class Rollout:
         return np.append(0, self.lengths.cumsum())
 
     def figures(self) -> dict[str, float]:
-        """What a person reads of a rollout: means over completions, and the counts of those that teach nothing."""
+        """Compute figures for reports: means over completions, and counts that explain them.
+        Counted are completions that were cut off, could not be scored, or teach nothing.
+        """
         groups, lengths = self.groups, self.lengths
         scored = ~np.isnan(self.rewards)
         found: dict[str, float] = {
@@ -90,9 +92,9 @@ class Rollout:
         return found
 
     def write(self, path: str | Path) -> None:
-        """Write a JSONL file: a line about the whole, then a line a completion, with its text; floats are exact to the bit.
+        """Write a JSONL file: a line about the whole, then a line a completion, with its text.
 
-        It appears under its name when it is whole.
+        Floats are exact to the bit. The file appears under its name when it is whole.
         """
         _rollout_file.write({field.name: getattr(self, field.name) for field in attrs.fields(Rollout)}, Path(path))
 
@@ -108,7 +110,7 @@ class Rollout:
 
 
 def equal_groups(rewards: Floats, groups: NDArray[np.int64], number: int) -> NDArray[np.bool_]:
-    """bool[G]: groups of two scored completions or more whose rewards are all equal."""
+    """Find groups of two or more scored completions whose rewards are all equal: bool[G]."""
     scored = ~np.isnan(rewards)
     low, high = np.full(number, np.inf, np.float32), np.full(number, -np.inf, np.float32)
     np.minimum.at(low, groups[scored], rewards[scored])

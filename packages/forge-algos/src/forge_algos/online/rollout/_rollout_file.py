@@ -1,4 +1,4 @@
-"""A rollout ↔ a JSONL file that a person can read: a line about the whole, then a line a completion.
+"""JSONL file of a rollout that a person can read: a line about the whole, then completions.
 
 A float32 is written with nine significant digits, which name it and no other.
 """
@@ -20,11 +20,11 @@ _OF_TOKENS = ("old_logps", "ref_logps", "values", "advantages", "returns")
 
 
 def write(fields: Mapping[str, Any], path: Path) -> None:
-    """Under a temporary name beside it, then renamed, so that whoever finds the file finds it whole."""
+    """Write under a temporary name beside the file, then rename it, so that it is always whole."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
-        # A lone surrogate in a text becomes the escape that JSON has for it.
+        # A lone surrogate in a text is written as JSON's escape.
         with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace", newline="\n") as file:
             for line in _lines(fields):
                 file.write(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n")
@@ -70,10 +70,10 @@ def _lines(fields: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The fields of a `Rollout`.
+    """Read the fields of a `Rollout`.
 
     Raises:
-        RolloutError: the file is not there, is no rollout, or is not whole.
+        RolloutError: the file is missing, is no rollout, or is not whole.
     """
     try:
         with path.open(encoding="utf-8", newline="\n") as file:

@@ -1,4 +1,4 @@
-"""Prompts → completions with transformers' `generate`: left-padded batches under a mask, with a KV cache.
+"""Sampling with transformers' `generate`: left-padded batches under a mask, with a KV cache.
 
 Not with `generate_batch` (continuous batching): transformers 5.23 refuses any attention but its own there, so not forge's
 `documents`; it draws in an order that depends on what else is scheduled, so the same seed gave a prompt another completion
@@ -19,14 +19,14 @@ from torch import nn
 from forge_algos._errors import RolloutError
 from forge_algos._modules import causal_model, mode, unwrap, virtual_tokens
 from forge_algos._parallel import ALONE, Parallel
-from forge_algos.online.sampling._draw import Draw, Warp, uniforms
+from forge_algos.online.sampling._draw import DrawToken, Warp, uniforms
 from forge_algos.online.sampling._sampler import Completion
 
 
 class GenerateSampler:
-    """Samples from the very model that is trained, in evaluation mode, as it is at the time of the call.
+    """Sampler that draws from the very model that is trained, in evaluation mode, as it is then.
 
-    The model's own generation settings (a repetition penalty, a top_k) are not read: only what is asked for is done.
+    The model's own generation settings (a repetition penalty, a top_k) are not read: only the arguments count.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class GenerateSampler:
         autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
         parallel: Parallel = ALONE,
     ) -> None:
-        """Nothing is sampled yet.
+        """Take the model and the tokens that end a completion; nothing is sampled yet.
 
         Args:
             model: a transformers causal language model, perhaps with an adapter or wrapped.
@@ -86,17 +86,17 @@ class GenerateSampler:
         seed: int,
         first: int = 0,
     ) -> list[Completion]:
-        """As `Sampler.sample` says; with `synced` every rank calls it, one without prompts too."""
+        """Sample as `Sampler.sample`; with `synced` every rank calls it, one without prompts too."""
         wanted = [(number, which) for number in range(len(prompts)) for which in range(num_generations)]
         found: dict[tuple[int, int], Completion] = {}
         # Prompts of similar length side by side: less padding.
         wanted.sort(key=lambda pair: len(prompts[pair[0]]), reverse=True)
         batches = list(self._batches(wanted, prompts, max_new_tokens))
         warps = _warps(temperature, top_p, top_k)
-        with torch.no_grad(), mode(self._model, training=False), _plain_generation(causal_model(self._model)):
+        with torch.no_grad(), mode(self._model, training=False), _default_generation_config(causal_model(self._model)):
             while self._parallel.sum([len(batches)])[0] if self._synced else batches:
                 if not batches:
-                    # Others of the ranks that share the weights have a batch left.
+                    # Other ranks that share the weights have a batch left.
                     self._generate([np.zeros(1, np.int64)], torch.zeros(1, 1), [], 1)
                     continue
                 batch = batches.pop(0)
@@ -110,12 +110,11 @@ class GenerateSampler:
     ) -> Iterator[list[tuple[int, int]]]:
         start = 0
         while start < len(wanted):
-            # The first of what is left is the longest of it.
+            # The batch is sorted: its first prompt is the longest.
             longest, virtual = len(prompts[wanted[start][0]]), virtual_tokens(self._model)
             rows = max(1, self._batch_tokens // (virtual + longest + max_new_tokens))
             if virtual:
-                # PEFT puts virtual tokens before the padding, and so farther from a shorter prompt than they were trained: no
-                # padding.
+                # No padding: PEFT puts virtual tokens before it, and so farther from a shorter prompt than in training.
                 rows = min(rows, sum(len(prompts[prompt]) == longest for prompt, _ in wanted[start:]))
             yield wanted[start : start + rows]
             start += rows
@@ -140,17 +139,16 @@ class GenerateSampler:
             pad_token_id=self._pad_id,
             use_cache=True,
         )
-        # Virtual tokens are PEFT's to put before the prompt; other adapters are within the model, whose settings no PeftModel
-        # brings.
+        # PEFT adds virtual tokens in its own `generate`; any other adapter lies within the causal model.
         sampled: Any = unwrap(self._model) if virtual_tokens(self._model) else causal
         with self._autocast(), warnings.catch_warnings():
-            # It counts positions by itself, as it should.
+            # PEFT computes positions itself, as intended.
             warnings.filterwarnings("ignore", message="Position ids are not supported")
             output = sampled.generate(
                 input_ids=ids.to(device),
                 attention_mask=mask.to(device),
                 generation_config=settings,
-                logits_processor=LogitsProcessorList([Draw(warps, uniforms_BS.to(device), width)]),
+                logits_processor=LogitsProcessorList([DrawToken(warps, uniforms_BS.to(device), width)]),
                 synced_gpus=self._synced,
             )
         made = output[:, width:].cpu().numpy().astype(np.int32)
@@ -163,7 +161,7 @@ class GenerateSampler:
 
 
 def _warps(temperature: float, top_p: float, top_k: int) -> list[Warp]:
-    """In the order of `generate`'s own."""
+    """Return logits processors in the order of `generate`'s own."""
     from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
     warps: list[Any] = []
@@ -177,8 +175,8 @@ def _warps(temperature: float, top_p: float, top_k: int) -> list[Warp]:
 
 
 @contextmanager
-def _plain_generation(causal: Any) -> Iterator[None]:
-    """Without the settings that the model brings along, which `generate` takes for all that is not said."""
+def _default_generation_config(causal: Any) -> Iterator[None]:
+    """Replace the model's own generation settings, which `generate` falls back to, in the block."""
     from transformers import GenerationConfig
 
     own = causal.generation_config

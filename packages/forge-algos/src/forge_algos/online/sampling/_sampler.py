@@ -1,4 +1,6 @@
-"""Prompts → completions: what any sampler offers. `GenerateSampler` is one; an inference server can be another."""
+"""Interface of samplers: prompts → completions.
+`GenerateSampler` is one; an inference server can be another.
+"""
 
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -10,16 +12,16 @@ from numpy.typing import NDArray
 
 @attrs.frozen(kw_only=True, eq=False)
 class Completion:
-    """What a model went on with."""
+    """Continuation of a prompt by a model."""
 
     ids: NDArray[np.int32]
-    """int32[S], S from 1: the sampled tokens, the one that ends the completion included."""
+    """int32[S], S from 1: the sampled tokens, with the one that ends the completion."""
     finished: bool
     """Whether the last token ends it; False where it was cut off at `max_new_tokens`."""
 
 
 class Sampler(Protocol):
-    """Draws completions from the model as it is now."""
+    """Draws completions from the model as it is at the time of the call."""
 
     def sample(
         self,
@@ -33,7 +35,7 @@ class Sampler(Protocol):
         seed: int,
         first: int = 0,
     ) -> list[Completion]:
-        """`num_generations` completions of each prompt, prompt after prompt.
+        """Draw `num_generations` completions of each prompt, prompt after prompt.
 
         Args:
             prompts: int[S] each, S from 1.
@@ -44,6 +46,6 @@ class Sampler(Protocol):
             top_k: from this many likeliest tokens; 0 is all.
             seed: where all random numbers come from.
             first: the number of `prompts[0]` among those of all ranks: prompt `first + i` is answered from `seed` and its
-                number, whoever else is asked.
+                number, whichever prompts stand beside it.
         """
         ...

@@ -1,7 +1,7 @@
-"""Prompts and completions → one flat row of groups, as `forge_packing.collate_groups` makes it of whole examples.
+"""One flat row of groups from prompts and completions, like `forge_packing.collate_groups`.
 
-The rooms do not import each other; a test of the house compares the two. Here prompts are known as such, so that nothing has to
-be compared.
+The packages do not import each other; a test of the repository compares the two. Here prompts are known as such, so that
+nothing has to be compared.
 """
 
 from collections.abc import Sequence
@@ -13,13 +13,14 @@ from numpy.typing import NDArray
 from forge_algos.batches._groups import PackedGroups, _Groups
 
 Group = tuple[NDArray[Any], Sequence[NDArray[Any]]]
-"""A prompt, int[S] with S from 1, and its completions, int[S] each with S from 1;
+"""Prompt, int[S] with S from 1, and its completions, int[S] each with S from 1;
 every token of these is learned."""
 
 
 def collate(groups: Sequence[Group], *, share_prompts: bool = False) -> PackedGroups:
-    """One padding-free row; with `share_prompts` a group's prompt stands in it once (`forge_algos.shares_prompts` tells where
-    that gives the same). No groups give an empty row.
+    """Make one padding-free row; with `share_prompts` a group's prompt stands in it once.
+
+    `forge_algos.shares_prompts` reports where that gives the same. No groups give an empty row.
     """
     ids: list[NDArray[Any]] = []
     rows: list[NDArray[Any]] = []
@@ -35,7 +36,7 @@ def collate(groups: Sequence[Group], *, share_prompts: bool = False) -> PackedGr
             ids += own
             tokens = sum(map(len, own))
             at += tokens
-            # What predicts the first token is the prompt's last; each further one is predicted by the one before it.
+            # The prompt's last token predicts the first; each further one is predicted by the one before it.
             before = first + len(prompt) - 1 if elsewhere else at - len(completion) - 1
             rows.append(np.append(before, np.arange(at - len(completion), at - 1)))
             segments.append((tokens, elsewhere, first))

@@ -1,7 +1,7 @@
-"""A rollout's completions → optimizer steps → micro-batches of each data shard, as indices; the same on every rank.
+"""Division of a rollout's completions into steps and micro-batches, as indices.
 
-Which completions form a step follows from (seed, pass, how many steps a pass has) alone; data shards and token budgets only
-divide it.
+It is the same on every rank. Which completions form a step follows from (seed, pass, how many steps a pass has) alone; data
+shards and token budgets only divide it.
 """
 
 from collections.abc import Sequence
@@ -13,11 +13,11 @@ from forge_algos._errors import RolloutError
 
 Indices = NDArray[np.int64]
 _ORDER = 2
-"""Keeps the random stream of an order apart from those of completions (`_draw`)."""
+"""Number that keeps the random stream of an order apart from those of completions (`_draw`)."""
 
 
 def divide_steps(groups_B: Indices, *, updates: int, seed: int, number: int) -> list[Indices]:
-    """Divide completions into the optimizer steps of pass `number`; a group's completions stay in one step.
+    """Divide completions into the optimizer steps of pass `number`; a group stays in one step.
 
     With several steps the groups are shuffled, in each pass anew; steps have equally many groups, or one more.
     """
@@ -73,20 +73,20 @@ def divide_shards(
             rows.append([])
             sizes.append(0)
         rows[-1].append(at)
-        # A group that goes on in a new row brings its prompt along again.
+        # A group that continues in a new row repeats its prompt there.
         sizes[-1] += int(alone[at] if len(rows[-1]) == 1 else cost)
-    return _deal([completions[row] for row in rows], sizes, data_parallel_size)
+    return _distribute([completions[row] for row in rows], sizes, data_parallel_size)
 
 
-def _deal(rows: Sequence[Indices], sizes: Sequence[int], data_parallel_size: int) -> list[list[Indices]]:
+def _distribute(rows: Sequence[Indices], sizes: Sequence[int], data_parallel_size: int) -> list[list[Indices]]:
     """Distribute rows over data shards, the largest first to the shard with the fewest tokens.
 
     No shard gets more than its share of the rows; empty rows make their numbers equal.
     """
     share = -(-len(rows) // data_parallel_size)
-    dealt: list[list[int]] = [[] for _ in range(data_parallel_size)]
+    distributed: list[list[int]] = [[] for _ in range(data_parallel_size)]
     for row in sorted(range(len(rows)), key=lambda i: (-sizes[i], i)):
-        free = [shard for shard in range(data_parallel_size) if len(dealt[shard]) < share]
-        dealt[min(free, key=lambda shard: (sum(sizes[i] for i in dealt[shard]), shard))].append(row)
+        free = [shard for shard in range(data_parallel_size) if len(distributed[shard]) < share]
+        distributed[min(free, key=lambda shard: (sum(sizes[i] for i in distributed[shard]), shard))].append(row)
     nothing = np.zeros(0, np.int64)
-    return [[*(rows[i] for i in sorted(mine)), *[nothing] * (share - len(mine))] for mine in dealt]
+    return [[*(rows[i] for i in sorted(mine)), *[nothing] * (share - len(mine))] for mine in distributed]

@@ -1,4 +1,4 @@
-"""A rollout → the batches of its updates, on each rank."""
+"""Batches of a rollout's updates, on each data shard."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,7 @@ def rollout_batches(
     rank: int | None = None,
     seed: int | None = None,
 ) -> list[list[OnlineBatch]]:
-    """Divide a rollout into its updates: `passes` · `updates` optimizer steps, each as this rank's micro-batches.
+    """Divide a rollout into `passes` · `updates` optimizer steps, each as this rank's batches.
 
     What an update trains on follows from (rollout, seed, its number), on any number of ranks: a run that resumes after its k-th
     update takes the list from there. Every data shard gets equally many micro-batches a step, empty ones where it has nothing.
@@ -69,7 +69,7 @@ def update_indices(
     data_parallel_size: int,
     share_prompts: bool,
 ) -> list[list[list[Indices]]]:
-    """Divide the completions that are trained on: [update][data shard][micro-batch] → indices int[b]."""
+    """Divide the trained completions: [update][data shard][micro-batch] → indices int[b]."""
     used = np.flatnonzero(trained)
     found = []
     for number in range(passes):
@@ -89,7 +89,9 @@ def update_indices(
 
 
 def token_places(starts: NDArray[np.int64], indices: Indices) -> NDArray[np.int64]:
-    """Return the positions int64[m] of the completions' tokens among a rollout's M, completion after completion."""
+    """Return the positions int64[m] of completions' tokens among a rollout's M.
+    They stand completion after completion.
+    """
     nothing: list[NDArray[np.int64]] = [np.zeros(0, np.int64)]
     return np.concatenate(nothing + [np.arange(starts[i], starts[i + 1], dtype=np.int64) for i in indices])
 

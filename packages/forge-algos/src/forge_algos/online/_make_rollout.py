@@ -1,4 +1,4 @@
-"""The model as it is now and some prompts → a rollout: sampled, rewarded, measured, and credited."""
+"""Making a rollout: prompts are sampled, rewarded, measured, and credited."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -15,7 +15,7 @@ from forge_algos.online._credit import advantages_of
 from forge_algos.online._gather import gather, scatter, share_of
 from forge_algos.online._measure import Reference, measure
 from forge_algos.online._prompts import Prompt, check_arguments, check_completions, columns_of
-from forge_algos.online.rewards._rewards import Answers, Reward, score, total
+from forge_algos.online.rewards._rewards import Reward, RewardInputs, score, total
 from forge_algos.online.rollout._rollout import Rollout, equal_groups
 from forge_algos.online.sampling._sampler import Completion, Sampler
 from forge_algos.online.updates._updates import packed, token_places, update_indices
@@ -40,33 +40,11 @@ def make_rollout(
     reference: Reference | None = None,
     share_prompts: bool = False,
 ) -> Rollout:
-    """Sample `num_generations` completions of each prompt, reward them, and compute what the updates read.
+    """Sample completions of each prompt, reward them, and compute what the updates read.
 
-    Each rank samples and rewards its share of the prompts; afterwards every rank has the whole rollout. Log-probabilities are
-    those of the pass that trains: its packed rows, its head, its temperature. So the ratio of the first update is 1. They are
-    the policy's own, whatever `top_p` and `top_k` took away while sampling.
-
-    Args:
-        model: as `train` has it, between two steps; its modes and torch's random state stay as they are.
-        sampler: draws from that model.
-        prompts: of all ranks; the same on every rank.
-        settings: of the method.
-        rewards: the reward functions, a reward model among them; at least one.
-        decode: token ids → text, without special tokens.
-        max_tokens: tokens of a micro-batch, as `rollout_batches` will be told.
-        seed: from 0; where this rollout's random numbers and its updates' order come from. Another one for each rollout.
-        rows: the number of each prompt in the data, for messages and files; 0, 1, 2, ... by default.
-        device: where the model computes; the model's by default.
-        autocast: as for `train`.
-        parallel: the ranks.
-        rank: number of this rank's data shard; `parallel`'s own by default.
-        reference: a frozen model, or "adapter_off"; with a `kl_weight` above 0, and only then.
-        share_prompts: as `rollout_batches` will be told.
-
-    Raises:
-        RewardError: a reward function failed, on any rank, and the settings say stop.
-        RolloutError: arguments that do not go together, a prompt that is empty or too long, or a sampler that broke its word.
-        AdapterError: PPO on a model without a value head.
+    Each data shard samples and rewards its share of the prompts; afterwards every rank has the whole rollout. Log-probabilities
+    are those of the pass that trains: its packed rows, its head, its temperature. So the ratio of the first update is 1. They
+    are the policy's own, whatever `top_p` and `top_k` took away while sampling.
     """
     check_arguments(prompts, settings, rewards, reference, seed, max_tokens)
     device = next(model.parameters()).device if device is None else device
@@ -99,7 +77,7 @@ def make_rollout(
     trained = _trained(settings, reward_B, groups, finished, len(prompts))
 
     prompt_ids = tuple(np.asarray(prompt.input_ids, np.int32) for prompt in prompts)
-    # With the KL in the reward, what the others are weighed against is measured too, though nothing is learned from it.
+    # With the KL in the reward, masked completions are measured too: they are part of the baseline of the others.
     weighed = settings.credit == "leave_one_out" and settings.mask_truncated and settings.kl_weight > 0
     masked = ~trained & ~np.isnan(reward_B) & ~finished & weighed
     steps = [
@@ -174,11 +152,13 @@ def _score(
     decode: Callable[[list[int]], str],
     parallel: Parallel,
 ) -> dict[str, NDArray[np.float32]]:
-    """By reward function, what it gives for this rank's completions; an error on one rank is one on all."""
+    """Return each reward function's numbers for this rank's completions, by its name.
+    An error on one rank is raised on all.
+    """
     each = len(completions) // max(1, len(prompts))
     asked = [prompt for prompt in prompts for _ in range(each)]
     texts = [decode(completion.ids.tolist()) for completion in completions]
-    answers = Answers(
+    inputs = RewardInputs(
         prompts=[prompt.prompt for prompt in asked],
         completions=[
             text if isinstance(prompt.prompt, str) else [{"role": "assistant", "content": text}]
@@ -190,7 +170,7 @@ def _score(
     failed: RewardError | None = None
     found: dict[str, NDArray[np.float32]] = {}
     try:
-        found = {reward.name: score(reward, answers, on_error=settings.on_reward_error) for reward in rewards}
+        found = {reward.name: score(reward, inputs, on_error=settings.on_reward_error) for reward in rewards}
     except RewardError as error:
         failed = error
     elsewhere = parallel.any(failed is not None)
