@@ -1,4 +1,4 @@
-"""The examples in docstrings and READMEs are true."""
+"""The examples in docstrings, READMEs and pages are true."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ import pytest
 from .house import PACKAGES, ROOT
 
 MODULES = [source.module for package in PACKAGES.values() for source in package.sources if ">>>" in source.path.read_text()]
-PAGES = [path.relative_to(ROOT).as_posix() for path in sorted(ROOT.glob("packages/*/README.md")) if ">>>" in path.read_text()]
+PAGES = [
+    path.relative_to(ROOT).as_posix()
+    for path in [*sorted(ROOT.glob("packages/*/README.md")), *sorted(ROOT.glob("docs/**/*.md"))]
+    if ">>>" in path.read_text()
+]
 
 
 def test_there_are_examples() -> None:
@@ -29,7 +33,7 @@ def test_the_examples_of_a_module(name: str) -> None:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_the_examples_of_a_page(page: str) -> None:
-    """A README's `>>>` examples run as they stand."""
+    """A page's `>>>` examples run as they stand."""
     # A page may make a model with transformers alone, which imports DeepSpeed wherever it is, whose import writes to standard output.
     logging.getLogger("DeepSpeed").addFilter(lambda record: record.levelno >= logging.ERROR)
     result = doctest.testfile(str(ROOT / page), module_relative=False)
