@@ -1,4 +1,4 @@
-"""Each thing that somebody may add from outside, added by a test and trained with: docs/extending.md says how."""
+"""Extensions from outside, each added by a test and trained with; see docs/extending.md."""
 
 import sys
 
@@ -18,19 +18,19 @@ from forge_algos import (
     schedule,
     train,
 )
-from forge_algos.adaptations import ADAPTERS, AdapterKind, Adaptation
+from forge_algos.adaptations import ADAPTERS, Adaptation, AdapterKind
 from forge_algos.losses import POLICY_KINDS, PolicyKind, policy_gradient
 from forge_algos.objectives import PairObjective, TokenObjective
 from forge_algos.online import Reward, load_reward, make_rollout, rollout_batches
 
+from .digits import decode, digit_model, prompts, rollout, sampler
 from .oracle import make, pack, samples
 from .preferences import pair_batch, some_pairs
-from .toys import decode, prompts, rollout, sampler, toy
 
 
 @pytest.fixture
 def row():
-    """Add rows to a table, and take them out again."""
+    """Add rows to a table, and remove them again."""
     added = []
 
     def add(table, name, value):
@@ -44,7 +44,7 @@ def row():
 
 
 def trained(model, steps, objective, *, learning_rate=1e-2, adaptation=None):
-    """The loss before each step."""
+    """Return the loss before each step."""
     settings = OptimizerSettings(learning_rate=learning_rate, lr_scheduler="constant")
     optimizer = make_optimizer(model, settings)
     scheduler = schedule(optimizer, settings, num_steps=100)
@@ -56,7 +56,9 @@ GSPO = PolicyKind(ratio="sequence_mean", reduce="mean", grpo=True)
 
 
 def gspo(new, old, ref, advantages, lengths, clip, kl_weight):
-    """arXiv 2507.18071, equations 5 to 7, one completion at a time, with GRPO's KL as a mean over its tokens."""
+    """Return arXiv 2507.18071, equations 5 to 7, one completion at a time.
+    With GRPO's KL as a mean over its tokens.
+    """
     terms, start = [], 0
     for advantage, length in zip(advantages, lengths, strict=True):
         own = slice(start, start + length)
@@ -70,7 +72,7 @@ def gspo(new, old, ref, advantages, lengths, clip, kl_weight):
 
 @pytest.mark.parametrize("kl_weight", [0.0, 0.1])
 def test_a_policy_loss_is_one_row(row, kl_weight):
-    """GSPO: its row alone makes the paper's terms and gradients, on both sides of the clip."""
+    """GSPO's row alone gives the paper's terms and gradients, on both sides of the clip."""
     row(POLICY_KINDS, "gspo", GSPO)
     g = torch.Generator().manual_seed(1)
     lengths = [3, 1, 5, 2, 4, 6, 2, 3]
@@ -87,7 +89,7 @@ def test_a_policy_loss_is_one_row(row, kl_weight):
 
 
 def test_a_policy_loss_is_chosen_by_its_name(row):
-    """The settings take the new name, other settings name it among their choices, and the objective trains with it."""
+    """Settings accept and list the new name, and the objective trains with it."""
     with pytest.raises(ValueError, match=r"'loss_type' must be in \('grpo', 'dr_grpo', 'dapo'\) \(got 'gspo'\)"):
         GRPOSettings(loss_type="gspo")
     row(POLICY_KINDS, "gspo", GSPO)
@@ -96,7 +98,7 @@ def test_a_policy_loss_is_chosen_by_its_name(row):
     settings = GRPOSettings(loss_type="gspo", num_generations=4, max_new_tokens=4, num_iterations=2)
     objective = GRPO(settings)
     assert objective.unit == "completions"
-    model = toy(size=0.3)
+    model = digit_model(size=0.3)
     made = rollout(model, settings)
     before = [p.detach().clone() for p in model.parameters()]
     losses = trained(model, rollout_batches(made, max_tokens=200, passes=2), objective, learning_rate=1e-3)
@@ -105,7 +107,7 @@ def test_a_policy_loss_is_chosen_by_its_name(row):
 
 
 def test_a_kind_of_peft_is_one_row(row):
-    """LoHa: the settings that its row names, its learning rate, its layers on the targets, and a loss that falls."""
+    """LoHa's row gives its settings, learning rate and layers, and the loss falls."""
     row(ADAPTERS, "loha", AdapterKind(
         learning_rate=3e-4, peft="LoHaConfig", arguments={"r": "lora_r", "alpha": "lora_alpha"}, reads=("target_modules",),
     ))  # fmt: skip
@@ -131,7 +133,7 @@ def test_a_kind_of_peft_is_one_row(row):
 
 
 class Biases(Adaptation):
-    """BitFit (arXiv 2106.10199), here with a cap that is kept after each step."""
+    """BitFit (arXiv 2106.10199), with a limit that is kept after each step."""
 
     def __init__(self, model, cap):
         super().__init__(model)
@@ -140,21 +142,23 @@ class Biases(Adaptation):
             parameter.requires_grad = name.endswith("bias")
 
     def after_step(self):
-        """Keep each bias within the cap."""
+        """Clamp each bias to the limit."""
         for parameter in self.model.parameters():
             if parameter.requires_grad:
                 parameter.data.clamp_(-self.cap, self.cap)
 
 
 def biases(model, settings, context):
-    """The function that a row names."""
+    """Attach BitFit; the function that a row names."""
     assert settings.adapter == "biases"
     assert context.ranks.world_size == 1
     return Biases(model, cap=0.01)
 
 
 def test_an_adaptation_is_one_file_and_one_row(row):
-    """A class, a function that makes it, and a row that names the function; `train` keeps its rule."""
+    """A class, a function that makes it, and a row that names the function.
+    `train` calls it around each step.
+    """
     row(ADAPTERS, "biases", AdapterKind(learning_rate=1e-3, attach=biases))
     model = make("qwen3")
     for layer in model.model.layers:
@@ -171,12 +175,14 @@ def test_an_adaptation_is_one_file_and_one_row(row):
 
 
 class MeanLogp(TokenObjective):
-    """The negative log-likelihood once more, from log-probabilities, with the share of tokens likelier than one in ten."""
+    """The negative log-likelihood from log-probabilities, with one further figure.
+    The share of tokens with a probability above one tenth.
+    """
 
     stats = ("likely",)
 
     def terms(self, head, row):
-        """One forward: the head's log-probabilities of the learned tokens."""
+        """Sum the negative log-probabilities of the learned tokens."""
         logps = head.logps(row.inputs, row.rows, row.targets)
         return LossTerms(-logps.sum(), len(logps), {"likely": (logps.detach().exp() > 0.1).sum()})
 
@@ -185,13 +191,15 @@ class Unlikely(TokenObjective):
     """Unlikelihood (arXiv 1908.04319): -log(1 - p) of each learned token."""
 
     def terms(self, head, row):
-        """One forward: the head's log-probabilities of the learned tokens."""
+        """Sum the unlikelihoods of the learned tokens."""
         logps = head.logps(row.inputs, row.rows, row.targets)
         return LossTerms(-torch.log1p(-logps.exp()).sum(), len(logps))
 
 
 def test_an_objective_on_tokens_is_one_class():
-    """It is passed to `train`; loss and gradients do not depend on the cut, and its figures arrive."""
+    """A class is passed to `train`; loss and gradients do not depend on the cut.
+    Its figures are reported.
+    """
     examples = samples((9, 7, 12, 4))
     whole, cut = [[pack(examples)]], [[pack(examples[:1]), pack(examples[1:])]]
     found = []
@@ -213,7 +221,7 @@ class Hinge(PairObjective):
     """A margin of 1 between the mean log-probabilities a token."""
 
     def terms(self, pairs, batch):
-        """Of log-probabilities and lengths alone."""
+        """Compute the margin from log-probabilities and lengths."""
         chosen, rejected = pairs.chosen / pairs.chosen_lengths, pairs.rejected / pairs.rejected_lengths
         losses = -logsigmoid(chosen - rejected - 1)
         stats = {
@@ -226,7 +234,7 @@ class Hinge(PairObjective):
 
 
 def test_an_objective_on_pairs_is_one_class():
-    """It gets the log-probabilities of both sides; loss and gradients do not depend on the cut."""
+    """A class gets the log-probabilities of both sides; the cut does not matter."""
     pairs = some_pairs(6, seed=3)
     found = [
         trained(make(), steps * 4, Hinge())
@@ -237,14 +245,14 @@ def test_an_objective_on_pairs_is_one_class():
 
 
 def test_a_reward_is_a_function_in_a_file(tmp_path, monkeypatch):
-    """Named as "module:function", found on the path, called with the rows' fields, and learned from."""
+    """ "module:function" is found on the path, called with the rows' fields, and learned from."""
     (tmp_path / "house_rewards.py").write_text(
         "def near(prompts, completions, digit, **columns):\n"
         "    return [1 - abs(int(c[:1] or 0) - d) / 10 for c, d in zip(completions, digit)]\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     settings = GRPOSettings(num_generations=4, max_new_tokens=3, reward="house_rewards:near")
-    model = toy(size=0.3)
+    model = digit_model(size=0.3)
     rewards = [Reward(name=name, function=load_reward(name)) for name in settings.reward]
     made = make_rollout(
         model, sampler(model), prompts(6), settings=settings, rewards=rewards, decode=decode, max_tokens=200, seed=1

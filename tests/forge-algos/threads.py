@@ -1,6 +1,7 @@
-"""Ranks that are threads of one process, one running at a time: a `Parallel` that adds up gradients itself, and logs its calls.
+"""Ranks that are threads of one process, one running at a time.
 
-Several ranks may share a data shard, as where a model's tensors are divided too: they get the same batches, and their sums count once.
+A `Parallel` that adds up gradients itself, and logs its calls. Several ranks may share a data shard, as where a model's
+tensors are divided too: they get the same batches, and their sums count once.
 """
 
 import contextlib
@@ -12,7 +13,9 @@ from forge_algos._parallel import Alone
 
 
 class Rank(Alone):
-    """One of R threads; it runs while it holds the turn, and passes it on where it waits for the others."""
+    """One of R threads; it runs while it holds the turn.
+    It passes the turn on where it waits for the others.
+    """
 
     def __init__(self, shared, rank):
         self.shared, self.rank = shared, rank
@@ -23,7 +26,7 @@ class Rank(Alone):
         self.gradients = None
 
     def meet(self, value):
-        """Every rank's value, in the order of ranks."""
+        """Return every rank's value, in the order of ranks."""
         self.shared.slots[self.rank] = value
         found = []
         for wait in range(2):
@@ -48,7 +51,9 @@ class Rank(Alone):
         return any(self.meet(bool(flag)))
 
     def one_a_shard(self, met):
-        """What the first rank of each data shard gave; the others of the shard must have given the same."""
+        """Return the value of the first rank of each data shard.
+        The shard's other ranks must have given the same.
+        """
         each = self.shared.ranks_a_shard
         for at, value in enumerate(met):
             torch.testing.assert_close(value, met[at // each * each], rtol=0, atol=0, equal_nan=True)
@@ -88,7 +93,9 @@ class Shared:
 
 
 def on_threads(function, world_size, ranks_a_shard=1):
-    """[function(rank) for each rank], at once; the first error by rank is raised, those that only waited for it are not."""
+    """Return [function(rank) for each rank], run at once.
+    The first error by rank is raised, without those that only waited for it.
+    """
     shared = Shared(world_size, ranks_a_shard)
     results, errors = [None] * world_size, [None] * world_size
 

@@ -1,4 +1,4 @@
-"""Settings of the preference objectives: what has no effect is refused, exactly where the loss itself would."""
+"""Settings of preference objectives: refused exactly where the loss itself would raise."""
 
 import itertools
 from typing import get_args
@@ -32,7 +32,9 @@ def test_the_names_are_the_losses():
     ids=str,
 )
 def test_settings_refuse_what_the_loss_refuses(options):
-    """For every type and every two of them: DPOSettings raises if and only if `losses.dpo` does with the same options."""
+    """DPOSettings raises if and only if `losses.dpo` does with the same options.
+    For every type and every two of them.
+    """
     for types in [*((kind,) for kind in DPO_TYPES), *itertools.combinations(DPO_TYPES, 2)]:
         refused = []
         for call in (
@@ -67,15 +69,15 @@ def test_settings_refuse_what_the_loss_refuses(options):
         (lambda: RewardSettings(centering=-1), "centering must be at least 0"),
     ],
 )
-def test_what_makes_no_sense_is_refused(make, message):
-    """By the field's name, with what came."""
+def test_impossible_settings_are_refused(make, message):
+    """Impossible values are refused with the field's name and the value."""
     with pytest.raises((ValueError, TypeError), match=message):
         make()
 
 
 @pytest.mark.parametrize("kind", [DPOSettings, KTOSettings, ORPOSettings, RewardSettings, SimPOSettings])
 def test_every_field_is_described_and_the_defaults_are_good(kind):
-    """Frozen, keyword-only, made without arguments; a docstring stands under each field."""
+    """Settings are frozen, keyword-only, made without arguments; each field has a docstring."""
     settings = kind()
     with pytest.raises(attrs.exceptions.FrozenInstanceError):
         settings.beta = 1.0
@@ -85,7 +87,7 @@ def test_every_field_is_described_and_the_defaults_are_good(kind):
 
 
 def test_lists_of_a_recipe_become_tuples():
-    """As YAML and the command line give them."""
+    """Lists, as YAML and the command line give them, become tuples."""
     settings = DPOSettings(loss_type=["sigmoid", "sft"], loss_weights=[1, 0.5])
     assert (settings.loss_type, settings.loss_weights) == (("sigmoid", "sft"), (1, 0.5))
     assert DPOSettings(loss_type="ipo").loss_type == ("ipo",)

@@ -1,4 +1,4 @@
-"""What a person says of targets: names, ends of names, patterns, kinds; told from the model, whatever its path is called."""
+"""`target_modules`: names, ends of names, patterns and kinds, derived from the module tree."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from hypothesis import given, settings, strategies as st
 
 from forge_algos import AdapterError
 from forge_algos.adaptations.base._targets import resolve_targets
-from forge_algos.adaptations.peft._target_names import ends, says, short_names
+from forge_algos.adaptations.peft._target_names import selects, selects_feedforward, short_names
 
 from ...oracle import SIZES, make
 from ...preferences import a_classifier
@@ -43,8 +43,8 @@ def test_the_default_is_every_linear_layer_but_the_head(architecture):
     assert resolve_targets(model, ["mlp", "attention"]) == found
 
 
-def test_a_bare_decoder_and_a_reward_model_are_told_alike():
-    """Names are those of the model that was given; a reward model's score is no target of a kind."""
+def test_targets_of_a_bare_decoder_and_a_reward_model():
+    """Target names are those of the given model; a reward model's score is no target of a kind."""
     whole = resolve_targets(make(), ["attention"])
     assert resolve_targets(make().model, ["attention"]) == [name.removeprefix("model.") for name in whole]
     assert resolve_targets(a_classifier(), None) == resolve_targets(make(), None)
@@ -61,8 +61,10 @@ def test_a_bare_decoder_and_a_reward_model_are_told_alike():
         ("Falcon", {}, ["query_key_value", "dense"], ["dense_h_to_4h", "dense_4h_to_h"]),
     ],
 )
-def test_kinds_are_told_from_the_module_tree(kind, changes, attention, mlp):
-    """Families that name and nest their layers differently, some with linear layers outside of the layers."""
+def test_kinds_are_found_in_the_module_tree(kind, changes, attention, mlp):
+    """Kinds are found in families that name and nest their layers differently.
+    OPT has linear layers outside of its decoder layers, which belong to no kind.
+    """
     model = tiny(kind, **changes)
     assert last(resolve_targets(model, ["attention"])) == attention
     assert last(resolve_targets(model, ["mlp"])) == mlp
@@ -71,8 +73,8 @@ def test_kinds_are_told_from_the_module_tree(kind, changes, attention, mlp):
     assert {name.rpartition(".")[2] for name in {*resolve_targets(model, None)} - both} == outside
 
 
-def test_kinds_ask_for_no_path():
-    """The same layers under names that say nothing."""
+def test_kinds_do_not_depend_on_names():
+    """The same layers are found under names without meaning."""
 
     class Mixer(torch.nn.Module):
         def __init__(self):
@@ -102,8 +104,8 @@ def test_names_and_patterns(targets, expected):
     assert resolve_targets(make(), targets) == expected
 
 
-def test_the_head_is_meant_by_its_full_name_only():
-    """Neither a pattern nor a kind reaches it."""
+def test_the_head_is_matched_by_its_full_name_only():
+    """Neither a pattern nor a kind matches the head."""
     assert resolve_targets(make("llama-untied"), ["lm_head", "layers.0.mlp.up_proj"]) == [
         "model.layers.0.mlp.up_proj",
         "lm_head",
@@ -114,18 +116,21 @@ def test_the_head_is_meant_by_its_full_name_only():
 
 
 def test_what_matches_nothing_is_named():
-    """The wrong names, the nearest right ones, kinds, and all that exist; what is found is not complained of."""
+    """The error lists the wrong names, the nearest right ones, the kinds and all layers.
+    Names that match are not in it.
+    """
     with pytest.raises(
         AdapterError,
-        match=r"target_modules: down_prj, proj matches no linear layer of LlamaForCausalLM\. Did you mean down_proj.*Kinds: attention, mlp, "
-        r"all-linear\. Linear layers here: down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj$",
+        match=r"target_modules: down_prj, proj matches no linear layer of LlamaForCausalLM\. Did you mean down_proj.*"
+        r"Kinds: attention, mlp, all-linear\. "
+        r"Linear layers here: down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj$",
     ) as caught:
         resolve_targets(make(), ["q_proj", "down_prj", "proj"])
     assert caught.value.exit_status == 2
 
 
 def test_a_module_that_is_no_linear_layer_is_named():
-    """With what it is, and how what lies in it is said."""
+    """The error names the module's class, and the pattern for the linear layers inside it."""
     with pytest.raises(
         AdapterError, match=r"self_attn \(LlamaAttention\) is no linear layer: say self_attn\.\* for those in it"
     ):
@@ -138,8 +143,10 @@ def test_a_module_that_is_no_linear_layer_is_named():
 
 @given(st.data())
 @settings(max_examples=60, deadline=None)
-def test_short_names_say_exactly_what_was_meant(data):
-    """Whatever layers are chosen, PEFT's rules read the same ones from the short names, and no list is longer than the full one."""
+def test_short_names_select_the_same_layers(data):
+    """PEFT's rules select the same layers by the short names as by the full ones.
+    For any choice of layers; the list of short names is never longer than that of full names.
+    """
     part = st.sampled_from(["a", "ba", "0", "1", "up", "n.0"])
     paths = data.draw(st.sets(st.lists(part, min_size=1, max_size=3).map(".".join), min_size=1, max_size=9))
     model = torch.nn.Module()
@@ -151,9 +158,9 @@ def test_short_names_say_exactly_what_was_meant(data):
             at = at.get_submodule(name)
     names = [name for name, _ in model.named_modules() if name]
     wanted = [name for name in names if data.draw(st.booleans())]
-    for rule in (says, ends):
+    for rule in (selects, selects_feedforward):
         short = short_names(model, wanted, rule=rule)
-        # A whole name that ends another one says both; no list of names can tell them apart.
-        unsayable = {n for n in names if n not in wanted and any(rule(w, n) for w in wanted)}
-        assert {n for n in names if any(rule(s, n) for s in short)} - unsayable == set(wanted)
+        # A whole name that ends another one matches both; no list of names can separate them.
+        inseparable = {n for n in names if n not in wanted and any(rule(w, n) for w in wanted)}
+        assert {n for n in names if any(rule(s, n) for s in short)} - inseparable == set(wanted)
         assert len(short) <= len(wanted)

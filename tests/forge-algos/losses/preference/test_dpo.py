@@ -1,4 +1,4 @@
-"""Direct preference optimisation: the papers' formulas, the same for every cut, finite at any log-probability."""
+"""DPO's losses: the papers' formulas, the same for every cut, finite at any log-probability."""
 
 import itertools
 import math
@@ -20,7 +20,7 @@ DIVERGENCES = get_args(Divergence)
 
 
 def pairs(B, seed=0, scale=10.0, dtype=torch.float64):
-    """Four log-probabilities and two lengths."""
+    """Return four log-probabilities and two lengths."""
     g = torch.Generator().manual_seed(seed)
     logps = [(-scale * torch.rand(B, generator=g, dtype=torch.float64)).to(dtype).requires_grad_(n < 2) for n in range(4)]
     return logps, {f"{side}_lengths": torch.randint(1, 30, (B,), generator=g) for side in ("chosen", "rejected")}
@@ -31,7 +31,7 @@ def settings_for(kind, smoothing=0.1):
 
 
 def naive(kind, logps, lengths, beta, eps, divergence="reverse_kl"):
-    """The formulas as the papers print them, a pair at a time; [B]."""
+    """Return the formulas as the papers print them, a pair at a time; [B]."""
     log, (pc, pr, rc, rr) = torch.log, logps
     Lc, Lr = lengths["chosen_lengths"].tolist(), lengths["rejected_lengths"].tolist()
 
@@ -84,8 +84,8 @@ def naive(kind, logps, lengths, beta, eps, divergence="reverse_kl"):
 CASES = [(kind, "reverse_kl") for kind in DPO_TYPES] + list(itertools.product(sorted(WITH_DIVERGENCE), DIVERGENCES[1:]))
 
 
-def test_the_table_is_whole():
-    """Fourteen forms have terms and a row that says what they read."""
+def test_the_table_is_complete():
+    """Each of fourteen forms has terms and a row with the settings that it reads."""
     assert len(DPO_TYPES) == 14
     assert TERMS.keys() == DPO_TYPES.keys()
     assert {name for name, kind in DPO_TYPES.items() if kind.smoothing} == SMOOTHED
@@ -96,7 +96,7 @@ def test_the_table_is_whole():
 @pytest.mark.parametrize(("kind", "divergence"), CASES)
 @given(B=st.integers(1, 5), seed=st.integers(0, 99), beta=st.floats(0.02, 0.9), eps=st.floats(0.01, 0.45))
 def test_is_the_papers_formula(kind, divergence, B, seed, beta, eps):
-    """Every term and every gradient is that of the formula, evaluated without any care."""
+    """Every term and gradient is that of the formula, evaluated plainly."""
     logps, lengths = pairs(B, seed, scale=4.0)
     terms = dpo(*logps, beta=beta, **settings_for(kind, eps), **lengths, f_divergence=divergence)
     expected = naive(kind, logps, lengths, beta, eps, divergence)
@@ -111,7 +111,7 @@ def test_is_the_papers_formula(kind, divergence, B, seed, beta, eps):
 @pytest.mark.parametrize("kind", sorted(set(DPO_TYPES) - SORTING))
 @given(B=st.integers(2, 9), at=st.integers(1, 8), seed=st.integers(0, 99))
 def test_any_cut_gives_the_same(kind, B, at, seed):
-    """The sums of two parts add up to the whole's, and so do gradients and stats: no pair's term depends on another."""
+    """Sums, gradients and stats of two parts add up to the whole's: pairs are independent."""
     logps, lengths = pairs(B, seed)
     extra = {"tokens_per_pair": lengths["chosen_lengths"].sum().item() / B} if kind == "sft" else {}
     whole = dpo(*logps, **settings_for(kind), **lengths)
@@ -129,7 +129,7 @@ def test_any_cut_gives_the_same(kind, B, at, seed):
 
 @pytest.mark.parametrize("kind", [*sorted(SORTING), "sft"])
 def test_what_is_coupled_says_so(kind):
-    """The three that the docstring names do depend on the pairs of a call; shuffling the call changes nothing."""
+    """The three forms that the docstring names depend on the pairs of a call, in any order."""
     logps, lengths = pairs(8, 3)
     order = torch.randperm(8, generator=torch.Generator().manual_seed(0))
     settings = settings_for(kind)
@@ -145,7 +145,7 @@ def test_what_is_coupled_says_so(kind):
 @pytest.mark.parametrize(("kind", "divergence"), CASES)
 @given(values=st.lists(st.sampled_from([0.0, -1e-9, -1.0, -39.0, -1e3, -1e5]), min_size=4, max_size=4), data=st.data())
 def test_extremes_are_finite(kind, divergence, values, data):
-    """In float32, at log-probabilities from 0 to -1e5, the loss and all gradients are numbers."""
+    """In float32, at log-probabilities from 0 to -1e5, loss and gradients are finite."""
     beta = data.draw(st.sampled_from([0.01, 0.1, 1.0]))
     logps = [torch.tensor([value, -5.0], requires_grad=n < 2) for n, value in enumerate(values)]
     lengths = {"chosen_lengths": torch.tensor([1, 3]), "rejected_lengths": torch.tensor([2, 0])}
@@ -157,7 +157,7 @@ def test_extremes_are_finite(kind, divergence, values, data):
 
 @pytest.mark.parametrize("B", [1, 7])
 def test_starts_at_ln_2(B):
-    """A policy that is its reference: ln 2 a pair, no accuracy yet, opposite gradients of β/2."""
+    """A policy that is its reference has ln 2 a pair, accuracy 0, opposite gradients of β/2."""
     logps, _ = pairs(B, dtype=torch.float32, scale=500.0)
     terms = dpo(logps[0], logps[1], logps[0].detach(), logps[1].detach(), beta=0.3)
     terms.sum.backward()
@@ -169,7 +169,7 @@ def test_starts_at_ln_2(B):
 
 @pytest.mark.parametrize("kind", DPO_TYPES)
 def test_the_reference_is_not_trained(kind):
-    """No gradient reaches the reference's log-probabilities, were they part of a graph."""
+    """No gradient reaches the reference's log-probabilities."""
     logps, lengths = pairs(3)
     refs = [x.requires_grad_() for x in logps[2:]]
     terms = dpo(*logps, **settings_for(kind), **lengths)
@@ -178,7 +178,7 @@ def test_the_reference_is_not_trained(kind):
 
 
 def test_a_mixture_is_the_weighted_sum():
-    """Several types with weights (MPO) are the weighted sum of each; without weights each counts once."""
+    """Several types with weights (MPO) are the weighted sum of each; weights default to 1."""
     logps, lengths = pairs(5)
     kinds, weights = ["sigmoid", "bco_pair", "sft", "aot"], [0.8, 0.2, 1.0, -0.5]
     alone = [dpo(*logps, loss_type=kind, **lengths).per_sample for kind in kinds]
@@ -189,7 +189,7 @@ def test_a_mixture_is_the_weighted_sum():
 
 
 def test_half_precision_is_summed_in_float32():
-    """bfloat16 log-probabilities: a float32 loss, gradients in their own dtype."""
+    """bfloat16 log-probabilities have a float32 loss, and gradients in their own dtype."""
     logps, _ = pairs(3, dtype=torch.bfloat16)
     terms = dpo(*logps)
     terms.sum.backward()
@@ -198,7 +198,7 @@ def test_half_precision_is_summed_in_float32():
 
 
 def test_no_pairs_are_zero():
-    """An empty batch: 0 over 0, and gradients that are there."""
+    """An empty batch is 0 over 0, with gradients."""
     logps, lengths = pairs(0)
     for kind in DPO_TYPES:
         terms = dpo(*logps, **settings_for(kind), **lengths)
@@ -233,7 +233,7 @@ def test_no_pairs_are_zero():
     ],
 )
 def test_bad_settings_are_refused(change, message):
-    """One error that names the argument, what came and what would do; nothing is ignored."""
+    """One error names the argument, what was found and what is valid; nothing is ignored."""
     with pytest.raises(LossError, match=message):
         dpo(*(torch.zeros(2) for _ in range(4)), **change)
 

@@ -39,8 +39,10 @@ def stored_kto(reference, *, mismatched_reference=None):
         ({"loss_type": "sppo_hard", "beta": 0.01}, 5000.0),
     ],
 )
-def test_the_right_ones_pass_and_the_loss_is_told(settings, start):
-    """The model's own references, in any cut and with an empty row: the loss at ratio 0, within 1e-4."""
+def test_the_models_own_references_pass(settings, start):
+    """The model's own references pass in any cut, with the loss at ratio 0 within 1e-4.
+    With an empty row too.
+    """
     model = make()
     batches = [stored(model, PAIRS[:4]), pair_batch([]), stored(model, PAIRS[4:])]
     found = check_reference(model, batches, objective=DPO(DPOSettings(**settings)))
@@ -49,7 +51,7 @@ def test_the_right_ones_pass_and_the_loss_is_told(settings, start):
 
 
 def test_another_models_references_are_refused():
-    """How many pairs are off, which ones most, and what to do."""
+    """The error has the number of pairs that are off, the worst ones, and what to do."""
     with pytest.raises(
         ReferenceMismatchError, match=r"0\.693147 \(within 0\.0001\).*6 of 6 terms.*batch 0, pair \d by .* nats.*anew"
     ):
@@ -57,7 +59,7 @@ def test_another_models_references_are_refused():
 
 
 def test_one_wrong_pair_is_named():
-    """A single pair among right ones, by its batch and its place in it."""
+    """A single wrong pair is named by its batch and its place in it."""
     batches = [stored(make(), PAIRS[:3]), stored(make(), PAIRS[3:])]
     batches[1].ref_logps[2] += 0.5
     with pytest.raises(ReferenceMismatchError, match=r"1 of 6 terms are off: batch 1, pair 1 by 0\.5 nats"):
@@ -65,13 +67,13 @@ def test_one_wrong_pair_is_named():
 
 
 def test_references_in_another_order_are_refused():
-    """Even where their sum, and so nearly the mean loss, is right."""
+    """References in another order are refused, although their sum is right."""
     with pytest.raises(ReferenceMismatchError, match="another order"):
         check_reference(make(), [stored(make(), order=slice(None, None, -1))], objective=DPO(DPOSettings(beta=0.01)))
 
 
 def test_errors_that_cancel_are_refused():
-    """Two pairs that are off in opposite directions leave the mean loss where it should be."""
+    """Two pairs off in opposite directions are refused, although the mean loss is right."""
     batch = stored(make())
     batch.ref_logps[0] += 0.05
     batch.ref_logps[4] -= 0.05
@@ -79,8 +81,8 @@ def test_errors_that_cancel_are_refused():
         check_reference(make(), [batch], objective=DPO())
 
 
-def test_a_reference_that_is_no_number_is_refused():
-    """NaN is not near to anything."""
+def test_a_reference_that_is_nan_is_refused():
+    """A reference that is NaN is refused."""
     batch = stored(make())
     batch.ref_logps[0] = np.nan
     with pytest.raises(ReferenceMismatchError, match="pair 0"):
@@ -88,7 +90,7 @@ def test_a_reference_that_is_no_number_is_refused():
 
 
 def test_ktos_references():
-    """½ where they are right; those of the mismatched completions are looked at too."""
+    """KTO's loss is ½ with the right references; those of mismatched completions count too."""
     assert check_reference(make(), [stored_kto(make())], objective=KTO()) == pytest.approx(0.5, abs=1e-5)
     weighted = KTO(KTOSettings(desirable_weight=2.0))
     assert check_reference(make(), [stored_kto(make())], objective=weighted) == pytest.approx(0.75, abs=1e-5)
@@ -96,8 +98,8 @@ def test_ktos_references():
         check_reference(make(), [stored_kto(make(), mismatched_reference=make(seed=2))], objective=KTO())
 
 
-def test_bfloat16_has_room():
-    """Under autocast, references that were computed under it pass, and another model's do not."""
+def test_bfloat16_has_a_wider_tolerance():
+    """Under autocast, references computed under it pass; another model's do not."""
     autocast = partial(torch.autocast, "cpu", torch.bfloat16)
     check_reference(make(), [stored(make(), autocast=autocast)], objective=DPO(), autocast=autocast)
     with pytest.raises(ReferenceMismatchError, match=r"within 0\.05"):

@@ -1,4 +1,4 @@
-"""DPO: each of its losses and options from a row, where the reference comes from, and where it starts."""
+"""DPO: its losses and options from a row, sources of its reference, its first loss."""
 
 import math
 
@@ -28,12 +28,12 @@ SORTED = ("aot", "aot_unpaired")
 
 
 def naive_logps(model):
-    """float32[2P]: one completion at a time."""
+    """Return float32[2P], one completion at a time."""
     return torch.stack([token_logps(model, prompt, y).sum() for prompt, *completions in PAIRS for y in completions])
 
 
 def stored(reference, pairs=PAIRS):
-    """The batch, with the reference's log-probabilities as they are computed for storing."""
+    """Return the batch with the reference's log-probabilities, computed as for storing."""
     batch = pair_batch(pairs)
     (logps,) = reference_logps(reference, [batch.groups])
     return pair_batch(pairs, ref_logps=logps)
@@ -49,7 +49,7 @@ OPTIONS = [
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_every_loss_and_option_arrives(options):
-    """Each setting gives what the loss of that name gives from naive log-probabilities, in value and gradients."""
+    """Each setting gives the loss of that name from naive log-probabilities, with its gradients."""
     reference, model = make(seed=5), make()
     normalize = "trl" if options.get("loss_type") in SORTED else "global"
     objective = DPO(DPOSettings(beta=0.2, normalize=normalize, **options))
@@ -97,7 +97,9 @@ def lora(*, learned=True):
 
 @pytest.mark.parametrize("where", ["stored", "adapter_off", "live"])
 def test_the_first_loss_is_ln_2(where):
-    """A model that is its reference begins at ln 2 within 1e-4, with a margin of 0, wherever the reference comes from."""
+    """A model that is its reference begins at ln 2 within 1e-4, with a margin of 0.
+    From every source of the reference.
+    """
     model = lora(learned=False) if where == "adapter_off" else make()
     batch = stored(make()) if where == "stored" else pair_batch(PAIRS)
     objective = DPO(DPOSettings(reference=where), reference=make() if where == "live" else None)
@@ -107,8 +109,10 @@ def test_the_first_loss_is_ln_2(where):
 
 
 @pytest.mark.parametrize("where", ["adapter_off", "live"])
-def test_references_that_are_computed_on_the_way_are_those_that_are_stored(where):
-    """With an adapter that has learned: loss, figures and gradients are the same to 1e-6."""
+def test_references_computed_in_the_step_equal_stored_ones(where):
+    """References computed in the step equal stored ones to 1e-6: loss, figures and gradients.
+    With an adapter that has learned.
+    """
     torch.manual_seed(0)
     model = lora().eval()
     for module in model.modules():
@@ -128,7 +132,7 @@ def test_references_that_are_computed_on_the_way_are_those_that_are_stored(where
 
 
 def test_the_reference_has_no_dropout_and_modes_are_restored():
-    """A live reference in training mode is asked as in evaluation, and is in training mode afterwards."""
+    """A live reference runs without dropout, and has its mode back afterwards."""
     live = make()
     for layer in live.model.layers:
         layer.self_attn.attention_dropout = 0.9
@@ -139,7 +143,9 @@ def test_the_reference_has_no_dropout_and_modes_are_restored():
 
 
 def test_an_adapter_that_is_switched_off_is_on_again():
-    """The policy's forward has the adapter, whose weights go on training, in the step after a reference's too."""
+    """The policy's forward has the adapter, in the step after a reference's too.
+    The adapter's weights keep training.
+    """
     model = lora()
     objective = DPO(DPOSettings(reference="adapter_off"))
     output, grads = one_step(model, objective, [pair_batch(PAIRS[:3]), pair_batch(PAIRS[3:])])
@@ -164,30 +170,30 @@ def test_an_adapter_that_is_switched_off_is_on_again():
         ({}, False, {"ref_logps": np.zeros(6, np.float32)}, PackedBatchError, r"ref_logps: 12 numbers.*6 pairs, got \[6\]"),
     ],
 )
-def test_references_that_are_not_there_are_refused(settings, live, batch, error, message):
-    """What is missing, or given and not read, by its name and with the way out."""
+def test_missing_references_are_refused(settings, live, batch, error, message):
+    """A reference that is missing, or given and not read, is refused with what to do."""
     objective = DPO(DPOSettings(**settings), reference=make() if live else None)
     with pytest.raises(error, match=message):
         one_step(make(), objective, [pair_batch(PAIRS, **batch)])
 
 
 def test_a_reference_that_is_the_model_is_refused():
-    """It would move with what it should hold back."""
+    """The model itself is refused as its live reference: both would move."""
     model = make()
     with pytest.raises(LossError, match="the very model that is trained"):
         DPO(DPOSettings(reference="live"), reference=model).bind(model, device=CPU)
 
 
 def test_groups_that_are_no_pairs_are_refused():
-    """A preference is between two; the group that is not one is named."""
+    """A group that is not a pair is refused by its number."""
     groups = rows_of([[pair[:2]] * size for pair, size in zip(PAIRS, (2, 3), strict=False)])
     batch = type(pair_batch([]))(groups=groups)
     with pytest.raises(PackedBatchError, match="group 1 holds 3"):
         DPO().count(batch)
 
 
-def test_a_shared_prompt_that_the_attention_does_not_know_is_refused():
-    """sdpa would look at the wrong keys in silence."""
+def test_shared_prompts_under_sdpa_are_refused():
+    """A shared prompt under sdpa is refused: it would silently see the wrong keys."""
     batch = pair_batch(PAIRS, share=True, ref_logps=np.zeros(12, np.float32))
     with pytest.raises(PackedBatchError, match="prompts are shared by their completions: .*kv_rows"):
         one_step(make(), DPO(), [batch])

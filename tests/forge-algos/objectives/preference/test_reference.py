@@ -1,4 +1,4 @@
-"""Log-probabilities that are computed once and stored."""
+"""Reference log-probabilities, computed once and stored."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ def groups(pairs=PAIRS):
 
 
 def test_they_are_the_naive_ones():
-    """float32 sums of each completion, row after row."""
+    """They are float32 sums of each completion, row after row."""
     model = make()
     logps = np.concatenate(list(reference_logps(model, [groups(PAIRS[:2]), groups(PAIRS[2:])])))
     assert logps.dtype == np.float32
@@ -26,13 +26,13 @@ def test_they_are_the_naive_ones():
 
 
 def test_groups_of_one():
-    """KTO's completions stand alone."""
+    """Groups of one completion, KTO's, work."""
     (logps,) = reference_logps(make(), [rows_of([[(p, c)] for p, c, _ in PAIRS])])
     assert logps.shape == (5,)
 
 
 def test_an_empty_row_gives_empty_arrays_in_its_place():
-    """Where ranks have unequally many rows, each still makes as many forwards as the others."""
+    """An empty row gives an empty array, so that ranks make equally many forwards."""
     model = make()
     calls = []
     handle = model.register_forward_pre_hook(lambda *_: calls.append(1))
@@ -45,7 +45,7 @@ def test_an_empty_row_gives_empty_arrays_in_its_place():
 
 
 def test_modes_gradients_and_adapters_are_left_alone():
-    """Dropout is off while it runs; the adapter too where that is asked for, and only then."""
+    """Dropout is off while it runs, and the adapter only where that is requested."""
     model = adapt(make(), AdapterSettings(adapter="lora", lora_r=3, lora_dropout=0.5)).model
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -64,7 +64,7 @@ def test_modes_gradients_and_adapters_are_left_alone():
     assert all(p.grad is None for p in model.parameters())
 
 
-def test_an_adapter_that_is_not_there_cannot_be_switched_off():
-    """Said by name, not by an attribute error."""
+def test_a_missing_adapter_is_refused():
+    """A missing adapter is refused by name, not by an attribute error."""
     with pytest.raises(AdapterError, match="carries no adapter"):
         list(reference_logps(make(), [groups()], adapter_off=True))

@@ -1,4 +1,6 @@
-"""Reward functions: found by name, called with columns, checked to the last value; errors name function, row and what came."""
+"""Reward functions: found by name, called with columns, their results checked.
+Errors name function, row and what was returned.
+"""
 
 import math
 
@@ -8,17 +10,21 @@ import torch
 
 from forge_algos import RewardError
 from forge_algos.online import Reward, RewardModel, load_reward
-from forge_algos.online.rewards._rewards import Answers, score, total
+from forge_algos.online.rewards._rewards import RewardInputs, score, total
 
-ANSWERS = Answers(prompts=["a", "b", "c"], completions=["x", "yy", "zzz"], columns={"wanted": [1, 2, 4]}, rows=[10, 11, 12])
+ANSWERS = RewardInputs(
+    prompts=["a", "b", "c"], completions=["x", "yy", "zzz"], columns={"wanted": [1, 2, 4]}, rows=[10, 11, 12]
+)
 
 
 def close(prompts, completions, wanted):
     return [-abs(len(c) - w) for c, w in zip(completions, wanted, strict=True)]
 
 
-def test_columns_go_in_and_numbers_come_out():
-    """Prompts, completions and the rows' fields as lists; a number for each completion, ints and bools and numpy's and torch's too."""
+def test_functions_get_columns_and_return_numbers():
+    """Functions get prompts, completions and fields as lists, and return a number for each.
+    Ints, bools, numpy's and torch's numbers too.
+    """
     assert score(Reward(name="close", function=close), ANSWERS).tolist() == [0, 0, -1]
     kinds = lambda prompts, completions, wanted: (np.float64(0.5), torch.tensor(2), True)  # noqa: E731
     found = score(Reward(name="kinds", function=kinds), ANSWERS)
@@ -27,7 +33,7 @@ def test_columns_go_in_and_numbers_come_out():
 
 
 def test_none_and_nan_are_unscored():
-    """Both become NaN and neither is an error."""
+    """None and NaN become NaN, without an error."""
     found = score(Reward(name="n", function=lambda **_: [None, math.nan, 1]), ANSWERS)
     assert np.isnan(found).tolist() == [True, True, False]
 
@@ -51,21 +57,23 @@ def raises(prompts, completions, wanted):
     ],
 )
 def test_a_failing_function_is_named(function, message):
-    """With the row and the completion at fault, and what came."""
+    """A failure names the function, the row, the completion and what was returned."""
     with pytest.raises(RewardError, match=message):
         score(Reward(name="f", function=function), ANSWERS)
 
 
 def test_skip_leaves_out_only_what_fails():
-    """The completion at fault is unscored; the others have their rewards."""
+    """With skip only the failing completion is unscored; the others keep their rewards."""
     found = score(Reward(name="f", function=raises), ANSWERS, on_error="skip")
     assert found[0] == -1
     assert math.isnan(found[1])
     assert found[2] == 0.5
 
 
-def test_functions_that_fail_only_together_are_not_blamed_on_a_row():
-    """A function that cannot take three completions at once and can each alone: stop says so, skip has their rewards."""
+def test_functions_that_fail_only_together():
+    """A function that fails on three completions but on none alone: stop reports just that.
+    With skip all are scored.
+    """
 
     def alone(completions, **_):
         if len(completions) > 1:
@@ -77,14 +85,14 @@ def test_functions_that_fail_only_together_are_not_blamed_on_a_row():
     assert score(Reward(name="f", function=alone), ANSWERS, on_error="skip").tolist() == [1, 2, 3]
 
 
-def test_nothing_to_score_calls_nobody():
-    """A rank without prompts."""
-    empty = Answers(prompts=[], completions=[], columns={}, rows=[])
+def test_no_function_is_called_without_prompts():
+    """Without prompts no function is called."""
+    empty = RewardInputs(prompts=[], completions=[], columns={}, rows=[])
     assert len(score(Reward(name="f", function=raises), empty)) == 0
 
 
 def test_rewards_are_weighted_sums_of_what_is_scored():
-    """A function that cannot score a completion leaves it to the others; NaN where none can."""
+    """Rewards are weighted sums of the functions that could score; NaN where none could."""
     scores = {"a": np.array([1, 2, np.nan], np.float32), "b": np.array([1, np.nan, np.nan], np.float32)}
     found = total(scores, {"a": 2.0, "b": -0.5})
     assert found[:2].tolist() == [1.5, 4.0]
@@ -100,8 +108,8 @@ def test_rewards_are_weighted_sums_of_what_is_scored():
         ("math:pi", "no function but float"),
     ],
 )
-def test_names_that_lead_nowhere(name, message):
-    """Each way to be wrong has its own message."""
+def test_bad_reward_names(name, message):
+    """Each way in which a name can be wrong has its own message."""
     with pytest.raises(RewardError, match=message):
         load_reward(name)
 
@@ -119,7 +127,9 @@ class Letters:
 
 
 def test_a_reward_model_scores_as_transformers_does():
-    """Packed rows of several texts and of one, text and messages, against one plain forward of each; the model's mode stays."""
+    """A reward model's scores on packed rows equal one plain forward of each text.
+    Several texts and one, text and messages; the model's mode stays.
+    """
     from transformers import LlamaConfig, LlamaForSequenceClassification
 
     from ...oracle import SIZES

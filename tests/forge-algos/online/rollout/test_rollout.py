@@ -1,4 +1,4 @@
-"""A rollout is read back as it was written, to the bit; a file that is not whole says so."""
+"""Rollout files: read back to the bit, and refused where they are not whole."""
 
 import json
 
@@ -10,8 +10,8 @@ from forge_algos import RolloutError
 from forge_algos.online import Rollout
 
 
-def made(tokens=(2, 3, 1), values=True):
-    """Two prompts, three completions, floats of every kind."""
+def made_up_rollout(tokens=(2, 3, 1), values=True):
+    """Return two prompts with three completions and floats of every kind."""
     total = sum(tokens)
     random = np.random.default_rng(0)
     bits = random.integers(0, 2**32, total * 5, dtype=np.uint32).view(np.float32)
@@ -58,16 +58,18 @@ def same(ours, theirs):
 
 @pytest.mark.parametrize("values", [True, False])
 def test_read_back_to_the_bit(tmp_path, values):
-    """Floats of all sizes, NaN and -0.0, odd texts, arrays that are not there."""
-    rollout = made(values=values)
+    """Floats of all sizes, NaN, -0.0, odd texts and missing arrays are read back as written."""
+    rollout = made_up_rollout(values=values)
     rollout.write(tmp_path / "new" / "r.jsonl")
     same(Rollout.read(tmp_path / "new" / "r.jsonl"), rollout)
     assert [p.name for p in (tmp_path / "new").iterdir()] == ["r.jsonl"]
 
 
 def test_a_person_can_read_it(tmp_path):
-    """A line about the whole and a line a completion, with texts, rewards, and the prompt where its group begins."""
-    made().write(tmp_path / "r.jsonl")
+    """The file has a line about the whole and a line for each completion.
+    With texts, rewards, and the prompt where its group begins.
+    """
+    made_up_rollout().write(tmp_path / "r.jsonl")
     lines = [json.loads(line) for line in (tmp_path / "r.jsonl").read_text().split("\n")[:-1]]
     assert lines[0] == {
         "rollout": 1, "seed": 7, "prompts": 2, "completions": 3, "functions": ["m:f"],
@@ -90,35 +92,35 @@ def test_a_person_can_read_it(tmp_path):
         (lambda text: "", "damaged"),
     ],
 )
-def test_what_is_not_whole_is_refused(tmp_path, harm, message):
-    """Never read as if nothing were wrong."""
+def test_damaged_files_are_refused(tmp_path, harm, message):
+    """A damaged file is an error."""
     file = tmp_path / "r.jsonl"
-    made().write(file)
+    made_up_rollout().write(file)
     file.write_text(harm(file.read_text()))
     with pytest.raises(RolloutError, match=message):
         Rollout.read(file)
 
 
-def test_a_file_that_is_not_there(tmp_path):
-    """An error of this room, with the path."""
+def test_a_missing_file(tmp_path):
+    """A missing file is an error of forge_algos, with the path."""
     with pytest.raises(RolloutError, match="cannot be read"):
         Rollout.read(tmp_path / "none.jsonl")
 
 
 def test_a_write_that_fails_leaves_nothing(tmp_path):
-    """Neither a half file under its name nor a temporary one."""
+    """A failing write leaves neither a partial file nor a temporary one."""
     file = tmp_path / "r.jsonl"
-    made().write(file)
+    made_up_rollout().write(file)
     before = file.read_bytes()
     with pytest.raises(TypeError):
-        attrs.evolve(made(), prompt_texts=("a", object())).write(file)
+        attrs.evolve(made_up_rollout(), prompt_texts=("a", object())).write(file)
     assert file.read_bytes() == before
     assert [p.name for p in tmp_path.iterdir()] == ["r.jsonl"]
 
 
 def test_figures():
-    """Means over what could be scored, and the counts of the rest."""
-    found = made().figures()
+    """Figures are means over what could be scored, and counts of the rest."""
+    found = made_up_rollout().figures()
     assert found["reward"] == pytest.approx(1.55)
     assert (found["completions"], found["tokens"], found["cut_off"], found["unscored"], found["trained"]) == (3, 6, 1, 1, 2)
     assert found["reward/m:f"] == pytest.approx(1.55)

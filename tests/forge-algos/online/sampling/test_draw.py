@@ -1,31 +1,33 @@
-"""One uniform number a row draws a token with its probability, and depends on nothing else."""
+"""One uniform number a row draws a token with its probability."""
 
 import numpy as np
 import pytest
 import torch
 
-from forge_algos.online.sampling._draw import Draw, inverse, uniforms
+from forge_algos.online.sampling._draw import DrawToken, inverse_cdf, uniforms
 
 
 def test_tokens_come_with_their_probability():
-    """A hundred thousand even numbers draw every token as often as it is likely, to a part in ten thousand."""
+    """A hundred thousand even numbers draw each token with its probability to 1e-4."""
     scores = torch.tensor([1.0, -2.0, 0.5, -torch.inf, 2.0])
     even = (torch.arange(100_000) + 0.5) / 100_000
-    drawn = inverse(scores.expand(len(even), -1), even)
+    drawn = inverse_cdf(scores.expand(len(even), -1), even)
     shares = torch.bincount(drawn, minlength=5) / len(even)
     torch.testing.assert_close(shares, scores.softmax(0), rtol=0, atol=2e-5)
 
 
 @pytest.mark.parametrize("number", [0.0, 0.5, 1 - 2**-22])
 def test_the_impossible_is_never_drawn(number):
-    """A token of probability 0 is not drawn by the smallest number nor by the largest, wherever it stands."""
+    """A token of probability 0 is drawn by neither the smallest number nor the largest.
+    Wherever it stands.
+    """
     for possible in range(4):
         scores = torch.full((1, 4), -torch.inf).index_fill(1, torch.tensor([possible]), 3.0)
-        assert inverse(scores, torch.tensor([number])).item() == possible
+        assert inverse_cdf(scores, torch.tensor([number])).item() == possible
 
 
-def test_a_completion_has_numbers_of_its_own():
-    """They follow from the seed, the prompt's number and which completion it is, whoever stands beside it; all differ."""
+def test_random_numbers_are_a_completions_own():
+    """Numbers follow from seed, prompt number and completion number alone; all differ."""
     together = uniforms(5, [(0, 0), (0, 1), (7, 1)], 6)
     assert torch.equal(together[2], uniforms(5, [(7, 1)], 6)[0])
     assert together.unique().numel() == together.numel()
@@ -33,9 +35,9 @@ def test_a_completion_has_numbers_of_its_own():
     assert 0 <= together.min() <= together.max() < 1
 
 
-def test_only_the_drawn_token_is_left():
-    """What greedy decoding takes is the drawn token, from the scores after the warps."""
-    draw = Draw(
+def test_the_processor_leaves_only_the_drawn_token():
+    """After the processor greedy decoding takes the drawn token, from the scores after warping."""
+    draw = DrawToken(
         [lambda _ids, scores: scores.masked_fill(torch.tensor([False, True, False]), -torch.inf)], torch.tensor([[0.1, 0.9]]), 2
     )
     scores = torch.tensor([[0.0, 9.0, 0.0]])

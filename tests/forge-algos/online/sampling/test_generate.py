@@ -1,4 +1,4 @@
-"""`GenerateSampler`: the right distribution, from the seed alone, whatever is in the batch; nothing else changes."""
+"""`GenerateSampler`: its distribution, its dependence on the seed alone, no side effects."""
 
 import numpy as np
 import pytest
@@ -7,14 +7,14 @@ import torch
 from forge_algos import AdapterSettings, RolloutError, adapt, guard_packed
 from forge_algos.online import GenerateSampler
 
+from ...digits import END, START, digit_model, prompts, sampler
 from ...threads import on_threads
-from ...toys import END, START, prompts, sampler, toy
 
 SETTINGS = {"num_generations": 3, "max_new_tokens": 5, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "seed": 4}
 
 
 def exact(model, prompt, temperature=1.0, top_k=0, top_p=1.0):
-    """The probability of every completion of up to two tokens, written out: {ids: p}."""
+    """Return the probability of every completion of up to two tokens: {ids: p}."""
     model.eval()
 
     def following(ids):
@@ -39,8 +39,10 @@ def exact(model, prompt, temperature=1.0, top_k=0, top_p=1.0):
 
 @pytest.mark.parametrize("warps", [{}, {"temperature": 0.5}, {"top_k": 3}, {"top_p": 0.6}, {"temperature": 2.0, "top_p": 0.9}])
 def test_completions_come_with_their_probability(warps):
-    """4,000 completions of each of two prompts of unlike length, in one left-padded batch, against the probabilities written out."""
-    model = toy(size=0.3)
+    """4,000 completions of each of two prompts have the probabilities written out.
+    Prompts of different length, in one left-padded batch.
+    """
+    model = digit_model(size=0.3)
     asked = [np.array([START, 3, 13]), np.array([START, 1, 4, 1, 5, 9, 13])]
     each = 4000
     options = SETTINGS | {"num_generations": each, "max_new_tokens": 2} | warps
@@ -58,8 +60,8 @@ def test_completions_come_with_their_probability(warps):
 
 
 def test_a_completion_does_not_depend_on_the_batch():
-    """One row at a time, all at once, a part of the prompts under their numbers: the same tokens."""
-    model, asked = toy(size=0.3), [p.input_ids for p in prompts(5)]
+    """One row at a time, all at once, or some of the prompts: the tokens are the same."""
+    model, asked = digit_model(size=0.3), [p.input_ids for p in prompts(5)]
     whole = sampler(model).sample(asked, **SETTINGS)
     singly = sampler(model, batch_tokens=1).sample(asked, **SETTINGS)
     later = sampler(model).sample(asked[3:], **SETTINGS, first=3)
@@ -69,8 +71,8 @@ def test_a_completion_does_not_depend_on_the_batch():
 
 
 def test_the_end_is_kept_and_marked():
-    """A finished completion ends in the end's token and has no other; one that was cut off has all its tokens."""
-    found = sampler(toy()).sample([p.input_ids for p in prompts(8)], **SETTINGS)
+    """A finished completion ends in its only end token; one cut off has all its tokens."""
+    found = sampler(digit_model()).sample([p.input_ids for p in prompts(8)], **SETTINGS)
     assert {c.finished for c in found} == {True, False}
     for completion in found:
         ends = np.flatnonzero(completion.ids == END).tolist()
@@ -80,8 +82,10 @@ def test_the_end_is_kept_and_marked():
 
 
 def test_nothing_else_changes():
-    """Modes, torch's random state and the model's own generation settings are as before, and those settings are not read."""
-    model, asked = toy(size=0.3), [p.input_ids for p in prompts(2)]
+    """Modes, torch's random state and the model's generation settings are as before.
+    Those settings are not read.
+    """
+    model, asked = digit_model(size=0.3), [p.input_ids for p in prompts(2)]
     plain = sampler(model).sample(asked, **SETTINGS)
     model.generation_config.repetition_penalty = 5.0
     model.generation_config.top_k = 1
@@ -97,9 +101,11 @@ def test_nothing_else_changes():
     assert model.generation_config.top_k == 1
 
 
-def test_an_adapter_answers_and_the_guard_lets_it():
-    """Inside the guard of `train`, a LoRA model answers with its adapter, otherwise than without."""
-    model = adapt(toy(size=0.3), AdapterSettings(adapter="lora", lora_r=4)).model
+def test_an_adapter_samples_under_the_guard():
+    """Inside the guard of `train`, a LoRA model samples with its adapter.
+    Otherwise than without.
+    """
+    model = adapt(digit_model(size=0.3), AdapterSettings(adapter="lora", lora_r=4)).model
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "lora_B" in name:
@@ -115,13 +121,17 @@ def test_an_adapter_answers_and_the_guard_lets_it():
 
 
 def test_ranks_make_equally_many_forwards():
-    """Where the weights are divided, a rank with fewer batches, or none, runs along until the last one is done."""
+    """With divided weights a rank with fewer batches runs on until the last rank is done.
+    So does one with none.
+    """
     asked = [p.input_ids for p in prompts(4)]
-    expected = sampler(toy(size=0.3)).sample(asked, **SETTINGS)
+    expected = sampler(digit_model(size=0.3)).sample(asked, **SETTINGS)
     shares = [(0, 4), (4, 4)]
 
     class Counted(GenerateSampler):
-        """Without transformers' own all-reduce, which wants a process group."""
+        """A model that counts its forwards, without transformers' all-reduce.
+        That needs a process group.
+        """
 
         calls = 0
 
@@ -134,7 +144,7 @@ def test_ranks_make_equally_many_forwards():
                 self._synced = True
 
     def on_rank(rank):
-        made = Counted(toy(size=0.3), eos_ids=[END], pad_id=0, batch_tokens=12, synced=True, parallel=rank)
+        made = Counted(digit_model(size=0.3), eos_ids=[END], pad_id=0, batch_tokens=12, synced=True, parallel=rank)
         first, last = shares[rank.rank]
         return made.sample(asked[first:last], **SETTINGS, first=first), made.calls
 
@@ -144,17 +154,17 @@ def test_ranks_make_equally_many_forwards():
     assert busy == along > 1
 
 
-def test_what_cannot_be_is_refused():
-    """No token that ends a completion, no room for a token."""
+def test_impossible_values_are_refused():
+    """No end token and no space for a token are refused."""
     with pytest.raises(RolloutError, match="eos_ids"):
-        sampler(toy(), eos_ids=[])
+        sampler(digit_model(), eos_ids=[])
     with pytest.raises(RolloutError, match="batch_tokens"):
-        sampler(toy(), batch_tokens=0)
+        sampler(digit_model(), batch_tokens=0)
 
 
 def test_several_tokens_may_end_a_completion():
-    """Each of them does."""
-    found = sampler(toy(), eos_ids=[END, 5]).sample([p.input_ids for p in prompts(8)], **SETTINGS)
+    """Each of several end tokens ends a completion."""
+    found = sampler(digit_model(), eos_ids=[END, 5]).sample([p.input_ids for p in prompts(8)], **SETTINGS)
     ends = [int(c.ids[-1]) for c in found if c.finished]
     assert set(ends) == {END, 5}
     assert all(5 not in c.ids[:-1] for c in found)

@@ -1,4 +1,4 @@
-"""Rollouts are cut into updates, ranks and micro-batches: everything once, groups whole in an update, no row too long."""
+"""Cutting a rollout into updates, shards and micro-batches."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,9 @@ from forge_algos.online.updates._divide import divide_shards, divide_steps
 
 @given(st.integers(1, 12), st.integers(1, 5), st.integers(1, 6), st.integers(0, 5), st.integers(0, 3))
 def test_an_update_has_whole_groups_and_a_pass_has_all(groups, each, updates, seed, number):
-    """Every completion is in one update of a pass; a group's are in the same; updates differ by one group at most."""
+    """Every completion is in one update of a pass, groups are whole.
+    Updates differ by one group at most.
+    """
     owner = np.repeat(np.arange(groups) * 3, each)
     steps = divide_steps(owner, updates=updates, seed=seed, number=number)
     assert len(steps) == updates
@@ -21,7 +23,7 @@ def test_an_update_has_whole_groups_and_a_pass_has_all(groups, each, updates, se
 
 
 def test_the_order_is_the_seeds():
-    """Another pass and another seed shuffle otherwise; one update a pass has nothing to shuffle."""
+    """Another pass or seed has another order; one update a pass is not shuffled."""
     owner = np.arange(40)
     orders = {tuple(np.concatenate(divide_steps(owner, updates=4, seed=s, number=n))) for s in (0, 1) for n in (0, 1)}
     assert len(orders) == 4
@@ -37,7 +39,9 @@ def test_the_order_is_the_seeds():
     st.booleans(),
 )
 def test_ranks_share_everything_in_rows_that_fit(groups, max_tokens, ranks, share):
-    """Each completion is in one row of one rank, no row is longer than allowed, ranks have equally many rows."""
+    """Each completion is in one row of one rank, no row is too long.
+    Ranks have equally many rows.
+    """
     owner = np.array([g for g, (_, lengths) in enumerate(groups) for _ in lengths], np.int64)
     before = np.array([p for p, lengths in groups for _ in lengths], np.int64)
     own = np.array([n for _, lengths in groups for n in lengths], np.int64)
@@ -54,7 +58,7 @@ def test_ranks_share_everything_in_rows_that_fit(groups, max_tokens, ranks, shar
 
 
 def test_rows_are_even():
-    """A step that is a little more than a row becomes two of half the size, not a full one and a rest; each rank gets work."""
+    """A step slightly longer than a row becomes two of half the size; each rank gets work."""
     many = np.arange(22)
     tens = np.full(22, 5)
     (mine,) = divide_shards(many, many, tens, tens, max_tokens=200, data_parallel_size=1, share_prompts=False)
@@ -64,7 +68,7 @@ def test_rows_are_even():
 
 
 def test_what_fits_in_no_row_is_refused():
-    """With its length and what to do."""
+    """A completion longer than a row is refused with its length and what to do."""
     one = np.array([0])
     with pytest.raises(RolloutError, match="have 11 tokens, but a micro-batch holds max_tokens=10"):
         divide_shards(one, one, np.array([6]), np.array([5]), max_tokens=10, data_parallel_size=1, share_prompts=False)

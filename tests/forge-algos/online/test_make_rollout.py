@@ -1,4 +1,4 @@
-"""A rollout: log-probabilities are the policy's and its reference's, ratios begin at 1, credit is what the papers say."""
+"""Rollouts: log-probabilities, ratios, and credit by the papers' formulas."""
 
 import copy
 import math
@@ -23,9 +23,9 @@ from forge_algos import (
 )
 from forge_algos.online import Completion, Reward, attach_value_head, rollout_batches
 
+from ..digits import decode, digit_model, prompts, rollout, sampler, small
 from ..oracle import CPU
 from ..threads import on_threads
-from ..toys import decode, prompts, rollout, sampler, small, toy
 
 SETTINGS = {
     "grpo": (GRPO, GRPOSettings(num_generations=4, max_new_tokens=6, temperature=0.7)),
@@ -35,8 +35,8 @@ SETTINGS = {
 
 
 def policy(seed=1):
-    """A model whose value head says something."""
-    model = toy(seed, size=0.3)
+    """Return a model whose value head is not zero."""
+    model = digit_model(seed, size=0.3)
     linear = attach_value_head(model)
     with torch.no_grad():
         linear.weight.normal_(generator=torch.Generator().manual_seed(5))
@@ -44,7 +44,9 @@ def policy(seed=1):
 
 
 def alone(model, made, i, temperature):
-    """(logps, values) of completion i, float32[S], by one plain forward: full logits, no packing."""
+    """Return (logps, values) of completion i, float32[S], by one plain forward.
+    Full logits, no packing.
+    """
     prompt, ids = made.prompt_ids[made.groups[i]], made.completion_ids[i]
     with torch.no_grad():
         out = model(torch.tensor([[*prompt, *ids]]), output_hidden_states=True)
@@ -57,8 +59,10 @@ def alone(model, made, i, temperature):
 @pytest.mark.parametrize("name", SETTINGS)
 @pytest.mark.parametrize("max_tokens", [12, 40, 500])
 def test_log_probabilities_are_those_of_a_plain_forward(name, max_tokens):
-    """The policy's, the reference's and the values, however the rows were cut, at the sampling temperature."""
-    model, other = policy(), toy(2, size=0.3)
+    """Log-probabilities and values equal a plain forward's, for every cut into rows.
+    The policy's and the reference's, at the sampling temperature.
+    """
+    model, other = policy(), digit_model(2, size=0.3)
     _, settings = SETTINGS[name]
     reference = other if settings.kl_weight else None
     made = rollout(model, settings, reference=reference, max_tokens=max_tokens)
@@ -80,7 +84,9 @@ def test_log_probabilities_are_those_of_a_plain_forward(name, max_tokens):
 @pytest.mark.parametrize("name", SETTINGS)
 @pytest.mark.parametrize("low", [False, True])
 def test_ratios_begin_at_one(name, low):
-    """The first update's log-probabilities are the rollout's, each token's within 1e-6, in bfloat16 too, in every cut."""
+    """The first update's log-probabilities are the rollout's within 1e-6 a token.
+    In bfloat16 too, for every cut.
+    """
     model = policy()
     objective, settings = SETTINGS[name]
     settings = type(settings)(
@@ -90,7 +96,7 @@ def test_ratios_begin_at_one(name, low):
     autocast = partial(torch.autocast, "cpu", torch.bfloat16, enabled=low)
     for max_tokens in (12, 30, 500):
         made = rollout(
-            model, settings, reference=toy(2) if settings.kl_weight else None, max_tokens=max_tokens, autocast=autocast
+            model, settings, reference=digit_model(2) if settings.kl_weight else None, max_tokens=max_tokens, autocast=autocast
         )
         bound = objective(settings).bind(model, device=CPU)
         updates = rollout_batches(made, max_tokens=max_tokens, updates=2)
@@ -105,7 +111,7 @@ def test_ratios_begin_at_one(name, low):
 
 
 def test_grpo_compares_within_groups():
-    """(reward - mean) / (deviation + 1e-4) of the group, the same on each of a completion's tokens."""
+    """GRPO's advantage is (reward - mean) / (deviation + 1e-4) of the group, on each token."""
     made = rollout(policy(), SETTINGS["grpo"][1])
     starts = made.starts
     for group in range(6):
@@ -117,8 +123,10 @@ def test_grpo_compares_within_groups():
 
 
 def test_rloo_has_the_kl_in_the_reward():
-    """reward - 0.1 · Σ(log π - log π_ref), less the mean of the others' (arXiv 2402.14740, section 3)."""
-    made = rollout(policy(), SETTINGS["rloo"][1], reference=toy(2, size=0.3))
+    """RLOO's advantage is reward - 0.1 · Σ(log π - log π_ref), less the mean of the others'.
+    arXiv 2402.14740, section 3.
+    """
+    made = rollout(policy(), SETTINGS["rloo"][1], reference=digit_model(2, size=0.3))
     starts = made.starts
     total = [
         float(made.rewards[i]) - 0.1 * float((made.old_logps - made.ref_logps)[starts[i] : starts[i + 1]].sum())
@@ -132,9 +140,11 @@ def test_rloo_has_the_kl_in_the_reward():
 
 @pytest.mark.parametrize("whiten", [False, True])
 def test_ppo_credit_is_the_papers(whiten):
-    """Rewards a token, GAE by its definition as a sum, returns; whitened over all tokens of the rollout."""
+    """PPO's credit: rewards a token, GAE by its definition as a sum, returns.
+    Whitened over all tokens of the rollout.
+    """
     settings = PPOSettings(num_generations=2, max_new_tokens=6, kl_weight=0.2, gamma=0.9, lam=0.8, whiten=whiten)
-    made = rollout(policy(), settings, reference=toy(2, size=0.3))
+    made = rollout(policy(), settings, reference=digit_model(2, size=0.3))
     starts = made.starts
     advantages, returns = [], []
     for i in range(12):
@@ -153,8 +163,8 @@ def test_ppo_credit_is_the_papers(whiten):
 
 
 def test_the_reference_may_be_the_model_without_its_adapter():
-    """ "adapter_off" gives what the base alone gives; a model without an adapter has none to switch off."""
-    base = toy(1, size=0.3)
+    """reference="adapter_off" gives the base's values; a model without an adapter is refused."""
+    base = digit_model(1, size=0.3)
     model = adapt(copy.deepcopy(base), AdapterSettings(adapter="lora", lora_r=4)).model
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -169,9 +179,11 @@ def test_the_reference_may_be_the_model_without_its_adapter():
 
 
 def test_what_is_cut_off_can_be_left_out_or_punished():
-    """mask_truncated trains on finished completions only, whose group's mean still has the others; the penalty is in the reward."""
+    """mask_truncated leaves cut-off completions out, whose rewards stay in the group's mean.
+    missing_eos_penalty is in the reward.
+    """
     plain, masked, punished = (
-        rollout(toy(), GRPOSettings(num_generations=4, max_new_tokens=5, scale_rewards="none", **extra))
+        rollout(digit_model(), GRPOSettings(num_generations=4, max_new_tokens=5, scale_rewards="none", **extra))
         for extra in ({}, {"mask_truncated": True}, {"missing_eos_penalty": 0.5})
     )
     assert {True, False} == set(plain.finished.tolist())
@@ -184,11 +196,13 @@ def test_what_is_cut_off_can_be_left_out_or_punished():
     assert len(trained) == masked.finished.sum()
 
 
-def test_rloo_weighs_against_masked_completions_too():
-    """A completion that was cut off is measured although nothing is learned from it: its KL is in the others' baseline."""
+def test_rloo_masked_completions_are_in_the_baseline():
+    """A masked completion's KL is in the baseline of the others.
+    Its log-probabilities are computed although nothing is learned from it.
+    """
     settings = {"num_generations": 3, "max_new_tokens": 5, "kl_weight": 0.3}
     plain, masked = (
-        rollout(toy(), RLOOSettings(**settings, **extra), reference=toy(2, size=0.3))
+        rollout(digit_model(), RLOOSettings(**settings, **extra), reference=digit_model(2, size=0.3))
         for extra in ({}, {"mask_truncated": True})
     )
     tokens = np.repeat(plain.finished, plain.lengths)
@@ -197,14 +211,16 @@ def test_rloo_weighs_against_masked_completions_too():
 
 
 def test_equal_and_missing_rewards():
-    """Groups of equal rewards teach nothing: kept with advantages of 0, or left out; what is unscored is left out always."""
+    """Groups of equal rewards are kept with advantages of 0 or left out, by setting.
+    What is unscored is always left out.
+    """
 
     def odd(completions, digit, **_):
         # The first prompt's completions are all equal, the second's first is unscored.
         return [1.0] * 4 + [None, 0.0, 0.5, 1.0] + [float(i) for i in range(len(completions) - 8)]
 
     keep, skip = (
-        rollout(toy(), GRPOSettings(num_generations=4, max_new_tokens=5, on_equal_rewards=which), reward=odd)
+        rollout(digit_model(), GRPOSettings(num_generations=4, max_new_tokens=5, on_equal_rewards=which), reward=odd)
         for which in ("keep", "skip")
     )
     assert keep.trained.tolist() == [True] * 4 + [False] + [True] * 19
@@ -217,10 +233,10 @@ def test_equal_and_missing_rewards():
     assert not np.isnan(skip.old_logps[skip.starts[5] :]).any()
 
 
-def test_nothing_left_is_no_work():
-    """All rewards equal and skipped: updates without completions, which train takes as steps with nothing to learn."""
+def test_skipped_groups_are_no_work():
+    """With all groups skipped, updates are empty, and `train` has nothing to learn."""
     settings = GRPOSettings(num_generations=2, max_new_tokens=5, on_equal_rewards="skip")
-    made = rollout(toy(), settings, reward=lambda completions, **_: [1.0] * len(completions))
+    made = rollout(digit_model(), settings, reward=lambda completions, **_: [1.0] * len(completions))
     assert not made.trained.any()
     (update,) = rollout_batches(made, max_tokens=40)
     assert [GRPO(settings).count(batch) for batch in update] == [0] * len(update)
@@ -228,16 +244,18 @@ def test_nothing_left_is_no_work():
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_ranks_make_the_same_rollout(name):
-    """Two ranks, and three for two prompts, have on each what one process has: tokens, rewards, log-probabilities, credit."""
+    """Two ranks, and three for two prompts, each have the rollout of one process.
+    Tokens, rewards, log-probabilities and credit.
+    """
     _, settings = SETTINGS[name]
     for ranks, number in ((2, 6), (3, 2)):
         asked = prompts(number)
-        expected = rollout(policy(), settings, asked=asked, reference=toy(2) if settings.kl_weight else None)
+        expected = rollout(policy(), settings, asked=asked, reference=digit_model(2) if settings.kl_weight else None)
 
         def on_rank(rank, asked=asked):
             model = policy()
             return rollout(
-                model, settings, asked=asked, sampler=sampler(model), reference=toy(2) if settings.kl_weight else None,
+                model, settings, asked=asked, sampler=sampler(model), reference=digit_model(2) if settings.kl_weight else None,
                 parallel=rank, rank=rank.rank, max_tokens=25,
             )  # fmt: skip
 
@@ -255,7 +273,7 @@ def test_ranks_make_the_same_rollout(name):
 
 
 def test_an_error_on_one_rank_is_one_on_all():
-    """A reward function that fails for another rank's prompts stops this one too, and nobody waits."""
+    """A reward function that fails for another rank's prompts stops this rank too."""
 
     def fails(prompts, completions, digit):
         if any(d == int(asked[-1].columns["digit"]) for d in digit):
@@ -268,7 +286,7 @@ def test_an_error_on_one_rank_is_one_on_all():
 
     def on_rank(rank):
         with pytest.raises(RewardError) as caught:
-            rollout(toy(), SETTINGS["grpo"][1], asked=asked, reward=fails, parallel=rank, rank=rank.rank)
+            rollout(digit_model(), SETTINGS["grpo"][1], asked=asked, reward=fails, parallel=rank, rank=rank.rank)
         messages[rank.rank] = str(caught.value)
 
     on_threads(on_rank, 2)
@@ -277,7 +295,7 @@ def test_an_error_on_one_rank_is_one_on_all():
 
 
 def test_chats_and_several_functions():
-    """Messages are answered with a message; columns come as lists; the reward is the weighted sum of two functions."""
+    """Messages are answered with a message; columns are lists; rewards are weighted sums."""
     asked = prompts(2)
     for prompt in asked:
         prompt.prompt = [{"role": "user", "content": prompt.prompt}]
@@ -288,7 +306,7 @@ def test_chats_and_several_functions():
         return [1.0] * len(completions)
 
     made = rollout(
-        toy(),
+        digit_model(),
         GRPOSettings(num_generations=2, max_new_tokens=4),
         asked=asked,
         rows=[8, 9],
@@ -303,9 +321,9 @@ def test_chats_and_several_functions():
     assert {k: v for k, v in made.figures().items() if "/" in k} == {"reward/a": 1.0, "reward/b": 0.5}
 
 
-def test_what_cannot_be_is_refused():
-    """Each with what to do."""
-    model, settings = toy(), GRPOSettings(num_generations=2, max_new_tokens=4)
+def test_impossible_values_are_refused():
+    """Each impossible argument is refused with what to do."""
+    model, settings = digit_model(), GRPOSettings(num_generations=2, max_new_tokens=4)
     with pytest.raises(RewardError, match="nothing rewards"):
         rollout(model, settings, rewards=[])
     with pytest.raises(RolloutError, match="needs a prompt"):
@@ -342,8 +360,8 @@ def test_what_cannot_be_is_refused():
 
 
 def test_texts_are_decoded():
-    """Prompts and completions are kept as a person reads them."""
-    made = rollout(toy(), GRPOSettings(num_generations=2, max_new_tokens=4), reward=small)
+    """Prompts and completions are kept as text."""
+    made = rollout(digit_model(), GRPOSettings(num_generations=2, max_new_tokens=4), reward=small)
     assert made.prompt_texts == tuple(decode(p.input_ids.tolist()) for p in prompts(6))
     assert made.completion_texts == tuple(decode(ids.tolist()) for ids in made.completion_ids)
     assert math.isfinite(made.figures()["reward_std"])

@@ -1,4 +1,4 @@
-"""An objective whose terms need to know something of the whole step, on a model of three numbers."""
+"""An objective whose terms need totals of the whole step, on a model of three numbers."""
 
 import numpy as np
 import torch
@@ -6,8 +6,10 @@ import torch
 from forge_algos import LossTerms
 
 
-class Toy:
-    """Each row's log-sigmoid distance from the mean of all rows' outputs, which no gradient reaches, in units of their spread."""
+class Measuring:
+    """Log-sigmoid of each row's distance from the mean of all rows, in units of their spread.
+    No gradient reaches mean and spread.
+    """
 
     unit = "rows"
     stats = ("above", "outputs")
@@ -31,10 +33,10 @@ class Toy:
         return {"share_above": sums["above"] / count, "mean_output": sums["outputs"] / count}
 
     def bind(self, model, *, device):
-        return BoundToy(self, model)
+        return BoundMeasuring(self, model)
 
 
-class BoundToy:
+class BoundMeasuring:
     needs = 3
 
     def __init__(self, objective, model):
@@ -56,7 +58,7 @@ class BoundToy:
         return LossTerms(terms.sum(), len(batch), stats)
 
 
-def toy_model():
+def three_numbers():
     model = torch.nn.Linear(3, 1)
     with torch.no_grad():
         model.weight.copy_(torch.tensor([[0.5, -1.0, 2.0]]))
@@ -64,5 +66,5 @@ def toy_model():
     return model
 
 
-def toy_rows(number, seed=0):
+def rows_of_numbers(number, seed=0):
     return np.random.default_rng(seed).normal(size=(number, 3)).astype(np.float32)

@@ -1,10 +1,10 @@
-"""The model under its adaptation, while a block runs."""
+"""A model without the effect of its adaptation, while a block runs."""
 
 import pytest
 import torch
 
 from forge_algos import AdapterError, AdapterSettings, adapt
-from forge_algos.adaptations._off import switched_off
+from forge_algos.adaptations._switched_off import switched_off
 
 from ..oracle import make
 from ..osft import STRICT, osft, run, steps
@@ -13,7 +13,7 @@ IDS = torch.arange(3, 12)[None]
 
 
 class Wrapped(torch.nn.Module):
-    """As DistributedDataParallel wraps."""
+    """A wrapper like DistributedDataParallel."""
 
     def __init__(self, module):
         super().__init__()
@@ -31,7 +31,9 @@ def logits(model):
 @pytest.mark.parametrize("wrap", [lambda model: model, Wrapped], ids=["bare", "wrapped"])
 @pytest.mark.parametrize("rule", STRICT)
 def test_osft_off_is_exactly_the_base(rule, wrap):
-    """To the bit inside, as trained outside, and after an error too; a block within a block ends nothing early."""
+    """Inside the block the model is the base to the bit, outside as trained, after an error too.
+    Leaving an inner block does not end the outer one.
+    """
     adaptation = osft(**STRICT[rule])
     run(adaptation, steps(10))
     model = wrap(adaptation.model)
@@ -49,7 +51,7 @@ def test_osft_off_is_exactly_the_base(rule, wrap):
 
 
 def test_pefts_adapter_off_is_the_base():
-    """The same call for every adaptation that can."""
+    """The same call switches off PEFT's adapters."""
     model = adapt(make(), AdapterSettings(adapter="lora", lora_r=3)).model
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -71,13 +73,13 @@ def test_pefts_adapter_off_is_the_base():
     ],
 )
 def test_weights_that_moved_themselves_cannot_be_switched_off(changes, words):
-    """Said with what moves them and the way out."""
+    """Where the model's own weights train, the error names them and what to do."""
     model = osft(**changes).model
     with pytest.raises(AdapterError, match=f"{words} the model's own weights; set reference='stored'"), switched_off(model):
         pass
 
 
-def test_a_model_without_an_adaptation_has_none_to_switch_off():
-    """Said by the model's name."""
+def test_a_model_without_an_adaptation_is_refused():
+    """A model without an adaptation is refused by its class."""
     with pytest.raises(AdapterError, match="LlamaForCausalLM carries no adapter"), switched_off(make()):
         pass

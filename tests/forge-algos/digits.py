@@ -1,4 +1,6 @@
-"""What the tests of the online methods share: a model of ~20,000 weights that copies digits, prompts, rewards, and a rollout."""
+"""Shared by tests of online methods: a model that copies digits, prompts, rewards, a rollout.
+The model has ~20,000 weights.
+"""
 
 from types import SimpleNamespace
 
@@ -12,8 +14,10 @@ END, PAD, START, ASK = 10, 11, 12, 13
 VOCAB = 16
 
 
-def toy(seed=0, *, attention="sdpa", size=0.0, width=32):
-    """An untrained model over ten digits and a few signs; `size` shakes the weights, so that logits are far from equal."""
+def digit_model(seed=0, *, attention="sdpa", size=0.0, width=32):
+    """Return an untrained model over ten digits and a few signs.
+    `size` scales random weights, so that logits are far from equal.
+    """
     config = LlamaConfig(
         vocab_size=VOCAB,
         hidden_size=width,
@@ -37,7 +41,7 @@ def toy(seed=0, *, attention="sdpa", size=0.0, width=32):
 
 
 def prompts(number, seed=0):
-    """Prompts of one to four digits; the last digit is the field `digit`."""
+    """Return prompts of one to four digits; the last digit is the field `digit`."""
     random = np.random.default_rng(seed)
     found = []
     for _ in range(number):
@@ -48,17 +52,17 @@ def prompts(number, seed=0):
 
 
 def decode(ids):
-    """Digits as digits, signs as nothing."""
+    """Decode digits as digits, signs as nothing."""
     return "".join(str(i) for i in ids if i < 10)
 
 
 def small(prompts, completions, digit):
-    """A reward that differs from completion to completion: how near the first digit is to the prompt's."""
+    """Return how near the first digit is to the prompt's: a reward that differs a lot."""
     return [1.0 - abs(int(c[:1] or 0) - d) / 10 - 0.01 * len(c) for c, d in zip(completions, digit, strict=True)]
 
 
 def copied(prompts, completions, digit):
-    """1 for the prompt's last digit and nothing else."""
+    """Return 1 for the prompt's last digit and nothing else."""
     return [float(c == str(d)) for c, d in zip(completions, digit, strict=True)]
 
 
@@ -67,7 +71,7 @@ def sampler(model, **options):
 
 
 def rollout(model, settings, *, asked=None, reward=small, seed=3, **options):
-    """Six prompts' rollout, by default."""
+    """Return a rollout, by default of six prompts."""
     options = {"sampler": sampler(model), "decode": decode, "max_tokens": 200} | options
     rewards = options.pop("rewards", [Reward(name="r", function=reward)])
     return make_rollout(
