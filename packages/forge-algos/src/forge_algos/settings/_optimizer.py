@@ -47,11 +47,10 @@ class OptimizerSettings:
 
     >>> OptimizerSettings().resolve("lora").learning_rate
     0.0002
-    >>> OptimizerSettings(optimizer="adafactor", beta1=0.8)
+    >>> OptimizerSettings(optimizer="adafactor", momentum=0.8)
     Traceback (most recent call last):
         ...
-    ValueError: beta1=0.8 has no effect with optimizer='adafactor'; leave it out, or set optimizer=adamw, muon, schedule_free or
-    adamw_8bit
+    ValueError: momentum=0.8 has no effect with optimizer='adafactor'; leave it out, or set optimizer=muon
     """
 
     optimizer: Optimizer = attrs.field(default=_OPTIMIZER, validator=one_of(Optimizer))

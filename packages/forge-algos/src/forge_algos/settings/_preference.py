@@ -55,11 +55,10 @@ class DPOSettings:
 
     >>> DPOSettings(loss_type=["sigmoid", "sft"], loss_weights=[1.0, 0.2]).loss_type
     ('sigmoid', 'sft')
-    >>> DPOSettings(label_smoothing=0.1)
+    >>> DPOSettings(loss_type="exo_pair")
     Traceback (most recent call last):
         ...
-    ValueError: label_smoothing=0.1 has no effect with loss_type=sigmoid; those that read it: aot, aot_unpaired, exo_pair,
-    robust
+    ValueError: label_smoothing must be above 0 with loss_type=exo_pair, which takes its logarithm; the paper has 1e-3
     """
 
     beta: float = attrs.field(default=0.1, validator=_beta)
