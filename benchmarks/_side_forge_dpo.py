@@ -30,7 +30,7 @@ def run(job: dict[str, Any], rows: Rows, session: Any) -> None:
 
     numbers = range(len(rows.samples))
     scored = forge_algos.reference_logps(model, (groups(row) for row in numbers), device=device, autocast=autocast)
-    references = [np.asarray(logps) for logps, _ in scored]
+    references = [np.asarray(logps) for logps in scored]
     settings = forge_algos.OptimizerSettings(learning_rate=job["learning_rate"], lr_scheduler="constant", max_grad_norm=1.0)
     optimizer = forge_algos.make_optimizer(model, settings, fused=machine.fused_optimizer.value)
     real = [sum(rows.lengths(row)) for row in numbers]

@@ -1,4 +1,6 @@
-"""Tiny models, packed rows, and the naive way: one unpadded sample at a time, full logits, torch's own cross entropy."""
+"""Tiny models, packed rows, and naive losses.
+One unpadded sample at a time, full logits, torch's own cross entropy.
+"""
 
 from types import SimpleNamespace
 
@@ -24,7 +26,9 @@ ARCHITECTURES = ("llama-tied", "llama-untied", "qwen3", "gemma2", "gemma3", "gra
 
 
 def make(architecture="llama-tied", *, seed=0, attention=None, size=0.2):
-    """A causal language model of ~5,000 random weights that are large enough for a loss to see them; training mode."""
+    """Return a causal language model of ~5,000 random weights, in training mode.
+    They are large enough to change the loss.
+    """
     kind = architecture.partition("-")[0]
     prefix = {
         "llama": "Llama",
@@ -55,7 +59,9 @@ def make(architecture="llama-tied", *, seed=0, attention=None, size=0.2):
 
 
 def samples(lengths, *, seed=0, learned=0.6):
-    """(input_ids, labels) of each length; a share of the labels is learned, the first token's too."""
+    """Return (input_ids, labels) of each length, a share of the labels learned.
+    The first token's too.
+    """
     random = np.random.default_rng(seed)
     found = []
     for length in lengths:
@@ -65,7 +71,9 @@ def samples(lengths, *, seed=0, learned=0.6):
 
 
 def pack(examples):
-    """One packed row of (input_ids, labels); labels as they are, so that a first one may be learned in appearance."""
+    """Return one packed row of (input_ids, labels).
+    Labels are kept as they are, so that a first token's may be set.
+    """
     lengths = [len(ids) for ids, _ in examples]
     none = [np.zeros(0, dtype=np.int64)]
     return SimpleNamespace(
@@ -78,7 +86,7 @@ def pack(examples):
 
 
 def naive(model, examples):
-    """(summed loss, learned tokens), one sample at a time; gradients flow."""
+    """Return (summed loss, learned tokens), one sample at a time; gradients flow."""
     total, count = torch.zeros(()), 0
     for ids, labels in examples:
         logits = model(input_ids=torch.tensor(ids)[None], use_cache=False).logits[0, :-1].float()
@@ -89,19 +97,21 @@ def naive(model, examples):
 
 
 def gradients(model):
-    """Name → gradient of every parameter that has one, in a copy."""
+    """Return name → gradient of every parameter that has one, in a copy."""
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
 def distance(ours, theirs):
-    """‖ours - theirs‖ / ‖theirs‖ over all parameters."""
+    """Return ‖ours - theirs‖ / ‖theirs‖ over all parameters."""
     assert ours.keys() == theirs.keys()
     difference = sum((ours[n].double() - theirs[n].double()).square().sum() for n in theirs)
     return float((difference / sum(theirs[n].double().square().sum() for n in theirs)).sqrt())
 
 
 def worst(ours, theirs):
-    """The largest relative distance of any one parameter's gradient, beside a thousandth of the whole gradient's norm."""
+    """Return the largest relative distance of any one parameter's gradient.
+    Relative to its norm plus a thousandth of the whole gradient's norm.
+    """
     assert ours.keys() == theirs.keys()
     whole = float(sum(g.double().square().sum() for g in theirs.values())) ** 0.5
     return max(float((ours[n] - theirs[n]).norm()) / max(float(theirs[n].norm()), 1e-3 * whole) for n in theirs)

@@ -1,4 +1,4 @@
-"""Models under OSFT, runs of them, and the naive singular vectors that their laws are measured with."""
+"""Models under OSFT, runs of them, and naive singular vectors to test their rules."""
 
 import torch
 
@@ -16,7 +16,7 @@ def osft(model=None, **changes):
 
 
 def steps(number, *, micro_batches=1):
-    """Two steps of three documents in turn, each cut into so many micro-batches."""
+    """Return two steps of three documents in turn, each cut into so many micro-batches."""
     data = [samples(LENGTHS, seed=step % 2) for step in range(number)]
     return [[pack(step[i::micro_batches]) for i in range(micro_batches)] for step in data]
 
@@ -26,7 +26,7 @@ def settings_of(**changes):
 
 
 def run(adaptation, data, config=None, *, optimizer=None, **how):
-    """Outputs of a run over `data`; with an optimizer, which went on from where it was."""
+    """Return outputs of a run over `data`, continuing with `optimizer` where one is given."""
     config = config or settings_of()
     model = adaptation.model
     optimizer = make_optimizer(model, config) if optimizer is None else optimizer
@@ -47,7 +47,7 @@ def run(adaptation, data, config=None, *, optimizer=None, **how):
 
 
 def learns(outputs):
-    """Whether the last two steps' losses are below the first two's."""
+    """Return whether the last two steps' losses are below the first two's."""
     return sum(o.loss for o in outputs[-2:]) < sum(o.loss for o in outputs[:2])
 
 
@@ -60,7 +60,7 @@ def trained(model):
 
 
 def moved(adaptation, before):
-    """Target → float64[N, M]: what was added to its weight since `before`."""
+    """Return target → float64[N, M]: what was added to its weight since `before`."""
     now = adaptation.model.state_dict()
     found = {}
     for name in adaptation.plan:
@@ -70,7 +70,7 @@ def moved(adaptation, before):
 
 
 def protected(before, plan):
-    """Target → (U_h [N, k], V_h [M, k]) in float64, by torch alone."""
+    """Return target → (U_h [N, k], V_h [M, k]) in float64, by torch alone."""
     found = {}
     for name, entry in plan.items():
         U, _, Vh = torch.linalg.svd(before[f"{name}.weight"].double(), full_matrices=False)
@@ -79,7 +79,9 @@ def protected(before, plan):
 
 
 def leaks(adaptation, before):
-    """The largest shares of any target's move that lie (on the protected left, on the protected right, on both)."""
+    """Return the largest shares of any target's change that lie in protected directions.
+    (on the left, on the right, on both).
+    """
     bases = protected(before, adaptation.plan)
     found = []
     for name, move in moved(adaptation, before).items():

@@ -1,4 +1,6 @@
-"""Preferences over tokens, rows of them, and the naive way: one unpadded completion at a time, full logits, the papers' formulas."""
+"""Preferences over tokens, rows of them, and naive losses.
+One unpadded completion at a time, full logits, the papers' formulas.
+"""
 
 import itertools
 import math
@@ -18,13 +20,15 @@ REWARD_SEED = 7
 
 
 def some_pairs(number, *, seed=0, longest=7):
-    """(prompt, chosen, rejected) of random ids; unequal lengths, one token at least."""
+    """Return (prompt, chosen, rejected) of random ids, of different lengths from 1."""
     random = np.random.default_rng(seed)
     return [tuple(random.integers(3, VOCAB, random.integers(1, longest + 1)) for _ in range(3)) for _ in range(number)]
 
 
 def rows_of(groups, *, share=False):
-    """Groups of (prompt, completion) in one row, `PackedGroups` shaped; every token of a completion is learned."""
+    """Return groups of (prompt, completion) in one row, shaped as `PackedGroups`.
+    Every token of a completion is learned.
+    """
     ids, positions, rows, targets, lengths, ends, queries, keys, seen = [], [], [], [], [], [], [], [], []
     for group in groups:
         start, prompt_rows = len(ids), []
@@ -66,24 +70,26 @@ def rows_of(groups, *, share=False):
 
 
 def pair_batch(pairs, *, share=False, **arrays):
-    """A `PreferenceBatch` of (prompt, chosen, rejected)."""
+    """Return a `PreferenceBatch` of (prompt, chosen, rejected)."""
     groups = rows_of([((prompt, chosen), (prompt, rejected)) for prompt, chosen, rejected in pairs], share=share)
     return PreferenceBatch(groups=groups, **arrays)
 
 
 def rotated(pairs):
-    """Prompts with the completion of the one before: what TRL and the paper estimate the KL from."""
+    """Return prompts with the completion of the one before, for estimates of the KL.
+    As TRL and the paper have it.
+    """
     return [(prompt, before[1]) for (prompt, *_), before in zip(pairs, [*pairs[-1:], *pairs[:-1]], strict=True)]
 
 
 def kto_batch(pairs, desirable, mismatched, **arrays):
-    """A `KTOBatch` of (prompt, completion, ...) and of mismatched (prompt, completion)."""
+    """Return a `KTOBatch` of (prompt, completion, ...) and of mismatched (prompt, completion)."""
     alone, others = (rows_of([[each[:2]] for each in some]) for some in (pairs, mismatched))
     return KTOBatch(completions=alone, mismatched=others, desirable=np.array(desirable, bool), **arrays)
 
 
 def a_classifier(*, seed=REWARD_SEED, size=0.2):
-    """A reward model of ~5,000 random weights."""
+    """Return a reward model of ~5,000 random weights."""
     config = transformers.LlamaConfig(**SIZES, num_labels=1)
     config._attn_implementation = "sdpa"
     with torch.random.fork_rng():
@@ -96,7 +102,9 @@ def a_classifier(*, seed=REWARD_SEED, size=0.2):
 
 
 def token_logps(model, prompt, completion, *, prompts=False):
-    """float32[S] of a completion's tokens (or of all but the first), from full logits of that one sequence; gradients flow."""
+    """Return float32[S] of a completion's tokens, from full logits of that sequence.
+    Or of all but the first token; gradients flow.
+    """
     ids = torch.tensor(np.concatenate([prompt, completion]))
     logits = model(input_ids=ids[None], use_cache=False).logits[0, :-1].float()
     logps = logits.log_softmax(-1).gather(1, ids[1:, None]).squeeze(1)
@@ -114,7 +122,9 @@ DPO_FORMULAS = {
 
 
 def naive_dpo(model, pairs, reference, *, beta=0.1, kind="sigmoid"):
-    """Mean over all pairs, in the formulas that TRL 1.16 has, one pair after another; `sft` a mean over all tokens."""
+    """Return the mean over all pairs, in TRL 1.16's formulas, one pair after another.
+    `sft` is a mean over all tokens.
+    """
     losses, likelihood, tokens = [], 0.0, 0
     for prompt, *completions in pairs:
         with torch.no_grad():
@@ -127,7 +137,7 @@ def naive_dpo(model, pairs, reference, *, beta=0.1, kind="sigmoid"):
 
 
 def naive_orpo(model, pairs, *, beta=0.1, learn_prompt=False):
-    """The likelihood of all chosen tokens together, and the mean over pairs of -β log σ of the log odds ratio."""
+    """Return the likelihood of all chosen tokens plus the mean of -β log σ(log odds ratio)."""
     losses, likelihood, tokens = [], 0.0, 0
     for prompt, *completions in pairs:
         whole = token_logps(model, prompt, completions[0], prompts=learn_prompt)
@@ -138,7 +148,7 @@ def naive_orpo(model, pairs, *, beta=0.1, learn_prompt=False):
 
 
 def naive_simpo(model, pairs, *, beta=2.0, gamma=1.0):
-    """-log σ(β(p - q) - γ), mean over pairs."""
+    """Return the mean over pairs of -log σ(β(p - q) - γ)."""
     losses = []
     for prompt, *completions in pairs:
         p, q = (token_logps(model, prompt, completion).mean() for completion in completions)
@@ -147,7 +157,7 @@ def naive_simpo(model, pairs, *, beta=2.0, gamma=1.0):
 
 
 def naive_kto(model, pairs, desirable, mismatched, reference, *, beta=0.1, weights=(1.0, 1.0)):
-    """Mean over completions around the KL that all mismatched ones together give."""
+    """Return the mean over completions around the KL of all mismatched ones together."""
     with torch.no_grad():
         drift = [(token_logps(model, *pair).sum() - token_logps(reference, *pair).sum()) for pair in mismatched]
     kl = torch.stack(drift).mean().clamp(min=0)
@@ -165,7 +175,7 @@ def naive_kto(model, pairs, desirable, mismatched, reference, *, beta=0.1, weigh
 
 
 def naive_reward(model, pairs, *, margins=None, centering=0.0):
-    """-log σ(r_c - r_r - m) + λ(r_c + r_r)², from the classifier's own output for one sequence at a time."""
+    """Return -log σ(r_c - r_r - m) + λ(r_c + r_r)², from the classifier on single sequences."""
     losses = []
     for number, (prompt, *completions) in enumerate(pairs):
         c, r = (
@@ -178,7 +188,9 @@ def naive_reward(model, pairs, *, margins=None, centering=0.0):
 
 
 def plain_attention(module, query, key, value, attention_mask, cu_seq_lens_q=None, cu_seq_lens_k=None, kv_rows=None, **kwargs):
-    """Attention segment by segment from its definition; with `kv_rows` over the keys that it names."""
+    """Compute attention segment by segment from its definition.
+    With `kv_rows` over the keys that it names.
+    """
     groups = query.shape[1] // key.shape[1]
     key, value = (x.repeat_interleave(groups, 1) for x in (key, value))
     if kv_rows is not None:
@@ -196,7 +208,7 @@ def spans(boundaries):
 
 
 def shareable(model):
-    """The same model with an attention that knows shared prompts."""
+    """Return the same model with an attention that knows shared prompts."""
     AttentionInterface.register("plain", plain_attention)
     AttentionMaskInterface.register("plain", lambda *_args, **_kwargs: None)
     model.config._attn_implementation = "plain"
@@ -204,7 +216,7 @@ def shareable(model):
 
 
 def one_step(model, objective, micro_batches, **kind):
-    """(the loop's output of one step, its gradients) without a move: the learning rate is 0."""
+    """Return (the loop's output of one step, its gradients), at a learning rate of 0."""
     model.zero_grad()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     scheduler = torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0)
@@ -216,8 +228,8 @@ def one_step(model, objective, micro_batches, **kind):
     return output, gradients(model)
 
 
-def by_the_book(model, loss):
-    """(the loss, its gradients) of a scalar that the naive way gave."""
+def loss_and_gradients(model, loss):
+    """Return (the loss, its gradients) of a scalar that the naive computation gave."""
     model.zero_grad()
     loss.backward()
     return loss.item(), gradients(model)

@@ -1,4 +1,4 @@
-"""The door: instant, sorted, whole."""
+"""The public names: sorted, complete, and light to import."""
 
 import pickle
 import subprocess
@@ -20,6 +20,7 @@ def test_all_is_sorted_and_loads():
         forge_algos.no_such_name  # noqa: B018
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("code", "absent"),
     [
@@ -35,7 +36,7 @@ def test_all_is_sorted_and_loads():
     ],
 )
 def test_what_an_import_loads(code, absent):
-    """The door loads nothing; settings and errors no framework; the loop no PEFT, which takes seconds."""
+    """forge_algos loads nothing; settings and errors no framework; the loop no PEFT."""
     code += "; import sys; print(*sys.modules)"
     loaded = set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split())
     assert "forge_algos" in loaded
@@ -55,7 +56,7 @@ def test_what_an_import_loads(code, absent):
     ],
 )
 def test_errors_are_a_family(name, standard, status):
-    """One root, a standard parent, an exit status, and they survive a process border."""
+    """Errors have one root, a standard parent and an exit status, and can be pickled."""
     kind = getattr(forge_algos, name)
     assert issubclass(kind, forge_algos.ForgeAlgosError)
     assert issubclass(kind, standard)

@@ -1,4 +1,4 @@
-"""Parts of a model are found through PEFT's wrapper as without it."""
+"""Parts of a model, found through PEFT's and other wrappers."""
 
 import torch
 
@@ -9,7 +9,7 @@ from .oracle import VOCAB, make
 
 
 class Wrapper(torch.nn.Module):
-    """Holds a model as what divides it over ranks does, and answers for it as DeepSpeed's engine does."""
+    """A wrapper that forwards attributes to the model, as DeepSpeed's engine does."""
 
     def __init__(self, module):
         super().__init__()
@@ -23,7 +23,9 @@ class Wrapper(torch.nn.Module):
 
 
 def test_the_parts_of_a_model():
-    """Causal model, decoder, head and vocabulary, through every wrapper; and none of them where there is none."""
+    """Causal model, decoder, head and vocabulary are found through every wrapper.
+    And None where there is none.
+    """
     model = make("llama-untied")
     for seen in (model, adapt(make("llama-untied"), AdapterSettings(adapter="lora")).model):
         assert type(causal_model(seen)) is type(model)
@@ -40,14 +42,14 @@ def test_the_parts_of_a_model():
 
 
 def test_trainable():
-    """What needs a gradient."""
+    """Parameters that need a gradient are trainable."""
     model = torch.nn.Linear(2, 2)
     model.bias.requires_grad_(False)
     assert [id(p) for p in trainable(model)] == [id(model.weight)]
 
 
 def test_modes_are_restored_one_by_one():
-    """After the block each module is as it was, an error inside or not."""
+    """After the block each module has its mode again, after an error too."""
     model = make()
     model.lm_head.eval()
     before = [m.training for m in model.modules()]

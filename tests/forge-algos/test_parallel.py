@@ -1,4 +1,6 @@
-"""Any number of ranks takes the steps that one process takes; the ranks here are threads, which add up gradients by hand."""
+"""Any number of ranks takes the steps of one process; ranks here are threads.
+They add up gradients by hand.
+"""
 
 import math
 
@@ -31,10 +33,11 @@ NOTHING = pack(samples([4, 3], learned=0.0))
 
 
 def drive(rank, steps, *, still=False, model=None, dropout=False, **options):
-    """One rank's run over `steps(rank number)`: its outputs, its gradients, its weights, its calls."""
+    """Return one rank's outputs, gradients, weights and calls over `steps(rank number)`."""
     model = make() if model is None else model
     rank.parameters = list(model.parameters())
-    config = OptimizerSettings(learning_rate=1e-2, weight_decay=0.1, warmup_steps=2, max_grad_norm=0.5)
+    # Adam's eps at 1e-3: a gradient of 1e-7 divided by its own root would turn rounding into a step.
+    config = OptimizerSettings(learning_rate=1e-2, eps=1e-3, weight_decay=0.1, warmup_steps=2, max_grad_norm=0.5)
     if still:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
         scheduler = torch.optim.lr_scheduler.ConstantLR(optimizer, 1.0)
@@ -58,7 +61,7 @@ def drive(rank, steps, *, still=False, model=None, dropout=False, **options):
 
 
 class Solo:
-    """ALONE, with room for what `drive` notes."""
+    """ALONE, with a place for what `drive` records."""
 
     def __new__(cls):
         return type("Noted", (type(ALONE),), {})()
@@ -78,7 +81,9 @@ WHOLE = drive(Solo(), lambda _rank: [[pack(EXAMPLES)]], still=True)
     seed=st.integers(0, 9),
 )
 def test_the_cut_changes_nothing(cut, world_size, seed):
-    """Any partition of a step over ranks and micro-batches, empty ranks and columns among them: the same loss and gradients."""
+    """Any partition of a step over ranks and micro-batches has the same loss and gradients.
+    Empty ranks and columns among them.
+    """
     order = np.random.default_rng(seed).permutation(len(LENGTHS))
 
     def steps(rank):
@@ -94,7 +99,9 @@ def test_the_cut_changes_nothing(cut, world_size, seed):
 
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_steps_equal_those_of_one_process(world_size):
-    """Six steps with clipping, decay, accumulation, unequal counts, a rank and a step without anything to learn."""
+    """Six steps of two ranks equal one process's, with clipping, decay and accumulation.
+    With unequal counts, a rank and a step without anything to learn.
+    """
     data = [samples(LENGTHS, seed=step) for step in range(6)]
     data[3] = samples(LENGTHS, seed=3, learned=0.0)
 
@@ -125,7 +132,9 @@ def test_steps_equal_those_of_one_process(world_size):
 
 
 def test_a_rank_without_work_counts_for_nothing():
-    """The made-up row of an idle pass adds exactly zero: the gradients have the bits of the rank that works."""
+    """An idle rank's made-up row adds exactly zero to the gradients.
+    They have the bits of the rank that works.
+    """
     results = on_threads(lambda rank: drive(rank, lambda n: [[NOTHING if n else pack(EXAMPLES)]], still=True), 2)
     for outputs, mine, _, _ in results:
         assert outputs[0].loss == WHOLE[0][0].loss
@@ -133,7 +142,7 @@ def test_a_rank_without_work_counts_for_nothing():
 
 
 def test_the_made_up_row_is_a_row():
-    """It has something to learn, in any vocabulary."""
+    """The made-up row is valid and has something to learn, in any vocabulary."""
     check_batch(SFT().idle(), 1)
     assert SFT().count(SFT().idle()) == 1
 
@@ -141,7 +150,9 @@ def test_the_made_up_row_is_a_row():
 @pytest.mark.parametrize("where", ["loss", "gradient"])
 @pytest.mark.parametrize("on_nan", ["stop", "skip"])
 def test_divergence_on_one_rank_is_that_of_all(where, on_nan):
-    """A number that is none on one rank stops, or skips the step, on every rank; no optimizer moves, the schedule does."""
+    """NaN on one rank stops, or skips the step, on every rank.
+    No optimizer moves; the schedule does.
+    """
 
     def run(rank):
         model = make()
@@ -197,8 +208,8 @@ def test_divergence_on_one_rank_is_that_of_all(where, on_nan):
         assert not all(torch.equal(a, b) for a, b in zip(moved[1], moved[2], strict=True))
 
 
-def test_a_norm_that_is_none_on_one_rank_alone():
-    """Should ranks not agree about the norm, they agree about the stop."""
+def test_a_norm_that_is_nan_on_one_rank_alone():
+    """A gradient norm that is NaN on one rank alone stops all of them."""
 
     def run(rank):
         if rank.rank == 1:
@@ -210,8 +221,8 @@ def test_a_norm_that_is_none_on_one_rank_alone():
     on_threads(run, 2)
 
 
-def test_a_skip_alone():
-    """The same in one process, where the first steps are the bad ones: no warning of a schedule before its optimizer."""
+def test_one_process_skips():
+    """One process skips first steps that diverge, without a warning of the schedule."""
     model = make()
     bad = iter([True, True, False])
     model.model.norm.weight.register_hook(lambda grad: grad * float("nan") if next(bad) else grad)
@@ -221,7 +232,7 @@ def test_a_skip_alone():
     assert math.isfinite(outputs[0].loss)
 
 
-def test_steps_are_counted_from_where_the_run_goes_on():
+def test_steps_are_numbered_from_first_step():
     """`first_step` numbers outputs and messages."""
     model = make()
     outputs, _, _, _ = drive(Solo(), lambda _rank: [[pack(EXAMPLES)]] * 2, first_step=41)
@@ -234,12 +245,14 @@ def test_steps_are_counted_from_where_the_run_goes_on():
 @pytest.mark.parametrize(
     ("steps", "message"),
     [
-        (lambda rank: [[pack(EXAMPLES)]] * (1 + rank), "1 of 2 ranks have no batches left"),
-        (lambda rank: [[pack(EXAMPLES)] * (1 + rank)], "given [12] micro-batches and the mean of 2 ranks is 1.5"),
+        (lambda rank: [[pack(EXAMPLES)]] * (1 + rank), "1 of 2 data shards have no batches left"),
+        (lambda rank: [[pack(EXAMPLES)] * (1 + rank)], "given [12] micro-batches and the mean of 2 data shards is 1.5"),
     ],
 )
-def test_ranks_that_are_not_given_equally_much_are_refused(steps, message):
-    """More steps, or more micro-batches, on one rank than on another: an error on all of them instead of a wait for ever."""
+def test_uneven_ranks_are_refused(steps, message):
+    """More steps, or micro-batches, on one rank than on another are an error on all.
+    They would wait for each other without end.
+    """
 
     def run(rank):
         with pytest.raises(UnevenRanksError, match=message) as caught:
@@ -251,7 +264,7 @@ def test_ranks_that_are_not_given_equally_much_are_refused(steps, message):
 
 @pytest.mark.parametrize("count", [0, 1, 63, 64, 65, 130])
 def test_many_micro_batches(count):
-    """Beyond the width of the first collective too, each column is added up by itself."""
+    """Beyond the width of the first collective each column is still counted by itself."""
     one, none = pack(samples([3], learned=1.0)), pack([])
 
     def run(rank):
@@ -269,7 +282,7 @@ def test_many_micro_batches(count):
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_an_evaluation_is_the_same_on_any_number_of_ranks(world_size):
-    """Unequal counts, ranks and columns without anything to learn: every rank gets the mean over all learned tokens."""
+    """Every rank gets the mean over all learned tokens, for unequal counts and empty columns."""
     expected = evaluate(make(), [pack(EXAMPLES)], objective=SFT())
 
     def run(rank):
@@ -286,10 +299,10 @@ def test_an_evaluation_is_the_same_on_any_number_of_ranks(world_size):
 
 
 def test_an_evaluation_refuses_on_all_ranks():
-    """Unequal numbers of batches, and nothing to learn anywhere."""
+    """Unequal numbers of batches, and nothing to learn anywhere, are errors on all ranks."""
 
     def uneven(rank):
-        with pytest.raises(UnevenRanksError, match="1 of 2 ranks"):
+        with pytest.raises(UnevenRanksError, match="1 of 2 data shards"):
             evaluate(make(), [pack(EXAMPLES)] * (2 - rank.rank), objective=SFT(), parallel=rank)
 
     def nothing(rank):
@@ -301,7 +314,7 @@ def test_an_evaluation_refuses_on_all_ranks():
 
 
 def test_forwards_go_through_the_outermost_module():
-    """Probes, training and evaluation call the wrapper, and the model inside only from there."""
+    """Probes, training and evaluation call the outermost wrapper, never the model inside."""
 
     class Outer(torch.nn.Module):
         def __init__(self, module):

@@ -134,12 +134,12 @@ def as_given(trainer_class):
         {},
         {"loss_type": ["sigmoid", "sft"], "loss_weights": [1.0, 0.3]},
         {"loss_type": ["aot"]},
-        {"loss_type": ["ipo"], "ld_alpha": 0.4},
+        {"loss_type": ["ipo"]},
     ],
     ids=str,
 )
 def test_dpo(settings, tmp_path):
-    """Alone, mixed with a likelihood, sorted, and length-desensitised; the reference is another model."""
+    """Alone, mixed with a likelihood, sorted, and a token; the reference is another model."""
     import trl
 
     import forge_algos

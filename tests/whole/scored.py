@@ -94,7 +94,7 @@ LOSSES: dict[str, Callable[[Asked], torch.Tensor]] = {
 
 def row_of(rank: int) -> tuple[dict[str, Any], torch.Tensor, torch.Tensor]:
     """(the forward's arguments, rows, targets) of this rank; one position is scored twice, as that before two completions is."""
-    from forge_algos.isolation._isolation import packed_inputs
+    from forge_algos.batches._packed import packed_inputs
 
     lengths = LENGTHS[rank]
     generator = torch.Generator().manual_seed(rank)

@@ -26,7 +26,7 @@ DROPOUT = {"adapter": "lora", "lora_r": 4, "lora_dropout": 0.3}
 
 MOMENTS = {
     # name: (module, attribute path of a function that is called once or more a step)
-    "forward": ("forge_algos.objectives._sft", "BoundSFT.__call__"),
+    "forward": ("forge_algos.objectives._tokens", "BoundTokens.__call__"),
     "backward": ("torch", "Tensor.backward"),
     "optimizer": ("torch.optim", "AdamW.step"),
     "saving: begin": ("forge_dist.checkpoints._folder", "begin"),

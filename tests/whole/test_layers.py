@@ -59,10 +59,13 @@ STAGES = {
         isolation  losses
         losses/preference  losses/policy  losses/distillation
         heads
-        adaptations
+        adaptations/base
         adaptations/osft  adaptations/peft
+        adaptations
         objectives
         objectives/preference  objectives/policy
+        online/sampling  online/rewards  online/rollout
+        online/updates
         online  training
     """,
     "forge": """

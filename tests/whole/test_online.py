@@ -13,7 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import forge_algos
 import forge_packing
 from forge_algos import online
-from forge_algos.online._collate import collate
+from forge_algos.online.updates._collate import collate
 
 from .wiring import load
 

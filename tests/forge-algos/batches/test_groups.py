@@ -1,4 +1,4 @@
-"""Groups of completions: the forward's arguments, what is learned, and rows that are none."""
+"""Groups of completions: the forward's arguments, what is learned, and malformed rows."""
 
 from types import SimpleNamespace
 
@@ -12,7 +12,9 @@ from ..oracle import CPU, VOCAB, make
 
 
 def row(**changes):
-    """A prompt of 2 with completions of 2 and 1, then one of 3 tokens by itself; the prompt once."""
+    """Return groups of 2 and 1 completions, each group's prompt once.
+    A prompt of 2 with completions of 2 and 1, then one of 3 tokens by itself.
+    """
     fields = {
         "input_ids": np.array([5, 6, 7, 8, 9, 5, 3, 4]),
         "position_ids": np.array([0, 1, 2, 3, 2, 0, 1, 2]),
@@ -32,7 +34,7 @@ def row(**changes):
 
 
 def repeated(**changes):
-    """The same with the prompt repeated."""
+    """Return the same groups with the prompt repeated."""
     fields = {
         "input_ids": np.array([5, 6, 7, 8, 5, 6, 9, 5, 3, 4]),
         "position_ids": np.array([0, 1, 2, 3, 0, 1, 2, 0, 1, 2]),
@@ -47,7 +49,9 @@ def repeated(**changes):
 
 
 def test_the_forwards_arguments():
-    """One row, no cache, no mask; where prompts are shared also whose keys each segment sees, with ends and sizes of their own."""
+    """The forward gets one row, no cache and no mask.
+    Where prompts are shared also the keys that each segment sees, with ends and sizes of their own.
+    """
     inputs = group_inputs(row(), CPU)
     assert {name: x.tolist() for name, x in inputs.items() if isinstance(x, torch.Tensor)} == {
         "input_ids": [[5, 6, 7, 8, 9, 5, 3, 4]],
@@ -66,14 +70,16 @@ def test_the_forwards_arguments():
 
 
 def test_a_row_that_shares_nothing_is_an_ordinary_packed_row():
-    """No kv_rows in the forward, and the very same ends for keys, which an attention need not compare."""
+    """Without shared prompts there are no kv_rows, and keys have the very same ends.
+    So an attention need not compare them.
+    """
     inputs = group_inputs(repeated(), CPU)
     assert "kv_rows" not in inputs
     assert inputs["cu_seq_lens_k"] is inputs["cu_seq_lens_q"]
 
 
 def test_what_is_learned():
-    """int64 tensors: rows and targets on the device, lengths on the CPU."""
+    """Rows and targets are int64 on the device, lengths int64 on the CPU."""
     rows, targets, lengths = group_tensors(row(rows=np.array([1, 2, 1, 6], np.int32)), torch.device("meta"))
     assert (rows.device.type, targets.device.type, lengths.device.type) == ("meta", "meta", "cpu")
     assert {rows.dtype, targets.dtype, lengths.dtype} == {torch.int64}
@@ -81,7 +87,7 @@ def test_what_is_learned():
     assert group_tensors(row(), CPU)[0].tolist() == [1, 2, 1, 6]
 
 
-def test_the_row_of_a_file_stays_as_it_is():
+def test_read_only_rows_are_copied():
     """A read-only view is copied, without a warning."""
     ids = np.array([5, 6, 7, 8, 9, 5, 3, 4])
     ids.setflags(write=False)
@@ -90,8 +96,10 @@ def test_the_row_of_a_file_stays_as_it_is():
 
 
 @pytest.mark.parametrize("sizes", [(2,), (1, 1), (3, 2)])
-def test_the_made_up_row_is_one(sizes):
-    """Groups of the sizes that were asked for, in any vocabulary, each completion with something to learn; a model runs it."""
+def test_the_idle_row_is_valid(sizes):
+    """An idle row has groups of the requested sizes, for any vocabulary, and runs.
+    Each completion has something to learn.
+    """
     batch = idle_groups(sizes)
     check_groups(batch, 1)
     assert batch.group_sizes.tolist() == list(sizes)
@@ -103,14 +111,14 @@ def test_the_made_up_row_is_one(sizes):
 
 
 @pytest.mark.parametrize("batch", [row(), repeated()])
-def test_what_is_a_row_passes(batch):
-    """With prompts once or repeated."""
+def test_valid_rows_pass(batch):
+    """Rows with prompts once or repeated pass."""
     check_groups(batch)
     check_groups(batch, VOCAB)
 
 
 def test_an_empty_row_passes():
-    """A rank without work has one."""
+    """An empty row, that of a rank without work, passes."""
     none = np.zeros(0, np.int64)
     empty = dict.fromkeys(("input_ids", "position_ids", "rows", "targets", "lengths", "ends", "group_sizes"), none)
     check_groups(repeated(**empty, cu_seqlens=np.array([0]), max_seqlen=0), VOCAB)
@@ -150,7 +158,7 @@ def test_an_empty_row_passes():
         (row(targets=np.array([7, -100, 9, 4])), "targets holds the token id -100"),
     ],
 )
-def test_what_is_no_row_is_refused(batch, message):
-    """Whatever contradicts itself is named, with what was found."""
+def test_malformed_rows_are_refused(batch, message):
+    """Each contradiction is refused by name, with what was found."""
     with pytest.raises(PackedBatchError, match=message):
         check_groups(batch, VOCAB)

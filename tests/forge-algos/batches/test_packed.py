@@ -1,4 +1,4 @@
-"""A row that is none is refused, with what is wrong."""
+"""Malformed packed rows are refused, with what is wrong."""
 
 import numpy as np
 import pytest
@@ -31,7 +31,7 @@ def broken(**changes):
         ({"labels": np.array([-100, 5, 5, -100, 99, 5, 5])}, "labels holds the token id 99"),
     ],
 )
-def test_what_is_wrong_is_said(changes, message):
+def test_malformed_rows_have_their_messages(changes, message):
     """Each way of being no packed row has its message."""
     check_batch(pack(samples([3, 4])), 61)
     with pytest.raises(PackedBatchError, match=message):
@@ -39,7 +39,7 @@ def test_what_is_wrong_is_said(changes, message):
 
 
 def test_next_tokens():
-    """The next label within the document, else -100."""
+    """Each position's target is the next label within its document, else -100."""
     batch = broken(labels=np.array([1, -100, 3, 4, 5, -100, 7]))
     assert next_tokens(batch).tolist() == [-100, 3, -100, 5, -100, 7, -100]
     assert (token_count(batch), sample_count(batch)) == (7, 2)

@@ -1,18 +1,20 @@
-"""How positions are scored is decided by asking the model, and is right for each."""
+"""How positions are scored is decided by running the model, and is right for each model."""
 
 import pytest
 import torch
 import transformers
 
 from forge_algos import AdapterSettings, adapt, nll
-from forge_algos.isolation._isolation import packed_inputs
+from forge_algos.batches._packed import packed_inputs
 from forge_algos.objectives import choose_head
 
 from ..oracle import ARCHITECTURES, CPU, SIZES, make
 
 
 class Squashed(transformers.LlamaForCausalLM):
-    """A head that no config names: logits are bent by a function of its own, which small logits hardly show."""
+    """A model whose logits go through a function that no config names.
+    Small logits hardly show it.
+    """
 
     def forward(self, *args, **kwargs):
         out = super().forward(*args, **kwargs)
@@ -21,7 +23,7 @@ class Squashed(transformers.LlamaForCausalLM):
 
 
 class Terse(transformers.LlamaForCausalLM):
-    """A model whose forward cannot be told which logits are wanted, and whose logits are its head's times 3."""
+    """A model whose forward cannot select logits, and whose logits are its head's times 3."""
 
     def forward(self, input_ids, position_ids=None, use_cache=None, **kwargs):
         out = super().forward(input_ids=input_ids, position_ids=position_ids, use_cache=use_cache, **kwargs)
@@ -30,7 +32,7 @@ class Terse(transformers.LlamaForCausalLM):
 
 
 class Twice(transformers.LlamaForCausalLM):
-    """A model that asks its head two times."""
+    """A model that calls its head two times."""
 
     def forward(self, input_ids, logits_to_keep=0, **kwargs):
         hidden = self.model(input_ids=input_ids, **kwargs).last_hidden_state[
@@ -40,7 +42,7 @@ class Twice(transformers.LlamaForCausalLM):
 
 
 class Detour(transformers.LlamaForCausalLM):
-    """A model that feeds its head something else than its decoder gives."""
+    """A model whose head gets other inputs than its decoder's output."""
 
     def forward(self, input_ids, logits_to_keep=0, **kwargs):
         hidden = self.model(input_ids=input_ids, **kwargs).last_hidden_state[
@@ -67,7 +69,7 @@ class Counting(transformers.LlamaForCausalLM):
 
 
 class Turned(transformers.LlamaForCausalLM):
-    """A model that turns its hidden states round before the head, and the logits back behind it."""
+    """A model that reverses its hidden states before the head, and the logits behind it."""
 
     def forward(self, input_ids, logits_to_keep=None, **kwargs):
         hidden = self.model(input_ids=input_ids, **kwargs).last_hidden_state
@@ -77,13 +79,13 @@ class Turned(transformers.LlamaForCausalLM):
         )
 
 
-def odd(kind):
+def unusual_model(kind):
     torch.manual_seed(0)
     return kind(transformers.LlamaConfig(**SIZES)).train()
 
 
 def check(model, name, *, words="", **keep):
-    """The chosen way gives cross entropy of the model's own logits, in value and gradients."""
+    """Check that the chosen way has the value and gradients of cross entropy of the logits."""
     head = choose_head(model, device=CPU)
     assert head.name == name, head.reason
     assert words in head.reason
@@ -115,8 +117,8 @@ def test_known_architectures_take_the_fast_way(architecture):
 @pytest.mark.parametrize(
     ("architecture", "words"), [("gemma2", "capped at 3"), ("granite", "scaled by 0.125"), ("cohere", "scaled by 0.25")]
 )
-def test_the_reason_says_what_the_head_does(architecture, words):
-    """A scale or a softcap is named."""
+def test_the_reason_names_scale_and_softcap(architecture, words):
+    """The reason names a scale or a softcap."""
     assert words in choose_head(make(architecture), device=CPU).reason
 
 
@@ -132,17 +134,21 @@ def test_the_reason_says_what_the_head_does(architecture, words):
     ],
 )
 def test_unknown_heads_fall_back(kind, words):
-    """What the config does not name is found out by asking, even with logits too small to show it, and scored by the model."""
-    check(odd(kind), "logits", words=words, **({"logits_to_keep": 0} if kind is Last else {}))
+    """What the config does not name is found by running the model, which then scores itself.
+    Even with logits too small to show it.
+    """
+    check(unusual_model(kind), "logits", words=words, **({"logits_to_keep": 0} if kind is Last else {}))
 
 
-def test_what_the_head_is_fed_is_what_is_scored():
-    """A model that bends the hidden states on the way to its head is scored as it is, with the head's weight."""
-    check(odd(Detour), "chunked")
+def test_the_heads_input_is_scored():
+    """A model that changes hidden states before its head is scored on those, with its weight."""
+    check(unusual_model(Detour), "chunked")
 
 
 def test_a_lora_head_falls_back_before_it_learns():
-    """An adapter on the head adds nothing yet, so logits agree; it is the layer's kind that decides."""
+    """An adapter on the head is scored by the model.
+    It adds nothing at first, so logits agree; the layer's class decides.
+    """
     model = adapt(make("llama-untied"), AdapterSettings(adapter="lora", target_modules=("lm_head", "q_proj"))).model
     check(model, "logits", words="no plain linear layer")
     with torch.no_grad():
@@ -153,7 +159,7 @@ def test_a_lora_head_falls_back_before_it_learns():
 
 
 def test_a_trained_copy_of_the_head_falls_back():
-    """PEFT's modules_to_save puts a trained copy in the head's place: the model scores itself."""
+    """A trained copy of the head (PEFT's modules_to_save) is scored by the model."""
     from peft import LoraConfig, get_peft_model
 
     config = LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj"], modules_to_save=["lm_head"])
@@ -166,7 +172,7 @@ def test_a_trained_copy_of_the_head_falls_back():
 
 
 def test_lora_elsewhere_takes_the_fast_way():
-    """Adapters in the body are in the decoder that is run."""
+    """Adapters in the decoder leave the head plain, scored in chunks."""
     model = adapt(make("llama-tied"), AdapterSettings(adapter="lora")).model
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -175,22 +181,22 @@ def test_lora_elsewhere_takes_the_fast_way():
     check(model, "chunked")
 
 
-def test_a_hook_that_bends_logits_falls_back():
-    """What a hook on the head does to its output is no scale that the config names."""
+def test_a_hook_that_changes_logits_falls_back():
+    """A hook that changes the head's output is no scale of the config: the model scores itself."""
     model = make()
     model.lm_head.register_forward_hook(lambda _module, _args, out: out * 2)
     check(model, "logits", words="logits are not")
 
 
-def test_a_hook_that_bends_what_the_head_is_fed_is_seen():
-    """The loss is computed inside the head's own call, behind such a hook."""
+def test_a_hook_that_changes_the_heads_input_is_seen():
+    """A hook that changes the head's input acts on the loss, computed inside the head's call."""
     model = make()
     model.lm_head.register_forward_pre_hook(lambda _module, args: (args[0] * 1.5,))
     check(model, "chunked")
 
 
-def test_a_head_with_a_forward_of_its_own_falls_back():
-    """What others have put in the place of its forward (accelerate does) is not put aside."""
+def test_a_replaced_forward_of_the_head_falls_back():
+    """A head whose forward was replaced (as accelerate does) keeps it; the model scores itself."""
     model = make()
     plain = model.lm_head.forward
     model.lm_head.forward = lambda hidden: plain(hidden) * 2
@@ -199,7 +205,7 @@ def test_a_head_with_a_forward_of_its_own_falls_back():
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_the_same_bits_as_decoder_and_loss(architecture):
-    """Scoring in the head's place gives the loss and the gradients of the decoder followed by the chunked loss, to the bit."""
+    """Loss and gradients are those of decoder then chunked loss, to the bit."""
     model = make(architecture)
     head = choose_head(model, device=CPU)
     inputs = packed_inputs(torch.arange(7, 14), torch.arange(7), torch.tensor([0, 7]), 7)
@@ -220,7 +226,9 @@ def test_the_same_bits_as_decoder_and_loss(architecture):
 
 
 class Sharded:
-    """A head whose weight is there during its own call and from its output's gradient on, as where it is divided over ranks."""
+    """A head whose weight exists during its own call and from its output's gradient on.
+    As where it is divided over ranks.
+    """
 
     def __init__(self, head):
         self.weight, self.whole, self.log = head.weight, head.weight.data, []
@@ -258,7 +266,9 @@ class Sharded:
     ids=["nll", "logps", "beside"],
 )
 def test_the_weight_is_used_inside_the_heads_call_only(loss):
-    """Probe, loss and gradients are right where the weight is garbage outside the head's call, until its output's gradient comes."""
+    """Probe, loss and gradients are right where the weight is invalid outside the head's call.
+    Until the gradient of its output comes.
+    """
     expected, model = make("llama-untied"), make("llama-untied")
     sharded = Sharded(model.lm_head)
     model.register_forward_hook(sharded.root)
@@ -280,7 +290,7 @@ def test_the_weight_is_used_inside_the_heads_call_only(loss):
 
 
 def test_the_head_is_as_before():
-    """After a forward, and after one that failed, the head has its class's forward again."""
+    """After a forward, and after one that failed, the head has its class's forward."""
     model = make()
     head = choose_head(model, device=CPU)
     inputs = packed_inputs(torch.arange(7), torch.arange(7), torch.tensor([0, 7]), 7)
@@ -292,7 +302,9 @@ def test_the_head_is_as_before():
 
 
 def test_the_probe_leaves_no_trace():
-    """Random state, modes (those set by hand too), gradients and hooks are as before, with dropout in the model."""
+    """Random state, modes, gradients and hooks are as before the probe.
+    Modes that were set by hand too, and with dropout in the model.
+    """
     model = make()
     model.config.attention_dropout = 0.5
     model.model.layers[0].eval()
@@ -308,6 +320,6 @@ def test_the_probe_leaves_no_trace():
 
 
 def test_bfloat16_models_take_the_fast_way_too():
-    """The probe allows for what bfloat16 cannot say."""
+    """bfloat16 models are scored in chunks too: the probe allows for its rounding."""
     assert choose_head(make("granite").bfloat16(), device=CPU).name == "chunked"
-    assert choose_head(odd(Squashed).bfloat16(), device=CPU).name == "logits"
+    assert choose_head(unusual_model(Squashed).bfloat16(), device=CPU).name == "logits"

@@ -1,33 +1,35 @@
-"""What a head gives in one forward, log-probabilities, variants of the likelihood, values, divergences, is the model's own, fast or slow."""
+"""One forward of a head: log-probabilities, likelihoods, values and divergences.
+All are the model's own, scored in chunks or by the model.
+"""
 
 import pytest
 import torch
 
 from forge_algos import AdapterSettings, LossError, adapt
 from forge_algos._modules import decoder
-from forge_algos.isolation._isolation import packed_inputs
+from forge_algos.batches._packed import packed_inputs
 from forge_algos.losses import distillation
 from forge_algos.objectives import choose_head
 
 from ..losses.test_nll import Largest
 from ..oracle import ARCHITECTURES, CPU, make
-from .test_head import Last, Squashed, Terse, Turned, odd
+from .test_head import Last, Squashed, Terse, Turned, unusual_model
 
 
-def asked():
-    """(the forward's arguments, rows with one of them twice, their targets)"""
+def scored_rows():
+    """Return (the forward's arguments, rows with one of them twice, their targets)."""
     inputs = packed_inputs(torch.arange(7, 14), torch.tensor([0, 1, 2, 0, 1, 2, 3]), torch.tensor([0, 3, 7]), 4)
     return inputs, torch.tensor([1, 2, 2, 5]), torch.tensor([9, 3, 60, 4])
 
 
 def logits_of(model, inputs, rows):
-    """The model's own, all of them, in float32."""
+    """Return all of the model's logits, in float32."""
     keep = {"logits_to_keep": 0} if isinstance(model, Last) else {}
     return model(**inputs, **keep).logits[0].float()[rows]
 
 
 def gradients_of(model, value):
-    """Of the parameters that are trained, as one vector."""
+    """Return the gradients of the trained parameters, as one vector."""
     trained = [p for p in model.parameters() if p.requires_grad]
     found = torch.autograd.grad(value, trained, allow_unused=True)
     return torch.cat([(torch.zeros_like(p) if g is None else g).flatten() for p, g in zip(trained, found, strict=True)])
@@ -53,9 +55,9 @@ def biased():
     return model
 
 
-def shaken(kind, seed=0):
-    """One of the models that score themselves, with weights that its loss can see."""
-    model = odd(kind)
+def self_scoring_model(kind, seed=0):
+    """Return a model that scores itself, with weights large enough to change its loss."""
+    model = unusual_model(kind)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -66,10 +68,10 @@ def shaken(kind, seed=0):
 MODELS = {
     **{name: lambda name=name: make(name) for name in ARCHITECTURES},
     "biased": biased,
-    "squashed": lambda: shaken(Squashed),
-    "terse": lambda: shaken(Terse),
-    "turned": lambda: shaken(Turned, seed=1),
-    "last": lambda: shaken(Last),
+    "squashed": lambda: self_scoring_model(Squashed),
+    "terse": lambda: self_scoring_model(Terse),
+    "turned": lambda: self_scoring_model(Turned, seed=1),
+    "last": lambda: self_scoring_model(Last),
     "lora on the head": lora_on_the_head,
     "lora": lambda: adapt(make(), AdapterSettings(adapter="lora")).model,
 }
@@ -77,9 +79,11 @@ MODELS = {
 
 @pytest.mark.parametrize("name", MODELS)
 def test_log_probabilities_are_the_models_own(name):
-    """At any temperature, fast or slow: values, entropies and gradients are those of log_softmax of the model's logits."""
+    """Log-probabilities, entropies and gradients are those of log_softmax of the logits.
+    At any temperature, scored in chunks or by the model.
+    """
     model = MODELS[name]()
-    inputs, rows, targets = asked()
+    inputs, rows, targets = scored_rows()
     head = choose_head(model, device=CPU)
     logps, entropy = head.logps_and_entropy(inputs, rows, targets, temperature=0.7)
     theirs = (logits_of(model, inputs, rows) / 0.7).log_softmax(1)
@@ -93,9 +97,9 @@ def test_log_probabilities_are_the_models_own(name):
 
 @pytest.mark.parametrize("name", ["gemma2", "granite", "biased", "squashed", "lora on the head"])
 def test_variants_of_the_likelihood(name):
-    """DFT, label smoothing and z-loss reach the loss, fast or slow, and the stats count what is plain."""
+    """DFT, label smoothing and z-loss reach the loss; the stats count the plain likelihood."""
     model = MODELS[name]()
-    inputs, rows, targets = asked()
+    inputs, rows, targets = scored_rows()
     terms = choose_head(model, device=CPU).nll(inputs, rows, targets, dft=True, label_smoothing=0.2, z_loss=0.1)
     logits = logits_of(model, inputs, rows)
     plain = torch.nn.functional.cross_entropy(logits, targets, reduction="none")
@@ -110,9 +114,11 @@ def test_variants_of_the_likelihood(name):
 
 @pytest.mark.parametrize("name", ["llama-tied", "qwen3", "biased", "squashed", "last", "lora on the head", "lora"])
 def test_values_beside_log_probabilities(name):
-    """One forward gives both; gradients run through both into the body, and into what made the values."""
+    """One forward gives log-probabilities and values.
+    Gradients run through both into the decoder, and into the value head.
+    """
     model = MODELS[name]()
-    inputs, rows, targets = asked()
+    inputs, rows, targets = scored_rows()
     value_head = torch.nn.Linear(16, 1)
     head, body = choose_head(model, device=CPU), decoder(model)
     calls = []
@@ -134,7 +140,7 @@ def test_values_beside_log_probabilities(name):
 
 
 def test_values_need_hidden_states():
-    """A model that shows nobody its decoder has nothing to make values of, and is told so."""
+    """A model that does not expose its decoder has no hidden states for values: refused."""
 
     class Closed(torch.nn.Module):
         def __init__(self):
@@ -144,9 +150,10 @@ def test_values_need_hidden_states():
         def forward(self, input_ids, **kwargs):
             return self.inner(input_ids=input_ids, **kwargs)
 
-    inputs, rows, targets = asked()
+    inputs, rows, targets = scored_rows()
     head = choose_head(Closed(), device=CPU)
-    torch.testing.assert_close(head.logps(inputs, rows, targets).detach(), choose_head(make(), device=CPU).logps(inputs, rows, targets).detach())  # fmt: skip
+    expected = choose_head(make(), device=CPU).logps(inputs, rows, targets)
+    torch.testing.assert_close(head.logps(inputs, rows, targets).detach(), expected.detach())
     with pytest.raises(LossError, match="Closed has no decoder whose hidden states could be read"):
         head.logps(inputs, rows, targets, beside=lambda hidden: hidden[:, 0])
 
@@ -154,9 +161,11 @@ def test_values_need_hidden_states():
 @pytest.mark.parametrize("student", ["llama-tied", "gemma2", "squashed"])
 @pytest.mark.parametrize("teacher", ["llama-untied", "granite", "turned"])
 def test_distillation_is_that_of_whole_logits(student, teacher):
-    """Any student with any teacher, fast or slow: value, divergence and gradients of the models' own logits."""
+    """Value, divergence and gradients are those of both models' whole logits.
+    Any student with any teacher, scored in chunks or by the model.
+    """
     student, teacher = MODELS[student](), MODELS[teacher]().eval().requires_grad_(False)
-    inputs, rows, _ = asked()
+    inputs, rows, _ = scored_rows()
     heads = [choose_head(model, device=CPU) for model in (student, teacher)]
     terms = heads[0].distillation(inputs, rows, heads[1], inputs, beta=0.3, temperature=1.5)
     ours, theirs = (logits_of(model, inputs, rows) for model in (student, teacher))
@@ -174,7 +183,9 @@ def test_distillation_is_that_of_whole_logits(student, teacher):
 
 @pytest.mark.parametrize("method", ["nll", "logps", "distillation"])
 def test_no_tensor_of_all_rows_and_the_vocabulary(method):
-    """In one forward and backward of 200 scored rows nothing as large as their logits is made, by teacher or student."""
+    """A forward and backward of 200 scored rows makes no tensor as large as their logits.
+    Neither of the teacher nor of the student.
+    """
     model, teacher = make("llama-tied"), make("gemma2").eval().requires_grad_(False)
     heads = [choose_head(each, device=CPU) for each in (model, teacher)]
     ids = torch.arange(60)

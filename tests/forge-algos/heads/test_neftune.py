@@ -1,4 +1,4 @@
-"""NEFTune's noise: as large as the paper says for each document, drawn from the caller's seed, gone where nobody trains."""
+"""NEFTune's noise: its bound for each document, its seed, and no trace outside of training."""
 
 import math
 
@@ -17,7 +17,7 @@ BATCH = pack(samples(LENGTHS))
 
 
 def noise_of(model, seed, batch=BATCH):
-    """What the first layer is fed beyond the embeddings, float[T, D], and the loss."""
+    """Return what the first layer gets beyond the embeddings, float[T, D], and the loss."""
     seen = []
     body = model.get_base_model() if hasattr(model, "peft_config") else model
     bound = NOISY.bind(model, device=CPU)
@@ -30,7 +30,9 @@ def noise_of(model, seed, batch=BATCH):
 
 @pytest.mark.parametrize("adapter", [False, True])
 def test_noise_is_as_large_as_the_document_says(adapter):
-    """Within ±alpha / √(S·D) and spread evenly up to there, S each token's own document; under an adapter too."""
+    """Noise is spread evenly within ±alpha / √(S·D), S the length of each token's document.
+    Under an adapter too.
+    """
     model = adapt(make(), AdapterSettings(adapter="lora")).model if adapter else make()
     model.train()
     noise = torch.stack([noise_of(model, seed)[0] for seed in range(40)])
@@ -42,7 +44,7 @@ def test_noise_is_as_large_as_the_document_says(adapter):
 
 
 def test_one_document_gets_transformers_noise():
-    """A row of one document: what transformers' own hook adds from the same seed."""
+    """A row of one document gets the noise of transformers' own hook at the same seed."""
     batch, model = pack(samples((13,))), make()
     ours, _ = noise_of(model, 7, batch)
     layer = embeddings(model)
@@ -53,7 +55,7 @@ def test_one_document_gets_transformers_noise():
 
 
 def test_noise_follows_the_seed():
-    """One seed, one noise and one loss, to the bit; another seed, another."""
+    """One seed gives the same noise and loss, to the bit; another seed gives another."""
     model = make()
     (first, loss), (second, again), (third, _) = (noise_of(model, seed) for seed in (1, 1, 2))
     assert torch.equal(first, second)
@@ -62,7 +64,7 @@ def test_noise_follows_the_seed():
 
 
 def test_gradients_run_through_the_noise():
-    """Every parameter learns, and from the noisy row: other gradients than without."""
+    """Every parameter gets gradients, other than those without noise."""
     found = []
     for objective in (SFT(), NOISY):
         model = make()
@@ -74,7 +76,9 @@ def test_gradients_run_through_the_noise():
 
 
 def test_nothing_is_left_behind():
-    """No noise in an evaluation, which draws nothing either; between steps and after the loop the layer is as it was."""
+    """An evaluation has no noise and draws none.
+    Between steps and after the loop the layer is as it was.
+    """
     model = make()
     layer = embeddings(model)
     state = torch.get_rng_state()
@@ -93,7 +97,7 @@ def test_nothing_is_left_behind():
 
 
 def test_a_model_without_embeddings_is_refused(monkeypatch):
-    """The setting would have no effect."""
+    """A model without embeddings is refused: the setting would have no effect."""
     model = make()
     monkeypatch.setattr(type(model), "get_input_embeddings", lambda _self: None)
     with pytest.raises(LossError, match="neftune_alpha: LlamaForCausalLM names no input embeddings"):

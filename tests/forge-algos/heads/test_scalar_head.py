@@ -1,11 +1,12 @@
-"""Scores of positions in a packed row are what the classifier gives for each document alone."""
+"""Scores of positions in a packed row are the classifier's for each document alone."""
 
 import pytest
 import torch
 import transformers
 
 from forge_algos import LossError
-from forge_algos.isolation._isolation import packed_inputs, require_isolation
+from forge_algos.batches._packed import packed_inputs
+from forge_algos.isolation._isolation import require_isolation
 from forge_algos.objectives import choose_scalar_head
 
 from ..oracle import CPU, SIZES, make
@@ -25,7 +26,9 @@ def classifier(kind="Llama", *, labels=1, **more):
 
 
 def packed():
-    """(the forward's arguments, documents, the position of each one's last token); the last document ends with the padding's id."""
+    """Return (the forward's arguments, documents, the position of each one's last token).
+    The last document ends with the padding's id.
+    """
     ids = (torch.arange(sum(LENGTHS)) * 7 + 3) % 61
     ids[-1] = 0
     positions = torch.cat([torch.arange(length) for length in LENGTHS])
@@ -40,7 +43,9 @@ def gradients(model, value):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_equals_each_document_alone(kind):
-    """Values and gradients, with the padding's id in the row, in the order asked for and as often."""
+    """Values and gradients of any positions, in any order and repeated, equal single documents'.
+    With the padding's id in the row.
+    """
     model = classifier(kind, pad_token_id=None) if kind == "Llama" else classifier(kind)
     require_isolation(model, device=CPU)
     inputs, documents, ends = packed()
@@ -56,8 +61,8 @@ def test_equals_each_document_alone(kind):
         torch.testing.assert_close(mine, wanted, rtol=1e-4, atol=1e-5 * float(wanted.norm()) + 1e-8)
 
 
-def test_a_trained_copy_of_the_score_is_asked():
-    """PEFT keeps a trained copy in modules_to_save: that one scores and learns, and not the frozen original."""
+def test_a_trained_copy_of_the_score_is_used():
+    """PEFT's trained copy of `score` (modules_to_save) scores and learns, not the original."""
     from peft import LoraConfig, get_peft_model
 
     config = LoraConfig(task_type="SEQ_CLS", target_modules=["q_proj"], modules_to_save=["score"])
@@ -77,7 +82,7 @@ def test_a_trained_copy_of_the_score_is_asked():
 
 
 def test_no_rows():
-    """A rank without a sequence: nothing comes out, and every gradient is there and zero."""
+    """Without rows the result is empty, and every gradient exists and is zero."""
     model = classifier()
     inputs, _, ends = packed()
     scores = choose_scalar_head(model, device=CPU).scores(inputs, ends[:0])
@@ -86,7 +91,7 @@ def test_no_rows():
 
 
 def test_bfloat16_scores_are_float32():
-    """They are compared with each other, so their differences are taken in float32."""
+    """Scores are float32, because their differences are compared."""
     model = classifier().bfloat16()
     inputs, _, ends = packed()
     assert choose_scalar_head(model, device=CPU).scores(inputs, ends).dtype == torch.float32
@@ -131,6 +136,8 @@ class First(transformers.LlamaForSequenceClassification):
     ],
 )
 def test_other_models_are_refused(model, words):
-    """What is no classifier with one label, or does more than its layer: by name, with what to do."""
+    """Models that are no classifier with one label are refused by name, with what to do.
+    So are those that do more than their layer.
+    """
     with pytest.raises(LossError, match=words):
         choose_scalar_head(model(), device=CPU)

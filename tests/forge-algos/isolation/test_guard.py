@@ -1,4 +1,4 @@
-"""A packed row never meets a cache or a 2-D mask."""
+"""A packed row beside a cache or a 2-D mask is refused."""
 
 import pytest
 import torch
@@ -29,7 +29,9 @@ def model():
     ],
 )
 def test_what_mixes_documents_is_refused(model, packed, wrong, message):
-    """Default or explicit cache and all-ones mask, on the model and on its decoder, by positions or by boundaries."""
+    """Default or explicit cache and all-ones mask are refused, on the model and its decoder.
+    Rows are recognised by positions or by boundaries.
+    """
     with guard_packed(model):
         for module in (model, model.model):
             with pytest.raises(PackedBatchError, match=message):
@@ -37,13 +39,13 @@ def test_what_mixes_documents_is_refused(model, packed, wrong, message):
 
 
 def test_a_mask_by_position_is_seen(model):
-    """Positional arguments are arguments too."""
+    """A mask as a positional argument is seen."""
     with guard_packed(model), pytest.raises(PackedBatchError, match="2-D"):
         model(IDS, torch.ones(1, 7), RESTART, use_cache=False)
 
 
 def test_what_is_refused_would_have_mixed(model):
-    """Why: with the cache the second document's logits are others; as the guard demands it, they are its own."""
+    """With the cache the second document's logits are others; without it they are its own."""
     alone = model(input_ids=IDS[:, 3:], use_cache=False).logits
     with guard_packed(model):
         packed = model(input_ids=IDS, position_ids=RESTART, use_cache=False).logits[:, 3:]
@@ -63,14 +65,14 @@ def test_what_is_refused_would_have_mixed(model):
         {"cu_seq_lens_q": torch.tensor([0, 7], dtype=torch.int32)},
     ],
 )
-def test_what_is_right_passes(model, fine):
-    """A packed row without cache and mask, one with a mask of its own blocks, and rows that are not packed."""
+def test_valid_calls_pass(model, fine):
+    """Rows without cache and mask, with a mask of their own blocks, or not packed pass."""
     with guard_packed(model):
         assert model(input_ids=IDS, **fine).logits.isfinite().all()
 
 
 def test_generation_passes(model):
-    """Padded batches and a cache are what generate() works with; the guard is about packed rows."""
+    """Padded batches with a cache, as `generate` makes them, pass."""
     ids = torch.tensor([[0, 0, 5, 6], [5, 6, 7, 8]])
     with guard_packed(model):
         out = model.generate(
@@ -79,16 +81,16 @@ def test_generation_passes(model):
     assert out.shape == (2, 7)
 
 
-def test_a_config_without_cache_is_a_default_that_is_right():
-    """use_cache=False in the config makes the default harmless."""
+def test_a_config_without_cache_passes():
+    """With use_cache=False in the config the default passes."""
     model = make()
     model.config.use_cache = False
     with guard_packed(model):
         assert model(input_ids=IDS, position_ids=RESTART).logits.isfinite().all()
 
 
-def test_the_guard_comes_off(model):
-    """remove() takes every hook off, and may be called again."""
+def test_the_guard_is_removed(model):
+    """`remove` takes every hook off, and may be called again."""
     guard = guard_packed(model)
     guard.remove()
     guard.remove()
@@ -97,7 +99,7 @@ def test_the_guard_comes_off(model):
 
 
 def test_adapters_are_guarded_too():
-    """Through PEFT's wrapper as well as through the model inside it."""
+    """The guard acts through PEFT's wrapper as well as through the model inside it."""
     model = adapt(make(), AdapterSettings(adapter="lora")).model
     with guard_packed(model):
         for module in (model, model.get_base_model()):

@@ -1,4 +1,4 @@
-"""A model that mixes packed documents is refused before it trains, whatever its inside."""
+"""Models that mix packed documents are refused before training."""
 
 import pytest
 import torch
@@ -11,7 +11,9 @@ from ..oracle import ARCHITECTURES, CPU, SIZES, make, naive, pack, samples
 
 
 class Crosstalk(transformers.LlamaForCausalLM):
-    """A Llama whose decoder lets what came before in the row through, by less than a hundredth of a hidden state."""
+    """A Llama whose decoder passes on what came before in the row.
+    By less than a hundredth of a hidden state.
+    """
 
     def __init__(self, config):
         super().__init__(config)
@@ -23,8 +25,8 @@ class Crosstalk(transformers.LlamaForCausalLM):
         return output
 
 
-def odd(name):
-    """Models that do not keep documents apart, each for a reason of its own."""
+def mixing_model(name):
+    """Return a model that does not keep documents apart, by the reason's name."""
     if name == "crosstalk":
         return Crosstalk(transformers.LlamaConfig(**SIZES))
     old = {"vocab_size": 61, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -38,9 +40,11 @@ def odd(name):
 
 @pytest.mark.parametrize("name", ["crosstalk", "bloom", "falcon", "opt"])
 def test_what_mixes_documents_is_refused(name):
-    """Leaks and positions that run on are found by trying; the message says what was seen and what to do."""
+    """Leaks and continued positions are found by running the model.
+    The message has what was seen and what to do.
+    """
     torch.manual_seed(0)
-    model = odd(name)
+    model = mixing_model(name)
     with pytest.raises(
         PackedBatchError, match=r"does not keep packed documents apart.*second of two.*another attention"
     ) as caught:
@@ -59,8 +63,10 @@ def test_what_mixes_documents_is_refused(name):
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_what_keeps_them_apart_is_welcome(architecture):
-    """Every architecture of these tests passes, in bfloat16 and with adapters too, and leaves no trace."""
+def test_isolating_models_pass(architecture):
+    """Every architecture of these tests passes and is unchanged afterwards.
+    In bfloat16 and with adapters too.
+    """
     model = make(architecture)
     state, modes = torch.get_rng_state(), [m.training for m in model.modules()]
     require_isolation(model, device=CPU)
@@ -71,8 +77,8 @@ def test_what_keeps_them_apart_is_welcome(architecture):
     require_isolation(adapt(model, AdapterSettings(adapter="lora")).model, device=CPU)
 
 
-def test_a_model_that_cannot_run_a_row_says_so():
-    """An error inside the model becomes one message of ours, with the cause."""
+def test_an_error_inside_the_model():
+    """An error inside the model becomes one of forge_algos, with the cause."""
 
     class Broken(transformers.LlamaForCausalLM):
         def get_decoder(self):
@@ -85,16 +91,16 @@ def test_a_model_that_cannot_run_a_row_says_so():
         SFT().bind(Broken(transformers.LlamaConfig(**SIZES)), device=CPU)
 
 
-def test_numbers_that_are_none_are_no_proof():
-    """A model full of NaN is not shown to isolate anything."""
+def test_nan_outputs_do_not_pass():
+    """A model whose outputs are NaN is not taken to isolate documents."""
     model = make()
     model.model.norm.weight.data.fill_(float("nan"))
     with pytest.raises(PackedBatchError, match="apart"):
         require_isolation(model, device=CPU)
 
 
-def test_it_is_shown_once():
-    """A second evaluation of the same model tries no documents again; another attention implementation does."""
+def test_isolation_is_checked_once():
+    """A second evaluation of the same model runs no check; another attention is checked again."""
     model, calls = make(), []
     model.model.register_forward_hook(lambda *_: calls.append(1))
     counts = []

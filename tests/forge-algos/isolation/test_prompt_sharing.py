@@ -1,4 +1,4 @@
-"""Whether completions may share a prompt is found by trying, and never by trusting."""
+"""Whether completions may share a prompt is found by running the model."""
 
 import gc
 import weakref
@@ -15,7 +15,9 @@ from ..oracle import CPU, SIZES, make
 
 
 def gathering(module, query, key, value, attention_mask=None, scaling=None, dropout=0.0, *, kv_rows=None, **rest):
-    """Attention with an explicit mask: each segment to the keys of its kv_rows, its last query at its last key."""
+    """Compute attention with an explicit mask from kv_rows.
+    Each segment sees the keys of its kv_rows, its last query at its last key.
+    """
     ends_q, ends_k = rest["cu_seq_lens_q"].tolist(), rest["cu_seq_lens_k"].tolist()
     rows = torch.arange(key.shape[2]) if kv_rows is None else kv_rows
     heads, outputs = query.shape[1] // key.shape[1], []
@@ -30,20 +32,20 @@ def gathering(module, query, key, value, attention_mask=None, scaling=None, drop
 
 
 def forgetful(module, query, key, value, attention_mask=None, *, kv_rows=None, **rest):
-    """Names kv_rows and does not read it: each completion sees itself alone."""
+    """Accept kv_rows and ignore them: each completion sees itself alone."""
     rest["cu_seq_lens_k"] = rest["cu_seq_lens_q"]
     return gathering(module, query, key, value, **rest)
 
 
 def leaking(module, query, key, value, attention_mask=None, *, kv_rows=None, **rest):
-    """Right but for a hundredth of the value of the token before, whoever's that is."""
+    """Add a hundredth of the value of the token before, of whichever document."""
     out, _ = gathering(module, query, key, value, kv_rows=kv_rows, **rest)
     before = value.repeat_interleave(query.shape[1] // value.shape[1], 1).roll(1, 2).transpose(1, 2)
     return out + 0.02 * before, None
 
 
 def silent(module, query, key, value, attention_mask=None, **rest):
-    """Passes everything on, but does not say that it knows kv_rows."""
+    """Pass everything on, without naming kv_rows in the signature."""
     return gathering(module, query, key, value, **rest)
 
 
@@ -53,8 +55,10 @@ for function in (gathering, forgetful, leaking, silent):
 
 
 @pytest.mark.parametrize("architecture", ["llama-tied", "qwen3"])
-def test_what_shares_prompts_says_yes(architecture):
-    """In float32 and bfloat16 and with adapters; no trace is left in modes, gradients or the random state."""
+def test_attention_that_shares_prompts_passes(architecture):
+    """Attention that knows kv_rows passes in float32, bfloat16 and with adapters.
+    Modes, gradients and random state are as before.
+    """
     model = make(architecture, attention="test_gathering")
     model.model.layers[0].eval()
     state, modes = torch.get_rng_state(), [m.training for m in model.modules()]
@@ -71,7 +75,7 @@ def test_what_shares_prompts_says_yes(architecture):
 
 
 @pytest.mark.parametrize(
-    ("attention", "said"),
+    ("attention", "reason"),
     [
         ("test_forgetful", "does not share prompts: the second completion comes out otherwise than alone"),
         ("test_leaking", "does not share prompts: a document before the group comes out otherwise than alone"),
@@ -80,15 +84,17 @@ def test_what_shares_prompts_says_yes(architecture):
         ("eager", "'eager' does not know kv_rows"),
     ],
 )
-def test_what_does_not_says_no(attention, said):
-    """Attention that would leave the prompt out, or lets completions see each other, is found out, with the reason."""
+def test_attention_that_does_not_share_prompts_is_found(attention, reason):
+    """Attention that leaves the prompt out or mixes completions is found, with the reason."""
     can, why = shares_prompts(make(attention=attention), device=CPU)
     assert not can
-    assert said in why
+    assert reason in why
 
 
-def test_what_carries_a_state_from_completion_to_completion_says_no():
-    """The attention may be right and the model not: here a decoder that lets what came before in the row through."""
+def test_a_decoder_that_mixes_completions_is_found():
+    """A model whose decoder passes on what came before in the row is found.
+    Even where its attention is right.
+    """
 
     class Crosstalk(transformers.LlamaForCausalLM):
         def __init__(self, config):
@@ -106,8 +112,8 @@ def test_what_carries_a_state_from_completion_to_completion_says_no():
     assert "completion" in why
 
 
-def test_a_model_that_cannot_run_such_a_row_says_no():
-    """An error inside the model is an answer, not a crash."""
+def test_an_error_inside_the_model_is_a_no():
+    """An error inside the model is a no, not a crash."""
     model = make(attention="test_gathering")
     model.model.layers[0].register_forward_pre_hook(lambda *_: (_ for _ in ()).throw(ValueError("no rows of ours")))
     can, why = shares_prompts(model, device=CPU)
@@ -115,8 +121,8 @@ def test_a_model_that_cannot_run_such_a_row_says_no():
     assert "cannot run a row with a shared prompt: no rows of ours" in why
 
 
-def test_running_out_of_memory_is_no_answer():
-    """It is raised, and the next question tries again."""
+def test_out_of_memory_is_raised():
+    """Out of memory is raised, and the next call tries again."""
     model = make(attention="test_gathering")
     hook = model.model.layers[0].register_forward_pre_hook(
         lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError("too little"))
@@ -127,8 +133,10 @@ def test_running_out_of_memory_is_no_answer():
     assert shares_prompts(model, device=CPU)[0]
 
 
-def test_it_is_asked_once():
-    """The same model on the same attention is not run again, another attention is; and nothing keeps the model alive."""
+def test_the_answer_is_stored():
+    """The same model on the same attention is run once, another attention again.
+    The stored answer does not keep the model alive.
+    """
     model, calls = make(attention="test_gathering"), []
     model.model.register_forward_hook(lambda *_: calls.append(1))
     counts = []
@@ -144,8 +152,10 @@ def test_it_is_asked_once():
     assert gone() is None
 
 
-def test_a_shared_prompt_meets_no_attention_that_was_not_asked():
-    """Under the guard a row with kv_rows runs only where shares_prompts said yes, on the model, its decoder and through adapters."""
+def test_shared_prompts_are_refused_before_a_check():
+    """The guard passes a row with kv_rows only where `shares_prompts` returned yes.
+    On the model, its decoder and through adapters.
+    """
     model = make(attention="test_gathering")
     inputs = group_inputs(row(), CPU)
     with guard_packed(model):
@@ -172,8 +182,10 @@ def test_a_shared_prompt_meets_no_attention_that_was_not_asked():
         ({"attention_mask": torch.ones(1, 8)}, r"2-D attention_mask \[1, 8\]"),
     ],
 )
-def test_a_shared_prompt_meets_no_cache_and_no_mask(wrong, message):
-    """A single segment with kv_rows is a packed row too, which by its ends alone it would not be."""
+def test_shared_prompts_beside_a_cache_or_mask_are_refused(wrong, message):
+    """A single segment with kv_rows is treated as a packed row.
+    By its ends alone it would not be.
+    """
     model = make(attention="test_gathering")
     assert shares_prompts(model, device=CPU)[0]
     inputs = group_inputs(row(), CPU)

@@ -21,7 +21,7 @@ def problem(T, D, V, *, dtype=torch.float64, seed=0, bias=False, masked=0.4, siz
 
 
 def full(hidden, weight, bias, targets, scale=1.0, softcap=None):
-    """The slow twin: all logits at once."""
+    """Return the loss from all logits at once."""
     logits = torch.nn.functional.linear(hidden, weight, bias) * scale
     if softcap is not None:
         logits = torch.tanh(logits / softcap) * softcap
@@ -44,7 +44,9 @@ def grads_of(value, tensors):
     seed=st.integers(0, 99),
 )
 def test_equals_cross_entropy(T, D, V, chunk_rows, bias, scale, softcap, upstream, seed):
-    """Value and every gradient, at odd sizes, for any chunk, transform and upstream gradient."""
+    """Value and every gradient equal cross entropy's, for any sizes, chunk and transform.
+    At odd sizes, with any upstream gradient.
+    """
     hidden, weight, b, targets = problem(T, D, V, seed=seed, bias=bias)
     terms = nll(hidden, weight, targets, bias=b, scale=scale, softcap=softcap, chunk_rows=chunk_rows)
     expected = full(hidden, weight, b, targets, scale, softcap)
@@ -57,7 +59,7 @@ def test_equals_cross_entropy(T, D, V, chunk_rows, bias, scale, softcap, upstrea
 
 @pytest.mark.parametrize("chunk_rows", [7, 64, 512])
 def test_float32_is_as_good_as_torch(chunk_rows):
-    """In float32: loss within 1e-6 and gradients within 1e-5 of the same in float64."""
+    """In float32 the loss is within 1e-6 and gradients within 1e-5 of float64's."""
     hidden, weight, _, targets = problem(129, 48, 1009, dtype=torch.float32)
     terms = nll(hidden, weight, targets, chunk_rows=chunk_rows)
     exact = full(hidden.double(), weight.double(), None, targets)
@@ -68,7 +70,7 @@ def test_float32_is_as_good_as_torch(chunk_rows):
 
 
 def test_far_apart_logits_stay_finite():
-    """A target 500 nats behind costs 500, not infinity; one 500 ahead costs 0 and moves nothing."""
+    """A target 500 nats behind costs 500, one 500 ahead costs 0 and has no gradient."""
     hidden, weight = torch.tensor([[500.0], [500.0]], requires_grad=True), torch.tensor([[1.0], [0.0]], requires_grad=True)
     terms = nll(hidden, weight, torch.tensor([1, 0]), chunk_rows=1)
     terms.sum.backward()
@@ -78,7 +80,9 @@ def test_far_apart_logits_stay_finite():
 
 
 class Largest(TorchDispatchMode):
-    """The most elements of any tensor that an operation makes; views of the inputs are as large as these."""
+    """The number of elements of the largest tensor that an operation makes.
+    Views of the inputs are as large as these.
+    """
 
     def __init__(self):
         super().__init__()
@@ -94,7 +98,9 @@ class Largest(TorchDispatchMode):
 
 
 def test_never_holds_all_logits():
-    """No tensor of the forward or the backward comes near [T, V]; torch's own way makes one, so the measure works."""
+    """No tensor of forward or backward comes near [T, V].
+    torch's own cross entropy makes one, so the measure works.
+    """
     hidden, weight, _, targets = problem(400, 4, 300, dtype=torch.float32, masked=0.0)
     with Largest() as chunked:
         nll(hidden, weight, targets, chunk_rows=16).sum.backward()
@@ -105,7 +111,7 @@ def test_never_holds_all_logits():
 
 
 def test_only_labelled_rows_are_scored():
-    """Rows without a target meet no head at all."""
+    """Rows without a target are not multiplied with the head."""
     hidden, weight, _, targets = problem(100, 4, 300, dtype=torch.float32, masked=0.0)
     targets[5:] = -100
     with Largest() as seen:
@@ -118,7 +124,9 @@ def test_only_labelled_rows_are_scored():
 
 @pytest.mark.parametrize(("train_hidden", "train_weight"), [(True, False), (False, True)])
 def test_a_frozen_side_costs_nothing(train_hidden, train_weight):
-    """A frozen head gets no gradient and no work for one, and so does a frozen body; the other side's is right."""
+    """A frozen head or frozen hidden states get no gradient and no work for one.
+    The other side's gradient is right.
+    """
     hidden, weight, _, targets = problem(9, 4, 11)
     expected = grads_of(full(hidden, weight, None, targets), (hidden, weight))
     hidden.requires_grad_(train_hidden)
@@ -141,7 +149,7 @@ def test_without_gradients_there_is_no_graph():
 
 
 def test_nothing_to_learn_is_zero():
-    """No labelled row: 0 over 0 terms, and gradients that are zero, not missing and not NaN."""
+    """Without labelled rows the loss is 0 over 0 terms, with gradients of zero."""
     hidden, weight, _, targets = problem(5, 4, 11, dtype=torch.float32, masked=1.1)
     terms = nll(hidden, weight, targets)
     terms.sum.backward()
@@ -150,7 +158,7 @@ def test_nothing_to_learn_is_zero():
 
 
 def test_every_row_has_a_target():
-    """ignore_index=None scores all rows and looks nothing up, so nothing waits for the device."""
+    """ignore_index=None scores all rows without a search, so the host does not wait."""
     hidden, weight, _, targets = problem(9, 4, 11, masked=0.0)
     with Largest() as seen:
         terms = nll(hidden, weight, targets, ignore_index=None)
@@ -160,7 +168,9 @@ def test_every_row_has_a_target():
 
 
 def test_a_second_backward_is_refused():
-    """The gradients were given away; a second backward says so instead of scaling them twice."""
+    """A second backward is an error: the gradients were given away by the first.
+    It would scale them twice.
+    """
     hidden, weight, _, targets = problem(5, 4, 11)
     terms = nll(hidden, weight, targets)
     terms.sum.backward(retain_graph=True)
@@ -170,7 +180,9 @@ def test_a_second_backward_is_refused():
 
 @pytest.mark.parametrize("way", ["weights", "autocast"])
 def test_bfloat16(way):
-    """bfloat16 by weights or by autocast: a float32 sum near the float32 one, gradients in the tensors' own dtypes."""
+    """bfloat16 by weights or autocast: a float32 sum near the float32 one.
+    Gradients have the tensors' own dtypes.
+    """
     hidden, weight, _, targets = problem(64, 32, 101, dtype=torch.float32, size=0.3)
     exact = full(hidden, weight, None, targets)
     expected = grads_of(exact, (hidden, weight))
@@ -188,7 +200,7 @@ def test_bfloat16(way):
 
 @given(M=st.integers(1, 9), V=st.integers(1, 17), chunk_rows=st.integers(1, 10), upstream=st.sampled_from([1.0, -0.3, 0.0]))
 def test_logits_that_a_model_made(M, V, chunk_rows, upstream):
-    """nll_of_logits: the same law, from logits."""
+    """nll_of_logits has the same value and gradients from logits."""
     g = torch.Generator().manual_seed(M * V)
     logits = torch.randn(M, V, generator=g, dtype=torch.float64, requires_grad=True)
     targets = torch.randint(0, V, (M,), generator=g)
@@ -203,7 +215,7 @@ def test_logits_that_a_model_made(M, V, chunk_rows, upstream):
 
 
 def test_logits_in_bfloat16_are_summed_in_float32():
-    """bfloat16 logits: a float32 loss, and a gradient in bfloat16."""
+    """bfloat16 logits have a float32 loss and a gradient in bfloat16."""
     logits = torch.randn(8, 33, generator=torch.Generator().manual_seed(0)).bfloat16().requires_grad_()
     targets = torch.arange(8)
     terms = nll_of_logits(logits, targets, chunk_rows=3)
@@ -215,7 +227,9 @@ def test_logits_in_bfloat16_are_summed_in_float32():
 
 @given(rows=st.integers(0, 100), at_most=st.integers(1, 40))
 def test_chunks_are_few_and_even(rows, at_most):
-    """Every row once and in order, none above the limit, as few as possible, sizes within one chunk's rounding."""
+    """Chunks hold every row once and in order, as few as possible, even in size.
+    None is above the limit, and sizes differ by one chunk's rounding at most.
+    """
     found = even_chunks(rows, at_most)
     assert [i for s in found for i in range(s.start, s.stop)] == list(range(rows))
     assert all(s.stop - s.start <= at_most for s in found)
@@ -233,8 +247,10 @@ def test_chunks_are_few_and_even(rows, at_most):
     upstream=st.sampled_from([1.0, -0.3]),
     seed=st.integers(0, 99),
 )
-def test_variants_are_what_they_say(T, V, chunk_rows, softcap, dft, label_smoothing, z_loss, upstream, seed):
-    """DFT's weight, torch's own label smoothing and z-loss, alone and together: values, stats and gradients, from both sources."""
+def test_variants_equal_their_formulas(T, V, chunk_rows, softcap, dft, label_smoothing, z_loss, upstream, seed):
+    """DFT, label smoothing and z-loss equal their formulas, alone and together.
+    Values, stats and gradients, from hidden states and from logits.
+    """
     hidden, weight, b, targets = problem(T, 3, V, seed=seed, bias=True)
     rows = targets != -100
     logits = torch.nn.functional.linear(hidden, weight, b) * 0.7
@@ -267,7 +283,7 @@ def test_variants_are_what_they_say(T, V, chunk_rows, softcap, dft, label_smooth
     ],
 )
 def test_numbers_out_of_range_are_refused(variant, message):
-    """By name, with what came."""
+    """Numbers out of range are refused by name, with what was found."""
     hidden, weight, _, targets = problem(2, 3, 5)
     with pytest.raises(LossError, match=message):
         nll(hidden, weight, targets, **variant)

@@ -1,4 +1,4 @@
-"""Log-probabilities of targets are a gather from log_softmax: same values, same gradients, never [T, V]."""
+"""Log-probabilities of targets equal a gather from log_softmax, without [T, V]."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ from .test_nll import Largest, problem
 
 
 def full(hidden, weight, bias, targets, scale=1.0, softcap=None, temperature=1.0):
-    """(log-probabilities, entropies) of the labelled rows: all logits at once."""
+    """Return (log-probabilities, entropies) of the labelled rows from all logits at once."""
     logits = torch.nn.functional.linear(hidden, weight, bias) * scale
     if softcap is not None:
         logits = torch.tanh(logits / softcap) * softcap
@@ -22,8 +22,8 @@ def full(hidden, weight, bias, targets, scale=1.0, softcap=None, temperature=1.0
     return logps.gather(1, targets[rows, None]).squeeze(1), -(logps.exp() * logps).sum(1)
 
 
-def bent(logps):
-    """Each log-probability has a gradient of its own, one of them 0 where there are several."""
+def uneven_sum(logps):
+    """Return a scalar in which each log-probability has another gradient, one of them 0."""
     return (logps.sin() * torch.arange(len(logps))).sum() if len(logps) > 1 else logps.sin().sum()
 
 
@@ -43,20 +43,22 @@ def grads(value, tensors):
     seed=st.integers(0, 99),
 )
 def test_equals_log_softmax(T, D, V, chunk_rows, bias, scale, softcap, temperature, seed):
-    """Values, entropies and every gradient, at odd sizes, for any chunk, transform, temperature and upstream gradient."""
+    """Values, entropies and every gradient equal log_softmax's, for any chunk and temperature.
+    At odd sizes, with any transform and upstream gradient.
+    """
     hidden, weight, b, targets = problem(T, D, V, seed=seed, bias=bias)
     how = {"scale": scale, "softcap": softcap, "temperature": temperature}
     ours = token_logps(hidden, weight, targets, bias=b, chunk_rows=chunk_rows, **how)
     theirs, entropy = full(hidden, weight, b, targets, **how)
     torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
     rows = (targets != -100).nonzero().squeeze(1)
-    way = Projected(product=torch.float64, chunk_rows=chunk_rows, **how)
-    again, found = logps_and_entropy_of_rows(way, (hidden[rows], weight, b), targets[rows])
+    source = Projected(product=torch.float64, chunk_rows=chunk_rows, **how)
+    again, found = logps_and_entropy_of_rows(source, (hidden[rows], weight, b), targets[rows])
     torch.testing.assert_close(found, entropy.detach(), rtol=1e-9, atol=1e-9)
     assert not found.requires_grad
-    expected = grads(bent(theirs), (hidden, weight, b))
+    expected = grads(uneven_sum(theirs), (hidden, weight, b))
     for logps in (ours, again):
-        for mine, wanted in zip(grads(bent(logps), (hidden, weight, b)), expected, strict=True):
+        for mine, wanted in zip(grads(uneven_sum(logps), (hidden, weight, b)), expected, strict=True):
             torch.testing.assert_close(mine, wanted, rtol=1e-9, atol=1e-9)
 
 
@@ -67,32 +69,32 @@ def test_equals_log_softmax(T, D, V, chunk_rows, bias, scale, softcap, temperatu
     temperature=st.sampled_from([1.0, 0.3, 2.5]),
 )
 def test_of_logits_that_a_model_made(M, V, chunk_rows, temperature):
-    """The same law from logits, which are left as they are."""
+    """From logits the results are the same, and the logits are not changed."""
     g = torch.Generator().manual_seed(M * V)
     logits = torch.randn(M, V, generator=g, dtype=torch.float64, requires_grad=True)
     targets, before = torch.randint(0, V, (M,), generator=g), logits.detach().clone()
     ours = logps_of_rows(Given(given=logits.dtype, temperature=temperature, chunk_rows=chunk_rows), (logits,), targets)
     theirs = (logits / temperature).log_softmax(1).gather(1, targets[:, None]).squeeze(1)
     torch.testing.assert_close(ours, theirs)
-    (mine,), (wanted,) = grads(bent(ours), [logits]), grads(bent(theirs), [logits])
+    (mine,), (wanted,) = grads(uneven_sum(ours), [logits]), grads(uneven_sum(theirs), [logits])
     torch.testing.assert_close(mine, wanted)
     assert torch.equal(logits, before)
 
 
 @pytest.mark.parametrize("chunk_rows", [7, 64, 512])
 def test_float32_is_as_good_as_torch(chunk_rows):
-    """In float32: log-probabilities within 1e-5 and gradients within 1e-5 relative of the same in float64."""
+    """In float32 values are within 1e-5 and gradients within 1e-5 relative of float64's."""
     hidden, weight, _, targets = problem(129, 48, 1009, dtype=torch.float32)
     ours = token_logps(hidden, weight, targets, chunk_rows=chunk_rows)
     exact, _ = full(hidden.double(), weight.double(), None, targets)
     assert ours.dtype == torch.float32
     torch.testing.assert_close(ours.double(), exact, rtol=1e-5, atol=1e-5)
-    for mine, theirs in zip(grads(bent(ours), (hidden, weight)), grads(bent(exact), (hidden, weight)), strict=True):
+    for mine, theirs in zip(grads(uneven_sum(ours), (hidden, weight)), grads(uneven_sum(exact), (hidden, weight)), strict=True):
         assert float((mine - theirs).norm() / theirs.norm()) < 1e-5
 
 
 def test_their_sum_is_nll():
-    """The same rows through the loss of SFT: minus the sum, and the same gradients."""
+    """The sum is minus the loss of SFT on the same rows, with the same gradients."""
     hidden, weight, b, targets = problem(20, 5, 31, bias=True)
     logps, terms = token_logps(hidden, weight, targets, bias=b), nll(hidden, weight, targets, bias=b)
     torch.testing.assert_close(-logps.sum(), terms.sum)
@@ -101,7 +103,9 @@ def test_their_sum_is_nll():
 
 
 def test_never_holds_all_logits():
-    """No tensor of either pass comes near [M, V], and none is kept between them; torch's own way makes one."""
+    """No tensor of either pass comes near [M, V], and none is kept between them.
+    torch's own computation makes one, so the measure works.
+    """
     hidden, weight, _, targets = problem(400, 4, 300, dtype=torch.float32, masked=0.0)
     kept = []
     with Largest() as chunked, torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.numel()) or t, lambda t: t):
@@ -115,23 +119,27 @@ def test_never_holds_all_logits():
 
 @pytest.mark.parametrize(("train_hidden", "train_weight"), [(True, False), (False, True)])
 def test_a_frozen_side_costs_nothing(train_hidden, train_weight):
-    """A frozen head gets no gradient and no work for one, and so does a frozen body; the other side's is right."""
+    """A frozen head or frozen hidden states get no gradient and no work for one.
+    The other side's gradient is right.
+    """
     hidden, weight, _, targets = problem(9, 4, 11)
-    expected = grads(bent(full(hidden, weight, None, targets)[0]), (hidden, weight))
+    expected = grads(uneven_sum(full(hidden, weight, None, targets)[0]), (hidden, weight))
     hidden.requires_grad_(train_hidden)
     weight.requires_grad_(train_weight)
     with Largest() as seen:
-        bent(token_logps(hidden, weight, targets)).backward()
+        uneven_sum(token_logps(hidden, weight, targets)).backward()
     assert (hidden.grad is not None, weight.grad is not None) == (train_hidden, train_weight)
     assert ("addmm_" in seen.names) == train_weight
     torch.testing.assert_close(hidden.grad if train_hidden else weight.grad, expected[0 if train_hidden else 1])
 
 
-def test_the_weight_is_read_anew_in_the_backward_pass():
-    """Where it was given up in between and gathered elsewhere, what the parameter then holds counts, and no memory of before."""
+def test_the_backward_pass_reads_the_weight_again():
+    """The backward pass reads the parameter as it is then, not memory of the forward pass.
+    As where a weight is freed and gathered again elsewhere.
+    """
     hidden, weight, _, targets = problem(9, 4, 11)
-    expected = grads(bent(full(hidden, weight, None, targets)[0]), (hidden, weight))
-    loss = bent(token_logps(hidden, weight, targets))
+    expected = grads(uneven_sum(full(hidden, weight, None, targets)[0]), (hidden, weight))
+    loss = uneven_sum(token_logps(hidden, weight, targets))
     before, weight.data = weight.data, weight.data.clone()
     before.fill_(torch.nan)
     for mine, wanted in zip(grads(loss, (hidden, weight)), expected, strict=True):
@@ -148,7 +156,7 @@ def test_without_gradients_there_is_no_graph():
 
 
 def test_nothing_to_score():
-    """No labelled row: nothing comes out, and the gradients are zero, not missing and not NaN."""
+    """Without labelled rows the result is empty, and gradients are zero."""
     hidden, weight, _, targets = problem(5, 4, 11, dtype=torch.float32, masked=1.1)
     logps = token_logps(hidden, weight, targets)
     logps.sum().backward()
@@ -157,10 +165,12 @@ def test_nothing_to_score():
 
 
 def test_far_apart_logits_stay_finite():
-    """A target 500 nats behind has -500, one 500 ahead 0; an entropy of certainty is 0, and all slopes are numbers."""
+    """A target 500 nats behind has -500, one 500 ahead 0; gradients are finite.
+    The entropy of a certain distribution is 0.
+    """
     hidden, weight = torch.tensor([[500.0], [500.0]], requires_grad=True), torch.tensor([[1.0], [0.0]], requires_grad=True)
-    way = Projected(product=torch.float32)
-    logps, entropy = logps_and_entropy_of_rows(way, (hidden, weight, None), torch.tensor([1, 0]))
+    source = Projected(product=torch.float32)
+    logps, entropy = logps_and_entropy_of_rows(source, (hidden, weight, None), torch.tensor([1, 0]))
     logps.sum().backward()
     torch.testing.assert_close(logps.detach(), torch.tensor([-500.0, 0.0]))
     assert torch.equal(entropy, torch.zeros(2))
@@ -169,7 +179,9 @@ def test_far_apart_logits_stay_finite():
 
 @pytest.mark.parametrize("way", ["weights", "autocast"])
 def test_bfloat16(way):
-    """By weights or by autocast, which is off again when the backward pass runs: float32 near the float32 ones."""
+    """bfloat16 by weights or by autocast is near float32.
+    Autocast is off again when the backward pass runs.
+    """
     hidden, weight, _, targets = problem(64, 32, 101, dtype=torch.float32, size=0.3)
     exact, _ = full(hidden, weight, None, targets)
     expected = grads(exact.sum(), (hidden, weight))
@@ -186,7 +198,7 @@ def test_bfloat16(way):
 
 
 def test_a_temperature_of_zero_is_refused():
-    """Nothing can be divided by it."""
+    """A temperature of 0 is refused."""
     hidden, weight, _, targets = problem(2, 2, 3)
     with pytest.raises(LossError, match="temperature: a finite number above 0 is wanted, not 0"):
         token_logps(hidden, weight, targets, temperature=0)

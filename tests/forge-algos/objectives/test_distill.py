@@ -1,4 +1,4 @@
-"""Distillation draws a model's distributions to its teacher's, at the learned tokens of packed rows."""
+"""Distillation towards a teacher's distributions at the learned tokens of packed rows."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ def objective(teacher, **changes):
 
 
 def logits_of(model, examples):
-    """float[M, V] before each learned token, one sample at a time."""
+    """Return float[M, V] before each learned token, one sample at a time."""
     found = []
     for ids, labels in examples:
         logits = model(input_ids=torch.tensor(ids)[None], use_cache=False).logits[0, :-1].float()
@@ -29,7 +29,9 @@ def logits_of(model, examples):
 @pytest.mark.parametrize("beta", [0.0, 0.3, 1.0])
 @pytest.mark.parametrize("student", ["llama-tied", "gemma2"])
 def test_equals_one_sample_at_a_time(student, beta):
-    """Value and gradients of the pure loss on both models' whole logits; the teacher, of another architecture, gets none."""
+    """Value and gradients are the pure loss on both models' whole logits.
+    The teacher, of another architecture, gets no gradients.
+    """
     model, teacher = make(student), make("granite", seed=5)
     task = objective(teacher, beta=beta, temperature=1.7)
     terms = task.bind(model, device=CPU)(pack(EXAMPLES), [])
@@ -50,7 +52,9 @@ def test_equals_one_sample_at_a_time(student, beta):
 
 
 def test_the_teacher_has_no_dropout_and_no_gradients():
-    """It is in evaluation mode, whatever the loop does to the model, and its weights and random numbers are left alone."""
+    """The teacher runs in evaluation mode whatever the student's mode; it is not changed.
+    Neither are random numbers.
+    """
     teacher = make(seed=5).train()
     for layer in teacher.model.layers:
         layer.self_attn.attention_dropout = 0.5
@@ -76,7 +80,7 @@ def test_the_teacher_has_no_dropout_and_no_gradients():
 
 
 def test_another_vocabulary_is_refused():
-    """Named with both sizes and both models, before anything runs."""
+    """Another vocabulary is refused with both sizes and models, before any forward."""
     with torch.random.fork_rng():
         teacher = LlamaForCausalLM(LlamaConfig(**{**SIZES, "vocab_size": 70}))
     with pytest.raises(LossError, match="LlamaForCausalLM, has a vocabulary of 70, .*Gemma2ForCausalLM, one of 61"):
@@ -84,7 +88,7 @@ def test_another_vocabulary_is_refused():
 
 
 def test_a_model_cannot_teach_itself():
-    """The same module twice would be trained and frozen at once."""
+    """The model itself is refused as its teacher: it would be trained and frozen at once."""
     model = make()
     with pytest.raises(LossError, match="the teacher is the model"):
         objective(model).bind(model, device=CPU)

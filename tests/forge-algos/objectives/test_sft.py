@@ -25,7 +25,7 @@ LENGTHS = (5, 1, 9, 2, 7, 13)
 
 
 def both(model, examples):
-    """((loss, gradients) packed, (loss, gradients) one by one)."""
+    """Return ((loss, gradients) packed, (loss, gradients) one by one)."""
     model.zero_grad()
     terms = SFT().bind(model, device=CPU)(pack(examples), [])
     terms.sum.backward()
@@ -41,7 +41,9 @@ def both(model, examples):
     ("architecture", "attention"), [(a, w) for a in ARCHITECTURES for w in ("sdpa", "eager") if (a, w) != ("gemma2", "sdpa")]
 )
 def test_equals_one_sample_at_a_time(architecture, attention):
-    """Loss within 1e-6 and gradients within 1e-5, with masks that do not start with -100, a sample of one token among them."""
+    """Loss is within 1e-6 and gradients within 1e-5 of one sample at a time.
+    With masks that do not start with -100, and a sample of one token.
+    """
     model = make(architecture, attention=attention)
     (loss, mine), (expected, theirs) = both(model, samples(LENGTHS))
     assert abs(loss / expected - 1) < 1e-6
@@ -50,7 +52,7 @@ def test_equals_one_sample_at_a_time(architecture, attention):
 
 
 def test_lora_equals_one_sample_at_a_time():
-    """The same with adapters that have learned something; the frozen base gets no gradient."""
+    """The same with trained adapters; the frozen base gets no gradient."""
     torch.manual_seed(2)
     model = adapt(make(), AdapterSettings(adapter="lora", lora_r=3)).model
     with torch.no_grad():
@@ -64,18 +66,18 @@ def test_lora_equals_one_sample_at_a_time():
 
 
 def test_no_target_crosses_a_border():
-    """The last token of a document predicts nothing, even where the next document's first label is set."""
+    """A document's last token predicts nothing, even where the next one's first label is set."""
     examples = [(np.array([5, 6]), np.array([5, -100])), (np.array([7, 8]), np.array([7, 8]))]
     assert SFT().count(pack(examples)) == 1
 
 
-def test_the_count_of_nothing():
+def test_rows_without_terms():
     """An empty row and a fully masked one have no terms."""
     assert SFT().count(pack([])) == 0
     assert SFT().count(pack(samples([4, 3], learned=0.0))) == 0
 
 
-def test_attention_is_told_where_documents_begin():
+def test_attention_gets_the_documents_boundaries():
     """Variable-length attention gets int32 boundaries and plain ints, and no mask."""
     seen = []
 
@@ -98,8 +100,8 @@ def test_attention_is_told_where_documents_begin():
     assert type(kwargs["max_length_q"]) is int
 
 
-def test_read_only_arrays_are_welcome():
-    """Rows may be views of a file: they are copied, without a warning, and not written to."""
+def test_read_only_arrays_are_copied():
+    """Read-only views of a file are copied, without a warning."""
     batch = pack(samples([4, 3]))
     for array in vars(batch).values():
         if isinstance(array, np.ndarray):
@@ -109,7 +111,7 @@ def test_read_only_arrays_are_welcome():
 
 
 def test_ids_outside_of_the_vocabulary_are_named():
-    """An id that the model does not have is an error with that id, not an index error inside a kernel."""
+    """An id outside of the vocabulary is an error with that id, not one inside a kernel."""
     batch = pack(samples([4, 3]))
     batch.input_ids[2] = 61
     with pytest.raises(PackedBatchError, match="input_ids holds the token id 61.*ends at 60"):
@@ -117,7 +119,9 @@ def test_ids_outside_of_the_vocabulary_are_named():
 
 
 def by_hand(model, examples, s):
-    """(summed loss, plain nll, right tokens, count), one sample at a time, each variant written out; gradients flow."""
+    """Return (summed loss, plain nll, right tokens, count), one sample at a time.
+    Each variant is written out; gradients flow.
+    """
     loss, plain, right, count = torch.zeros(()), 0.0, 0, 0
     for ids, labels in examples:
         logits = model(input_ids=torch.tensor(ids)[None], use_cache=False).logits[0, :-1].float()
@@ -148,7 +152,9 @@ VARIANTS = [
 @pytest.mark.parametrize("objective", VARIANTS, ids=str)
 @pytest.mark.parametrize("architecture", ["llama-tied", "gemma2"])
 def test_variants_equal_those_by_hand(objective, architecture):
-    """Loss, gradients and figures of dft, smoothing and z-loss; the plain likelihood is reported beside a loss that is not it."""
+    """Loss, gradients and figures of dft, smoothing and z-loss are those by hand.
+    The plain likelihood is reported beside a loss that is something else.
+    """
     model, examples = make(architecture), samples(LENGTHS)
     terms = objective.bind(model, device=CPU)(pack(examples), [])
     terms.sum.backward()
@@ -162,8 +168,8 @@ def test_variants_equal_those_by_hand(objective, architecture):
     assert found == pytest.approx({"accuracy": right / count, "nll": plain / count}, rel=1e-5)
 
 
-def test_the_plain_loss_reports_its_accuracy_alone():
-    """The loss is the likelihood: it is not said twice."""
+def test_figures_of_the_plain_loss():
+    """Beside the plain likelihood the figures have the accuracy alone."""
     found = evaluate(make(), [pack(samples(LENGTHS))], objective=SFT())
     *_, right, count = by_hand(make(), samples(LENGTHS), SupervisedSettings())
     assert found.figures == {"accuracy": right / count}
@@ -171,7 +177,9 @@ def test_the_plain_loss_reports_its_accuracy_alone():
 
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_the_mean_of_means(world_size):
-    """normalize="trl": each micro-batch's own mean, averaged over those of all ranks that have one; the likelihood stays global."""
+    """normalize="trl" averages micro-batches' own means over all ranks that have one.
+    The figure `nll` stays the global mean.
+    """
     examples = samples(LENGTHS, seed=4, learned=0.7)
     parts = [examples[:1], examples[1:3], examples[3:], []]
     found = [by_hand(make(), part, SupervisedSettings()) for part in parts[:3]]
@@ -188,7 +196,9 @@ def test_the_mean_of_means(world_size):
 
 
 def test_pretraining_does_not_depend_on_the_packing():
-    """The same pieces of documents in other rows: the same loss and count; every token but a piece's first is a term."""
+    """The same pieces of documents in other rows have the same loss and count.
+    Every token but a piece's first is a term.
+    """
     pieces = [(ids, ids) for ids, _ in samples((6, 11, 2, 9, 4))]
     one = evaluate(make(), [pack(pieces)], objective=Pretrain())
     other = evaluate(make(), [pack(pieces[3:]), pack([]), pack(pieces[2::-1])], objective=Pretrain())
@@ -197,7 +207,9 @@ def test_pretraining_does_not_depend_on_the_packing():
 
 
 def test_documents_of_a_block_that_is_one_sample_see_each_other():
-    """A block packed as one sample learns its documents' first tokens too, from the document before: another loss, more terms."""
+    """A block packed as one sample has more terms and another loss.
+    It learns its documents' first tokens too, from the document before.
+    """
     first, second = (ids for ids, _ in samples((6, 5)))
     apart = evaluate(make(), [pack([(first, first), (second, second)])], objective=Pretrain())
     whole = np.concatenate([first, second])

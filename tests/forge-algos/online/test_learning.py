@@ -1,4 +1,6 @@
-"""PPO, GRPO and RLOO learn what can be verified; three seeds and three tasks of it are `benchmarks/online_learning.py`."""
+"""PPO, GRPO and RLOO learn from verifiable rewards.
+Three seeds and three tasks are in `benchmarks/online_learning.py`.
+"""
 
 import copy
 from types import SimpleNamespace
@@ -9,8 +11,10 @@ import pytest
 from forge_algos import GRPO, PPO, RLOO, SFT, GRPOSettings, OptimizerSettings, PPOSettings, RLOOSettings, adamw, schedule, train
 from forge_algos.online import attach_value_head, rollout_batches
 
+from ..digits import ASK, END, START, copied, digit_model, rollout, sampler
 from ..oracle import pack
-from ..toys import ASK, END, START, copied, rollout, sampler, toy
+
+pytestmark = pytest.mark.slow
 
 METHODS = {
     "ppo": (PPO, PPOSettings(num_generations=8, max_new_tokens=3, kl_weight=0.0, num_iterations=2, value_weight=0.5, lam=1.0)),
@@ -19,14 +23,14 @@ METHODS = {
 }
 
 
-def asked(number, seed):
-    """Prompts of one digit."""
+def one_digit_prompts(number, seed):
+    """Return prompts of one digit."""
     digits = np.random.default_rng(seed).integers(0, 10, number)
     ids = [np.array([START, digit, ASK], np.int32) for digit in digits]
     return [SimpleNamespace(input_ids=i, prompt=str(d), columns={"digit": int(d)}) for i, d in zip(ids, digits, strict=True)]
 
 
-def teach(model, objective, steps, rate=3e-3):
+def train_on(model, objective, steps, rate=3e-3):
     settings = OptimizerSettings(learning_rate=rate, lr_scheduler="constant")
     optimizer = adamw(model, settings)
     for _ in train(model, steps, objective=objective, optimizer=optimizer, scheduler=schedule(optimizer, settings, 100)):
@@ -34,8 +38,8 @@ def teach(model, objective, steps, rate=3e-3):
 
 
 @pytest.fixture(scope="module")
-def beginner():
-    """A model that has seen answers of a digit or two, two fifths of them right."""
+def half_trained_model():
+    """Return a model that has seen answers of one or two digits, two fifths of them right."""
     random = np.random.default_rng(0)
     steps = []
     for _ in range(60):
@@ -45,16 +49,16 @@ def beginner():
             ids = np.array([START, digit, ASK, *answer, END])
             rows.append((ids, np.where(np.arange(len(ids)) < 3, -100, ids)))
         steps.append([pack(rows)])
-    model = toy()
-    teach(model, SFT(), steps, rate=5e-3)
+    model = digit_model()
+    train_on(model, SFT(), steps, rate=5e-3)
     return model
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_copying_a_digit(beginner, name):
-    """From less than a third right to more than nine tenths of sampled answers."""
+def test_copying_a_digit(half_trained_model, name):
+    """From less than a third of sampled answers right to more than nine tenths."""
     kind, settings = METHODS[name]
-    model = copy.deepcopy(beginner)
+    model = copy.deepcopy(half_trained_model)
     if name == "ppo":
         attach_value_head(model)
     draw = sampler(model, batch_tokens=4096)
@@ -62,18 +66,32 @@ def test_copying_a_digit(beginner, name):
 
     def steps():
         for number in range(60):
-            made = rollout(model, settings, asked=asked(20, number), reward=copied, seed=number, sampler=draw, max_tokens=300)
+            made = rollout(
+                model,
+                settings,
+                asked=one_digit_prompts(20, number),
+                reward=copied,
+                seed=number,
+                sampler=draw,
+                max_tokens=300,
+            )
             rewards.append(made.figures()["reward"])
             if np.mean(rewards[-3:]) > 0.95:
                 return
             yield from rollout_batches(made, max_tokens=300, passes=2)
 
-    teach(model, kind(settings), steps())
+    train_on(model, kind(settings), steps())
     assert rewards[0] < 1 / 3
     # What it has learned, on answers that nothing was learned from.
     assert (
-        rollout(model, settings, asked=asked(60, 1000), reward=copied, seed=1000, sampler=draw, max_tokens=300).figures()[
-            "reward"
-        ]
+        rollout(
+            model,
+            settings,
+            asked=one_digit_prompts(60, 1000),
+            reward=copied,
+            seed=1000,
+            sampler=draw,
+            max_tokens=300,
+        ).figures()["reward"]
         > 0.9
     )

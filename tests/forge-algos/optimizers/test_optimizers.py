@@ -1,4 +1,4 @@
-"""Each optimizer takes its library's own steps; matrices alone decay; a state that was saved goes on to the bit."""
+"""Each optimizer takes its library's own steps, decays matrices alone, and resumes exactly."""
 
 import copy
 import sys
@@ -36,13 +36,13 @@ def config_of(name, **changes):
 
 
 def big():
-    """A model with a matrix of more than 4,096 numbers, from where on bitsandbytes keeps 8 bits."""
+    """Return a model with a matrix above 4,096 numbers, from where bitsandbytes uses 8 bits."""
     torch.manual_seed(3)
     return torch.nn.Sequential(torch.nn.Linear(70, 64), torch.nn.LayerNorm(64), torch.nn.Linear(64, 5, bias=False))
 
 
 def move(optimizer, model, *, steps=3, seed=0):
-    """Take steps with made-up gradients, in the optimizer's own training mode where it has one."""
+    """Take steps with made-up gradients, in the optimizer's own training mode."""
     generator = torch.Generator().manual_seed(seed)
     getattr(optimizer, "train", lambda: None)()
     for _ in range(steps):
@@ -54,7 +54,7 @@ def move(optimizer, model, *, steps=3, seed=0):
 
 
 def decayed(model):
-    """Parameters in the two groups of every optimizer but Muon's."""
+    """Return the decayed and the other parameters of every optimizer but Muon."""
     return [
         {"params": [p for p in model.parameters() if p.dim() >= 2], "weight_decay": DECAY},
         {"params": [p for p in model.parameters() if p.dim() < 2], "weight_decay": 0.0},
@@ -62,7 +62,7 @@ def decayed(model):
 
 
 def library(name, model):
-    """The library's own optimizer, called by hand."""
+    """Return the library's own optimizer."""
     adam = {"lr": LR, "betas": (0.8, 0.7), "eps": 1e-3}
     if name == "adamw":
         return torch.optim.AdamW(decayed(model), **adam)
@@ -79,7 +79,9 @@ def library(name, model):
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "muon"])
 def test_steps_are_the_librarys(name):
-    """Three steps give the bits that the library's own optimizer gives, matrices with decay and vectors without."""
+    """Three steps have the bits of the library's own optimizer.
+    Matrices with decay and vectors without.
+    """
     read = {} if name == "adafactor" else {"beta1": 0.8, "beta2": 0.7, "eps": 1e-3}
     config = config_of(name, **read)
     ours, theirs = big(), big()
@@ -91,7 +93,9 @@ def test_steps_are_the_librarys(name):
 
 @pytest.mark.parametrize("fused", [False, True])
 def test_muon_takes_the_librarys_steps_on_each_part(fused):
-    """torch's Muon on the layers' matrices, torch's AdamW on embeddings, head and norms, with one rate, to the bit."""
+    """Muon's matrices and AdamW's rest have the bits of torch's Muon and AdamW.
+    With one rate; embeddings, head and norms are AdamW's.
+    """
     config = config_of("muon", beta1=0.8, beta2=0.7, eps=1e-3, momentum=0.9)
     ours, theirs = make("llama-untied"), make("llama-untied")
     found = move(make_optimizer(ours, config, fused=fused), ours)
@@ -112,7 +116,9 @@ def test_muon_takes_the_librarys_steps_on_each_part(fused):
 
 
 def test_muon_leaves_tables_and_heads_to_adamw():
-    """What is no matrix of a numbered layer is AdamW's: tables, heads, norms, stacks of matrices; LoRA's matrices are Muon's."""
+    """What is no matrix of a numbered layer is AdamW's; LoRA's matrices are Muon's.
+    Tables, heads, norms, stacks of matrices.
+    """
     model = make("llama-tied")
     model.score = torch.nn.Linear(16, 1)
     model.model.layers[0].experts = torch.nn.Parameter(torch.zeros(2, 3, 4))
@@ -132,7 +138,7 @@ def test_muon_leaves_tables_and_heads_to_adamw():
 
 
 def test_muon_without_a_part_is_refused():
-    """No matrix for Muon; or nothing for AdamW, whose numbers were given."""
+    """Muon without matrices is refused, and AdamW's settings where it has no parameters."""
     with pytest.raises(OptimizerError, match="no numbered layer of the model has a matrix"):
         make_optimizer(torch.nn.Linear(3, 2), config_of("muon"))
     lora = adapt(make(), AdapterSettings(adapter="lora")).model
@@ -141,8 +147,10 @@ def test_muon_without_a_part_is_refused():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_saved_state_goes_on_to_the_bit(name):
-    """Two steps, state_dict through a file's pickling into a fresh optimizer, two steps more: the bits of four steps in one go."""
+def test_a_saved_state_continues_to_the_bit(name):
+    """A saved and loaded state continues with the bits of an uninterrupted run.
+    Two steps, a `state_dict` through pickling into a fresh optimizer, two steps more.
+    """
     config = config_of(name)
     whole, first = big(), big()
     going = make_optimizer(whole, config)
@@ -162,7 +170,7 @@ def test_a_saved_state_goes_on_to_the_bit(name):
 
 
 def assert_states_equal(ours, theirs):
-    """The same keys, numbers and tensors, to the bit, at any depth."""
+    """Check the same keys, numbers and tensors, to the bit, at any depth."""
     assert type(ours) is type(theirs)
     if isinstance(ours, dict):
         assert ours.keys() == theirs.keys()
@@ -178,8 +186,10 @@ def assert_states_equal(ours, theirs):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_run_that_goes_on_is_the_run(name):
-    """Four steps of the loop, or two, a saved model, optimizer and schedule, and two more: the same losses and weights, to the bit."""
+def test_a_resumed_run_is_the_uninterrupted_one(name):
+    """A resumed run has the losses and weights of an uninterrupted one, to the bit.
+    Two steps, saved model, optimizer and schedule, two more.
+    """
     config = config_of(name, **({} if name == "schedule_free" else {"lr_scheduler": "cosine"}), warmup_steps=2)
     data = [[pack(samples((5, 9, 7), seed=step))] for step in range(4)]
 
@@ -204,7 +214,9 @@ def test_a_run_that_goes_on_is_the_run(name):
 
 
 def test_schedule_free_is_out_of_its_training_mode_at_every_yield():
-    """What the caller sees, evaluates and saves are the averaged weights; a stop and a closed generator leave those too."""
+    """Between steps the model has the averaged weights, which are evaluated and saved.
+    After a stop and a closed generator too.
+    """
     config = config_of("schedule_free")
     model = make()
     optimizer = make_optimizer(model, config)
@@ -229,7 +241,7 @@ def test_schedule_free_is_out_of_its_training_mode_at_every_yield():
 
 
 def test_schedule_frees_warmup_is_the_schedules():
-    """Our warm-up, by way of the rate, gives the library's own warm-up's steps."""
+    """The schedule's warm-up gives the steps of the library's own warm-up."""
     config = config_of("schedule_free", warmup_steps=3, weight_decay=0.0)
     ours, theirs = big(), big()
     optimizer = make_optimizer(ours, config)
@@ -247,7 +259,7 @@ def test_schedule_frees_warmup_is_the_schedules():
 
 @pytest.mark.parametrize("name", sorted(PACKAGES))
 def test_a_missing_package_is_named(name, monkeypatch):
-    """The message has the command; the error is an ImportError too, and bad input for a command."""
+    """A missing package is an error with the command; an ImportError and bad input."""
     monkeypatch.setitem(sys.modules, PACKAGES[name], None)
     monkeypatch.setitem(sys.modules, f"{PACKAGES[name]}.optim", None)
     with pytest.raises(MissingPackageError, match=rf"pip install 'forge-algos\[{PACKAGES[name]}\]'") as caught:
@@ -257,8 +269,10 @@ def test_a_missing_package_is_named(name, monkeypatch):
 
 
 @pytest.mark.parametrize("how", ["raises", "does nothing"])
-def test_a_device_that_is_not_served_is_refused(how, monkeypatch):
-    """Where bitsandbytes takes no step, or one that moves nothing, nothing is trained: asked before, with the device's name."""
+def test_a_device_without_8_bit_steps_is_refused(how, monkeypatch):
+    """A device on which bitsandbytes takes no step, or one without effect, is refused by name.
+    Before training.
+    """
 
     class Unserved(torch.optim.SGD):
         def step(self):
@@ -274,7 +288,7 @@ def test_a_device_that_is_not_served_is_refused(how, monkeypatch):
 
 
 def test_8_bits_are_8_bits():
-    """The large matrix's moments take a byte a number; the vectors' four."""
+    """The large matrix's moments take one byte a number, the vectors' four."""
     config = config_of("adamw_8bit")
     model = big()
     optimizer = make_optimizer(model, config)
@@ -285,7 +299,7 @@ def test_8_bits_are_8_bits():
 
 @pytest.mark.parametrize("fused", [False, True])
 def test_two_steps_by_hand(fused):
-    """arXiv 1711.05101, algorithm 2, written out; plain and fused."""
+    """Two steps are arXiv 1711.05101, algorithm 2, written out; plain and fused."""
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.LayerNorm(4))
     with torch.no_grad():
         for parameter in model.parameters():
@@ -310,7 +324,7 @@ def test_two_steps_by_hand(fused):
 
 
 def test_norms_and_biases_do_not_decay():
-    """Two groups that hold every parameter once; the second, of vectors, has no decay."""
+    """Two groups hold every parameter once; the second, of vectors, has no decay."""
     model = make("llama-tied")
     with_decay, plain = adamw(model, OptimizerSettings(weight_decay=0.3)).param_groups
     assert (with_decay["weight_decay"], plain["weight_decay"]) == (0.3, 0.0)
@@ -319,8 +333,8 @@ def test_norms_and_biases_do_not_decay():
     assert sorted(held) == sorted(id(p) for p in model.parameters())
 
 
-def test_frozen_parameters_are_left_out():
-    """Adapters only, at their own default rate."""
+def test_frozen_parameters_are_excluded():
+    """With an adapter only its parameters train, at their own default rate."""
     model = adapt(make(), AdapterSettings(adapter="lora")).model
     (group,) = adamw(model, OptimizerSettings()).param_groups
     assert len(group["params"]) == sum(p.requires_grad for p in model.parameters())
@@ -329,14 +343,16 @@ def test_frozen_parameters_are_left_out():
 
 
 def test_adamw_makes_adamw_only():
-    """The old name does not quietly ignore the setting."""
+    """`adamw` refuses settings of another optimizer."""
     with pytest.raises(ValueError, match="optimizer='adafactor'; make_optimizer"):
         adamw(make(), OptimizerSettings(optimizer="adafactor"))
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_each_learns(name):
-    """Forty steps on the same samples take most of the loss away, at the rate that the default has beside AdamW's."""
+    """Forty steps on the same samples take most of the loss away.
+    At the rate that the default has relative to AdamW's.
+    """
     scale = OptimizerSettings(optimizer="adafactor").resolve().learning_rate / 2e-5 if name == "adafactor" else 1.0
     config = config_of(name, learning_rate=LR * scale, weight_decay=0.0)
     model, batch = make(), pack(samples((5, 9, 7)))

@@ -1,4 +1,4 @@
-"""The schedule is transformers', but for a warm-up whose first step teaches something."""
+"""Schedules are transformers', with a warm-up whose first step has a rate above 0."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ FURTHER = {
     "polynomial": ({"min_lr_ratio": 0.2, "power": 2.5}, {"lr_end": 0.2, "power": 2.5}),
     "warmup_stable_decay": ({"min_lr_ratio": 0.05, "decay_steps": 3}, {"min_lr_ratio": 0.05, "num_decay_steps": 3}),
 }
-"""Each further schedule's settings, here and there."""
+"""Settings of each further schedule, two of each."""
 
 
 def optimizer(rate=1.0):
@@ -23,7 +23,7 @@ def optimizer(rate=1.0):
 
 
 def transformers_factors(name, num_steps, warmup_steps):
-    """Factor of transformers' schedule before step 1, 2, ..., num_steps + 1."""
+    """Return the factors of transformers' schedule before steps 1, 2, ..., num_steps + 1."""
     moved = optimizer()
     theirs = get_scheduler(
         NAMES.get(name, name),
@@ -42,7 +42,9 @@ def transformers_factors(name, num_steps, warmup_steps):
 
 @given(name=st.sampled_from(list(NAMES)), num_steps=st.integers(1, 30), warmup_steps=st.integers(0, 35))
 def test_equals_transformers(name, num_steps, warmup_steps):
-    """Every step after the warm-up is transformers'; those of the warm-up are its next ones, so that none has rate 0."""
+    """Every step after the warm-up is transformers'.
+    Those of the warm-up are its next ones, so that none has rate 0.
+    """
     theirs = transformers_factors(name, num_steps, warmup_steps)
     for step in range(1, num_steps + 1):
         ours = lr_factor(step, num_steps=num_steps, warmup_steps=warmup_steps, lr_scheduler=name)
@@ -53,7 +55,7 @@ def test_equals_transformers(name, num_steps, warmup_steps):
 
 @given(name=st.sampled_from(list(NAMES)), num_steps=st.integers(1, 12), warmup_steps=st.integers(0, 14))
 def test_the_scheduler_follows_the_factor(name, num_steps, warmup_steps):
-    """torch's scheduler gives the base rate times lr_factor at each step, and goes on quietly past the end."""
+    """torch's scheduler gives the base rate times lr_factor, past the end too."""
     moved = optimizer(0.3)
     config = OptimizerSettings(warmup_steps=warmup_steps, lr_scheduler=name)
     ours = schedule(moved, config, num_steps)
@@ -65,8 +67,10 @@ def test_the_scheduler_follows_the_factor(name, num_steps, warmup_steps):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_where_it_begins_and_ends(name):
-    """1 / w at the first step, 1 at the last of the warm-up and at the next; 0 after the last, or still 1."""
+def test_first_and_last_factors(name):
+    """1 / w at the first step, 1 at the last of the warm-up and the next; 0 after the last.
+    Or still 1, for the constant.
+    """
     factors = [lr_factor(s, num_steps=10, warmup_steps=4, lr_scheduler=name) for s in range(1, 14)]
     assert factors[:5] == [0.25, 0.5, 0.75, 1.0, 1.0]
     assert factors[10:] == pytest.approx([float(name == "constant")] * 3)
@@ -74,7 +78,7 @@ def test_where_it_begins_and_ends(name):
 
 @given(name=st.sampled_from(list(FURTHER)), num_steps=st.integers(4, 30), data=st.data())
 def test_the_further_schedules_are_transformers(name, num_steps, data):
-    """Every step after the warm-up is transformers'; the warm-up is ours, up from 1 / w."""
+    """Every step after the warm-up is transformers'; the warm-up rises from 1 / w."""
     warmup_steps = data.draw(st.integers(0, num_steps - 3))
     theirs = transformers_factors(name, num_steps, warmup_steps)
     config = OptimizerSettings(learning_rate=0.3, lr_scheduler=name, warmup_steps=warmup_steps, **FURTHER[name][0])
@@ -92,8 +96,8 @@ def test_the_further_schedules_are_transformers(name, num_steps, data):
     [("cosine_with_min_lr", 0.1), ("cosine_with_restarts", 0.0), ("polynomial", 0.2), ("warmup_stable_decay", 0.05)],
 )
 @pytest.mark.parametrize("warmup_steps", [0, 5])
-def test_where_the_further_ones_end(name, last, warmup_steps):
-    """At their lowest after the last step, and they stay there, where transformers' cosine would rise again."""
+def test_last_factors_of_further_schedules(name, last, warmup_steps):
+    """They end at their lowest and stay there, where transformers' cosine would rise again."""
     factors = [
         lr_factor(step, num_steps=12, warmup_steps=warmup_steps, lr_scheduler=name, **FURTHER[name][0])
         for step in (warmup_steps + 1, 13, 14, 20)
@@ -103,14 +107,14 @@ def test_where_the_further_ones_end(name, last, warmup_steps):
 
 @pytest.mark.parametrize("name", [name for name in FURTHER if name != "warmup_stable_decay"])
 def test_a_warmup_as_long_as_the_run(name):
-    """Up to the last step, and no division by nothing behind it."""
+    """A warm-up may end with the run, without a division by zero."""
     factors = [lr_factor(step, num_steps=3, warmup_steps=3, lr_scheduler=name, **FURTHER[name][0]) for step in (1, 2, 3, 4)]
     assert factors[:3] == pytest.approx([1 / 3, 2 / 3, 1.0])
     assert 0 <= factors[3] <= 1
 
 
 def test_a_decay_longer_than_the_run_is_refused():
-    """Named with both settings and the run's steps, before the first of them."""
+    """A decay longer than the run is refused with both settings, before the first step."""
     config = OptimizerSettings(lr_scheduler="warmup_stable_decay", warmup_steps=4, decay_steps=7)
     with pytest.raises(OptimizerError, match="warmup_steps=4 and decay_steps=7 are more than the run's 10 steps"):
         schedule(optimizer(), config, 10)

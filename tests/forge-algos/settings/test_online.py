@@ -1,4 +1,4 @@
-"""The online settings: what is given is kept, what cannot be is refused by name; torch is not needed."""
+"""Settings of online methods: defaults, choices, refused values; without torch."""
 
 import subprocess
 import sys
@@ -8,8 +8,8 @@ import pytest
 from forge_algos import GRPOSettings, PPOSettings, RLOOSettings
 
 
-def test_methods_have_defaults_of_their_own():
-    """Group methods need groups; GRPO has no KL, the others have; PPO goes over its rollout several times."""
+def test_defaults_by_method():
+    """Group methods need groups, GRPO has no KL, PPO passes over its rollout several times."""
     grpo, rloo, ppo = GRPOSettings(), RLOOSettings(), PPOSettings()
     assert (grpo.num_generations, rloo.num_generations, ppo.num_generations) == (8, 4, 1)
     assert grpo.kl_weight == 0 < rloo.kl_weight == ppo.kl_weight
@@ -20,12 +20,12 @@ def test_methods_have_defaults_of_their_own():
     ("loss", "given", "scale"), [("grpo", None, "group"), ("dr_grpo", None, "none"), ("dr_grpo", "batch", "batch")]
 )
 def test_what_advantages_are_divided_by(loss, given, scale):
-    """By the group's deviation, by none for dr_grpo, or as said."""
+    """By default the group's deviation, none for dr_grpo, or as given."""
     assert GRPOSettings(loss_type=loss, scale_rewards=given).scale == scale
 
 
 def test_one_name_is_a_list_of_one():
-    """As a command line gives them."""
+    """A single name becomes a list, as a command line gives it."""
     assert GRPOSettings(reward="a:f", reward_weights=2).reward == ("a:f",)
     assert GRPOSettings(reward=["a:f", "b.c:g"], reward_weights=[1, 0.5]).reward_weights == (1, 0.5)
     assert len(PPOSettings(reward="a:f", reward_model_path="m", reward_weights=[1, 2]).reward_weights) == 2
@@ -51,13 +51,14 @@ def test_one_name_is_a_list_of_one():
         (GRPOSettings, {"max_new_tokens": 0}, "max_new_tokens must be at least 1"),
     ],
 )
-def test_what_cannot_be_is_refused(kind, given, message):
-    """With the field's name."""
+def test_impossible_values_are_refused(kind, given, message):
+    """Impossible values are refused with the field's name."""
     with pytest.raises((ValueError, TypeError), match=message):
         kind(**given)
 
 
+@pytest.mark.slow
 def test_settings_need_no_torch():
-    """They are read to draw a help page."""
+    """Settings load without torch, for a help page."""
     code = "import sys, forge_algos; forge_algos.PPOSettings(), forge_algos.GRPOSettings(); assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

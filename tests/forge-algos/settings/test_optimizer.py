@@ -1,4 +1,4 @@
-"""Settings say what they are and refuse what they cannot be."""
+"""Settings of optimizers, adapters and objectives: refused values and defaults."""
 
 import math
 from typing import get_args
@@ -7,7 +7,7 @@ import attrs
 import pytest
 
 from forge_algos import AdapterSettings, DistillSettings, OptimizerSettings, PretrainSettings, SupervisedSettings
-from forge_algos.settings._adapter import Adapter, default_learning_rate
+from forge_algos.settings._adapter_table import Adapter, default_learning_rate
 
 
 @pytest.mark.parametrize(
@@ -29,8 +29,8 @@ from forge_algos.settings._adapter import Adapter, default_learning_rate
         *(("num_cycles", bad) for bad in (0, 0.5, True)),
     ],
 )
-def test_optimizer_settings_refuse(name, bad):
-    """Out of range, not finite, of another type: refused, and the message names the field."""
+def test_bad_optimizer_settings_are_refused(name, bad):
+    """Out of range, not finite or of another type: refused with the field's name."""
     with pytest.raises((ValueError, TypeError), match=name):
         OptimizerSettings(**{name: bad})
 
@@ -47,8 +47,8 @@ def test_optimizer_settings_refuse(name, bad):
         *(("double_quant", bad) for bad in (1, None, "yes")),
     ],
 )
-def test_adapter_settings_refuse(name, bad):
-    """The same for adapters; a bare string is not taken for a list of letters."""
+def test_bad_adapter_settings_are_refused(name, bad):
+    """Adapter settings are refused in the same way; a bare string is not a list of letters."""
     with pytest.raises((ValueError, TypeError), match=name) as caught:
         AdapterSettings(**{"adapter": "lora", name: bad})
     assert "no effect" not in str(caught.value)
@@ -83,14 +83,16 @@ BESIDE = {"osft_calibration_path": {"osft_rank": "adaptive"}}
 
 
 def test_every_setting_of_an_adapter_is_here():
-    """One that is added must be added to the table, and so be refused where nothing reads it."""
+    """The table of this test has every adapter setting, so that a new one is tested too."""
     assert set(READ_BY) == {field.name for field in attrs.fields(AdapterSettings)} - {"adapter"}
 
 
 @pytest.mark.parametrize("adapter", get_args(Adapter))
 @pytest.mark.parametrize("name", READ_BY)
 def test_a_setting_without_effect_is_refused(name, adapter):
-    """A setting of one adapter beside another says which adapters read it; where it is read it stays as given."""
+    """A setting of one adapter beside another is refused with the adapters that read it.
+    Where it is read it stays as given.
+    """
     value, readers = READ_BY[name]
     if adapter in readers:
         assert getattr(AdapterSettings(adapter=adapter, **{name: value}, **BESIDE.get(name, {})), name) == value
@@ -99,14 +101,14 @@ def test_a_setting_without_effect_is_refused(name, adapter):
         AdapterSettings(adapter=adapter, **{name: value})
 
 
-def test_whole_numbers_are_numbers():
+def test_ints_are_numbers_and_lists_tuples():
     """An int is taken where a float is meant, and a list where a tuple is."""
     assert OptimizerSettings(learning_rate=1, weight_decay=0).learning_rate == 1
     assert AdapterSettings(adapter="lora", target_modules=["q_proj"]).target_modules == ("q_proj",)
 
 
 def test_the_default_rate_is_the_adapters():
-    """2e-5 for all weights, 2e-4 for adapters, each of the others' its own; a given rate stays."""
+    """2e-5 for all weights, 2e-4 for LoRA, others by adapter; a given rate stays."""
     for adapter in get_args(Adapter):
         assert 0 < default_learning_rate(adapter) < 1
     assert {default_learning_rate(adapter) for adapter in LORAS} == {2e-4}
@@ -116,7 +118,7 @@ def test_the_default_rate_is_the_adapters():
 
 
 def test_settings_are_frozen():
-    """Settings do not change during a run."""
+    """Settings cannot be changed."""
     with pytest.raises(attrs.exceptions.FrozenInstanceError):
         OptimizerSettings().eps = 1.0
 
@@ -143,7 +145,9 @@ def test_settings_are_frozen():
     ],
 )
 def test_optimizer_settings_without_effect_are_refused(given, message):
-    """What the chosen optimizer or schedule does not read, or cannot do without, is named with the way out."""
+    """What the chosen optimizer or schedule does not read, or needs, is refused by name.
+    With what to do.
+    """
     with pytest.raises(ValueError, match=message):
         OptimizerSettings(**given)
 
@@ -162,13 +166,15 @@ def test_optimizer_settings_without_effect_are_refused(given, message):
     ],
 )
 def test_optimizer_settings_with_effect_are_taken(given):
-    """Each is read where it is read."""
+    """A setting is accepted where it is read."""
     found = OptimizerSettings(**given)
     assert {name: getattr(found, name) for name in given} == given
 
 
 def test_adafactors_rate_is_its_own():
-    """Its rate is multiplied by a matrix's size, so the default is larger; a given rate stays."""
+    """Adafactor's default rate is larger, being multiplied by a matrix's size.
+    A given rate stays.
+    """
     assert OptimizerSettings(optimizer="adafactor").resolve().learning_rate == pytest.approx(1e-3)
     assert OptimizerSettings(optimizer="adafactor").resolve("lora").learning_rate == pytest.approx(1e-2)
     assert OptimizerSettings(optimizer="adafactor", learning_rate=0.5).resolve().learning_rate == 0.5
@@ -194,8 +200,8 @@ def test_adafactors_rate_is_its_own():
         *((DistillSettings, "temperature", bad) for bad in (0, -1.0, math.inf)),
     ],
 )
-def test_objectives_settings_refuse(kind, name, bad):
-    """Out of range, not finite, of another type: refused, and the message names the field."""
+def test_bad_objective_settings_are_refused(kind, name, bad):
+    """Out of range, not finite or of another type: refused with the field's name."""
     needed = {"teacher_path": "a/path"} if kind is DistillSettings else {}
     kind(**needed)
     with pytest.raises((ValueError, TypeError), match=name):
@@ -203,5 +209,5 @@ def test_objectives_settings_refuse(kind, name, bad):
 
 
 def test_betas_ends_are_divergences():
-    """0 and 1 are the forward and the reverse KL, and allowed."""
+    """β of 0 and 1, the forward and the reverse KL, are allowed."""
     assert [DistillSettings(teacher_path="t", beta=beta).beta for beta in (0, 1)] == [0, 1]

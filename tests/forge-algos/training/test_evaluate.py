@@ -15,7 +15,7 @@ EXAMPLES = samples((5, 9, 2, 7, 13), seed=3)
 @settings(max_examples=15)
 @given(cut=st.lists(st.integers(0, 3), min_size=5, max_size=5))
 def test_the_cut_changes_nothing(cut):
-    """Any cut into batches, empty ones among them: the mean that one sample at a time gives."""
+    """Any cut into batches, empty ones among them, has the mean of one sample at a time."""
     batches = [pack([e for e, c in zip(EXAMPLES, cut, strict=True) if c == k]) for k in range(4)]
     found = evaluate(MODEL, batches, objective=SFT())
     with torch.no_grad():
@@ -25,7 +25,7 @@ def test_the_cut_changes_nothing(cut):
 
 
 def test_it_leaves_no_trace():
-    """Without dropout, without gradients; modes and random state are as before."""
+    """No dropout, no gradients; modes and random state are as before."""
     model = make()
     model.config.attention_dropout = 0.5
     for layer in model.model.layers:
@@ -40,6 +40,6 @@ def test_it_leaves_no_trace():
 
 @pytest.mark.parametrize("batches", [[], [pack([])], [pack(samples([4], learned=0.0))]])
 def test_nothing_to_evaluate_is_an_error(batches):
-    """A mean over nothing does not exist, and is not NaN."""
+    """An evaluation without terms is an error, not NaN."""
     with pytest.raises(NoTargetsError, match="no learned token"):
         evaluate(MODEL, batches, objective=SFT())

@@ -1,4 +1,4 @@
-"""The loop on real ranks: gloo processes under forge_dist's strategies take the steps that one process takes.
+"""The loop on gloo processes under forge_dist's strategies equals one process.
 
 Skipped where this package is installed alone: it agrees with forge_dist by shape and does not need it.
 """
@@ -30,13 +30,18 @@ from ..oracle import CPU, make, pack, samples
 
 pytest.importorskip("forge_dist", reason="forge_dist is not installed beside forge_algos")
 
+pytestmark = pytest.mark.slow
+
 LENGTHS = (5, 9, 2, 7, 13, 4, 6)
 LORA = AdapterSettings(adapter="lora", lora_r=3)
-OPTIMIZER = OptimizerSettings(learning_rate=1e-2, weight_decay=0.1, warmup_steps=2, max_grad_norm=0.5)
+# Adam's eps at 1e-3: a gradient of 1e-7 divided by its own root would turn rounding into a step.
+OPTIMIZER = OptimizerSettings(learning_rate=1e-2, eps=1e-3, weight_decay=0.1, warmup_steps=2, max_grad_norm=0.5)
 
 
 def steps_of(rank, world_size):
-    """Six steps of two micro-batches; in step 2 the last rank has nothing, in step 4 nobody, in step 5 the second column is empty."""
+    """Return six steps of two micro-batches, some ranks without work.
+    In step 2 the last rank has nothing, in step 4 no rank, in step 5 the second column is empty.
+    """
     found = []
     for number in range(1, 7):
         step = samples(LENGTHS, seed=number, learned=0.0 if number == 4 else 0.6)
@@ -48,7 +53,7 @@ def steps_of(rank, world_size):
 
 
 def run(strategy, folder, adapter, rank, world_size, *, wrong=None, on_nan="stop", objective=None, config=OPTIMIZER):
-    """(outputs, evaluations, head, last gradients, weights) under a strategy, or under none."""
+    """Return (outputs, evaluations, head, last gradients, weights) under a strategy, or none."""
     if strategy is None:
         model = load(folder)
         kind = {}
@@ -93,7 +98,7 @@ def run(strategy, folder, adapter, rank, world_size, *, wrong=None, on_nan="stop
 
 
 def whole(tensor):
-    """All of a tensor, as numpy, which travels between processes."""
+    """Return all of a tensor, as numpy, which travels between processes."""
     return (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).numpy()
 
 
@@ -104,7 +109,9 @@ def load(folder):
 
 
 def on_rank(ranks, cases):
-    """Every case of (strategy, its options, model, adapter, on_nan, who goes wrong) → what `run` gave, or the error."""
+    """Return every case → result of `run`, or the error.
+    A case is (strategy, its options, model, adapter, on_nan, the rank that diverges).
+    """
     import forge_dist
 
     found = []
@@ -132,7 +139,7 @@ def folders(tmp_path_factory):
 
 
 def same(ours, theirs, world_size):
-    """The outputs, evaluations and choice of head of a rank against those of one process."""
+    """Check outputs, evaluations and choice of head of a rank against those of one process."""
     outputs, before, after, head, grads, weights = ours
     expected, expected_before, expected_after, expected_head, expected_grads, expected_weights = theirs
     assert head == expected_head == "chunked"
@@ -156,7 +163,9 @@ def same(ours, theirs, world_size):
 
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_real_ranks_equal_one_process(folders, world_size):
-    """Full and LoRA, tied and untied, ddp, fsdp2 and hsdp; unequal counts, idle ranks, accumulation, clipping, decay, evaluation."""
+    """Under ddp, fsdp2 and hsdp results are one process's; full and LoRA, tied and untied heads.
+    Unequal counts, idle ranks, accumulation, clipping, decay, evaluation.
+    """
     tied, untied = folders["llama-tied"], folders["llama-untied"]
     cases = [
         ("fsdp2", {}, tied, False, "stop", None),
@@ -199,7 +208,9 @@ OPTIMIZERS = ("muon", "schedule_free")
 
 
 def noisy_on_rank(ranks, folder):
-    """What the noisy objective gives under ddp, fsdp2 and an adapter, and what optimizers and a teacher do under fsdp2."""
+    """Return the noisy objective under ddp, fsdp2 and an adapter, optimizers and a teacher.
+    The last two under fsdp2.
+    """
     import forge_dist
 
     def go(name, adapter, objective, config):
@@ -215,7 +226,7 @@ def noisy_on_rank(ranks, folder):
 
 
 def distilled(teacher):
-    """An objective whose teacher differs from the student that is loaded from the same files."""
+    """Return an objective whose teacher differs from the student, from the same files."""
     with torch.no_grad():
         for parameter in teacher.parameters():
             parameter.mul_(1.5)
@@ -224,12 +235,15 @@ def distilled(teacher):
 
 def optimizer_of(name):
     shape = {"lr_scheduler": "constant"} if name == "schedule_free" else {}
-    return OptimizerSettings(optimizer=name, learning_rate=1e-2, weight_decay=0.1, warmup_steps=2, max_grad_norm=0.5, **shape)
+    return OptimizerSettings(
+        optimizer=name, learning_rate=1e-2, eps=1e-3, weight_decay=0.1, warmup_steps=2, max_grad_norm=0.5, **shape
+    )
 
 
 def test_noise_measured_means_optimizers_and_teachers_on_real_ranks(folders):
-    """NEFTune and what is measured beforehand give the same, sharded or not; muon and schedule-free move shards as they move wholes;
-    a teacher teaches sharded students, be it sharded itself or not."""
+    """NEFTune, measured totals, optimizers and teachers give the same, divided or not.
+    Muon and schedule-free move shards as they move whole tensors; a student may be divided, and its teacher too or not.
+    """
     pytest.importorskip("schedulefree", reason="schedulefree is an optional package")
     folder = folders["llama-untied"]
     results = run_on_ranks(noisy_on_rank, 2, folder, timeout=240)
@@ -243,7 +257,7 @@ def test_noise_measured_means_optimizers_and_teachers_on_real_ranks(folders):
             same(noisy["fsdp2", adapter], noisy["ddp", adapter], 2)
             assert noisy["ddp", adapter][0][0].figures.keys() == {"accuracy", "nll"}
         for name in OPTIMIZERS:
-            # Muon's iteration is in bfloat16, which sums over shards in another order; a shard's own steps would be 2e-3 off each.
+            # Muon iterates in bfloat16, whose sums over shards have another order; steps of shards alone would be 2e-3 off.
             loss, weight, which = (3e-4, 1e-3, "proj") if name == "muon" else (1e-5, 1e-5, "")
             for output, other in zip(moved[name][0], expected[name][0], strict=True):
                 assert output.loss == pytest.approx(other.loss, rel=loss)

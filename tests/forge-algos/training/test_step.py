@@ -1,4 +1,4 @@
-"""What an objective measures beforehand, and what it reports, are those of the whole step, however it is cut."""
+"""What an objective measures and reports is of the whole step, for every cut."""
 
 import pytest
 import torch
@@ -6,23 +6,23 @@ from hypothesis import given, settings, strategies as st
 
 from forge_algos import NoTargetsError, evaluate, train
 
+from ..measuring import Measuring, rows_of_numbers, three_numbers
 from ..oracle import distance, gradients
 from ..threads import on_threads
-from ..toy import Toy, toy_model, toy_rows
 
-ROWS = toy_rows(9)
+ROWS = rows_of_numbers(9)
 
 
 def still(batches, parallel=None, objective=None, autocast=None):
-    """The output and gradients of one step that moves nothing."""
-    model = toy_model()
+    """Return the output and gradients of one step that moves nothing."""
+    model = three_numbers()
     common = {} if autocast is None else {"autocast": autocast}
     if parallel is not None:
         parallel.parameters = list(model.parameters())
         common["parallel"] = parallel
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     scheduler = torch.optim.lr_scheduler.ConstantLR(optimizer, 1.0)
-    objective = objective or Toy()
+    objective = objective or Measuring()
     (output,) = train(
         model, [batches], objective=objective, optimizer=optimizer, scheduler=scheduler, max_grad_norm=0, **common
     )
@@ -30,8 +30,8 @@ def still(batches, parallel=None, objective=None, autocast=None):
 
 
 def naive():
-    """Loss, figures and gradients of all rows at once, without the loop."""
-    model = toy_model()
+    """Return loss, figures and gradients of all rows at once, without the loop."""
+    model = three_numbers()
     out = model(torch.tensor(ROWS))[:, 0]
     mean, spread = out.detach().mean(), out.detach().std(correction=0)
     loss = -torch.nn.functional.logsigmoid((out - mean) / spread).mean()
@@ -46,7 +46,9 @@ LOSS, FIGURES, GRADIENTS = naive()
 @settings(max_examples=25)
 @given(cut=st.lists(st.integers(0, 5), min_size=len(ROWS), max_size=len(ROWS)), world_size=st.integers(1, 3))
 def test_totals_are_those_of_the_step(cut, world_size):
-    """Any partition over ranks and micro-batches, empty ones among them: one big batch's loss, figures and gradients."""
+    """Any partition over ranks and micro-batches has one big batch's loss and gradients.
+    Figures too; empty parts among them.
+    """
 
     def run(rank):
         batches = [ROWS[[i for i, c in enumerate(cut) if c == k * world_size + rank.rank]] for k in range(6)]
@@ -62,16 +64,18 @@ def test_totals_are_those_of_the_step(cut, world_size):
         assert output.figures == results[0][0].figures
 
 
-def test_a_mean_of_each_batch_would_be_another():
-    """The law can fail: two micro-batches by themselves, each with its own mean, are far off."""
+def test_a_mean_of_each_batch_differs():
+    """Two micro-batches with means of their own are far off: the comparison can fail."""
     parts = [still([part]) for part in (ROWS[:2], ROWS[2:])]
     mixed = (2 * parts[0][0].loss + 7 * parts[1][0].loss) / 9
     assert abs(mixed / LOSS - 1) > 1e-3
 
 
 def test_measure_costs_one_collective_and_one_pass_each():
-    """Counts, totals, sums: three collectives a step, and one to see that none is left; each batch is measured once, an idle rank's made-up one too."""
-    objectives = [Toy(), Toy()]
+    """A step has three collectives (counts, totals, sums), and one to find the end.
+    Each batch is measured once, an idle rank's made-up one too.
+    """
+    objectives = [Measuring(), Measuring()]
 
     def run(rank):
         batches = [ROWS[:4], ROWS[:0], ROWS[4:]] if rank.rank == 0 else [ROWS[:0], ROWS[:0], ROWS[:0]]
@@ -85,7 +89,7 @@ def test_measure_costs_one_collective_and_one_pass_each():
 
 
 def test_measure_runs_under_autocast():
-    """Its forwards are made as the terms' are: one context each."""
+    """Measuring has one autocast context a batch, as the terms have."""
     entered = []
 
     def autocast():
@@ -97,9 +101,9 @@ def test_measure_runs_under_autocast():
 
 
 def test_a_measure_of_another_length_is_named():
-    """An objective that says one thing and does another is told so."""
+    """A measure whose length is not `needs` is an error."""
 
-    class Wrong(Toy):
+    class Wrong(Measuring):
         def bind(self, model, *, device):
             bound = super().bind(model, device=device)
             bound.needs = 2
@@ -111,11 +115,11 @@ def test_a_measure_of_another_length_is_named():
 
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_an_evaluation_measures_all_of_its_batches(world_size):
-    """The step of an evaluation is all of it: the loss and figures of one big batch, on any number of ranks."""
+    """An evaluation's step is all of it: loss and figures of one big batch, on any ranks."""
 
     def run(rank):
         mine = ROWS[rank.rank :: world_size]
-        return evaluate(toy_model(), iter([mine[:2], mine[2:], ROWS[:0]]), objective=Toy(), parallel=rank)
+        return evaluate(three_numbers(), iter([mine[:2], mine[2:], ROWS[:0]]), objective=Measuring(), parallel=rank)
 
     for found in on_threads(run, world_size):
         assert found.loss == pytest.approx(LOSS, rel=1e-6)
@@ -123,9 +127,9 @@ def test_an_evaluation_measures_all_of_its_batches(world_size):
         assert found.loss_count == 9
 
 
-def test_nothing_is_named_by_its_unit():
-    """An evaluation without a term says what it lacks in the objective's own unit; a step without one has no figures."""
+def test_an_evaluation_without_terms_names_the_unit():
+    """An evaluation without terms names the objective's unit; a step without has no figures."""
     with pytest.raises(NoTargetsError, match="no rows"):
-        evaluate(toy_model(), [ROWS[:0]], objective=Toy())
+        evaluate(three_numbers(), [ROWS[:0]], objective=Measuring())
     output, _ = still([ROWS[:0]])
     assert (output.loss, output.loss_count, output.figures) == (0.0, 0, {})

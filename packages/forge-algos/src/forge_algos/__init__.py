@@ -1,4 +1,4 @@
-"""Batches to a trained model: objectives, adaptations, optimizers, the one loop.
+"""Objectives, adaptations, optimizers and the one loop: batches → a trained model.
 
 `import forge_algos` loads neither torch, transformers nor peft: each name is fetched from its file when it is first used.
 """
@@ -83,7 +83,7 @@ if TYPE_CHECKING:
     from forge_algos.training._evaluate import Evaluation as Evaluation, evaluate as evaluate
     from forge_algos.training._train import StepOutput as StepOutput, train as train
 
-__version__ = "0.4.0"
+__version__ = "0.5.0"
 
 # Each module with the public names that it defines; a module is imported when one of its names is first used.
 _PUBLIC = {

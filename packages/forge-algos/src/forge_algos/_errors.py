@@ -1,4 +1,4 @@
-"""What can go wrong in this room, as a family.
+"""Exceptions of forge_algos, as a family.
 
 ForgeAlgosError                       everything below; exit status 2
 ├── AdapterError(ValueError)          an adapter that does not fit its model
@@ -13,59 +13,63 @@ ForgeAlgosError                       everything below; exit status 2
 ├── RolloutError(ValueError)          a rollout that cannot be made, or a file that holds none
 └── DivergedError(FloatingPointError) a loss or a gradient norm that is no number; exit status 1
 
-`exit_status` is read by shape by whoever runs a command: 2 says that the input was bad, 1 that the run failed.
+`exit_status` is the status of a command that ends so: 2 if the input was bad, 1 if the run failed.
 """
 
 from typing import ClassVar
 
 
 class ForgeAlgosError(Exception):
-    """The root of what forge_algos raises on purpose; its message is written for the person who started the run."""
+    """Base class of what forge_algos raises on purpose; its message is for who started the run."""
 
     exit_status: ClassVar[int] = 2
 
 
 class AdapterError(ForgeAlgosError, ValueError):
-    """An adapter does not fit its model: a target that matches nothing, or a layer that cannot carry one."""
+    """Adapter that does not fit its model: a target matches nothing or cannot carry one."""
 
 
 class PackedBatchError(ForgeAlgosError, ValueError):
-    """A packed row is malformed, or a forward would let its documents see each other."""
+    """Malformed packed row, or a forward that would let its documents see each other."""
 
 
 class NoTargetsError(ForgeAlgosError, ValueError):
-    """Nothing in the batches is learned, so a mean over learned tokens does not exist."""
+    """Batches in which nothing is learned, so that a mean over learned tokens does not exist."""
 
 
 class LossError(ForgeAlgosError, ValueError):
-    """A loss was asked for with arguments that do not go together: shapes, names, numbers out of range, or what nothing reads."""
+    """Arguments of a loss that do not go together, are out of range, or are not read."""
 
 
 class OptimizerError(ForgeAlgosError, ValueError):
-    """An optimizer does not fit the model or the device, or a schedule does not fit the run."""
+    """Optimizer that does not fit the model or the device, or schedule that does not fit a run."""
 
 
 class MissingPackageError(ForgeAlgosError, ImportError):
-    """A setting needs an optional package that is not installed; the message has the command that installs it."""
+    """Optional package that a setting needs and that is not installed; the message installs it."""
 
 
 class ReferenceMismatchError(ForgeAlgosError, ValueError):
-    """The reference's log-probabilities are not those of the model that training starts from, so the first loss is not its start."""
+    """Reference log-probabilities that are not those of the model that training starts from."""
 
 
 class UnevenRanksError(ForgeAlgosError, ValueError):
-    """The ranks were not given equally many batches, so that some would wait for the others for ever."""
+    """Ranks without equally many batches, of which some would wait for others without end."""
 
 
 class RewardError(ForgeAlgosError, ValueError):
-    """A reward function is not there, raised, or gave what is no reward; the message names function, row and what came."""
+    """Reward function that is missing, raised, or returned no reward.
+    The message names the function, the row and the value.
+    """
 
 
 class RolloutError(ForgeAlgosError, ValueError):
-    """A rollout cannot be made from what was given, or a file does not hold one that is whole."""
+    """Arguments from which no rollout can be made, or a file that does not hold a whole one."""
 
 
 class DivergedError(ForgeAlgosError, FloatingPointError):
-    """The loss or the gradient norm is NaN or infinite; raised before the optimizer moves, so the weights are still good."""
+    """Loss or gradient norm that is NaN or infinite.
+    It is raised before the optimizer moves, so the weights are intact.
+    """
 
     exit_status: ClassVar[int] = 1

@@ -1,7 +1,8 @@
-"""A causal language model, bare or wrapped (by PEFT, by what divides it over ranks) → its parts: causal model, decoder, head.
+"""Parts of a causal language model, bare or wrapped: decoder, head, embeddings.
 
-Parts are looked at and never called: a forward goes through the outermost module, whose hooks gather weights and sum gradients.
-The head is looked up anew at each use, so that a replaced module or weight is seen.
+Wrappers are PEFT's, and those that divide a model over ranks. Parts are looked at and never called: a forward goes through the
+outermost module, whose hooks gather weights and sum gradients. The head is looked up anew at each use, so that a replaced
+module or weight is seen.
 """
 
 from collections.abc import Iterator
@@ -13,49 +14,53 @@ from torch import nn
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """What DistributedDataParallel, DeepSpeed's engine and their like hold as `module`; the model itself where nothing wraps it."""
+    """Return the module inside DistributedDataParallel, DeepSpeed's engine and similar wrappers.
+    A model without a wrapper is returned itself.
+    """
     while isinstance(inner := getattr(model, "module", None), nn.Module):
         model = inner
     return model
 
 
 def causal_model(model: nn.Module) -> nn.Module:
-    """The transformers model inside wrappers and a PeftModel (whose LoRA layers sit in that very model), or the model itself."""
+    """Return the transformers model inside wrappers and a PeftModel.
+    PEFT's LoRA layers sit in that very model; an unwrapped model is returned itself.
+    """
     model = unwrap(model)
     inner = _ask(model, "get_base_model") if hasattr(model, "peft_config") else None
     return model if inner is None else inner
 
 
 def decoder(model: nn.Module) -> nn.Module | None:
-    """The module that gives hidden states, or None where the model has no such part."""
+    """Return the module that computes hidden states, or None where the model has no such part."""
     causal = causal_model(model)
     found = _ask(causal, "get_decoder")
     return None if found is causal else found
 
 
 def head(model: nn.Module) -> nn.Module | None:
-    """The module that turns hidden states into logits, or None where the model names none."""
+    """Return the module that turns hidden states into logits; None where the model names none."""
     return _ask(causal_model(model), "get_output_embeddings")
 
 
 def embeddings(model: nn.Module) -> nn.Module | None:
-    """The module that turns token ids into vectors, or None where the model names none."""
+    """Return the module that turns token ids into vectors, or None where the model names none."""
     return _ask(causal_model(model), "get_input_embeddings")
 
 
 def attention_of(causal: nn.Module) -> str | None:
-    """The name of the model's attention implementation, as transformers keeps it; None for any other model."""
+    """Return the name of the model's attention implementation; None for other than transformers."""
     return getattr(getattr(causal, "config", None), "_attn_implementation", None)
 
 
 def vocabulary(model: nn.Module) -> int | None:
-    """V: how many token ids the model embeds, or None where it does not say."""
+    """Return V, the number of token ids that the model embeds; None without embeddings."""
     count = getattr(embeddings(model), "num_embeddings", None)
     return count if isinstance(count, int) else None
 
 
 def virtual_tokens(model: nn.Module) -> int:
-    """How many virtual tokens a prompt-like adapter of PEFT (prefix, prompt) puts before each document; 0 where there is none.
+    """Count the virtual tokens that prefix or prompt tuning puts before each document.
 
     Switching the adapter off does not change the answer.
     """
@@ -64,7 +69,7 @@ def virtual_tokens(model: nn.Module) -> int:
 
 
 def _ask(model: nn.Module, method: str) -> nn.Module | None:
-    """The module that a method without arguments returns, or None where there is no such method or module."""
+    """Return the module that a method without arguments returns, or None."""
     find = getattr(model, method, None)
     found: object = find() if callable(find) else None
     return found if isinstance(found, nn.Module) else None
@@ -72,7 +77,7 @@ def _ask(model: nn.Module, method: str) -> nn.Module | None:
 
 @contextmanager
 def mode(model: nn.Module, *, training: bool) -> Iterator[None]:
-    """Training or evaluation mode inside the block; afterwards each module is as it was, those set by hand too."""
+    """Set training or evaluation mode inside the block, and restore each module's afterwards."""
     before = {module: module.training for module in model.modules()}
     model.train(training)
     try:
@@ -83,10 +88,10 @@ def mode(model: nn.Module, *, training: bool) -> Iterator[None]:
 
 
 def trainable(model: nn.Module) -> list[torch.nn.Parameter]:
-    """The parameters that gradients reach."""
+    """Return the parameters that need a gradient."""
     return [p for p in model.parameters() if p.requires_grad]
 
 
-def channel_factors(model: nn.Module) -> set[int]:
-    """Ids of ia3's parameters: vectors around 1 in the shape of matrices, which PEFT calls `ia3_l`."""
+def ia3_parameters(model: nn.Module) -> set[int]:
+    """Return the ids of ia3's parameters (`ia3_l`): vectors that have the shape of matrices."""
     return {id(p) for name, p in model.named_parameters() if "ia3_l" in name.split(".")}

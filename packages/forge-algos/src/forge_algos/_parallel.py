@@ -1,7 +1,11 @@
-"""What the loop needs of the ranks that share a step, and `ALONE`, the one process that shares it with nobody.
+"""Interface between the training loop and the ranks that share a step.
 
-Whoever divides a model over ranks (forge_dist here) offers these calls; rooms agree by shape, so this file says the shape.
-Every rank makes the same calls in the same order.
+`ALONE` is a single process. A package that divides a model over ranks, such as forge_dist, implements `Parallel`; packages
+agree by shape, so this file states the shape. Every rank makes the same calls in the same order.
+
+Ranks and data shards are two numbers. Each data shard has micro-batches of its own; where ranks divide the data alone there is
+one rank a shard, and where they also divide a tensor or a context several ranks share one: they get the same micro-batches and
+report the same counts and sums, which count once.
 """
 
 from collections.abc import Sequence
@@ -13,27 +17,52 @@ from torch import nn
 
 
 class Parallel(Protocol):
-    """R ranks that take each step together; `train` and `evaluate` call it, one rank as all others."""
+    """R ranks that take each step together; `train` and `evaluate` call it on every rank alike."""
 
     @property
     def world_size(self) -> int:
-        """R."""
+        """R: number of ranks that make every call together."""
+        ...
+
+    @property
+    def data_parallel_size(self) -> int:
+        """Number of data shards, from 1 to R: parts into which a step's data is divided."""
+        ...
+
+    @property
+    def data_parallel_rank(self) -> int:
+        """Number of this rank's data shard, from 0; ranks that share a shard have the same."""
         ...
 
     def sum(self, values: Sequence[float]) -> list[float]:
-        """Each value added up over the ranks in float64, the same on every rank; one collective, of one length on all ranks."""
+        """Add up each value over the data shards in float64, in one collective.
+
+        A shard counts once: the ranks that share it give the same values. The result is the same on every rank; all ranks give
+        equally many values. For what a single rank may meet, a failure for instance, use `any`.
+        """
+        ...
+
+    def any(self, flag: bool) -> bool:
+        """Return whether the flag is set on at least one rank, whichever data shard it has."""
         ...
 
     def micro_batch(self, last: bool) -> AbstractContextManager[Any]:
-        """Around a micro-batch's forward and backward; gradients are communicated in the `last` of a step at the earliest."""
+        """Wrap a micro-batch's forward and backward.
+        Gradients are communicated in the `last` micro-batch of a step at the earliest.
+        """
         ...
 
     def backward(self, loss: torch.Tensor) -> None:
-        """Backward from loss float[]. After a step's last micro-batch gradients are the sum over ranks and micro-batches."""
+        """Run backward from loss float[].
+
+        After a step's last micro-batch the gradients are the sum over its micro-batches and data shards.
+        """
         ...
 
     def grad_norm(self, parameters: Sequence[nn.Parameter]) -> torch.Tensor:
-        """2-norm of the summed gradients over all ranks, float32[], the same on every rank."""
+        """Compute the 2-norm of the whole model's summed gradients, float32[].
+        It is the same on every rank.
+        """
         ...
 
     def scale_grads(self, parameters: Sequence[nn.Parameter], factor: float) -> None:
@@ -41,49 +70,58 @@ class Parallel(Protocol):
         ...
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Move the optimizer."""
+        """Move the weights by one optimizer step."""
         ...
 
     def zero_grad(self, optimizer: torch.optim.Optimizer) -> None:
-        """Forget the gradients, those of a step that the optimizer was kept from too."""
+        """Drop the gradients, also those of a step that the optimizer did not take."""
         ...
 
 
 class Alone:
-    """One process: nothing is communicated."""
+    """A single process: nothing is communicated."""
 
     world_size = 1
+    data_parallel_size = 1
+    data_parallel_rank = 0
 
     def sum(self, values: Sequence[float]) -> list[float]:
-        """The values."""
+        """Return the values."""
         return list(values)
 
+    def any(self, flag: bool) -> bool:
+        """Return the flag."""
+        return flag
+
     def micro_batch(self, last: bool) -> AbstractContextManager[Any]:  # noqa: ARG002  the protocol's
-        """Nothing."""
+        """Return a context that does nothing."""
         return nullcontext()
 
     def backward(self, loss: torch.Tensor) -> None:
-        """Torch's own."""
+        """Run torch's own backward."""
         loss.backward()
 
     def grad_norm(self, parameters: Sequence[nn.Parameter]) -> torch.Tensor:
-        """2-norm, float32[]: also of bfloat16 gradients, whose own norm would keep 3 digits; 0 where there is no gradient."""
+        """Compute the 2-norm of all gradients, float32[]; 0 where there is no gradient.
+
+        Norms of bfloat16 gradients are taken in float32: bfloat16's own would keep 3 digits.
+        """
         grads = [p.grad for p in parameters if p.grad is not None]
         norms = [torch.linalg.vector_norm(g, dtype=torch.promote_types(g.dtype, torch.float32)) for g in grads]
         return torch.linalg.vector_norm(torch.stack(norms)).float() if norms else torch.zeros(())
 
     def scale_grads(self, parameters: Sequence[nn.Parameter], factor: float) -> None:
-        """All gradients at once."""
+        """Multiply all gradients at once."""
         torch._foreach_mul_([p.grad for p in parameters if p.grad is not None], factor)
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
-        """The optimizer's own."""
+        """Take the optimizer's own step."""
         optimizer.step()
 
     def zero_grad(self, optimizer: torch.optim.Optimizer) -> None:
-        """Gradients become None, so that the first micro-batch writes instead of adding."""
+        """Set the gradients to None, so that the first micro-batch writes instead of adding."""
         optimizer.zero_grad(set_to_none=True)
 
 
 ALONE = Alone()
-"""One process that shares its steps with nobody: what `train` and `evaluate` take where no other is given."""
+"""A single process: the default of `train` and `evaluate`."""

@@ -1,4 +1,4 @@
-"""OSFT: what moves, what stays, and how a plain model comes out, whatever the rule and the form."""
+"""OSFT models under every rule and form: what trains, what stays, and the plain model."""
 
 import copy
 
@@ -14,7 +14,7 @@ from ...threads import on_threads
 
 IDS = torch.arange(3, 22)[None]
 MATRICES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-"""16 to 16, 16 to 8, 16 to 24 and 24 to 16: square, wide and tall."""
+"""Names of matrices 16 to 16, 16 to 8, 16 to 24 and 24 to 16: square, wide and tall."""
 
 
 def logits(model):
@@ -24,17 +24,22 @@ def logits(model):
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("ratio", [0.0625, 0.25, 0.9])
-def test_nothing_has_moved_at_the_start(rule, ratio):
-    """Logits are the base's: to the bit, but for the factors, whose difference from themselves is rounded."""
+def test_the_initial_model_is_the_base(rule, ratio):
+    """Logits before training are the base's to the bit; within rounding for `factors`.
+    `factors` adds the difference of the factors from themselves, which is rounded.
+    """
     before = logits(make())
     after = logits(osft(unfreeze_rank_ratio=ratio, **RULES[rule]).model)
     torch.testing.assert_close(after, before, rtol=0, atol=1e-5 if rule == "factors" else 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES)
 def test_protected_directions_stay_through_100_steps_and_a_resume(rule):
-    """AdamW with weight decay and clipping: strict moves have no part on either protected side, the paper's none that leads from the
-    one to the other; and a run whose trained parameters and optimizer went through a file after 50 steps ends in the same bits."""
+    """100 steps of AdamW with weight decay and clipping keep the rule, and resume to the bit.
+    The change under the strict rule has no part on either protected side, under the paper's none from one to the other. A run
+    whose trained parameters and optimizer state were saved and loaded after 50 steps ends in the same bits.
+    """
     data, before = steps(100), values(make())
     whole = osft(**RULES[rule])
     outputs = run(whole, data)
@@ -63,7 +68,7 @@ def test_protected_directions_stay_through_100_steps_and_a_resume(rule):
 
 @pytest.mark.parametrize("rule", RULES)
 def test_protected_directions_stay_at_a_low_rate(rule):
-    """Where 100 steps move next to nothing, rounding of the weights themselves is not taken for, nor made, a move."""
+    """Where 100 steps change almost nothing, rounding of the weights does not break the rule."""
     before = values(make())
     adaptation = osft(**RULES[rule])
     run(adaptation, steps(100), settings_of(learning_rate=2e-5))
@@ -72,8 +77,10 @@ def test_protected_directions_stay_at_a_low_rate(rule):
 
 
 @pytest.mark.parametrize("rule", ["factors", "paper"])
-def test_a_rule_that_acts_around_steps_is_not_left_out(rule):
-    """`train` refuses such a model without its adaptation, which would train it out of the subspace without a word."""
+def test_train_needs_the_adaptation_of_a_rule_around_steps(rule):
+    """`train` refuses a model whose rule acts around steps when `adaptation=` is missing.
+    Training would leave the subspace silently.
+    """
     model = osft(**RULES[rule]).model
     config = settings_of()
     optimizer = make_optimizer(model, config)
@@ -83,7 +90,7 @@ def test_a_rule_that_acts_around_steps_is_not_left_out(rule):
 
 @pytest.mark.parametrize("rule", RULES)
 def test_a_plain_model_is_saved_in_one_line(rule, tmp_path):
-    """save_pretrained of `plain_state` loads as the plain class, with the logits of what was trained."""
+    """`save_pretrained` of `plain_state` loads as the plain class with the trained logits."""
     adaptation = osft(**RULES[rule])
     run(adaptation, steps(3))
     adaptation.model.save_pretrained(tmp_path, state_dict=adaptation.plain_state())
@@ -95,7 +102,7 @@ def test_a_plain_model_is_saved_in_one_line(rule, tmp_path):
 
 @pytest.mark.parametrize("rule", STRICT)
 def test_the_base_is_bit_identical_after_training(rule):
-    """The strict rule moves from beside: every tensor of the model's own is as it was."""
+    """Under the strict rule no tensor of the model itself changes."""
     before = values(make())
     adaptation = osft(**STRICT[rule])
     run(adaptation, steps(5))
@@ -108,9 +115,10 @@ def test_the_base_is_bit_identical_after_training(rule):
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_a_plain_model_comes_out(rule):
-    """`plain` of each tensor that is no addition gives a state of the base's own names and dtypes, which the plain class loads; its
-    logits are those of the model in training."""
+def test_plain_gives_a_plain_models_state(rule):
+    """`plain` of each tensor gives a state of the base's names and dtypes, which loads.
+    The plain class has the logits of the model in training.
+    """
     adaptation = osft(**RULES[rule])
     run(adaptation, steps(20))
     additions = tuple(f"{home}." for home in adaptation.additions)
@@ -138,7 +146,7 @@ def test_plain_adds_in_float32_and_answers_in_the_tensors_dtype():
 
 @pytest.mark.parametrize("rule", RULES)
 def test_ratio_one_is_full_fine_tuning_of_the_targets(rule):
-    """To the bit, with the same optimizer: nothing was added, and nothing is taken away."""
+    """Ratio 1 equals full fine-tuning with the same optimizer, to the bit."""
     ours = osft(unfreeze_rank_ratio=1.0, target_modules=("mlp", "q_proj"), **RULES[rule])
     assert not ours.additions
     theirs = adapt(make(), AdapterSettings())
@@ -153,7 +161,7 @@ def test_ratio_one_is_full_fine_tuning_of_the_targets(rule):
 
 @pytest.mark.parametrize("rule", RULES)
 def test_ratio_zero_moves_no_target(rule):
-    """With norms that train the targets stay to the bit; with nothing that trains the run is refused."""
+    """At ratio 0 targets stay to the bit beside trained norms; nothing to train is refused."""
     before = values(make())
     adaptation = osft(unfreeze_rank_ratio=0.0, osft_train_rest=("norms",), **RULES[rule])
     assert not adaptation.additions
@@ -166,7 +174,7 @@ def test_ratio_zero_moves_no_target(rule):
 
 
 def test_each_target_has_its_own_share():
-    """rank_pattern mixes none, some and all; `plan` says which, and the log how many of each."""
+    """`rank_pattern` mixes none, some and all; `plan` and the log have each number."""
     adaptation = osft(rank_pattern=("q_proj=0", "layers.0.*up_proj=16", "down_proj=3"))
     free = {name.removeprefix("model.layers."): entry["free"] for name, entry in adaptation.plan.items()}
     assert (free["0.self_attn.q_proj"], free["1.self_attn.k_proj"]) == (0, 2)
@@ -182,15 +190,15 @@ def test_each_target_has_its_own_share():
 
 
 def test_identity_is_of_the_singular_vectors_and_the_shares():
-    """The same model and settings give the same one; another model, another share, another."""
+    """`identity` follows from the model and the shares; another of either gives another."""
     same = {osft().identity for _ in range(2)}
     others = {osft(make(seed=1)).identity, osft(unfreeze_rank_ratio=0.5).identity}
     assert len(same) == 1
     assert len(same | others) == 3
 
 
-def test_free_directions_of_the_run_as_it_began():
-    """`free` is taken for what the settings would give; one that does not fit is refused by the target's name."""
+def test_free_replaces_the_settings_ranks():
+    """`free` replaces what the settings would give; one that does not fit is refused by target."""
     settings = AdapterSettings(adapter="osft", osft_rank="adaptive")
     begun = adapt(make(), settings, importance=lambda names: {name: float("q_proj" in name) * 7 for name in names})
     free = {name: entry["free"] for name, entry in begun.plan.items()}
@@ -215,7 +223,7 @@ def test_free_directions_of_the_run_as_it_began():
     ],
 )
 def test_the_rest_trains_where_it_is_asked_for(architecture, kind, expected):
-    """Beside the targets, and named in the log; a tied head is the embeddings, and said so."""
+    """`osft_train_rest` trains beside the targets and is logged; a tied head is the embeddings."""
     adaptation = osft(make(architecture), osft_train_rest=(kind,))
     rest = {name for name in trained(adaptation.model) if ".osft." not in name}
     if kind == "norms":
@@ -229,8 +237,8 @@ def test_the_rest_trains_where_it_is_asked_for(architecture, kind, expected):
     assert ("embeddings" in line.split("frozen")[1]) == ("model.embed_tokens.weight" not in rest)
 
 
-def test_by_default_the_rest_is_frozen_and_said_to_be():
-    """Unlike mini-trainer's, embeddings, head, norms and biases stay."""
+def test_by_default_the_rest_is_frozen():
+    """By default embeddings, head, norms and biases are frozen, unlike mini-trainer's."""
     adaptation = osft()
     assert all(".osft." in name for name in trained(adaptation.model))
     assert (
@@ -242,14 +250,14 @@ def test_by_default_the_rest_is_frozen_and_said_to_be():
 
 
 def test_a_reward_models_score_trains_whole():
-    """It is new, and frozen it would be of no use."""
+    """A reward model's `score` trains: it is new, and useless while frozen."""
     adaptation = osft(a_classifier())
     assert {name for name in trained(adaptation.model) if ".osft." not in name} == {"score.weight"}
     assert "score" in adaptation.describe()[1].split("frozen")[0]
 
 
-def test_what_cannot_be_taken_apart_is_refused_by_name():
-    """A tied head, GPT-2's transposed layers, a model under OSFT."""
+def test_unsupported_models_are_refused_by_name():
+    """A tied head, GPT-2's transposed layers and a model under OSFT are refused by name."""
     with pytest.raises(AdapterError, match="embed_tokens.weight and lm_head.weight are one weight.*leave lm_head out"):
         osft(make(), target_modules=("lm_head", "q_proj"))
     untied = osft(make("llama-untied"), target_modules=("lm_head",))
@@ -263,8 +271,8 @@ def test_what_cannot_be_taken_apart_is_refused_by_name():
         osft(transformers.GPT2LMHeadModel(config))
 
 
-def test_an_untied_head_as_target_is_not_gone_past():
-    """The loss is computed by the layer with its ΔW, not in its place by its weight."""
+def test_an_untied_head_can_be_a_target():
+    """The loss is computed by the head with its ΔW, not from its weight alone."""
     adaptation = osft(make("llama-untied"), target_modules=("lm_head",))
     outputs = run(adaptation, steps(30))
     before, after = outputs[0].loss, run(adaptation, steps(1), settings_of(learning_rate=1e-9))[0].loss
@@ -277,7 +285,7 @@ def test_an_untied_head_as_target_is_not_gone_past():
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("cuts", [(3, 1), (1, 2)], ids=["accumulated", "two ranks"])
 def test_numbers_do_not_depend_on_how_a_step_is_cut(rule, cuts):
-    """Three micro-batches, or two ranks: the same losses, and what trains ends within rounding of the same."""
+    """Three micro-batches, or two ranks, give the same losses and weights within rounding."""
     micro_batches, world_size = cuts
     whole = osft(**RULES[rule])
     config = settings_of(optimizer="adamw", eps=1e-3)
@@ -339,8 +347,10 @@ def test_bfloat16_autocast_is_near_float32(rule):
 
 @pytest.mark.parametrize("optimizer", ["adafactor", "muon", "schedule_free"])
 @pytest.mark.parametrize("rule", RULES)
-def test_other_optimizers_keep_the_law(rule, optimizer):
-    """The direct form under any of them; the projected ones under all but one whose result is an average that none of them sees."""
+def test_other_optimizers_keep_the_rule(rule, optimizer):
+    """The direct form keeps its rule under any optimizer.
+    The projected ones under all but schedule_free, whose result is an average that is never projected.
+    """
     if optimizer == "schedule_free":
         pytest.importorskip("schedulefree")
     # Adafactor's step is the rate times the size of what it moves, and at least a thousandth of the rate: C begins at 0.
@@ -362,7 +372,7 @@ def test_other_optimizers_keep_the_law(rule, optimizer):
 
 
 def test_a_skipped_step_moves_nothing():
-    """A step without learned tokens leaves the paper's weights to the bit: there is nothing to take back."""
+    """A step without learned tokens leaves weights under the paper's rule to the bit."""
     adaptation = osft(osft_rule="paper")
     run(adaptation, steps(2))
     before = values(adaptation.model)
@@ -371,8 +381,8 @@ def test_a_skipped_step_moves_nothing():
     assert all(torch.equal(value, before[name]) for name, value in values(adaptation.model).items())
 
 
-def test_a_copy_is_its_own():
-    """A deep copy computes with its own ΔW, and does not move the first."""
+def test_a_deep_copy_is_independent():
+    """A deep copy computes with its own ΔW; changing it does not change the first model."""
     first = osft().model
     second = copy.deepcopy(first)
     before = logits(first)

@@ -1,17 +1,16 @@
-"""osft_rule=strict, osft_form=direct: the set that it reaches is the one that the rule allows, no less and no more."""
+"""osft_rule=strict, osft_form=direct reaches exactly the changes that the rule allows."""
 
 import torch
 from hypothesis import given, settings, strategies as st
 
-from forge_algos.adaptations.osft._bases import decompose
+from forge_algos.adaptations.osft._bases import Directions, decompose
 from forge_algos.adaptations.osft._delta import attach
 from forge_algos.adaptations.osft._direct import Direct
-from forge_algos.adaptations.osft._directions import Directions
 
 
 def layer(N, M, r, *, svd="exact", seed=0):
     """(linear layer under the direct form, U_h, V_h by torch in float64)."""
-    # The generator of all, for what a test draws afterwards: numbers of no seed would now and then be a matrix of next to no rank.
+    # The global generator, for what a test draws afterwards: without a seed a matrix of nearly no rank would come now and then.
     random = torch.manual_seed(seed)
     linear = torch.nn.Linear(M, N, bias=False)
     linear.weight.requires_grad = False
@@ -45,7 +44,9 @@ SHAPES = {
 @settings(max_examples=60, deadline=None)
 @given(**SHAPES)
 def test_any_parameter_is_orthogonal_on_both_sides(N, M, share, svd, seed):
-    """Whatever an optimizer writes into C, A or B: U_hᵀ ΔW = 0 and ΔW V_h = 0, from all bases or the protected ones alone."""
+    """Whatever C, A or B an optimizer writes: U_hᵀ ΔW = 0 and ΔW V_h = 0.
+    From all singular vectors or the protected ones alone.
+    """
     r = 1 + int(share * (min(N, M) - 2))
     linear, U_h, V_h = layer(N, M, r, svd=svd, seed=seed)
     with torch.no_grad():
@@ -60,8 +61,9 @@ def test_any_parameter_is_orthogonal_on_both_sides(N, M, share, svd, seed):
 @settings(max_examples=60, deadline=None)
 @given(**SHAPES)
 def test_one_sgd_step_is_the_projected_gradient(N, M, share, svd, seed):
-    """From 0 the direct form moves as projected gradient descent in W does: ΔW = −lr (I − U_hU_hᵀ) ∇W (I − V_hV_hᵀ). So no direction that
-    the rule leaves free is lost, and the number of parameters is the set's dimension where W is square."""
+    """From 0 one SGD step of the direct form is projected gradient descent in W.
+    ΔW = −lr (I − U_hU_hᵀ) ∇W (I − V_hV_hᵀ), so that no allowed direction is missing.
+    """
     r = 1 + int(share * (min(N, M) - 2))
     linear, U_h, V_h = layer(N, M, r, svd=svd, seed=seed)
     x, target = torch.randn(7, M), torch.randn(7, N)
@@ -80,7 +82,7 @@ def test_one_sgd_step_is_the_projected_gradient(N, M, share, svd, seed):
 
 
 def test_constants_are_in_no_state_and_follow_the_layer():
-    """A state holds what trains alone; directions are float32 and go where the layer goes."""
+    """The state has only what trains; directions are float32 and move with the layer's device."""
     linear, *_ = layer(6, 4, 2)
     assert set(linear.state_dict()) == {"weight", "osft.weight"}
     assert {buffer.dtype for buffer in linear.buffers()} == {torch.float32}

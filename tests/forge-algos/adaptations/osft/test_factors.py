@@ -1,4 +1,4 @@
-"""osft_rule=strict, osft_form=factors: one step by hand, and what stays of an optimizer's own step."""
+"""osft_rule=strict, osft_form=factors: one step by hand, and the projections around a step."""
 
 import pytest
 import torch
@@ -16,7 +16,9 @@ def off(left, basis):
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_one_sgd_step_by_hand(name):
-    """U S V of the free part, each moved against its own gradient, U's and V's without their parts in the protected directions."""
+    """U, S and V of the free part each take an SGD step along their own gradient.
+    The gradients of U and V are without their parts in the protected directions.
+    """
     before, adaptation = values(make()), osft(osft_form="factors")
     model = make()
     weight = model.get_submodule(name).weight
@@ -43,7 +45,7 @@ def test_one_sgd_step_by_hand(name):
 
 
 def test_gradients_and_factors_are_confined():
-    """Before a step nothing of the gradients points into protected directions, and after it nothing of the factors does."""
+    """Neither gradients before a step nor factors after it have parts in protected directions."""
     adaptation = osft(osft_form="factors")
     total, _ = naive(adaptation.model, samples(LENGTHS))
     total.backward()

@@ -1,4 +1,4 @@
-"""How much each target turns its input, measured on packed rows."""
+"""Importance of each target, measured on packed rows."""
 
 import copy
 
@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from forge_algos import AdapterError, UnevenRanksError, osft_importance
-from forge_algos.adaptations._targets import resolve_targets
+from forge_algos.adaptations.base._targets import resolve_targets
 
 from ...oracle import VOCAB, make, pack, samples
 from ...threads import on_threads
@@ -16,7 +16,9 @@ ROWS = samples([5, 9, 3, 7])
 
 
 def naive(model, examples, name):
-    """Mean cosine over all tokens, one document at a time, of a square target or of its decoder layer."""
+    """Return the mean cosine over all tokens of a square target or of its decoder layer.
+    One document at a time.
+    """
     module, cosines = model.get_submodule(name), []
     square = module.in_features == module.out_features
     layer = int(name.split(".")[2])
@@ -38,7 +40,9 @@ def naive(model, examples, name):
 
 @pytest.mark.parametrize("architecture", ["llama-tied", "gemma2"])
 def test_equals_the_naive_way(architecture):
-    """Packed rows give what documents one by one give; each kind has mean 1, negative means are 0, a bias is not W X."""
+    """Packed rows give the values of documents one by one.
+    Each kind has mean 1, negative means become 0, and a bias is not part of W X.
+    """
     model = make(architecture).eval()
     targets = resolve_targets(model, None)
     model.model.layers[0].self_attn.q_proj.bias = torch.nn.Parameter(torch.full((16,), 3.0))
@@ -67,7 +71,7 @@ def test_leaves_no_trace():
 
 
 def test_ranks_add_up():
-    """Two ranks with a row each get, to the bit, the same, and what one process gets of both rows."""
+    """Two ranks with a row each get the same bits, and the values of one process with both rows."""
     models = [make(), make()]
     targets = resolve_targets(models[0], None)
     rows = [pack(ROWS[:2]), pack(ROWS[2:])]
@@ -77,7 +81,9 @@ def test_ranks_add_up():
 
 
 def test_uneven_ranks_are_refused():
-    """Ranks with different numbers of rows would wait for each other for ever: all of them raise before the first forward."""
+    """Ranks with different numbers of rows all raise before the first forward.
+    They would wait for each other without end.
+    """
     model = make()
     targets = resolve_targets(model, None)
     with pytest.raises(UnevenRanksError, match="1 rows and others not|2 rows and others not"):
@@ -90,8 +96,8 @@ def test_no_row_is_refused():
         osft_importance(make(), [], targets=["model.layers.0.mlp.up_proj"])
 
 
-def test_numbers_that_are_none_are_refused():
-    """A token whose hidden states are NaN is said here, and not as a rank that is none later."""
+def test_nan_hidden_states_are_refused():
+    """Hidden states that are NaN are reported here, not later as a rank that is NaN."""
     model = make()
     # Not among those that packing is tried with.
     token = int(ROWS[0][0][0])
@@ -103,7 +109,9 @@ def test_numbers_that_are_none_are_refused():
 
 
 def test_outside_of_layers_and_unvisited_count_as_one():
-    """The head has no layer, and an expert that no token came by no angle: both are as important as the mean."""
+    """The head and an expert that no token visited have the mean importance, 1.
+    The head lies in no layer, and an unvisited expert has no cosine.
+    """
     model = make("llama-untied")
     model.model.layers[0].spare = torch.nn.Linear(16, 16)
     found = osft_importance(model, [pack(ROWS)], targets=["lm_head", "model.layers.0.spare", "model.layers.0.self_attn.q_proj"])

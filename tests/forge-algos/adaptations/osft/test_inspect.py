@@ -1,18 +1,18 @@
-"""How far OSFT moved a target and where: figures against projections written out in full."""
+"""Size and direction of OSFT's changes, against projections written out in full."""
 
 import pytest
 import torch
 
 from forge_algos import AdapterError
 from forge_algos.adaptations import osft_moved, osft_portrait
-from forge_algos.adaptations._adaptation import OneRank
+from forge_algos.adaptations.base._adaptation import OneRank
 from forge_algos.adaptations.osft._bases import bases_of
 
 SHAPES = [(12, 12), (20, 9), (9, 20)]
 
 
-def made(shape, free, *, seed=0):
-    """A weight, the plan of it, and its protected directions as projectors [N, N] and [M, M]."""
+def planned_weight(shape, free, *, seed=0):
+    """Return a weight, its plan, and the projectors [N, N] and [M, M] on protected directions."""
     weight = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
     protected = min(shape) - free
     bases = bases_of({"a": weight}, {"a": protected}, svd="exact", cache=None, ranks=OneRank())["a"]
@@ -21,18 +21,20 @@ def made(shape, free, *, seed=0):
     return weight, planned, U[:, :protected] @ U[:, :protected].T, Vh[:protected].T @ Vh[:protected]
 
 
-def look(weight, after, planned, **options):
+def moved_of(weight, after, planned, **options):
     return osft_moved("a", weight, after, planned, **{"svd": "exact", "cache": None, **options})
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("svd", ["exact", "randomized"])
 def test_shares_are_those_of_the_projections(shape, svd):
-    """Each share is the norm of the projected change over that of the change, and the size its norm over the weight's."""
-    weight, planned, P, Q = made(shape, 4)
+    """Each share is the norm of the projected change over that of the change.
+    The size is the norm of the change over the weight's.
+    """
+    weight, planned, P, Q = planned_weight(shape, 4)
     after = weight + 0.1 * torch.randn(shape)
     delta = after.double() - weight.double()
-    found = look(weight, after, planned, svd=svd)
+    found = moved_of(weight, after, planned, svd=svd)
     assert found.moved == pytest.approx(float(delta.norm() / weight.double().norm()), rel=1e-9)
     for share, projected in ((found.outputs, P @ delta), (found.inputs, delta @ Q), (found.both, P @ delta @ Q)):
         assert share == pytest.approx(float(projected.norm() / delta.norm()), rel=1e-4)
@@ -41,45 +43,49 @@ def test_shares_are_those_of_the_projections(shape, svd):
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_what_keeps_to_the_rule_leaks_no_more_than_rounding(shape):
-    """A change within the free directions leaks no more than float32 rounds, and the size of that is foreseen."""
-    weight, planned, P, Q = made(shape, 4)
+def test_changes_within_the_rule_leak_only_rounding(shape):
+    """A change within the free directions leaks no more than float32 rounds, as predicted."""
+    weight, planned, P, Q = planned_weight(shape, 4)
     free = (torch.eye(shape[0]) - P) @ torch.randn(shape).double() @ (torch.eye(shape[1]) - Q)
     exact = weight.double() + 1e-3 * free
-    found = look(weight, exact.float(), planned)
+    found = moved_of(weight, exact.float(), planned)
     assert found.leak("strict") < 4 * found.rounding
     actual = float((exact.float().double() - exact).norm() / (1e-3 * free).norm())
     assert found.rounding == pytest.approx(actual, rel=0.4)
     # The paper's rule allows one protected side.
     half = weight.double() + 1e-3 * P @ torch.randn(shape).double() @ (torch.eye(shape[1]) - Q)
-    found = look(weight, half.float(), planned)
+    found = moved_of(weight, half.float(), planned)
     assert found.leak("paper") < 4 * found.rounding
     assert found.leak("strict") == pytest.approx(1.0, abs=1e-4)
 
 
 def test_targets_without_two_parts_and_at_rest():
-    """Where all is free nothing leaks, where all is protected everything does, and what did not move has zeros."""
-    weight, planned, *_ = made((6, 6), 3)
+    """Where all is free nothing leaks, where all is protected everything does.
+    A target that did not change has zeros.
+    """
+    weight, planned, *_ = planned_weight((6, 6), 3)
     after = weight + 1
-    assert look(weight, after, {**planned, "free": 6}).leak("strict") == 0
-    assert look(weight, after, {**planned, "free": 0}).leak("paper") == 1
-    rest = look(weight, weight, planned)
+    assert moved_of(weight, after, {**planned, "free": 6}).leak("strict") == 0
+    assert moved_of(weight, after, {**planned, "free": 0}).leak("paper") == 1
+    rest = moved_of(weight, weight, planned)
     assert (rest.moved, rest.outputs, rest.rounding) == (0, 0, 0)
 
 
-def test_it_says_whether_the_singular_vectors_are_the_runs_own():
-    """Vectors with another fingerprint than the plan's are told as new; a target of another shape is refused."""
-    weight, planned, *_ = made((8, 6), 3)
-    assert not look(weight, weight + 1, planned).anew
-    assert look(weight, weight + 1, {**planned, "bases": "0" * 64}).anew
+def test_singular_vectors_of_another_run_are_marked():
+    """Vectors whose fingerprint is not the plan's are marked; another shape is refused."""
+    weight, planned, *_ = planned_weight((8, 6), 3)
+    assert not moved_of(weight, weight + 1, planned).anew
+    assert moved_of(weight, weight + 1, {**planned, "bases": "0" * 64}).anew
     with pytest.raises(AdapterError, match="not its models"):
-        look(weight[:5], weight[:5], planned)
+        moved_of(weight[:5], weight[:5], planned)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_portrait_holds_all_of_the_change(shape):
-    """Its fields' energies are those of the blocks of UᵀΔW V, and together they are the whole change."""
-    weight, _, P, Q = made(shape, 4)
+    """The energies of the portrait's fields are those of the blocks of UᵀΔW V.
+    Together they are the whole change.
+    """
+    weight, _, P, Q = planned_weight(shape, 4)
     after = weight + torch.randn(shape)
     delta = after.double() - weight.double()
     found = osft_portrait(weight, after, protected=min(shape) - 4, bands=5)

@@ -1,4 +1,4 @@
-"""A linear layer with W + L Rᵀ in place of W, whichever side the product is taken on."""
+"""A linear layer with W + L Rᵀ in place of W, the product taken on either side."""
 
 import pytest
 import torch
@@ -55,7 +55,9 @@ SIZES = st.integers(1, 40)
     trained=st.sets(st.sampled_from(["x", "left", "right"])),
 )
 def test_output_and_gradients_are_those_of_the_sum(T, N, M, r, pair, bias, trained):
-    """Short rows and long ones, tall and wide weights, either factor or both or none training: one naive product in float64."""
+    """Output and gradients equal a naive product in float64.
+    Short rows and long ones, tall and wide weights, either factor or both or none training.
+    """
     given = tensors(T, N, M, r, pair=pair, bias=bias)
     trained = trained | ({"bias"} if bias and trained else set())
     ours, theirs = run(moved_linear, given, trained), run(naive, given, trained)
@@ -67,7 +69,7 @@ def test_output_and_gradients_are_those_of_the_sum(T, N, M, r, pair, bias, train
 @pytest.mark.parametrize("trained", [("x", "left"), ("x", "right"), ("x", "left", "right"), ("left",), ()])
 @pytest.mark.parametrize("T", [3, 500])
 def test_the_cheaper_side_is_taken(monkeypatch, T, trained):
-    """W + L Rᵀ is made for 500 rows and never for 3, forward and backward."""
+    """W + L Rᵀ is computed for 500 rows and never for 3, forward and backward."""
     made = []
     summed = _osft_linear._sum
     monkeypatch.setattr(_osft_linear, "_sum", lambda *given: made.append(1) or summed(*given))
@@ -75,8 +77,8 @@ def test_the_cheaper_side_is_taken(monkeypatch, T, trained):
     assert len(made) == (0 if T == 3 else 2 if "x" in trained else 1)
 
 
-def test_nothing_of_the_rows_is_kept_but_what_the_backward_pass_needs():
-    """Where only L trains, r numbers a row are kept, and not x; where R trains, x."""
+def test_only_what_the_backward_pass_needs_is_saved():
+    """Where only L trains, r numbers a row are saved for the backward pass; where R trains, x."""
     for trained, kept in (("left", (50, 4)), ("right", (50, 30))):
         seen = []
         given = tensors(50, 20, 30, 4, pair=False, bias=False)
@@ -88,7 +90,7 @@ def test_nothing_of_the_rows_is_kept_but_what_the_backward_pass_needs():
 
 @pytest.mark.parametrize("T", [3, 500])
 def test_autocast_computes_in_its_dtype(T):
-    """Products in bfloat16 as of a linear layer under autocast; gradients of float32 factors in float32."""
+    """Under autocast products are bfloat16, as a linear layer's; factors get float32 gradients."""
     given = tensors(T, 20, 30, 4, pair=True, bias=True, dtype=torch.float32)
     with torch.autocast("cpu", torch.bfloat16):
         y, grads = run(moved_linear, given, {"x", "left", "right"})

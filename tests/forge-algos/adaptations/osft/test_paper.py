@@ -36,17 +36,19 @@ def test_one_sgd_step_is_the_papers_formula(ratio):
 
 
 def test_what_adam_moves_in_the_protected_block_is_taken_back():
-    """And nothing else of its step: the weights are those of Adam on the projected gradients, less that block."""
+    """Adam's own move in the protected block is removed, and nothing else of its step.
+    The weights are those of Adam on the projected gradients, less that block.
+    """
     before, adaptation = values(make()), osft(osft_rule="paper")
-    twin = osft(osft_rule="paper")
+    unprojected = osft(osft_rule="paper")
     options = {"lr": 0.01, "weight_decay": 0.5, "betas": (0.5, 0.5)}
-    optimizers = [optimizer_of(each, torch.optim.AdamW, **options) for each in (adaptation, twin)]
+    optimizers = [optimizer_of(each, torch.optim.AdamW, **options) for each in (adaptation, unprojected)]
     one_step(adaptation, optimizers[0])
-    twin.after_step = lambda: None
-    one_step(twin, optimizers[1])
+    unprojected.after_step = lambda: None
+    one_step(unprojected, optimizers[1])
     for name, (U_h, V_h) in protected(before, adaptation.plan).items():
         start = before[f"{name}.weight"].double()
-        raw = twin.model.get_submodule(name).weight.detach().double()
+        raw = unprojected.model.get_submodule(name).weight.detach().double()
         block = U_h.T @ (raw - start) @ V_h
         assert block.norm() > 1e-3
         found = adaptation.model.get_submodule(name).weight.detach().double()
@@ -54,14 +56,16 @@ def test_what_adam_moves_in_the_protected_block_is_taken_back():
 
 
 def test_a_bfloat16_weight_keeps_its_dtype():
-    """Its block is taken back in float32 and rounded once."""
+    """The block is removed in float32 and the weight rounded once."""
     adaptation = osft(make().bfloat16(), osft_rule="paper")
     one_step(adaptation, optimizer_of(adaptation, lr=0.1))
     assert {p.dtype for p in adaptation.model.parameters()} == {torch.bfloat16}
 
 
 def test_the_gradient_norm_is_of_what_may_move():
-    """`train` takes the block out before it measures and clips: what cannot move must not make the rest smaller."""
+    """`train` projects the gradient before it measures and clips the norm.
+    What cannot move does not make the rest smaller.
+    """
     model, before = make(), values(make())
     total, count = naive(model, samples(LENGTHS, seed=0))
     (total / count).backward()

@@ -1,4 +1,4 @@
-"""A share of each target's directions → how many of them are free."""
+"""Free share and importance → number of free directions of each target."""
 
 from fractions import Fraction
 
@@ -31,7 +31,7 @@ def osft(**settings):
     ],
 )
 def test_uniform_is_the_nearest_whole_number(d, ratio, free):
-    """r is what the decimal says of d, halves going up: in binary, 0.29 of 100 is below 29."""
+    """r is the decimal share of d, halves rounded up; in binary, 0.29 of 100 is below 29."""
     assert free_ranks({"q": (d, d + 5)}, osft(unfreeze_rank_ratio=ratio)) == {"q": free}
 
 
@@ -42,7 +42,9 @@ def test_uniform_is_the_nearest_whole_number(d, ratio, free):
     rank=st.sampled_from(["uniform", "adaptive"]),
 )
 def test_the_mean_share_is_the_ratio(shapes, ratio, weights, rank):
-    """Whatever the importance, the free shares' mean over the targets is the ratio, but for rounding to whole numbers; 0 is none, 1 all."""
+    """The mean of the free shares over the targets is the ratio, for any importance.
+    But for rounding to whole numbers; 0 is none, 1 all.
+    """
     named = {f"t{i}": shape for i, shape in enumerate(shapes)}
     free = free_ranks(named, osft(unfreeze_rank_ratio=ratio, osft_rank=rank), dict(zip(named, weights, strict=False)))
     assert all(0 <= free[name] <= min(shape) for name, shape in named.items())
@@ -61,22 +63,22 @@ def test_adaptive_is_the_papers_formula():
 
 
 def test_adaptive_least_share_follows_a_high_ratio():
-    """mrr is never above trr: at ratio 0.95 all targets protect alike, whatever their importance."""
+    """mrr is never above trr: at ratio 0.95 all targets protect the same share."""
     importance = dict(zip(NAMES, [0.5, 0.0, 1.3, 2.2], strict=True))
     assert set(free_ranks(SHAPES, osft(osft_rank="adaptive", unfreeze_rank_ratio=0.95), importance).values()) == {547}
 
 
 def test_adaptive_gives_what_is_cut_to_the_others():
-    """A share above 1 is 1, and the others rise by their importance until the mean is what was asked for."""
+    """A share above 1 becomes 1, and the others rise by importance until the mean is the ratio."""
     importance = dict(zip(NAMES, [0.4, 0.4, 0.8, 2.4], strict=True))
     free = free_ranks(SHAPES, osft(osft_rank="adaptive", unfreeze_rank_ratio=0.25), importance)
-    # 4 · 0.75 − 1 − 3 · 0.1 = 1.7 is above the least share, and goes by 0.4 : 0.4 : 0.8; 0.1 + 0.85 for the largest stays below 1.
+    # 4 · 0.75 − 1 − 3 · 0.1 = 1.7 is above the least share, and is divided as 0.4 : 0.4 : 0.8; 0.1 + 0.85 stays below 1.
     shares = [0.1 + 1.7 / 4, 0.1 + 1.7 / 4, 0.1 + 1.7 / 2, 1]
     assert list(free.values()) == [round(576 * (1 - share)) for share in shares]
 
 
 def test_pattern_overrides_and_the_last_entry_counts():
-    """Names, ends of names and patterns say the number itself; of several the last."""
+    """Names, ends of names and patterns set the number; of several the last applies."""
     settings = osft(rank_pattern={"attn.q": 7, "layers.1.*": 0, "layers.1.mlp.up": 576})
     assert list(free_ranks(SHAPES, settings).values()) == [7, 144, 0, 576]
 
@@ -93,6 +95,6 @@ def test_pattern_overrides_and_the_last_entry_counts():
     ],
 )
 def test_bad_input_is_named(settings, importance, message):
-    """What cannot be is refused with the target's name, what was found and what can be."""
+    """Impossible values are refused with the target's name, the value and the valid range."""
     with pytest.raises(AdapterError, match=message):
         free_ranks(SHAPES, osft(**settings), importance)

@@ -1,4 +1,4 @@
-"""Adapters through PEFT: what asks for them, where they go, what they leave alone, and that plain PEFT has the same."""
+"""Adapters through PEFT: initial values, targets, the frozen base, export to plain PEFT."""
 
 import json
 import math
@@ -14,7 +14,7 @@ from forge_algos import SFT, AdapterError, AdapterSettings, OptimizerSettings, a
 
 from ...oracle import VOCAB, gradients, make, pack, samples
 from ...preferences import a_classifier
-from ..test_targets import tiny
+from ..base.test_targets import tiny
 
 IDS = torch.arange(3, 12)[None]
 LORA = AdapterSettings(adapter="lora", lora_r=3, lora_alpha=5.0)
@@ -32,7 +32,7 @@ def targets_of(model):
 
 
 def trained(model, *, rate=0.05, steps=15):
-    """The losses of some steps on one row."""
+    """Return the losses of some steps on one row."""
     settings = OptimizerSettings(learning_rate=rate)
     optimizer = make_optimizer(model, settings)
     row = pack(samples([6, 9, 4], learned=1.0))
@@ -56,14 +56,16 @@ def same(ours, theirs):
 
 
 def saved(model, folder):
-    """What PEFT itself writes, and the configuration in it."""
+    """Return the tensors that PEFT itself writes, and the configuration among them."""
     model.save_pretrained(folder)
     return folder, json.loads((folder / "adapter_config.json").read_text())
 
 
 @every
 def test_the_adapter_begins_as_pefts_own_at_the_same_seed(adapter):
-    """The same names and bits as get_peft_model with PEFT's defaults, on a base in bfloat16 too; and what is added adds nothing."""
+    """The adapter has the names and bits of `get_peft_model` with PEFT's defaults.
+    On a base in bfloat16 too; at the start it adds nothing to the output.
+    """
     names = {"task_type": "CAUSAL_LM"}
     lora = {**names, "r": 3, "lora_alpha": 5.0, "target_modules": "all-linear"}
     config = {
@@ -87,8 +89,10 @@ def test_the_adapter_begins_as_pefts_own_at_the_same_seed(adapter):
 
 
 @every
-def test_it_learns_beside_a_base_that_stays_and_plain_peft_has_it_again(adapter, tmp_path):
-    """The loss falls, no bit of the base moves, plain PeftModel.from_pretrained gives its logits, and merged it does as well."""
+def test_it_learns_on_a_frozen_base_and_plain_peft_loads_it(adapter, tmp_path):
+    """The loss falls, the base keeps its bits, and plain PEFT loads the adapter.
+    `PeftModel.from_pretrained` gives the trained logits, and so does the merged model.
+    """
     base = make()
     before = state(base)
     model = adapt(base, FAMILY[adapter]).model
@@ -109,7 +113,7 @@ def test_it_learns_beside_a_base_that_stays_and_plain_peft_has_it_again(adapter,
 
 @every
 def test_switched_off_it_is_the_base(adapter):
-    """DPO's reference: PEFT's own switch gives the base's logits exactly."""
+    """PEFT's own switch, DPO's reference, gives the base's logits exactly."""
     model = adapt(make(), FAMILY[adapter]).model
     trained(model, steps=2)
     with model.disable_adapter():
@@ -119,7 +123,7 @@ def test_switched_off_it_is_the_base(adapter):
 
 @pytest.mark.parametrize("adapter", ["lora", "rslora", "dora"])
 def test_what_is_added_is_the_papers_formula(adapter):
-    """(alpha / r) B A x; with rslora alpha / √r; with dora the sum's columns at lengths of their own."""
+    """lora adds (alpha / r) B A x, rslora alpha / √r; dora scales the sum's columns."""
     settings = AdapterSettings(adapter=adapter, lora_r=3, lora_alpha=7.5, lora_dropout=0.25)
     model = adapt(make(), settings).model.eval()
     layer = model.get_base_model().model.layers[0].self_attn.q_proj
@@ -145,8 +149,10 @@ def mesh():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_doras_lengths_are_those_of_whole_rows_where_weights_are_divided(mesh, dtype):
-    """The same bits as on a whole model, and the divided weights are in their places again, frozen."""
+def test_doras_lengths_on_divided_weights(mesh, dtype):
+    """DoRA's lengths on divided weights have the bits of those on a whole model.
+    The divided weights are in their places afterwards, and frozen.
+    """
     torch.manual_seed(3)
     expected = adapt(make().to(dtype), FAMILY["dora"]).model
     base = make().to(dtype)
@@ -165,8 +171,10 @@ def test_doras_lengths_are_those_of_whole_rows_where_weights_are_divided(mesh, d
     }
 
 
-def test_dora_does_not_begin_on_weights_that_are_put_aside():
-    """Stand-ins of no memory (hsdp) have no lengths, nor has what is not there (ZeRO-3): refused, with the way out; lora reads none."""
+def test_dora_is_refused_on_weights_without_values():
+    """DoRA is refused on weights without values (hsdp's stand-ins, ZeRO-3), with what to do.
+    lora reads no weights.
+    """
     for shape in ((24, 16), (0,)):
         model = make()
         nothing = torch.zeros(()).expand(shape)
@@ -188,7 +196,7 @@ def test_torch_seed_decides():
 
 
 def test_the_configuration_is_short_and_sorted(tmp_path):
-    """Names where names say it, full names where they do not, in one order in every process."""
+    """Targets are short names where these suffice, else full names, in one order everywhere."""
     projections = ["down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"]
     for targets, expected in [
         (None, projections),
@@ -210,7 +218,9 @@ def test_the_configuration_is_short_and_sorted(tmp_path):
 
 
 def test_ia3_scales_inputs_of_the_feedforward_and_outputs_of_the_others():
-    """Where PEFT has targets for the architecture they are the default; the factors are as long as what they scale."""
+    """ia3's default targets are PEFT's for the architecture.
+    The factors are as long as what they scale.
+    """
     model = adapt(make(), FAMILY["ia3"]).model
     shapes = {name.split(".")[-3]: tuple(p.shape) for name, p in model.named_parameters() if p.requires_grad}
     assert shapes == {"k_proj": (8, 1), "v_proj": (8, 1), "down_proj": (1, 24)}
@@ -218,8 +228,8 @@ def test_ia3_scales_inputs_of_the_feedforward_and_outputs_of_the_others():
     assert only.peft_config["default"].feedforward_modules == []
 
 
-def test_ia3_says_what_it_lacks():
-    """An architecture that PEFT has no targets for, and inputs that are no targets."""
+def test_ia3_without_targets_is_refused():
+    """ia3 refuses an architecture without PEFT's targets, and inputs that are no targets."""
     unknown = make("granite")
     with pytest.raises(AdapterError, match="no target_modules of ia3 for 'granite': name both.*It has them for.* llama"):
         adapt(unknown, AdapterSettings(adapter="ia3"))
@@ -232,7 +242,9 @@ def test_ia3_says_what_it_lacks():
 
 
 def test_ia3s_factors_are_no_matrices():
-    """Weight decay would draw them from 1 to 0, and Muon has nothing to make orthogonal; the default rate is ia3's."""
+    """ia3's factors do not decay and are not Muon's; the default rate is ia3's.
+    Decay would pull them from 1 to 0, and a factor has no directions to make orthogonal.
+    """
     model = adapt(make(), FAMILY["ia3"]).model
     groups = make_optimizer(model, OptimizerSettings(weight_decay=0.1)).param_groups
     assert [(len(group["params"]), group["weight_decay"], group["lr"]) for group in groups] == [(6, 0.0, 3e-3)]
@@ -241,7 +253,9 @@ def test_ia3s_factors_are_no_matrices():
 
 
 def test_a_reward_models_score_is_trained_whole():
-    """Adapters on every linear layer but `score`, which is trained and saved itself, so that plain PEFT finds it again."""
+    """A reward model has adapters on every linear layer but `score`, which trains whole.
+    It is saved beside them, so that plain PEFT loads it.
+    """
     for settings in (LORA, FAMILY["ia3"]):
         adaptation = adapt(a_classifier(), settings)
         model = adaptation.model
@@ -255,8 +269,10 @@ def test_a_reward_models_score_is_trained_whole():
         adapt(a_classifier(), AdapterSettings(adapter="lora", target_modules=("q_proj", "score")))
 
 
-def test_a_head_of_its_own_can_carry_one_and_a_tied_one_cannot():
-    """The loss reaches an adapter on the head; on a tied head merging it would move the embeddings."""
+def test_an_adapter_on_an_untied_and_a_tied_head():
+    """An adapter on an untied head trains; on a tied head it is refused.
+    Merging it would change the embeddings.
+    """
     settings = AdapterSettings(adapter="lora", target_modules=("lm_head",))
     model = adapt(make("llama-untied"), settings).model
     losses = trained(model)
@@ -268,7 +284,7 @@ def test_a_head_of_its_own_can_carry_one_and_a_tied_one_cannot():
 
 @pytest.mark.parametrize("adapter", ["lora", "ia3"])
 def test_gpt2s_transposed_layers_carry_them_too(adapter, tmp_path):
-    """Conv1D: the same laws, with no warning of PEFT's."""
+    """Conv1D layers carry adapters by the same rules, without a warning of PEFT's."""
     config = tiny("GPT2").config
     torch.manual_seed(0)
     base = transformers.GPT2LMHeadModel(config)
@@ -284,7 +300,7 @@ def test_gpt2s_transposed_layers_carry_them_too(adapter, tmp_path):
 
 
 def test_what_trains_is_described():
-    """Kinds, names, how many layers and numbers; and experts that no adapter reaches."""
+    """`describe` lists kinds, names, numbers of layers and parameters, and experts left out."""
     assert adapt(make(), LORA).describe() == [
         "lora of rank 3 on 14 linear layers (attention: q_proj, k_proj, v_proj, o_proj; mlp: gate_proj, up_proj, down_proj)",
         "trains 1,392 of 6,288 parameters (22.14 %)",
@@ -297,7 +313,7 @@ def test_what_trains_is_described():
 
 
 def test_what_peft_refuses_is_refused_by_name():
-    """PEFT's reason, and whose model it is."""
+    """The error has PEFT's reason and the model's class."""
     model = transformers.MambaForCausalLM(
         transformers.MambaConfig(vocab_size=VOCAB, hidden_size=8, num_hidden_layers=1, state_size=4)
     )
@@ -306,7 +322,7 @@ def test_what_peft_refuses_is_refused_by_name():
 
 
 def test_a_second_adapter_is_refused_and_none_trains_everything():
-    """What carries an adapter is not wrapped again; adapter='none' is the model as it is."""
+    """A model with an adapter is not wrapped again; adapter='none' returns the model as it is."""
     model = adapt(make(), LORA).model
     with pytest.raises(AdapterError, match="already"):
         adapt(model, LORA)

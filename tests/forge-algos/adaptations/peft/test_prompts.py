@@ -1,4 +1,6 @@
-"""Virtual tokens and adaption prompts through PEFT: each objective's packed rows give what plain PEFT gives one document at a time."""
+"""Virtual tokens and adaption prompts: packed rows equal plain PEFT on single documents.
+For every objective.
+"""
 
 from functools import partial
 from types import SimpleNamespace
@@ -27,14 +29,14 @@ from forge_algos import (
     schedule,
     train,
 )
-from forge_algos.isolation._isolation import packed_inputs
+from forge_algos.batches._packed import packed_inputs
 from forge_algos.objectives import choose_head
 
 from ...oracle import CPU, VOCAB, distance, gradients, make, naive, pack, samples
 from ...preferences import (
     a_classifier,
-    by_the_book,
     kto_batch,
+    loss_and_gradients,
     naive_dpo,
     naive_kto,
     naive_orpo,
@@ -79,7 +81,9 @@ def gpt2():
 
 
 def adapted(kind, base=None, *, gate=0.6):
-    """The model with a fresh adapter; a gate that begins at zero would let nothing through."""
+    """Return the model with a fresh adapter, every adaption gate at `gate`.
+    A gate of zero would let nothing through.
+    """
     with torch.random.fork_rng():
         torch.manual_seed(1)
         model = adapt(make() if base is None else base, KINDS[kind]).model
@@ -91,12 +95,12 @@ def adapted(kind, base=None, *, gate=0.6):
 
 
 def alone(model):
-    """What plain PEFT gives for one document, without the places of its virtual tokens."""
+    """Return plain PEFT's logits of one document, without the places of its virtual tokens."""
     return lambda input_ids, **kwargs: SimpleNamespace(logits=model(input_ids, **kwargs).logits[:, -input_ids.shape[1] :])
 
 
 def naive_kl(teacher, model):
-    """KL(teacher ‖ model), a mean over learned tokens, one document at a time."""
+    """Return KL(teacher ‖ model) as a mean over losses_of tokens, one document at a time."""
     found = []
     for ids, labels in EXAMPLES:
         rows = torch.tensor(labels)[1:] != -100
@@ -105,8 +109,8 @@ def naive_kl(teacher, model):
     return torch.cat(found).mean()
 
 
-def learned(model, *, steps=12, rate=0.03):
-    """The losses of some steps on one row."""
+def losses_of(model, *, steps=12, rate=0.03):
+    """Return the losses of some steps on one row."""
     settings = OptimizerSettings(learning_rate=rate)
     optimizer = make_optimizer(model, settings)
     rows = [[pack(samples([6, 9, 4], learned=1.0))]] * steps
@@ -129,7 +133,9 @@ def learned(model, *, steps=12, rate=0.03):
     ],
 )
 def test_sft_equals_one_document_at_a_time(kind, architecture, attention):
-    """Loss and gradients of a row with documents of unequal length, whatever embeds, masks or caps."""
+    """Loss and gradients of a row with documents of unequal length equal those of single ones.
+    On models that embed, mask or cap in different ways.
+    """
     base = gpt2() if architecture == "gpt2" else make(architecture)
     base.set_attn_implementation(attention)
     model = adapted(kind, base)
@@ -147,11 +153,13 @@ def test_sft_equals_one_document_at_a_time(kind, architecture, attention):
 
 @every
 def test_dpo_with_the_adapter_switched_off(kind):
-    """Policy and reference in one model: the formula, pair by pair, with the plain base as the reference."""
+    """DPO with policy and reference in one model equals the formula, pair by pair.
+    The reference is the plain base.
+    """
     model = adapted(kind)
     objective = DPO(DPOSettings(reference="adapter_off"))
     output, grads = one_step(model, objective, [pair_batch(PAIRS[:2]), pair_batch(PAIRS[2:])])
-    loss, theirs = by_the_book(model, naive_dpo(alone(model), PAIRS, make()))
+    loss, theirs = loss_and_gradients(model, naive_dpo(alone(model), PAIRS, make()))
     assert output.loss == pytest.approx(loss, rel=1e-5)
     assert distance(grads, theirs) < 1e-5
 
@@ -161,7 +169,7 @@ def test_dpo_with_the_adapter_switched_off(kind):
     [*((kind, name) for kind in ("prefix", "prompt") for name in ("kto", "orpo", "distill")), ("prefix", "reward")],
 )
 def test_other_objectives(kind, name):
-    """Each one's naive loss and gradients; a reward model's score is trained whole."""
+    """Each objective has its naive loss and gradients; a reward model's score is trained whole."""
     model = adapted(kind, a_classifier() if name == "reward" else None)
     lone = alone(model)
     batch, expected = pair_batch(PAIRS), partial(naive_orpo, lone, PAIRS)
@@ -177,7 +185,7 @@ def test_other_objectives(kind, name):
         objective, batch = Distill(settings=DistillSettings(teacher_path="unread", beta=0.0), teacher=teacher), pack(EXAMPLES)
         expected = partial(naive_kl, alone(teacher), lone)
     output, grads = one_step(model, objective, [batch])
-    loss, theirs = by_the_book(model, expected())
+    loss, theirs = loss_and_gradients(model, expected())
     assert output.loss == pytest.approx(loss, rel=1e-5)
     assert distance(grads, theirs) < 1e-5
     assert any("score" in key for key in grads) == (name == "reward")
@@ -185,7 +193,7 @@ def test_other_objectives(kind, name):
 
 @virtual
 def test_both_ways_of_the_head(kind):
-    """From the model's own logits too, and what is read beside them, each token's state in the row's order."""
+    """Both ways of scoring work, and values computed beside them come in the row's order."""
     model = adapted(kind)
     head = choose_head(model, device=CPU)
     assert head.name == "chunked"
@@ -205,7 +213,7 @@ def test_both_ways_of_the_head(kind):
 
 @virtual
 def test_noise_goes_by_the_document(kind):
-    """NEFTune's bound is that of each document's own length, in lines as in a row."""
+    """NEFTune's bound is that of each document's own length, in padded lines as in a row."""
     model, seen, lengths = adapted(kind), [], [len(ids) for ids, _ in EXAMPLES]
     model.get_base_model().model.layers[0].register_forward_pre_hook(lambda _module, args: seen.append(args[0].detach()))
     for alpha in (0.0, 5.0):
@@ -221,7 +229,7 @@ def test_noise_goes_by_the_document(kind):
 
 @every
 def test_initial_weights_are_pefts_own(kind):
-    """At the same torch seed the adapter is the one that PEFT makes, whatever else is readied."""
+    """At the same torch seed the adapter is PEFT's, whatever else is prepared."""
     configs = {
         "prefix": PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=VIRTUAL),
         "projected": PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=VIRTUAL, prefix_projection=True),
@@ -242,12 +250,14 @@ def test_initial_weights_are_pefts_own(kind):
 
 @every
 def test_it_learns_and_the_directory_is_plain(kind, tmp_path):
-    """The loss falls, the base keeps its bits, and plain PEFT reads the directory on that base: the same logits."""
+    """The loss falls, the base keeps its bits, and plain PEFT reads the directory.
+    On the same base it gives the same logits.
+    """
     make().save_pretrained(tmp_path / "base")
     base = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base", dtype=torch.float32)
     before = {name: tensor.clone() for name, tensor in base.state_dict().items()}
     model = adapted(kind, base, gate=0.0)
-    losses = learned(model)
+    losses = losses_of(model)
     assert losses[-1] < losses[0] - 0.05
     after = {
         name.replace(".self_attn.model.", ".self_attn."): tensor for name, tensor in model.get_base_model().state_dict().items()
@@ -261,14 +271,16 @@ def test_it_learns_and_the_directory_is_plain(kind, tmp_path):
 
 
 @every
-def test_going_on_from_a_state(kind):
-    """What trains is all of the state: its parameters put into a fresh model give the same losses, to the bit."""
+def test_resuming_from_a_state(kind):
+    """The trained parameters are the whole state.
+    Loaded into a fresh model, they give the same losses, to the bit.
+    """
     model = adapted(kind)
-    learned(model, steps=2)
+    losses_of(model, steps=2)
     state = {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
     again = adapted(kind)
     again.load_state_dict(state, strict=False)
-    assert learned(model, steps=3) == learned(again, steps=3)
+    assert losses_of(model, steps=3) == losses_of(again, steps=3)
 
 
 @every
@@ -276,12 +288,14 @@ def test_a_base_in_bfloat16(kind):
     """The adapter stays in float32, in which small steps count, and learns."""
     model = adapted(kind, make().bfloat16(), gate=0.0)
     assert {p.dtype for p in model.parameters() if p.requires_grad} == {torch.float32}
-    losses = learned(model)
+    losses = losses_of(model)
     assert losses[-1] < losses[0] - 0.05
 
 
-def test_the_text_that_a_prompt_begins_as(tmp_path):
-    """Its tokens' embeddings, again from the front where it is short, by the tokenizer of the path."""
+def test_a_prompts_initial_text(tmp_path):
+    """`prompt_init_text` begins as its tokens' embeddings, repeated where it is short.
+    The tokenizer is that of the model's path.
+    """
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     words = Tokenizer(models.WordLevel({"a": 7, "b": 9, "?": 0}, unk_token="?"))
@@ -295,7 +309,7 @@ def test_the_text_that_a_prompt_begins_as(tmp_path):
 
 
 def test_adaption_prompts_on_the_uppermost_layers():
-    """adapter_layers counts from the top, and all layers are the default."""
+    """`adapter_layers` counts from the top, and all layers are the default."""
     for layers, wanted in ((1, {1}), (None, {0, 1})):
         settings = AdapterSettings(adapter="adapter_prompt", num_virtual_tokens=VIRTUAL, adapter_layers=layers)
         names = [name for name, p in adapt(make(), settings).model.named_parameters() if p.requires_grad]

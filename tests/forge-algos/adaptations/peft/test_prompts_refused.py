@@ -1,4 +1,4 @@
-"""Where virtual tokens have no place: refused by name, with the way out."""
+"""Virtual tokens where they cannot work: refused by name, with what to do."""
 
 import numpy as np
 import pytest
@@ -20,8 +20,8 @@ from forge_algos import (
     guard_packed,
     shares_prompts,
 )
+from forge_algos.batches._packed import packed_inputs
 from forge_algos.heads._layout import lay_out
-from forge_algos.isolation._isolation import packed_inputs
 from forge_algos.online import GenerateSampler
 
 from ...batches.test_groups import row as shared_row
@@ -38,15 +38,17 @@ def with_attention(model, name, function, mask):
 
 
 @virtual
-def test_an_attention_that_cannot(kind):
-    """One for packed rows alone fails, and one that takes the virtual tokens for the document's own places is found out."""
+def test_an_attention_for_packed_rows_alone_is_refused(kind):
+    """An attention for packed rows alone is refused, with the attentions that work."""
     model = with_attention(adapted(kind), "rows_alone", plain_attention, lambda *_args, **_kwargs: None)
     with pytest.raises(AdapterError, match="'rows_alone' cannot run documents in lines.*attention=sdpa or eager"):
         SFT().bind(model, device=CPU)
 
 
 def test_an_attention_that_counts_from_the_first_key():
-    """Causal from the upper left corner: a query sees the prefix in the places of its own document's tokens."""
+    """An attention that is causal from the upper left corner is refused.
+    A query sees the prefix in the places of its own document's tokens.
+    """
 
     def upper_left(module, query, key, value, attention_mask, **kwargs):
         seen = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool).tril()
@@ -58,7 +60,9 @@ def test_an_attention_that_counts_from_the_first_key():
 
 
 def test_a_prefix_under_activation_checkpointing():
-    """transformers drops past keys there, with a line in its log: the prefix would do nothing. A prompt is not concerned."""
+    """A prefix under activation checkpointing is refused; a prompt is not concerned.
+    transformers drops past keys there, with a line in its log, so the prefix would have no effect.
+    """
     for kind in ("prefix", "prompt"):
         model = adapted(kind)
         model.get_base_model().activation_checkpointing_enable({"use_reentrant": False})
@@ -70,8 +74,10 @@ def test_a_prefix_under_activation_checkpointing():
 
 
 @virtual
-def test_packed_rows_go_no_other_way(kind):
-    """A row that is called for directly has no place for virtual tokens, shared prompts neither."""
+def test_packed_rows_in_direct_calls_are_refused(kind):
+    """A packed row in a direct call of the model is refused, shared prompts too.
+    It has no place for virtual tokens.
+    """
     model = adapted(kind)
     row = pack(samples((4, 6)))
     inputs = packed_inputs(
@@ -85,8 +91,10 @@ def test_packed_rows_go_no_other_way(kind):
 
 
 @virtual
-def test_a_base_that_was_asked_before_its_adapter(kind):
-    """The base's answer is not its PeftModel's, which is the same object within, and the guard does not take it for that either."""
+def test_a_base_checked_before_its_adapter(kind):
+    """The result of a check of the base is not reused for its PeftModel.
+    Nor by the guard, although the object within is the same.
+    """
     base = shareable(make())
     assert shares_prompts(base, device=CPU)[0]
     model = adapted(kind, base)
@@ -98,7 +106,7 @@ def test_a_base_that_was_asked_before_its_adapter(kind):
 
 
 def test_rows_that_have_no_lines():
-    """A line begins where its document does: a prompt that lies elsewhere would be left out, or the line's places would not do."""
+    """A row that shares a prompt, or whose positions do not count from 0, has no lines: refused."""
     model = adapted("prefix")
     with pytest.raises(PackedBatchError, match=r"kv_rows.*prompt of its own.*share_prompt=False"):
         lay_out(model, group_inputs(shared_row(), CPU))
@@ -108,7 +116,9 @@ def test_rows_that_have_no_lines():
 
 
 def test_models_that_peft_has_no_adaption_prompts_for():
-    """The architectures that have, more layers than there are, and a reward model, whose score PEFT would leave as it is."""
+    """Other architectures, more layers than exist and reward models have no adaption prompts.
+    PEFT would leave a reward model's score as it is.
+    """
     settings = AdapterSettings(adapter="adapter_prompt", num_virtual_tokens=2)
     with pytest.raises(AdapterError, match="for llama, mistral, gpt2 and not for qwen3"):
         adapt(make("qwen3"), settings)
@@ -120,14 +130,18 @@ def test_models_that_peft_has_no_adaption_prompts_for():
 
 @pytest.mark.parametrize("size", [2, 8])
 def test_heads_that_do_not_make_up_the_width(size):
-    """PEFT counts key heads by the model's width: refused when attaching, not by a shape in the first forward."""
+    """Models whose heads do not make up the width are refused when the adapter is attached.
+    PEFT counts key heads by the width, and a shape error would follow in the first forward.
+    """
     model = LlamaForCausalLM(LlamaConfig(**SIZES, head_dim=size))
     with pytest.raises(AdapterError, match=f"16 is not 4 times {size}; take adapter=prefix or lora"):
         adapt(model, AdapterSettings(adapter="adapter_prompt"))
 
 
 def test_a_text_without_a_tokenizer(tmp_path):
-    """A model that came from no path says who could give tokens; a path without a tokenizer is named."""
+    """A `prompt_init_text` without a tokenizer is refused; a path without one is named.
+    The error for a model without a path names who could supply tokens.
+    """
     settings = AdapterSettings(adapter="prompt", prompt_init_text="Answer in verse.")
     with pytest.raises(AdapterError, match="tokenizer_path"):
         adapt(make(), settings)
@@ -136,13 +150,17 @@ def test_a_text_without_a_tokenizer(tmp_path):
 
 
 def test_a_prompt_before_a_reward_model():
-    """transformers looks for a padded line's last token by ids, and a prompt goes in as embeddings."""
+    """A prompt before a reward model is refused.
+    transformers finds a padded line's last token by ids, and a prompt is passed as embeddings.
+    """
     with pytest.raises(AdapterError, match="adapter=prompt.*adapter=prefix or lora"):
         adapt(a_classifier(), AdapterSettings(adapter="prompt"))
 
 
 def test_a_reward_model_without_a_padding_token():
-    """Documents in lines need one where the model looks for each line's last token."""
+    """A reward model without a padding token is refused.
+    Documents in lines need one where the model looks for each line's last token.
+    """
     model = adapted("prefix", a_classifier())
     model.get_base_model().config.pad_token_id = None
     with pytest.raises(LossError, match="set pad_token_id"):
@@ -150,7 +168,7 @@ def test_a_reward_model_without_a_padding_token():
 
 
 def test_partitioned_by_zero_3():
-    """PEFT would read weights that are not there."""
+    """Prefix and prompt are refused under ZeRO-3, where PEFT would read weights without values."""
     model = make()
     next(model.parameters()).ds_shape = (61, 16)
     with pytest.raises(AdapterError, match="ZeRO-3.*fsdp2 or zero2"):
@@ -159,7 +177,9 @@ def test_partitioned_by_zero_3():
 
 @virtual
 def test_sampling(kind):
-    """Greedy completions are those of plain PEFT one prompt at a time, unequal prompts too; a divided model is refused."""
+    """Greedy completions of unequal prompts are those of plain PEFT one prompt at a time.
+    A model divided over ranks is refused.
+    """
     model = adapted(kind).eval()
     prompts = [np.arange(3, 8), np.arange(20, 23), np.array([9]), np.arange(30, 33)]
     how = {"eos_ids": [1000], "pad_id": 0, "batch_tokens": 1000}

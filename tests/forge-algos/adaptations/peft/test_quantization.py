@@ -1,4 +1,4 @@
-"""QLoRA: how its base is loaded, what goes with a quantised base and what does not, and that training leaves the 4 bits alone."""
+"""qlora: loading its base, refused combinations, and 4 bits that training leaves alone."""
 
 import sys
 
@@ -21,7 +21,7 @@ needs_bitsandbytes = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
-    """A directory of a tiny model's weights."""
+    """The directory of a tiny model's weights."""
     folder = tmp_path_factory.mktemp("base")
     make().save_pretrained(folder)
     return folder
@@ -33,25 +33,25 @@ def load(folder, settings=QLORA):
 
 
 def weights(model):
-    """Bytes of the 4-bit weights and what unpacks them."""
+    """Return the bytes of the 4-bit weights and of their quantisation state."""
     return {n: t for n, t in state(model).items() if "base_layer" in n}
 
 
 def logits(model):
-    """In the model's own mode: bitsandbytes computes in another way in evaluation mode."""
+    """Return logits in the model's own mode: bitsandbytes computes differently in evaluation."""
     with torch.no_grad():
         return model(input_ids=IDS).logits
 
 
 def test_only_qlora_quantises():
-    """None for every other adapter, so that it can be handed on unasked."""
+    """The result is None for every other adapter, and so can always be passed on."""
     for adapter in ("none", "lora", "dora", "osft"):
         assert quantization_config(AdapterSettings(adapter=adapter), torch.float32) is None
 
 
 @needs_bitsandbytes
 def test_settings_arrive():
-    """Kind, double quantisation and the dtype of the products."""
+    """Kind, double quantisation and the dtype of the products are set."""
     config = quantization_config(AdapterSettings(adapter="qlora"), torch.bfloat16)
     found = config.load_in_4bit, config.bnb_4bit_quant_type, config.bnb_4bit_use_double_quant, config.bnb_4bit_compute_dtype
     assert found == (True, "nf4", True, torch.bfloat16)
@@ -59,8 +59,8 @@ def test_settings_arrive():
     assert (config.bnb_4bit_quant_type, config.bnb_4bit_use_double_quant) == ("fp4", False)
 
 
-def test_bitsandbytes_is_asked_for_by_name(monkeypatch):
-    """Where it is missing the command that installs it is said."""
+def test_missing_bitsandbytes_is_named(monkeypatch):
+    """Where bitsandbytes is missing the error has the command that installs it."""
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
     with pytest.raises(MissingPackageError, match=r"pip install 'forge-algos\[bitsandbytes\]'`, or use adapter=lora") as caught:
         quantization_config(QLORA, torch.float32)
@@ -69,14 +69,14 @@ def test_bitsandbytes_is_asked_for_by_name(monkeypatch):
 
 @needs_bitsandbytes
 @pytest.mark.parametrize("adapter", ["none", "lora", "dora", "ia3", "osft"])
-def test_a_quantised_base_wants_qlora(base, adapter):
-    """Whoever loaded it so is told what trains on it."""
+def test_a_quantised_base_needs_qlora(base, adapter):
+    """Any other adapter on a quantised base is refused; the error names qlora."""
     with pytest.raises(AdapterError, match=f"quantised, which adapter={adapter} does not expect: use adapter=qlora"):
         adapt(load(base), AdapterSettings(adapter=adapter))
 
 
-def test_qlora_wants_a_quantised_base():
-    """Silently it would be lora."""
+def test_qlora_needs_a_quantised_base():
+    """qlora on a plain base is refused: it would silently be lora."""
     with pytest.raises(
         AdapterError, match=r"LlamaForCausalLM's weights are not quantised: load it with quantization_config=.*adapter=lora"
     ):
@@ -85,8 +85,10 @@ def test_qlora_wants_a_quantised_base():
 
 @needs_bitsandbytes
 @pytest.mark.parametrize("settings", [QLORA, AdapterSettings(adapter="qlora", quant_type="fp4", double_quant=False, lora_r=3)])
-def test_it_begins_as_pefts_own_and_learns_beside_bits_that_stay(base, settings, tmp_path):
-    """Initial state, bytes of the base over training and evaluations, and plain PEFT's logits on a base quantised alike."""
+def test_it_begins_as_pefts_and_learns_beside_constant_bits(base, settings, tmp_path):
+    """The adapter begins as PEFT's and learns; the base's bytes never change.
+    Plain PEFT has the same logits on a base quantised in the same way.
+    """
     torch.manual_seed(3)
     adaptation = adapt(load(base, settings), settings)
     model = adaptation.model
@@ -114,7 +116,9 @@ def test_it_begins_as_pefts_own_and_learns_beside_bits_that_stay(base, settings,
 
 @needs_bitsandbytes
 def test_an_evaluation_on_any_processor_leaves_the_weights_trainable(base, monkeypatch):
-    """As on one with AVX512-BF16, where bitsandbytes would pack weights anew and let no gradient through."""
+    """An evaluation leaves the weights trainable on any processor.
+    With AVX512-BF16 bitsandbytes would pack them anew and let no gradient through.
+    """
     model = load(base)
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):
@@ -130,13 +134,13 @@ def test_an_evaluation_on_any_processor_leaves_the_weights_trainable(base, monke
 
 @needs_bitsandbytes
 def test_weights_that_were_packed_for_the_processor_are_refused(base):
-    """They cannot be trained through; the message says what to do."""
+    """Weights packed for the processor are refused with what to do: they pass no gradient."""
     model = load(base)
     model.model.layers[1].mlp.up_proj.weight.quant_state.packing_format_for_cpu = True
     with pytest.raises(AdapterError, match=r"model\.layers\.1\.mlp\.up_proj was evaluated on the CPU.*load the model again"):
         adapt(model, QLORA)
 
 
-def test_lora_on_a_plain_base_is_not_asked_about_bits():
-    """The usual way goes without bitsandbytes."""
+def test_lora_on_a_plain_base_needs_no_bitsandbytes():
+    """lora on a plain base works without bitsandbytes."""
     assert adapt(make(), LORA).writes == "adapter"

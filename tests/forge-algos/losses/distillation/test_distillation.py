@@ -18,7 +18,13 @@ def kl(p, q):
     return (p * torch.log(p / q)).sum(-1)
 
 
-@given(M=st.integers(1, 4), V=st.integers(2, 7), seed=st.integers(0, 99), beta=st.sampled_from([0, 0.1, 0.5, 0.9, 1]), T=st.sampled_from([0.7, 1.0, 2.0]))  # fmt: skip
+@given(
+    M=st.integers(1, 4),
+    V=st.integers(2, 7),
+    seed=st.integers(0, 99),
+    beta=st.sampled_from([0, 0.1, 0.5, 0.9, 1]),
+    T=st.sampled_from([0.7, 1.0, 2.0]),
+)
 def test_is_the_papers_formula(M, V, seed, beta, T):
     """Every term and every gradient, from probabilities."""
     student, teacher = logits(M, V, seed)
@@ -36,15 +42,15 @@ def test_is_the_papers_formula(M, V, seed, beta, T):
 
 @pytest.mark.parametrize(("beta", "limit"), [(1e-7, 0.0), (1 - 1e-7, 1.0)])
 def test_the_ends_are_limits(beta, limit):
-    """Divided by β(1-β) the divergence tends to the forward KL at 0 and to the reverse KL at 1."""
+    """Divided by β(1-β) the divergence tends to the forward KL at 0, to the reverse KL at 1."""
     student, teacher = logits(3, 5, 0)
     near = distillation(student, teacher, beta=beta).sum / (beta * (1 - beta))
     torch.testing.assert_close(near, distillation(student, teacher, beta=limit).sum, rtol=1e-3, atol=0)
 
 
 @given(seed=st.integers(0, 20), beta=st.sampled_from([0.0, 0.3, 1.0]))
-def test_alike_is_zero_and_flat(seed, beta):
-    """A student that says what its teacher says: nothing to pay, nothing to change; every token agreed."""
+def test_equal_distributions_have_no_divergence(seed, beta):
+    """A student equal to its teacher has divergence 0, zero gradients, and full agreement."""
     _, teacher = logits(3, 5, seed)
     student = (teacher + 7).requires_grad_()
     terms = distillation(student, teacher, beta=beta)
@@ -57,7 +63,7 @@ def test_alike_is_zero_and_flat(seed, beta):
 @pytest.mark.parametrize("beta", [0.0, 0.3, 1.0])
 @given(values=st.lists(st.sampled_from([-1e4, -50.0, 0.0, 1e4]), min_size=4, max_size=4))
 def test_extremes_are_finite(beta, values):
-    """In float32, certain of different tokens, the loss and its gradients are numbers."""
+    """Certain of different tokens, in float32, loss and gradients are finite."""
     student = torch.tensor([values[:2]], requires_grad=True)
     terms = distillation(student, torch.tensor([values[2:]]), beta=beta)
     terms.sum.backward()
@@ -87,6 +93,6 @@ TWO = torch.zeros(2, 3)
     ],
 )
 def test_bad_input_is_refused(call, message):
-    """One error that names the argument, what came and what would do."""
+    """One error names the argument, what was found and what is valid."""
     with pytest.raises(LossError, match=message):
         call()

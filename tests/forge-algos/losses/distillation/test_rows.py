@@ -1,4 +1,6 @@
-"""The divergence in chunks of two heads' logits is that of whole logits: value, gradients, and no [M, V] of either."""
+"""The divergence in chunks of two heads' logits equals that of whole logits.
+Value and gradients, without a tensor [M, V] of either model.
+"""
 
 import pytest
 import torch
@@ -13,7 +15,7 @@ from ..test_nll import Largest
 
 
 def two_heads(M, V, *, D=4, teacher_D=3, seed=0, dtype=torch.float64):
-    """(student's hidden, weight, bias), (teacher's): of widths of their own."""
+    """Return (student's hidden, weight, bias), (teacher's), of different widths."""
     g = torch.Generator().manual_seed(seed)
     student = [torch.randn(*shape, generator=g, dtype=dtype).requires_grad_() for shape in ((M, D), (V, D), (V,))]
     return student, [
@@ -38,7 +40,9 @@ def logits_of(tensors, scale):
     seed=st.integers(0, 99),
 )
 def test_equals_the_whole_one(M, V, chunk_rows, beta, temperature, upstream, given_logits, seed):
-    """Value, count, forward KL and every gradient, at odd sizes, for any chunk, from heads or from logits."""
+    """Value, count, forward KL and every gradient equal the whole divergence's.
+    At odd sizes, for any chunk, from heads or from logits.
+    """
     student, teacher = two_heads(M, V, seed=seed)
     how = {"temperature": temperature, "chunk_rows": chunk_rows}
     ways = Projected(product=torch.float64, scale=0.5, **how), Projected(product=torch.float64, scale=2.0, **how)
@@ -59,11 +63,11 @@ def test_equals_the_whole_one(M, V, chunk_rows, beta, temperature, upstream, giv
 
 @pytest.mark.parametrize("beta", [0.0, 0.3, 1.0])
 def test_never_holds_all_logits(beta):
-    """No tensor comes near [M, V]; the whole way makes one, so the measure works."""
+    """No tensor comes near [M, V]; the whole computation makes one, so the measure works."""
     student, teacher = two_heads(200, 300, dtype=torch.float32)
-    way = Projected(product=torch.float32, chunk_rows=16)
+    source = Projected(product=torch.float32, chunk_rows=16)
     with Largest() as chunked:
-        distillation_of_rows(way, student, (way, teacher), beta=beta).sum.backward()
+        distillation_of_rows(source, student, (source, teacher), beta=beta).sum.backward()
     with Largest() as whole:
         distillation(logits_of(student, 1.0), logits_of(teacher, 1.0), beta=beta)
     assert whole.numel == 200 * 300
@@ -72,28 +76,28 @@ def test_never_holds_all_logits(beta):
 
 @pytest.mark.parametrize("beta", [0.0, 0.3, 1.0])
 def test_without_gradients(beta):
-    """Under no_grad only the value is computed; of no rows it is 0, with gradients of 0."""
+    """Under no_grad only the value is computed; without rows it is 0, with gradients of 0."""
     student, teacher = two_heads(5, 7)
-    way = Projected(product=torch.float64)
+    source = Projected(product=torch.float64)
     with torch.no_grad():
-        terms = distillation_of_rows(way, student, (way, teacher), beta=beta)
+        terms = distillation_of_rows(source, student, (source, teacher), beta=beta)
     assert not terms.sum.requires_grad
     torch.testing.assert_close(
         terms.sum, distillation(logits_of(student, 1.0), logits_of(teacher, 1.0), beta=beta).sum.detach()
     )
     student, teacher = two_heads(0, 7)
-    terms = distillation_of_rows(way, student, (way, teacher), beta=beta)
+    terms = distillation_of_rows(source, student, (source, teacher), beta=beta)
     terms.sum.backward()
     assert (terms.sum.item(), terms.count, terms.stats["kl"].item()) == (0.0, 0, 0.0)
     assert student[1].grad.abs().max() == 0
 
 
 def test_bad_input_is_refused():
-    """A β out of range, and heads over two vocabularies."""
+    """A β out of range and heads over two vocabularies are refused."""
     student, teacher = two_heads(3, 7)
-    way = Projected(product=torch.float64)
+    source = Projected(product=torch.float64)
     with pytest.raises(LossError, match="beta: a number from 0 to 1 is wanted, not 1.5"):
-        distillation_of_rows(way, student, (way, teacher), beta=1.5)
+        distillation_of_rows(source, student, (source, teacher), beta=1.5)
     _, other = two_heads(3, 8)
     with pytest.raises(LossError, match="vocabulary of 7 tokens and its teacher one of 8"):
-        distillation_of_rows(way, student, (way, other), beta=0.5)
+        distillation_of_rows(source, student, (source, other), beta=0.5)

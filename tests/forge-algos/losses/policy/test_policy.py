@@ -1,4 +1,6 @@
-"""Policy gradients, values, advantages and KL: the papers' formulas, the same for every cut, finite at any log-probability."""
+"""Policy gradients, values, advantages and KL: the papers' formulas, for every cut.
+Finite at any log-probability.
+"""
 
 import math
 import statistics
@@ -8,12 +10,16 @@ import torch
 from hypothesis import given, strategies as st
 
 from forge_algos import LossError
-from forge_algos.losses import completion_logps, gae, group_advantages, kl, policy_gradient, value
-from forge_algos.losses.policy._policy import KINDS, TOKEN_MEANS
+from forge_algos.losses import POLICY_KINDS, completion_logps, gae, group_advantages, kl, policy_gradient, value
+
+KINDS = sorted(POLICY_KINDS)
+TOKEN_MEANS = ("dapo", "ppo")
 
 
 def rollout(B, seed=0, shift=0.5):
-    """New, old and reference log-probabilities[T], advantages[B], lengths; float64, samples of 1 to 5 tokens."""
+    """Return new, old and reference log-probabilities[T], advantages[B] and lengths.
+    Float64, samples of 1 to 5 tokens.
+    """
     g = torch.Generator().manual_seed(seed)
     lengths = torch.randint(1, 6, (B,), generator=g).tolist()
     T = sum(lengths)
@@ -27,7 +33,7 @@ def settings_for(kind):
 
 
 def naive(kind, new, old, ref, advantages, lengths, low, high, kl_weight):
-    """Sample by sample, token by token, as the papers print it."""
+    """Return the loss sample by sample, token by token, as the papers print it."""
     terms, start = [], 0
     for advantage, length in zip(advantages, lengths, strict=True):
         tokens = range(start, start + length)
@@ -58,7 +64,7 @@ def naive(kind, new, old, ref, advantages, lengths, low, high, kl_weight):
 @pytest.mark.parametrize("kind", KINDS)
 @given(B=st.integers(1, 4), seed=st.integers(0, 99), high=st.sampled_from([0.2, 0.28]), kl_weight=st.sampled_from([0.0, 0.04]))
 def test_is_the_papers_formula(kind, B, seed, high, kl_weight):
-    """Every term and every gradient of all six kinds, on both sides of the clip."""
+    """Every term and gradient of all five kinds is the formula's, on both sides of the clip."""
     new, old, ref, advantages, lengths = rollout(B, seed)
     kl_weight = 0.0 if kind == "rloo" else kl_weight
     extra = {"ref_logps": ref, "kl_weight": kl_weight} if kl_weight else {}
@@ -108,7 +114,7 @@ def test_on_policy_is_the_policy_gradient(kind):
 
 
 def test_advantages_of_tokens():
-    """A token's own advantage, as from gae; one a sample is the same repeated."""
+    """Advantages may be given by token, as from gae; one a sample is the same repeated."""
     new, old, _, advantages, lengths = rollout(4)
     spread = advantages.repeat_interleave(torch.tensor(lengths))
     one, other = (policy_gradient(new, old, a, lengths, kind="ppo").per_sample for a in (advantages, spread))
@@ -120,7 +126,7 @@ def test_advantages_of_tokens():
     values=st.lists(st.sampled_from([0.0, -1e-7, -30.0, -200.0, -1e5]), min_size=3, max_size=3), A=st.sampled_from([-2.0, 2.0])
 )
 def test_extremes_are_finite(kind, values, A):
-    """In float32, however far new, old and reference are from each other, the loss and its gradients are numbers."""
+    """Loss and gradients are finite in float32, however far apart new, old and reference are."""
     new, old, ref = (torch.tensor([v, -5.0]) for v in values)
     new.requires_grad_()
     extra = {} if kind == "rloo" else {"ref_logps": ref, "kl_weight": 0.1}
@@ -132,7 +138,7 @@ def test_extremes_are_finite(kind, values, A):
 
 @given(T=st.integers(1, 9), seed=st.integers(0, 99), clip=st.sampled_from([None, 0.2, 1.0]))
 def test_value_is_the_clipped_squared_error(T, seed, clip):
-    """½·max of the two squared errors; where the clip binds and is worse, no gradient."""
+    """The value loss is ½·max of two squared errors; where the clip binds it has no gradient."""
     g = torch.Generator().manual_seed(seed)
     new, old, target = torch.randn(3, T, generator=g, dtype=torch.float64).unbind()
     new.requires_grad_()
@@ -155,7 +161,9 @@ def test_value_is_the_clipped_squared_error(T, seed, clip):
     ended=st.booleans(),
 )
 def test_gae_is_the_sum_of_the_paper(lengths, gamma, lam, ended):
-    """A_t = Σ (γλ)^l δ_{t+l}, within each sample, whatever its neighbours in the row; the bootstrap is left as it was."""
+    """A_t = Σ (γλ)^l δ_{t+l} within each sample, independent of its neighbours in the row.
+    The bootstrap is not changed.
+    """
     g = torch.Generator().manual_seed(sum(lengths))
     r, v = torch.randn(2, sum(lengths), generator=g, dtype=torch.float64).unbind()
     last = torch.zeros(len(lengths)).double() if ended else torch.randn(len(lengths), generator=g, dtype=torch.float64)
@@ -175,7 +183,9 @@ def test_gae_is_the_sum_of_the_paper(lengths, gamma, lam, ended):
 
 @given(groups=st.lists(st.integers(0, 3), min_size=1, max_size=12), seed=st.integers(0, 99), data=st.data())
 def test_group_advantages_are_those_of_each_group(groups, seed, data):
-    """Means, standard deviations and leave-one-out baselines group by group, in any order; NaN counts nowhere."""
+    """Means, deviations and leave-one-out baselines are each group's, in any order.
+    NaN counts nowhere.
+    """
     baseline, scale = data.draw(st.sampled_from(["mean", "leave_one_out"])), data.draw(st.sampled_from(["group", "none"]))
     missing = data.draw(st.sets(st.integers(0, len(groups) - 1), max_size=2))
     rewards = torch.randint(0, 4, (len(groups),), generator=torch.Generator().manual_seed(seed)).double()
@@ -200,14 +210,18 @@ def test_a_batch_wide_scale():
 
 
 @given(st.floats(-10, 10, width=32), st.integers(2, 7))
-def test_equal_rewards_say_nothing(reward, size):
-    """Exactly 0, where the rounding of a mean divided by 1e-4 would be an advantage."""
+def test_equal_rewards_have_advantages_of_zero(reward, size):
+    """Equal rewards have advantages of exactly 0.
+    The rounding of a mean divided by 1e-4 would be an advantage.
+    """
     for baseline in ("mean", "leave_one_out"):
         assert not group_advantages(torch.full((size,), reward), [0] * size, baseline=baseline).any()
 
 
 def test_kl_estimators_are_their_formulas():
-    """k1 to k3 token by token; k1 and k3 average to the true KL, k2's gradient is the true one (an exact expectation)."""
+    """k1 to k3 are their formulas, token by token.
+    k1 and k3 average to the true KL, and k2's gradient is the true one (an exact expectation).
+    """
     p = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64).log().requires_grad_()
     q = torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64).log()
     logp = p.log_softmax(0)
@@ -228,18 +242,15 @@ def test_kl_estimators_are_their_formulas():
     torch.testing.assert_close(none, torch.zeros_like(none))
 
 
-@given(lengths=st.lists(st.integers(0, 5), min_size=1, max_size=6), data=st.data())
-def test_completion_logps_are_sums(lengths, data):
-    """Sums by completion, and of what follows the first `skip` tokens; gradients are 1 and 0."""
-    skip = [data.draw(st.integers(0, 6)) for _ in lengths]
+@given(lengths=st.lists(st.integers(0, 5), min_size=1, max_size=6))
+def test_completion_logps_are_sums(lengths):
+    """Log-probabilities are summed by completion, with gradients of 1."""
     tokens = torch.randn(sum(lengths), generator=torch.Generator().manual_seed(0)).requires_grad_()
     pieces = tokens.split(lengths)
-    torch.testing.assert_close(completion_logps(tokens, lengths), torch.stack([piece.sum() for piece in pieces]))
-    tails = completion_logps(tokens, torch.tensor(lengths), skip=torch.tensor(skip))
-    torch.testing.assert_close(tails, torch.stack([piece[s:].sum() for piece, s in zip(pieces, skip, strict=True)]))
-    tails.sum().backward()
-    kept = [float(t >= s) for n, s in zip(lengths, skip, strict=True) for t in range(n)]
-    torch.testing.assert_close(tokens.grad, torch.tensor(kept))
+    found = completion_logps(tokens, torch.tensor(lengths))
+    torch.testing.assert_close(found, torch.stack([piece.sum() for piece in pieces]))
+    found.sum().backward()
+    torch.testing.assert_close(tokens.grad, torch.ones_like(tokens))
 
 
 @pytest.mark.parametrize(
@@ -251,7 +262,9 @@ def test_completion_logps_are_sums(lengths, data):
     ],
 )
 def test_gradients_reach_the_policy_alone(call):
-    """Old and reference log-probabilities, advantages, old values and returns are constants; stats hold no graph."""
+    """Only the policy's log-probabilities get gradients; stats hold no graph.
+    Old and reference log-probabilities, advantages, old values and returns are constants.
+    """
     leaf = torch.tensor([-1.0, -2.0, -3.0], requires_grad=True)
     constants = [torch.tensor([-1.5, -1.0, -3.5], requires_grad=True) for _ in range(3)]
     terms = call(leaf, constants)
@@ -268,7 +281,7 @@ T3, B2 = torch.tensor([-1.0, -2.0, -3.0]), torch.tensor([1.0, -1.0])
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: policy_gradient(T3, T3, B2, [1, 2], kind="gspo"), "kind: there is no 'gspo'. Did you mean 'grpo'"),
+        (lambda: policy_gradient(T3, T3, B2, [1, 2], kind="grop"), "kind: there is no 'grop'. Did you mean 'grpo'"),
         (lambda: policy_gradient(T3, T3, B2, [1, 1]), "2 lengths from 1 that add up to 2, but logps has 3 tokens"),
         (lambda: policy_gradient(T3, T3, B2, [4, -1]), "from -1"),
         (lambda: policy_gradient(T3, T3[:2], B2, [1, 2]), "logps 3, old_logps 2"),
@@ -294,10 +307,10 @@ T3, B2 = torch.tensor([-1.0, -2.0, -3.0]), torch.tensor([1.0, -1.0])
         (lambda: group_advantages(B2, [0, 0], baseline="loo"), "baseline: there is no 'loo'"),
         (lambda: kl(T3, T3, estimator="k4"), "estimator: there is no 'k4'. Known: k1, k2, k3"),
         (lambda: kl(T3, B2), "logps 3, ref_logps 2"),
-        (lambda: completion_logps(T3, [1, 2], skip=[1]), "lengths 2, skip 1"),
+        (lambda: completion_logps(T3, [1, 3]), "2 lengths from 1 that add up to 4, but token_logps has 3 tokens"),
     ],
 )
 def test_bad_input_is_refused(call, message):
-    """One error that names the argument, what came and what would do."""
+    """One error names the argument, what was found and what is valid."""
     with pytest.raises(LossError, match=message):
         call()

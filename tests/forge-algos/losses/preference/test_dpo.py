@@ -1,23 +1,26 @@
-"""Direct preference optimisation: the papers' formulas, the same for every cut, finite at any log-probability."""
+"""DPO's losses: the papers' formulas, the same for every cut, finite at any log-probability."""
 
 import itertools
 import math
+from typing import get_args
 
 import pytest
 import torch
 from hypothesis import given, strategies as st
 
 from forge_algos import LossError
-from forge_algos.losses import completion_logps, dpo
-from forge_algos.losses.preference._dpo_types import DIVERGENCES, LOSS_TYPES
+from forge_algos.losses import dpo
+from forge_algos.losses.preference._dpo_types import TERMS
+from forge_algos.settings._dpo_types import DPO_TYPES, Divergence
 
 SMOOTHED = {"aot", "aot_unpaired", "exo_pair", "robust"}
-WITH_DIVERGENCE = {"sigmoid", "sigmoid_norm", "hinge", "ipo", "exo_pair", "robust", "discopop"}
+WITH_DIVERGENCE = {"sigmoid", "sigmoid_norm", "hinge", "ipo", "exo_pair", "robust"}
 SORTING = {"aot", "aot_unpaired"}
+DIVERGENCES = get_args(Divergence)
 
 
 def pairs(B, seed=0, scale=10.0, dtype=torch.float64):
-    """Four log-probabilities and two lengths."""
+    """Return four log-probabilities and two lengths."""
     g = torch.Generator().manual_seed(seed)
     logps = [(-scale * torch.rand(B, generator=g, dtype=torch.float64)).to(dtype).requires_grad_(n < 2) for n in range(4)]
     return logps, {f"{side}_lengths": torch.randint(1, 30, (B,), generator=g) for side in ("chosen", "rejected")}
@@ -27,8 +30,8 @@ def settings_for(kind, smoothing=0.1):
     return {"loss_type": kind, "label_smoothing": smoothing if kind in SMOOTHED else 0.0}
 
 
-def naive(kind, logps, lengths, beta, eps, divergence="reverse_kl", alpha=0.5, tau=0.05):
-    """The formulas as the papers print them, a pair at a time; [B]."""
+def naive(kind, logps, lengths, beta, eps, divergence="reverse_kl"):
+    """Return the formulas as the papers print them, a pair at a time; [B]."""
     log, (pc, pr, rc, rr) = torch.log, logps
     Lc, Lr = lengths["chosen_lengths"].tolist(), lengths["rejected_lengths"].tolist()
 
@@ -38,7 +41,6 @@ def naive(kind, logps, lengths, beta, eps, divergence="reverse_kl", alpha=0.5, t
             "reverse_kl": lambda: torch.log(t),
             "forward_kl": lambda: -1 / t,
             "js_divergence": lambda: torch.log(2 * t / (1 + t)),
-            "alpha_divergence": lambda: (t ** (alpha - 1) - 1) / (alpha - 1),
         }[divergence]()
 
     def sigma(z):
@@ -47,14 +49,15 @@ def naive(kind, logps, lengths, beta, eps, divergence="reverse_kl", alpha=0.5, t
     def quantiles(ours, theirs):
         order, found = torch.argsort(ours), [torch.zeros(())] * len(ours)
         for n, (high, low) in enumerate(zip(sorted(ours), sorted(theirs), strict=True)):
-            z = sigma(beta * (high - low))
-            found[order[n]] = -(1 - eps) * log(z) - eps * log(1 - z)
+            z = beta * (high - low)
+            found[order[n]] = -(1 - eps) * log(sigma(z)) - eps * log(sigma(-z))
         return torch.stack(found)
 
     def term(n):
         c, r = pc[n] - rc[n], pr[n] - rr[n]
         d = f(c) - f(r)
-        win, m = sigma(beta * d), sigma(beta * d / tau)
+        # 1 - σ(z) is σ(-z): the difference would lose what a gradient is made of where σ(z) is near 1.
+        win, lose = sigma(beta * d), sigma(-beta * d)
         # f′ is known up to a constant, which the division by lengths makes visible; for this one TRL takes 1 - 1/t.
         constant = 1 if divergence == "forward_kl" else 0
         normed = (f(c) + constant) / Lc[n] - (f(r) + constant) / Lr[n]
@@ -62,14 +65,13 @@ def naive(kind, logps, lengths, beta, eps, divergence="reverse_kl", alpha=0.5, t
             "sigmoid": lambda: -log(win),
             "hinge": lambda: torch.clamp(1 - beta * d, min=0),
             "ipo": lambda: (normed - 1 / (2 * beta)) ** 2,
-            "exo_pair": lambda: win * log(win / (1 - eps)) + (1 - win) * log((1 - win) / eps),
-            "nca_pair": lambda: -log(sigma(beta * c)) - log(1 - sigma(beta * c)) / 2 - log(1 - sigma(beta * r)) / 2,
-            "robust": lambda: (-(1 - eps) * log(win) + eps * log(1 - win)) / (1 - 2 * eps),
-            "bco_pair": lambda: -log(sigma(beta * c)) - log(1 - sigma(beta * r)),
+            "exo_pair": lambda: win * log(win / (1 - eps)) + lose * log(lose / eps),
+            "nca_pair": lambda: -log(sigma(beta * c)) - log(sigma(-beta * c)) / 2 - log(sigma(-beta * r)) / 2,
+            "robust": lambda: (-(1 - eps) * log(win) + eps * log(lose)) / (1 - 2 * eps),
+            "bco_pair": lambda: -log(sigma(beta * c)) - log(sigma(-beta * r)),
             "sppo_hard": lambda: (c - 1 / (2 * beta)) ** 2 + (r + 1 / (2 * beta)) ** 2,
             "apo_zero": lambda: 1 - sigma(beta * c) + sigma(beta * r),
             "apo_down": lambda: sigma(beta * c) + 1 - sigma(beta * (c - r)),
-            "discopop": lambda: (1 - m) * -log(win) + m * torch.exp(-beta * d),
             "sft": lambda: -pc[n] / (sum(Lc) / len(Lc)),
             "sigmoid_norm": lambda: -log(sigma(beta * normed)),
         }[kind]()
@@ -79,20 +81,22 @@ def naive(kind, logps, lengths, beta, eps, divergence="reverse_kl", alpha=0.5, t
     return torch.stack([term(n) for n in range(len(pc))])
 
 
-CASES = [(kind, "reverse_kl") for kind in LOSS_TYPES] + list(itertools.product(sorted(WITH_DIVERGENCE), DIVERGENCES[1:]))
+CASES = [(kind, "reverse_kl") for kind in DPO_TYPES] + list(itertools.product(sorted(WITH_DIVERGENCE), DIVERGENCES[1:]))
 
 
-def test_there_are_fifteen():
-    """TRL's fifteen names, and what each reads."""
-    assert len(LOSS_TYPES) == 15
-    assert {name for name, kind in LOSS_TYPES.items() if kind.smoothing} == SMOOTHED
-    assert {name for name, kind in LOSS_TYPES.items() if kind.divergence} == WITH_DIVERGENCE
+def test_the_table_is_complete():
+    """Each of fourteen forms has terms and a row with the settings that it reads."""
+    assert len(DPO_TYPES) == 14
+    assert TERMS.keys() == DPO_TYPES.keys()
+    assert {name for name, kind in DPO_TYPES.items() if kind.smoothing} == SMOOTHED
+    assert {name for name, kind in DPO_TYPES.items() if kind.divergence} == WITH_DIVERGENCE
+    assert {name for name, kind in DPO_TYPES.items() if kind.sorts} == SORTING
 
 
 @pytest.mark.parametrize(("kind", "divergence"), CASES)
 @given(B=st.integers(1, 5), seed=st.integers(0, 99), beta=st.floats(0.02, 0.9), eps=st.floats(0.01, 0.45))
 def test_is_the_papers_formula(kind, divergence, B, seed, beta, eps):
-    """Every term and every gradient is that of the formula, evaluated without any care."""
+    """Every term and gradient is that of the formula, evaluated plainly."""
     logps, lengths = pairs(B, seed, scale=4.0)
     terms = dpo(*logps, beta=beta, **settings_for(kind, eps), **lengths, f_divergence=divergence)
     expected = naive(kind, logps, lengths, beta, eps, divergence)
@@ -104,10 +108,10 @@ def test_is_the_papers_formula(kind, divergence, B, seed, beta, eps):
     torch.testing.assert_close(ours, theirs, rtol=1e-7, atol=1e-8)
 
 
-@pytest.mark.parametrize("kind", sorted(set(LOSS_TYPES) - SORTING))
+@pytest.mark.parametrize("kind", sorted(set(DPO_TYPES) - SORTING))
 @given(B=st.integers(2, 9), at=st.integers(1, 8), seed=st.integers(0, 99))
 def test_any_cut_gives_the_same(kind, B, at, seed):
-    """The sums of two parts add up to the whole's, and so do gradients and stats: no pair's term depends on another."""
+    """Sums, gradients and stats of two parts add up to the whole's: pairs are independent."""
     logps, lengths = pairs(B, seed)
     extra = {"tokens_per_pair": lengths["chosen_lengths"].sum().item() / B} if kind == "sft" else {}
     whole = dpo(*logps, **settings_for(kind), **lengths)
@@ -125,7 +129,7 @@ def test_any_cut_gives_the_same(kind, B, at, seed):
 
 @pytest.mark.parametrize("kind", [*sorted(SORTING), "sft"])
 def test_what_is_coupled_says_so(kind):
-    """The three that the docstring names do depend on the pairs of a call; shuffling the call changes nothing."""
+    """The three forms that the docstring names depend on the pairs of a call, in any order."""
     logps, lengths = pairs(8, 3)
     order = torch.randperm(8, generator=torch.Generator().manual_seed(0))
     settings = settings_for(kind)
@@ -141,7 +145,7 @@ def test_what_is_coupled_says_so(kind):
 @pytest.mark.parametrize(("kind", "divergence"), CASES)
 @given(values=st.lists(st.sampled_from([0.0, -1e-9, -1.0, -39.0, -1e3, -1e5]), min_size=4, max_size=4), data=st.data())
 def test_extremes_are_finite(kind, divergence, values, data):
-    """In float32, at log-probabilities from 0 to -1e5, the loss and all gradients are numbers."""
+    """In float32, at log-probabilities from 0 to -1e5, loss and gradients are finite."""
     beta = data.draw(st.sampled_from([0.01, 0.1, 1.0]))
     logps = [torch.tensor([value, -5.0], requires_grad=n < 2) for n, value in enumerate(values)]
     lengths = {"chosen_lengths": torch.tensor([1, 3]), "rejected_lengths": torch.tensor([2, 0])}
@@ -153,7 +157,7 @@ def test_extremes_are_finite(kind, divergence, values, data):
 
 @pytest.mark.parametrize("B", [1, 7])
 def test_starts_at_ln_2(B):
-    """A policy that is its reference: ln 2 a pair, no accuracy yet, opposite gradients of β/2."""
+    """A policy that is its reference has ln 2 a pair, accuracy 0, opposite gradients of β/2."""
     logps, _ = pairs(B, dtype=torch.float32, scale=500.0)
     terms = dpo(logps[0], logps[1], logps[0].detach(), logps[1].detach(), beta=0.3)
     terms.sum.backward()
@@ -163,9 +167,9 @@ def test_starts_at_ln_2(B):
     torch.testing.assert_close(logps[1].grad, torch.full((B,), 0.15))
 
 
-@pytest.mark.parametrize("kind", LOSS_TYPES)
+@pytest.mark.parametrize("kind", DPO_TYPES)
 def test_the_reference_is_not_trained(kind):
-    """No gradient reaches the reference's log-probabilities, were they part of a graph."""
+    """No gradient reaches the reference's log-probabilities."""
     logps, lengths = pairs(3)
     refs = [x.requires_grad_() for x in logps[2:]]
     terms = dpo(*logps, **settings_for(kind), **lengths)
@@ -174,7 +178,7 @@ def test_the_reference_is_not_trained(kind):
 
 
 def test_a_mixture_is_the_weighted_sum():
-    """Several types with weights (MPO) are the weighted sum of each; without weights each counts once."""
+    """Several types with weights (MPO) are the weighted sum of each; weights default to 1."""
     logps, lengths = pairs(5)
     kinds, weights = ["sigmoid", "bco_pair", "sft", "aot"], [0.8, 0.2, 1.0, -0.5]
     alone = [dpo(*logps, loss_type=kind, **lengths).per_sample for kind in kinds]
@@ -184,28 +188,8 @@ def test_a_mixture_is_the_weighted_sum():
     assert mixed.count == 5
 
 
-@given(seed=st.integers(0, 99), ld_alpha=st.sampled_from([0.0, 0.3, 1.0]))
-def test_tails_weigh_ld_alpha(seed, ld_alpha):
-    """LD-DPO: tokens past the shorter completion's length are multiplied by α, in policy and reference, before anything else."""
-    g = torch.Generator().manual_seed(seed)
-    lengths = torch.randint(1, 6, (2, 4), generator=g)
-    shared = lengths.min(0).values
-    tokens = [[-torch.rand(int(n), generator=g) for n in side] for side in (*lengths, *lengths)]
-    flat = [torch.cat(side) for side in tokens]
-    sums = [completion_logps(row, lengths[n % 2]) for n, row in enumerate(flat)]
-    tails = tuple(completion_logps(row, lengths[n % 2], skip=shared) for n, row in enumerate(flat))
-    expected = [
-        torch.stack([t[:s].sum() + ld_alpha * t[s:].sum() for t, s in zip(side, shared.tolist(), strict=True)])
-        for side in tokens
-    ]
-    ours = dpo(*sums, ld_alpha=ld_alpha, tail_logps=tails, loss_type=["sigmoid", "sft"], chosen_lengths=lengths[0])
-    preference = dpo(*expected)
-    likelihood = -sums[0] / lengths[0].float().mean()
-    torch.testing.assert_close(ours.per_sample, preference.per_sample + likelihood)
-
-
 def test_half_precision_is_summed_in_float32():
-    """bfloat16 log-probabilities: a float32 loss, gradients in their own dtype."""
+    """bfloat16 log-probabilities have a float32 loss, and gradients in their own dtype."""
     logps, _ = pairs(3, dtype=torch.bfloat16)
     terms = dpo(*logps)
     terms.sum.backward()
@@ -214,9 +198,9 @@ def test_half_precision_is_summed_in_float32():
 
 
 def test_no_pairs_are_zero():
-    """An empty batch: 0 over 0, and gradients that are there."""
+    """An empty batch is 0 over 0, with gradients."""
     logps, lengths = pairs(0)
-    for kind in LOSS_TYPES:
+    for kind in DPO_TYPES:
         terms = dpo(*logps, **settings_for(kind), **lengths)
         assert (terms.sum.item(), terms.count) == (0.0, 0)
         terms.sum.backward()
@@ -245,18 +229,11 @@ def test_no_pairs_are_zero():
         ({"f_divergence": "reverse"}, "Did you mean 'reverse_kl'"),
         ({"f_divergence": "forward_kl", "loss_type": ["sigmoid", "bco_pair"]}, "bco_pair is defined for reverse_kl alone"),
         ({"f_divergence": "forward_kl", "loss_type": "sft", "chosen_lengths": torch.tensor([1, 2])}, "sft is defined"),
-        ({"f_alpha": 0.3}, "f_alpha=0.3: f_divergence='reverse_kl' does not read it"),
-        ({"discopop_tau": 0.1}, "does not read it; 'discopop' does"),
-        ({"discopop_tau": 0.0, "loss_type": "discopop"}, "above 0"),
         ({"tokens_per_pair": 3.0}, "does not read it; 'sft' does"),
-        ({"ld_alpha": 0.5}, "both or none"),
-        ({"ld_alpha": 1.5, "tail_logps": (torch.zeros(2),) * 4}, "ld_alpha: a finite number from 0"),
-        ({"ld_alpha": 0.5, "tail_logps": (torch.zeros(2),) * 3}, "four tails"),
-        ({"ld_alpha": 0.5, "tail_logps": (torch.zeros(3),) * 4}, "tail_logps chosen 3"),
     ],
 )
 def test_bad_settings_are_refused(change, message):
-    """One error that names the argument, what came and what would do; nothing is ignored."""
+    """One error names the argument, what was found and what is valid; nothing is ignored."""
     with pytest.raises(LossError, match=message):
         dpo(*(torch.zeros(2) for _ in range(4)), **change)
 

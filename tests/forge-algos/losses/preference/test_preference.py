@@ -1,4 +1,6 @@
-"""ORPO, SimPO, CPO, KTO, rewards and DFT: the papers' formulas, the same for every cut, finite at any log-probability."""
+"""ORPO, SimPO, CPO, KTO, reward and DFT losses: the papers' formulas, for every cut.
+Finite at any log-probability.
+"""
 
 import math
 
@@ -12,7 +14,7 @@ from forge_algos.losses._numeric import log1mexp
 
 
 def batch(B, seed=0):
-    """Float64 log-probabilities of chosen and rejected, the prompts' besides, and lengths."""
+    """Return float64 log-probabilities of chosen, rejected and prompts, and lengths."""
     g = torch.Generator().manual_seed(seed)
     logps = [(-9 * torch.rand(B, generator=g, dtype=torch.float64) - 0.1).requires_grad_() for _ in range(3)]
     return logps, [torch.randint(1, 9, (B,), generator=g) for _ in range(3)]
@@ -23,7 +25,7 @@ def sigma(z):
 
 
 def same(terms, expected, inputs):
-    """Values of every term, their sum, and gradients."""
+    """Check the values of every term, their sum, and gradients."""
     torch.testing.assert_close(terms.per_sample, expected)
     torch.testing.assert_close(terms.sum, expected.sum())
     assert terms.count == len(expected)
@@ -34,7 +36,7 @@ def same(terms, expected, inputs):
 
 @given(B=st.integers(1, 5), seed=st.integers(0, 99), beta=st.floats(0.01, 2))
 def test_orpo_is_the_papers_formula(B, seed, beta):
-    """Odds of the mean probabilities, plus the likelihood a token of prompt and chosen."""
+    """ORPO is the odds of mean probabilities plus the likelihood a token of prompt and chosen."""
     (chosen, rejected, prompt), (Lc, Lr, Lp) = batch(B, seed)
     P, Q = torch.exp(chosen / Lc), torch.exp(rejected / Lr)
     ratio = (P / (1 - P)) / (Q / (1 - Q))
@@ -49,9 +51,10 @@ def test_orpo_is_the_papers_formula(B, seed, beta):
 
 @given(B=st.integers(1, 5), seed=st.integers(0, 99), beta=st.floats(0.1, 5), gamma=st.floats(0, 2), eps=st.floats(0, 0.4))
 def test_simpo_is_the_papers_formula(B, seed, beta, gamma, eps):
-    """-log σ of β times the difference a token, minus γ; smoothed."""
+    """SimPO is -log σ of β times the difference a token, minus γ; smoothed."""
     (chosen, rejected, _), (Lc, Lr, _) = batch(B, seed)
-    ahead = beta / Lc * chosen - beta / Lr * rejected - gamma
+    # Lengths as float64: a number divided by integers is float32.
+    ahead = beta / Lc.double() * chosen - beta / Lr.double() * rejected - gamma
     terms = simpo(chosen, rejected, chosen_lengths=Lc, rejected_lengths=Lr, beta=beta, gamma=gamma, label_smoothing=eps)
     # σ(-x) and not 1 - σ(x), of which few digits are left where σ is near 1.
     same(terms, -(1 - eps) * torch.log(sigma(ahead)) - eps * torch.log(sigma(-ahead)), (chosen, rejected))
@@ -60,7 +63,7 @@ def test_simpo_is_the_papers_formula(B, seed, beta, gamma, eps):
 @pytest.mark.parametrize("kind", ["sigmoid", "hinge", "ipo"])
 @given(B=st.integers(1, 5), seed=st.integers(0, 99), beta=st.floats(0.05, 1), nll_weight=st.sampled_from([0.0, 0.5]))
 def test_cpo_is_the_papers_formula(kind, B, seed, beta, nll_weight):
-    """The preference in three forms, and the chosen completion's likelihood a token."""
+    """CPO is the preference in three forms plus the chosen completion's likelihood a token."""
     (chosen, rejected, _), (Lc, Lr, _) = batch(B, seed)
     d = chosen - rejected
     preference = {
@@ -75,7 +78,7 @@ def test_cpo_is_the_papers_formula(kind, B, seed, beta, nll_weight):
 @pytest.mark.parametrize("classes", ["mixed", "desirable", "undesirable"])
 @given(B=st.integers(1, 6), seed=st.integers(0, 99), beta=st.floats(0.05, 1), kl=st.floats(-2, 4))
 def test_kto_is_the_papers_formula(classes, B, seed, beta, kl):
-    """λ - v(x, y) for each class, with the KL clamped at 0; batches of one class alone too."""
+    """KTO is λ - v(x, y) for each class with the KL clamped at 0; for one class alone too."""
     (logps, ref, _), (lengths, _, _) = batch(B, seed)
     desirable = {"mixed": lengths % 2 == 0, "desirable": lengths > 0, "undesirable": lengths < 0}[classes]
     z = max(kl, 0.0)
@@ -96,7 +99,7 @@ def test_kto_is_the_papers_formula(classes, B, seed, beta, kl):
 
 @given(B=st.integers(1, 6), seed=st.integers(0, 99), centering=st.sampled_from([0.0, 0.01]), with_margin=st.booleans())
 def test_reward_is_the_papers_formula(B, seed, centering, with_margin):
-    """Bradley-Terry with a margin, and rewards pulled towards 0."""
+    """The reward loss is Bradley-Terry with a margin, and rewards pulled towards 0."""
     (chosen, rejected, margin), _ = batch(B, seed)
     margin = margin.detach() if with_margin else None
     wanted = chosen - rejected - (margin if with_margin else 0)
@@ -107,7 +110,7 @@ def test_reward_is_the_papers_formula(B, seed, centering, with_margin):
 
 @given(T=st.integers(1, 9), seed=st.integers(0, 99))
 def test_dft_weighs_by_the_probability(T, seed):
-    """The gradient of a token's log-probability is -p: that of the probability itself, with its sign."""
+    """The gradient of a token's log-probability is -p, that of the probability with its sign."""
     (logps, _, _), _ = batch(T, seed)
     terms = dft(logps)
     p = logps.detach().exp()
@@ -132,7 +135,9 @@ LOSSES = {
 @pytest.mark.parametrize("name", LOSSES)
 @given(B=st.integers(2, 8), at=st.integers(1, 7), seed=st.integers(0, 99))
 def test_any_cut_gives_the_same(name, B, at, seed):
-    """Two parts add up to the whole, in value, gradients and stats, given the tokens of a pair over both."""
+    """Two parts add up to the whole, in value, gradients and stats.
+    Given the tokens of a pair over both.
+    """
     logps, lengths = batch(B, seed)
     loss, at = LOSSES[name], min(at, B - 1)
     whole = loss(logps, lengths, None if name != "dft" else 1.0)
@@ -148,7 +153,7 @@ def test_any_cut_gives_the_same(name, B, at, seed):
 
 @pytest.mark.parametrize("name", ["orpo", "cpo"])
 def test_without_the_global_mean_the_likelihood_depends_on_the_cut(name):
-    """What the docstring calls coupled is: TRL's numbers, for one call."""
+    """Without the tokens of the whole step a call's own mean counts, as in TRL."""
     logps, lengths = batch(6, 1)
     whole = LOSSES[name](logps, lengths, None).sum
     parts = sum(LOSSES[name]([x[cut] for x in logps], [n[cut] for n in lengths], None).sum for cut in (slice(3), slice(3, 6)))
@@ -158,7 +163,7 @@ def test_without_the_global_mean_the_likelihood_depends_on_the_cut(name):
 @pytest.mark.parametrize("name", LOSSES)
 @given(values=st.lists(st.sampled_from([0.0, -1e-30, -1e-7, -1.0, -90.0, -1e5]), min_size=3, max_size=3))
 def test_extremes_are_finite(name, values):
-    """In float32, at log-probabilities from 0 to -1e5, the loss and all gradients are numbers."""
+    """In float32, at log-probabilities from 0 to -1e5, loss and gradients are finite."""
     logps = [torch.tensor([value, -5.0], requires_grad=True) for value in values]
     terms = LOSSES[name](logps, [torch.tensor([1, 2])] * 3, 1.5)
     terms.sum.backward()
@@ -204,6 +209,6 @@ GOOD = torch.tensor([True, False])
     ],
 )
 def test_bad_input_is_refused(call, message):
-    """One error that names the argument, what came and what would do."""
+    """One error names the argument, what was found and what is valid."""
     with pytest.raises(LossError, match=message):
         call()

@@ -1,4 +1,4 @@
-"""PPO, GRPO and RLOO against references written from the papers, whatever the cut; resumed between any two updates."""
+"""PPO, GRPO and RLOO against references from the papers, for every cut, and resumed."""
 
 import copy
 
@@ -24,14 +24,14 @@ from forge_algos import (
 )
 from forge_algos.online import Rollout, attach_value_head, rollout_batches
 
+from ...digits import digit_model, prompts, rollout
 from ...oracle import CPU, distance, gradients
 from ...threads import on_threads
-from ...toys import prompts, rollout, toy
 
 METHODS = {
     **{
         kind: (GRPO, GRPOSettings(loss_type=kind, num_generations=4, max_new_tokens=6, kl_weight=0.3, clip=0.1, clip_high=0.3))
-        for kind in ("grpo", "dr_grpo", "dapo", "bnpo")
+        for kind in ("grpo", "dr_grpo", "dapo")
     },
     "rloo": (RLOO, RLOOSettings(num_generations=4, max_new_tokens=6, kl_weight=0.3, clip=0.3)),
     "ppo": (PPO, PPOSettings(num_generations=4, max_new_tokens=6, kl_weight=0.3, clip=0.1, value_clip=0.1, value_weight=0.7)),
@@ -39,7 +39,7 @@ METHODS = {
 
 
 def policy(seed=1):
-    model = toy(seed, size=0.3)
+    model = digit_model(seed, size=0.3)
     linear = attach_value_head(model)
     with torch.no_grad():
         linear.weight.normal_(generator=torch.Generator().manual_seed(5))
@@ -47,16 +47,18 @@ def policy(seed=1):
 
 
 def made_of(name, number=2):
-    """A rollout that the policy has left since: ratios on both sides of the clip, values away from the old ones."""
+    """Return a rollout of an older policy: ratios on both sides of the clip, other values."""
     model = policy()
-    made = rollout(model, METHODS[name][1], asked=prompts(number), reference=toy(2, size=0.3))
+    made = rollout(model, METHODS[name][1], asked=prompts(number), reference=digit_model(2, size=0.3))
     random = np.random.default_rng(0)
     away = lambda a, by: None if a is None else a + random.normal(0, by, len(a)).astype(np.float32)  # noqa: E731
     return model, attrs.evolve(made, old_logps=away(made.old_logps, 0.2), values=away(made.values, 0.2))
 
 
 def reference_loss(model, made, name):
-    """The papers' losses, one unpacked completion at a time, written out; a mean over completions or tokens."""
+    """Return the papers' losses, one unpacked completion at a time.
+    A mean over completions or tokens.
+    """
     s, starts, terms, tokens = METHODS[name][1], made.starts, [], 0
     high = s.clip if s.clip_high is None else s.clip_high
     for i in range(len(made.groups)):
@@ -92,14 +94,14 @@ def reference_loss(model, made, name):
 
 
 class Still(torch.optim.SGD):
-    """Moves nothing, so that gradients stay and can be looked at."""
+    """An optimizer that moves nothing, so that gradients stay."""
 
     def step(self, closure=None):
         pass
 
 
 def step_of(model, name, batches, **options):
-    """(output, gradients) of one step of `train`."""
+    """Return (output, gradients) of one step of `train`."""
     optimizer = Still([p for p in model.parameters() if p.requires_grad], lr=1.0)
     still = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)
     objective, settings = METHODS[name]
@@ -110,7 +112,7 @@ def step_of(model, name, batches, **options):
 
 
 def cut(made, sizes):
-    """One update's micro-batches of so many completions each."""
+    """Return one update's micro-batches of so many completions each."""
     ends = np.cumsum(sizes)
     place = np.arange(len(made.groups))
     parts = [made.trained & (place >= end - size) & (place < end) for size, end in zip(sizes, ends, strict=True)]
@@ -121,7 +123,9 @@ def cut(made, sizes):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_equals_the_papers_whatever_the_cut(name):
-    """Loss and gradients within 1e-5 of the reference: eight completions as 8x1, 4x2, 1x8, as tokens allow, and in two ranks."""
+    """Loss and gradients are within 1e-5 of the reference for every cut of eight completions.
+    As 8x1, 4x2, 1x8, by tokens, and on two ranks.
+    """
     model, made = made_of(name)
     model.zero_grad()
     loss = reference_loss(model, made, name)
@@ -151,7 +155,7 @@ def test_equals_the_papers_whatever_the_cut(name):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_seven_as_four_and_three(name):
-    """A group of four beside three of another: the same gradients as in one row; figures too."""
+    """A group of four and three of another in two rows equal one row: gradients and figures."""
     model, made = made_of(name)
     made = attrs.evolve(made, trained=np.arange(8) != 5)
     (whole,) = rollout_batches(made, max_tokens=1000)
@@ -167,8 +171,10 @@ def test_seven_as_four_and_three(name):
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_the_reference_can_tell(name):
-    """The clip binds for some tokens and not for others, and each setting moves the gradient: the comparison above sees them."""
+def test_the_reference_depends_on_each_setting(name):
+    """The reference depends on clip, settings and values, so that the comparison can fail.
+    The clip binds for some tokens and not for others.
+    """
     model, made = made_of(name)
     output, before = step_of(model, name, rollout_batches(made, max_tokens=1000)[0])
     assert 0 < output.figures["clipped"] < 1
@@ -185,7 +191,9 @@ def test_the_reference_can_tell(name):
 
 
 def test_figures_are_means_over_what_they_say():
-    """Reward and length over completions, KL over tokens, for every method; a KL only where there is a weight."""
+    """Reward and length are means over completions, KL over tokens, for every method.
+    A KL is reported only where it has a weight.
+    """
     for name, (objective, settings) in METHODS.items():
         model, made = made_of(name)
         output, _ = step_of(model, name, rollout_batches(made, max_tokens=30)[0])
@@ -200,7 +208,7 @@ def test_figures_are_means_over_what_they_say():
 
 
 def test_entropy_is_the_distributions():
-    """-Σ p log p at every predicted token, against full logits."""
+    """The entropy is -Σ p log p at every predicted token, against full logits."""
     model, made = made_of("dapo")
     (batch,) = rollout_batches(made, max_tokens=1000)[0]
     _, entropy, _ = GRPO(METHODS["dapo"][1]).bind(model, device=CPU).forward(batch)
@@ -214,8 +222,8 @@ def test_entropy_is_the_distributions():
 
 
 def test_the_value_head_costs_the_policy_nothing_at_first():
-    """A fresh one says 0 everywhere, is trained, and leaves the model's logits as they were."""
-    model = toy(size=0.3)
+    """A fresh value head returns 0, is trained, and leaves the model's logits as they were."""
+    model = digit_model(size=0.3)
     ids = torch.tensor([[12, 3, 13]])
     before = model(ids).logits
     linear = attach_value_head(model)
@@ -228,13 +236,17 @@ def test_the_value_head_costs_the_policy_nothing_at_first():
 
 
 def test_resumed_between_any_two_updates(tmp_path):
-    """Two rollouts of four updates each: stopped after every one of them and gone on from files, all is the same to the bit."""
+    """Stopped after any update and resumed from files, all is the same to the bit.
+    Two rollouts of four updates each.
+    """
     settings = PPOSettings(num_generations=2, max_new_tokens=5, kl_weight=0.0, num_iterations=2, updates_per_pass=2)
     optimizing = OptimizerSettings(learning_rate=1e-2, lr_scheduler="constant")
 
     def go(first, state=None):
-        """Updates from number `first` on, rollouts read back where they were begun; yields (number, output, state)."""
-        model = toy(size=0.3)
+        """Yield (number, output, state) of updates from `first` on.
+        Rollouts are read from files where they were begun before.
+        """
+        model = digit_model(size=0.3)
         attach_value_head(model)
         optimizer = adamw(model, optimizing)
         scheduler = schedule(optimizer, optimizing, 8)
@@ -271,7 +283,7 @@ def test_resumed_between_any_two_updates(tmp_path):
 
 
 def test_an_evaluation_of_a_rollout():
-    """A rollout held out can be evaluated like any batches: the same loss as a training step's, however it is cut."""
+    """An evaluation of a held-out rollout has a training step's loss, for any cut."""
     model, made = made_of("grpo")
     objective = GRPO(METHODS["grpo"][1])
     output, _ = step_of(model, "grpo", rollout_batches(made, max_tokens=1000)[0])
@@ -281,7 +293,7 @@ def test_an_evaluation_of_a_rollout():
 
 
 def test_batches_that_do_not_fit_are_refused():
-    """An array of another length or one that is missing, by its name; a model without a value head."""
+    """Arrays of another length, missing ones and a missing value head are refused by name."""
     model, made = made_of("ppo")
     (batch,) = rollout_batches(made, max_tokens=1000)[0]
     objective = PPO(METHODS["ppo"][1])
@@ -293,4 +305,4 @@ def test_batches_that_do_not_fit_are_refused():
     with pytest.raises(PackedBatchError, match="ref_logps is missing"):
         bound(attrs.evolve(batch, ref_logps=None), [])
     with pytest.raises(AdapterError, match="attach_value_head"):
-        objective.bind(toy(), device=CPU)
+        objective.bind(digit_model(), device=CPU)

@@ -1,4 +1,4 @@
-"""One step of each preference objective, cut in every way and shared by ranks, against one big batch computed naively."""
+"""One step of each preference objective, for every cut and two ranks, against one big batch."""
 
 import functools
 import itertools
@@ -22,8 +22,8 @@ from forge_algos import (
 from ...oracle import distance, make, worst
 from ...preferences import (
     a_classifier,
-    by_the_book,
     kto_batch,
+    loss_and_gradients,
     naive_dpo,
     naive_kto,
     naive_orpo,
@@ -45,7 +45,7 @@ MARGINS = np.linspace(0.0, 2.1, 8, dtype=np.float32)
 
 
 def reference():
-    """Not the policy, so that no ratio is 1; one with a KL above 0, which counts."""
+    """Return another model than the policy, so that no ratio is 1 and KTO's KL is above 0."""
     return make(seed=8)
 
 
@@ -64,7 +64,7 @@ def reference_logps_of_completions():
 
 
 def of_pairs(cut, **kind):
-    """Pairs number `cut` in one row, with all that anybody may read beside them."""
+    """Return the pairs numbered `cut` in one row, with all that any objective reads."""
     logps = reference_logps_of_pairs()[cut].reshape(-1)
     return pair_batch(PAIRS[cut], ref_logps=logps, margins=MARGINS[cut], **kind)
 
@@ -77,7 +77,7 @@ def of_completions(cut, *, share=False, total=8):
 
 
 def dpo(*types, weights=None, **settings):
-    """The objective, and the naive mean of its mixture."""
+    """Return the objective, and the naive mean of its mixture."""
 
     def naive(model, n):
         parts = [naive_dpo(model, PAIRS[:n], reference(), beta=settings.get("beta", 0.1), kind=kind) for kind in types]
@@ -129,11 +129,11 @@ def batch_of(name, cut, **kind):
 @functools.cache
 def expected(name, n):
     model = model_of(name)
-    return by_the_book(model, CASES[name][1](model, n))
+    return loss_and_gradients(model, CASES[name][1](model, n))
 
 
 def micro_batches(name, sizes, **kind):
-    """Rows of so many pairs each, in order."""
+    """Return rows of so many pairs each, in order."""
     total, ends = sum(sizes), np.cumsum([0, *sizes])
     if name == "kto":
         kind["total"] = total
@@ -154,14 +154,16 @@ def same(output, grads, name, n):
     [(name, cut) for name in CASES for cut in CUTS if name not in UNCOUPLED or cut in {"8x1", "7=4+3"}],
 )
 def test_any_cut_gives_the_naive_gradients(name, cut):
-    """Loss and gradients of a step are those of one big batch, one unpadded completion at a time, however the step is cut."""
+    """Loss and gradients of a step are the naive ones of one big batch, for every cut.
+    One unpadded completion at a time.
+    """
     sizes = CUTS[cut]
     output, grads = one_step(model_of(name), CASES[name][0], micro_batches(name, sizes))
     same(output, grads, name, sum(sizes))
 
 
-def test_the_kl_is_one_that_counts():
-    """Above 0, and another one for each half of the step."""
+def test_ktos_kl_is_not_zero():
+    """KTO's KL is above 0, and another one for each half of the step."""
     policy = np.array([token_logps(make(), *pair).sum().item() for pair in rotated(PAIRS)])
     drift = policy - of_completions(slice(0, 8)).ref_mismatched_logps
     assert drift.mean() > 0.5
@@ -171,7 +173,7 @@ def test_the_kl_is_one_that_counts():
 @pytest.mark.parametrize("cut", ["1x8", "7=4+3"])
 @pytest.mark.parametrize("name", [name for name in CASES if name != "kto" and name not in UNCOUPLED])
 def test_shared_prompts_give_the_naive_gradients(name, cut):
-    """The same where each prompt is in the row once."""
+    """Loss and gradients are the same where each prompt is in the row once."""
     sizes = CUTS[cut]
     output, grads = one_step(shareable(model_of(name)), CASES[name][0], micro_batches(name, sizes, share=True))
     same(output, grads, name, sum(sizes))
@@ -180,7 +182,9 @@ def test_shared_prompts_give_the_naive_gradients(name, cut):
 @pytest.mark.parametrize("sizes", [[3, 0, 5], [1, 7], [8, 0]])
 @pytest.mark.parametrize("name", ["sigmoid+sft", "orpo", "orpo with prompts", "simpo", "kto", "reward"])
 def test_two_ranks_equal_one(name, sizes):
-    """Two ranks with unequal shares of a step, or nothing in a column or in all: the loss, figures and gradients of one process."""
+    """Two ranks with unequal shares have the loss, figures and gradients of one process.
+    With nothing in a column, or in all.
+    """
     rows = micro_batches(name, sizes)
     empty = micro_batches(name, [0])[0]
     rows += [empty] * (len(rows) % 2)
@@ -198,7 +202,9 @@ def test_two_ranks_equal_one(name, sizes):
 
 @pytest.mark.parametrize("name", ["sigmoid+sft", "orpo", "simpo", "kto", "reward"])
 def test_trls_mean_does_depend_on_the_cut(name):
-    """normalize="trl" is the mean of the micro-batches' own means, which 7 = 4+3 shows; one micro-batch is the same either way."""
+    """normalize="trl" is the mean of micro-batches' own means, as 7 = 4+3 shows.
+    One micro-batch is the same either way.
+    """
     objective, _ = CASES[name]
     kind = type(objective)
     settings = type(objective.settings)

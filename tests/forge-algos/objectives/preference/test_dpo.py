@@ -1,4 +1,4 @@
-"""DPO: each of its losses and options from a row, where the reference comes from, and where it starts."""
+"""DPO: its losses and options from a row, sources of its reference, its first loss."""
 
 import math
 
@@ -18,7 +18,7 @@ from forge_algos import (
     losses,
     reference_logps,
 )
-from forge_algos.losses.preference._dpo_types import LOSS_TYPES
+from forge_algos.settings._dpo_types import DPO_TYPES
 
 from ...oracle import CPU, distance, gradients, make
 from ...preferences import one_step, pair_batch, rows_of, some_pairs, token_logps
@@ -27,47 +27,37 @@ PAIRS = some_pairs(6, seed=11)
 SORTED = ("aot", "aot_unpaired")
 
 
-def naive_logps(model, ld=False):
-    """float32[2P], and with `ld` the tails: summed over the tokens beyond the shorter completion."""
-    found = []
-    for prompt, *completions in PAIRS:
-        shorter = min(map(len, completions))
-        found += [token_logps(model, prompt, y)[shorter if ld else 0 :].sum() for y in completions]
-    return torch.stack(found)
+def naive_logps(model):
+    """Return float32[2P], one completion at a time."""
+    return torch.stack([token_logps(model, prompt, y).sum() for prompt, *completions in PAIRS for y in completions])
 
 
 def stored(reference, pairs=PAIRS):
-    """The batch, with the reference's log-probabilities as they are computed for storing."""
+    """Return the batch with the reference's log-probabilities, computed as for storing."""
     batch = pair_batch(pairs)
-    ((logps, tails),) = reference_logps(reference, [batch.groups])
-    return pair_batch(pairs, ref_logps=logps, ref_tail_logps=tails)
+    (logps,) = reference_logps(reference, [batch.groups])
+    return pair_batch(pairs, ref_logps=logps)
 
 
 OPTIONS = [
-    *({"loss_type": kind, **({"label_smoothing": 0.1} if LOSS_TYPES[kind].smoothing else {})} for kind in LOSS_TYPES),
+    *({"loss_type": kind, **({"label_smoothing": 0.1} if DPO_TYPES[kind].smoothing else {})} for kind in DPO_TYPES),
     {"f_divergence": "forward_kl"},
     {"f_divergence": "js_divergence", "loss_type": ["sigmoid", "sft"]},
-    {"f_divergence": "alpha_divergence", "f_alpha": 0.3},
-    {"loss_type": "discopop", "discopop_tau": 0.2},
-    {"ld_alpha": 0.3},
-    {"ld_alpha": 0.0, "loss_type": ["ipo", "sft"], "loss_weights": [1.0, 0.5]},
+    {"loss_type": ["ipo", "sft"], "loss_weights": [1.0, 0.5]},
 ]
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_every_loss_and_option_arrives(options):
-    """Each setting gives what the loss of that name gives from naive log-probabilities, in value and gradients."""
+    """Each setting gives the loss of that name from naive log-probabilities, with its gradients."""
     reference, model = make(seed=5), make()
     normalize = "trl" if options.get("loss_type") in SORTED else "global"
     objective = DPO(DPOSettings(beta=0.2, normalize=normalize, **options))
     output, grads = one_step(model, objective, [stored(reference)])
     with torch.no_grad():
-        ref, ref_tails = naive_logps(reference), naive_logps(reference, ld=True)
+        ref = naive_logps(reference)
     model.zero_grad()
-    policy, tails = naive_logps(model), naive_logps(model, ld=True)
-    extra = {}
-    if "ld_alpha" in options:
-        extra = {"tail_logps": (tails[::2], tails[1::2], ref_tails[::2], ref_tails[1::2])}
+    policy = naive_logps(model)
     sizes = torch.tensor([[len(c), len(r)] for _, c, r in PAIRS])
     terms = losses.dpo(
         policy[::2],
@@ -78,7 +68,6 @@ def test_every_loss_and_option_arrives(options):
         chosen_lengths=sizes[:, 0],
         rejected_lengths=sizes[:, 1],
         **options,
-        **extra,
     )
     (terms.sum / terms.count).backward()
     assert output.loss == pytest.approx(terms.sum.item() / 6, rel=1e-5)
@@ -108,7 +97,9 @@ def lora(*, learned=True):
 
 @pytest.mark.parametrize("where", ["stored", "adapter_off", "live"])
 def test_the_first_loss_is_ln_2(where):
-    """A model that is its reference begins at ln 2 within 1e-4, with a margin of 0, wherever the reference comes from."""
+    """A model that is its reference begins at ln 2 within 1e-4, with a margin of 0.
+    From every source of the reference.
+    """
     model = lora(learned=False) if where == "adapter_off" else make()
     batch = stored(make()) if where == "stored" else pair_batch(PAIRS)
     objective = DPO(DPOSettings(reference=where), reference=make() if where == "live" else None)
@@ -118,30 +109,30 @@ def test_the_first_loss_is_ln_2(where):
 
 
 @pytest.mark.parametrize("where", ["adapter_off", "live"])
-def test_references_that_are_computed_on_the_way_are_those_that_are_stored(where):
-    """With an adapter that has learned: loss, figures and gradients are the same to 1e-6; with a row whose tails weigh less too."""
-    for ld_alpha in (None, 0.3):
-        settings = {"beta": 0.5, "ld_alpha": ld_alpha}
-        torch.manual_seed(0)
-        model = lora().eval()
-        for module in model.modules():
-            # The policy's own dropout would differ from run to run; the reference's must be off by itself.
-            if isinstance(module, torch.nn.Dropout):
-                module.p = 0.0
-        expected, theirs = one_step(model, DPO(DPOSettings(**settings)), [stored(make())])
-        live = make() if where == "live" else None
-        output, grads = one_step(model, DPO(DPOSettings(reference=where, **settings), reference=live), [pair_batch(PAIRS)])
-        assert output.loss == pytest.approx(expected.loss, rel=1e-6)
-        assert output.loss != pytest.approx(math.log(2), rel=1e-2)
-        assert output.figures == pytest.approx(expected.figures, rel=1e-5, abs=1e-6)
-        assert distance(grads, theirs) < 1e-5
-        assert all("lora" in name for name in grads)
-        if live is not None:
-            assert all(p.grad is None for p in live.parameters())
+def test_references_computed_in_the_step_equal_stored_ones(where):
+    """References computed in the step equal stored ones to 1e-6: loss, figures and gradients.
+    With an adapter that has learned.
+    """
+    torch.manual_seed(0)
+    model = lora().eval()
+    for module in model.modules():
+        # The policy's own dropout would differ from run to run; the reference's must be off by itself.
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    expected, theirs = one_step(model, DPO(DPOSettings(beta=0.5)), [stored(make())])
+    live = make() if where == "live" else None
+    output, grads = one_step(model, DPO(DPOSettings(reference=where, beta=0.5), reference=live), [pair_batch(PAIRS)])
+    assert output.loss == pytest.approx(expected.loss, rel=1e-6)
+    assert output.loss != pytest.approx(math.log(2), rel=1e-2)
+    assert output.figures == pytest.approx(expected.figures, rel=1e-5, abs=1e-6)
+    assert distance(grads, theirs) < 1e-5
+    assert all("lora" in name for name in grads)
+    if live is not None:
+        assert all(p.grad is None for p in live.parameters())
 
 
 def test_the_reference_has_no_dropout_and_modes_are_restored():
-    """A live reference in training mode is asked as in evaluation, and is in training mode afterwards."""
+    """A live reference runs without dropout, and has its mode back afterwards."""
     live = make()
     for layer in live.model.layers:
         layer.self_attn.attention_dropout = 0.9
@@ -152,7 +143,9 @@ def test_the_reference_has_no_dropout_and_modes_are_restored():
 
 
 def test_an_adapter_that_is_switched_off_is_on_again():
-    """The policy's forward has the adapter, whose weights go on training, in the step after a reference's too."""
+    """The policy's forward has the adapter, in the step after a reference's too.
+    The adapter's weights keep training.
+    """
     model = lora()
     objective = DPO(DPOSettings(reference="adapter_off"))
     output, grads = one_step(model, objective, [pair_batch(PAIRS[:3]), pair_batch(PAIRS[3:])])
@@ -171,37 +164,36 @@ def test_an_adapter_that_is_switched_off_is_on_again():
             LossError,
             "ref_logps: reference='stored' reads it and the batch has none; compute it with reference_logps",
         ),
-        ({"ld_alpha": 0.5}, False, {"ref_logps": np.zeros(12, np.float32)}, LossError, "ref_tail_logps: reference='stored'"),
         ({"reference": "live"}, False, {}, LossError, "reference='live': a model is wanted"),
         ({"reference": "adapter_off"}, True, {}, LossError, "reference='adapter_off': reference=... would not be read"),
         ({"reference": "adapter_off"}, False, {}, AdapterError, "LlamaForCausalLM carries no adapter.*'stored' or 'live'"),
         ({}, False, {"ref_logps": np.zeros(6, np.float32)}, PackedBatchError, r"ref_logps: 12 numbers.*6 pairs, got \[6\]"),
     ],
 )
-def test_references_that_are_not_there_are_refused(settings, live, batch, error, message):
-    """What is missing, or given and not read, by its name and with the way out."""
+def test_missing_references_are_refused(settings, live, batch, error, message):
+    """A reference that is missing, or given and not read, is refused with what to do."""
     objective = DPO(DPOSettings(**settings), reference=make() if live else None)
     with pytest.raises(error, match=message):
         one_step(make(), objective, [pair_batch(PAIRS, **batch)])
 
 
 def test_a_reference_that_is_the_model_is_refused():
-    """It would move with what it should hold back."""
+    """The model itself is refused as its live reference: both would move."""
     model = make()
     with pytest.raises(LossError, match="the very model that is trained"):
         DPO(DPOSettings(reference="live"), reference=model).bind(model, device=CPU)
 
 
 def test_groups_that_are_no_pairs_are_refused():
-    """A preference is between two; the group that is not one is named."""
+    """A group that is not a pair is refused by its number."""
     groups = rows_of([[pair[:2]] * size for pair, size in zip(PAIRS, (2, 3), strict=False)])
     batch = type(pair_batch([]))(groups=groups)
     with pytest.raises(PackedBatchError, match="group 1 holds 3"):
         DPO().count(batch)
 
 
-def test_a_shared_prompt_that_the_attention_does_not_know_is_refused():
-    """sdpa would look at the wrong keys in silence."""
+def test_shared_prompts_under_sdpa_are_refused():
+    """A shared prompt under sdpa is refused: it would silently see the wrong keys."""
     batch = pair_batch(PAIRS, share=True, ref_logps=np.zeros(12, np.float32))
     with pytest.raises(PackedBatchError, match="prompts are shared by their completions: .*kv_rows"):
         one_step(make(), DPO(), [batch])

@@ -18,14 +18,16 @@ REFERENCES = {"above": 8, "clamped": 4}
 
 def stored(reference, good=GOOD, pairs=PAIRS, mismatched=None):
     batch = kto_batch(pairs, good, rotated(pairs) if mismatched is None else mismatched)
-    (logps, _), (others, _) = reference_logps(reference, [batch.completions, batch.mismatched])
+    logps, others = reference_logps(reference, [batch.completions, batch.mismatched])
     return kto_batch(pairs, good, mismatched or rotated(pairs), ref_logps=logps, ref_mismatched_logps=others)
 
 
 @pytest.mark.parametrize("kind", REFERENCES)
 @pytest.mark.parametrize("good", [GOOD, [True] * 6, [False] * 6], ids=["both", "good", "bad"])
 def test_the_kl_and_its_figures(kind, good):
-    """A KL above 0 and one that is held at 0; both classes, and one alone, whose absent figures are left out."""
+    """The KL may be above 0 or clamped at 0, with both classes or one.
+    Figures of an absent class are left out.
+    """
     model, reference = make(), make(seed=REFERENCES[kind])
     objective = KTO(KTOSettings(beta=0.2, desirable_weight=1.5))
     rotated_all = rotated(PAIRS)
@@ -49,14 +51,14 @@ def test_the_kl_and_its_figures(kind, good):
 
 
 def test_it_starts_at_a_half():
-    """A model that is its reference: every term is w/2 and the KL is 0."""
+    """A model that is its reference has w/2 in every term and a KL of 0."""
     found = evaluate(make(), [stored(make())], objective=KTO())
     assert found.loss == pytest.approx(0.5, abs=1e-5)
     assert found.figures["kl"] == pytest.approx(0, abs=1e-4)
 
 
 def test_a_live_reference_is_the_stored_one():
-    """Both rows of a batch are run through it; loss and gradients are the same."""
+    """A live reference runs both rows of a batch; loss and gradients are the stored one's."""
     expected, theirs = one_step(make(), KTO(), [stored(make(seed=8))])
     objective = KTO(KTOSettings(reference="live"), reference=make(seed=8))
     output, grads = one_step(make(), objective, [kto_batch(PAIRS, GOOD, rotated(PAIRS))])
@@ -66,7 +68,9 @@ def test_a_live_reference_is_the_stored_one():
 
 
 def test_no_gradient_runs_through_the_kl_and_no_dropout():
-    """The mismatched completions are run without either: in a model of nothing but dropout the KL is what it is without."""
+    """Mismatched completions are run without gradients and without dropout.
+    In a model of nothing but dropout the KL is that without it.
+    """
     model = make()
     for layer in model.model.layers:
         layer.self_attn.attention_dropout = 0.9
@@ -79,7 +83,7 @@ def test_no_gradient_runs_through_the_kl_and_no_dropout():
 
 
 def test_what_is_counted():
-    """Completions are what the mean is over and what the books say; tokens are those of both rows; an empty one has none."""
+    """Terms and samples are completions; tokens are those of both rows; an empty row has none."""
     batch = kto_batch(PAIRS, GOOD, rotated(PAIRS))
     tokens = sum(len(p) + len(c) for p, c, _ in PAIRS) + sum(len(p) + len(c) for p, c in rotated(PAIRS))
     assert (KTO().count(batch), KTO().samples(batch), KTO().tokens(batch)) == (6, 6, tokens)
@@ -99,16 +103,16 @@ def test_what_is_counted():
         ),
     ],
 )
-def test_what_does_not_fit_is_refused(change, error, message):
-    """Arrays that are missing or of another length, by name."""
+def test_missing_and_misshapen_arrays_are_refused(change, error, message):
+    """Arrays that are missing or of another length are refused by name."""
     batch = stored(make())
     fields = {name: getattr(batch, name) for name in type(batch).__annotations__} | change
     with pytest.raises(error, match=message):
         one_step(make(), KTO(), [type(batch)(**fields)])
 
 
-def test_the_naive_way_sees_the_kl():
-    """The oracle is no constant: a KL of 0 in its place gives another loss."""
+def test_the_naive_loss_depends_on_the_kl():
+    """The oracle depends on the KL: with 0 in its place the loss is another."""
     args = make(), PAIRS, GOOD
     with_kl = naive_kto(*args, rotated(PAIRS), make(seed=8)).item()
     assert math.isfinite(with_kl)

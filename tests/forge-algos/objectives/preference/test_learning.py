@@ -1,7 +1,7 @@
-"""Learning, not only equality: each objective raises the share of held-out pairs in which the better completion is preferred.
+"""Each objective raises the share of held-out pairs in which the better one is preferred.
 
-The rule: a prompt holds one of two marks, and the better completion's tokens are from that mark's half of the vocabulary. So what
-is better depends on the prompt, and which half is likelier by itself says nothing.
+The rule: a prompt holds one of two marks, and the better completion's tokens are from that mark's half of the vocabulary.
+What is better depends on the prompt, not on which half is likelier by itself.
 """
 
 import numpy as np
@@ -36,7 +36,7 @@ HALVES = (np.arange(6, 33), np.arange(33, 60))
 
 
 def ruled(number, *, seed):
-    """(prompt, chosen, rejected): the mark stands anywhere among tokens that say nothing."""
+    """Return (prompt, chosen, rejected): a mark anywhere among random tokens is better."""
     random = np.random.default_rng(seed)
     found = []
     for _ in range(number):
@@ -55,16 +55,18 @@ def a_model(kind):
 
 
 def with_references(model, batch):
-    ((logps, _),) = reference_logps(model, [batch.groups])
+    (logps,) = reference_logps(model, [batch.groups])
     return type(batch)(groups=batch.groups, ref_logps=logps)
 
 
 def desirability(model, pairs):
-    """Half of the pairs give their better completion, half their worse one, with references of the model as it is."""
+    """Return KTO's batch: half of the pairs give their better completion, half their worse one.
+    With references of the model as it is.
+    """
     good = np.arange(len(pairs)) % 2 == 0
     alone = [(p, c if well else r) for (p, c, r), well in zip(pairs, good, strict=True)]
     batch = kto_batch(alone, good, rotated(alone))
-    (logps, _), (others, _) = reference_logps(model, [batch.completions, batch.mismatched])
+    logps, others = reference_logps(model, [batch.completions, batch.mismatched])
     return kto_batch(alone, good, rotated(alone), ref_logps=logps, ref_mismatched_logps=others)
 
 
@@ -79,7 +81,7 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_held_out_accuracy_rises(name):
-    """From about a half to above nine tenths on pairs that were never seen; the loss falls."""
+    """Accuracy on held-out pairs rises from about a half to above 0.9; the loss falls."""
     objective, batch_of = CASES[name]
     reward = name == "reward"
     model = a_model(transformers.LlamaForSequenceClassification if reward else transformers.LlamaForCausalLM)

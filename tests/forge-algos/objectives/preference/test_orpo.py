@@ -12,7 +12,7 @@ PAIRS = some_pairs(5, seed=41)
 
 
 def test_the_figures():
-    """Rewards are β times the log-probability a token; the two parts of the loss are told apart."""
+    """Rewards are β times the log-probability a token; both parts of the loss are reported."""
     model = make()
     found = evaluate(model, [pair_batch(PAIRS[:2]), pair_batch(PAIRS[2:])], objective=ORPO(ORPOSettings(beta=0.5)))
     means = np.array([[token_logps(model, p, y).mean().item() for y in both] for p, *both in PAIRS])
@@ -36,7 +36,9 @@ def test_the_figures():
 
 @pytest.mark.parametrize("share", [False, True])
 def test_prompts_are_learned_once_and_only_the_chosen_ones(share):
-    """With a prompt that is longer than all else, with one of a single token, and where the row holds it once."""
+    """With `learn_prompt` each chosen completion's prompt is learned once, shared or not.
+    With a prompt that is longer than all else, and with one of a single token.
+    """
     pairs = [(np.arange(3, 20), *PAIRS[0][1:]), (np.array([7]), *PAIRS[1][1:]), PAIRS[2]]
     model = shareable(make()) if share else make()
     output, _ = one_step(model, ORPO(ORPOSettings(learn_prompt=True)), [pair_batch(pairs, share=share)])
@@ -45,7 +47,9 @@ def test_prompts_are_learned_once_and_only_the_chosen_ones(share):
 
 
 def test_what_is_masked_within_a_completion_is_learned_with_the_prompt():
-    """A turn in the middle that is no answer (another speaker's) is part of the prompt then, and of nothing else."""
+    """Masked tokens within a completion (another speaker's turn) are learned with the prompt.
+    And in no other way.
+    """
     prompt, chosen, rejected = (np.array(ids) for ids in ([5, 6, 7], [8, 9, 10, 11], [12, 13]))
     batch = pair_batch([(prompt, chosen, rejected)])
     groups = batch.groups

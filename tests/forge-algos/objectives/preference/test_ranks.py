@@ -1,4 +1,4 @@
-"""Preference objectives on real ranks: gloo processes under forge_dist's strategies take the steps that one process takes.
+"""Preference objectives on gloo processes under forge_dist's strategies equal one process.
 
 Skipped where this package is installed alone: it agrees with forge_dist by shape and does not need it.
 """
@@ -31,8 +31,11 @@ from ...preferences import a_classifier, kto_batch, pair_batch, rotated, some_pa
 
 pytest.importorskip("forge_dist", reason="forge_dist is not installed beside forge_algos")
 
+pytestmark = pytest.mark.slow
+
 LORA = AdapterSettings(adapter="lora", lora_r=3)
-OPTIMIZER = OptimizerSettings(learning_rate=1e-2, warmup_steps=1, max_grad_norm=0.5)
+# Adam's eps at 1e-3: a gradient of 1e-7 divided by its own root would turn rounding into a step.
+OPTIMIZER = OptimizerSettings(learning_rate=1e-2, eps=1e-3, warmup_steps=1, max_grad_norm=0.5)
 OBJECTIVES = {
     # (objective, whether it has an adapter, what it is loaded as)
     "dpo, adapter off": (lambda _: DPO(DPOSettings(loss_type=["sigmoid", "sft"], reference="adapter_off")), True, "causal"),
@@ -45,14 +48,16 @@ OBJECTIVES = {
 
 
 def batch_of(name, pairs, cut=slice(None)):
-    """Some of the pairs; their mismatched completions and kinds are those that they have among all."""
+    """Return some of the pairs, with their mismatched completions and kinds among all pairs."""
     if not name.startswith("kto"):
         return pair_batch(pairs[cut])
     return kto_batch(pairs[cut], (np.arange(len(pairs)) % 3 > 0)[cut], rotated(pairs)[cut])
 
 
 def steps_of(name, rank, world_size):
-    """Three steps of two micro-batches; the last rank has nothing in step 2, and nothing in step 3's second column has anybody."""
+    """Return three steps of two micro-batches.
+    The last rank has nothing in step 2, and no rank in the second column of step 3.
+    """
     found = []
     for number in range(1, 4):
         pairs = some_pairs(5, seed=number)
@@ -69,7 +74,7 @@ def steps_of(name, rank, world_size):
 
 
 def run(strategy, folders, name, rank, world_size):
-    """(losses, gradient norms, figures, evaluation, references, weights) of three steps."""
+    """Return (losses, gradient norms, figures, evaluation, references, weights) of three steps."""
     make_objective, adapter, task = OBJECTIVES[name]
     load = loader(strategy, task)
     model = load(folders[task])
@@ -89,7 +94,7 @@ def run(strategy, folders, name, rank, world_size):
     references = None
     if task == "causal":
         rows = held_out[0].completions if name.startswith("kto") else held_out[0].groups
-        ((references, _),) = reference_logps(model, [rows], adapter_off=adapter)
+        (references,) = reference_logps(model, [rows], adapter_off=adapter)
     if adapter and task == "causal":
         check_reference(model, held_out, objective=objective, **kind)
     outputs = list(
@@ -119,12 +124,12 @@ def loader(strategy, task):
 
 
 def whole(tensor):
-    """All of a tensor, as numpy, which travels between processes."""
+    """Return all of a tensor, as numpy, which travels between processes."""
     return (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).numpy()
 
 
 def on_rank(ranks, cases, folders):
-    """Every case of (strategy, objective) → what `run` gave."""
+    """Return every case of (strategy, objective) → result of `run`."""
     import forge_dist
 
     found = []
@@ -136,7 +141,9 @@ def on_rank(ranks, cases, folders):
 
 
 def test_real_ranks_equal_one_process(tmp_path_factory):
-    """ddp and fsdp2, with references of all kinds, adapters and reward models: losses, norms, figures, evaluations, weights."""
+    """Under ddp and fsdp2 losses, norms, figures, evaluations and weights are one process's.
+    With references of all kinds, adapters and reward models.
+    """
     folders = {}
     for key, model in (("causal", make()), ("reference", make(seed=8)), ("reward", a_classifier())):
         folders[key] = str(tmp_path_factory.mktemp(key))

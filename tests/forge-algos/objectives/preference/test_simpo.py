@@ -12,7 +12,7 @@ PAIRS = some_pairs(5, seed=51)
 
 
 def test_the_loss_and_its_figures():
-    """β, γ and the smoothing arrive; the rewards are β times the log-probability a token."""
+    """β, γ and the smoothing arrive; rewards are β times the log-probability a token."""
     model = make()
     objective = SimPO(SimPOSettings(beta=3.0, gamma=0.4, label_smoothing=0.1))
     found = evaluate(model, [pair_batch(PAIRS[:2]), pair_batch(PAIRS[2:])], objective=objective)

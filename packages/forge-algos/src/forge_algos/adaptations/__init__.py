@@ -1,14 +1,21 @@
-"""Adaptations: how much of a model moves. PEFT's layers, never rewritten, and OSFT, which is ours; names resolved on the model itself."""
+"""A model and settings → an `Adaptation`, which limits what moves of the model.
+
+Files here import the subfolders, heads, and what stands below them. PEFT's layers are used as they are; OSFT is our own.
+"""
 
 from forge_algos.adaptations._adapt import adapt
-from forge_algos.adaptations._adaptation import Adaptation
-from forge_algos.adaptations._off import switched_off
+from forge_algos.adaptations._switched_off import switched_off
+from forge_algos.adaptations.base._adaptation import Adaptation, Context
 from forge_algos.adaptations.osft._importance import osft_importance
 from forge_algos.adaptations.osft._inspect import Moved, Portrait, osft_moved, osft_portrait
 from forge_algos.adaptations.peft._quantization import quantization_config
+from forge_algos.settings._adapter_table import ADAPTERS, AdapterKind
 
 __all__ = [
+    "ADAPTERS",
     "Adaptation",
+    "AdapterKind",
+    "Context",
     "Moved",
     "Portrait",
     "adapt",

@@ -1,6 +1,6 @@
-"""Groups of completions in one packed row → the forward's arguments and what is learned, and whether it is such a row at all.
+"""Packed rows of completions: their protocol, checks, and the arguments of a forward.
 
-The row comes from whoever packs (forge_packing here); rooms agree by shape, so this file says the shape.
+Rows come from a packer, such as forge_packing; packages agree by shape, so this file states the shape.
 """
 
 from collections.abc import Sequence
@@ -11,15 +11,19 @@ import torch
 from numpy.typing import NDArray
 
 from forge_algos._errors import PackedBatchError
-from forge_algos.isolation._isolation import packed_inputs
+from forge_algos.batches._packed import packed_inputs, to_device
 
 
 class PackedGroups(Protocol):
-    """One flat padding-free row of T tokens: B completions in G groups, M learned tokens; numpy arrays of any integer dtype."""
+    """Flat padding-free row of T tokens: B completions in G groups, M learned tokens.
+    Arrays are numpy's, of any integer dtype.
+
+    The arrays are numpy's, of any integer dtype.
+    """
 
     @property
     def input_ids(self) -> NDArray[Any]:
-        """int[T]: segment after segment; what attends together is a segment."""
+        """int[T]: one segment after another; tokens that attend together are a segment."""
         ...
 
     @property
@@ -34,7 +38,7 @@ class PackedGroups(Protocol):
 
     @property
     def targets(self) -> NDArray[Any]:
-        """int[M]: those tokens."""
+        """int[M]: the learned tokens."""
         ...
 
     @property
@@ -64,17 +68,17 @@ class PackedGroups(Protocol):
 
     @property
     def kv_rows(self) -> NDArray[Any] | None:
-        """int[Tk]: segment after segment, the positions whose keys it sees, its own at the end; None: its own alone."""
+        """int[Tk]: positions whose keys each segment sees, its own last; None: only its own."""
         ...
 
     @property
     def cu_seqlens_k(self) -> NDArray[Any] | None:
-        """int[n+1]: where segments begin in `kv_rows`, and Tk at the end; None as `kv_rows`."""
+        """int[n+1]: where segments begin in `kv_rows`, and Tk at the end; None where `kv_rows` is."""
         ...
 
     @property
     def max_seqlen_k(self) -> int | None:
-        """The most keys of a segment; None as `kv_rows`."""
+        """Number of keys of the segment with the most; None where `kv_rows` is."""
         ...
 
 
@@ -96,29 +100,33 @@ class _Groups(NamedTuple):
 
 
 def group_inputs(batch: PackedGroups, device: torch.device) -> dict[str, Any]:
-    """The forward's arguments for the row, on the device: as of any packed row, and `kv_rows` where prompts are shared."""
+    """Build the forward's arguments for the row, with `kv_rows` where prompts are shared."""
     inputs = packed_inputs(
-        _to_device(batch.input_ids, device),
-        _to_device(batch.position_ids, device),
-        _to_device(batch.cu_seqlens, device),
+        to_device(batch.input_ids, device),
+        to_device(batch.position_ids, device),
+        to_device(batch.cu_seqlens, device),
         int(batch.max_seqlen),
     )
     if batch.kv_rows is not None:
-        assert batch.cu_seqlens_k is not None and batch.max_seqlen_k is not None  # noqa: PT018 - check_groups says so
-        inputs["kv_rows"] = _to_device(batch.kv_rows, device)
-        inputs["cu_seq_lens_k"] = _to_device(batch.cu_seqlens_k, device).to(torch.int32)
+        assert batch.cu_seqlens_k is not None and batch.max_seqlen_k is not None  # noqa: PT018 - check_groups tests it
+        inputs["kv_rows"] = to_device(batch.kv_rows, device)
+        inputs["cu_seq_lens_k"] = to_device(batch.cu_seqlens_k, device).to(torch.int32)
         inputs["max_length_k"] = int(batch.max_seqlen_k)
     return inputs
 
 
 def group_tensors(batch: PackedGroups, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(rows int64[M] and targets int64[M] on the device, lengths int64[B] on the CPU, where sizes of splits are wanted)."""
+    """Return rows int64[M], targets int64[M] and lengths int64[B] of a row as tensors.
+    The first two are on the device, lengths on the CPU, where they are read as sizes of splits.
+    """
     lengths = torch.tensor(np.asarray(batch.lengths), dtype=torch.int64)
-    return _to_device(batch.rows, device), _to_device(batch.targets, device), lengths
+    return to_device(batch.rows, device), to_device(batch.targets, device), lengths
 
 
 def idle_groups(sizes: Sequence[int] = (2,)) -> PackedGroups:
-    """A made-up row for a rank that has nothing: groups of so many completions, each a token of prompt and one learned token."""
+    """Make a row for a rank without work, with groups of these sizes.
+    Each completion is a token of prompt and a learned token.
+    """
     completions = sum(sizes)
     starts = np.arange(completions + 1) * 2
     return _Groups(
@@ -134,20 +142,16 @@ def idle_groups(sizes: Sequence[int] = (2,)) -> PackedGroups:
     )
 
 
-def _to_device(array: NDArray[Any], device: torch.device) -> torch.Tensor:
-    # A copy: the array may be a read-only view of a file.
-    return torch.tensor(np.asarray(array), dtype=torch.int64).to(device, non_blocking=True)
-
-
 def check_groups(batch: PackedGroups, vocabulary: int | None = None) -> None:
-    """Raise PackedBatchError if the arrays do not describe one row of groups with ids in [0, vocabulary).
+    """Raise PackedBatchError if the arrays are no row of groups with ids below `vocabulary`.
 
     An empty row passes: a rank without work has one.
     """
     ids, positions = np.asarray(batch.input_ids), np.asarray(batch.position_ids)
     if ids.ndim != 1 or ids.shape != positions.shape:
         raise PackedBatchError(
-            f"a row of groups needs input_ids and position_ids of one shape [T], got {list(ids.shape)} and {list(positions.shape)}"
+            f"a row of groups needs input_ids and position_ids of one shape [T], got {list(ids.shape)} and "
+            f"{list(positions.shape)}"
         )
     queries = _segments("cu_seqlens", batch.cu_seqlens, "the row's", len(ids), batch.max_seqlen)
     _check_keys(batch, queries, positions)
@@ -155,13 +159,13 @@ def check_groups(batch: PackedGroups, vocabulary: int | None = None) -> None:
     for name, values in (("input_ids", ids), ("targets", np.asarray(batch.targets))):
         if vocabulary is not None and values.size and not 0 <= values.min() <= values.max() < vocabulary:
             raise PackedBatchError(
-                f"{name} holds the token id {values[(values < 0) | (values >= vocabulary)][0]}, but the model's vocabulary ends at "
-                f"{vocabulary - 1}: the data was tokenised for another model"
+                f"{name} holds the token id {values[(values < 0) | (values >= vocabulary)][0]}, but the model's vocabulary "
+                f"ends at {vocabulary - 1}: the data was tokenised for another model"
             )
 
 
 def _segments(name: str, ends: NDArray[Any] | None, whose: str, tokens: int, longest: int | None) -> NDArray[Any]:
-    """The segments' lengths int[n], none of them zero."""
+    """Return the segments' lengths int[n], or raise PackedBatchError if they are malformed."""
     cu = np.asarray(ends)
     lengths = np.diff(cu) if cu.ndim == 1 else np.zeros(1)
     if cu.ndim != 1 or not cu.size or cu[0] != 0 or cu[-1] != tokens or (lengths < 1).any():
@@ -173,7 +177,7 @@ def _segments(name: str, ends: NDArray[Any] | None, whose: str, tokens: int, lon
 
 
 def _check_keys(batch: PackedGroups, queries: NDArray[Any], positions: NDArray[Any]) -> None:
-    """Each segment sees positions 0, 1, 2, ... in this order, its own at the end and its prompt's from before it."""
+    """Check that each segment sees positions 0, 1, 2, ..., its prompt's first and its own last."""
     cu, rows, keys = np.asarray(batch.cu_seqlens), np.arange(len(positions)), queries
     if batch.kv_rows is None:
         if batch.cu_seqlens_k is not None or batch.max_seqlen_k is not None:

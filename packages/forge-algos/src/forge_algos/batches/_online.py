@@ -1,4 +1,4 @@
-"""What `train` is fed by the online methods: a packed row of completions, and what is known of their tokens."""
+"""Batch of the online methods: a packed row of completions, and the rollout's arrays for it."""
 
 from typing import Any
 
@@ -14,16 +14,16 @@ Floats = NDArray[np.float32]
 
 @attrs.frozen(kw_only=True, eq=False)
 class OnlineBatch:
-    """B completions in a packed row with M learned tokens, and what the rollout knows of these."""
+    """B completions in a packed row with M learned tokens, and the rollout's numbers for them."""
 
     groups: PackedGroups
     """The row."""
     old_logps: Floats
-    """float32[M]"""
+    """float32[M]: log-probabilities under the policy that sampled, in nats."""
     advantages: Floats
-    """float32[M]; all of a completion's the same, but for PPO."""
+    """float32[M]; the same for all tokens of a completion, except in PPO."""
     rewards: Floats
-    """float32[B]; read by nobody but the figures."""
+    """float32[B]; read by the figures alone."""
     ref_logps: Floats | None = None
     """float32[M], where there is a reference."""
     returns: Floats | None = None
@@ -33,12 +33,12 @@ class OnlineBatch:
 
 
 def check_online(batch: OnlineBatch, *wanted: str) -> None:
-    """Raise PackedBatchError if the row is none, or an array beside it is missing or of another length."""
+    """Raise PackedBatchError if the row is malformed, or an array is missing or of wrong length."""
     check_groups(batch.groups)
     B, M = len(batch.groups.lengths), len(batch.groups.rows)
     if B and np.asarray(batch.groups.lengths).min() < 1:
         raise PackedBatchError(
-            "a sampled completion has a token at least, and all of its tokens are learned; one here has none"
+            "a sampled completion has at least one token, and all of its tokens are learned; one here has none"
         )
     for name in ("old_logps", "advantages", "rewards", "ref_logps", "returns", "old_values"):
         found: Any = getattr(batch, name)
@@ -52,7 +52,7 @@ def check_online(batch: OnlineBatch, *wanted: str) -> None:
 
 
 def idle_online() -> OnlineBatch:
-    """Two made-up completions of a token each, for a rank that has nothing."""
+    """Make two completions of a token each, for a rank without work."""
     nothing = np.zeros(2, np.float32)
     return OnlineBatch(
         groups=idle_groups((2,)),

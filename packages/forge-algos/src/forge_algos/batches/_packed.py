@@ -1,20 +1,25 @@
-"""A packed row → what is learned in it, and whether it is one at all.
+"""Packed rows of documents: their protocol, checks, and the arguments of a forward.
 
-The row comes from whoever packs (forge_packing here); rooms agree by shape, so this file says the shape.
+Rows come from a packer, such as forge_packing; packages agree by shape, so this file states the shape.
 """
 
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import nn
 
 from forge_algos._errors import PackedBatchError
+from forge_algos._modules import vocabulary
 
 IGNORE = -100
 
 
 class PackedBatch(Protocol):
-    """One flat padding-free row of T tokens in B documents; numpy arrays of any integer dtype."""
+    """Flat padding-free row of T tokens in B documents.
+    Arrays are numpy's, of any integer dtype.
+    """
 
     @property
     def input_ids(self) -> NDArray[Any]:
@@ -23,7 +28,7 @@ class PackedBatch(Protocol):
 
     @property
     def labels(self) -> NDArray[Any]:
-        """int[T]: the token itself where it is learned, -100 where it is not; a document's first is never learned."""
+        """int[T]: the token itself where it is learned, else -100, as is each document's first."""
         ...
 
     @property
@@ -43,9 +48,9 @@ class PackedBatch(Protocol):
 
 
 def next_tokens(batch: PackedBatch) -> NDArray[np.int64]:
-    """The label of the token that follows within the same document: int64[T], -100 where nothing is learned.
+    """Shift labels to the positions that predict them: int64[T], -100 where nothing is learned.
 
-    The last position of a document predicts nothing, whatever the first label of the next document says.
+    The last position of a document predicts nothing, whatever the first label of the next document is.
     """
     labels = np.asarray(batch.labels)
     targets = np.full(len(labels), IGNORE, dtype=np.int64)
@@ -56,17 +61,17 @@ def next_tokens(batch: PackedBatch) -> NDArray[np.int64]:
 
 
 def token_count(batch: PackedBatch) -> int:
-    """T."""
+    """Count the tokens T."""
     return len(batch.input_ids)
 
 
 def sample_count(batch: PackedBatch) -> int:
-    """B."""
+    """Count the documents B."""
     return max(0, len(batch.cu_seqlens) - 1)
 
 
 def check_batch(batch: PackedBatch, vocabulary: int | None = None) -> None:
-    """Raise PackedBatchError if the arrays do not describe one row of documents with ids in [0, vocabulary)."""
+    """Raise PackedBatchError if the arrays are no row of documents with ids below `vocabulary`."""
     ids, labels, positions = (np.asarray(a) for a in (batch.input_ids, batch.labels, batch.position_ids))
     cu = np.asarray(batch.cu_seqlens)
     if not ids.shape == labels.shape == positions.shape or ids.ndim != 1:
@@ -96,3 +101,64 @@ def check_batch(batch: PackedBatch, vocabulary: int | None = None) -> None:
 
 def _short(values: NDArray[Any]) -> str:
     return np.array2string(values, threshold=8, edgeitems=3, separator=", ")
+
+
+def packed_inputs(ids: torch.Tensor, positions: torch.Tensor, boundaries: torch.Tensor, longest: int) -> dict[str, Any]:
+    """Build the forward's arguments for one packed row, without cache and mask.
+
+    Args:
+        ids: int64[T].
+        positions: int64[T].
+        boundaries: int[B+1], where documents begin, and T.
+        longest: tokens of the longest document.
+    """
+    boundaries = boundaries.to(ids.device, torch.int32)
+    return {
+        "input_ids": ids[None],
+        "position_ids": positions[None],
+        "use_cache": False,
+        "cu_seq_lens_q": boundaries,
+        "cu_seq_lens_k": boundaries,
+        "max_length_q": longest,
+        "max_length_k": longest,
+    }
+
+
+def to_device(array: NDArray[Any], device: torch.device) -> torch.Tensor:
+    """Copy integers to a device as int64.
+    The array may be a read-only view of a file, which no tensor may share.
+    """
+    return torch.tensor(np.asarray(array), dtype=torch.int64).to(device, non_blocking=True)
+
+
+class LearnedRow(NamedTuple):
+    """A row on the device: the forward's arguments and what is learned."""
+
+    inputs: dict[str, Any]
+    rows: torch.Tensor
+    targets: torch.Tensor
+
+
+class RowLoader:
+    """Moves packed rows to the device, after checking their arrays and token ids."""
+
+    def __init__(self, model: nn.Module, device: torch.device) -> None:
+        self._device = device
+        self._vocabulary = vocabulary(model)
+
+    def __call__(self, batch: PackedBatch) -> LearnedRow:
+        """Return the row's arguments and targets on the device.
+
+        Raises:
+            PackedBatchError: the arrays are no row, or hold an id that the model does not have.
+        """
+        check_batch(batch, self._vocabulary)
+        targets = next_tokens(batch)
+        rows = np.flatnonzero(targets != IGNORE)
+        inputs = packed_inputs(
+            to_device(batch.input_ids, self._device),
+            to_device(batch.position_ids, self._device),
+            to_device(batch.cu_seqlens, self._device),
+            int(batch.max_seqlen),
+        )
+        return LearnedRow(inputs, to_device(rows, self._device), to_device(targets[rows], self._device))

@@ -1,1 +1,4 @@
-"""Heads."""
+"""Hidden states of a forward → scores of chosen positions: log-probabilities, losses.
+
+Files here import isolation, losses, and what stands below them.
+"""

@@ -1,4 +1,4 @@
-"""A layer whose own forward is another function for a while, called as ever: with its hooks, in its place in the model.
+"""Replacement of a layer's forward for a while, called with its hooks and in its place.
 
 What divides a model over ranks gathers a layer's weights in hooks around its call, for the forward and again for the backward
 pass. So what needs a layer's weight is computed inside the layer's call, where it is whole, and not beside the model.
@@ -13,20 +13,20 @@ from torch import nn
 
 
 @contextmanager
-def swapped_forward(layer: nn.Module, forward: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
-    """Inside the block `layer(x)` runs its hooks around `forward(x)`."""
+def override_forward(layer: nn.Module, forward: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
+    """Let `layer(x)` run its hooks around `forward(x)` inside the block."""
     before = vars(layer).get("forward")
     layer.forward = forward
     try:
         yield
     finally:
-        # What was set on the layer hides its class's method; without it that is seen again.
+        # The attribute hides the method of the layer's class.
         del layer.forward
         if before is not None:
             layer.forward = before
 
 
-def computed_inside(
+def compute_inside(
     model: nn.Module,
     layer: nn.Module,
     inputs: dict[str, Any],
@@ -34,11 +34,18 @@ def computed_inside(
     *,
     shape: Sequence[int] | None = None,
 ) -> tuple[torch.Tensor, ...]:
-    """What `compute(hidden)` returns inside the layer's own call, during one forward of the model.
+    """Compute inside a layer's own call, during one forward of the model.
 
-    Hidden is what the layer is fed, float[1, T, D] ([B, S, D] of documents in lines); the model is given zeros of `shape` in the place of
-    the layer's output, by default one number for each place. A
-    backward pass from any of the tensors runs through all of the model's output hooks first, so it may read weights.
+    Args:
+        model: outermost module.
+        layer: the layer, whose output is replaced.
+        inputs: of the forward.
+        compute: function of the layer's input float[1, T, D] ([B, S, D] of documents in lines).
+        shape: of the zeros that the model gets as the layer's output; by default one number for each place.
+
+    Returns:
+        tuple: the tensors of `compute`. A backward pass from any of them runs through all of the model's output hooks first, so
+            it may read weights.
     """
     found: list[Sequence[torch.Tensor]] = []
 
@@ -47,18 +54,20 @@ def computed_inside(
         found.append(tensors)
         return carry(tensors, hidden, (*hidden.shape[:-1], 1) if shape is None else shape)
 
-    with swapped_forward(layer, forward):
+    with override_forward(layer, forward):
         out = model(**inputs).logits
     (tensors,) = found
     return join(tensors, out)
 
 
-def computed_beside(
+def compute_beside(
     model: nn.Module, body: nn.Module, inputs: dict[str, Any], compute: Callable[[torch.Tensor], torch.Tensor]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(the model's logits, what `compute(hidden)` returns), hidden being what the body of the model gives, float[1, T, D].
+    """Compute from the hidden states float[1, T, D] of the model's body, during one forward.
 
-    A backward pass from either runs through the model's output hooks first.
+    Returns:
+        tuple: the model's logits, and what `compute(hidden)` returns. A backward pass from either runs through the model's
+            output hooks first.
     """
     found: list[torch.Tensor] = []
 
@@ -78,21 +87,23 @@ def computed_beside(
 
 
 def carry(tensors: Sequence[torch.Tensor], like: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
-    """Stand-in for a layer's output, zeros of `shape` in `like`'s dtype and device, that hang on the tensors."""
+    """Make zeros of `shape` for a layer's output that depend on the tensors in the graph.
+    Dtype and device are those of `like`.
+    """
     return _Carry.apply(like.detach(), shape, *tensors)
 
 
 def join(tensors: Sequence[torch.Tensor], carrier: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """The tensors, whose backward pass runs through `carrier` too, so that hooks on the outputs of all modules see it first.
+    """Return the tensors, whose backward pass runs through `carrier` too.
 
-    Sharded modules gather their weights for the backward pass in such hooks. The gradients do not change by a bit: what comes
-    back through the carrier is dropped.
+    So hooks on the outputs of all modules see it first; sharded modules gather their weights for the backward pass in such
+    hooks. The gradients do not change by a bit: what comes back through the carrier is dropped.
     """
     return _Join.apply(carrier, *tensors)
 
 
 class _Carry(torch.autograd.Function):
-    """Tensors → zeros of a shape, through which a backward pass reaches them and to which it adds nothing."""
+    """Tensors → zeros through which a backward pass reaches them and to which it adds nothing."""
 
     @staticmethod
     def forward(  # pyrefly: ignore[bad-override]  torch's own signature is *args
@@ -107,7 +118,7 @@ class _Carry(torch.autograd.Function):
 
 
 class _Tie(torch.autograd.Function):
-    """(hidden, tensors) → hidden; backward its gradient passes on, and only then do the tensors' own passes begin."""
+    """(hidden, tensors) → hidden; its gradient passes on before the tensors' own passes begin."""
 
     @staticmethod
     def forward(  # pyrefly: ignore[bad-override]  torch's own signature is *args
@@ -122,7 +133,7 @@ class _Tie(torch.autograd.Function):
 
 
 class _Join(torch.autograd.Function):
-    """(what became of the carrier, tensors) → the tensors, the same; backward it starts the path that the forward took."""
+    """(carrier, tensors) → the tensors; their backward pass runs through the carrier too."""
 
     @staticmethod
     def forward(  # pyrefly: ignore[bad-override]  torch's own signature is *args

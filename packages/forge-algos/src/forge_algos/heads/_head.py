@@ -1,9 +1,9 @@
-"""A model → how its learned positions are scored, decided once, with the reason.
+"""How a model's learned positions are scored: decided once, with the reason.
 
 The fast way computes in the head's place, from the hidden states that the model feeds its head and the head's weight: logits
 exist for a few hundred labelled rows at a time. It is right only if the head is that weight and nothing else, or something that
-the losses know (a scale, a softcap), so the model itself is asked first. Otherwise the model computes its own logits, at the
-labelled positions alone. Either way the forward is one call of the outermost module.
+the losses can apply (a scale, a softcap), so the model itself is tested first. Otherwise the model computes its own logits, at
+the labelled positions alone. Either way the forward is one call of the outermost module.
 """
 
 import inspect
@@ -16,31 +16,32 @@ from torch import nn
 
 from forge_algos._errors import LossError
 from forge_algos._modules import causal_model, decoder, head
-from forge_algos.heads._forward_override import computed_beside, computed_inside
+from forge_algos.heads._forward_override import compute_beside, compute_inside
 from forge_algos.heads._layout import lay_out
 from forge_algos.heads._probe import PROBED_TOKENS, problem_of, transform_of
 from forge_algos.losses import LossTerms, _check
 from forge_algos.losses._nll import Likelihood, nll_of_rows
-from forge_algos.losses._rows import Given, Projected, Tensors, Way, product_dtype
+from forge_algos.losses._rows import Given, LogitSource, Projected, Tensors, product_dtype
 from forge_algos.losses._token_logps import logps_and_entropy_of_rows, logps_of_rows
 from forge_algos.losses.distillation._rows import distillation_of_rows
 
 Inputs = dict[str, Any]
 Beside = Callable[[torch.Tensor], torch.Tensor]
-Compute = Callable[[Way, Tensors], tuple[torch.Tensor, ...]]
+Compute = Callable[[LogitSource, Tensors], tuple[torch.Tensor, ...]]
 
 
 @attrs.frozen(kw_only=True, eq=False)
 class Head:
-    """How learned positions are scored, and why so.
+    """Scoring of the learned positions of a model, and the reason for it.
 
-    Everything takes the forward's `inputs` of one row [1, T] and `rows` int64[M], the positions whose logits are meant (a position
-    may stand there more than once), and is one forward of the model.
+    Every method takes the forward's `inputs` of one row [1, T] and `rows` int64[M], the positions whose logits are meant (a
+    position may stand there more than once), and is one forward of the model.
     """
 
     model: nn.Module = attrs.field(repr=False)
     name: Literal["chunked", "logits"]
-    """"chunked": in chunks in the head's place, on its weight. "logits": from the model's own logits at those rows."""
+    """\"chunked": in chunks in the head's place, on its weight.
+    "logits": from the model's own logits at those rows."""
     reason: str
     scale: float = 1.0
     softcap: float | None = None
@@ -55,7 +56,7 @@ class Head:
         label_smoothing: float = 0.0,
         z_loss: float = 0.0,
     ) -> LossTerms:
-        """The summed negative log-likelihood of targets int64[M], as `losses.nll` has it with its variants and stats.
+        """Sum the negative log-likelihood of targets int64[M], with the options of `losses.nll`.
 
         Raises:
             LossError: a number out of range.
@@ -63,8 +64,8 @@ class Head:
         likelihood = Likelihood(dft=dft, label_smoothing=label_smoothing, z_loss=z_loss)
         found: list[LossTerms] = []
 
-        def compute(way: Way, tensors: Tensors) -> tuple[torch.Tensor]:
-            found.append(nll_of_rows(way, tensors, targets, likelihood))
+        def compute(source: LogitSource, tensors: Tensors) -> tuple[torch.Tensor]:
+            found.append(nll_of_rows(source, tensors, targets, likelihood))
             return (found[0].sum,)
 
         (loss,) = self._scored(inputs, rows, compute)
@@ -79,17 +80,25 @@ class Head:
         temperature: float = 1.0,
         beside: Beside | None = None,
     ) -> Any:
-        """float32[M]: log-probabilities of targets int64[M] after the logits were divided by the temperature, with gradients.
+        """Compute log-probabilities float32[M] of targets int64[M], with gradients.
 
-        With `beside` the pair of that and `beside(hidden)`, a tensor that it makes of the hidden states float[T, D] which the head
-        is fed; gradients run through both, also where the model is divided over ranks, if what it calls belongs to the model.
+        With `beside` return the pair of that and `beside(hidden)`, a tensor made of the hidden states float[T, D] that the head
+        is fed; gradients run through both, also where the model is divided over ranks, if the modules that it calls belong to
+        the model.
+
+        Args:
+            inputs: of the forward.
+            rows: int64[M].
+            targets: int64[M].
+            temperature: above 0; divides the logits.
+            beside: computes a tensor from the hidden states.
 
         Raises:
-            LossError: a temperature that is not above 0, or `beside` for a model that shows nobody its hidden states.
+            LossError: a temperature that is not above 0, or `beside` for a model without accessible hidden states.
         """
 
-        def compute(way: Way, tensors: Tensors) -> tuple[torch.Tensor]:
-            return (logps_of_rows(way, tensors, targets),)
+        def compute(source: LogitSource, tensors: Tensors) -> tuple[torch.Tensor]:
+            return (logps_of_rows(source, tensors, targets),)
 
         found = self._scored(inputs, rows, compute, temperature=temperature, beside=beside)
         return found if beside is not None else found[0]
@@ -103,11 +112,13 @@ class Head:
         temperature: float = 1.0,
         beside: Beside | None = None,
     ) -> tuple[torch.Tensor, ...]:
-        """(logps, entropy), or (logps, entropy, beside's): float32[M] in nats of the rows' distributions, without a gradient."""
+        """Compute (logps, entropy) or (logps, entropy, beside's), float32[M] each in nats.
+        The entropy is that of the rows' distributions, without a gradient.
+        """
         entropy: list[torch.Tensor] = []
 
-        def compute(way: Way, tensors: Tensors) -> tuple[torch.Tensor]:
-            logps, found = logps_and_entropy_of_rows(way, tensors, targets)
+        def compute(source: LogitSource, tensors: Tensors) -> tuple[torch.Tensor]:
+            logps, found = logps_and_entropy_of_rows(source, tensors, targets)
             entropy.append(found)
             return (logps,)
 
@@ -117,10 +128,11 @@ class Head:
     def distillation(
         self, inputs: Inputs, rows: torch.Tensor, teacher: "Head", teacher_inputs: Inputs, *, beta: float, temperature: float
     ) -> LossTerms:
-        """The generalised JSD of `losses.distillation` between the teacher's rows and the model's, with gradients for the model.
+        """Sum the generalised JSD between a teacher's rows and the model's.
+        Gradients are those of the model.
 
-        Neither's logits are ever there whole: the model runs while the teacher is within its head, so that both weights are
-        there. `rows` are the same in both.
+        The divergence is that of `losses.distillation`. Neither model's logits are ever whole: the model runs while the teacher
+        is within its head, so that both weights are at hand. `rows` are the same in both.
 
         Returns:
             LossTerms: over the M rows, in nats. Stats: `kl`, KL(teacher ‖ model) after the temperature.
@@ -131,9 +143,9 @@ class Head:
         found: list[LossTerms] = []
         wanted = torch.is_grad_enabled()
 
-        def taught(teacher_way: Way, teacher_tensors: Tensors) -> tuple[()]:
-            def compute(way: Way, tensors: Tensors) -> tuple[torch.Tensor]:
-                found.append(distillation_of_rows(way, tensors, (teacher_way, teacher_tensors), beta=beta))
+        def taught(teacher_source: LogitSource, teacher_tensors: Tensors) -> tuple[()]:
+            def compute(source: LogitSource, tensors: Tensors) -> tuple[torch.Tensor]:
+                found.append(distillation_of_rows(source, tensors, (teacher_source, teacher_tensors), beta=beta))
                 return (found[0].sum,)
 
             with torch.set_grad_enabled(wanted):
@@ -154,7 +166,7 @@ class Head:
         temperature: float = 1.0,
         beside: Beside | None = None,
     ) -> tuple[torch.Tensor, ...]:
-        """What `compute` makes of the rows' logits in one forward, and `beside` of the hidden states."""
+        """Run `compute` on the rows' logits in one forward, and `beside` on the hidden states."""
         _check.number("temperature", temperature, above=0)
         if self.name == "logits":
             return self._from_logits(inputs, rows, compute, temperature, beside)
@@ -164,21 +176,21 @@ class Head:
 
         def inside(hidden: torch.Tensor) -> tuple[torch.Tensor, ...]:
             hidden = layout.packed(hidden)
-            way = Projected(
+            source = Projected(
                 product=product_dtype(linear.weight), scale=self.scale, softcap=self.softcap, temperature=temperature
             )
-            found = compute(way, (hidden[0].index_select(0, rows), linear.weight, linear.bias))
+            found = compute(source, (hidden[0].index_select(0, rows), linear.weight, linear.bias))
             return found if beside is None else (*found, beside(hidden[0]))
 
-        # One row stands in for all; the model may scale or cap it, which costs nothing.
-        return computed_inside(self.model, linear, layout.inputs, inside, shape=(1, 1, linear.out_features))
+        # The model gets one row for all, which it may scale or cap at no cost.
+        return compute_inside(self.model, linear, layout.inputs, inside, shape=(1, 1, linear.out_features))
 
     def _from_logits(
         self, inputs: Inputs, rows: torch.Tensor, compute: Compute, temperature: float, beside: Beside | None
     ) -> tuple[torch.Tensor, ...]:
         layout = lay_out(self.model, inputs)
         inputs = layout.inputs
-        # In lines of documents the same positions of all lines would be kept, so there all are.
+        # With documents in lines, the same positions of all lines would be kept: there all positions are.
         keeps = layout.lines is None and "logits_to_keep" in inspect.signature(causal_model(self.model).forward).parameters
         if keeps:
             inputs = {**inputs, "logits_to_keep": rows}
@@ -189,14 +201,14 @@ class Head:
             body = decoder(self.model)
             if body is None:
                 raise LossError(f"{type(causal_model(self.model)).__name__} has no decoder whose hidden states could be read")
-            logits, *rest = computed_beside(self.model, body, inputs, lambda hidden: beside(layout.packed(hidden)[0]))
+            logits, *rest = compute_beside(self.model, body, inputs, lambda hidden: beside(layout.packed(hidden)[0]))
         logits = layout.packed(logits)
         logits_MV = logits[0] if keeps else logits[0].index_select(0, rows)
         return (*compute(Given(given=logits.dtype, temperature=temperature), (logits_MV,)), *rest)
 
 
 def choose_head(model: nn.Module, *, device: torch.device) -> Head:
-    """Compare what the head's weight gives with the model's own logits on a few tokens, and take the fast way if equal.
+    """Choose the fast way if it gives the model's own logits on a few tokens.
 
     Leaves the model's modes, its gradients and the random state as they were. Where a model is divided over ranks, every rank
     calls it, and all decide alike.

@@ -1,7 +1,8 @@
-"""A packed row → what a model is fed of it, and hidden states → the row's own order again.
+"""Arguments by which a model is fed a packed row, and the way back to the row's own order.
 
-To most models that is the row itself. Virtual tokens (prefix and prompt tuning) stand before a document, and a row has no place for them
-between its documents: there each becomes a line of its own, filled up on the right under a mask, all lines in one forward.
+Most models are fed the row itself. Virtual tokens (prefix and prompt tuning) stand before a document, and a row has no place
+for them between its documents: there each document becomes a line of its own, padded on the right under a mask, all lines in
+one forward.
 """
 
 from typing import Any
@@ -21,24 +22,25 @@ class Layout:
     inputs: dict[str, Any]
     """The forward's arguments."""
     lines: torch.Tensor | None = None
-    """int64[T]: which line each token of the row is in; None: the row goes in as it is."""
+    """int64[T]: line of each token of the row; None: the row is fed as it is."""
     columns: torch.Tensor | None = None
-    """int64[T]: its place there."""
+    """int64[T]: place of each token in its line."""
     width: int = 0
-    """Places in a line, virtual tokens not counted."""
+    """Number of places in a line, without virtual tokens."""
 
     def packed(self, hidden: torch.Tensor) -> torch.Tensor:
-        """float[B, S, ...] that the forward gave for each place → float[1, T, ...], each token's in the row's order."""
+        """Put float[B, S, ...] of the forward's places into the row's order: float[1, T, ...]."""
         if self.lines is None or self.columns is None:
             return hidden
         places = hidden.shape[1]
-        # Virtual tokens have places only where they go in as embeddings, and only while the adapter is on; they come first.
+        # Virtual tokens have places, the first ones, only as embeddings and only while the adapter is on.
         where = self.lines * places + self.columns + (places - self.width)
         return hidden.flatten(0, 1).index_select(0, where)[None]
 
 
 def lay_out(model: nn.Module, inputs: dict[str, Any]) -> Layout:
-    """How `model` is fed the packed row of `packed_inputs`; waits for no device, and so looks at positions on the CPU only.
+    """Lay out the packed row of `packed_inputs` as `model` is fed it.
+    It waits for no device, and so checks positions on the CPU only.
 
     Raises:
         PackedBatchError: the model has virtual tokens, and a document's beginning lies elsewhere: a line would lack it.
@@ -47,8 +49,8 @@ def lay_out(model: nn.Module, inputs: dict[str, Any]) -> Layout:
         return Layout(inputs=inputs)
     if inputs.get("kv_rows") is not None:
         raise PackedBatchError(
-            "completions that share a prompt (kv_rows) came to a model with virtual tokens, where each needs a prompt of its own: collate "
-            "with share_prompt=False, as forge_algos.shares_prompts says"
+            "completions that share a prompt (kv_rows) came to a model with virtual tokens, where each needs a prompt of its "
+            "own: collate with share_prompt=False, as forge_algos.shares_prompts reports"
         )
     ids, columns, boundaries = inputs["input_ids"][0], inputs["position_ids"][0], inputs["cu_seq_lens_q"]
     documents, width = len(boundaries) - 1, int(inputs["max_length_q"])
@@ -56,15 +58,15 @@ def lay_out(model: nn.Module, inputs: dict[str, Any]) -> Layout:
     lines = numbers.repeat_interleave(boundaries.diff(), output_size=len(ids))
     if columns.device.type == "cpu" and not torch.equal(columns, torch.arange(len(ids)) - boundaries[lines]):
         raise PackedBatchError(
-            "position_ids of a row for a model with virtual tokens must count each document of cu_seq_lens_q from 0: its line has places "
-            "for nothing else"
+            "position_ids of a row for a model with virtual tokens must count each document of cu_seq_lens_q from 0: its line "
+            "has places for nothing else"
         )
     padded = ids.new_zeros(documents, width)
     mask = torch.zeros_like(padded)
     padded[lines, columns] = ids
     mask[lines, columns] = 1
     return Layout(
-        # Positions follow from the places: PEFT counts its virtual tokens among them in a way of its own.
+        # No positions: PEFT computes them from the mask and counts its virtual tokens among them.
         inputs={"input_ids": padded, "attention_mask": mask, "use_cache": False},
         lines=lines,
         columns=columns,

@@ -1,4 +1,4 @@
-"""A row's embeddings → the same with noise on them, while the model is in training mode (NEFTune, arXiv 2310.05914)."""
+"""Noise on a row's embeddings in training mode (NEFTune, arXiv 2310.05914)."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +12,7 @@ from forge_algos._modules import causal_model, embeddings, virtual_tokens
 
 
 def require_embeddings(model: nn.Module) -> None:
-    """Raise unless the model names the layer that noise would be put on.
+    """Raise unless the model names the layer that noise is put on.
 
     Raises:
         LossError: it names none.
@@ -25,11 +25,11 @@ def require_embeddings(model: nn.Module) -> None:
 
 @contextmanager
 def noisy_embeddings(model: nn.Module, alpha: float, boundaries: torch.Tensor) -> Iterator[None]:
-    """Inside the block the embeddings of a packed row get uniform noise within ±alpha / √(S·D); none in evaluation mode.
+    """Add uniform noise within ±alpha / √(S·D) to a row's embeddings inside the block.
 
-    S is the length of a token's own document and D the width, so that a document's noise does not depend on what it is packed
-    with. The noise is drawn from torch's own generator of the device, which the caller's seed decides, within the embedding
-    layer's call: wrappers, adapters and sharding see nothing of it.
+    There is none in evaluation mode. S is the length of a token's own document and D the width, so that a document's noise does
+    not depend on what it is packed with. The noise is drawn from torch's own generator of the device, which the caller's seed
+    decides, within the embedding layer's call: wrappers, adapters and sharding do not notice it.
 
     Args:
         model: bare or wrapped.
@@ -41,13 +41,13 @@ def noisy_embeddings(model: nn.Module, alpha: float, boundaries: torch.Tensor) -
         yield
         return
     lengths = boundaries.diff()
-    # Documents before which virtual tokens stand are lines of their own.
+    # With virtual tokens each document is a line of its own.
     in_lines = virtual_tokens(model) > 0
 
     def add_noise(_layer: nn.Module, _args: Any, found: torch.Tensor) -> torch.Tensor:
-        # [B, 1] or [T]: a line's tokens are all of one document.
+        # [B, 1] for lines, which hold one document each, or [T].
         S = lengths[:, None] if in_lines else lengths.repeat_interleave(lengths, output_size=found.shape[-2])
-        # Not in int32, which the product may leave.
+        # In float32, since the product may exceed int32.
         most = alpha / (S.float() * found.shape[-1]).sqrt()
         return found + torch.empty_like(found).uniform_(-1.0, 1.0) * most[..., None].to(found.dtype)
 

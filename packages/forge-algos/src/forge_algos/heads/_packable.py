@@ -1,21 +1,97 @@
-"""A model that is about to be trained on packed rows → shown to keep their documents apart, or refused."""
+"""Tests whether a model may be trained on packed rows, in the way in which it is fed them.
+
+A model with virtual tokens before each document gets documents in padded lines under a mask; that they come out as alone is
+tried and not inferred from names, as in `isolation`. Alone is plain PEFT with one document and no mask.
+"""
+
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
 
-from forge_algos._modules import virtual_tokens
-from forge_algos.heads._virtual_tokens import require_lines
-from forge_algos.isolation._isolation import require_isolation
+from forge_algos._errors import AdapterError
+from forge_algos._modules import attention_of, causal_model, unwrap, virtual_tokens
+from forge_algos.batches._packed import packed_inputs
+from forge_algos.heads._layout import lay_out
+from forge_algos.isolation._isolation import (
+    batch_hidden_states,
+    equal_within_rounding,
+    made_up_ids,
+    require_isolation,
+    run_test,
+)
+
+_LENGTHS = (4, 7)
+_passed: WeakKeyDictionary[nn.Module, tuple[str | None, torch.device]] = WeakKeyDictionary()
 
 
 def require_packable(model: nn.Module, *, device: torch.device) -> None:
-    """Raise unless documents of one row are to this model what they are alone, in the way in which it is fed them (`lay_out`).
+    """Raise unless documents of one row come out as alone, fed as `lay_out` does.
 
     Raises:
-        PackedBatchError: it does not keep them apart; two made-up ones are tried.
-        AdapterError: its virtual tokens cannot stand before each document.
+        PackedBatchError: they do not; two made-up ones are tried.
+        AdapterError: virtual tokens cannot stand before each document.
     """
     if virtual_tokens(model):
-        require_lines(model, device=device)
+        _require_lines(model, device=device)
     else:
         require_isolation(model, device=device)
+
+
+def _require_lines(model: nn.Module, *, device: torch.device) -> None:
+    """Raise unless documents in lines come out as alone, with all that stands before each token.
+
+    Virtual tokens are among it.
+
+    Raises:
+        AdapterError: they do not, or the model cannot run such a batch at all.
+    """
+    kind = str(unwrap(model).active_peft_config.peft_type.value)  # pyrefly: ignore[missing-attribute]  a PeftModel's
+    if kind == "PREFIX_TUNING" and any(getattr(module, "gradient_checkpointing", False) for module in model.modules()):
+        raise AdapterError(
+            "adapter=prefix with activation_checkpointing: transformers drops the keys and values of the prefix while it "
+            "trains so; leave activation_checkpointing out, or take adapter=prompt"
+        )
+    causal = causal_model(model)
+    key = attention_of(causal), device
+    if _passed.get(model) == key:
+        return
+    what = f"{type(causal).__name__} with attention {key[0]!r}"
+    problem, refusal = run_test(_problem, model, device)
+    if refusal is not None:
+        raise AdapterError(
+            f"{what} cannot run documents in lines before which virtual tokens stand ({kind}): {refusal}. {_REMEDY}"
+        ) from refusal
+    if problem:
+        raise AdapterError(f"{what} does not do what virtual tokens need ({kind}): {problem}. {_REMEDY}")
+    _passed[model] = key
+
+
+_REMEDY = "Load it with attention=sdpa or eager, or take adapter=lora"
+
+
+def _problem(model: nn.Module, device: torch.device) -> str | None:
+    ids, vocab = made_up_ids(model, sum(_LENGTHS), device)
+    lines = _in_lines(model, ids)
+    for which, document, found in zip(("first", "second"), ids.split(list(_LENGTHS)), lines, strict=True):
+        alone = batch_hidden_states(model, {"input_ids": document[None], "use_cache": False})[0, -len(document) :]
+        if not equal_within_rounding(found, alone):
+            return f"the {which} of two documents comes out otherwise than alone"
+    changed = ids.clone()
+    changed[-2] = (changed[-2] + 1) % vocab
+    first, second = _in_lines(model, changed)
+    if not equal_within_rounding(first, lines[0]) or not equal_within_rounding(second[:-2], lines[1][:-2]):
+        return "tokens before a changed one change with it"
+    # An attention that counts its queries from the first key on would see the virtual tokens in the places of the document's
+    # own.
+    if torch.equal(second[-1], lines[1][-1]):
+        return "a token does not see the one before it"
+    return None
+
+
+def _in_lines(model: nn.Module, ids: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Run the documents in lines; returns hidden states (or logits) float[S, D] of each."""
+    positions = torch.cat([torch.arange(length) for length in _LENGTHS]).to(ids.device)
+    row = packed_inputs(ids, positions, torch.tensor([0, *_LENGTHS]).cumsum(0), max(_LENGTHS))
+    layout = lay_out(model, row)
+    return layout.packed(batch_hidden_states(model, layout.inputs))[0].split(list(_LENGTHS))

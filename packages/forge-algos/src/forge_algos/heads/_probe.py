@@ -1,4 +1,4 @@
-"""A model → whether its logits are its head's output and nothing else, found by asking it once."""
+"""Test whether a model's logits are its head's output and nothing else, in one forward."""
 
 from typing import Any
 
@@ -6,17 +6,20 @@ import torch
 from torch import nn
 
 from forge_algos._modules import causal_model, mode, virtual_tokens, vocabulary
-from forge_algos.heads._forward_override import swapped_forward
+from forge_algos.batches._packed import packed_inputs
+from forge_algos.heads._forward_override import override_forward
 from forge_algos.heads._layout import lay_out
-from forge_algos.isolation._isolation import packed_inputs
 
 PROBED_TOKENS = 4
 _PROBED_LOGIT = 50.0
-"""The probe's largest logit: big enough that a softcap (30 in Gemma 2) shows, which a fresh model's own logits would hide."""
+"""Largest logit of the probe: enough to show a softcap (30 in Gemma 2),
+which a fresh model's own logits would hide."""
 
 
 def transform_of(model: nn.Module) -> tuple[float, float | None]:
-    """(scale, softcap) of the logits, as the families that have one write it in their config; the probe judges."""
+    """Return (scale, softcap) of the logits as the model's config names them.
+    These are the names of the families that have one; the probe decides.
+    """
     config: Any = getattr(causal_model(model), "config", None)
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     scale = 1.0
@@ -29,12 +32,12 @@ def transform_of(model: nn.Module) -> tuple[float, float | None]:
 
 
 def problem_of(model: nn.Module, linear: nn.Linear, device: torch.device, scale: float, softcap: float | None) -> str | None:
-    """Why the fast way would be wrong, or None.
+    """Return why the fast way would be wrong, or None.
 
-    One forward of the model, in which the head answers a large made-up input: so what stands behind the head shows at any size
-    of the model's own logits. It answers one row less than it is fed: a model that minds which row is which, or how many there
-    are, could not do with the one row that stands in for all while the loss is computed. The head's weight is looked at inside
-    its own call only, where a model divided over ranks has it whole.
+    One forward of the model, in which the head returns logits of a large made-up input: so whatever follows the head shows at
+    any size of the model's own logits. It returns one row less than it is fed: a model that depends on which row is which, or
+    on their number, could not do with the one row that stands for all while the loss is computed. The head's weight is read
+    inside its own call only, where a model divided over ranks has it whole.
     """
     vocab = vocabulary(model) or linear.out_features
     ids = torch.arange(PROBED_TOKENS, device=device).mul(vocab // PROBED_TOKENS)
@@ -58,7 +61,7 @@ def problem_of(model: nn.Module, linear: nn.Linear, device: torch.device, scale:
         return logits
 
     try:
-        with mode(model, training=False), torch.no_grad(), swapped_forward(linear, answer):
+        with mode(model, training=False), torch.no_grad(), override_forward(linear, answer):
             logits = model(**lay_out(model, inputs).inputs).logits
     except torch.OutOfMemoryError:
         raise
@@ -74,7 +77,9 @@ def problem_of(model: nn.Module, linear: nn.Linear, device: torch.device, scale:
 
 
 def _close(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
-    """Equal as far as the coarser dtype can say, beside the largest value."""
+    """Compare within 64 units in the last place of the coarser dtype, 0.05 at most.
+    The bound is relative to the largest value.
+    """
     tolerance = 64 * max(torch.finfo(ours.dtype).eps, torch.finfo(theirs.dtype).eps)
     largest = theirs.float().abs().max()
     return bool((ours.float() - theirs.float()).abs().max() <= min(tolerance, 0.05) * largest)

@@ -1,7 +1,7 @@
-"""A sequence-classification model with one label → its scores at chosen positions of a packed row.
+"""Scores of a sequence classifier with one label, at chosen positions of a packed row.
 
-Such a model scores every position and then keeps one of them, by its own idea of where a padded sequence ends, which knows nothing
-of packed rows. So the positions are scored inside the scoring layer's own call, where its weight is whole.
+Such a model scores every position and then keeps one of them, by its own rule for where a padded sequence ends, which does not
+apply to packed rows. So the positions are scored inside the scoring layer's own call, where its weight is whole.
 """
 
 from typing import Any
@@ -12,9 +12,9 @@ from torch import nn
 
 from forge_algos._errors import LossError
 from forge_algos._modules import causal_model, mode, virtual_tokens
-from forge_algos.heads._forward_override import computed_inside, swapped_forward
+from forge_algos.batches._packed import packed_inputs
+from forge_algos.heads._forward_override import compute_inside, override_forward
 from forge_algos.heads._layout import lay_out
-from forge_algos.isolation._isolation import packed_inputs
 
 _LAYER = "score"
 _PROBED_TOKENS = 3
@@ -22,12 +22,15 @@ _PROBED_TOKENS = 3
 
 @attrs.frozen(kw_only=True, eq=False)
 class ScalarHead:
-    """How positions of a row are given one number each."""
+    """Scoring of positions of a row by one number each."""
 
     model: nn.Module = attrs.field(repr=False)
 
     def scores(self, inputs: dict[str, Any], rows: torch.Tensor) -> torch.Tensor:
-        """Inputs of one row [1, T] → float32[len(rows)] (float64 where the model is) with gradients, at positions int64[len(rows)]."""
+        """Compute scores with gradients at positions int64[M] of one row [1, T]: float32[M].
+
+        float64 where the model is.
+        """
         layer = _layer(self.model)
         assert layer is not None
         plain = layer.forward
@@ -37,12 +40,12 @@ class ScalarHead:
             scores = plain(layout.packed(hidden)[0].index_select(0, rows)).squeeze(-1)
             return (scores.to(torch.promote_types(scores.dtype, torch.float32)),)
 
-        (scores,) = computed_inside(self.model, layer, layout.inputs, score)
+        (scores,) = compute_inside(self.model, layer, layout.inputs, score)
         return scores
 
 
 def choose_scalar_head(model: nn.Module, *, device: torch.device) -> ScalarHead:
-    """See that the model's one logit is what its layer `score` gives at the sequence's last token.
+    """Test that the model's one logit is its layer `score` at the sequence's last token.
 
     Leaves the model's modes, its gradients and the random state as they were. Where a model is divided over ranks, every rank
     calls it.
@@ -59,8 +62,8 @@ def choose_scalar_head(model: nn.Module, *, device: torch.device) -> ScalarHead:
         raise LossError(f"{type(causal).__name__} gives a sequence {labels} numbers and not one: {remedy}")
     if virtual_tokens(model) and _pad_id(model) is None:
         raise LossError(
-            f"{type(causal).__name__} has no pad_token_id, and the documents of a row are filled up to one length where virtual tokens stand "
-            "before each: set pad_token_id in its config.json"
+            f"{type(causal).__name__} has no pad_token_id, and the documents of a row are filled up to one length where "
+            "virtual tokens stand before each: set pad_token_id in its config.json"
         )
     if problem := _problem(model, device):
         raise LossError(f"{type(causal).__name__} gives a sequence something else than its layer `{_LAYER}` does: {problem}")
@@ -88,12 +91,12 @@ def _problem(model: nn.Module, device: torch.device) -> str | None:
         return torch.arange(1, hidden[..., 0].numel() + 1, device=hidden.device, dtype=hidden.dtype).view(*hidden.shape[:-1], 1)
 
     try:
-        with mode(model, training=False), torch.no_grad(), swapped_forward(layer, answer):
+        with mode(model, training=False), torch.no_grad(), override_forward(layer, answer):
             scores = model(**lay_out(model, inputs).inputs).logits
     except torch.OutOfMemoryError:
         raise
     except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
-        return f"it cannot be asked ({error})"
+        return f"it cannot be run ({error})"
     if len(fed) != 1 or fed[0] not in {(1, _PROBED_TOKENS), (1, _PROBED_TOKENS + virtual_tokens(model))}:
         return f"the layer is fed {fed} for a row of {_PROBED_TOKENS} tokens"
     if scores.numel() != 1 or scores.item() != fed[0][1]:

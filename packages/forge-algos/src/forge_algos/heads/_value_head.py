@@ -1,4 +1,4 @@
-"""A causal language model → the same with a value head: how much reward is still to come, told from each position's state."""
+"""A value head on a causal language model: an estimate of the reward that is still to come."""
 
 from typing import Any
 
@@ -9,20 +9,21 @@ from forge_algos._errors import AdapterError
 from forge_algos._modules import causal_model, head
 
 NAME = "value_head"
-"""The head's name on the causal model, and in its state."""
+"""Name of the head on the causal model, and in its state."""
 
 
 def attach_value_head(model: nn.Module) -> nn.Linear:
-    """Register a trainable linear layer D → 1 as `value_head` of the causal model; zeros, so that it says 0 at first.
+    """Register a trainable linear layer D → 1, zero at first, as the model's `value_head`.
 
-    Float32 whatever the model's dtype. It is read inside the forward (`Head.logps(..., beside=...)`), so that it works where the
-    model is divided over ranks; attach it before the model is wrapped and the optimizer made. A model's export leaves it out.
+    Float32 whatever the model's dtype. It is read inside the forward (`Head.logps(..., beside=...)`), so that it works where
+    the model is divided over ranks; attach it before the model is wrapped and the optimizer made. A model's export leaves it
+    out.
 
     Returns:
         nn.Linear: the head; one that is there already is returned as it is.
 
     Raises:
-        AdapterError: the model names no head that says how wide its states are.
+        AdapterError: neither a head nor a config states the width of the model's hidden states.
     """
     causal = causal_model(model)
     if isinstance(found := getattr(causal, NAME, None), nn.Linear):
@@ -42,7 +43,7 @@ def attach_value_head(model: nn.Module) -> nn.Linear:
 
 
 def require_value_head(model: nn.Module) -> nn.Linear:
-    """The model's value head.
+    """Return the model's value head.
 
     Raises:
         AdapterError: it has none.
@@ -54,7 +55,9 @@ def require_value_head(model: nn.Module) -> nn.Linear:
 
 
 def values_at(model: nn.Module, hidden: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """Hidden states float[T, D] → the value head's float32[M] at those rows; called inside the model's forward."""
+    """Compute the value head's float32[M] at rows of hidden states float[T, D].
+    It is called inside the model's forward.
+    """
     linear = require_value_head(model)
     with torch.autocast(hidden.device.type, enabled=False):
         return linear(hidden.index_select(0, rows).to(linear.weight.dtype)).squeeze(-1)

@@ -1,9 +1,9 @@
-"""A forward of a packed row → refused, if its documents could see each other.
+"""Hooks that refuse a forward in which documents of a packed row could see each other.
 
-transformers isolates the documents of a row only where neither a KV cache nor a 2-D attention mask is in play: with one,
-logits are off by 1.6 (transformers 5.23, sdpa and eager), silently. `use_cache` left alone means the config's, which is True
-nearly everywhere. A row whose completions share a prompt (`kv_rows`) needs an attention that knows of it, too: any other leaves
-the prompt out, silently.
+transformers isolates the documents of a row only without a KV cache and without a 2-D attention mask: with one, logits are off
+by 1.6 (transformers 5.23, sdpa and eager), silently. `use_cache` left alone means the config's, which is True nearly
+everywhere. A row whose completions share a prompt (`kv_rows`) needs an attention that reads `kv_rows`, too: any other silently
+leaves the prompt out.
 """
 
 import inspect
@@ -17,17 +17,17 @@ from torch.utils.hooks import RemovableHandle
 
 from forge_algos._errors import PackedBatchError
 from forge_algos._modules import attention_of, causal_model, decoder, virtual_tokens
-from forge_algos.isolation._prompt_sharing import was_shown_to_share
+from forge_algos.isolation._prompt_sharing import may_share_prompts
 
 
 class PackedGuard:
-    """The hooks of `guard_packed`; `remove()` or the end of a `with` block takes them off."""
+    """The hooks of `guard_packed`; `remove()` or the end of a `with` block removes them."""
 
     def __init__(self, handles: list[RemovableHandle]) -> None:
         self._handles = handles
 
     def remove(self) -> None:
-        """Take the hooks off; a second call does nothing."""
+        """Remove the hooks; a second call does nothing."""
         while self._handles:
             self._handles.pop().remove()
 
@@ -39,11 +39,11 @@ class PackedGuard:
 
 
 def guard_packed(model: nn.Module) -> PackedGuard:
-    """From now on, a forward of `model` or of its decoder with a packed row and a cache or a 2-D mask raises.
+    """Refuse forwards of `model` or its decoder with a packed row beside a KV cache or 2-D mask.
 
     A row is packed if `cu_seq_lens_q` names two documents or more, or if it is a single row whose `position_ids` start anew
     (looked at on the CPU only: elsewhere that would wait for the device), or if it comes with `kv_rows`; then the model must
-    also be one that `shares_prompts` said yes to. `train` and `evaluate` install this by themselves.
+    also have passed `shares_prompts`. `train` and `evaluate` install this by themselves.
 
     Returns:
         PackedGuard: call its `remove()`, or use it in a `with` block.
@@ -65,17 +65,18 @@ def _hook(module: nn.Module, whole: nn.Module) -> Callable[[nn.Module, tuple[Any
     def refuse(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         given = {**dict(zip(names, args, strict=False)), **kwargs}
         shares = given.get("kv_rows") is not None
-        if shares and not was_shown_to_share(whole):
+        if shares and not may_share_prompts(whole):
             raise PackedBatchError(
-                f"completions that share a prompt (kv_rows) came to attention {attention_of(causal_model(whole))!r}, which was not shown to share "
-                "prompts: ask forge_algos.shares_prompts first, and where it says no collate with share_prompt=False"
+                f"completions that share a prompt (kv_rows) came to attention {attention_of(causal_model(whole))!r}, which was "
+                "not shown to share prompts: ask forge_algos.shares_prompts first, and where it is False collate with "
+                "share_prompt=False"
             )
         if not shares and not _is_packed(given.get("cu_seq_lens_q"), given.get("position_ids")):
             return
         if outermost:
             raise PackedBatchError(
-                "a packed row came to a model with virtual tokens, which stand before each of its documents: the row has no place "
-                "for them; forge_algos.objectives lays such rows out one document a line"
+                "a packed row came to a model with virtual tokens, which stand before each of its documents: the row has no "
+                "place for them; forge_algos.objectives lays such rows out one document a line"
             )
         mask = given.get("attention_mask")
         if isinstance(mask, torch.Tensor) and mask.dim() == 2:

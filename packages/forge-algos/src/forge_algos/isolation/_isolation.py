@@ -1,4 +1,4 @@
-"""A model and its attention → shown to keep the documents of a packed row apart, or refused.
+"""Tests whether a model with its attention keeps the documents of a packed row apart.
 
 Nothing about an architecture is assumed: two made-up documents are run packed and alone. A model with a state or a convolution
 (Mamba, LFM2) carries one document into the next; one that counts positions by itself (OPT) gives the second document others;
@@ -14,55 +14,47 @@ from torch import nn
 
 from forge_algos._errors import PackedBatchError
 from forge_algos._modules import attention_of, causal_model, decoder, mode, vocabulary
+from forge_algos.batches._packed import packed_inputs
 
 REFUSALS = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
-"""What a model raises that cannot run a row which it is tried on."""
+"""Exceptions by which a model refuses a row that it cannot run."""
 
 _LENGTHS = (5, 7)
-_shown: WeakKeyDictionary[nn.Module, tuple[Any, ...]] = WeakKeyDictionary()
-"""What was shown already, so that an evaluation every few steps does not show it again; it does not depend on the weights."""
-
-
-def packed_inputs(ids: torch.Tensor, positions: torch.Tensor, boundaries: torch.Tensor, longest: int) -> dict[str, Any]:
-    """The forward's arguments for one packed row: ids and positions int64[T], boundaries int[B+1]; no cache and no mask."""
-    boundaries = boundaries.to(ids.device, torch.int32)
-    return {
-        "input_ids": ids[None],
-        "position_ids": positions[None],
-        "use_cache": False,
-        "cu_seq_lens_q": boundaries,
-        "cu_seq_lens_k": boundaries,
-        "max_length_q": longest,
-        "max_length_k": longest,
-    }
+_passed: WeakKeyDictionary[nn.Module, tuple[Any, ...]] = WeakKeyDictionary()
+"""Model → attention and device that it passed with,
+so that an evaluation every few steps does not test it again. The result does not depend on the weights."""
 
 
 def require_isolation(model: nn.Module, *, device: torch.device) -> None:
-    """Raise unless two documents in one row come out as they do alone, and the second takes no notice of the first.
+    """Raise unless two documents in one row come out as alone, the second whatever the first is.
 
     Raises:
         PackedBatchError: they do not, or the model cannot run a packed row at all.
     """
     causal = causal_model(model)
     key = attention_of(causal), device
-    if _shown.get(model) == key:
+    if _passed.get(model) == key:
         return
     what = f"{type(causal).__name__} with attention {key[0]!r}"
-    problem, refusal = tried(_problem, model, device)
+    problem, refusal = run_test(_problem, model, device)
     if refusal is not None:
         raise PackedBatchError(f"{what} cannot run a packed row: {refusal}") from refusal
     if problem:
         raise PackedBatchError(f"{what} does not keep packed documents apart: {problem}. {_REMEDY}")
-    _shown[model] = key
+    _passed[model] = key
 
 
 _REMEDY = "Load it with another attention implementation, or take a model whose attention goes by position_ids or cu_seq_lens"
 
 
-def tried(
+def run_test(
     problem_of: Callable[[nn.Module, torch.device], str | None], model: nn.Module, device: torch.device
 ) -> tuple[str | None, Exception | None]:
-    """(what `problem_of` finds wrong, what a model raises that cannot be tried so), in evaluation mode and without gradients."""
+    """Run a test in evaluation mode and without gradients.
+
+    Returns:
+        tuple: the problem that `problem_of` found, or None; the exception by which the model refused to run, or None.
+    """
     try:
         with mode(model, training=False), torch.no_grad():
             return problem_of(model, device), None
@@ -72,26 +64,28 @@ def tried(
         return None, error
 
 
-def made_up(model: nn.Module, number: int, device: torch.device) -> tuple[torch.Tensor, int]:
-    """(ids int64[number], how many ids the model has, or stands for its having)."""
+def made_up_ids(model: nn.Module, number: int, device: torch.device) -> tuple[torch.Tensor, int]:
+    """Make ids int64[number] of a test row, and return them with the size of the vocabulary.
+    The size is `number` where the model does not state one.
+    """
     vocab = vocabulary(model) or number
     return (torch.arange(number, device=device) * 7 + vocab // 3) % vocab, vocab
 
 
 def _problem(model: nn.Module, device: torch.device) -> str | None:
-    ids, vocab = made_up(model, sum(_LENGTHS), device)
+    ids, vocab = made_up_ids(model, sum(_LENGTHS), device)
     first, second = ids.split(list(_LENGTHS))
     packed = _run(model, first, second)
     for which, document, found in (("first", first, packed[0]), ("second", second, packed[1])):
-        if not equal(found, _run(model, document)[0]):
+        if not equal_within_rounding(found, _run(model, document)[0]):
             return f"the {which} of two comes out otherwise than alone"
-    if not equal(packed[1], _run(model, (first + 1) % vocab, second)[1]):
+    if not equal_within_rounding(packed[1], _run(model, (first + 1) % vocab, second)[1]):
         return "the second of two changes with the first"
     return None
 
 
 def _run(model: nn.Module, *documents: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Hidden states (or logits) float[S, D] of each document, all in one row."""
+    """Run documents in one row; returns hidden states (or logits) float[S, D] of each."""
     lengths = [len(document) for document in documents]
     positions = torch.cat([torch.arange(length) for length in lengths])
     boundaries = torch.tensor([0, *lengths]).cumsum(0)
@@ -100,16 +94,20 @@ def _run(model: nn.Module, *documents: torch.Tensor) -> tuple[torch.Tensor, ...]
 
 
 def hidden_states(model: nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
-    """What the decoder makes of one row, float[T, D]; the logits where the model has no part of that name."""
-    return batch_states(model, inputs)[0]
+    """Run one row and return the decoder's output float[T, D], or logits without a decoder."""
+    return batch_hidden_states(model, inputs)[0]
 
 
-def batch_states(model: nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
-    """As `hidden_states` of any forward, float[B, S, D]; S counts virtual tokens where the decoder is given them as tokens."""
+def batch_hidden_states(model: nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
+    """Run a forward and return the decoder's output float[B, S, D], or logits without a decoder.
+    S counts virtual tokens where the decoder is given them as tokens.
+
+    S counts virtual tokens where the decoder is given them as tokens.
+    """
     body = decoder(model)
     if body is None:
         return model(**inputs).logits
-    # Seen on the way, not called for: a decoder called beside its wrappers would find weights that nobody gathered.
+    # Read by a hook, not by a call: a decoder that is called without its wrappers would find weights that were not gathered.
     seen: list[torch.Tensor] = []
     handle = body.register_forward_hook(lambda _module, _args, output: seen.append(output.last_hidden_state))
     try:
@@ -119,13 +117,14 @@ def batch_states(model: nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
     return seen[0]
 
 
-def equal(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
-    """Equal within the dtype's noise: at every token in float32, at half of them in less.
+def equal_within_rounding(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
+    """Compare within rounding: at all tokens in float32, at half of them in coarser dtypes.
 
-    In few digits an expert may change with nothing but the shape of a product; a leak or a wrong position shows at all tokens.
+    The bound is relative to the largest value: 1e-3 in float32, 0.05 below it. In few digits an expert may change with nothing
+    but the shape of a product; a leak or a wrong position shows at all tokens, by parts of the values themselves.
     """
     fine = torch.finfo(ours.dtype).eps < 1e-6
     error = (ours.float() - theirs.float()).abs().amax(dim=-1) / theirs.float().abs().max()
-    # Not "larger than": a NaN is no equality.
+    # Not "larger than": NaN must not pass.
     within = error <= (1e-3 if fine else 0.05)
     return bool(within.all() if fine else within.float().mean() >= 0.5)

@@ -1,7 +1,7 @@
-"""A model and its attention → whether completions may share their prompt in a packed row, shown by trying it.
+"""Tests whether completions may share their prompt in a packed row, on a model's attention.
 
-Attention that does not know `kv_rows` would ignore it in silence, and a kernel that was told of more keys than there are would
-read beyond them. So a function that does not name the argument is not even tried, and one that does is compared.
+Attention that does not know `kv_rows` would ignore it silently, and a kernel that is given more keys than there are would read
+beyond them. So a function that does not name the argument is not even tried, and one that does is compared.
 """
 
 import inspect
@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 from forge_algos._modules import attention_of, causal_model, virtual_tokens
-from forge_algos.isolation._isolation import equal, hidden_states, made_up, packed_inputs, tried
+from forge_algos.batches._packed import packed_inputs
+from forge_algos.isolation._isolation import equal_within_rounding, hidden_states, made_up_ids, run_test
 
 Answer = tuple[bool, str]
 
@@ -26,17 +27,17 @@ _NAMES = ("a document before the group", "the first completion", "the second com
 
 
 def shares_prompts(model: nn.Module, *, device: torch.device) -> Answer:
-    """(whether, why): whether this model, on the attention it has now, runs a group whose prompt is in the row once.
+    """Return (whether, why) the model runs a group whose prompt stands in the row once.
 
-    It does if every completion of a made-up group comes out as it does alone, and takes no notice of the others. Tried once a
-    model, attention, number of virtual tokens and device; leaves the model's modes, its gradients and the random state as they were. Where a model is divided
-    over ranks, every rank calls it, and all decide alike.
+    It does if every completion of a made-up group comes out as it does alone and does not depend on the others. Tried once for
+    each model, attention, number of virtual tokens and device; modes, gradients and random state stay as they were. Where a
+    model is divided over ranks, every rank calls it, and all decide alike.
     """
     causal = causal_model(model)
-    known, key = _answers.setdefault(causal, {}), (*_asked(model), device)
+    known, key = _answers.setdefault(causal, {}), (*_conditions(model), device)
     if key in known:
         return known[key]
-    # While it is tried, the guard lets it; an error that is no answer leaves none behind.
+    # The guard must let the test pass; an error that is no answer leaves no entry behind.
     known[key] = True, "being tried"
     try:
         known[key] = _answer(model, causal, device)
@@ -46,14 +47,17 @@ def shares_prompts(model: nn.Module, *, device: torch.device) -> Answer:
     return known[key]
 
 
-def was_shown_to_share(model: nn.Module) -> bool:
-    """Whether `shares_prompts` said yes to this model on the attention and with the virtual tokens that it has now."""
-    asked, known = _asked(model), _answers.get(causal_model(model), {})
+def may_share_prompts(model: nn.Module) -> bool:
+    """Return whether `shares_prompts` found it possible with the present attention and tokens."""
+    asked, known = _conditions(model), _answers.get(causal_model(model), {})
     return any(can for (*what, _), (can, _) in known.items() if tuple(what) == asked)
 
 
-def _asked(model: nn.Module) -> tuple[str | None, int]:
-    """What the answer depends on beside the device: an adapter attached later leaves the causal model the very same object."""
+def _conditions(model: nn.Module) -> tuple[str | None, int]:
+    """Return what the answer depends on beside the device: attention and virtual tokens.
+
+    An adapter that is attached later leaves the causal model the same object.
+    """
     return attention_of(causal_model(model)), virtual_tokens(model)
 
 
@@ -64,7 +68,7 @@ def _answer(model: nn.Module, causal: nn.Module, device: torch.device) -> Answer
     if virtual_tokens(model):
         return False, "virtual tokens stand before each completion: each is computed with a prompt of its own"
     what = f"{type(causal).__name__} with attention {attention!r}"
-    problem, refusal = tried(_problem, model, device)
+    problem, refusal = run_test(_problem, model, device)
     if refusal is not None:
         return False, f"{what} cannot run a row with a shared prompt: {refusal}"
     if problem:
@@ -80,21 +84,21 @@ def _knows_rows(attention: str) -> bool:
 
 
 def _problem(model: nn.Module, device: torch.device) -> str | None:
-    ids, vocab = made_up(model, len(_POSITIONS), device)
+    ids, vocab = made_up_ids(model, len(_POSITIONS), device)
     shared = _shared(model, ids)
     for name, rows in zip(_NAMES, _SEEN, strict=True):
         alone = packed_inputs(ids[list(rows)], torch.arange(len(rows), device=device), torch.tensor([0, len(rows)]), len(rows))
-        if not equal(shared[list(rows)], hidden_states(model, alone)):
+        if not equal_within_rounding(shared[list(rows)], hidden_states(model, alone)):
             return f"{name} comes out otherwise than alone"
     changed = ids.clone()
     changed[9:14] = (ids[9:14] + 1) % vocab
-    if not equal(_shared(model, changed)[list(_SEEN[3])], shared[list(_SEEN[3])]):
+    if not equal_within_rounding(_shared(model, changed)[list(_SEEN[3])], shared[list(_SEEN[3])]):
         return "the third completion changes with those before it"
     return None
 
 
 def _shared(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
-    """Hidden states (or logits) float[T, D] of the made-up row."""
+    """Run the made-up row with a shared prompt; returns hidden states (or logits) float[T, D]."""
     boundaries, keys = (torch.tensor([0, *lengths]).cumsum(0) for lengths in (_SEGMENTS, [len(rows) for rows in _SEEN]))
     inputs = packed_inputs(ids, torch.tensor(_POSITIONS, device=ids.device), boundaries, max(_SEGMENTS))
     inputs["kv_rows"] = torch.tensor([row for rows in _SEEN for row in rows], device=ids.device)

@@ -1,4 +1,7 @@
-"""Losses: pure functions of tensors, each returning `LossTerms(sum, count, stats, per_sample)`; nobody divides here."""
+"""Tensors → `LossTerms(sum, count, stats, per_sample)` by pure functions; none divides.
+
+Files here import batches, settings and the package's own files. Subfolders hold the losses of one family each.
+"""
 
 from forge_algos.losses._dft import dft
 from forge_algos.losses._kl import kl
@@ -13,10 +16,13 @@ from forge_algos.losses.preference._dpo import dpo
 from forge_algos.losses.preference._kto import kto
 from forge_algos.losses.preference._preference import cpo, orpo, simpo
 from forge_algos.losses.preference._reward import reward
+from forge_algos.settings._policy_kinds import POLICY_KINDS, PolicyKind
 
 __all__ = [
+    "POLICY_KINDS",
     "Advantages",
     "LossTerms",
+    "PolicyKind",
     "completion_logps",
     "cpo",
     "dft",

@@ -1,4 +1,4 @@
-"""Arguments of a loss → the same in a wide dtype, or one `LossError` that names the argument, what came and what would do."""
+"""Checks of a loss's arguments; a `LossError` names the argument, the value and the remedy."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -11,7 +11,9 @@ from forge_algos.losses._numeric import wide
 
 
 def samples(**tensors: torch.Tensor | None) -> dict[str, torch.Tensor]:
-    """Tensors float[N] of one length, by name, as float32 (float64 where one of them is); None is left out."""
+    """Return tensors float[N] of one length by name, as float32; None is dropped.
+    They are float64 where one of them is.
+    """
     given = {name: tensor for name, tensor in tensors.items() if tensor is not None}
     for name, tensor in given.items():
         if not isinstance(tensor, torch.Tensor) or not tensor.is_floating_point() or tensor.dim() != 1:
@@ -24,7 +26,9 @@ def samples(**tensors: torch.Tensor | None) -> dict[str, torch.Tensor]:
 
 
 def lengths(name: str, given: torch.Tensor, like: torch.Tensor, like_name: str) -> torch.Tensor:
-    """Numbers of tokens int[N], one for each of `like`, as floats on its device; an empty completion counts as one token."""
+    """Return numbers of tokens int[N], one for each of `like`, as floats on its device.
+    An empty completion counts as one token.
+    """
     if not isinstance(given, torch.Tensor) or given.is_floating_point() or given.is_complex() or given.dim() != 1:
         raise LossError(f"{name}: a tensor of integers with one dimension is wanted, not {described(given)}")
     _same_length({like_name: like, name: given})
@@ -32,7 +36,7 @@ def lengths(name: str, given: torch.Tensor, like: torch.Tensor, like_name: str) 
 
 
 def cuts(given: torch.Tensor | Sequence[int], tokens: torch.Tensor, name: str) -> torch.Tensor:
-    """Lengths int[B] of samples that lie one after another in `tokens`[T], as int64 on its device; they add up to T."""
+    """Return the lengths int[B] of samples that fill `tokens`[T], as int64 on its device."""
     found = torch.as_tensor(given)
     if found.is_floating_point() or found.dim() != 1:
         raise LossError(f"lengths: integers in one dimension are wanted, not {described(given)}")
@@ -46,7 +50,7 @@ def cuts(given: torch.Tensor | Sequence[int], tokens: torch.Tensor, name: str) -
 
 
 def one_of(name: str, value: str, known: Iterable[str]) -> None:
-    """Refuse a choice that does not exist, with the nearest that does."""
+    """Raise LossError for an unknown choice, with the nearest known one."""
     names = list(known)
     if value in names:
         return
@@ -56,7 +60,7 @@ def one_of(name: str, value: str, known: Iterable[str]) -> None:
 
 
 def number(name: str, value: float, *, above: float = -math.inf, least: float = -math.inf, below: float = math.inf) -> None:
-    """Refuse what is no finite number, or lies outside above < value, least ≤ value, value < below."""
+    """Raise LossError unless above < value < below and least ≤ value, a finite number."""
     ok = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     if ok and above < value < below and value >= least:
         return
@@ -66,7 +70,7 @@ def number(name: str, value: float, *, above: float = -math.inf, least: float = 
 
 
 def described(value: object) -> str:
-    """What came, in a few words."""
+    """Describe a value for a message: its type, shape or text."""
     if isinstance(value, torch.Tensor):
         return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
     return f"{type(value).__name__} {value!r}"[:80]

@@ -1,4 +1,4 @@
-"""Log-probabilities of learned tokens → dynamic fine-tuning's loss: each token weighs as much as it is likely."""
+"""Dynamic fine-tuning: a loss of learned tokens in which each is weighed by its probability."""
 
 import torch
 
@@ -7,7 +7,7 @@ from forge_algos.losses._terms import LossTerms, summed
 
 
 def dft(logps: torch.Tensor) -> LossTerms:
-    """-p · log p summed over tokens, with no gradient through the weight p (arXiv 2508.05629).
+    """Sum -p · log p over tokens, without a gradient through the weight p (arXiv 2508.05629).
 
     Args:
         logps: float[T], log-probabilities of the learned tokens, in nats.

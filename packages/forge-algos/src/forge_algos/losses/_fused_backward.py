@@ -1,4 +1,4 @@
-"""A sum of terms of single rows → the same in the graph, its gradients computed on the way and kept for the backward pass.
+"""A sum over rows whose gradients are computed in the forward pass and kept for backward.
 
 A chunk's gradient needs nothing but its own logits where the loss is a plain sum, so it is computed while they are there; the
 backward pass only multiplies by the upstream gradient.
@@ -10,27 +10,27 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from forge_algos.losses._rows import Needs, Tensors, Walk, Way, needs_of
+from forge_algos.losses._rows import LogitPass, LogitSource, Needs, Tensors, needs_of
 
 
-def summed_on_the_way(way: Way, tensors: Tensors, terms: Callable[[Walk], torch.Tensor]) -> torch.Tensor:
-    """The sum[] of `terms(walk)`[M], which goes over the walk's chunks and gives each its slope.
+def fused_sum(source: LogitSource, tensors: Tensors, terms: Callable[[LogitPass], torch.Tensor]) -> torch.Tensor:
+    """Sum `terms(logit_pass)`[M] into a scalar whose gradients are computed in the forward pass.
 
     The gradients are released by the backward pass, so that it can run once.
     """
-    return _OnTheWay.apply(way, terms, needs_of(tensors), *tensors)
+    return _FusedSum.apply(source, terms, needs_of(tensors), *tensors)
 
 
-class _OnTheWay(torch.autograd.Function):
+class _FusedSum(torch.autograd.Function):
     @staticmethod
     def forward(  # pyrefly: ignore[bad-override]  torch's own signature is *args
-        ctx: Any, way: Way, terms: Callable[[Walk], torch.Tensor], needs: Needs, *tensors: torch.Tensor | None
+        ctx: Any, source: LogitSource, terms: Callable[[LogitPass], torch.Tensor], needs: Needs, *tensors: torch.Tensor | None
     ) -> torch.Tensor:
-        walk = way.walk(tensors, needs)
-        # Autocast would wrap each product in casts of its own.
+        logit_pass = source.start(tensors, needs)
+        # Autocast would add casts to each product.
         with torch.autocast(_kind(tensors), enabled=False):
-            losses = terms(walk)
-            ctx.grads = walk.gradients()
+            losses = terms(logit_pass)
+            ctx.grads = logit_pass.gradients()
         return losses.sum()
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""Two log-probabilities of the same sampled tokens → an estimate of how far the policy has gone from its reference."""
+"""Estimates of the KL divergence of a policy from its reference, on sampled tokens."""
 
 import torch
 
@@ -10,10 +10,10 @@ ESTIMATORS = ("k1", "k2", "k3")
 
 
 def kl(logps: torch.Tensor, ref_logps: torch.Tensor, *, estimator: str = "k3") -> LossTerms:
-    """KL(π‖π_ref) estimated from tokens that π sampled, a term a token (J. Schulman, "Approximating KL Divergence", 2020).
+    """Estimate KL(π‖π_ref) from tokens that π sampled, a term a token.
 
-    With d = log π/π_ref: k1 = d, unbiased and often negative; k2 = d²/2, biased, never negative; k3 = e^-d - 1 + d, unbiased and
-    never negative. As part of a loss k1's gradient is 0 in expectation and k2's is that of the true KL; so k1 belongs into
+    With d = log π/π_ref: k1 = d, unbiased and often negative; k2 = d²/2, biased, never negative; k3 = e^-d - 1 + d, unbiased
+    and never negative. As part of a loss k1's gradient is 0 in expectation and k2's is that of the true KL; so k1 belongs into
     rewards. Exponents above 40 (300 in float64) count as that.
 
     Args:
@@ -38,7 +38,7 @@ def kl(logps: torch.Tensor, ref_logps: torch.Tensor, *, estimator: str = "k3") -
 
 
 def estimate(d: torch.Tensor, estimator: str) -> torch.Tensor:
-    """The estimator's terms from log-ratios d = log π/π_ref, elementwise."""
+    """Compute the estimator's terms from log-ratios d = log π/π_ref, elementwise."""
     if estimator == "k1":
         return d
     if estimator == "k2":

@@ -1,4 +1,4 @@
-"""Hidden states, a head and targets → the summed negative log-likelihood, without ever holding [T, V].
+"""Summed negative log-likelihood from hidden states and a head, without ever holding [T, V].
 
 Only rows that have a target are scored, `chunk_rows` at a time, and their gradients are computed in the forward pass.
 """
@@ -8,24 +8,26 @@ import torch
 
 from forge_algos.batches._packed import IGNORE
 from forge_algos.losses import _check
-from forge_algos.losses._fused_backward import summed_on_the_way
-from forge_algos.losses._rows import CHUNK_ROWS, Given, Projected, Tensors, Walk, Way, product_dtype
+from forge_algos.losses._fused_backward import fused_sum
+from forge_algos.losses._rows import CHUNK_ROWS, Given, LogitPass, LogitSource, Projected, Tensors, product_dtype
 from forge_algos.losses._terms import LossTerms
 
 
 @attrs.frozen(kw_only=True)
 class Likelihood:
-    """What a token costs, given the log-probabilities of all tokens: the plain -log p(target), or a variant of it.
+    """Loss of a token given the log-probabilities of all: -log p(target), or a variant of it.
 
     w · ((1-ε)·(-log p(target)) + ε·mean over V of -log p) + λ·(log Σ e^logit)²
     """
 
     dft: bool = False
-    """w = p(target), with no gradient through it (dynamic fine-tuning, arXiv 2508.05629), in the place of w = 1."""
+    """Whether w = p(target), with no gradient through it (dynamic fine-tuning,
+    arXiv 2508.05629), instead of w = 1."""
     label_smoothing: float = 0.0
     """ε, from 0 and below 1, as `torch.nn.functional.cross_entropy` has it."""
     z_loss: float = 0.0
-    """λ, from 0: keeps the logits' normaliser near 1 (PaLM, arXiv 2204.02311, section 5, has 1e-4)."""
+    """λ, from 0: keeps the logits' normaliser near 1 (PaLM, arXiv 2204.02311, section 5,
+    has 1e-4)."""
 
     def __attrs_post_init__(self) -> None:
         _check.number("label_smoothing", self.label_smoothing, least=0, below=1)
@@ -46,7 +48,7 @@ def nll(
     ignore_index: int | None = IGNORE,
     chunk_rows: int = CHUNK_ROWS,
 ) -> LossTerms:
-    """-log softmax(logits)[target], summed over the rows that have a target; logits = cap(scale · (hidden @ weightᵀ + bias)).
+    """Sum -log softmax(logits)[target] over the rows that have a target.
 
     Equals `torch.nn.functional.cross_entropy(..., reduction="sum")` in value and gradients for any upstream gradient. The
     products run in the weight's dtype, or autocast's where that is on; all that follows them is float32 (float64 where the
@@ -60,9 +62,10 @@ def nll(
         scale: multiplies the logits (Granite divides by `logits_scaling`, Cohere multiplies by `logit_scale`).
         softcap: logits become softcap · tanh(logits / softcap), as in Gemma 2.
         dft: each token's cost is multiplied by its probability, without a gradient through that (arXiv 2508.05629).
-        label_smoothing: ε from 0 and below 1; a token costs (1-ε)·nll + ε·mean over V of -log p, as torch's cross entropy has it.
+        label_smoothing: ε from 0 and below 1; a token costs (1-ε)·nll + ε·mean over V of -log p, as torch's cross entropy has
+            it.
         z_loss: λ from 0; λ·(log Σ e^logit)² is added for each token, which neither of the two above touches.
-        ignore_index: rows with this target are left out. None says that every row has a target: nothing is looked up, so
+        ignore_index: rows with this target are left out. None: every row has a target; nothing is looked up, so
             nothing waits for the device.
         chunk_rows: how many rows are scored at once, at most.
 
@@ -79,9 +82,9 @@ def nll(
     (1.1029, 2, 2.0)
     """
     hidden, targets = labelled(hidden, targets, ignore_index)
-    way = Projected(product=product_dtype(weight), scale=scale, softcap=softcap, chunk_rows=chunk_rows)
+    source = Projected(product=product_dtype(weight), scale=scale, softcap=softcap, chunk_rows=chunk_rows)
     likelihood = Likelihood(dft=dft, label_smoothing=label_smoothing, z_loss=z_loss)
-    return nll_of_rows(way, (hidden, weight, bias), targets, likelihood)
+    return nll_of_rows(source, (hidden, weight, bias), targets, likelihood)
 
 
 def nll_of_logits(
@@ -93,13 +96,15 @@ def nll_of_logits(
     z_loss: float = 0.0,
     chunk_rows: int = CHUNK_ROWS,
 ) -> LossTerms:
-    """The same from logits[M, V] that a model has computed its own way; every row has a target. Float32, in chunks."""
+    """Sum the same from logits[M, V] that a model has computed itself; every row has a target.
+    It is computed in float32, in chunks of rows.
+    """
     likelihood = Likelihood(dft=dft, label_smoothing=label_smoothing, z_loss=z_loss)
     return nll_of_rows(Given(given=logits.dtype, chunk_rows=chunk_rows), (logits,), targets, likelihood)
 
 
 def labelled(hidden: torch.Tensor, targets: torch.Tensor, ignore_index: int | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Hidden states and targets of the rows that have one."""
+    """Return hidden states and targets of the rows that have a target."""
     if ignore_index is None:
         return hidden, targets
     rows = (targets != ignore_index).nonzero().squeeze(1)
@@ -108,28 +113,32 @@ def labelled(hidden: torch.Tensor, targets: torch.Tensor, ignore_index: int | No
     return hidden.index_select(0, rows), targets.index_select(0, rows)
 
 
-def nll_of_rows(way: Way, tensors: Tensors, targets: torch.Tensor, likelihood: Likelihood) -> LossTerms:
-    """The same over rows[M] that all have a target, however their logits come to be."""
-    nll = torch.zeros(len(targets), dtype=way.dtype, device=targets.device)
+def nll_of_rows(source: LogitSource, tensors: Tensors, targets: torch.Tensor, likelihood: Likelihood) -> LossTerms:
+    """Sum the same over rows[M] that all have a target, from any source of logits."""
+    nll = torch.zeros(len(targets), dtype=source.dtype, device=targets.device)
     correct = torch.zeros_like(nll)
 
-    def terms(walk: Walk) -> torch.Tensor:
+    def terms(logit_pass: LogitPass) -> torch.Tensor:
         losses = torch.empty_like(nll)
-        for rows in walk.chunks:
-            logits = walk.logits(rows)
-            losses[rows], nll[rows], correct[rows] = _scored(logits, targets[rows], likelihood, slope=walk.needed)
-            if walk.needed:
-                walk.backward(rows, logits)
+        for rows in logit_pass.chunks:
+            logits = logit_pass.logits(rows)
+            losses[rows], nll[rows], correct[rows] = _scored(logits, targets[rows], likelihood, slope=logit_pass.needed)
+            if logit_pass.needed:
+                logit_pass.backward(rows, logits)
         return losses
 
-    loss = summed_on_the_way(way, tensors, terms)
+    loss = fused_sum(source, tensors, terms)
     return LossTerms(loss, len(targets), {"correct": correct.sum(), "nll": nll.sum()})
 
 
 def _scored(
     logits: torch.Tensor, targets: torch.Tensor, likelihood: Likelihood, *, slope: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(loss, plain nll, correct)[C] of logits[C, V], which are overwritten; with `slope` by the loss's slope."""
+    """Score logits[C, V], which are overwritten; with `slope` by the loss's slope.
+
+    Returns:
+        tuple: loss, plain nll, and whether the target is the likeliest token, [C] each.
+    """
     smoothing, targets = likelihood.label_smoothing, targets[:, None]
     top = logits.amax(1, keepdim=True)
     logits.sub_(top)

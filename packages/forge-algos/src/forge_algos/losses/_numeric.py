@@ -1,28 +1,29 @@
-"""Floating-point care that several losses share: wide enough sums, exponentials that stay finite, log(1 - eˣ)."""
+"""Numerics that several losses share: wide sums, exponentials that stay finite, log(1 - eˣ)."""
 
 import math
 
 import torch
 
 EXPONENT_LIMIT = {torch.float32: 40.0, torch.float64: 300.0}
-"""Exponents above this count as this: its square is finite, so that values and gradients are for every squared or weighted use."""
+"""Largest exponents by dtype: their squares are finite,
+so that values and gradients are too, squared or weighted."""
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
-    """float32, or float64 where that came in."""
+    """Return float32, or float64 for float64."""
     return torch.promote_types(dtype, torch.float32)
 
 
 def finite_exp(x: torch.Tensor) -> torch.Tensor:
-    """e^min(x, limit); no gradient beyond the limit."""
+    """Compute e^min(x, limit), without a gradient beyond the limit."""
     return x.clamp(max=EXPONENT_LIMIT[x.dtype]).exp()
 
 
 def log1mexp(x: torch.Tensor) -> torch.Tensor:
-    """log(1 - eˣ) for x ≤ 0, elementwise.
+    """Compute log(1 - eˣ) for x ≤ 0, elementwise.
 
-    Probabilities nearer to 1 than the dtype can tell from 1 count as that: the slope 1/x would meet a softmax whose own
-    slope is an exact 0, and 0 · ∞ is no number.
+    Probabilities that the dtype cannot distinguish from 1 count as the nearest that it can: the slope 1/x would meet a softmax
+    whose own slope is an exact 0, and 0 · ∞ is NaN.
     """
     x = x.clamp(max=-torch.finfo(x.dtype).eps)
     # torch.where multiplies the slope of the branch not taken by 0; above, both slopes are kept finite.

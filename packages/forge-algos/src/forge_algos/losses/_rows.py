@@ -1,8 +1,8 @@
-"""Rows of hidden states and a head, or logits that a model has made → their logits a chunk at a time, and gradients back.
+"""Logits of rows, a chunk at a time, and the gradients back to what they were computed from.
 
-What a loss does with a chunk of logits is the loss's own; here is how they come to be and where their gradients go, so that
-[M, V] never exists. A way (`Projected`, `Given`) says how tensors become logits and holds none of them; its `walk` goes over the
-chunks, once, and adds gradients up.
+What a loss does with a chunk of logits is its own matter; this file computes the logits and collects their gradients, so that
+[M, V] never exists. A source (`Projected`, `Given`) states how tensors become logits and holds none of them; its `start` begins
+a pass over the chunks, which adds up gradients.
 """
 
 from collections.abc import Sequence
@@ -14,52 +14,57 @@ import torch
 from forge_algos.losses._numeric import wide
 
 CHUNK_ROWS = 512
-"""Measured with D=576, V=49k and 512 labelled rows on a 2-core AVX2 CPU: 64 rows 0.42 s, 128 0.31 s, 256 0.305 s, 512 0.29 s
-(full logits 0.38 s). 512 rows are also enough for a large accelerator's matrix units, and cost 2 kB × V."""
+"""Measured with D=576, V=49k and 512 labelled rows on a 2-core AVX2 CPU:
+64 rows 0.42 s, 128 0.31 s, 256 0.305 s, 512 0.29 s (full logits 0.38 s). 512 rows are also enough for a large accelerator's
+matrix units, and cost 2 kB × V."""
 
 Tensors = Sequence[torch.Tensor | None]
 Needs = Sequence[bool]
 
 
-class Walk(Protocol):
-    """One pass over M rows."""
+class LogitPass(Protocol):
+    """One pass over the chunks of M rows."""
 
     chunks: list[slice]
     needed: bool
     """Whether any of the tensors needs a gradient."""
 
     def logits(self, rows: slice) -> torch.Tensor:
-        """float32[C, V] (float64 where that came in) of one of `chunks`, the caller's to overwrite until the next one."""
+        """Compute float32[C, V] (float64 for float64) of one of `chunks`, to be overwritten.
+        They are valid until the next chunk.
+        """
         ...
 
     def backward(self, rows: slice, slope: torch.Tensor) -> None:
-        """Take the loss's slope[C, V] with respect to the logits just given; it is overwritten."""
+        """Take the loss's slope[C, V] with respect to the last logits; it is overwritten."""
         ...
 
     def gradients(self) -> Tensors:
-        """One for each tensor of the walk, after its last chunk; None where none is needed."""
+        """Return a gradient for each tensor after the last chunk, None where none is needed."""
         ...
 
 
-class Way(Protocol):
-    """How tensors become logits."""
+class LogitSource(Protocol):
+    """Computation of logits from tensors."""
 
     @property
     def dtype(self) -> torch.dtype:
-        """What the logits, and all that follows from them, are computed in."""
+        """Dtype in which logits, and all that follows from them, are computed."""
         ...
 
-    def walk(self, tensors: Tensors, needs: Needs) -> Walk:
+    def start(self, tensors: Tensors, needs: Needs) -> LogitPass:
         """Begin a pass over these tensors, with gradients for those that need one."""
         ...
 
 
 @attrs.frozen(kw_only=True)
 class Projected:
-    """logits = cap(scale · (hidden @ weightᵀ + bias)) / temperature, of tensors hidden[M, D], weight[V, D], bias[V] or None."""
+    """Logits as cap(scale · (hidden @ weightᵀ + bias)) / temperature.
+    Its tensors are hidden[M, D], weight[V, D], and bias[V] or None.
+    """
 
     product: torch.dtype
-    """What the matrix products run in; `product_dtype` says."""
+    """Dtype of the matrix products, from `product_dtype`."""
     scale: float = 1.0
     softcap: float | None = None
     temperature: float = 1.0
@@ -69,13 +74,13 @@ class Projected:
     def dtype(self) -> torch.dtype:
         return wide(self.product)
 
-    def walk(self, tensors: Tensors, needs: Needs) -> Walk:
-        return _ProjectedWalk(self, tensors, needs)
+    def start(self, tensors: Tensors, needs: Needs) -> LogitPass:
+        return _ProjectedPass(self, tensors, needs)
 
 
 @attrs.frozen(kw_only=True)
 class Given:
-    """logits = given / temperature, of the one tensor given[M, V]."""
+    """Logits as given[M, V] / temperature, its one tensor."""
 
     given: torch.dtype
     temperature: float = 1.0
@@ -85,12 +90,12 @@ class Given:
     def dtype(self) -> torch.dtype:
         return wide(self.given)
 
-    def walk(self, tensors: Tensors, needs: Needs) -> Walk:
-        return _GivenWalk(self, tensors, needs)
+    def start(self, tensors: Tensors, needs: Needs) -> LogitPass:
+        return _GivenPass(self, tensors, needs)
 
 
 def product_dtype(weight: torch.Tensor) -> torch.dtype:
-    """The weight's dtype, or autocast's where that is on; float64 stays."""
+    """Return the weight's dtype, or autocast's where that is on; float64 stays."""
     kind = weight.device.type
     if torch.is_autocast_enabled(kind) and weight.dtype != torch.float64:
         return torch.get_autocast_dtype(kind)
@@ -98,51 +103,51 @@ def product_dtype(weight: torch.Tensor) -> torch.dtype:
 
 
 def needs_of(tensors: Tensors) -> tuple[bool, ...]:
-    """Which of them a gradient is wanted for, here and now."""
+    """Return for each tensor whether it needs a gradient here and now."""
     enabled = torch.is_grad_enabled()
     return tuple(enabled and tensor is not None and tensor.requires_grad for tensor in tensors)
 
 
-class _ProjectedWalk:
-    def __init__(self, way: Projected, tensors: Tensors, needs: Needs) -> None:
+class _ProjectedPass:
+    def __init__(self, source: Projected, tensors: Tensors, needs: Needs) -> None:
         hidden, weight, bias = tensors
         assert hidden is not None
         assert weight is not None
         need_hidden, need_weight, need_bias = needs
-        self._way = way
-        self.chunks = even_chunks(len(hidden), way.chunk_rows)
+        self._source = source
+        self.chunks = even_chunks(len(hidden), source.chunk_rows)
         self.needed = any(needs)
-        self._weight_VD, self._hidden_MD = weight.detach().to(way.product), hidden.detach().to(way.product)
+        self._weight_VD, self._hidden_MD = weight.detach().to(source.product), hidden.detach().to(source.product)
         self._bias = None if bias is None else bias.detach()
         most = max((rows.stop - rows.start for rows in self.chunks), default=0)
-        self._buffer = self._hidden_MD.new_empty(most, len(weight), dtype=way.dtype)
+        self._buffer = self._hidden_MD.new_empty(most, len(weight), dtype=source.dtype)
         self._flat: torch.Tensor | None = None
         self._grad_hidden = torch.empty_like(hidden) if need_hidden else None
         # The first chunk overwrites; filling [V, D] with zeros first would be one more pass over memory.
         self._grad_weight = (torch.empty_like if self.chunks else torch.zeros_like)(weight) if need_weight else None
-        self._grad_bias = torch.zeros_like(bias, dtype=way.dtype) if bias is not None and need_bias else None
+        self._grad_bias = torch.zeros_like(bias, dtype=source.dtype) if bias is not None and need_bias else None
 
     def logits(self, rows: slice) -> torch.Tensor:
-        way, logits = self._way, self._buffer[: rows.stop - rows.start]
-        if way.product == way.dtype:
+        source, logits = self._source, self._buffer[: rows.stop - rows.start]
+        if source.product == source.dtype:
             torch.mm(self._hidden_MD[rows], self._weight_VD.t(), out=logits)
         else:
             logits.copy_(self._hidden_MD[rows] @ self._weight_VD.t())
         if self._bias is not None:
             logits.add_(self._bias)
-        if way.softcap is None:
-            return _times(logits, way.scale / way.temperature)
-        _times(logits, way.scale).div_(way.softcap).tanh_()
+        if source.softcap is None:
+            return _times(logits, source.scale / source.temperature)
+        _times(logits, source.scale).div_(source.softcap).tanh_()
         self._flat = logits.square().neg_().add_(1) if self.needed else None
-        return logits.mul_(way.softcap / way.temperature)
+        return logits.mul_(source.softcap / source.temperature)
 
     def backward(self, rows: slice, slope: torch.Tensor) -> None:
         if self._flat is not None:
             slope.mul_(self._flat)
-        _times(slope, self._way.scale / self._way.temperature)
+        _times(slope, self._source.scale / self._source.temperature)
         if self._grad_bias is not None:
             self._grad_bias.add_(slope.sum(0))
-        slope, hidden_CD = slope.to(self._way.product), self._hidden_MD[rows]
+        slope, hidden_CD = slope.to(self._source.product), self._hidden_MD[rows]
         if self._grad_hidden is not None:
             self._grad_hidden[rows] = slope @ self._weight_VD
         first = rows.start == 0
@@ -159,34 +164,36 @@ class _ProjectedWalk:
         return self._grad_hidden, self._grad_weight, bias
 
 
-class _GivenWalk:
-    def __init__(self, way: Given, tensors: Tensors, needs: Needs) -> None:
+class _GivenPass:
+    def __init__(self, source: Given, tensors: Tensors, needs: Needs) -> None:
         (given,) = tensors
         assert given is not None
-        self._way = way
+        self._source = source
         self._given = given.detach()
-        self.chunks = even_chunks(len(given), way.chunk_rows)
+        self.chunks = even_chunks(len(given), source.chunk_rows)
         self.needed = any(needs)
         self._grad = torch.empty_like(given) if self.needed else None
 
     def logits(self, rows: slice) -> torch.Tensor:
-        return _times(self._given[rows].to(self._way.dtype, copy=True), 1 / self._way.temperature)
+        return _times(self._given[rows].to(self._source.dtype, copy=True), 1 / self._source.temperature)
 
     def backward(self, rows: slice, slope: torch.Tensor) -> None:
         if self._grad is not None:
-            self._grad[rows] = _times(slope, 1 / self._way.temperature)
+            self._grad[rows] = _times(slope, 1 / self._source.temperature)
 
     def gradients(self) -> Tensors:
         return (self._grad,)
 
 
 def _times(tensor: torch.Tensor, factor: float) -> torch.Tensor:
-    """In place, and not at all where it changes nothing."""
+    """Multiply in place, or do nothing by a factor of 1."""
     return tensor if factor == 1.0 else tensor.mul_(factor)
 
 
 def even_chunks(rows: int, at_most: int) -> list[slice]:
-    """Slices over `rows`, as few and as even as `at_most` allows: no chunk of one row after a full one."""
+    """Divide `rows` into slices, as few and as even as `at_most` allows.
+    So no chunk of one row follows a full one.
+    """
     if rows == 0:
         return []
     size = -(-rows // -(-rows // at_most))

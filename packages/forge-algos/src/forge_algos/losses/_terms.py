@@ -1,4 +1,4 @@
-"""What every loss returns: a sum and what it was summed over, apart until the whole global batch is known."""
+"""LossTerms: the result of every loss, a sum and its count, not divided yet."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -7,20 +7,20 @@ import torch
 
 
 class LossTerms(NamedTuple):
-    """A loss that nobody has divided yet."""
+    """A loss before its division: a sum, and the number of terms that were summed."""
 
     sum: torch.Tensor
-    """float32[], in nats; what backward runs from."""
+    """float32[], in nats; backward runs from it."""
     count: int
-    """How many terms were summed: learned tokens, or pairs."""
+    """Number of terms: learned tokens, pairs, completions."""
     stats: Mapping[str, torch.Tensor] = {}
     """Further sums over the same terms, detached, by name."""
     per_sample: torch.Tensor | None = None
-    """float32[count]: the terms themselves, in the order of the input and still part of the graph; None where no loss keeps
-    them (the chunked `nll`). They add up to `sum`."""
+    """float32[count]: the terms in the order of the input, still part of the graph;
+    they add up to `sum`. None where a loss does not keep them (the chunked `nll`)."""
 
 
 def summed(per_sample: torch.Tensor, stats: Mapping[str, torch.Tensor] | None = None) -> LossTerms:
-    """Terms[N] and further values[N] by name → their sums, with the count N."""
+    """Sum terms[N] and further values[N] by name, with the count N."""
     sums = {name: values.detach().to(per_sample.dtype).sum() for name, values in (stats or {}).items()}
     return LossTerms(per_sample.sum(), len(per_sample), sums, per_sample)

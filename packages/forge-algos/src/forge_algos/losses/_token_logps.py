@@ -1,7 +1,7 @@
-"""Hidden states, a head and targets → each target's log-probability, with gradients and without ever holding [T, V].
+"""Log-probability of each target from hidden states and a head, without ever holding [T, V].
 
-What is made of the log-probabilities is not known here, so the backward pass computes each chunk's logits a second time: between
-the passes there is one number a row, and no [M, V].
+What is computed from the log-probabilities is not known here, so the backward pass computes each chunk's logits a second time:
+between the passes there is one number a row, and no [M, V].
 """
 
 from typing import Any
@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 from forge_algos.batches._packed import IGNORE
 from forge_algos.losses import _check
 from forge_algos.losses._nll import labelled
-from forge_algos.losses._rows import CHUNK_ROWS, Needs, Projected, Tensors, Way, needs_of, product_dtype
+from forge_algos.losses._rows import CHUNK_ROWS, LogitSource, Needs, Projected, Tensors, needs_of, product_dtype
 
 
 def token_logps(
@@ -27,7 +27,7 @@ def token_logps(
     ignore_index: int | None = IGNORE,
     chunk_rows: int = CHUNK_ROWS,
 ) -> torch.Tensor:
-    """Log softmax(logits / temperature)[target] of each row that has a target; logits = cap(scale · (hidden @ weightᵀ + bias)).
+    """Compute log softmax(logits / temperature)[target] of each row that has a target.
 
     Equals a gather from `torch.log_softmax` in value and gradients. The products run in the weight's dtype, or autocast's where
     that is on, the same in the backward pass; all that follows them is float32 (float64 where the weight is).
@@ -41,7 +41,7 @@ def token_logps(
         scale: multiplies the logits.
         softcap: logits become softcap · tanh(logits / softcap).
         temperature: above 0; divides the logits after all that.
-        ignore_index: rows with this target are left out; None says that every row has a target.
+        ignore_index: rows with this target are left out; None: every row has a target.
         chunk_rows: how many rows are scored at once, at most.
 
     Returns:
@@ -56,37 +56,45 @@ def token_logps(
     """
     _check.number("temperature", temperature, above=0)
     hidden, targets = labelled(hidden, targets, ignore_index)
-    way = Projected(product=product_dtype(weight), scale=scale, softcap=softcap, temperature=temperature, chunk_rows=chunk_rows)
-    return logps_of_rows(way, (hidden, weight, bias), targets)
+    source = Projected(
+        product=product_dtype(weight), scale=scale, softcap=softcap, temperature=temperature, chunk_rows=chunk_rows
+    )
+    return logps_of_rows(source, (hidden, weight, bias), targets)
 
 
-def logps_of_rows(way: Way, tensors: Tensors, targets: torch.Tensor) -> torch.Tensor:
-    """Log p(target)[M] of rows that all have a target, however their logits come to be."""
-    logps, _ = _logps(way, tensors, targets, wants_entropy=False)
+def logps_of_rows(source: LogitSource, tensors: Tensors, targets: torch.Tensor) -> torch.Tensor:
+    """Compute log p(target)[M] of rows that all have a target, from any source of logits."""
+    logps, _ = _logps(source, tensors, targets, wants_entropy=False)
     return logps
 
 
-def logps_and_entropy_of_rows(way: Way, tensors: Tensors, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same, and the entropy[M] of each row's distribution in nats, which has no gradient."""
-    return _logps(way, tensors, targets, wants_entropy=True)
+def logps_and_entropy_of_rows(
+    source: LogitSource, tensors: Tensors, targets: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute the same, and the entropy[M] of each row's distribution in nats.
+    The entropy has no gradient.
+    """
+    return _logps(source, tensors, targets, wants_entropy=True)
 
 
-def _logps(way: Way, tensors: Tensors, targets: torch.Tensor, *, wants_entropy: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    return _TokenLogps.apply(way, targets, needs_of(tensors), wants_entropy, *tensors)
+def _logps(
+    source: LogitSource, tensors: Tensors, targets: torch.Tensor, *, wants_entropy: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return _TokenLogps.apply(source, targets, needs_of(tensors), wants_entropy, *tensors)
 
 
 class _TokenLogps(torch.autograd.Function):
     @staticmethod
     def forward(  # pyrefly: ignore[bad-override]  torch's own signature is *args
-        ctx: Any, way: Way, targets: torch.Tensor, needs: Needs, wants_entropy: bool, *tensors: torch.Tensor | None
+        ctx: Any, source: LogitSource, targets: torch.Tensor, needs: Needs, wants_entropy: bool, *tensors: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        logps = torch.empty(len(targets), dtype=way.dtype, device=targets.device)
+        logps = torch.empty(len(targets), dtype=source.dtype, device=targets.device)
         entropy = torch.empty_like(logps if wants_entropy else logps[:0])
         normaliser = torch.empty_like(logps)
         with torch.autocast(targets.device.type, enabled=False):
-            walk = way.walk(tensors, [False] * len(tensors))
-            for rows in walk.chunks:
-                logits = walk.logits(rows)
+            logit_pass = source.start(tensors, [False] * len(tensors))
+            for rows in logit_pass.chunks:
+                logits = logit_pass.logits(rows)
                 top = logits.amax(1, keepdim=True)
                 logits.sub_(top)
                 own = logits.gather(1, targets[rows, None])
@@ -94,10 +102,10 @@ class _TokenLogps(torch.autograd.Function):
                 logps[rows] = (own - total.log()).squeeze(1)
                 normaliser[rows] = (total.log() + top).squeeze(1)
                 if wants_entropy:
-                    # entr(p) is 0 at p = 0, where p · log p is no number.
+                    # entr(p) is 0 at p = 0, where p · log p is NaN.
                     entropy[rows] = torch.special.entr(logits.div_(total)).sum(1)
         ctx.save_for_backward(targets, normaliser, *tensors)
-        ctx.way, ctx.needs = way, needs
+        ctx.source, ctx.needs = source, needs
         ctx.mark_non_differentiable(entropy)
         return logps, entropy
 
@@ -109,8 +117,8 @@ class _TokenLogps(torch.autograd.Function):
         upstream = grad_outputs[0][:, None]
         targets, normaliser, *tensors = ctx.saved_tensors
         with torch.autocast(targets.device.type, enabled=False):
-            walk = ctx.way.walk(tensors, ctx.needs)
-            for rows in walk.chunks:
-                slope = walk.logits(rows).sub_(normaliser[rows, None]).exp_().mul_(-upstream[rows])
-                walk.backward(rows, slope.scatter_add_(1, targets[rows, None], upstream[rows]))
-            return (None, None, None, None, *walk.gradients())
+            logit_pass = ctx.source.start(tensors, ctx.needs)
+            for rows in logit_pass.chunks:
+                slope = logit_pass.logits(rows).sub_(normaliser[rows, None]).exp_().mul_(-upstream[rows])
+                logit_pass.backward(rows, slope.scatter_add_(1, targets[rows, None], upstream[rows]))
+            return (None, None, None, None, *logit_pass.gradients())

@@ -1,4 +1,4 @@
-"""Distillation: a packed row → the summed divergence between a teacher's next-token distributions and the model's."""
+"""Distillation: the divergence between a teacher's next-token distributions and the model's."""
 
 from collections.abc import Mapping, Sequence
 
@@ -8,21 +8,22 @@ from torch import nn
 
 from forge_algos._errors import LossError
 from forge_algos._modules import causal_model, head, vocabulary
-from forge_algos.batches._packed import PackedBatch
+from forge_algos.batches._packed import PackedBatch, RowLoader
 from forge_algos.heads._head import choose_head
 from forge_algos.heads._packable import require_packable
 from forge_algos.isolation._guard import guard_packed
 from forge_algos.losses import LossTerms
-from forge_algos.objectives._packed import LearnedTokens, RowLoader
+from forge_algos.objectives._tokens import LearnedTokens
 from forge_algos.settings._supervised import DistillSettings
 
 
 @attrs.frozen(kw_only=True, eq=False)
 class Distill(LearnedTokens):
-    """At each learned token the model's distribution is drawn to the teacher's: the generalised JSD of GKD (arXiv 2306.13649).
+    """Distillation: at each learned token the model's distribution is drawn to the teacher's.
 
-    The labels say where, not what: the target's id is not looked at. `settings.teacher_path` is not read here: the teacher
-    comes loaded, on the model's device, in any dtype; it is put into evaluation mode and gets no gradients.
+    The divergence is the generalised JSD of GKD (arXiv 2306.13649). The labels say where, not what: the target's id is not
+    read. `settings.teacher_path` is not read here: the teacher comes loaded, on the model's device, in any dtype; it is put
+    into evaluation mode and gets no gradients.
     """
 
     settings: DistillSettings
@@ -30,11 +31,11 @@ class Distill(LearnedTokens):
 
     @property
     def stats(self) -> tuple[str, ...]:
-        """The sum behind the figure."""
+        """Name of the sum behind the figure."""
         return ("kl",)
 
     def figures(self, sums: Mapping[str, float], count: int) -> dict[str, float]:
-        """`kl`: KL(teacher ‖ model) in nats, a mean over learned tokens, whatever β is."""
+        """Divide by the number of learned tokens: `kl`, KL(teacher ‖ model) in nats, whatever β is."""
         return {"kl": sums["kl"] / count}
 
     def bind(self, model: nn.Module, *, device: torch.device) -> "_BoundDistill":
@@ -47,11 +48,12 @@ class Distill(LearnedTokens):
         """
         if causal_model(self.teacher) is causal_model(model):
             raise LossError("the teacher is the model that is trained: there would be nothing to learn; load it a second time")
-        theirs, ours = _widths(self.teacher), _widths(model)
+        theirs, ours = _vocabulary_sizes(self.teacher), _vocabulary_sizes(model)
         if theirs != ours:
             raise LossError(
-                f"the teacher, {_named(self.teacher)}, has a vocabulary of {_said(theirs)}, the model, {_named(model)}, one of "
-                f"{_said(ours)}: distillation compares both over the same tokens; take a teacher of the same family"
+                f"the teacher, {_model_name(self.teacher)}, has a vocabulary of {_vocabulary_text(theirs)}, the model, "
+                f"{_model_name(model)}, one of {_vocabulary_text(ours)}: distillation compares both over the same tokens; take "
+                "a teacher of the same family"
             )
         self.teacher.eval()
         require_packable(model, device=device)
@@ -79,17 +81,17 @@ class _BoundDistill:
             )
 
 
-def _widths(model: nn.Module) -> tuple[int | None, int | None]:
-    """(token ids that can go in, that can come out)."""
+def _vocabulary_sizes(model: nn.Module) -> tuple[int | None, int | None]:
+    """Return the numbers of token ids that can go in and come out."""
     return vocabulary(model), getattr(head(model), "out_features", None)
 
 
-def _said(widths: tuple[int | None, int | None]) -> str:
+def _vocabulary_text(widths: tuple[int | None, int | None]) -> str:
     known = [width for width in widths if width is not None]
     return " in and ".join(str(width) for width in dict.fromkeys(known)) + (" out" if len(set(known)) > 1 else "")
 
 
-def _named(model: nn.Module) -> str:
+def _model_name(model: nn.Module) -> str:
     causal = causal_model(model)
     path = getattr(getattr(causal, "config", None), "_name_or_path", "")
     return f"{type(causal).__name__} {path}".strip()

@@ -1,4 +1,4 @@
-"""A micro-batch's terms → what they add to the step's sum, so that the loop's division gives the mean that was asked for."""
+"""Weights of micro-batches' sums, by which the loop's division gives the requested mean."""
 
 from collections.abc import Sequence
 
@@ -6,11 +6,11 @@ from forge_algos.losses import LossTerms
 
 
 class Mean:
-    """The mean over a step: over all its terms ("global"), or of its micro-batches' own means ("trl").
+    """Mean over a step: of all its terms ("global"), or of its micro-batches' means ("trl").
 
-    The loop adds up what it is given and divides by the number of terms N. So in the second case a micro-batch of n terms, one
-    of K, gives its sum times N / (n·K). TRL 1.16's preference trainers divide like this (`loss_is_scaled_for_ga = False`): a
-    pair in a small micro-batch counts more than one in a large one, and the gradients depend on the cut.
+    The loop adds up the sums and divides by the number of terms N. So in the second case a micro-batch of n terms, one of K,
+    gives its sum times N / (n·K). TRL 1.16's preference trainers divide like this (`loss_is_scaled_for_ga = False`): a pair in
+    a small micro-batch counts more than one in a large one, and the gradients depend on the cut.
     """
 
     def __init__(self, normalize: str, *, per_token: bool = False) -> None:
@@ -19,15 +19,15 @@ class Mean:
         self.needs = 2 if self.trl or self.per_token else 0
 
     def measure(self, count: int, tokens: int = 0) -> list[float]:
-        """(terms, tokens of the terms that are means over tokens), or (terms, one micro-batch)."""
+        """Return (terms, tokens of the terms that are means over tokens), or (terms, 1) for "trl"."""
         return [float(count), 1.0 if self.trl else float(tokens)]
 
     def tokens_per_term(self, totals: Sequence[float]) -> float | None:
-        """Over the whole step; None says that a call takes its own, or that nothing is a mean over tokens."""
+        """Return tokens a term over the whole step, or None where a call takes its own or has none."""
         return totals[1] / totals[0] if self.per_token else None
 
     def __call__(self, terms: LossTerms, totals: Sequence[float]) -> LossTerms:
-        """The terms, weighted by what `measure` added up to."""
+        """Weigh the terms by the totals of what `measure` returned."""
         if not self.trl:
             return terms
         return terms._replace(sum=terms.sum * (totals[0] / (terms.count * totals[1])), per_sample=None)

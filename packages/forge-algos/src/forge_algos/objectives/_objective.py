@@ -1,4 +1,4 @@
-"""What the loop needs of an objective: a count before any forward, and terms that are summed and not divided."""
+"""Interface between the loop and an objective: counts before any forward, sums not divided."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
@@ -10,58 +10,68 @@ from forge_algos.losses import LossTerms
 
 
 class Bound(Protocol):
-    """An objective on one model: what turns batches into terms."""
+    """An objective on one model: batches → terms."""
 
     @property
     def needs(self) -> int:
-        """How many numbers `measure` gives; with 0 it is never called and nothing more is communicated."""
+        """Number of values that `measure` returns; with 0 it is never called.
+        Nothing more is communicated then.
+        """
         ...
 
     def measure(self, batch: Any) -> Sequence[float | torch.Tensor]:
-        """What the terms need to know of the whole step: numbers (or scalar tensors) of this batch, which the loop adds up.
+        """Return what the terms need to know of the whole step: numbers of this batch to add up.
 
-        Called before the step's first term, without gradients and under autocast, for every micro-batch in which some rank
-        has something to learn, on every rank alike (`idle()` on one that has not, whose numbers are not counted). So it may
-        run forwards. In an evaluation the step is all of its batches.
+        They are floats or scalar tensors. Called before the step's first term, without gradients and under autocast, for every
+        micro-batch in which some data shard has something to learn, on every rank alike (on `idle()` where a rank has nothing,
+        whose numbers are not counted). So it may run forwards. In an evaluation the step is all of its batches.
         """
         ...
 
     def __call__(self, batch: Any, totals: Sequence[float]) -> LossTerms:
-        """The batch's terms, given `measure`'s numbers added up over the step's micro-batches and ranks; [] with needs 0."""
+        """Compute the batch's terms.
+        `totals` are `measure`'s numbers added up over the step's micro-batches and data shards; [] with needs 0.
+        """
         ...
 
 
 class Objective(Protocol):
-    """A loss on a model. `train` and `evaluate` drive it; it never divides, so gradients do not depend on the batch's cut."""
+    """A loss on a model, driven by `train` and `evaluate`.
+    It never divides, so gradients do not depend on how a batch is cut.
+    """
 
     @property
     def unit(self) -> str:
-        """What `count` counts, in the plural: "tokens", "pairs", "completions"."""
+        """Unit of `count`, in the plural: "tokens", "pairs", "completions"."""
         ...
 
     @property
     def stats(self) -> tuple[str, ...]:
-        """Names of the further sums in every `LossTerms.stats` of this objective; always the same ones."""
+        """Names of the further sums in every `LossTerms.stats` of this objective.
+        They are always the same ones.
+        """
         ...
 
     def count(self, batch: Any) -> int:
-        """How many terms the batch's loss has: what `LossTerms.count` will be, known without a forward."""
+        """Count the terms of the batch's loss, `LossTerms.count`, without a forward."""
         ...
 
     def samples(self, batch: Any) -> int:
-        """Rows of the data in the batch, for the books: documents, pairs, completions."""
+        """Count the rows of the data in the batch, for reports: documents, pairs, completions."""
         ...
 
     def tokens(self, batch: Any) -> int:
-        """Tokens that go through the model, for the books."""
+        """Count the tokens that go through the model, for reports."""
         ...
 
     def idle(self) -> Any:
-        """A tiny made-up batch with something to learn, for a rank that has nothing while others have; its loss is not counted."""
+        """Make a tiny batch with something to learn, for a rank without work.
+        Its loss is not counted.
+        """
         ...
 
     def figures(self, sums: Mapping[str, float], count: int) -> dict[str, float]:
-        """What a person reads beside the loss: the sums of `stats` over all `count` terms, divided as each must be."""
+        """Divide the sums of `stats` over all `count` terms, each as it must be, for reports."""
         ...
 
     def bind(self, model: nn.Module, *, device: torch.device) -> Bound:

@@ -1,4 +1,4 @@
-"""Pretraining: a packed row of blocks → the summed negative log-likelihood of its tokens."""
+"""Pretraining: summed negative log-likelihood of the tokens of blocks, in packed rows."""
 
 from collections.abc import Mapping
 
@@ -6,18 +6,18 @@ import attrs
 import torch
 from torch import nn
 
-from forge_algos.objectives._packed import LearnedTokens
-from forge_algos.objectives._sft import SFT, BoundSFT
+from forge_algos.objectives._sft import SFT
+from forge_algos.objectives._tokens import BoundTokens, LearnedTokens
 from forge_algos.settings._supervised import PretrainSettings, SupervisedSettings
 
 
 @attrs.frozen
 class Pretrain(LearnedTokens):
-    """Every token of a document but its first is predicted, from those before it in its block; `SFT`'s loss, and its batches.
+    """Pretraining: each token but a document's first is predicted from those before in a block.
 
-    What a row's documents are is the packer's doing (`forge_packing.split_documents`): pieces of documents, each a sample of
-    its own whose first label is -100, or with `cross_documents` whole blocks, each one sample. So the terms are those of the
-    blocks, in whatever rows these lie.
+    Loss and batches are those of `SFT`. What the documents of a row are is decided where rows are packed
+    (`forge_packing.split_documents`): pieces of documents, each a sample of its own whose first label is -100, or with
+    `cross_documents` whole blocks, each one sample. So the terms are those of the blocks, in whatever rows these lie.
     """
 
     settings: PretrainSettings = attrs.field(factory=PretrainSettings)
@@ -28,11 +28,11 @@ class Pretrain(LearnedTokens):
         return self._sft().stats
 
     def figures(self, sums: Mapping[str, float], count: int) -> dict[str, float]:
-        """As `SFT.figures`."""
+        """Divide as `SFT.figures` does."""
         return self._sft().figures(sums, count)
 
-    def bind(self, model: nn.Module, *, device: torch.device) -> BoundSFT:
-        """As `SFT.bind`."""
+    def bind(self, model: nn.Module, *, device: torch.device) -> BoundTokens:
+        """Choose how this model's head is scored, as `SFT.bind` does."""
         return self._sft().bind(model, device=device)
 
     def _sft(self) -> SFT:

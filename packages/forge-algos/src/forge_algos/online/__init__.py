@@ -1,15 +1,18 @@
-"""Prompts → rollouts → batches: sampling, rewards, log-probability bookkeeping and credit for PPO, GRPO and RLOO."""
+"""Prompts → rollouts → batches for the online methods: sampling, rewards, advantages.
+
+Files here import the subfolders, objectives, adaptations, and what stands below them; nothing of training.
+"""
 
 from forge_algos.batches._online import OnlineBatch
 from forge_algos.heads._value_head import attach_value_head
-from forge_algos.online._generate import GenerateSampler
-from forge_algos.online._make import make_rollout
+from forge_algos.online._make_rollout import make_rollout
 from forge_algos.online._prompts import Prompt
-from forge_algos.online._reward_model import RewardModel
-from forge_algos.online._rewards import Reward, load_reward
-from forge_algos.online._rollout import Rollout
-from forge_algos.online._sampler import Completion, Sampler
-from forge_algos.online._updates import rollout_batches
+from forge_algos.online.rewards._reward_model import RewardModel
+from forge_algos.online.rewards._rewards import Reward, load_reward
+from forge_algos.online.rollout._rollout import Rollout
+from forge_algos.online.sampling._generate import GenerateSampler
+from forge_algos.online.sampling._sampler import Completion, Sampler
+from forge_algos.online.updates._updates import rollout_batches
 
 __all__ = [
     "Completion",

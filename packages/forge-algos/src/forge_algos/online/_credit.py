@@ -1,25 +1,50 @@
-"""Rewards and log-probabilities of a whole rollout → advantages of its tokens, and returns where a value head learns them.
+"""Advantages of a whole rollout's tokens, and returns for a value head.
 
-All that couples completions happens here, once for the whole rollout and before anything is cut: groups' baselines, deviations,
-whitening. So an update does not depend on its cut.
+All that couples completions happens here, once for the whole rollout and before anything is cut: baselines of groups,
+deviations, whitening. So an update does not depend on how it is cut.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
+import attrs
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from forge_algos.losses import gae, group_advantages, kl
-from forge_algos.settings._online import GRPOSettings, OnlineSettings, PPOSettings
 
 Floats = NDArray[np.float32]
 _WHITE = 1e-8
 """Added to the deviation that advantages are divided by, as in TRL's and OpenAI's code."""
 
 
+@attrs.frozen(kw_only=True, eq=False)
+class Scored:
+    """Input of a credit function: B completions of G prompts, M tokens in all."""
+
+    rewards: Floats
+    """float32[B]; NaN where unscored."""
+    groups: NDArray[np.int64]
+    """int64[B], from 0 to G - 1."""
+    lengths: NDArray[np.int64]
+    """int64[B]."""
+    trained: NDArray[np.bool_]
+    """bool[B]: whether updates train on a completion."""
+    penalty: Floats
+    """float32[M]: `kl_weight` · k1 of each token;
+    0 without a reference, NaN for completions that were not measured."""
+    values: Floats | None
+    """float32[M], the value head's; None without one."""
+
+
+Credit = Callable[[Any, Scored], tuple[Floats, Floats | None]]
+"""Function (settings, scored) → advantages float32[B] of completions or float32[M] of
+tokens, and returns float32[M] or None."""
+
+
 def advantages_of(
-    settings: OnlineSettings,
+    settings: Any,
     *,
     rewards: Floats,
     groups: NDArray[np.int64],
@@ -29,11 +54,9 @@ def advantages_of(
     ref_logps: Floats | None,
     values: Floats | None,
 ) -> tuple[Floats, Floats | None]:
-    """(advantages float32[M], returns float32[M] or None), 0 for completions that are not trained on.
+    """Compute advantages float32[M], and returns float32[M] or None, by the settings' `credit`.
 
-    GRPO: the reward less its group's mean, over a deviation. RLOO: the reward less the penalty Σ k1 · kl_weight, less the others'
-    mean. PPO: each token's reward is its penalty -k1 · kl_weight, and the last one's the reward too; GAE; whitened over all
-    trained tokens if asked.
+    Both are 0 for completions that are not trained on.
 
     Args:
         settings: of the method.
@@ -42,7 +65,7 @@ def advantages_of(
         lengths: int[B].
         trained: bool[B].
         old_logps: float32[M]; NaN for completions that were not measured.
-        ref_logps: float32[M], as these; None without a KL.
+        ref_logps: float32[M], likewise; None without a KL.
         values: float32[M], for PPO.
     """
     penalty = np.zeros_like(old_logps)
@@ -50,35 +73,46 @@ def advantages_of(
         k1 = kl(torch.from_numpy(old_logps), torch.from_numpy(ref_logps), estimator="k1").per_sample
         assert k1 is not None
         penalty = (settings.kl_weight * k1).numpy()
-    of_token = np.repeat(trained, lengths)
-    if isinstance(settings, PPOSettings):
-        assert values is not None
-        return _of_tokens(settings, rewards, penalty, values, lengths, trained, of_token)
-    if isinstance(settings, GRPOSettings):
-        found = group_advantages(torch.from_numpy(rewards), torch.from_numpy(groups), scale=settings.scale)
-    else:
-        whole = np.add.reduceat(penalty.astype(np.float64), lengths.cumsum() - lengths) if len(lengths) else np.zeros(0)
-        found = group_advantages(
-            torch.from_numpy((rewards - whole).astype(np.float32)),
-            torch.from_numpy(groups),
-            baseline="leave_one_out",
-            scale="none",
-        )
-    return np.where(of_token, np.repeat(found.numpy(), lengths), 0).astype(np.float32), None
+    scored = Scored(rewards=rewards, groups=groups, lengths=lengths, trained=trained, penalty=penalty, values=values)
+    found, returns = CREDITS[settings.credit](settings, scored)
+    if returns is None:
+        found = np.where(np.repeat(trained, lengths), np.repeat(found, lengths), 0).astype(np.float32)
+    return found, returns
 
 
-def _of_tokens(
-    settings: PPOSettings,
-    rewards: Floats,
-    penalty: Floats,
-    values: Floats,
-    lengths: NDArray[np.int64],
-    trained: NDArray[np.bool_],
-    of_token: NDArray[np.bool_],
-) -> tuple[Floats, Floats]:
-    cut: Sequence[int] = lengths[trained].tolist()
-    each = -penalty[of_token]
-    each[np.cumsum(cut, dtype=np.int64) - 1] += rewards[trained]
+def group(settings: Any, scored: Scored) -> tuple[Floats, None]:
+    """Subtract each group's mean reward, and divide by a deviation (GRPO)."""
+    rewards, groups = torch.from_numpy(scored.rewards), torch.from_numpy(scored.groups)
+    return group_advantages(rewards, groups, scale=settings.scale).numpy(), None
+
+
+def leave_one_out(settings: Any, scored: Scored) -> tuple[Floats, None]:
+    """Subtract from each penalised reward the mean of the group's others (RLOO).
+    The penalty is Σ k1 · kl_weight over the completion.
+    """
+    del settings
+    lengths, penalty = scored.lengths, scored.penalty.astype(np.float64)
+    whole = np.add.reduceat(penalty, lengths.cumsum() - lengths) if len(lengths) else np.zeros(0)
+    found = group_advantages(
+        torch.from_numpy((scored.rewards - whole).astype(np.float32)),
+        torch.from_numpy(scored.groups),
+        baseline="leave_one_out",
+        scale="none",
+    )
+    return found.numpy(), None
+
+
+def generalized(settings: Any, scored: Scored) -> tuple[Floats, Floats]:
+    """Estimate each token's advantage by GAE, and whiten over all trained tokens if asked (PPO).
+
+    A token's reward is its penalty -k1 · kl_weight; the last one's has the completion's reward too.
+    """
+    values = scored.values
+    assert values is not None
+    of_token = np.repeat(scored.trained, scored.lengths)
+    cut: Sequence[int] = scored.lengths[scored.trained].tolist()
+    each = -scored.penalty[of_token]
+    each[np.cumsum(cut, dtype=np.int64) - 1] += scored.rewards[scored.trained]
     found = gae(torch.from_numpy(each), torch.from_numpy(values[of_token]), cut, gamma=settings.gamma, lam=settings.lam)
     mine = found.advantages.numpy()
     if settings.whiten and len(mine) > 1:
@@ -87,3 +121,7 @@ def _of_tokens(
     advantages, returns = np.zeros_like(values), np.zeros_like(values)
     advantages[of_token], returns[of_token] = mine, found.returns.numpy()
     return advantages, returns
+
+
+CREDITS: dict[str, Credit] = {"group": group, "leave_one_out": leave_one_out, "gae": generalized}
+"""Credit functions, by the name in a settings class's `credit`."""

@@ -1,7 +1,7 @@
-"""Sampled completions → their log-probabilities under the policy and its reference, and the value head's values.
+"""Log-probabilities of sampled completions under policy and reference, and the values.
 
-The pass is the one that trains: the same packed rows, the same head, the same temperature. So the probability ratio of the first
-update is 1 as exactly as the machine repeats itself, in bfloat16 too.
+The pass is the one that trains: the same packed rows, the same head, the same temperature. So the probability ratio of the
+first update is 1 as exactly as the machine repeats itself, in bfloat16 too.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from forge_algos._modules import mode
-from forge_algos.adaptations._off import switched_off
+from forge_algos.adaptations._switched_off import switched_off
 from forge_algos.batches._groups import PackedGroups, group_tensors, idle_groups
 from forge_algos.heads._completions import Completions
 from forge_algos.heads._value_head import values_at
@@ -25,7 +25,7 @@ Reference = nn.Module | Literal["adapter_off"]
 
 
 class Measured(NamedTuple):
-    """Of the tokens of some rows, one row after another: float32[m] each."""
+    """Numbers of the tokens of some rows, one row after another: float32[m] each."""
 
     old_logps: NDArray[np.float32]
     ref_logps: NDArray[np.float32] | None
@@ -42,9 +42,9 @@ def measure(
     reference: Reference | None,
     with_values: bool,
 ) -> Measured:
-    """Run every row through the model (and its reference), in evaluation mode and without gradients.
+    """Run every row through the model and its reference, in evaluation mode, without gradients.
 
-    Every rank brings equally many rows; for one without completions a made-up row is run and forgotten.
+    Every rank brings equally many rows; for one without completions a made-up row is run and dropped.
     """
     with mode(model, training=False), torch.no_grad(), guard_packed(model):
         found = _logps(model, rows, temperature, device, autocast, with_values=with_values)
@@ -77,7 +77,7 @@ def _logps(
         places, targets, _ = group_tensors(given, device)
         inside = (lambda hidden, at=places: values_at(model, hidden, at)) if with_values else None
         with autocast():
-            # With the entropy, which nobody reads, because the objectives ask for it too: the same kernels, the same numbers.
+            # The entropy is not used, but objectives compute it: the same kernels give the same numbers.
             found, _entropy, *rest = completions.head.logps_and_entropy(
                 inputs, places, targets, temperature=temperature, beside=inside
             )

@@ -1,4 +1,4 @@
-"""What is asked, and whether a rollout can be made of it: before anything is sampled, and once it is."""
+"""Prompts, and checks of a rollout's arguments and of what a sampler returned."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
@@ -7,17 +7,17 @@ from numpy.typing import NDArray
 
 from forge_algos._errors import RewardError, RolloutError
 from forge_algos.online._measure import Reference
-from forge_algos.online._rewards import Reward
-from forge_algos.online._sampler import Completion
+from forge_algos.online.rewards._rewards import Reward
+from forge_algos.online.sampling._sampler import Completion
 from forge_algos.settings._online import OnlineSettings
 
 
 class Prompt(Protocol):
-    """What is asked; `forge_data.PromptStore` has them."""
+    """A prompt and the further fields of its row; `forge_data.PromptStore` has such."""
 
     @property
     def input_ids(self) -> NDArray[Any]:
-        """int[S], what stands before the answer included (a chat's generation prompt)."""
+        """int[S], all that stands before the answer (a chat's generation prompt too)."""
         ...
 
     @property
@@ -39,7 +39,7 @@ def check_arguments(
     seed: int,
     max_tokens: int,
 ) -> None:
-    """Raise RolloutError or RewardError where the arguments do not go together; alike on every rank."""
+    """Raise RolloutError or RewardError if the arguments do not go together, alike on all ranks."""
     if not rewards:
         raise RewardError("nothing rewards the completions: give reward functions, a reward model, or both")
     if not prompts:
@@ -59,18 +59,18 @@ def check_arguments(
     longest = max(range(len(lengths)), key=lengths.__getitem__)
     if lengths[longest] + settings.max_new_tokens > max_tokens:
         raise RolloutError(
-            f"prompt {longest} has {lengths[longest]} tokens, and with max_new_tokens={settings.max_new_tokens} it may become longer "
-            f"than a micro-batch, max_tokens={max_tokens}; raise that, or drop long prompts (max_prompt_len)"
+            f"prompt {longest} has {lengths[longest]} tokens, and with max_new_tokens={settings.max_new_tokens} it may become "
+            f"longer than a micro-batch, max_tokens={max_tokens}; raise that, or drop long prompts (max_prompt_len)"
         )
 
 
 def columns_of(prompts: Sequence[Prompt]) -> set[str]:
-    """Of all prompts, so that a function is called alike on every rank."""
+    """Collect the fields of all prompts, so that a function is called alike on every rank."""
     return {name for prompt in prompts for name in prompt.columns}
 
 
 def check_completions(completions: Sequence[Completion], number: int, most: int) -> None:
-    """Raise RolloutError where a sampler gave something else than it was asked for."""
+    """Raise RolloutError where a sampler returned something else than was asked for."""
     if len(completions) != number:
         raise RolloutError(f"the sampler gave {len(completions)} completions where {number} were asked for")
     for completion in completions:

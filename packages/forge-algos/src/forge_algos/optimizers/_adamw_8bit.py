@@ -1,4 +1,4 @@
-"""Parameter groups → bitsandbytes' AdamW with its state in 8 bits, where that serves the parameters' device."""
+"""bitsandbytes' AdamW with its state in 8 bits, where it works on the parameters' device."""
 
 from importlib import import_module
 from typing import Any
@@ -10,7 +10,7 @@ from forge_algos._errors import MissingPackageError, OptimizerError
 
 
 def adamw_8bit(groups: list[dict[str, Any]], options: dict[str, Any]) -> torch.optim.Optimizer:
-    """Bitsandbytes' AdamW8bit over `groups`, once it has been seen to take a step on their devices.
+    """Make bitsandbytes' AdamW8bit over `groups`, after a trial step on their devices.
 
     Raises:
         MissingPackageError: bitsandbytes is not installed.
@@ -20,7 +20,8 @@ def adamw_8bit(groups: list[dict[str, Any]], options: dict[str, Any]) -> torch.o
         made = import_module("bitsandbytes.optim").AdamW8bit
     except ImportError as error:
         raise MissingPackageError(
-            f"optimizer=adamw_8bit needs bitsandbytes ({error}): `pip install 'forge-algos[bitsandbytes]'`, or use optimizer=adamw"
+            f"optimizer=adamw_8bit needs bitsandbytes ({error}): `pip install 'forge-algos[bitsandbytes]'`, or use "
+            "optimizer=adamw"
         ) from error
     kinds = {(p.device, p.dtype) for group in groups for p in group["params"]}
     for device, dtype in sorted(kinds, key=str):

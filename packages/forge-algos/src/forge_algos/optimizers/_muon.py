@@ -1,4 +1,4 @@
-"""Matrices and the rest → one optimizer: torch's Muon on the ones, torch's AdamW on the others."""
+"""torch's Muon on matrices and torch's AdamW on all else, as one optimizer."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -6,16 +6,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from forge_algos._modules import channel_factors, head
+from forge_algos._modules import head, ia3_parameters
 
 
 def muon_matrices(model: nn.Module) -> list[nn.Parameter]:
-    """The trainable matrices of the numbered layers (`layers.0.`, `h.11.`), in which embeddings and heads have no part.
+    """Return the trainable matrices of the numbered layers, such as `layers.0.`, and no others.
 
-    Tensors with three dimensions, such as the stacked experts of a mixture, are none: Muon is defined on matrices.
+    Tensors with three dimensions, such as the stacked experts of a mixture, are left out: Muon is defined on matrices.
     """
     tables = [module for module in model.modules() if isinstance(module, nn.Embedding)]
-    outside = {id(p) for module in [*tables, head(model)] if module is not None for p in module.parameters()} | channel_factors(
+    outside = {id(p) for module in [*tables, head(model)] if module is not None for p in module.parameters()} | ia3_parameters(
         model
     )
     return [
@@ -29,10 +29,10 @@ def muon_matrices(model: nn.Module) -> list[nn.Parameter]:
 
 
 class MuonAdamW(torch.optim.Optimizer):
-    """Muon (kellerjordan.github.io/posts/muon) and AdamW as one optimizer, with one state and one list of groups.
+    """Muon (kellerjordan.github.io/posts/muon) and AdamW as one optimizer, with one state.
 
-    Both steps are torch's own, to the bit. Each group says in `algorithm` which of the two moves it; a saved state says it too.
-    Muon's steps are scaled by 0.2 · √(larger side), so that they are as large as AdamW's (arXiv 2502.16982, equation 4).
+    Both steps are torch's own, to the bit. A group's `algorithm` names the one that moves it, in a saved state too. Muon's
+    steps are scaled by 0.2 · √(larger side), so that they are as large as AdamW's (arXiv 2502.16982, equation 4).
     """
 
     def __init__(
@@ -43,13 +43,13 @@ class MuonAdamW(torch.optim.Optimizer):
         muon: dict[str, Any],
         adamw: dict[str, Any],
     ) -> None:
-        """Matrices [A, B] for Muon, groups of all else for AdamW, and the arguments of torch.optim.Muon and torch.optim.AdamW."""
+        """Take matrices [A, B] for Muon and groups of all else for AdamW, with their arguments."""
         parts: list[tuple[str, torch.optim.Optimizer]] = []
         if matrices:
             parts.append(("muon", torch.optim.Muon(matrices, **muon, adjust_lr_fn="match_rms_adamw")))
         if others:
             parts.append(("adamw", torch.optim.AdamW(list(others), **adamw)))
-        # Every group has all that its own algorithm reads; there are no defaults that hold for both.
+        # Every group has all options of its own algorithm; there are no defaults for both.
         groups = [{**group, "algorithm": name} for name, part in parts for group in part.param_groups]
         super().__init__(groups, {"lr": muon["lr"]})
         self._parts = parts
@@ -62,7 +62,7 @@ class MuonAdamW(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for name, part in self._parts:
-            # Anew each time: loading a state replaces both.
+            # Set at each step, since loading a state replaces both.
             part.param_groups = [group for group in self.param_groups if group["algorithm"] == name]
             part.state = self.state
             part.step()

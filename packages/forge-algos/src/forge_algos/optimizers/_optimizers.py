@@ -1,4 +1,4 @@
-"""A model and settings → the optimizer of what trains, in groups of which only matrices decay."""
+"""Optimizer of a model's trainable parameters, in groups of which only matrices decay."""
 
 from importlib import import_module
 from typing import Any
@@ -8,22 +8,15 @@ import torch
 from torch import nn
 
 from forge_algos._errors import MissingPackageError, OptimizerError
-from forge_algos._modules import channel_factors, trainable, unwrap
+from forge_algos._modules import ia3_parameters, trainable, unwrap
 from forge_algos.optimizers._adamw_8bit import adamw_8bit
 from forge_algos.optimizers._muon import MuonAdamW, muon_matrices
-from forge_algos.settings._adapter import Adapter
+from forge_algos.settings._adapter_table import ADAPTERS, Adapter
 from forge_algos.settings._optimizer import OptimizerSettings
-
-_PEFT: dict[str, Adapter] = {
-    "IA3": "ia3",
-    "PREFIX_TUNING": "prefix",
-    "PROMPT_TUNING": "prompt",
-    "ADAPTION_PROMPT": "adapter_prompt",
-}
 
 
 def make_optimizer(model: nn.Module, settings: OptimizerSettings, *, fused: bool = False) -> torch.optim.Optimizer:
-    """The optimizer that `settings.optimizer` names, over the parameters that need a gradient.
+    """Make the optimizer that `settings.optimizer` names, over the parameters that train.
 
     Matrices (two dimensions or more) decay by `weight_decay`, norms, biases and ia3's factors do not; embeddings are matrices.
 
@@ -37,14 +30,14 @@ def make_optimizer(model: nn.Module, settings: OptimizerSettings, *, fused: bool
 
     Args:
         model: its parameters that need a gradient are trained.
-        settings: where no learning rate is set, that of the PEFT adapter that the model carries, if any, and of the optimizer. Whatever adapts
-            a model, `settings.resolve(adapter)` has its rate.
-        fused: torch's AdamW as one kernel a dtype instead of several passes over memory; say True where the device has it.
+        settings: where no learning rate is set, that of the PEFT adapter that the model carries, if any, and of the optimizer.
+            Whatever adapts a model, `settings.resolve(adapter)` has its rate.
+        fused: torch's AdamW as one kernel a dtype instead of several passes over memory; True where the device has it.
 
     Raises:
         MissingPackageError: schedulefree or bitsandbytes is not installed.
-        OptimizerError: bitsandbytes does not serve the parameters' device; nothing that is trained is Muon's, or nothing is left for
-            AdamW, whose settings were given.
+        OptimizerError: bitsandbytes does not serve the parameters' device; nothing that is trained is Muon's, or nothing is
+            left for AdamW, whose settings were given.
     """
     settings = settings.resolve(_adapter(model))
     common: dict[str, Any] = {"lr": settings.learning_rate}
@@ -62,7 +55,7 @@ def make_optimizer(model: nn.Module, settings: OptimizerSettings, *, fused: bool
 
 
 def adamw(model: nn.Module, settings: OptimizerSettings, *, fused: bool = False) -> torch.optim.AdamW:
-    """What `make_optimizer` gives for the default, optimizer=adamw.
+    """Make the default optimizer (adamw), as `make_optimizer` does.
 
     Raises:
         ValueError: the settings name another optimizer.
@@ -75,17 +68,22 @@ def adamw(model: nn.Module, settings: OptimizerSettings, *, fused: bool = False)
 
 
 def _adapter(model: nn.Module) -> Adapter:
-    """Which adapter a model carries, as settings call it; one of LoRA's family is `lora`, for they share a default rate."""
-    carried = [getattr(config.peft_type, "value", "") for config in getattr(unwrap(model), "peft_config", {}).values()]
-    if carried:
-        return _PEFT.get(carried[0], "lora")
-    return "osft" if any(name.rpartition(".")[2] == "osft" for name, _ in model.named_modules()) else "none"
+    """Return the adapter that a model carries, by PEFT's configuration or its added modules.
+
+    The adapters of LoRA's family share PEFT's configuration and a default rate; any other of PEFT's counts as one of them.
+    """
+    carried = {type(config).__name__ for config in getattr(unwrap(model), "peft_config", {}).values()}
+    modules = {name.rpartition(".")[2] for name, _ in model.named_modules()} - {""}
+    found = [name for name, kind in ADAPTERS.items() if kind.peft in carried or kind.child in modules]
+    return found[0] if found else "lora" if carried else "none"
 
 
 def _groups(model: nn.Module, parameters: list[nn.Parameter], settings: OptimizerSettings) -> list[dict[str, Any]]:
-    """Matrices, and what does not decay; shards apart from what every rank holds whole, for one kernel takes one of the two."""
+    """Group matrices apart from what does not decay, and shards apart from whole tensors.
+    A fused kernel takes shards or whole tensors, not both.
+    """
     kinds = dict.fromkeys(type(p.detach()) for p in parameters)
-    factors = channel_factors(model)
+    factors = ia3_parameters(model)
     matrices = {id(p) for p in parameters if p.dim() >= 2 and id(p) not in factors}
     groups = [
         {"params": [p for p in parameters if (id(p) in matrices) == matrix and type(p.detach()) is kind], "weight_decay": decay}
@@ -104,8 +102,8 @@ def _muon(model: nn.Module, settings: OptimizerSettings, adam: dict[str, Any], *
     for name in ("beta1", "beta2", "eps"):
         if not rest and getattr(settings, name) != getattr(attrs.fields(OptimizerSettings), name).default:
             raise OptimizerError(
-                f"{name}={getattr(settings, name)!r} has no effect: all that is trained are matrices of layers, which are Muon's, and "
-                "nothing is left for AdamW; leave it out"
+                f"{name}={getattr(settings, name)!r} has no effect: all that is trained are matrices of layers, which are "
+                "Muon's, and nothing is left for AdamW; leave it out"
             )
     muon = {"lr": settings.learning_rate, "momentum": settings.momentum, "weight_decay": settings.weight_decay}
     return MuonAdamW(chosen, _groups(model, rest, settings), muon=muon, adamw={**adam, "fused": fused})

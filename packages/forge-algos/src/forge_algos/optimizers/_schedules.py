@@ -1,4 +1,4 @@
-"""A step's number → the factor on the learning rate."""
+"""Number of a step → factor on the learning rate."""
 
 import math
 from collections.abc import Callable
@@ -23,7 +23,7 @@ def lr_factor(
     power: float = 1.0,
     num_cycles: int = 1,
 ) -> float:
-    """What the learning rate is multiplied by at `step`, counted from 1.
+    """Compute the factor on the learning rate at `step`, counted from 1.
 
     With w = warmup_steps and N = num_steps:
 
@@ -39,7 +39,7 @@ def lr_factor(
         step: from 1.
         num_steps: N, the steps of the whole run.
         warmup_steps: w.
-        lr_scheduler: how it goes on after the warm-up.
+        lr_scheduler: schedule after the warm-up.
         min_lr_ratio: where cosine_with_min_lr, polynomial and warmup_stable_decay end.
         decay_steps: the run's last steps, in which warmup_stable_decay comes down (as a cosine).
         power: the exponent of polynomial.
@@ -53,7 +53,8 @@ def lr_factor(
     """
     if decay_steps is not None and warmup_steps + decay_steps > num_steps:
         raise OptimizerError(
-            f"warmup_steps={warmup_steps} and decay_steps={decay_steps} are more than the run's {num_steps} steps: lower one of them"
+            f"warmup_steps={warmup_steps} and decay_steps={decay_steps} are more than the run's {num_steps} steps: lower one "
+            "of them"
         )
     if step <= warmup_steps:
         return step / warmup_steps
@@ -62,14 +63,14 @@ def lr_factor(
     if lr_scheduler in ("cosine", "linear"):
         x = min(1.0, (step - 1 - warmup_steps) / max(1, num_steps - warmup_steps))
         return 1.0 - x if lr_scheduler == "linear" else 0.5 * (1.0 + math.cos(math.pi * x))
-    # Theirs divide by num_steps - warmup_steps.
+    # transformers' schedules divide by num_steps - warmup_steps.
     last = max(num_steps, warmup_steps + 1)
-    found = _of_transformers(lr_scheduler, last, warmup_steps, min_lr_ratio, decay_steps, power, num_cycles)
+    found = _transformers_factor(lr_scheduler, last, warmup_steps, min_lr_ratio, decay_steps, power, num_cycles)
     return float(found(min(step - 1, last)))
 
 
 @cache
-def _of_transformers(
+def _transformers_factor(
     lr_scheduler: str,
     num_steps: int,
     warmup_steps: int,
@@ -78,18 +79,18 @@ def _of_transformers(
     power: float,
     num_cycles: int,
 ) -> Callable[[int], float]:
-    """Factors of transformers' schedule before its step 0, 1, 2 and so on."""
+    """Return transformers' schedule as a function from the number of steps taken to the factor."""
     import torch
     from transformers.optimization import get_scheduler
 
     kwargs: dict[str, dict[str, Any]] = {
         "cosine_with_min_lr": {"min_lr_rate": min_lr_ratio},
         "cosine_with_restarts": {"num_cycles": num_cycles},
-        # An absolute rate, beside a highest rate of 1.
+        # An absolute rate; the highest is 1 here.
         "polynomial": {"lr_end": min_lr_ratio, "power": power},
         "warmup_stable_decay": {"min_lr_ratio": min_lr_ratio, "num_decay_steps": decay_steps},
     }
-    # Their functions are made for an optimizer and kept in what they return.
+    # The function of the step is an attribute of the schedule, which is made for an optimizer.
     nothing = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
     made = get_scheduler(
         lr_scheduler,
@@ -104,7 +105,7 @@ def _of_transformers(
 def schedule(
     optimizer: "torch.optim.Optimizer", settings: OptimizerSettings, num_steps: int
 ) -> "torch.optim.lr_scheduler.LambdaLR":
-    """Torch's LambdaLR over `lr_factor`; stepped once after each optimizer step.
+    """Make torch's LambdaLR over `lr_factor`; it is stepped once after each optimizer step.
 
     Raises:
         OptimizerError: a warm-up and a decay that are together longer than the run.

@@ -1,69 +1,22 @@
-"""How much of the model moves: these settings name it; neither torch nor peft is loaded to read them.
+"""Settings of adapters: how much of the model moves. Reading them loads no torch, no peft.
 
 A docstring under a field becomes its line in `--help` and in the reference page.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import attrs
 
-from forge_algos.settings._validators import either, number, one_of
+from forge_algos.settings._adapter_table import ADAPTERS, Adapter
+from forge_algos.settings._validators import either, key_of, number, one_of
 
-Adapter = Literal["none", "lora", "qlora", "dora", "rslora", "ia3", "prefix", "prompt", "adapter_prompt", "osft"]
 QuantType = Literal["nf4", "fp4"]
 OSFTRule = Literal["strict", "paper"]
 OSFTForm = Literal["direct", "factors"]
 OSFTRank = Literal["uniform", "adaptive"]
 OSFTSvd = Literal["exact", "randomized"]
 Rest = Literal["embeddings", "head", "norms", "biases"]
-
-# Constants, because the type checker takes a literal of more than four for any string.
-_NONE: Adapter = "none"
-
-_LORAS = ("lora", "qlora", "dora", "rslora")
-_TARGETED = (*_LORAS, "ia3", "osft")
-_VIRTUAL = ("prefix", "prompt", "adapter_prompt")
-PROMPTS = ("prefix", "prompt")
-"""Adapters of virtual tokens, which belong to a whole document and so do not go into a packed row."""
-
-_READ_BY: dict[str, tuple[str, ...]] = {
-    "lora_r": _LORAS,
-    "lora_alpha": _LORAS,
-    "lora_dropout": _LORAS,
-    "quant_type": ("qlora",),
-    "double_quant": ("qlora",),
-    "target_modules": _TARGETED,
-    "feedforward_modules": ("ia3",),
-    "num_virtual_tokens": _VIRTUAL,
-    "prefix_projection": ("prefix",),
-    "prompt_init_text": ("prompt",),
-    "adapter_layers": ("adapter_prompt",),
-    "unfreeze_rank_ratio": ("osft",),
-    "osft_rule": ("osft",),
-    "osft_form": ("osft",),
-    "osft_rank": ("osft",),
-    "osft_calibration_path": ("osft",),
-    "rank_pattern": ("osft",),
-    "osft_train_rest": ("osft",),
-    "osft_svd": ("osft",),
-    "osft_cache": ("osft",),
-}
-
-_LEARNING_RATES: dict[str, float] = {
-    "none": 2e-5,
-    "ia3": 3e-3,
-    "prefix": 1e-2,
-    "prompt": 3e-2,
-    "adapter_prompt": 1e-2,
-    "osft": 1e-4,
-    **dict.fromkeys(_LORAS, 2e-4),
-}
-
-
-def default_learning_rate(adapter: Adapter) -> float:
-    """The highest learning rate of AdamW where none was set."""
-    return _LEARNING_RATES[adapter]
 
 
 def _tuple(value: Any) -> Any:
@@ -94,7 +47,8 @@ def _check_pattern(_instance: Any, field: Any, value: Any) -> None:
         name, _, rank = entry.rpartition("=")
         if not name or not rank.isdecimal():
             raise ValueError(
-                f"{field.name} must hold NAME=RANK, a target's name or pattern and how many of its directions may move, got {entry!r}"
+                f"{field.name} must hold NAME=RANK, a target's name or pattern and how many of its directions may move, got "
+                f"{entry!r}"
             )
 
 
@@ -110,7 +64,7 @@ _share: Any = attrs.validators.and_(number(kind=float), attrs.validators.le(1))
 
 @attrs.frozen(kw_only=True)
 class AdapterSettings:
-    """How much of the model moves: everything, an adapter beside it, or a subspace of its weights (OSFT, arXiv 2504.07097).
+    """Part of the model that moves: all, an adapter beside it, or a subspace of its weights.
 
     >>> AdapterSettings(adapter="lora", lora_r=8).lora_r
     8
@@ -120,74 +74,89 @@ class AdapterSettings:
     ValueError: lora_r=8 has no effect with adapter='none'; leave it out, or set adapter=lora, qlora, dora or rslora
     """
 
-    adapter: Adapter = attrs.field(default=_NONE, validator=one_of(Adapter))
-    """What is trained: every weight (none); low-rank adapters beside the frozen linear layers (lora, arXiv 2106.09685), on a base in 4 bits
-    (qlora, 2305.14314), with a magnitude of their own (dora, 2402.09353) or scaled for high ranks (rslora, 2312.03732); a factor for each
-    channel (ia3, 2205.05638); virtual tokens before each layer (prefix, 2101.00190) or before the first (prompt, 2104.08691), or gated beside
-    the attention (adapter_prompt, 2303.16199); or what of each matrix its large singular values leave free (osft, 2504.07097)."""
+    adapter: Adapter = attrs.field(default="none", validator=key_of(ADAPTERS))
+    """What is trained: every weight (none); low-rank adapters beside the frozen linear layers
+    (lora, arXiv 2106.09685), on a base in 4 bits (qlora, 2305.14314), with a magnitude of their own (dora, 2402.09353) or
+    scaled for high ranks (rslora, 2312.03732); a factor for each channel (ia3, 2205.05638); virtual tokens before each layer
+    (prefix, 2101.00190) or before the first (prompt, 2104.08691), or gated beside the attention (adapter_prompt,
+    2303.16199); or the directions of each matrix with small singular values (osft, 2504.07097)."""
     target_modules: tuple[str, ...] | None = attrs.field(**_names)
-    """Which linear layers: names or last parts of names, patterns with * and ?, or kinds (attention, mlp, all-linear). By default every
-    one but the head; for ia3 the ones that PEFT has for the architecture."""
+    """Which linear layers: names or last parts of names, patterns with * and ?,
+    or kinds (attention, mlp, all-linear). By default all but the head; for ia3 those that PEFT has for the architecture."""
     lora_r: int = attrs.field(default=16, validator=number(kind=int, low=1))
     """Rank of the adapters."""
     lora_alpha: float = attrs.field(default=32.0, validator=number(kind=float, above=True))
-    """Scale of the adapters: what they add is multiplied by lora_alpha / lora_r, with rslora by lora_alpha / √lora_r."""
+    """Scale of the adapters: their output is multiplied by lora_alpha / lora_r,
+    with rslora by lora_alpha / √lora_r."""
     lora_dropout: float = attrs.field(default=0.0, validator=number(kind=float, below=1.0))
     """Share of the adapters' inputs set to zero while training, from 0 to below 1."""
     quant_type: QuantType = attrs.field(default="nf4", validator=one_of(QuantType))
-    """How qlora's base is held in 4 bits: NormalFloat (nf4) or 4-bit floats (fp4)."""
+    """How qlora's base is stored in 4 bits: NormalFloat (nf4) or 4-bit floats (fp4)."""
     double_quant: bool = attrs.field(default=True, validator=_flag)
-    """Whether the constants of those 4 bits are held in 8 bits, which saves 0.4 bits a weight."""
+    """Whether the constants of those 4 bits are stored in 8 bits, which saves 0.4 bits a weight."""
     feedforward_modules: tuple[str, ...] | None = attrs.field(**_names)
-    """Which of ia3's targets are scaled at their input instead of their output, named as targets are. By default those that PEFT has for
-    the architecture."""
+    """Which of ia3's targets are scaled at their input instead of their output,
+    named as targets are. By default those that PEFT has for the architecture."""
     num_virtual_tokens: int = attrs.field(default=20, validator=number(kind=int, low=1))
-    """How many virtual tokens prefix, prompt and adapter_prompt learn."""
+    """Number of virtual tokens that prefix, prompt and adapter_prompt learn."""
     prefix_projection: bool = attrs.field(default=False, validator=_flag)
-    """Whether prefix learns its keys and values through a small network, which is thrown away at the end."""
+    """Whether prefix learns its keys and values through a small network,
+    which is dropped at the end."""
     prompt_init_text: str | None = attrs.field(default=None, validator=attrs.validators.optional(_text))
-    """Text whose embeddings the virtual tokens of prompt begin as; by default those of tokens drawn from the vocabulary."""
+    """Text whose embeddings the virtual tokens of prompt are initialised from;
+    by default tokens drawn from the vocabulary."""
     adapter_layers: int | None = attrs.field(default=None, validator=attrs.validators.optional(number(kind=int, low=1)))
-    """On how many of the uppermost layers adapter_prompt acts; by default on all."""
+    """Number of the uppermost layers that adapter_prompt acts on; by default all."""
     unfreeze_rank_ratio: float = attrs.field(default=0.25, validator=_share)
-    """Share of each target's singular directions that osft lets move, those of the smallest singular values: 0 moves no target, 1 trains
-    the targets as they are."""
+    """Share of each target's singular directions that osft lets move,
+    those of the smallest singular values: 0 moves no target, 1 trains the targets as they are."""
     osft_rule: OSFTRule = attrs.field(default="strict", validator=one_of(OSFTRule))
-    """What osft's protected directions forbid. strict: nothing moves on their input side nor on their output side. paper: only what leads
-    from the one to the other stays (the paper's formula), which leaves far more free."""
+    """Moves that osft's protected directions forbid.
+    strict: any on their input side or on their output side. paper: only those that lead from the one to the other (the
+    paper's formula), which leaves far more free."""
     osft_form: OSFTForm = attrs.field(default="direct", validator=one_of(OSFTForm))
-    """How osft_rule=strict is reached. direct: a matrix between the free directions on both sides, orthogonal under any optimizer, with no
-    projection. factors: the free part's own singular vectors and values, projected around each step, as in mini-trainer."""
+    """How osft_rule=strict is kept. direct: a matrix between the free directions on both sides,
+    orthogonal under any optimizer, without projection. factors: singular vectors and values of the free part, projected
+    around each step, as in mini-trainer."""
     osft_rank: OSFTRank = attrs.field(default="uniform", validator=one_of(OSFTRank))
-    """Whether every target frees the same share (uniform), or less of one that turns its input little (adaptive, the paper's importance);
-    unfreeze_rank_ratio is their mean then."""
+    """Whether every target frees the same share (uniform),
+    or less of one that turns its input little (adaptive, the paper's importance), with unfreeze_rank_ratio as their mean."""
     osft_calibration_path: str | None = attrs.field(default=None, validator=attrs.validators.optional(_text))
-    """Rows of the tasks before, by which osft_rank=adaptive measures importance; by default the first rows that are trained on."""
+    """Rows of earlier tasks on which osft_rank=adaptive measures importance;
+    by default the first rows that are trained on."""
     rank_pattern: tuple[str, ...] | Mapping[str, int] | None = attrs.field(
         default=None, converter=_pattern, validator=attrs.validators.optional(_check_pattern)
     )
-    """How many directions of certain targets osft frees, as NAME=RANK (`q_proj=8`, `layers.0.*=0`) or a mapping; the others follow osft_rank."""
+    """Number of directions that osft frees of certain targets, as NAME=RANK (`q_proj=8`,
+    `layers.0.*=0`) or a mapping; the others follow osft_rank."""
     osft_train_rest: tuple[Rest, ...] = attrs.field(default=(), converter=_tuple, validator=_check_rest)
-    """What osft trains whole beside its targets: any of embeddings, head, norms, biases. By default nothing."""
+    """Further weights that osft trains whole: any of embeddings, head, norms, biases.
+    By default none."""
     osft_svd: OSFTSvd = attrs.field(default="exact", validator=one_of(OSFTSvd))
-    """exact, or randomized (arXiv 0909.4061) for the protected directions alone, with the error bound that was found in the log; worth it
-    where unfreeze_rank_ratio is 0.85 or more, and where it does not get there the exact ones are computed after all."""
+    """exact, or randomized (arXiv 0909.4061) for the protected directions alone,
+    with the error bound in the log. It pays where unfreeze_rank_ratio is 0.85 or more; where it does not converge the exact
+    ones are computed."""
     osft_cache: str | None = attrs.field(default=None, validator=attrs.validators.optional(_text))
-    """Directory in which osft keeps singular vectors, for other runs on the same weights; by default `osft/` of the run."""
+    """Directory in which osft keeps singular vectors, for other runs on the same weights;
+    by default `osft/` of the run."""
 
     def __attrs_post_init__(self) -> None:
-        for name, readers in _READ_BY.items():
-            self._refuse_unread(name, "adapter", readers)
+        for field in attrs.fields(type(self)):
+            readers = [adapter for adapter, kind in ADAPTERS.items() if field.name in kind.fields]
+            if readers:
+                self._refuse_unread(field.name, "adapter", readers)
         if self.adapter != "osft":
             return
-        self._refuse_unread("osft_form", "osft_rule", ("strict",))
-        self._refuse_unread("osft_calibration_path", "osft_rank", ("adaptive",))
+        self._refuse_unread("osft_form", "osft_rule", ["strict"])
+        self._refuse_unread("osft_calibration_path", "osft_rank", ["adaptive"])
         if self.osft_form == "factors" and self.osft_svd == "randomized":
             raise ValueError(
-                "osft_svd='randomized' finds the protected directions alone, and osft_form='factors' trains the others: leave one out"
+                "osft_svd='randomized' finds the protected directions alone, and osft_form='factors' trains the others: leave "
+                "one out"
             )
 
-    def _refuse_unread(self, name: str, setting: str, readers: tuple[str, ...]) -> None:
+    def _refuse_unread(self, name: str, setting: str, readers: Sequence[str]) -> None:
+        """Raise ValueError where `name` was set and the chosen value of `setting` does not read it."""
         value, chosen = getattr(self, name), getattr(self, setting)
         if chosen not in readers and value != getattr(attrs.fields(type(self)), name).default:
             raise ValueError(

@@ -1,21 +1,20 @@
-"""The settings of the online methods: PPO, GRPO and RLOO; torch is not loaded to read them.
+"""Settings of the online methods: PPO, GRPO and RLOO. Reading them loads no torch.
 
-What all three share: how completions are sampled, what rewards them, how far a rollout is used, and what becomes of completions
-that were cut off or could not be scored.
+Shared by all three: how completions are sampled, what rewards them, how often a rollout is used, and what happens to
+completions that were cut off or could not be scored.
 """
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import attrs
 
-from forge_algos.settings._validators import number, one_of
+from forge_algos.settings._policy_kinds import POLICY_KINDS, GRPOLoss, Scale, grpo_kinds
+from forge_algos.settings._validators import key_of, number, one_of
 
-GRPOLoss = Literal["grpo", "dr_grpo", "dapo", "bnpo"]
-Scale = Literal["group", "batch", "none"]
 OnRewardError = Literal["stop", "skip"]
 OnEqualRewards = Literal["keep", "skip"]
 
-# Any: a field with a default of one type and a validator made for another is more than the checker follows.
+# Any: the type checker does not follow a default of one type with a validator of another.
 _share: Any = attrs.validators.and_(number(kind=float), attrs.validators.le(1))
 _above_share: Any = attrs.validators.and_(number(kind=float, above=True), attrs.validators.le(1))
 _above_or_none: Any = attrs.validators.optional(number(kind=float, above=True))
@@ -43,47 +42,60 @@ def _check_weights(_instance: Any, field: Any, value: Any) -> None:
         number(kind=float, low=float("-inf"))(_instance, field, weight)
 
 
+def _check_form(_instance: Any, field: Any, value: Any) -> None:
+    # Read at each call, since rows may have been added to the table.
+    key_of(grpo_kinds())(_instance, field, value)
+
+
 @attrs.frozen(kw_only=True)
 class OnlineSettings:
-    """What PPO, GRPO and RLOO share; some have another default in one of them."""
+    """Settings that PPO, GRPO and RLOO share; some have another default in one of them."""
+
+    credit: ClassVar[str]
+    """How rewards become advantages: a row of `forge_algos.online._credit.CREDITS`."""
 
     num_generations: int = attrs.field(default=1, validator=number(kind=int, low=1))
-    """Completions of each prompt."""
+    """Number of completions of each prompt."""
     kl_weight: float = attrs.field(default=0.0, validator=number(kind=float))
     """Weight of the KL divergence from the reference; 0 needs no reference."""
     num_iterations: int = attrs.field(default=1, validator=number(kind=int, low=1))
-    """Passes over each rollout."""
+    """Number of passes over each rollout."""
     reward: tuple[str, ...] = attrs.field(default=(), converter=_tuple, validator=_check_rewards)
-    """Functions that reward a completion, as "package.module:function"; their weighted sum is the reward."""
+    """Functions that reward a completion, as "package.module:function";
+    their weighted sum is the reward."""
     reward_weights: tuple[float, ...] | None = attrs.field(
         default=None, converter=_tuple, validator=attrs.validators.optional(_check_weights)
     )
-    """A weight for each of `reward`, and then for the reward model where there is one; 1 for each by default."""
+    """Weight of each of `reward`, and then of the reward model where there is one;
+    1 for each by default."""
     reward_model_path: str | None = attrs.field(
         default=None, validator=attrs.validators.optional(attrs.validators.instance_of(str))
     )
-    """A sequence classification model with one label, whose score is a further reward."""
+    """Sequence classification model with one label, whose score is a further reward."""
     on_reward_error: OnRewardError = attrs.field(default="stop", validator=one_of(OnRewardError))
-    """What a reward function that raises, or gives no number, does: stop the run, or leave those completions unscored."""
+    """What happens when a reward function raises or returns no number:
+    the run stops, or those completions go unscored."""
     max_new_tokens: int = attrs.field(default=256, validator=number(kind=int, low=1))
-    """Tokens that a completion may have; one that has found no end by then is cut off."""
+    """Most tokens that a completion may have; one without an end by then is cut off."""
     temperature: float = attrs.field(default=1.0, validator=number(kind=float, above=True))
-    """Divides the logits, where completions are sampled and where they are trained on."""
+    """Divisor of the logits, where completions are sampled and where they are trained on."""
     top_p: float = attrs.field(default=1.0, validator=_above_share)
-    """Sample from the likeliest tokens that hold this share of the probability; 1 is all of them. Log-probabilities are
-    those of the whole distribution."""
+    """Share of the probability whose likeliest tokens are sampled from; 1 is all.
+    Log-probabilities are those of the whole distribution."""
     top_k: int = attrs.field(default=0, validator=number(kind=int))
-    """Sample from this many likeliest tokens; 0 is all of them."""
+    """Number of likeliest tokens that are sampled from; 0 is all."""
     clip: float = attrs.field(default=0.2, validator=number(kind=float, above=True, below=1.0))
-    """How far the probability ratio to the policy that sampled may fall below 1 before it stops to teach."""
+    """How far the probability ratio to the policy that sampled may fall below 1 before its
+    gradient is cut."""
     clip_high: float | None = attrs.field(default=None, validator=_above_or_none)
-    """How far it may rise above 1; as `clip` by default. DAPO uses 0.28."""
+    """How far the ratio may rise above 1; as `clip` by default. DAPO uses 0.28."""
     updates_per_pass: int = attrs.field(default=1, validator=number(kind=int, low=1))
-    """Optimizer steps into which one pass over a rollout is cut; a group's completions stay in one."""
+    """Number of optimizer steps in one pass over a rollout; a group's completions stay in one."""
     mask_truncated: bool = attrs.field(default=False, validator=attrs.validators.instance_of(bool))
-    """Whether completions that were cut off are not trained on; their rewards still count in their group's mean."""
+    """Whether completions that were cut off are left out of training;
+    their rewards still count in their group's mean."""
     missing_eos_penalty: float = attrs.field(default=0.0, validator=number(kind=float))
-    """Taken off the reward of a completion that was cut off."""
+    """Amount that is subtracted from the reward of a completion that was cut off."""
 
     def __attrs_post_init__(self) -> None:
         scored = len(self.reward) + (self.reward_model_path is not None)
@@ -104,52 +116,67 @@ class GRPOSettings(OnlineSettings):
     'none'
     """
 
-    loss_type: GRPOLoss = attrs.field(default="dapo", validator=one_of(GRPOLoss))
-    """What is averaged: completions' means over their tokens ("grpo"), their sums over max_new_tokens ("dr_grpo", arXiv
-    2503.20783), or all tokens of the step ("dapo", arXiv 2503.14476; "bnpo" is the same here, where a step's cut changes nothing)."""
+    credit: ClassVar[str] = "group"
+
+    loss_type: GRPOLoss = attrs.field(default="dapo", validator=_check_form)
+    """What is averaged: completions' means over their tokens ("grpo"),
+    their sums over max_new_tokens ("dr_grpo", arXiv 2503.20783), or all tokens of the step ("dapo", arXiv 2503.14476)."""
     num_generations: int = attrs.field(default=8, validator=number(kind=int, low=2))
-    """Completions of each prompt: a group, within which rewards are compared."""
+    """Number of completions of each prompt: a group, within which rewards are compared."""
     scale_rewards: Scale | None = attrs.field(default=None, validator=attrs.validators.optional(one_of(Scale)))
-    """Divide the advantages by the standard deviation of the group's rewards, of the rollout's ("batch"), or by none. By default
-    by the group's, and by none for dr_grpo."""
+    """Divisor of the advantages: the standard deviation of the group's rewards ("group"),
+    of the rollout's ("batch"), or "none". By default the group's, and none for dr_grpo."""
     kl_weight: float = attrs.field(default=0.0, validator=number(kind=float))
-    """Weight of the KL divergence (k3) from the reference, a part of the loss; 0 needs no reference."""
+    """Weight of the KL divergence (k3) from the reference, a part of the loss;
+    0 needs no reference."""
     on_equal_rewards: OnEqualRewards = attrs.field(default="keep", validator=one_of(OnEqualRewards))
-    """Whether groups whose rewards are all equal, which teach nothing, are trained on (they count in the mean) or left out."""
+    """Whether groups whose rewards are all equal, from which nothing is learned,
+    stay in the mean of the loss ("keep") or are left out ("skip")."""
 
     @property
     def scale(self) -> Scale:
-        """`scale_rewards`, or what stands for it by default."""
-        return self.scale_rewards or ("none" if self.loss_type == "dr_grpo" else "group")
+        """`scale_rewards`, or the default of the loss type."""
+        return self.scale_rewards or POLICY_KINDS[self.loss_type].scale
 
 
 @attrs.frozen(kw_only=True)
 class RLOOSettings(OnlineSettings):
     """REINFORCE with a leave-one-out baseline (arXiv 2402.14740)."""
 
+    credit: ClassVar[str] = "leave_one_out"
+
     num_generations: int = attrs.field(default=4, validator=number(kind=int, low=2))
-    """Completions of each prompt: each one's baseline is the mean reward of the others."""
+    """Number of completions of each prompt; the baseline of each is the mean reward of the
+    others."""
     kl_weight: float = attrs.field(default=0.05, validator=number(kind=float))
-    """Weight of the KL divergence (k1, summed over a completion) from the reference, taken off the reward; 0 needs no reference."""
+    """Weight of the KL divergence (k1, summed over a completion) from the reference,
+    subtracted from the reward; 0 needs no reference."""
     on_equal_rewards: OnEqualRewards = attrs.field(default="keep", validator=one_of(OnEqualRewards))
-    """Whether groups whose rewards are all equal are trained on (the KL alone teaches then) or left out."""
+    """Whether groups whose rewards are all equal are trained on,
+    where the KL alone matters ("keep"), or left out ("skip")."""
 
 
 @attrs.frozen(kw_only=True)
 class PPOSettings(OnlineSettings):
-    """Proximal policy optimisation (arXiv 1707.06347) with a value head and generalised advantages (arXiv 1506.02438)."""
+    """Proximal policy optimisation (arXiv 1707.06347) with a value head.
+    Advantages are generalised ones (arXiv 1506.02438).
+    """
+
+    credit: ClassVar[str] = "gae"
 
     kl_weight: float = attrs.field(default=0.05, validator=number(kind=float))
-    """Weight of the KL divergence (k1) from the reference, taken off each token's reward; 0 needs no reference."""
+    """Weight of the KL divergence (k1) from the reference, subtracted from each token's reward;
+    0 needs no reference."""
     num_iterations: int = attrs.field(default=4, validator=number(kind=int, low=1))
-    """Passes over each rollout."""
+    """Number of passes over each rollout."""
     gamma: float = attrs.field(default=1.0, validator=_share)
-    """Discount of rewards a token later."""
+    """Discount of a reward for each token that it comes later."""
     lam: float = attrs.field(default=0.95, validator=_share)
-    """λ of the advantages: 0 trusts the value head one token ahead, 1 waits for the rewards themselves."""
+    """λ of the advantages: 0 trusts the value head one token ahead, 1 takes the rewards alone."""
     value_weight: float = attrs.field(default=0.1, validator=number(kind=float, above=True))
     """Weight of the value loss beside the policy's."""
     value_clip: float | None = attrs.field(default=0.2, validator=_above_or_none)
-    """How far a value may leave the one at sampling before it stops to learn; null does not clip."""
+    """How far a value may move from the one at sampling before its gradient is cut;
+    null does not clip."""
     whiten: bool = attrs.field(default=True, validator=attrs.validators.instance_of(bool))
-    """Whether a rollout's advantages are brought to mean 0 and deviation 1."""
+    """Whether a rollout's advantages are scaled to mean 0 and deviation 1."""

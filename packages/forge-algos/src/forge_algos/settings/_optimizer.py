@@ -1,4 +1,4 @@
-"""Which optimizer moves the weights, by what schedule; torch is not loaded to read these settings.
+"""Settings of the optimizer and its schedule. Reading them loads no torch.
 
 A docstring under a field becomes its line in `--help` and in the reference page.
 """
@@ -7,7 +7,7 @@ from typing import Literal
 
 import attrs
 
-from forge_algos.settings._adapter import Adapter, default_learning_rate
+from forge_algos.settings._adapter_table import Adapter, default_learning_rate
 from forge_algos.settings._validators import either, number, one_of
 
 Optimizer = Literal["adamw", "adafactor", "muon", "schedule_free", "adamw_8bit"]
@@ -28,7 +28,8 @@ _OPTIMIZER: Optimizer = "adamw"
 _SCHEDULE: Schedule = "cosine"
 
 _ADAFACTOR_SCALE = 50.0
-"""Adafactor multiplies its rate by a matrix's root mean square, about 1/50 in a language model."""
+"""Factor on Adafactor's rate, which it multiplies by a matrix's root mean square,
+about 1/50 in a language model."""
 
 _ADAMS = ("adamw", "muon", "schedule_free", "adamw_8bit")
 _READ_BY_OPTIMIZER: dict[str, tuple[str, ...]] = {"beta1": _ADAMS, "beta2": _ADAMS, "eps": _ADAMS, "momentum": ("muon",)}
@@ -46,22 +47,25 @@ class OptimizerSettings:
 
     >>> OptimizerSettings().resolve("lora").learning_rate
     0.0002
-    >>> OptimizerSettings(optimizer="adafactor", beta1=0.8)
+    >>> OptimizerSettings(optimizer="adafactor", momentum=0.8)
     Traceback (most recent call last):
         ...
-    ValueError: beta1=0.8 has no effect with optimizer='adafactor'; leave it out, or set optimizer=adamw, muon, schedule_free or adamw_8bit
+    ValueError: momentum=0.8 has no effect with optimizer='adafactor'; leave it out, or set optimizer=muon
     """
 
     optimizer: Optimizer = attrs.field(default=_OPTIMIZER, validator=one_of(Optimizer))
-    """AdamW (arXiv 1711.05101); Adafactor (1804.04235), which keeps next to no state; Muon on the layers' matrices with AdamW
-    on the rest; schedule-free AdamW (2405.15682), which needs no schedule; or AdamW with its state in 8 bits (2110.02861)."""
+    """AdamW (arXiv 1711.05101); Adafactor (1804.04235), which keeps hardly any state;
+    Muon on the layers' matrices with AdamW on the rest; schedule-free AdamW (2405.15682), which needs no schedule; or AdamW
+    with its state in 8 bits (2110.02861)."""
     learning_rate: float | None = attrs.field(default=None, validator=attrs.validators.optional(number(kind=float, above=True)))
-    """Highest learning rate of the schedule. By default 2e-5; with an adapter 2e-4 for LoRA and its kin, 1e-4 for osft, 3e-3 for ia3, 1e-2 for
-    prefix and adapter_prompt, 3e-2 for prompt; 50 times that with optimizer=adafactor, which multiplies it by the size of each matrix."""
+    """Highest learning rate of the schedule. By default 2e-5;
+    with an adapter 2e-4 for the LoRA family, 1e-4 for osft, 3e-3 for ia3, 1e-2 for prefix and adapter_prompt, 3e-2 for
+    prompt; 50 times that with optimizer=adafactor, which multiplies it by the size of each matrix."""
     weight_decay: float = attrs.field(default=0.0, validator=number(kind=float))
     """Decoupled weight decay, on matrices only: norms and biases never decay."""
     beta1: float = attrs.field(default=0.9, validator=number(kind=float, below=1.0))
-    """Decay of AdamW's running mean of the gradients; how far schedule_free's averaging goes."""
+    """Decay of AdamW's running mean of the gradients;
+    the interpolation of schedule_free's averaging."""
     beta2: float = attrs.field(default=0.95, validator=number(kind=float, below=1.0))
     """Decay of AdamW's running mean of the squared gradients."""
     eps: float = attrs.field(default=1e-8, validator=number(kind=float, above=True))
@@ -69,22 +73,25 @@ class OptimizerSettings:
     momentum: float = attrs.field(default=0.95, validator=number(kind=float, below=1.0))
     """Decay of Muon's running sum of the gradients."""
     max_grad_norm: float = attrs.field(default=1.0, validator=number(kind=float))
-    """Gradients are scaled down to at most this global norm before each step; 0 turns clipping off."""
+    """Gradients are scaled down to at most this global norm before each step;
+    0 turns clipping off."""
     warmup_steps: int = attrs.field(default=0, validator=number(kind=int))
-    """Steps over which the learning rate rises linearly to its highest value, which the last of them has."""
+    """Steps over which the learning rate rises linearly; the last of them has the highest value."""
     lr_scheduler: Schedule = attrs.field(default=_SCHEDULE, validator=one_of(Schedule))
-    """How the learning rate goes on after the warm-up: down to 0 as a cosine or a line, constant, or another of transformers'
-    schedules."""
+    """Schedule of the learning rate after the warm-up:
+    down to 0 as a cosine or a line, constant, or another of transformers' schedules."""
     min_lr_ratio: float = attrs.field(default=0.0, validator=number(kind=float, below=1.0))
-    """Where lr_scheduler=cosine_with_min_lr, polynomial or warmup_stable_decay ends, as a share of the highest rate."""
+    """Final rate of lr_scheduler=cosine_with_min_lr, polynomial or warmup_stable_decay,
+    as a share of the highest rate."""
     decay_steps: int | None = attrs.field(default=None, validator=attrs.validators.optional(number(kind=int, low=1)))
-    """The last steps of the run, over which lr_scheduler=warmup_stable_decay comes down; it must be given there."""
+    """Number of last steps over which lr_scheduler=warmup_stable_decay decays; required there."""
     power: float = attrs.field(default=1.0, validator=number(kind=float, above=True))
     """Exponent of lr_scheduler=polynomial: 1 is a line."""
     num_cycles: int = attrs.field(default=1, validator=number(kind=int, low=1))
-    """How many times lr_scheduler=cosine_with_restarts comes down."""
+    """Number of times that lr_scheduler=cosine_with_restarts decays."""
     on_nan: OnNaN = attrs.field(default="stop", validator=one_of(OnNaN))
-    """What a loss or gradient that is NaN or infinite does: stop the run before the weights move, or skip that step's move."""
+    """What happens when a loss or gradient is NaN or infinite:
+    the run stops before the weights move, or the step's move is skipped."""
 
     def __attrs_post_init__(self) -> None:
         for setting, readers in (("optimizer", _READ_BY_OPTIMIZER), ("lr_scheduler", _READ_BY_SCHEDULE)):
@@ -93,7 +100,8 @@ class OptimizerSettings:
                 value = getattr(self, name)
                 if chosen not in choices and value != getattr(attrs.fields(type(self)), name).default:
                     raise ValueError(
-                        f"{name}={value!r} has no effect with {setting}={chosen!r}; leave it out, or set {setting}={either(choices)}"
+                        f"{name}={value!r} has no effect with {setting}={chosen!r}; leave it out, or set "
+                        f"{setting}={either(choices)}"
                     )
         if self.optimizer == "schedule_free" and self.lr_scheduler != "constant":
             raise ValueError(
@@ -112,7 +120,7 @@ class OptimizerSettings:
             )
 
     def resolve(self, adapter: Adapter = "none") -> "OptimizerSettings":
-        """The same settings with the learning rate that is used where none is given."""
+        """Return the settings with a learning rate: the adapter's and optimizer's default if unset."""
         if self.learning_rate is not None:
             return self
         scale = _ADAFACTOR_SCALE if self.optimizer == "adafactor" else 1.0

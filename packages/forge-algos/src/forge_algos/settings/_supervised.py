@@ -1,4 +1,4 @@
-"""The settings of the objectives that learn tokens: supervised fine-tuning, pretraining, distillation; torch is not loaded to read them."""
+"""Settings of the objectives on tokens: fine-tuning, pretraining, distillation; no torch."""
 
 from typing import Any, Literal
 
@@ -28,7 +28,7 @@ def _path(_instance: Any, field: Any, value: Any) -> None:
 
 @attrs.frozen(kw_only=True)
 class SupervisedSettings:
-    """What is added to, or put in the place of, the plain negative log-likelihood of learned tokens.
+    """Additions to, or replacements of, the plain negative log-likelihood of learned tokens.
 
     >>> SupervisedSettings(label_smoothing=1.5)
     Traceback (most recent call last):
@@ -37,23 +37,26 @@ class SupervisedSettings:
     """
 
     loss: TokenLoss = attrs.field(default="nll", validator=one_of(TokenLoss))
-    """Negative log-likelihood ("nll"), or dynamic fine-tuning ("dft", arXiv 2508.05629): a token weighs as much as it is likely."""
+    """Negative log-likelihood ("nll"), or dynamic fine-tuning ("dft", arXiv 2508.05629),
+    which weighs each token by its probability."""
     label_smoothing: float = attrs.field(default=0.0, validator=_share)
-    """Share of each target that is spread evenly over the whole vocabulary (arXiv 1512.00567), from 0 to below 1."""
+    """Share of each target that is spread evenly over the whole vocabulary (arXiv 1512.00567),
+    from 0 to below 1."""
     z_loss: float = attrs.field(default=0.0, validator=_weight)
-    """Weight of the squared logarithm of the softmax's denominator (arXiv 2204.02311), which keeps logits from drifting; 1e-4 is
-    usual."""
+    """Weight of the squared logarithm of the softmax's denominator (arXiv 2204.02311),
+    which keeps logits from drifting; 1e-4 is usual."""
     neftune_alpha: float = attrs.field(default=0.0, validator=_weight)
-    """Noise on the embeddings while training (arXiv 2310.05914): uniform, up to neftune_alpha / √(S·D) for a document of S tokens in a
-    width of D. 5 is usual; 0 is none."""
+    """Noise on the embeddings while training (arXiv 2310.05914):
+    uniform, up to neftune_alpha / √(S·D) for a document of S tokens in a width of D. 5 is usual; 0 is none."""
     normalize: TokenNormalize = attrs.field(default="global", validator=one_of(TokenNormalize))
-    """The mean over the learned tokens of a whole step ("global"), or the mean of each micro-batch's own mean ("trl"), as TRL takes it
-    where a model's forward does not accept the step's count; that one depends on how the step is cut."""
+    """The mean over the learned tokens of a whole step ("global"),
+    or the mean of each micro-batch's own mean ("trl"), as TRL takes it where a model's forward does not accept the step's
+    count; that one depends on how the step is cut."""
 
 
 @attrs.frozen(kw_only=True)
 class PretrainSettings:
-    """Documents to blocks, and their loss.
+    """How documents are cut into blocks, and the loss on them.
 
     >>> PretrainSettings(block_size=1)
     Traceback (most recent call last):
@@ -62,26 +65,30 @@ class PretrainSettings:
     """
 
     block_size: int = attrs.field(default=2048, validator=number(kind=int, low=2))
-    """Tokens of a block, into which documents are cut; every token but a document's first is learned once."""
+    """Tokens of a block, into which documents are cut;
+    every token but a document's first is learned once."""
     cross_documents: bool = attrs.field(default=False, validator=attrs.validators.instance_of(bool))
-    """Whether the documents of a block see each other, so that a document's first token is learned from the one before it."""
+    """Whether the documents of a block see each other,
+    so that a document's first token is learned from the one before it."""
     max_tokens: int | None = attrs.field(default=None, validator=attrs.validators.optional(number(kind=int, low=1)))
-    """Stop after the step in which so many tokens have gone through the model. By default num_epochs decides."""
+    """Number of tokens through the model after which training stops, at the end of a step.
+    By default num_epochs decides."""
     label_smoothing: float = attrs.field(default=0.0, validator=_share)
-    """Share of each target that is spread evenly over the whole vocabulary (arXiv 1512.00567), from 0 to below 1."""
+    """Share of each target that is spread evenly over the whole vocabulary (arXiv 1512.00567),
+    from 0 to below 1."""
     z_loss: float = attrs.field(default=0.0, validator=_weight)
-    """Weight of the squared logarithm of the softmax's denominator (arXiv 2204.02311), which keeps logits from drifting; 1e-4 is
-    usual."""
+    """Weight of the squared logarithm of the softmax's denominator (arXiv 2204.02311),
+    which keeps logits from drifting; 1e-4 is usual."""
 
 
 @attrs.frozen(kw_only=True)
 class DistillSettings:
-    """Whose distribution is learned, and in which divergence (GKD, arXiv 2306.13649)."""
+    """Teacher whose distribution is learned, and the divergence from it (GKD, arXiv 2306.13649)."""
 
     teacher_path: str = attrs.field(validator=_path)
-    """Directory or Hub name of the model that is learned from, which must have the student's vocabulary."""
+    """Directory or Hub name of the teacher, which must have the student's vocabulary."""
     beta: float = attrs.field(default=0.5, validator=_at_most_one)
-    """The generalised Jensen-Shannon divergence's β: 0 is forward KL, which covers all that the teacher does; 1 is reverse KL, which
-    seeks what it does most."""
+    """β of the generalised Jensen-Shannon divergence:
+    0 is forward KL, which covers all that the teacher does; 1 is reverse KL, which seeks what it does most."""
     temperature: float = attrs.field(default=1.0, validator=number(kind=float, above=True))
-    """Divides the logits of both before the softmax; above 0."""
+    """Divisor of both models' logits before the softmax; above 0."""

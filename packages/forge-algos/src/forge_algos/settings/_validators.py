@@ -1,7 +1,7 @@
-"""Validators of settings, and how their messages list choices; no torch is loaded to read settings."""
+"""Validators of settings, and the choices in their messages; no torch is loaded."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, get_args
 
 import attrs
@@ -10,14 +10,17 @@ import attrs
 def number(
     *, kind: type[int] | type[float], low: float = 0, above: bool = False, below: float = float("inf")
 ) -> Callable[..., None]:
-    """A validator for a finite number in [low, below), or in (low, below) with `above`; a bool is no number here."""
+    """Return a validator for a finite number in [low, below), or in (low, below) with `above`.
+
+    A bool is not taken for a number.
+    """
     accepted = (int,) if kind is int else (int, float)
 
     def check(_instance: Any, field: Any, value: Any) -> None:
         if isinstance(value, bool) or not isinstance(value, accepted):
             wanted = "a whole number" if kind is int else "a number"
             raise TypeError(f"{field.name} must be {wanted}, got {value!r} ({type(value).__name__})")
-        # Minus infinity is no lower bound that a number could stand on.
+        # Minus infinity is itself outside of an interval that begins there.
         if not (low < value if above or low == -math.inf else low <= value) or not value < below:
             least = [] if low == -math.inf else [f"above {low:g}" if above else f"at least {low:g}"]
             most = "finite" if below == float("inf") else f"below {below:g}"
@@ -27,11 +30,21 @@ def number(
 
 
 def one_of(choices: Any) -> Callable[..., None]:
-    """A validator for the values of a Literal."""
+    """Return a validator for the values of a Literal."""
     return attrs.validators.in_(get_args(choices))
 
 
-def either(choices: tuple[str, ...]) -> str:
-    """The choices as words: a, b or c."""
+def key_of(table: Collection[str]) -> Callable[..., None]:
+    """Return a validator for the names in a table, rows that are added later among them."""
+
+    def check(_instance: Any, field: Any, value: Any) -> None:
+        if value not in tuple(table):
+            raise ValueError(f"'{field.name}' must be in {tuple(table)!r} (got {value!r})")
+
+    return check
+
+
+def either(choices: Collection[str]) -> str:
+    """Join names for a message: a, b or c."""
     *most, last = choices
     return f"{', '.join(most)} or {last}" if most else last

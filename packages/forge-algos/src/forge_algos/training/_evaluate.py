@@ -1,4 +1,4 @@
-"""Batches → a mean loss that does not depend on how they were cut."""
+"""Mean loss over batches, however they were cut."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -19,14 +19,14 @@ from forge_algos.training._step import Sums, measure_totals
 
 @attrs.frozen(kw_only=True)
 class Evaluation:
-    """A mean loss and what it is a mean over."""
+    """Mean loss of an evaluation, and the number of its terms."""
 
     loss: float
     """Mean over all terms of all batches (learned tokens, pairs)."""
     loss_count: int
-    """How many those are, of the objective's `unit`."""
+    """Number of terms, of the objective's `unit`."""
     figures: Mapping[str, float] = attrs.field(factory=dict)
-    """What the objective says beside the loss, over all batches: an accuracy, a margin."""
+    """The objective's figures beside the loss, over all batches: an accuracy, a margin."""
 
 
 def evaluate(
@@ -38,7 +38,7 @@ def evaluate(
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
     parallel: Parallel = ALONE,
 ) -> Evaluation:
-    """The objective's loss over all batches, in evaluation mode and without gradients.
+    """Compute the objective's loss over all batches, in evaluation mode and without gradients.
 
     Sums and counts are added up and divided once, at the end, so that neither the cut into batches nor the number of ranks
     changes anything. Modes and random state are as before afterwards. Arguments as in `train`; each rank has batches of its
@@ -62,7 +62,7 @@ def evaluate(
         for (batch,), found in steps:
             mine = bool(found.mine[0])
             with autocast():
-                # A pass over a row that counts nothing, where another rank has something to do.
+                # Over a made-up row where only another rank has something to learn.
                 terms = bound(batch if mine else objective.idle(), totals)
             if mine:
                 sums.add(terms)
@@ -80,7 +80,7 @@ def evaluate(
 
 
 def _steps(batches: Iterable[Any], objective: Objective, parallel: Parallel) -> Iterator[tuple[list[Any], Columns]]:
-    """Each batch by itself, with what all ranks have of it, but for those in which no rank has anything."""
+    """Yield each batch by itself with all shards' counts of it, if any shard has anything in it."""
     remaining = iter(batches)
     while True:
         given = [batch for batch in (next(remaining, None),) if batch is not None]

@@ -1,6 +1,6 @@
-"""Batches of one step → sums over all of it: what the objective asks beforehand, its terms, and its further sums.
+"""Sums over a step: the objective's measurements, its terms, and its further sums.
 
-`train` and `evaluate` go through here, so that both add up alike. Numbers stay on the device until all of a step's are there.
+`train` and `evaluate` use it, so that both add up alike. Numbers stay on the device until all of a step's are there.
 """
 
 import math
@@ -19,27 +19,33 @@ from forge_algos.training._columns import Columns
 
 @attrs.define
 class Sums:
-    """This rank's sums of the loss and of the objective's stats, one entry a batch, not yet waited for."""
+    """This rank's sums of the loss and of the objective's stats, one entry a batch.
+    They stay on the device until they are read.
+    """
 
     names: tuple[str, ...]
     rows: list[torch.Tensor] = attrs.field(factory=list)
 
     def add(self, terms: LossTerms) -> None:
-        """Note a batch's sums, all in the loss's dtype."""
+        """Record a batch's sums, all in the loss's dtype."""
         loss = terms.sum.detach()
         self.rows += [loss, *(terms.stats[name].detach().to(loss) for name in self.names)]
 
     def read(self, *further: torch.Tensor) -> tuple[list[float], list[float]]:
-        """([loss, *stats] added up over the batches, `further` scalars): one wait for the device."""
+        """Add up [loss, *stats] over the batches, and read `further` scalars with them.
+        It waits for the device once.
+        """
         width = 1 + len(self.names)
         tensors = [*self.rows, *(f.to(self.rows[0]) if self.rows else f for f in further)]
         values = torch.stack(tensors).tolist() if tensors else []
         cut = len(self.rows)
-        return [add_up(values[k:cut:width]) for k in range(width)], values[cut:]
+        return [exact_sum(values[k:cut:width]) for k in range(width)], values[cut:]
 
 
-def add_up(values: Sequence[float]) -> float:
-    """The exact sum, rounded once; of infinities and NaNs too, whose sum fsum refuses where they are opposite."""
+def exact_sum(values: Sequence[float]) -> float:
+    """Sum exactly, rounding once; infinities and NaNs are summed as Python does.
+    fsum refuses infinities of opposite signs.
+    """
     return math.fsum(values) if all(map(math.isfinite, values)) else sum(values)
 
 
@@ -50,7 +56,7 @@ def measure_totals(
     autocast: Callable[[], AbstractContextManager[Any]],
     parallel: Parallel,
 ) -> list[float]:
-    """What `bound.measure` gives for (micro-batches, their columns), added up over all of them and over all ranks."""
+    """Add up `bound.measure` over micro-batches and data shards."""
     if not bound.needs:
         return []
     found: list[torch.Tensor | float] = []
@@ -67,12 +73,12 @@ def measure_totals(
     tensors = [number for number in found if isinstance(number, torch.Tensor)]
     read = iter(torch.stack([t.detach() for t in tensors]).tolist() if tensors else [])
     values = [next(read) if isinstance(number, torch.Tensor) else float(number) for number in found]
-    return parallel.sum([add_up(values[k :: bound.needs]) for k in range(bound.needs)])
+    return parallel.sum([exact_sum(values[k :: bound.needs]) for k in range(bound.needs)])
 
 
 @contextmanager
 def optimizer_training(optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """Inside the block an optimizer that has modes (schedule-free, arXiv 2405.15682) is in its training mode, afterwards not.
+    """Put an optimizer that has modes into training mode inside the block, and out of it after.
 
     Its weights in training are not the ones that it has found: those are in place wherever the caller can look.
     """

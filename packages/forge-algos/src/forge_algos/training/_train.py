@@ -1,6 +1,6 @@
-"""Steps of batches → a trained model, one `StepOutput` a step.
+"""The one loop: steps of batches → a trained model, one `StepOutput` a step.
 
-The one loop. It is a generator: logging, evaluating, saving and stopping are the body of the caller's `for` loop.
+It is a generator: logging, evaluating, saving and stopping are the body of the caller's `for` loop.
 """
 
 import math
@@ -17,7 +17,7 @@ from torch import nn
 from forge_algos._errors import AdapterError, DivergedError
 from forge_algos._modules import mode
 from forge_algos._parallel import ALONE, Parallel
-from forge_algos.adaptations._adaptation import Adaptation
+from forge_algos.adaptations.base._adaptation import Adaptation
 from forge_algos.isolation._guard import guard_packed
 from forge_algos.objectives import Bound, Objective
 from forge_algos.training._columns import Columns, columns
@@ -26,14 +26,15 @@ from forge_algos.training._step import Sums, measure_totals, optimizer_training
 
 @attrs.frozen(kw_only=True)
 class StepOutput:
-    """What one optimizer step did; the same on every rank, but for `seconds`."""
+    """Result of one optimizer step; the same on every rank, except for `seconds`."""
 
     step: int
-    """Counted from 1, or from where the run went on."""
+    """Number of the step, from `first_step`."""
     loss: float
-    """Mean over the global batch's terms (learned tokens, pairs), before the step; 0 where nothing was learned."""
+    """Mean over the global batch's terms (learned tokens, pairs), before the step;
+    0 where nothing was learned."""
     loss_count: int
-    """Terms of the global batch, of all ranks: how many of the objective's `unit`."""
+    """Terms of the global batch, of all ranks, in the objective's `unit`."""
     tokens: int
     """All tokens that went through the model, of all ranks."""
     samples: int
@@ -43,11 +44,14 @@ class StepOutput:
     learning_rate: float
     """The rate that this step used, or would have used."""
     seconds: float
-    """From asking for the batches to the optimizer's move; the caller's own work between steps is not in it."""
+    """Time from asking for the batches to the optimizer's move,
+    without the caller's own work between steps."""
     figures: Mapping[str, float] = attrs.field(factory=dict)
-    """What the objective says beside the loss, over the global batch: an accuracy, a margin; empty where nothing was learned."""
+    """The objective's figures beside the loss, over the global batch:
+    an accuracy, a margin; empty where nothing was learned."""
     skipped: bool = False
-    """Whether the weights stayed because the loss or the gradient norm was no number (`on_nan="skip"`)."""
+    """Whether the weights stayed because the loss or the gradient norm was NaN or infinite
+    (`on_nan="skip"`)."""
 
 
 def train(
@@ -72,14 +76,14 @@ def train(
     (empty ones too) are skipped. A step with nothing to learn moves no weight and no optimizer state, only the schedule; its
     `loss_count` is 0.
 
-    Gradients stay on the parameters until the next step begins, as the optimizer left them. The host waits for the device once a step (once more where the
-    objective measures the step beforehand). An optimizer with modes of its own (schedule-free) is in its training mode during
-    a step and out of it whenever the generator yields or ends. Guards against packed rows with a cache or a mask while it
-    runs; the end, or closing the generator, restores the modules' modes.
+    Gradients stay on the parameters until the next step begins, as the optimizer left them. The host waits for the device once
+    a step (once more where the objective measures the step beforehand). An optimizer with modes of its own (schedule-free) is
+    in its training mode during a step and out of it whenever the generator yields or ends. Guards against packed rows with a
+    cache or a mask while it runs; the end, or closing the generator, restores the modules' modes.
 
     Args:
         model: on `device`, whose trainable parameters `optimizer` holds.
-        steps: for each step this rank's micro-batches, as the objective wants them; on every rank equally many, in as many
+        steps: for each step this rank's micro-batches, in the objective's form; on every rank equally many, in as many
             steps.
         objective: what is learned; `SFT()`.
         optimizer: moved once a step.
@@ -88,10 +92,11 @@ def train(
         device: where batches go; the model's by default.
         autocast: makes the context that forwards run in, for instance `partial(torch.autocast, "cpu", torch.bfloat16)`.
         parallel: the ranks that share each step, which divided `model` and wrapped `optimizer`; this process alone by default.
-        adaptation: what `adapt` made of the model; it takes from gradients and weights what may not move. None where everything may.
-        first_step: the number of the first element of `steps`, where a run goes on.
+        adaptation: what `adapt` made of the model; it takes from gradients and weights what may not move. None where everything
+            may.
+        first_step: the number of the first element of `steps`, where a run resumes.
         on_nan: what a loss or gradient norm that is no number does: "stop" raises, "skip" leaves the weights and the
-            optimizer's state as they are, moves the schedule, and says `skipped=True`.
+            optimizer's state as they are, moves the schedule, and reports `skipped=True`.
 
     Yields:
         StepOutput: after each step.
@@ -107,8 +112,8 @@ def train(
     if adaptation is None:
         if any(getattr(module, "projects", False) for module in model.modules()):
             raise AdapterError(
-                "the model is under an OSFT that takes back after each step what may not move, and train was not given it: pass "
-                "adaptation=..., what `adapt` returned"
+                "the model is under an OSFT that takes back after each step what may not move, and train was not given it: "
+                "pass adaptation=..., what `adapt` returned"
             )
         adaptation = Adaptation(model)
     adaptation.check_optimizer(optimizer)
@@ -134,7 +139,7 @@ def train(
                     sums = _accumulate(micro_batches, counted, bound, objective, autocast, parallel)
                     adaptation.before_step()
                     norm = parallel.grad_norm(parameters)
-                    loss, grad_norm, figures, problem = _read(sums, norm, counted.count, objective, parallel)
+                    loss, grad_norm, figures, problem = _read_totals(sums, norm, counted.count, objective, parallel)
                     if problem and on_nan == "stop":
                         raise DivergedError(
                             f"step {step}: {problem}. The optimizer did not move. Lower the learning rate, warm up longer, "
@@ -172,7 +177,9 @@ def _accumulate(
     autocast: Callable[[], AbstractContextManager[Any]],
     parallel: Parallel,
 ) -> Sums:
-    """Gradients of the global mean, added up over the active columns; returns this rank's sums, not yet waited for."""
+    """Add up gradients of the global mean over the active columns; returns this rank's sums.
+    The host has not waited for them yet.
+    """
     totals = measure_totals(bound, [(micro_batches, counted)], objective, autocast, parallel)
     sums = Sums(objective.stats)
     active = counted.active
@@ -188,25 +195,33 @@ def _accumulate(
     return sums
 
 
-def _read(
+def _read_totals(
     sums: Sums, norm: torch.Tensor, count: int, objective: Objective, parallel: Parallel
 ) -> tuple[float, float, dict[str, float], str | None]:
-    """(loss, gradient norm, figures, what is wrong), the same on every rank: the step's one wait for the device."""
+    """Read the step's numbers, the same on every rank: the step's one wait for the device.
+
+    Returns:
+        tuple: loss, gradient norm, figures, and the problem with the first two, if any.
+    """
     mine, (grad_norm,) = sums.read(norm)
-    total, bad_norms, *stats = parallel.sum([mine[0], float(not math.isfinite(grad_norm)), *mine[1:]])
+    bad_norm, shared = not math.isfinite(grad_norm), parallel.data_parallel_size < parallel.world_size
+    total, bad_norms, *stats = parallel.sum([mine[0], float(bad_norm and not shared), *mine[1:]])
+    if shared:
+        # The sum counts one rank of each shard; a norm may be bad on another.
+        bad_norms = parallel.any(bad_norm)
     figures = objective.figures(dict(zip(sums.names, stats, strict=True)), count)
     loss = total / count
     if not math.isfinite(loss):
         return loss, grad_norm, figures, f"the loss is {loss}"
     if bad_norms:
-        # All ranks say the same, should a norm have become no number on one of them alone.
+        # The same message on all ranks, also where the norm is not finite on one of them alone.
         grad_norm = math.nan if math.isfinite(grad_norm) else grad_norm
         return loss, grad_norm, figures, f"the gradient norm is {grad_norm} (loss {loss:.4g})"
     return loss, grad_norm, figures, None
 
 
 def _clip_factor(max_grad_norm: float, grad_norm: float) -> float:
-    """What brings gradients of this norm down to the limit: torch's own clipping, to the bit, which is done in float32."""
+    """Compute the factor that clips gradients of this norm: torch's own to the bit, in float32."""
     return min(1.0, float(max_grad_norm / (torch.tensor(grad_norm, dtype=torch.float32) + 1e-6)))
 
 
@@ -215,6 +230,6 @@ def _advance(scheduler: torch.optim.lr_scheduler.LRScheduler, *, moved: bool) ->
         scheduler.step()
         return
     with warnings.catch_warnings():
-        # torch takes a schedule that moves before its optimizer for a mistake; here the step had nothing to learn.
+        # torch warns of a schedule that moves before its optimizer; here the step had nothing to learn.
         warnings.filterwarnings("ignore", message=r"Detected call of `lr_scheduler\.step\(\)` before")
         scheduler.step()

@@ -60,6 +60,20 @@ class Strategy(abc.ABC):
         return self.ranks.world_size
 
     @property
+    def data_parallel_size(self) -> int:
+        """Number of shards that a step's data are divided into."""
+        return self.world_size
+
+    @property
+    def data_parallel_rank(self) -> int:
+        """Data shard of this rank, from 0."""
+        return self.ranks.rank
+
+    def any(self, flag: bool) -> bool:
+        """Return whether the flag is set on at least one rank."""
+        return self.ranks.any(flag)
+
+    @property
     def divides(self) -> bool:
         """Whether the weights themselves are divided over the ranks, so that every forward is collective."""
         return self.name in {"fsdp2", "hsdp", "zero3"}

@@ -39,15 +39,15 @@ def refer(run: Run, parts: dict[str, Items | None]) -> None:
     for name, (items, rows, known) in missing.items():
         run.report.note(f"reference: scoring {len(rows):,} of {len(items):,} {items.noun}, once")
         mine = [rows[part] for part in divided(run, items.lengths[rows])]
-        found = np.zeros((2, len(items), 2))
+        found = np.zeros((len(items), 2))
         batches = (items.groups(indices, share_prompt=share) for indices in mine)
         scored = forge_algos.reference_logps(model, batches, device=run.device, autocast=run.autocast)
-        for indices, (logps, tails) in zip(mine, scored, strict=True):
-            found[0, indices], found[1, indices] = np.reshape(logps, (-1, 2)), np.reshape(tails, (-1, 2))
+        for indices, logps in zip(mine, scored, strict=True):
+            found[indices] = np.reshape(logps, (-1, 2))
         # Every row was some rank's, and zero on the others: their sum is exact.
         total = np.array(run.strategy.sum(found.ravel().tolist())).reshape(found.shape)
-        whole = np.full(found.shape, np.nan) if known is None else np.stack([known.logps, known.tails]).astype(np.float64)
-        whole[:, rows] = total[:, rows]
+        whole = np.full(found.shape, np.nan) if known is None else known.logps.astype(np.float64)
+        whole[rows] = total[rows]
         run.ranks.first(partial(_write, _file(run.root, name), whole.astype(np.float32), _about(run, items)))
 
 
@@ -72,19 +72,18 @@ def _read(run: Run, name: str, items: Pairs) -> References | None:
     try:
         with safe_open(_file(run.root, name), framework="numpy") as opened:
             about = opened.metadata() or {}
-            found = References(logps=opened.get_tensor("logps"), tails=opened.get_tensor("tails"))
+            found = References(logps=opened.get_tensor("logps"))
     except (OSError, SafetensorError):
         return None
     # Numbers that were changed are as good as none.
-    whole = found.logps.shape == found.tails.shape == (len(items), 2)
-    return found if whole and about == {**_about(run, items), "sha256": _digest(found.logps, found.tails)} else None
+    whole = found.logps.shape == (len(items), 2)
+    return found if whole and about == {**_about(run, items), "sha256": _digest(found.logps)} else None
 
 
-def _write(file: Path, values: np.ndarray, about: dict[str, str]) -> None:
+def _write(file: Path, logps: np.ndarray, about: dict[str, str]) -> None:
     temporary = file.with_name(f".{file.name}.tmp")
-    logps, tails = values
     try:
-        save_file({"logps": logps, "tails": tails}, temporary, metadata={**about, "sha256": _digest(logps, tails)})
+        save_file({"logps": logps}, temporary, metadata={**about, "sha256": _digest(logps)})
         temporary.replace(file)
     except (OSError, SafetensorError) as error:
         raise RunWriteError(

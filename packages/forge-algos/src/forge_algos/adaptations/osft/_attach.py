@@ -1,7 +1,8 @@
-"""Orthogonal subspace fine-tuning (OSFT, arXiv 2504.07097): each target moves only within what its large singular values leave free.
+"""Orthogonal subspace fine-tuning (OSFT, arXiv 2504.07097) of a model's linear layers.
 
-W [N, M] of a linear layer is U S Vᵀ, d = min(N, M); the r directions of the smallest singular values are free, k = d − r protected. The rules and
-forms have a file each: `_osft_direct`, `_osft_factors`, `_osft_paper`.
+Each target moves only in directions that its large singular values leave free. W [N, M] of a linear layer is U S Vᵀ, d = min(N,
+M); the r directions of the smallest singular values are free, k = d − r protected. The rules and forms have a file each:
+`_direct`, `_factors`, `_paper`.
 """
 
 import hashlib
@@ -16,13 +17,11 @@ import torch
 from torch import nn
 
 from forge_algos._errors import AdapterError, OptimizerError
-from forge_algos.adaptations._adaptation import Adaptation, Importance, Ranks
-from forge_algos.adaptations._off import MARK
-from forge_algos.adaptations._targets import not_linear, resolve_targets
-from forge_algos.adaptations.osft._bases import Bases, walk_bases
-from forge_algos.adaptations.osft._delta import CHILD, Delta, attach
+from forge_algos.adaptations.base._adaptation import Adaptation, Context, Importance, Ranks
+from forge_algos.adaptations.base._targets import resolve_targets, stacked_experts
+from forge_algos.adaptations.osft._bases import Bases, Directions, walk_bases
+from forge_algos.adaptations.osft._delta import CHILD, MARK, Delta, attach
 from forge_algos.adaptations.osft._direct import Direct
-from forge_algos.adaptations.osft._directions import Directions
 from forge_algos.adaptations.osft._factors import Factors
 from forge_algos.adaptations.osft._other_parameters import tied, train_rest
 from forge_algos.adaptations.osft._paper import Protected
@@ -32,25 +31,27 @@ from forge_algos.settings._adapter import AdapterSettings
 
 @attrs.frozen(kw_only=True, eq=False)
 class Target:
-    """One linear layer under OSFT."""
+    """Linear layer under OSFT."""
 
     linear: nn.Linear
     shape: tuple[int, int]
-    """[N, M]."""
+    """[N, M] of the weight."""
     free: int
-    """r."""
+    """r, the number of free directions."""
     bases: str = ""
-    """What tells its singular vectors from others; empty where all or none of its directions are free, and none are needed."""
+    """Fingerprint of its singular vectors; empty where all or none of its directions are free,
+    and none are needed."""
     error: float = 0.0
     """Bound on what the singular vectors leave out, relative to ‖W‖."""
     note: str = ""
-    """What the log should say of how they came to be."""
+    """Remark for the log on how the singular vectors came to be."""
     child: Delta | Protected | None = None
-    """What moves it from beside, or keeps its own moves off the protected directions; None where W trains or stays as it is."""
+    """Module that adds ΔW, or keeps the weight's own moves off the protected directions;
+    None where W trains or stays as it is."""
 
 
 class OSFT(Adaptation):
-    """A model whose targets move within their free directions, by the rule of `settings`."""
+    """Model whose targets move within their free directions, by the rule of `settings`."""
 
     def __init__(
         self, model: nn.Module, settings: AdapterSettings, targets: Mapping[str, Target], rest: Mapping[str, Sequence[str]]
@@ -63,12 +64,12 @@ class OSFT(Adaptation):
 
     @property
     def additions(self) -> Sequence[str]:
-        """The modules `osft` beside the targets that have one."""
+        """Names of the modules `osft` beside the targets that have one."""
         return [f"{name}.{CHILD}" for name, target in self._targets.items() if target.child is not None]
 
     @property
     def plan(self) -> dict[str, dict[str, Any]]:
-        """Target → its shape [N, M], how many directions are free and protected, its singular vectors' fingerprint and error bound."""
+        """Target → its shape [N, M], free and protected directions, fingerprint and error bound."""
         return {
             name: {
                 "shape": list(target.shape),
@@ -82,7 +83,7 @@ class OSFT(Adaptation):
 
     @property
     def identity(self) -> str:
-        """The sha256 of the plan: of other singular vectors its state means another ΔW."""
+        """sha256 of the plan: with other singular vectors its state means another ΔW."""
         return hashlib.sha256(json.dumps(self.plan, sort_keys=True).encode()).hexdigest()
 
     @property
@@ -90,7 +91,7 @@ class OSFT(Adaptation):
         return any(isinstance(child, Factors | Protected) for child in self._children)
 
     def describe(self) -> list[str]:
-        """The rule, the targets with their free directions, what else trains, what stays."""
+        """Return lines for the log: the rule, the targets' free directions, what else trains."""
         rule = self._settings.osft_rule
         form = f"{rule}, {self._settings.osft_form}" if rule == "strict" else rule
         shares: dict[tuple[int, int], int] = {}
@@ -110,43 +111,50 @@ class OSFT(Adaptation):
         if any(target.free < min(target.shape) for target in self._targets.values()):
             frozen.insert(0, "the targets' protected directions")
         return [
-            f"OSFT ({form}): {len(self._targets)} targets, free directions {free}{more}; singular vectors within {worst:.1e} of the weights",
+            f"OSFT ({form}): {len(self._targets)} targets, free directions {free}{more}; singular vectors within {worst:.1e} "
+            "of the weights",
             f"beside the targets trains: {', '.join(rest) or 'nothing'}; frozen: {', '.join(frozen) or 'nothing'}",
             *self._notes(),
             *super().describe(),
-            *not_linear(self.model),
+            *stacked_experts(self.model),
         ]
 
     def _notes(self) -> list[str]:
-        """What is to be said of singular vectors, once for all targets of which the same is."""
-        said: dict[str, list[str]] = {}
+        """Return remarks on singular vectors, once for all targets that share one."""
+        notes: dict[str, list[str]] = {}
         for name, target in self._targets.items():
             if target.note:
-                said.setdefault(target.note, []).append(name)
+                notes.setdefault(target.note, []).append(name)
         return [
-            f"{names[0]}{f' and {len(names) - 1} others' if len(names) > 1 else ''}: {note}" for note, names in said.items()
+            f"{names[0]}{f' and {len(names) - 1} others' if len(names) > 1 else ''}: {note}" for note, names in notes.items()
         ]
 
     def check_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Refuse an optimizer that trains other weights than it gives, such as schedule-free, where they are projected after the step."""
+        """Refuse an optimizer whose result is not the weights that it trains, if they are projected.
+        Schedule-free is one: its averages are never projected.
+        """
         if self._projects and callable(getattr(optimizer, "eval", None)):
             raise OptimizerError(
-                f"{type(optimizer).__name__} gives averages of weights that osft_rule=paper and osft_form=factors never see, let alone "
-                "project: take optimizer=adamw, or osft_rule=strict with osft_form=direct"
+                f"{type(optimizer).__name__} gives averages of weights that osft_rule=paper and osft_form=factors never see, "
+                "let alone project: take optimizer=adamw, or osft_rule=strict with osft_form=direct"
             )
 
     def before_step(self) -> None:
-        """Take from the gradients what points into protected directions; nothing to do for the direct form."""
+        """Remove from the gradients what points into protected directions.
+        The direct form has nothing to do.
+        """
         for child in self._children:
             child.before_step()
 
     def after_step(self) -> None:
-        """Take from the weights what the optimizer moved there all the same; nothing to do for the direct form."""
+        """Remove from the weights what the optimizer moved there all the same.
+        The direct form has nothing to do.
+        """
         for child in self._children:
             child.after_step()
 
     def plain(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """W + ΔW, added up in float32 at least, where `name` is the weight of a target that moves from beside."""
+        """Return W + ΔW, added up in float32 at least, for the weight of a target with a ΔW."""
         home, _, key = name.rpartition(".")
         target = self._targets.get(home)
         if key != "weight" or target is None or not isinstance(target.child, Delta):
@@ -155,29 +163,26 @@ class OSFT(Adaptation):
         return (tensor.detach().to(wide) + target.child.moved().to(device=tensor.device)).to(tensor.dtype)
 
 
-def attach_osft(
-    model: nn.Module,
-    settings: AdapterSettings,
-    *,
-    cache: Path | None,
-    ranks: Ranks,
-    importance: Importance | None,
-    free: Mapping[str, int] | None = None,
-) -> OSFT:
-    """`adapt` for adapter=osft."""
+def attach_osft(model: nn.Module, settings: AdapterSettings, context: Context) -> OSFT:
+    """Let each target of the model move within its free directions only (adapter=osft).
+
+    Raises:
+        AdapterError: a target is not a linear layer of its own, the model is under OSFT already, or nothing would train.
+    """
     if hasattr(model, MARK):
         raise AdapterError("the model is under OSFT already: start from its export, which is a plain model")
     linears = _linears(model, settings)
     shapes = {name: (linear.out_features, linear.in_features) for name, linear in linears.items()}
+    free = context.free
     if free is None:
-        free = free_ranks(shapes, settings, _importance(settings, importance, list(linears)))
+        free = free_ranks(shapes, settings, _importance(settings, context.importance, list(linears)))
     _check_free(shapes, free)
     for parameter in model.parameters():
         parameter.requires_grad = False
     targets = {name: Target(linear=linear, shape=shapes[name], free=free[name]) for name, linear in linears.items()}
-    for name, found in _bases(targets, settings, cache, ranks):
+    for name, found in _bases(targets, settings, context.cache, context.ranks):
         target = targets[name]
-        child = _make(settings, Directions(found, target.shape, target.free), target.linear)
+        child = _make_child(settings, Directions(found, target.shape, target.free), target.linear)
         targets[name] = attrs.evolve(target, bases=found.fingerprint, error=found.error, note=found.note, child=child)
     for target in targets.values():
         if target.free == min(target.shape) or isinstance(target.child, Protected):
@@ -185,23 +190,27 @@ def attach_osft(
     rest = train_rest(model, settings.osft_train_rest)
     if not any(p.requires_grad for p in model.parameters()):
         raise AdapterError(
-            "unfreeze_rank_ratio leaves no target a free direction, and osft_train_rest names nothing: nothing would train; raise the ratio"
+            "unfreeze_rank_ratio leaves no target a free direction, and osft_train_rest names nothing: nothing would train; "
+            "raise the ratio"
         )
-    setattr(model, MARK, _moves(targets, rest))
+    setattr(model, MARK, _unswitchable(targets, rest))
     return OSFT(model, settings, targets, rest)
 
 
 def _bases(
     targets: Mapping[str, Target], settings: AdapterSettings, cache: Path | None, ranks: Ranks
 ) -> Iterator[tuple[str, Bases]]:
-    """Of each target that has both free and protected directions; its weight is whole meanwhile."""
+    """Yield the singular vectors of each target with free and protected directions.
+    Its weight is whole meanwhile.
+    """
     partly = {name: target for name, target in targets.items() if 0 < target.free < min(target.shape)}
     protected = {name: min(target.shape) - target.free for name, target in partly.items()}
     weights = {name: target.linear.weight for name, target in partly.items()}
     if not any(hasattr(weight, "ds_id") for weight in weights.values()):
         yield from walk_bases(weights, protected, svd=settings.osft_svd, cache=cache, ranks=ranks)
         return
-    # Partitioned by ZeRO-3, and so by a DeepSpeed that is loaded: as many are put together at a time as there are ranks to take them apart.
+    # Partitioned by ZeRO-3, so DeepSpeed is loaded: as many weights are gathered at a time as there are ranks to decompose
+    # them.
     gathered = sys.modules["deepspeed"].zero.GatheredParameters
     names = list(weights)
     for start in range(0, len(names), ranks.world_size):
@@ -210,7 +219,7 @@ def _bases(
             yield from walk_bases(group, protected, svd=settings.osft_svd, cache=cache, ranks=ranks)
 
 
-def _make(settings: AdapterSettings, directions: Directions, linear: nn.Linear) -> Delta | Protected:
+def _make_child(settings: AdapterSettings, directions: Directions, linear: nn.Linear) -> Delta | Protected:
     if settings.osft_rule == "paper":
         protected = Protected(directions, linear)
         linear.add_module(CHILD, protected)
@@ -229,12 +238,14 @@ def _linears(model: nn.Module, settings: AdapterSettings) -> dict[str, nn.Linear
         module = model.get_submodule(name)
         if not isinstance(module, nn.Linear) or not module.weight.is_floating_point():
             raise AdapterError(
-                f"osft: {name} is of {type(module).__name__}, and only nn.Linear in a float dtype has weights that could be taken apart"
+                f"osft: {name} is of {type(module).__name__}, and only nn.Linear in a float dtype has weights that could be "
+                "taken apart"
             )
         names = shared[id(module.weight)]
         if len(names) > 1:
             raise AdapterError(
-                f"osft: {' and '.join(names)} are one weight, and ΔW would move only one of them: leave {name} out of target_modules"
+                f"osft: {' and '.join(names)} are one weight, and ΔW would move only one of them: leave {name} out of "
+                "target_modules"
             )
         found[name] = module
     return found
@@ -244,9 +255,7 @@ def _importance(settings: AdapterSettings, importance: Importance | None, names:
     if settings.osft_rank == "uniform":
         return None
     if importance is None:
-        raise AdapterError(
-            "osft_rank='adaptive' needs to be told each target's importance: give `importance` (osft_importance)"
-        )
+        raise AdapterError("osft_rank='adaptive' needs each target's importance: give `importance` (osft_importance)")
     return importance(names)
 
 
@@ -256,7 +265,7 @@ def _check_free(shapes: Mapping[str, tuple[int, int]], free: Mapping[str, int]) 
             raise AdapterError(f"osft: {name} has {min(shape)} directions, and {free.get(name)} of them are to be free")
 
 
-def _moves(targets: Mapping[str, Target], rest: Mapping[str, Sequence[str]]) -> str:
+def _unswitchable(targets: Mapping[str, Target], rest: Mapping[str, Sequence[str]]) -> str:
     if any(isinstance(target.child, Protected) for target in targets.values()):
         return "osft_rule='paper'"
     if any(0 < min(target.shape) == target.free for target in targets.values()):

@@ -1,6 +1,7 @@
-"""Weights → their singular vectors: once for each matrix and method, kept in files, the work spread over the ranks."""
+"""Singular vectors of weights: computed once, cached in files, shared by ranks."""
 
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
@@ -9,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from forge_algos._errors import AdapterError
-from forge_algos.adaptations._adaptation import Ranks
+from forge_algos.adaptations.base._adaptation import Ranks
 from forge_algos.adaptations.osft import _cache as files
 from forge_algos.adaptations.osft._svd import exact, left_out, randomized, with_signs
 
@@ -18,33 +19,86 @@ Svd = Literal["exact", "randomized"]
 
 @attrs.frozen(eq=False, kw_only=True)
 class Bases:
-    """The m largest singular triplets of a weight W [N, M]: all d = min(N, M) of them, or those that were asked for."""
+    """The m largest singular triplets of a weight W [N, M]: all min(N, M), or those asked for."""
 
     U: torch.Tensor
     """float32[N, m], orthonormal columns."""
     S: torch.Tensor
-    """float32[m], falling."""
+    """float32[m], in falling order."""
     Vh: torch.Tensor
     """float32[m, M], orthonormal rows."""
     fingerprint: str
     """sha256 of the three: what is learned in these directions means nothing in others."""
     error: float
-    """What of W they do not account for, as a share of ‖W‖ (Frobenius), measured on these float32 numbers. With m = d it is
-    ‖W − U S Vh‖ / ‖W‖, rounding; with fewer it bounds what W has between these directions and the others, nothing for exact ones."""
+    """Part of W that they do not account for, as a share of ‖W‖ (Frobenius),
+    measured on these float32 numbers. With m = d it is ‖W − U S Vh‖ / ‖W‖, rounding; with fewer it bounds what W has between
+    these directions and the others, nothing for exact ones."""
     note: str = ""
-    """What the log should say: why they are exact after all, or that a file in the cache was bad; empty where all went as asked."""
+    """Remark for the log: why they are exact after all, or that a file in the cache was bad;
+    empty where all went as asked."""
+
+
+class Directions:
+    """Free and protected directions of W [N, M] = U S Vᵀ on both sides.
+
+    Of d = min(N, M) directions the r of the smallest singular values are free, and k = d − r protected.
+    """
+
+    def __init__(self, bases: Bases, shape: tuple[int, int], free: int) -> None:
+        self.shape = shape
+        self.free = free
+        self.protected = min(shape) - free
+        self._bases = bases
+
+    @property
+    def U_h(self) -> torch.Tensor:
+        """[N, k]: protected output directions."""
+        return self._bases.U[:, : self.protected]
+
+    @property
+    def V_h(self) -> torch.Tensor:
+        """[M, k]: protected input directions."""
+        return self._bases.Vh[: self.protected].t()
+
+    @property
+    def S_l(self) -> torch.Tensor:
+        """[r]: singular values of the free directions; only of exact bases."""
+        return self._bases.S[self.protected :]
+
+    @cached_property
+    def Q_u(self) -> torch.Tensor:
+        """[N, r]: output directions orthogonal to U_h.
+
+        Where N > M only of exact bases, since the complement of U_h is larger then.
+        """
+        return self._bases.U[:, self.protected :] if self._whole else _complement(self.U_h)
+
+    @cached_property
+    def Q_v(self) -> torch.Tensor:
+        """[M, r]: input directions orthogonal to V_h.
+
+        Where N < M only of exact bases, since the complement of V_h is larger then.
+        """
+        return self._bases.Vh[self.protected :].t() if self._whole else _complement(self.V_h)
+
+    @property
+    def _whole(self) -> bool:
+        return len(self._bases.S) == min(self.shape)
 
 
 def decompose(weight: torch.Tensor, *, protected: int, svd: Svd, device: torch.device | None = None) -> Bases:
-    """The singular triplets of a matrix, computed in float64 whatever its dtype.
+    """Compute the singular triplets of a matrix, in float64 whatever its dtype.
 
-    The same matrix gives the same bytes on the same machine with the same number of threads: signs are fixed, random starts are seeded.
+    The same matrix gives the same bytes on the same machine with the same number of threads: signs are fixed, random starts are
+    seeded.
 
     Args:
         weight: [N, M], floating.
         protected: k, how many of the largest are wanted, 0 to d = min(N, M).
-        svd: "exact" gives all d triplets, "randomized" the k largest, or all d where that is cheaper or does not arrive (`note` says so).
-        device: where to compute, by default where the weight is; the CPU stands in for one that has no float64. Results are there.
+        svd: "exact" gives all d triplets, "randomized" the k largest, or all d where that is cheaper or does not arrive (`note`
+            says so).
+        device: where to compute, by default where the weight is; the CPU stands in for one that has no float64. Results are
+            there.
 
     Raises:
         AdapterError: the matrix holds a number that is not finite.
@@ -69,7 +123,7 @@ def bases_of(
     cache: Path | None,
     ranks: Ranks,
 ) -> dict[str, Bases]:
-    """`walk_bases`, all at once, in the order of `weights`."""
+    """Return what `walk_bases` yields, all at once and in the order of `weights`."""
     found = dict(walk_bases(weights, protected, svd=svd, cache=cache, ranks=ranks))
     return {name: found[name] for name in weights}
 
@@ -82,17 +136,17 @@ def walk_bases(
     cache: Path | None,
     ranks: Ranks,
 ) -> Iterator[tuple[str, Bases]]:
-    """(name, bases) of each weight, on the weight's device, largest matrices first; collective where ranks share the model.
+    """Yield (name, bases) of each weight, on its device, largest matrices first; collective.
 
-    Ranks that are joined in torch's process group each decompose one matrix of R at a time, of like sizes, and tell the others, so all
-    have the same bytes. Only R matrices are held at once, beside what the caller keeps.
+    Ranks that are joined in torch's process group each decompose one matrix of R at a time, of like sizes, and broadcast it,
+    so all have the same bytes. Only R matrices are held at once, beside what the caller keeps.
 
     Args:
         weights: [N, M] each; a DTensor is gathered.
         protected: how many of the largest directions are wanted of each.
         svd: as in `decompose`.
-        cache: directory of files from before, and for those to come; None keeps none. A file that is torn, altered or another matrix's is
-            made anew, and the note says so.
+        cache: directory of files from before, and for those to come; None keeps none. A file that is torn, altered or another
+            matrix's is replaced, and the note says why.
         ranks: those that share the model.
 
     Raises:
@@ -105,20 +159,20 @@ def walk_bases(
         group = names[start : start + at_once]
         matrix: torch.Tensor | None = None
         for i, name in enumerate(group):
-            whole = _whole(weights[name])
-            # On every rank, so that all say so, instead of waiting for the one that does.
+            whole = _full_matrix(weights[name])
+            # On every rank, so that all raise, instead of waiting for one that did.
             if not bool(torch.isfinite(whole).all()):
                 raise AdapterError(f"{name} holds NaN or infinity; it has no singular vectors. Look at the model's files")
             matrix = whole if i == mine else matrix
             del whole
-        own = _kept(matrix, protected[group[mine]], svd, cache) if matrix is not None else None
+        own = _cached(matrix, protected[group[mine]], svd, cache) if matrix is not None else None
         del matrix
         for i, name in enumerate(group):
-            yield name, _told(own, i, i == mine, weights[name].device) if together or own is None else own
+            yield name, _broadcast(own, i, i == mine, weights[name].device) if together or own is None else own
 
 
-def _kept(weight: torch.Tensor, protected: int, svd: Svd, cache: Path | None) -> Bases:
-    """From the cache, or into it."""
+def _cached(weight: torch.Tensor, protected: int, svd: Svd, cache: Path | None) -> Bases:
+    """Return the bases from the cache, or compute and cache them."""
     if cache is None:
         return decompose(weight, protected=protected, svd=svd)
     path = cache / f"{files.key_of(weight, svd, protected)}.safetensors"
@@ -133,9 +187,9 @@ def _kept(weight: torch.Tensor, protected: int, svd: Svd, cache: Path | None) ->
     return attrs.evolve(bases, note="; ".join(filter(None, (bases.note, f"{found}: computed anew" if found else ""))))
 
 
-def _told(own: Bases | None, source: int, is_mine: bool, device: torch.device) -> Bases:
-    """What rank `source` has, on all ranks."""
-    carried = _carried_on(device)
+def _broadcast(own: Bases | None, source: int, is_mine: bool, device: torch.device) -> Bases:
+    """Broadcast the bases of rank `source` to all ranks."""
+    carried = _transfer_device(device)
     head: list[tuple[dict[str, list[int]], str, float, str] | None] = [None]
     if own is not None and is_mine:
         shapes = {name: list(getattr(own, name).shape) for name in ("U", "S", "Vh")}
@@ -151,14 +205,14 @@ def _told(own: Bases | None, source: int, is_mine: bool, device: torch.device) -
     return Bases(**tensors, fingerprint=fingerprint, error=error, note=note)
 
 
-def _carried_on(device: torch.device) -> torch.device:
-    """Where tensors have to be to travel: their own device, or the one that the process group was made for."""
+def _transfer_device(device: torch.device) -> torch.device:
+    """Return the device on which tensors travel: their own, or the process group's."""
     served = [entry.partition(":")[0] for entry in dist.get_backend_config().split(",")]
     return device if device.type in served else torch.device(served[0])
 
 
-def _whole(weight: torch.Tensor) -> torch.Tensor:
-    """The matrix itself; gathering a DTensor is collective."""
+def _full_matrix(weight: torch.Tensor) -> torch.Tensor:
+    """Return the matrix itself; gathering a DTensor is collective."""
     gather = getattr(weight.detach(), "full_tensor", None)
     return weight.detach() if gather is None else gather()
 
@@ -168,3 +222,9 @@ def _float64(weight: torch.Tensor, device: torch.device) -> torch.Tensor:
         return weight.to(device, torch.float64)
     except TypeError:
         return weight.to("cpu", torch.float64)
+
+
+def _complement(basis: torch.Tensor) -> torch.Tensor:
+    """Return orthonormal columns [n, n − k] that are orthogonal to basis [n, k]."""
+    whole, _ = torch.linalg.qr(basis.double(), mode="complete")
+    return whole[:, basis.shape[1] :].float()

@@ -1,6 +1,6 @@
-"""Singular vectors ↔ a file named by the matrix that they are of: written whole or not at all, and believed only after a look.
+"""Files of singular vectors, named by their matrix; written whole, checked when read.
 
-Files are safetensors: tensors U, S and Vh; what was measured stands in the metadata, with a checksum over all of it.
+Files are safetensors: tensors U, S and Vh; measurements stand in the metadata, with a checksum over all of it.
 """
 
 import hashlib
@@ -16,11 +16,15 @@ from safetensors.torch import save_file
 from forge_algos._errors import AdapterError
 
 _VERSION = "osft bases 1"
-"""Other numbers for the same matrix, by another method, say, are another version."""
+"""Version of the numbers: another method for the same matrix is another version."""
 
 
 def key_of(weight: torch.Tensor, svd: str, protected: int) -> str:
-    """What names the file: sha256 of the matrix's bytes, its shape and type, the method, and how many directions where it looks for so many."""
+    """Compute the name of a matrix's file.
+
+    It is the sha256 of the matrix's bytes, its shape and type, the method, and the number of directions where the method
+    depends on it.
+    """
     wanted = protected if svd == "randomized" else "all"
     found = hashlib.sha256(f"{_VERSION}, {weight.dtype}, {list(weight.shape)}, {svd}, {wanted}\n".encode())
     found.update(_bytes_of(weight))
@@ -28,7 +32,7 @@ def key_of(weight: torch.Tensor, svd: str, protected: int) -> str:
 
 
 def fingerprint_of(*tensors: torch.Tensor) -> str:
-    """sha256 over shapes and bytes."""
+    """Compute the sha256 over shapes and bytes of tensors."""
     found = hashlib.sha256()
     for tensor in tensors:
         found.update(f"{tensor.dtype}, {list(tensor.shape)}\n".encode())
@@ -37,10 +41,9 @@ def fingerprint_of(*tensors: torch.Tensor) -> str:
 
 
 def write(path: Path, tensors: dict[str, torch.Tensor], words: dict[str, str]) -> None:
-    """Under a temporary name, made durable, then renamed; `words` go into the metadata, the tensors' `fingerprint` among them.
+    """Write a file under a temporary name, make it durable, then rename it.
 
-    Raises:
-        AdapterError: the directory cannot be written.
+    `words` go into the metadata, the tensors' `fingerprint` among them.
     """
     content = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
     words = {**words, "key": path.stem}
@@ -51,7 +54,7 @@ def write(path: Path, tensors: dict[str, torch.Tensor], words: dict[str, str]) -
         handle, temporary = tempfile.mkstemp(prefix=f".{path.stem[:8]}.", dir=path.parent)
         os.close(handle)
         save_file(content, temporary, metadata=metadata)
-        # A temporary file is its owner's alone, and a cache may be shared: the mode that any other file gets here.
+        # mkstemp makes files that only their owner may read, and a cache may be shared: the umask's mode.
         umask = os.umask(0)
         os.umask(umask)
         Path(temporary).chmod(0o666 & ~umask)
@@ -60,7 +63,8 @@ def write(path: Path, tensors: dict[str, torch.Tensor], words: dict[str, str]) -
         _make_durable(path.parent)
     except (OSError, SafetensorError) as error:
         raise AdapterError(
-            f"singular vectors cannot be kept in {path.parent}: {error}; make room there, or set osft_cache to another directory"
+            f"singular vectors cannot be kept in {path.parent}: {error}; make room there, or set osft_cache to another "
+            "directory"
         ) from error
     finally:
         if temporary is not None:
@@ -68,7 +72,7 @@ def write(path: Path, tensors: dict[str, torch.Tensor], words: dict[str, str]) -
 
 
 def read(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]] | str:
-    """(tensors on the CPU, words), or why there are none: "" where the file is not there."""
+    """Return (tensors on the CPU, words) of a file, or why there are none: "" without a file."""
     if not path.exists():
         return ""
     try:
@@ -98,5 +102,5 @@ def _make_durable(path: str | Path) -> None:
 
 
 def _bytes_of(tensor: torch.Tensor) -> Any:
-    """A view of the bytes where the tensor is on the CPU and contiguous, else a copy's."""
+    """Return a view of the tensor's bytes if it is contiguous on the CPU, else of a copy's."""
     return tensor.detach().cpu().contiguous().view(torch.uint8).numpy()

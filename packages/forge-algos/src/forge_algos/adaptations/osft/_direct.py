@@ -1,7 +1,7 @@
-"""osft_rule=strict, osft_form=direct: the matrices that stay within the free directions on both sides, parametrised as what they are.
+"""osft_rule=strict, osft_form=direct: matrices within the free directions by construction.
 
-The set that the strict rule can reach, U_hᵀ ΔW = 0 and ΔW V_h = 0, is linear, so an optimizer may move in it as it likes: with the singular
-directions U_h, V_h protected and Q_u, Q_v free,
+The set that the strict rule can reach, U_hᵀ ΔW = 0 and ΔW V_h = 0, is linear, so an optimizer may move in it freely: with the
+singular directions U_h, V_h protected and Q_u, Q_v free,
 
     N = M    ΔW = Q_u C Q_vᵀ              C [r, r]
     N > M    ΔW = (I − U_h U_hᵀ) A Q_vᵀ   A [N, r]
@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from forge_algos.adaptations.osft._bases import Directions
 from forge_algos.adaptations.osft._delta import Delta, constant
-from forge_algos.adaptations.osft._directions import Directions
 from forge_algos.adaptations.osft._linear import Pair
 
 
@@ -42,7 +42,7 @@ class Direct(Delta):
         """C, A or B."""
 
     def factors(self) -> tuple[torch.Tensor, torch.Tensor, Pair | None]:
-        # A forward pays r² N or 4·k·r·(N or M) multiplications for it, whatever its number of rows: what is projected is a weight.
+        # It costs r² N or 4·k·r·(N or M) multiplications a forward, whatever its number of rows: a weight is projected.
         if self.protected is None:
             assert self.left is not None and self.right is not None  # noqa: PT018 - one of three cases
             return self.left @ self.weight, self.right, None
@@ -53,9 +53,10 @@ class Direct(Delta):
 
 
 class _Confined(torch.autograd.Function):
-    """A [N, r] → (I − U Uᵀ) A, U [N, k] of orthonormal columns, along dimension 0; along 1 B [r, M] → B (I − V Vᵀ), V [M, k].
+    """A [N, r] → (I − U Uᵀ) A along dimension 0, or B [r, M] → B (I − V Vᵀ) along dimension 1.
 
-    Symmetric, so gradients go through the same; each in the layout that it has, for adding up across it would be slow.
+    U [N, k] and V [M, k] have orthonormal columns. The map is symmetric, so gradients go through the same; each is computed in
+    its own layout, for adding up across it would be slow.
     """
 
     @staticmethod

@@ -1,15 +1,16 @@
-"""osft_rule=strict, osft_form=factors: the free part of W as singular vectors and values that train, as mini-trainer has them.
+"""osft_rule=strict, osft_form=factors: trained singular vectors and values of the free part.
 
-ΔW = U diag(S) V less what it was at the start. The gradients of U [N, r] and V [r, M] lose their part within the protected directions before a
-step, so that an optimizer's averages do not fill with it, and so do U and V themselves after it, for an optimizer such as Adam leaves the
-complement by itself. The reachable set is that of the direct form; the way through it is another.
+They are those of mini-trainer: ΔW = U diag(S) V less its value at the start. The gradients of U [N, r] and V [r, M] lose their
+part within the protected directions before a step, so that an optimizer's averages do not fill with it, and so do U and V
+themselves after it, for an optimizer such as Adam leaves the complement by itself. The reachable set is that of the direct
+form, parametrised otherwise.
 """
 
 import torch
 from torch import nn
 
+from forge_algos.adaptations.osft._bases import Directions
 from forge_algos.adaptations.osft._delta import Delta, constant
-from forge_algos.adaptations.osft._directions import Directions
 from forge_algos.adaptations.osft._linear import Pair
 
 
@@ -30,7 +31,7 @@ class Factors(Delta):
         constants = {
             "protected_left": directions.U_h,
             "protected_right": directions.V_h,
-            # Of its own storage each: what trains is moved in place.
+            # Each of its own storage: parameters are changed in place.
             "first_left": left * values,
             "first_right": right.t().clone(),
         }
@@ -42,8 +43,8 @@ class Factors(Delta):
 
     @torch.no_grad()
     def moved(self) -> torch.Tensor:
-        # As a sum of what differs: the difference of the two products would have the rounding of each in it. And what differs is confined
-        # once more, for the factors themselves hold it no more finely than their own size allows.
+        # A sum of differences: the difference of the two products would hold the rounding of each. The differences are
+        # projected once more, for the factors hold them only as finely as their own size allows.
         left, right = self.left * self.values - self.first_left, self.right - self.first_right.t()
         _confine(left, right, self.protected_left, self.protected_right)
         return left @ self.right + self.first_left @ right
@@ -60,7 +61,9 @@ class Factors(Delta):
 def _confine(
     left: torch.Tensor | None, right: torch.Tensor | None, protected_left: torch.Tensor, protected_right: torch.Tensor
 ) -> None:
-    """Project in place: left [N, r] ← left − U_h U_hᵀ left, right [r, M] ← right − right V_h V_hᵀ."""
+    """Project in place: left [N, r] off U_h, right [r, M] off V_h.
+    left ← left − U_h U_hᵀ left, right ← right − right V_h V_hᵀ.
+    """
     if left is not None:
         left.addmm_(protected_left, protected_left.t() @ left, alpha=-1)
     if right is not None:

@@ -1,4 +1,4 @@
-"""A model and rows of what it should remember → how much each target does there, for `osft_rank="adaptive"` (arXiv 2504.07097)."""
+"""Importance of targets on rows of earlier tasks, for adaptive ranks (arXiv 2504.07097)."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
@@ -11,7 +11,7 @@ from torch import nn
 from forge_algos._errors import AdapterError, UnevenRanksError
 from forge_algos._modules import mode
 from forge_algos._parallel import ALONE, Parallel
-from forge_algos.batches._packed import PackedBatch
+from forge_algos.batches._packed import PackedBatch, RowLoader
 from forge_algos.isolation._guard import guard_packed
 from forge_algos.isolation._isolation import require_isolation
 
@@ -24,45 +24,25 @@ def osft_importance(
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
     parallel: Parallel = ALONE,
 ) -> dict[str, float]:
-    """How little each target turns its input: the mean over all tokens of cos(X, W X), brought to mean 1 over the targets.
+    """Measure how little each target turns its input: the mean of cos(X, W X), scaled to mean 1.
 
-    Two choices where the paper leaves one. A matrix that is not square has no such angle: the one between the input and the output of its
-    decoder layer stands in, and each of the two kinds is brought to mean 1 by itself, for the latter angles are near 1 and would
-    protect nothing else. Negative means count as 0, that the share may not fall below the least. A target that is neither square nor
-    in a layer, or that no token came by (an expert), counts as 1; so do all where all are 0.
-
-    No gradients, evaluation mode, modes and weights as before afterwards; forwards are of the outermost module, equally many on all ranks.
-
-    Args:
-        model: a causal language model, before an adaptation is on it.
-        batches: packed rows, at least one; labels play no part.
-        targets: full names of linear layers, as from `resolve_targets`.
-        autocast: makes the context that forwards run in, as in `train`.
-        parallel: ranks that share the model; each has rows of its own, equally many, and all get the same answer, to the bit.
-
-    Raises:
-        AdapterError: there is no row to measure on, or what comes out is no number.
-        PackedBatchError: a row is malformed, or the model cannot keep its documents apart.
-        UnevenRanksError: the ranks were not given equally many rows.
+    The inner mean is over all tokens, the outer over the targets.
     """
-    # Objectives ask adaptations whether they can be switched off, and come first.
-    from forge_algos.objectives._packed import RowLoader
-
     given, squares = parallel.sum([len(batches), len(batches) ** 2])
-    if parallel.world_size * squares != given**2:
+    if parallel.data_parallel_size * squares != given**2:
         raise UnevenRanksError(
             f"importance: this rank was given {len(batches)} rows and others not; give every rank equally many"
         )
     if not given:
         raise AdapterError("osft_rank='adaptive' measures importance on rows of the tasks before, and was given none")
-    square, layered = _angles(model, targets)
+    square, layered = _measured_modules(model, targets)
     seen = {module: _Mean() for module in dict.fromkeys([*square.values(), *layered.values()])}
     device = next(model.parameters()).device
     with mode(model, training=False), guard_packed(model), torch.no_grad(), ExitStack() as hooks:
         require_isolation(model, device=device)
         load = RowLoader(model, device)
         for module, mean in seen.items():
-            hooks.enter_context(module.register_forward_hook(partial(_see, mean), with_kwargs=True))
+            hooks.enter_context(module.register_forward_hook(partial(_record_cosines, mean), with_kwargs=True))
         for batch in batches:
             with autocast():
                 model(**load(batch).inputs)
@@ -75,7 +55,7 @@ def osft_importance(
 
 
 class _Mean:
-    """Adds up cosines where they are computed; read once."""
+    """Running mean of cosines, summed where they are computed and read once."""
 
     def __init__(self) -> None:
         self._sum: torch.Tensor | None = None
@@ -91,8 +71,8 @@ class _Mean:
         return (0.0 if self._sum is None else float(self._sum)), self._count
 
 
-def _see(mean: _Mean, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-    """Hook of a forward."""
+def _record_cosines(mean: _Mean, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    """Record the cosines of a module's forward; a forward hook."""
     before = args[0] if args else kwargs["hidden_states"]
     after = output[0] if isinstance(output, tuple) else output
     if isinstance(module, nn.Linear) and module.bias is not None:
@@ -100,8 +80,8 @@ def _see(mean: _Mean, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str
     mean.add(before, after)
 
 
-def _angles(model: nn.Module, targets: Sequence[str]) -> tuple[dict[str, nn.Module], dict[str, nn.Module]]:
-    """(square targets → themselves, others → their decoder layers)."""
+def _measured_modules(model: nn.Module, targets: Sequence[str]) -> tuple[dict[str, nn.Module], dict[str, nn.Module]]:
+    """Return (square targets → themselves, other targets → their decoder layers)."""
     square: dict[str, nn.Module] = {}
     layered: dict[str, nn.Module] = {}
     for name in targets:
@@ -114,7 +94,9 @@ def _angles(model: nn.Module, targets: Sequence[str]) -> tuple[dict[str, nn.Modu
 
 
 def _layer(model: nn.Module, name: str) -> nn.Module | None:
-    """The decoder layer that holds it: an element of the outermost list, for lists inside of a layer are experts, say."""
+    """Return the decoder layer that holds a module: an element of the outermost list.
+    Lists inside of a layer are experts, for instance.
+    """
     module, parts = model, name.split(".")
     for i, part in enumerate(parts[:-2]):
         module = module.get_submodule(part)

@@ -1,8 +1,8 @@
-"""A target's weights before and after OSFT → how far they moved, how much of that is where nothing may move, and a picture of where.
+"""How far a target moved under OSFT, how much of that is forbidden, and where it lies.
 
-With W [N, M] = U diag(S) Vᵀ, its k protected directions U_h = U[:, :k] and V_h = V[:, :k], and ΔW what a run added: entry (i, j) of
-UᵀΔW V says how much of the input direction j now goes to the output direction i. All is measured in float64 on the files that were
-written, so that what rounding to their dtype did is in the figures, and its size stands beside them.
+With W [N, M] = U diag(S) Vᵀ, its k protected directions U_h = U[:, :k] and V_h = V[:, :k], and ΔW the change by a run: entry
+(i, j) of UᵀΔW V is how much of the input direction j now goes to the output direction i. All is measured in float64 on the
+files that were written, so that the rounding to their dtype is in the figures, and its size stands beside them.
 """
 
 from collections.abc import Mapping
@@ -15,61 +15,65 @@ import torch
 from torch import Tensor
 
 from forge_algos._errors import AdapterError
-from forge_algos.adaptations._adaptation import OneRank
+from forge_algos.adaptations.base._adaptation import OneRank
 from forge_algos.adaptations.osft._bases import Bases, bases_of
 
 
 @attrs.frozen(kw_only=True)
 class Moved:
-    """What a run did to one target. Norms are Frobenius'; a target that did not move has zeros."""
+    """Change of one target by a run, in Frobenius norms; a target that did not move has zeros."""
 
     name: str
     """Full name of the layer."""
     shape: tuple[int, int]
     """N outputs and M inputs."""
     free: int
-    """How many of its min(N, M) singular directions could move."""
+    """Number of its min(N, M) singular directions that could move."""
     moved: float
     """‖ΔW‖ / ‖W‖."""
     outputs: float
     """‖U_hᵀΔW‖ / ‖ΔW‖: the share that goes to protected output directions."""
     inputs: float
-    """‖ΔW V_h‖ / ‖ΔW‖: the share that protected input directions feel."""
+    """‖ΔW V_h‖ / ‖ΔW‖: the share that comes from protected input directions."""
     both: float
-    """‖U_hᵀΔW V_h‖ / ‖ΔW‖: the share that leads from protected to protected, all that the paper's rule forbids."""
+    """‖U_hᵀΔW V_h‖ / ‖ΔW‖: the share that leads from protected to protected,
+    all that the paper's rule forbids."""
     rounding: float
-    """How large rounding to the written dtype alone is expected to be, over ‖ΔW‖: no leak below it means anything."""
+    """Expected norm of the rounding to the written dtype, over ‖ΔW‖:
+    a leak below it means nothing."""
     anew: bool = False
-    """Whether the singular vectors are not the run's own, which are gone, but others of the same weights."""
+    """Whether the singular vectors are not the run's own, which are gone,
+    but others of the same weights."""
 
     @property
     def protected(self) -> int:
-        """How many of its singular directions were protected."""
+        """Number of its singular directions that were protected."""
         return min(self.shape) - self.free
 
     def leak(self, rule: Literal["strict", "paper"]) -> float:
-        """The share of the update that the rule forbids: zero but for rounding where it held."""
+        """Return the share of the update that the rule forbids: zero but for rounding where it held."""
         return self.both if rule == "paper" else max(self.outputs, self.inputs)
 
 
 @attrs.frozen(eq=False, kw_only=True)
 class Portrait:
-    """One target's spectrum, and where its change lies in the coordinates of its singular vectors."""
+    """Spectrum of one target, and where its change lies between its singular vectors."""
 
     singular_values: Tensor
-    """float64 [min(N, M)], of the weights before, falling."""
+    """float64[min(N, M)], of the weights before, in falling order."""
     protected: int
-    """How many of them are protected: the first."""
+    """Number of them that are protected: the first."""
     rows: tuple[int, ...]
-    """Edges of the bands of output directions, from 0 to N; one of them is `protected`, one min(N, M)."""
+    """Edges of the bands of output directions, from 0 to N;
+    one of them is `protected`, one min(N, M)."""
     columns: tuple[int, ...]
-    """The same of input directions, from 0 to M."""
+    """Edges of the bands of input directions, from 0 to M, likewise."""
     rms: Tensor
-    """float64 [len(rows) - 1, len(columns) - 1]: root mean square of the entries of UᵀΔW V in each field; in the last band of the longer
-    side, beyond min(N, M), of the directions that the weights do not use at all."""
+    """float64[len(rows) - 1, len(columns) - 1]: root mean square of the entries of UᵀΔW V in
+    each field; in the last band of the longer side, beyond min(N, M), of the directions that the weights do not use at all."""
 
     def share(self, *, outputs: bool, inputs: bool) -> float:
-        """How much of ‖ΔW‖² leads to protected (or, False, to free) outputs from protected (or free) inputs."""
+        """Return the share of ‖ΔW‖² from protected inputs to protected outputs, False for free ones."""
         energy = self.rms.square() * _widths(self.rows)[:, None] * _widths(self.columns)
         total = float(energy.sum())
         rows = _below(self.rows, self.protected, inside=outputs)
@@ -92,7 +96,7 @@ def osft_moved(
         name: of the target.
         before: [N, M], as the run loaded it.
         after: [N, M], as it was exported, in the dtype of the file.
-        planned: what the run's plan says of the target.
+        planned: the run's plan of the target (`OSFT.plan`).
         svd: how the run found its singular vectors.
         cache: where it keeps them.
 
@@ -102,8 +106,8 @@ def osft_moved(
     shape, free = tuple(planned["shape"]), int(planned["free"])
     if tuple(before.shape) != shape or tuple(after.shape) != shape:
         raise AdapterError(
-            f"{name} is {list(before.shape)} before and {list(after.shape)} after, and was {list(shape)} when the run began: these are not "
-            "its models"
+            f"{name} is {list(before.shape)} before and {list(after.shape)} after, and was {list(shape)} when the run began: "
+            "these are not its models"
         )
     delta = after.double() - before.double()
     size, protected = float(delta.norm()), min(shape) - free
@@ -112,7 +116,7 @@ def osft_moved(
         return found
     found = attrs.evolve(found, moved=size / float(before.double().norm()), rounding=_rounding(after) / size)
     if not 0 < protected < min(shape):
-        # Nothing is protected, or all: there is nothing to tell apart.
+        # Nothing is protected, or all: no directions to compare.
         whole = float(protected > 0)
         return attrs.evolve(found, outputs=whole, inputs=whole, both=whole)
     bases = _bases(name, before, protected, svd=svd, cache=cache)
@@ -124,7 +128,8 @@ def osft_moved(
 
 
 def osft_portrait(before: Tensor, after: Tensor, *, protected: int, bands: int = 32) -> Portrait:
-    """Measure one target's spectrum and where its change lies; a whole decomposition, whatever the run's own was.
+    """Measure one target's spectrum and where its change lies, from a whole decomposition.
+    It is made anew, whatever method the run used.
 
     Args:
         before: [N, M], as the run loaded it.
@@ -138,7 +143,7 @@ def osft_portrait(before: Tensor, after: Tensor, *, protected: int, bands: int =
     inner = U.T @ delta @ Vh.T
     rows, columns = _edges(d, protected, bands), _edges(d, protected, bands)
     energy = _sums(_sums(inner.square(), rows).T, columns).T
-    # On the longer side are directions that thin singular vectors do not span.
+    # Thin singular vectors do not span all directions of the longer side.
     if before.shape[0] > d:
         rest = delta @ Vh.T - U @ inner
         energy = torch.cat([energy, _sums(rest.square().sum(0, keepdim=True).T, columns).T])
@@ -156,14 +161,14 @@ def _bases(name: str, weight: Tensor, protected: int, *, svd: Literal["exact", "
 
 
 def _rounding(written: Tensor) -> float:
-    """Norm that errors of half a unit in the last place, evenly spread, are expected to have together."""
+    """Return the expected norm of errors of half a unit in the last place, evenly distributed."""
     wide = written.double()
     unit = torch.finfo(written.dtype).eps * torch.ldexp(torch.ones_like(wide), torch.frexp(wide).exponent - 1)
     return float((unit.square().sum() / 12).sqrt())
 
 
 def _edges(d: int, protected: int, bands: int) -> tuple[int, ...]:
-    """0 to d in bands of about one width, with an edge where what is protected ends."""
+    """Divide 0 to d into bands of about one width, with an edge where the protected ones end."""
     edges = [0]
     for first, last in ((0, protected), (protected, d)):
         count = min(last - first, max(1, round(bands * (last - first) / d)))
@@ -172,7 +177,7 @@ def _edges(d: int, protected: int, bands: int) -> tuple[int, ...]:
 
 
 def _sums(values: Tensor, edges: tuple[int, ...]) -> Tensor:
-    """Sums of neighbouring rows: [d, n] → [bands, n]."""
+    """Sum neighbouring rows: [d, n] → [bands, n]."""
     return torch.stack([values[first:last].sum(0) for first, last in pairwise(edges)])
 
 

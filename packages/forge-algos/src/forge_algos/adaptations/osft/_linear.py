@@ -1,7 +1,8 @@
-"""x, W, L, R → x (W + L Rᵀ)ᵀ + b, with gradients for x, for whichever of L and R train, and for b; W is frozen.
+"""x, W, L, R → x (W + L Rᵀ)ᵀ + b, with gradients for x, b, and whichever of L and R train.
 
-Whether the product with L Rᵀ is taken on the side of the activations or of the weights is decided by counted multiplications, for each
-pass by itself. T rows, W float[N, M], L float[N, r], R float[M, r], in multiplications and per pass beside the T·N·M of W itself:
+W is frozen. Whether the product with L Rᵀ is taken on the side of the activations or of the weights is decided by counted
+multiplications, for each pass by itself. T rows, W float[N, M], L float[N, r], R float[M, r], in multiplications and per pass
+beside the T·N·M of W itself:
 
     forward    activations T·r·(M + N)    weights N·M·r (and T·M·r for x R, where the backward pass will want it)
     backward   activations T·r·(N + M)    weights N·M·r again, for W + L Rᵀ is not kept (and T·N·r for ∂y L, where R trains)
@@ -25,15 +26,16 @@ def moved_linear(
     right: torch.Tensor,
     without: Pair | None = None,
 ) -> torch.Tensor:
-    """float[..., N]: x float[..., M] through weight[N, M] + left[N, r] rightᵀ[r, M], less without[0] without[1]ᵀ where it is given.
+    """Compute x float[..., M] through weight[N, M] + left[N, r] rightᵀ[r, M]: float[..., N].
 
-    Products are taken in autocast's dtype where it is on, and in the weight's otherwise, as a linear layer's are.
+    Where `without` is given, without[0] without[1]ᵀ is subtracted from the weight. Products are taken in autocast's dtype where
+    it is on, and in the weight's otherwise, as a linear layer's are.
     """
     kind = x.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
     minus, times = without or (None, None)
     with torch.autocast(kind, enabled=False):
-        # The factors' own gradients keep their own dtype; so do those of x, through the casts that autograd sees.
+        # Gradients of the factors and of x keep their dtypes, since autograd sees the casts.
         return _Moved.apply(x.to(dtype), weight, bias, left.to(dtype), right.to(dtype), minus, times)
 
 
@@ -51,7 +53,7 @@ class _Moved(torch.autograd.Function):
     ) -> torch.Tensor:
         (N, M), flat = weight.shape, x.reshape(-1, weight.shape[1])
         _, _, _, left_trains, right_trains, *_ = ctx.needs_input_grad
-        # Of x the backward pass wants x R alone where R stays: r numbers a row are kept instead of M.
+        # Where R is frozen the backward pass needs x R alone: r numbers a row are kept instead of M.
         wants_product = left_trains and not right_trains
         whole_left, whole_right = _joined(left, right, minus, times)
         T, r = len(flat), whole_left.shape[1]
@@ -64,7 +66,7 @@ class _Moved(torch.autograd.Function):
         if wants_product:
             product = flat @ right if product is None else product[:, : right.shape[1]]
         ctx.shape = x.shape
-        # W itself, and not what was made of it: whoever divides W over ranks puts it together again in the same tensor.
+        # W itself, not a copy: where W is divided over ranks, it is gathered again in the same tensor.
         ctx.save_for_backward(
             flat if right_trains else None, product if wants_product else None, weight, left, right, minus, times
         )
@@ -89,21 +91,21 @@ class _Moved(torch.autograd.Function):
             d_left = dy.t() @ (flat @ right if product is None else product)
         if right_trains:
             own = dy @ left if d_product is None else d_product[:, : left.shape[1]]
-            # R that trains is a parameter [r, M] turned round: its gradient is made in that layout, or adding it up would go across it.
+            # A trained R is a transposed parameter [r, M]; in its layout gradients are added up fastest.
             d_right = (own.t() @ flat).t()
         d_bias = dy.sum(0) if bias_trains else None
         return (None if dx is None else dx.view(ctx.shape)), None, d_bias, d_left, d_right, None, None
 
 
 def _joined(left: torch.Tensor, right: torch.Tensor, minus: torch.Tensor | None, times: torch.Tensor | None) -> Pair:
-    """What is added and what is taken away as one product, the first columns of which are what trains."""
+    """Join what is added and what is subtracted into one product, whose first columns train."""
     if minus is None or times is None:
         return left, right
     return torch.cat([left, -minus.to(left.dtype)], 1), torch.cat([right, times.to(right.dtype)], 1)
 
 
 def _sum(weight: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """W + L Rᵀ in the dtype of L, added up in W's."""
+    """Compute W + L Rᵀ in the dtype of L, added up in W's."""
     if weight.dtype == left.dtype:
         return torch.addmm(weight, left, right.t())
     return (weight + left @ right.t()).to(left.dtype)

@@ -1,4 +1,4 @@
-"""A model → what OSFT may train whole beside its targets, by kind: embeddings, head, norms, biases; and a reward model's new head."""
+"""Parameters that OSFT may train whole beside its targets, by kind."""
 
 from collections.abc import Iterator, Sequence
 
@@ -6,28 +6,27 @@ from torch import nn
 
 from forge_algos._errors import AdapterError
 from forge_algos._modules import head
-from forge_algos.adaptations._targets import score
+from forge_algos.adaptations.base._targets import score
 from forge_algos.settings._adapter import Rest
 
 
 def train_rest(model: nn.Module, kinds: Sequence[Rest]) -> dict[str, list[str]]:
-    """Let the parameters of these kinds train; kind → their names, those of a reward model's `score` under "score" whatever was asked for.
+    """Let the parameters of these kinds train, and return their names by kind.
 
-    A head tied to the embeddings is one weight with them: either kind trains it.
-
-    Raises:
-        AdapterError: the model has nothing of a kind.
+    Those of a reward model's `score` are there under "score", whatever was asked for. A head tied to the embeddings is one
+    weight with them: either kind trains it.
     """
     found: dict[str, list[str]] = {}
     for kind in dict.fromkeys(kinds):
         found[kind] = [name for name, of in _kinds(model) if kind in of]
         if not found[kind]:
             raise AdapterError(
-                f"osft_train_rest={kind}: {type(model).__name__} has none. It has {', '.join(sorted(_all(model))) or 'none of them'}"
+                f"osft_train_rest={kind}: {type(model).__name__} has none. It has "
+                f"{', '.join(sorted(_all(model))) or 'none of them'}"
             )
     ends = [name for name, of in _kinds(model) if "score" in of]
     if ends:
-        # It is new or nearly so, and of no use frozen.
+        # It is newly initialised or nearly so, and of no use frozen.
         found["score"] = ends
     parameters = dict(model.named_parameters(remove_duplicate=False))
     for name in {name for names in found.values() for name in names}:
@@ -36,7 +35,7 @@ def train_rest(model: nn.Module, kinds: Sequence[Rest]) -> dict[str, list[str]]:
 
 
 def tied(model: nn.Module) -> bool:
-    """Whether the head and the embeddings are one weight."""
+    """Return whether the head and the embeddings are one weight."""
     top = head(model)
     weight = getattr(top, "weight", None)
     return any(isinstance(m, nn.Embedding) and m.weight is weight for m in model.modules())
@@ -47,7 +46,7 @@ def _all(model: nn.Module) -> set[str]:
 
 
 def _kinds(model: nn.Module) -> Iterator[tuple[str, set[str]]]:
-    """(name, kinds) of each parameter that is of any, under every name that it has."""
+    """Yield (name, kinds) of each parameter that is of any kind, under every name that it has."""
     tops, scores = head(model), score(model)
     for home, module in model.named_modules():
         norm = "norm" in type(module).__name__.lower()

@@ -1,4 +1,4 @@
-"""A share of each target's directions → how many of them are free, exactly."""
+"""Number of free directions of each target, exactly, from the share of all of them."""
 
 from collections.abc import Mapping
 from difflib import get_close_matches
@@ -6,26 +6,27 @@ from fractions import Fraction
 from math import floor
 
 from forge_algos._errors import AdapterError
-from forge_algos.adaptations._targets import matches
+from forge_algos.adaptations.base._targets import matches
 from forge_algos.settings._adapter import AdapterSettings
 
 _LEAST_PROTECTED = Fraction(1, 10)
-"""The paper's minimal retention ratio: what of a target with importance 0 stays."""
+"""The paper's minimal retention ratio: protected share of a target with importance 0."""
 
 
 def free_ranks(
     shapes: Mapping[str, tuple[int, int]], settings: AdapterSettings, importance: Mapping[str, float] | None = None
 ) -> dict[str, int]:
-    """How many singular directions of each target may move: those of its smallest singular values.
+    """Compute how many singular directions of each target may move, the smallest ones.
 
-    uniform: the whole number nearest to unfreeze_rank_ratio · d, d = min(N, M); halves go up. 0.1 means one tenth, not the binary
-    number beside it, so 0 and 1 are exactly none and all.
+    uniform: the whole number nearest to unfreeze_rank_ratio · d, d = min(N, M); halves go up. 0.1 means one tenth, not the
+    binary number beside it, so 0 and 1 are exactly none and all.
 
-    adaptive (arXiv 2504.07097): the protected share is mrr + I (trr − mrr) with trr = 1 − unfreeze_rank_ratio, mrr = min(0.1, trr) and the
-    importance I, whose mean is 1. A share above 1 is cut to 1, and what that takes is given to the others by their importance, so that
-    the mean over the targets is still what was asked for; ratios 0 and 1 are none and all whatever the importance.
+    adaptive (arXiv 2504.07097): the protected share is mrr + I (trr − mrr) with trr = 1 − unfreeze_rank_ratio, mrr = min(0.1,
+    trr) and the importance I, whose mean is 1. A share above 1 is cut to 1, and what that takes is given to the others by their
+    importance, so that the mean over the targets is still what was asked for; ratios 0 and 1 are none and all whatever the
+    importance.
 
-    rank_pattern says the number itself; where several entries match a target, the last one counts.
+    rank_pattern gives the number itself; where several entries match a target, the last one counts.
 
     Args:
         shapes: [N, M] of each target, by full name.
@@ -33,8 +34,8 @@ def free_ranks(
         importance: for osft_rank="adaptive" each target's, not below 0; `osft_importance`.
 
     Raises:
-        AdapterError: osft_rank="adaptive" without the importance of a target; an entry of rank_pattern that matches no target, or
-            asks for more directions than a target has.
+        AdapterError: osft_rank="adaptive" without the importance of a target; an entry of rank_pattern that matches no target,
+            or asks for more directions than a target has.
     """
     ratio = Fraction(str(settings.unfreeze_rank_ratio))
     shares = dict.fromkeys(shapes, 1 - ratio)
@@ -46,7 +47,8 @@ def free_ranks(
         for name in _matching(pattern, shapes):
             if int(rank) > min(shapes[name]):
                 raise AdapterError(
-                    f"rank_pattern {entry!r}: {name} is {list(shapes[name])} and has {min(shapes[name])} directions; ask for at most those"
+                    f"rank_pattern {entry!r}: {name} is {list(shapes[name])} and has {min(shapes[name])} directions; ask for "
+                    "at most those"
                 )
             free[name] = int(rank)
     return free
@@ -55,7 +57,8 @@ def free_ranks(
 def _weights(shapes: Mapping[str, tuple[int, int]], importance: Mapping[str, float] | None) -> dict[str, Fraction]:
     if importance is None:
         raise AdapterError(
-            "osft_rank='adaptive' needs the importance of each target: measure it with osft_importance, or say uniform"
+            "osft_rank='adaptive' needs the importance of each target: measure it with osft_importance, or set "
+            "osft_rank='uniform'"
         )
     missing = [name for name in shapes if name not in importance]
     if missing:
@@ -69,14 +72,14 @@ def _weights(shapes: Mapping[str, tuple[int, int]], importance: Mapping[str, flo
 
 
 def _adaptive(mean: Fraction, weights: Mapping[str, Fraction]) -> dict[str, Fraction]:
-    """Protected shares with this mean: the least one and more by weight, none above 1."""
+    """Compute protected shares with this mean: the minimum, more by weight, none above 1."""
     least = min(_LEAST_PROTECTED, mean)
     shares: dict[str, Fraction] = {}
     rest = dict(weights)
     while rest:
         above = mean * len(weights) - sum(shares.values()) - least * len(rest)
         total = sum(rest.values())
-        # Nobody has any weight: alike.
+        # Without any weight all get the same.
         found = {name: least + (above * weight / total if total else above / len(rest)) for name, weight in rest.items()}
         full = [name for name, share in found.items() if share > 1]
         if not full:

@@ -1,4 +1,4 @@
-"""A matrix → its singular vectors and values: all of them, or the largest by a randomised method, and how far off they are.
+"""Singular vectors and values of a matrix: all, or the largest by a randomised method.
 
 All of it is computed in float64, whatever the dtype of the matrix.
 """
@@ -9,32 +9,33 @@ from typing import NamedTuple
 import torch
 
 RESIDUAL = 1e-3
-"""The randomised method goes on until what it leaves of the matrix between the found directions and the others is below this share of the
-smallest singular value that was asked for."""
+"""Bound at which the randomised method stops:
+what it leaves of the matrix between the found directions and the others, as a share of the smallest singular value that was
+asked for."""
 _SEED = 1097
 _SMALL = 1e-4
-"""Share of the largest singular value above which eigenvectors of the square give orthogonal images: their cosines are at most 1e-15 by
-the square of it."""
+"""Share of the largest singular value above which eigenvectors of the square give orthogonal
+images: their cosines are at most 1e-15 by the square of it."""
 
 
 class Triplets(NamedTuple):
-    """The m largest singular triplets of W [N, M], float64 on the device of W, and what they leave of it."""
+    """The m largest singular triplets of W [N, M], float64 on the device of W."""
 
     U: torch.Tensor
     """[N, m], orthonormal columns."""
     S: torch.Tensor
-    """[m], falling."""
+    """[m], in falling order."""
     Vh: torch.Tensor
     """[m, M], orthonormal rows."""
     note: str
-    """Why they were not found the way that was asked for."""
+    """Why they were not found by the method that was asked for."""
 
 
 def exact(W: torch.Tensor) -> Triplets:
-    """All d = min(N, M) triplets of W float64[N, M].
+    """Compute all d = min(N, M) triplets of W float64[N, M].
 
-    V are the eigenvectors of WᵀW, and U are the columns of WV made 1 long: up to twice as fast as LAPACK's SVD in the same precision.
-    Squaring loses what lies below 1e-8 of the largest singular value, far below what float32 says of W.
+    V are the eigenvectors of WᵀW, and U are the columns of WV made 1 long: up to twice as fast as LAPACK's SVD in the same
+    precision. Squaring loses what lies below 1e-8 of the largest singular value, far below the precision of a float32 W.
     """
     if W.shape[0] < W.shape[1]:
         U, S, Vh, note = exact(W.T)
@@ -45,27 +46,28 @@ def exact(W: torch.Tensor) -> Triplets:
     if S.min() > _SMALL * S.max():
         U = images / S
     else:
-        # Images of small singular values are orthogonal no longer, and those of 0 point anywhere.
+        # Images of small singular values are not orthogonal, and those of 0 have no direction.
         U, R = torch.linalg.qr(images)
         S = R.diagonal()
         U, S = U * _signs(S), S.abs()
-    # Eigenvalues that rounding cannot tell apart come in any order.
+    # Eigenvalues that are equal within rounding come in any order.
     order = S.argsort(descending=True, stable=True)
     return Triplets(U[:, order], S[order], V[:, order].T, "")
 
 
 def randomized(W: torch.Tensor, count: int) -> Triplets:
-    """The `count` largest triplets of W float64[N, M] from the Krylov space of WᵀW on a random block (Halko, Martinsson, Tropp, arXiv
-    0909.4061, section 4.5 and its block form, arXiv 1504.05477), which wants far fewer products with W than powers of it would.
+    """Compute the `count` largest triplets of W float64[N, M] from the Krylov space of WᵀW.
 
-    The space grows until ‖WᵀU − V S‖ (Frobenius, and W V = U S) is at most `RESIDUAL` of the last singular value. Where it would need
-    more than half of all directions, `exact` answers, which costs less then, and the note says why.
+    The space is that of a random block (Halko, Martinsson, Tropp, arXiv 0909.4061, section 4.5 and its block form, arXiv
+    1504.05477), which needs far fewer products with W than powers of it would. It grows until ‖WᵀU − V S‖ (Frobenius, and W V =
+    U S) is at most `RESIDUAL` of the last singular value. Where it would need more than half of all directions, `exact`
+    answers, which costs less then, and the note gives the reason.
     """
     if W.shape[0] < W.shape[1]:
         U, S, Vh, note = randomized(W.T, count)
         return Triplets(Vh.T, S, U.T, note)
     most = W.shape[1] // 2
-    # Spectra of weights are flat: fewer than three times as many never were enough.
+    # Spectra of weights are flat: fewer than three times as many directions never sufficed.
     if 3 * count > most:
         return exact(W)._replace(note=f"exact, because {count} of {W.shape[1]} directions are too many for a random start")
     share = float("inf")
@@ -80,7 +82,7 @@ def randomized(W: torch.Tensor, count: int) -> Triplets:
 
 
 def _grow(W: torch.Tensor, count: int, most: int) -> Iterator[tuple[torch.Tensor, float]]:
-    """(V [M, count] with the best that a growing space has to offer, its residual as a share of the last singular value)."""
+    """Yield the best V [M, count] of a growing space, and its residual by the last value."""
     block = count // 4 + 8
     # Drawn on the CPU: the same numbers for every device.
     start = torch.randn(W.shape[1], block, generator=torch.Generator().manual_seed(_SEED), dtype=W.dtype)
@@ -91,21 +93,21 @@ def _grow(W: torch.Tensor, count: int, most: int) -> Iterator[tuple[torch.Tensor
             squares, P = torch.linalg.eigh(basis.T @ images)
             squares, P = squares[-count:].flip(0), P[:, -count:].flip(1)
             V, S = basis @ P, squares.clamp_min(0).sqrt()
-            # A matrix of lower rank than was asked for has nothing to divide by, and goes to the exact way.
+            # A matrix of lower rank than asked for would divide by 0; it goes to the exact method.
             residual = torch.linalg.norm((images @ P - V * squares) / S) / S[-1]
             yield V, float(residual) if S[-1] > 0 else float("inf")
         new = images[:, -block:]
         for _ in range(2):
-            # Twice: what is left of a direction that is there already is rounding, and points anywhere.
+            # Twice: of a direction that is there already only rounding is left, in any direction.
             new = torch.linalg.qr(new - basis @ (basis.T @ new)).Q
         basis, images = torch.cat([basis, new], 1), torch.cat([images, W.T @ (W @ new)], 1)
 
 
 def left_out(W: torch.Tensor, U: torch.Tensor, S: torch.Tensor, Vh: torch.Tensor) -> float:
-    """What of W these triplets do not account for, as a share of ‖W‖ (Frobenius).
+    """Compute the part of W outside of these triplets, as a share of ‖W‖ (Frobenius).
 
-    All min(N, M) of them: ‖W − U S Vh‖. Fewer: what W has between these directions and the others, which is nothing for its own:
-    max(‖W V − U S‖, ‖WᵀU − V S‖).
+    All min(N, M) of them: ‖W − U S Vh‖. Fewer: what W has between these directions and the others, which is nothing for its
+    own: max(‖W V − U S‖, ‖WᵀU − V S‖).
     """
     size = float(torch.linalg.norm(W))
     if not size:
@@ -116,7 +118,9 @@ def left_out(W: torch.Tensor, U: torch.Tensor, S: torch.Tensor, Vh: torch.Tensor
 
 
 def with_signs(U: torch.Tensor, Vh: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Each pair's sign such that the largest entry of its column of U is positive: a pair is as good with both signs turned."""
+    """Choose signs by which the largest entry of each column of U is positive.
+    A pair of vectors is as good with both signs turned.
+    """
     if not U.shape[1]:
         return U, Vh
     signs = _signs(U.gather(0, U.abs().argmax(0, keepdim=True))[0])

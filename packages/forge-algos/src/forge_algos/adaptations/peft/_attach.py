@@ -1,5 +1,6 @@
-"""A model → the same with PEFT's layers in it or around it: PEFT's train, everything else is frozen."""
+"""PEFT's layers in a model or around it: PEFT's parameters train, all others are frozen."""
 
+import dataclasses
 import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -10,16 +11,15 @@ from transformers.pytorch_utils import Conv1D
 
 from forge_algos._errors import AdapterError
 from forge_algos._modules import embeddings, head
-from forge_algos.adaptations._adaptation import Adaptation
-from forge_algos.adaptations._targets import kind_of, not_linear, resolve_targets, score
+from forge_algos.adaptations.base._adaptation import Adaptation, Context
+from forge_algos.adaptations.base._targets import kind_of, resolve_targets, score, stacked_experts
 from forge_algos.adaptations.peft._dora import dora_attached
-from forge_algos.adaptations.peft._ia3 import ia3_config
-from forge_algos.adaptations.peft._prompts import attach_prompts
 from forge_algos.adaptations.peft._target_names import short_names
-from forge_algos.settings._adapter import PROMPTS, AdapterSettings
+from forge_algos.settings._adapter import AdapterSettings
+from forge_algos.settings._adapter_table import ADAPTERS
 
 if TYPE_CHECKING:
-    from peft import LoraConfig, PeftConfig, PeftModel
+    from peft import PeftConfig, PeftModel
 
 
 class PeftAdaptation(Adaptation):
@@ -27,59 +27,72 @@ class PeftAdaptation(Adaptation):
 
     writes = "adapter"
 
-    def __init__(self, model: "PeftModel", *said: str) -> None:
+    def __init__(self, model: "PeftModel", *notes: str) -> None:
         super().__init__(model)
-        self._said = said
+        self._notes = notes
 
     def describe(self) -> list[str]:
-        """What PEFT put where, and how much of the model that is; weights in 4 bits count as what they stand for."""
+        """Return lines for the log: which layers PEFT put where, and how many parameters train.
+
+        Weights in 4 bits are counted as the numbers that they stand for.
+        """
         model: Any = self.model
         trained, total = model.get_nb_trainable_parameters()
-        return [*self._said, f"trains {trained:,} of {total:,} parameters ({100 * trained / max(total, 1):.2f} %)"]
+        return [*self._notes, f"trains {trained:,} of {total:,} parameters ({100 * trained / max(total, 1):.2f} %)"]
 
 
-def attach_peft(model: nn.Module, settings: AdapterSettings, *, tokenizer_path: str | None = None) -> Adaptation:
-    """`adapt` for everything that PEFT has.
+def attach_peft(model: nn.Module, settings: AdapterSettings, context: Context) -> Adaptation:
+    """Put PEFT's layers into the linear layers that `target_modules` selects.
 
-    What is drawn is PEFT's own draw at the same random state, in float32 whatever the base's dtype. A reward model's `score`, which is
-    new or nearly so, is trained whole beside it, and saved with it.
+    Configuration and options stand in the adapter's row of `ADAPTERS`. New weights are PEFT's own draw at the same random
+    state, in float32 whatever the base's dtype.
+    """
+    del context
+    targets = resolve_targets(model, settings.target_modules)
+    notes = stacked_experts(model) if settings.target_modules is None else []
+    return attach_to_targets(model, settings, targets, notes, target_modules=short_names(model, targets))
+
+
+def attach_to_targets(
+    model: nn.Module, settings: AdapterSettings, targets: Sequence[str], notes: Sequence[str] = (), **arguments: Any
+) -> Adaptation:
+    """Put PEFT's layers into `targets` (full names); `arguments` go to PEFT's configuration.
+
+    A reward model's layer `score`, which is newly initialised or nearly so, is trained whole beside them and saved with them.
 
     Raises:
-        AdapterError: a target matches nothing or cannot carry it, or PEFT has nothing of that kind for the model.
+        AdapterError: an adapter on a target would be lost, or PEFT refuses the model.
     """
-    # PEFT itself trains and saves the layer `score` of a classifier.
-    task_type = "CAUSAL_LM" if score(model) is None else "SEQ_CLS"
-    if settings.adapter in (*PROMPTS, "adapter_prompt"):
-        prompted = attach_prompts(model, settings, task_type=task_type, tokenizer_path=tokenizer_path)
-        return PeftAdaptation(prompted, f"{settings.adapter} of {settings.num_virtual_tokens} virtual tokens")
-    if settings.adapter == "ia3":
-        config, targets = ia3_config(model, settings, task_type)
-    else:
-        targets = resolve_targets(model, settings.target_modules)
-        config = _lora_config(model, settings, task_type, targets)
     _check_tops(model, targets)
-    said = _described(model, settings, targets)
-    if settings.target_modules is None and settings.adapter != "ia3":
-        said += not_linear(model)
-    with dora_attached(model, targets) if settings.adapter == "dora" else nullcontext():
+    if any(field.name == "fan_in_fan_out" for field in dataclasses.fields(config_class(settings))):
+        arguments["fan_in_fan_out"] = all(isinstance(model.get_submodule(name), Conv1D) for name in targets)
+    config = peft_config(settings, task_type_of(model), **arguments)
+    described = _described(model, settings, targets)
+    with dora_attached(model, targets) if getattr(config, "use_dora", False) else nullcontext():
         attached = _attached(model, config)
-    return PeftAdaptation(attached, *said)
+    return PeftAdaptation(attached, *described, *notes)
 
 
-def _lora_config(model: nn.Module, settings: AdapterSettings, task_type: str, targets: Sequence[str]) -> "LoraConfig":
+def peft_config(settings: AdapterSettings, task_type: str, **arguments: Any) -> "PeftConfig":
+    """Make PEFT's configuration from the adapter's row, its settings and further arguments."""
+    kind = ADAPTERS[settings.adapter]
+    own = {argument: getattr(settings, field) for argument, field in kind.arguments.items()}
+    return config_class(settings)(task_type=task_type, **own, **kind.options, **arguments)
+
+
+def config_class(settings: AdapterSettings) -> Any:
+    """Return PEFT's configuration class of the adapter."""
     # peft takes four seconds to import: only those who attach an adapter wait for it.
-    from peft import LoraConfig
+    import peft
 
-    return LoraConfig(
-        task_type=task_type,
-        r=settings.lora_r,
-        lora_alpha=settings.lora_alpha,  # pyrefly: ignore[bad-argument-type]  PEFT says int and only divides it
-        lora_dropout=settings.lora_dropout,
-        target_modules=short_names(model, targets),
-        use_dora=settings.adapter == "dora",
-        use_rslora=settings.adapter == "rslora",
-        fan_in_fan_out=all(isinstance(model.get_submodule(name), Conv1D) for name in targets),
-    )
+    return getattr(peft, ADAPTERS[settings.adapter].peft)
+
+
+def task_type_of(model: nn.Module) -> str:
+    """Return PEFT's name for the kind of model: SEQ_CLS with a layer `score`, else CAUSAL_LM.
+    PEFT trains and saves the layer `score` itself.
+    """
+    return "CAUSAL_LM" if score(model) is None else "SEQ_CLS"
 
 
 def _attached(model: nn.Module, config: "PeftConfig") -> "PeftModel":
@@ -89,9 +102,9 @@ def _attached(model: nn.Module, config: "PeftConfig") -> "PeftModel":
     made: Any
     try:
         with warnings.catch_warnings():
-            # PEFT 0.21 asks transformers 5.23 for an old name; nothing that the caller could change.
+            # PEFT 0.21 uses a deprecated alias of transformers 5.23, which the caller cannot change.
             warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing.*", category=FutureWarning)
-            # Where both of GPT-2's kinds of linear layers are targets PEFT sees to each, and says so.
+            # Where both of GPT-2's kinds of linear layers are targets PEFT corrects it for each, and warns.
             warnings.filterwarnings("ignore", message="fan_in_fan_out is set to")
             made = get_peft_model(target, config)
     except ValueError as error:
@@ -104,7 +117,7 @@ def _attached(model: nn.Module, config: "PeftConfig") -> "PeftModel":
 
 
 def _check_tops(model: nn.Module, targets: Sequence[str]) -> None:
-    """Refuse the targets on which an adapter would be lost: PEFT passes over `score`, and merging into a tied head moves the embeddings."""
+    """Refuse targets on which an adapter would be lost: `score`, which PEFT skips; a tied head."""
     top, table = head(model), embeddings(model)
     tied = top is not None and table is not None and top.weight is table.weight
     for name in targets:
@@ -113,12 +126,14 @@ def _check_tops(model: nn.Module, targets: Sequence[str]) -> None:
             raise AdapterError(f"target_modules: {name} is trained whole beside the adapters already; leave it out")
         if module is top and tied:
             raise AdapterError(
-                f"target_modules: {name} shares its weight with the embeddings, so that an adapter on it could not be merged; leave it out"
+                f"target_modules: {name} shares its weight with the embeddings, so that an adapter on it could not be merged; "
+                "leave it out"
             )
 
 
 def _described(model: nn.Module, settings: AdapterSettings, targets: Sequence[str]) -> list[str]:
-    rank = "" if settings.adapter == "ia3" else f" of rank {settings.lora_r}"
+    """Return lines for the log: the adapter, its rank and its targets by kind of layer."""
+    rank = f" of rank {settings.lora_r}" if "lora_r" in ADAPTERS[settings.adapter].fields else ""
     layers = f"{settings.adapter}{rank} on {len(targets)} linear layers"
     parts: dict[str, dict[str, None]] = {}
     for name in targets:

@@ -1,8 +1,7 @@
-"""A model → the same with virtual tokens through PEFT: prefix tuning (arXiv 2101.00190), prompt tuning (2104.08691), adaption prompts
-(LLaMA-Adapter, 2303.16199).
+"""Virtual tokens through PEFT: prefix tuning, prompt tuning, adaption prompts.
 
-What is here beside PEFT's configurations makes them run where PEFT calls parts of the model past their own hooks, in which a model that is
-divided over ranks gathers its weights, and in bfloat16.
+Beside PEFT's configurations there is what makes them run where PEFT calls parts of the model past their own hooks, in which a
+model that is divided over ranks gathers its weights, and in bfloat16.
 """
 
 import warnings
@@ -16,105 +15,142 @@ from torch.distributed.tensor import DTensor
 
 from forge_algos._errors import AdapterError
 from forge_algos._modules import embeddings
+from forge_algos.adaptations.base._adaptation import Adaptation, Context
+from forge_algos.adaptations.peft._attach import PeftAdaptation, peft_config, task_type_of
 from forge_algos.settings._adapter import AdapterSettings
 
 if TYPE_CHECKING:
-    from peft import PeftModel
+    from peft import PeftConfig
 
 _ADAPTED = ("llama", "mistral", "gpt2")
-"""Architectures that PEFT 0.21 has adaption prompts for."""
+"""Architectures for which PEFT 0.21 has adaption prompts."""
 
 
-def attach_prompts(
-    model: nn.Module, settings: AdapterSettings, *, task_type: str, tokenizer_path: str | None = None
-) -> "PeftModel":
-    """`adapt` for adapter=prefix, prompt and adapter_prompt: initial weights are those that PEFT draws at the same torch seed, in float32.
+def attach_prefix(model: nn.Module, settings: AdapterSettings, context: Context) -> Adaptation:
+    """Attach prefix tuning (arXiv 2101.00190): learned keys and values before each document.
+    They are there in every layer.
 
-    Collective where the model is divided over ranks.
-
-    Args:
-        model: a transformers causal language model, or one for sequence classification whose layer is called `score`.
-        settings: `adapter` and its options.
-        task_type: PEFT's word for the model: CAUSAL_LM or SEQ_CLS.
-        tokenizer_path: whose tokens `prompt_init_text` is made of; by default the model's own path.
+    Initial weights are those that PEFT draws at the same torch seed, in float32. Collective where the model is divided over
+    ranks.
 
     Raises:
-        AdapterError: PEFT has none of this kind for the model, or the text cannot be made into tokens.
+        AdapterError: PEFT has no prefix tuning for the model, or ZeRO-3 divides it.
     """
-    if settings.adapter != "adapter_prompt" and any(hasattr(parameter, "ds_shape") for parameter in model.parameters()):
+    del context
+    _refuse_zero3(model, settings)
+    return _before_documents(model, settings, peft_config(settings, task_type_of(model)))
+
+
+def attach_prompt(model: nn.Module, settings: AdapterSettings, context: Context) -> Adaptation:
+    """Attach prompt tuning (arXiv 2104.08691): learned embeddings before each document.
+
+    Initial weights are those that PEFT draws at the same torch seed, or the embeddings of `prompt_init_text`, in float32.
+    Collective where the model is divided over ranks.
+
+    Raises:
+        AdapterError: the model is a reward model, ZeRO-3 divides it, or the text cannot be made into tokens.
+    """
+    _refuse_zero3(model, settings)
+    if task_type_of(model) == "SEQ_CLS":
         raise AdapterError(
-            f"adapter={settings.adapter}: PEFT reads its virtual tokens where ZeRO-3 has not gathered them; take strategy=fsdp2 or zero2, or "
-            "adapter=lora"
+            "adapter=prompt: a reward model would find the last tokens of a padded batch by their ids, and is given "
+            "embeddings: whoever loads it would get other rewards in a batch than alone; take adapter=prefix or lora"
         )
-    config = _config(model, settings, task_type, tokenizer_path)
-    # peft takes four seconds to import: only those who attach an adapter wait for it.
+    if settings.prompt_init_text is None:
+        # PEFT's own default would draw numbers of a size that no embedding has.
+        config = peft_config(settings, "CAUSAL_LM", prompt_tuning_init="SAMPLE_VOCAB")
+        return _before_documents(model, settings, config)
+    causal: Any = model
+    path = context.tokenizer_path or getattr(causal.config, "_name_or_path", "")
+    if not path:
+        raise AdapterError(
+            "prompt_init_text: no tokenizer makes tokens of it, because the model was not loaded from a path: give "
+            "tokenizer_path"
+        )
+    config = peft_config(
+        settings,
+        "CAUSAL_LM",
+        prompt_tuning_init="TEXT",
+        prompt_tuning_init_text=settings.prompt_init_text,
+        tokenizer_name_or_path=path,
+    )
+    return _before_documents(model, settings, config)
+
+
+def attach_adapter_prompt(model: nn.Module, settings: AdapterSettings, context: Context) -> Adaptation:
+    """Attach adaption prompts (arXiv 2303.16199): gated virtual tokens beside the attention.
+    They are there in the upper layers.
+
+    Initial weights are those that PEFT draws at the same torch seed, in float32. Collective where the model is divided over
+    ranks.
+
+    Raises:
+        AdapterError: PEFT has no adaption prompts for the model.
+    """
+    del context
+    causal: Any = model
+    adapted = _attached(model, settings, peft_config(settings, task_type_of(model), adapter_layers=_layers(causal, settings)))
+    # PEFT calls the model's `forward` directly, past its hooks.
+    adapted.base_model.forward = model.__call__
+    _in_float32(adapted)
+    return PeftAdaptation(adapted, _described(settings))
+
+
+def _before_documents(model: nn.Module, settings: AdapterSettings, config: "PeftConfig") -> Adaptation:
+    """Attach virtual tokens that stand before each document."""
+    adapted = _attached(model, settings, config)
+    # PEFT's name for the base's embedding layer, or for its stand-in while PEFT attached.
+    adapted.word_embeddings = embeddings(model)
+    return PeftAdaptation(adapted, _described(settings))
+
+
+def _attached(model: nn.Module, settings: AdapterSettings, config: "PeftConfig") -> Any:
+    """Return PEFT's wrapper around the model, or raise AdapterError with its refusal."""
     from peft import get_peft_model
 
     base: Any = model
     try:
         with warnings.catch_warnings(), _callable_embeddings(model):
-            # PEFT 0.21 asks transformers 5.23 for an old name; nothing that the caller could change.
+            # PEFT 0.21 uses a deprecated alias of transformers 5.23, which the caller cannot change.
             warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing.*", category=FutureWarning)
-            adapted: Any = get_peft_model(base, config)
+            return get_peft_model(base, config)
     except (AttributeError, KeyError, OSError, TypeError, ValueError) as error:
         raise AdapterError(f"adapter={settings.adapter}: PEFT cannot attach it to {type(model).__name__}: {error}") from error
-    if settings.adapter == "adapter_prompt":
-        # PEFT goes to the model's `forward` past its hooks.
-        adapted.base_model.forward = model.__call__
-        _in_float32(adapted)
-    else:
-        # Under another name it is the base's embedding layer, or what stood in for it.
-        adapted.word_embeddings = embeddings(model)
-    return adapted
 
 
-def _config(model: nn.Module, settings: AdapterSettings, task_type: str, tokenizer_path: str | None) -> Any:
-    from peft import AdaptionPromptConfig, PrefixTuningConfig, PromptTuningConfig
+def _described(settings: AdapterSettings) -> str:
+    """Return the log's line about the adapter."""
+    return f"{settings.adapter} of {settings.num_virtual_tokens} virtual tokens"
 
-    tokens = settings.num_virtual_tokens
-    base: Any = model
-    if settings.adapter == "adapter_prompt":
-        return AdaptionPromptConfig(task_type=task_type, adapter_len=tokens, adapter_layers=_layers(base, settings, task_type))
-    if settings.adapter == "prefix":
-        return PrefixTuningConfig(task_type=task_type, num_virtual_tokens=tokens, prefix_projection=settings.prefix_projection)
-    if task_type == "SEQ_CLS":
+
+def _refuse_zero3(model: nn.Module, settings: AdapterSettings) -> None:
+    """Raise AdapterError for a model that ZeRO-3 divides."""
+    if any(hasattr(parameter, "ds_shape") for parameter in model.parameters()):
         raise AdapterError(
-            "adapter=prompt: a reward model would find the last tokens of a padded batch by their ids, and is given embeddings: whoever loads "
-            "it would get other rewards in a batch than alone; take adapter=prefix or lora"
+            f"adapter={settings.adapter}: PEFT reads its virtual tokens where ZeRO-3 has not gathered them; take "
+            "strategy=fsdp2 or zero2, or adapter=lora"
         )
-    if settings.prompt_init_text is None:
-        # PEFT's own default would draw numbers of a size that no embedding has.
-        return PromptTuningConfig(task_type=task_type, num_virtual_tokens=tokens, prompt_tuning_init="SAMPLE_VOCAB")
-    path = tokenizer_path or getattr(base.config, "_name_or_path", "")
-    if not path:
-        raise AdapterError(
-            "prompt_init_text: no tokenizer makes tokens of it, because the model was not loaded from a path: give tokenizer_path"
-        )
-    return PromptTuningConfig(
-        task_type=task_type,
-        num_virtual_tokens=tokens,
-        prompt_tuning_init="TEXT",
-        prompt_tuning_init_text=settings.prompt_init_text,
-        tokenizer_name_or_path=path,
-    )
 
 
-def _layers(model: Any, settings: AdapterSettings, task_type: str) -> int:
+def _layers(model: Any, settings: AdapterSettings) -> int:
+    """Return the number of uppermost layers with adaption prompts, or raise AdapterError."""
     kind = model.config.model_type
     if kind not in _ADAPTED:
         raise AdapterError(
-            f"adapter=adapter_prompt: PEFT has adaption prompts for {', '.join(_ADAPTED)} and not for {kind}; take adapter=prefix or lora"
+            f"adapter=adapter_prompt: PEFT has adaption prompts for {', '.join(_ADAPTED)} and not for {kind}; take "
+            "adapter=prefix or lora"
         )
     heads, width = model.config.num_attention_heads, model.config.hidden_size
     size = getattr(model.config, "head_dim", None) or width // heads
     if heads * size != width:
         raise AdapterError(
-            f"adapter=adapter_prompt: PEFT makes adaption prompts only where hidden_size is num_attention_heads times head_dim, and here "
-            f"{width} is not {heads} times {size}; take adapter=prefix or lora"
+            "adapter=adapter_prompt: PEFT makes adaption prompts only where hidden_size is num_attention_heads times "
+            f"head_dim, and here {width} is not {heads} times {size}; take adapter=prefix or lora"
         )
-    if task_type == "SEQ_CLS":
+    if task_type_of(model) == "SEQ_CLS":
         raise AdapterError(
-            "adapter=adapter_prompt: PEFT would neither train nor save the layer `score` with adaption prompts; take adapter=prefix or lora"
+            "adapter=adapter_prompt: PEFT would neither train nor save the layer `score` with adaption prompts; take "
+            "adapter=prefix or lora"
         )
     layers = int(model.config.num_hidden_layers)
     wanted = settings.adapter_layers
@@ -124,7 +160,10 @@ def _layers(model: Any, settings: AdapterSettings, task_type: str) -> int:
 
 
 def _in_float32(adapted: nn.Module) -> None:
-    """Adaption prompts are made in the base's dtype, in which small steps of a gate that begins at zero are lost."""
+    """Turn adaption prompts into float32.
+
+    They are made in the base's dtype, in which small steps of a gate that begins at zero are lost.
+    """
     for module in list(adapted.modules()):
         prompt = getattr(module, "adaption_prompt", None)
         if not isinstance(prompt, nn.Parameter) or prompt.dtype == torch.float32:
@@ -144,7 +183,7 @@ def _autocast_to(dtype: torch.dtype, device_type: str, forward: Callable[..., An
 
 @contextmanager
 def _callable_embeddings(model: nn.Module) -> Iterator[None]:
-    """Inside the block PEFT may call the embedding layer by itself, also where its weight is divided over ranks."""
+    """Let PEFT call the embedding layer by itself inside the block, also with a divided weight."""
     layer = embeddings(model)
     if layer is None or not isinstance(getattr(layer, "weight", None), DTensor):
         yield
@@ -159,36 +198,27 @@ def _callable_embeddings(model: nn.Module) -> Iterator[None]:
 
 
 class _Lookup(nn.Module):
-    """In the place of an embedding layer with a divided weight: looks tokens up by themselves, where the layer's own call would make the
-    layer the first of the model's parts that is called, which those that gather weights take for the whole model.
+    """Stand-in for an embedding layer with a divided weight, which looks tokens up by itself.
+
+    The layer's own call would make the layer the first part of the model that is called, which what gathers weights takes for
+    the whole model.
     """
 
     def __init__(self, layer: Any) -> None:
         super().__init__()
         self.weight = layer.weight
         self.num_embeddings = layer.num_embeddings
-        # In a tuple, so that the layer's weight is there once.
+        # In a tuple, so that the layer's weight is registered once.
         self._layer = (layer,)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """int64[S] → float[S, D]; collective."""
+        """Look tokens up: int64[S] → float[S, D]; collective."""
         (layer,) = self._layer
         divided: Any = layer.weight
-        # Weights that wait in the host's memory are put together where the ranks' collectives are.
+        # Weights in the host's memory are gathered on the device of the ranks' collectives.
         whole = divided.detach().to(divided.device_mesh.device_type).full_tensor()
         layer.weight = nn.Parameter(whole, requires_grad=False)
         try:
             return layer.forward(ids.to(whole.device)).to(ids.device)
         finally:
             layer.weight = divided
-
-
-@contextmanager
-def prompts_off(model: "PeftModel") -> Iterator[None]:
-    """PEFT's `disable_adapter` of a model with virtual tokens; the base answers through its own hooks, which PEFT would go past."""
-    with model.disable_adapter():
-        before, model.forward = model.forward, model.base_model.__call__
-        try:
-            yield
-        finally:
-            model.forward = before

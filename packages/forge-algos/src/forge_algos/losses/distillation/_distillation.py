@@ -1,4 +1,4 @@
-"""Logits of a student and a teacher over the same tokens → the generalised Jensen-Shannon divergence between them."""
+"""Generalised Jensen-Shannon divergence between the logits of a student and a teacher."""
 
 import math
 
@@ -13,7 +13,8 @@ from forge_algos.losses._terms import LossTerms, summed
 def distillation(
     student_logits: torch.Tensor, teacher_logits: torch.Tensor, *, beta: float = 0.5, temperature: float = 1.0
 ) -> LossTerms:
-    """β·KL(t‖m) + (1-β)·KL(s‖m) with m = β·t + (1-β)·s; KL(t‖s) at β=0 and KL(s‖t) at β=1, its limits once divided by β(1-β).
+    """Sum β·KL(t‖m) + (1-β)·KL(s‖m) with m = β·t + (1-β)·s over tokens.
+    It is KL(t‖s) at β=0 and KL(s‖t) at β=1, the limits after division by β(1-β).
 
     GKD, arXiv 2306.13649, equation 1, for the teacher's t and the student's s after a softmax with the temperature. There is no
     factor temperature².
@@ -62,5 +63,5 @@ def distillation(
 
 
 def _kl(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
-    """KL(p‖q) of each row, from log-probabilities."""
+    """Compute KL(p‖q) of each row, from log-probabilities."""
     return (p.exp() * (p - q)).sum(-1)

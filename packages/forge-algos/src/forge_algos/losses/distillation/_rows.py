@@ -1,4 +1,4 @@
-"""Rows of a student and of a teacher → the generalised Jensen-Shannon divergence, a chunk of either's logits at a time."""
+"""Generalised Jensen-Shannon divergence of rows, a chunk of both models' logits at a time."""
 
 import math
 
@@ -6,13 +6,16 @@ import torch
 
 from forge_algos._errors import LossError
 from forge_algos.losses import _check
-from forge_algos.losses._fused_backward import summed_on_the_way
-from forge_algos.losses._rows import Tensors, Walk, Way
+from forge_algos.losses._fused_backward import fused_sum
+from forge_algos.losses._rows import LogitPass, LogitSource, Tensors
 from forge_algos.losses._terms import LossTerms
 
 
-def distillation_of_rows(way: Way, tensors: Tensors, teacher: tuple[Way, Tensors], *, beta: float) -> LossTerms:
-    """`losses.distillation` over M rows, however the logits of either come to be; their temperature is the ways' own.
+def distillation_of_rows(
+    source: LogitSource, tensors: Tensors, teacher: tuple[LogitSource, Tensors], *, beta: float
+) -> LossTerms:
+    """Sum `losses.distillation` over M rows, from any sources of the two models' logits.
+    The temperature is that of the sources.
 
     Stats: `kl`, KL(teacher ‖ student), whatever β.
 
@@ -22,27 +25,27 @@ def distillation_of_rows(way: Way, tensors: Tensors, teacher: tuple[Way, Tensors
     _check.number("beta", beta, least=0)
     if beta > 1:
         raise LossError(f"beta: a number from 0 to 1 is wanted, not {beta!r}")
-    teacher_way, teacher_tensors = teacher
-    theirs = teacher_way.walk(teacher_tensors, [False] * len(teacher_tensors))
+    teacher_source, teacher_tensors = teacher
+    theirs = teacher_source.start(teacher_tensors, [False] * len(teacher_tensors))
     kl: list[torch.Tensor] = []
 
-    def terms(walk: Walk) -> torch.Tensor:
-        losses = [torch.zeros(0, dtype=way.dtype, device=_device(tensors))]
-        for rows in walk.chunks:
-            s, t = walk.logits(rows), theirs.logits(rows).to(way.dtype)
+    def terms(logit_pass: LogitPass) -> torch.Tensor:
+        losses = [torch.zeros(0, dtype=source.dtype, device=_device(tensors))]
+        for rows in logit_pass.chunks:
+            s, t = logit_pass.logits(rows), theirs.logits(rows).to(source.dtype)
             if s.shape != t.shape:
                 raise LossError(
                     f"the student has a vocabulary of {s.shape[1]} tokens and its teacher one of {t.shape[1]}: both give a "
                     "probability to each token, so take a teacher with the student's tokenizer"
                 )
-            loss, forward_kl, slope = _diverged(s, t, beta, slope=walk.needed)
+            loss, forward_kl, slope = _diverged(s, t, beta, slope=logit_pass.needed)
             losses.append(loss)
             kl.append(forward_kl)
             if slope is not None:
-                walk.backward(rows, slope)
+                logit_pass.backward(rows, slope)
         return torch.cat(losses)
 
-    loss = summed_on_the_way(way, tensors, terms)
+    loss = fused_sum(source, tensors, terms)
     count = sum(rows.stop - rows.start for rows in theirs.chunks)
     return LossTerms(loss, count, {"kl": torch.cat(kl).sum() if kl else loss.detach().clone()})
 
@@ -50,7 +53,11 @@ def distillation_of_rows(way: Way, tensors: Tensors, teacher: tuple[Way, Tensors
 def _diverged(
     s: torch.Tensor, t: torch.Tensor, beta: float, *, slope: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """(divergence[C], KL(t‖s)[C], the divergence's slope[C, V] with respect to s) of logits[C, V], which are overwritten."""
+    """Compute the divergence of logits[C, V], which are overwritten.
+
+    Returns:
+        tuple: divergence[C]; KL(t‖s)[C]; the divergence's slope[C, V] with respect to s, or None.
+    """
     s.sub_(s.logsumexp(1, keepdim=True))
     t.sub_(t.logsumexp(1, keepdim=True))
     teacher_p = t.exp()

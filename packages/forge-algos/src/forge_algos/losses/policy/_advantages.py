@@ -1,4 +1,4 @@
-"""Rewards → advantages: over time against a value function, or within a group of samples of one prompt."""
+"""Advantages from rewards: over time against a value function, or within a prompt's group."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -16,11 +16,11 @@ EPSILON = 1e-4
 
 
 class Advantages(NamedTuple):
-    """What `gae` gives, float32[T] each, without gradients."""
+    """Result of `gae`, float32[T] each, without gradients."""
 
     advantages: torch.Tensor
     returns: torch.Tensor
-    """Advantages plus values: what the value function should have said."""
+    """Advantages plus values: the targets of the value function."""
 
 
 def gae(
@@ -32,7 +32,8 @@ def gae(
     lam: float = 0.95,
     bootstrap: torch.Tensor | None = None,
 ) -> Advantages:
-    """A_t = δ_t + γλ·A_{t+1} with δ_t = r_t + γV_{t+1} - V_t, within each sample (arXiv 1506.02438, equations 11 and 16).
+    """Compute A_t = δ_t + γλ·A_{t+1} with δ_t = r_t + γV_{t+1} - V_t, within each sample.
+    It is arXiv 1506.02438, equations 11 and 16. Nothing is whitened: that would couple the samples of a batch.
 
     Nothing is whitened: that would couple the samples of a batch.
 
@@ -81,7 +82,8 @@ def gae(
 def group_advantages(
     rewards: torch.Tensor, groups: torch.Tensor | Sequence[int], *, baseline: str = "mean", scale: str = "group"
 ) -> torch.Tensor:
-    """A reward minus its group's baseline, over a standard deviation; a group is all samples of one prompt.
+    """Compute each reward minus its group's baseline, over a standard deviation.
+    A group is all samples of one prompt.
 
     GRPO (arXiv 2402.03300, section 4.1.2) is `mean` and `group`, Dr. GRPO (2503.20783) `mean` and `none`, RLOO (2402.14740,
     equation 7) `leave_one_out` and `none`.
@@ -122,7 +124,7 @@ def group_advantages(
     count_G = sums(scored.to(r.dtype), ids, G)
     mean_G = sums(zeroed, ids, G) / count_G.clamp(min=1)
     centred = torch.where(scored, r - mean_G[ids], 0)
-    # Equal rewards say nothing; the rounding of their mean, divided by 1e-4, would.
+    # Equal rewards must give 0; the rounding of their mean, divided by 1e-4, would not.
     lowest = r.new_full((G,), torch.inf).scatter_reduce(0, ids, torch.where(scored, r, torch.inf), "amin")
     highest = r.new_full((G,), -torch.inf).scatter_reduce(0, ids, torch.where(scored, r, -torch.inf), "amax")
     centred = torch.where((lowest == highest)[ids], 0, centred)

@@ -1,4 +1,4 @@
-"""Log-probabilities and advantages of sampled tokens → clipped policy gradients; values and returns → the value loss."""
+"""Clipped policy gradients from log-probabilities of sampled tokens, and the value loss."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -11,14 +11,12 @@ from forge_algos.losses._kl import estimate
 from forge_algos.losses._numeric import finite_exp
 from forge_algos.losses._sums import owners, sums
 from forge_algos.losses._terms import LossTerms, summed
-
-TOKEN_MEANS = ("bnpo", "dapo", "ppo")
-"""Kinds whose terms are tokens; those of the others are samples."""
-KINDS = ("bnpo", "dapo", "dr_grpo", "grpo", "ppo", "rloo")
+from forge_algos.settings._policy_kinds import POLICY_KINDS
+from forge_algos.settings._validators import either
 
 
 class _Row(NamedTuple):
-    """Which of B samples owns each of T tokens, and how long the samples are."""
+    """Owners of the T tokens among B samples, and the samples' lengths."""
 
     owners: torch.Tensor
     """int64[T]."""
@@ -45,29 +43,33 @@ def policy_gradient(
     ref_logps: torch.Tensor | None = None,
     kl_weight: float = 0.0,
 ) -> LossTerms:
-    """-min(ρA, clamp(ρ, 1 - clip, 1 + clip_high)A) with ρ = π/π_old (PPO, arXiv 1707.06347, equation 7), in six normalisations.
+    """Sum -min(ρA, clamp(ρ, 1 - clip, 1 + clip_high)A), normalised as the kind is.
 
-    - `ppo`, `dapo` (2503.14476, equation 8), `bnpo`: ρ of a token, each token one term, `.count` is T. As sums they are one loss;
-      by name they differ in what the caller divides by: `bnpo` in TRL divides by the tokens of each micro-batch, `dapo` and the
-      loop here by those of the whole step, which is the only one of the two that does not depend on the cut.
+    ρ = π/π_old (PPO, arXiv 1707.06347, equation 7). What the ratio is formed of and what a term is stands in the kind's row of
+    `POLICY_KINDS`:
+
+    - `ppo`, `dapo` (2503.14476, equation 8): ρ of a token, each token is one term, `.count` is T. As sums the two are the same
+      loss.
     - `grpo` (2402.03300, equation 3): the mean over each sample's tokens is one term, `.count` is B.
     - `dr_grpo` (2503.20783): the sum over each sample's tokens / `max_length` is one term, `.count` is B.
     - `rloo` (2402.14740): ρ of a whole sample, from summed log-probabilities; `.count` is B.
 
-    No term depends on another sample: what couples samples is the advantages, and those are an argument (`group_advantages`,
-    `gae`). Log-ratios above 40 (300 in float64) count as that.
+    No term depends on another sample: what couples samples is the advantages, which are an argument (`group_advantages`,
+    `gae`). Log-ratios above 40 (300 in float64) count as 40 (300). TRL's `bnpo` is `dapo` divided by the tokens of each
+    micro-batch instead of those of the whole step.
 
     Args:
         logps: float[T], the policy's log-probabilities of the learned tokens, samples one after another, in nats.
         old_logps: float[T], those of the policy that sampled; `logps.detach()` for a first, on-policy step.
-        advantages: float[B], or float[T] (a token's own, as from `gae`; not for `rloo`); no gradient reaches them.
+        advantages: float[B], or where ratios are those of tokens float[T] (as from `gae`); no gradient reaches them.
         lengths: int[B], tokens of each sample; they add up to T. On the CPU, so that nothing waits for the device.
-        kind: bnpo, dapo, dr_grpo, grpo, ppo or rloo.
+        kind: a name in `POLICY_KINDS`: dapo, dr_grpo, grpo, ppo or rloo.
         clip: above 0 and below 1.
         clip_high: above 0; None is `clip`. DAPO uses 0.28 over 0.2.
-        max_length: the longest that a sample could have become; for `dr_grpo` alone.
+        max_length: tokens of the longest sample that was possible; for kinds that divide by it (`dr_grpo`), and only for them.
         ref_logps: float[T], the reference's; with a `kl_weight` above 0.
         kl_weight: from 0; adds this times k3 to each token (GRPO's β). Not for `rloo`, whose penalty is part of the reward.
+            Where ratios are those of samples, the mean over a sample's tokens is added to its term.
 
     Returns:
         LossTerms: over tokens or samples, as above. Stats, over the same terms (a sample's are means over its tokens):
@@ -83,14 +85,15 @@ def policy_gradient(
     """
     high = clip if clip_high is None else clip_high
     _check_settings(kind, clip, high, max_length, ref_logps, kl_weight)
+    how = POLICY_KINDS[kind]
     given = _check.samples(logps=logps, old_logps=old_logps, ref_logps=ref_logps)
     new = given["logps"]
     cut = _check.cuts(lengths, new, "logps")
     row = _Row(owners(cut, len(new)), cut)
     log_ratio = new - given["old_logps"].detach()
+    if how.ratio != "token":
+        log_ratio = row.sums(log_ratio) if how.ratio == "sequence_sum" else row.means(log_ratio)
     weights = _advantages(advantages, row, kind).to(new.dtype)
-    if kind == "rloo":
-        log_ratio = row.sums(log_ratio)
     ratio = finite_exp(log_ratio)
     losses = -torch.minimum(ratio * weights, ratio.clamp(1 - clip, 1 + high) * weights)
     stats = {
@@ -100,15 +103,21 @@ def policy_gradient(
         "approx_kl": estimate(-log_ratio.detach(), "k3"),
     }
     if "ref_logps" in given:
-        stats["ref_kl"] = estimate(new - given["ref_logps"].detach(), "k3")
+        ref_kl = estimate(new - given["ref_logps"].detach(), "k3")
+        stats["ref_kl"] = ref_kl if how.ratio == "token" else row.means(ref_kl)
         losses = losses + kl_weight * stats["ref_kl"]
-    return _by_kind(losses, stats, row, kind, max_length)
+    if how.ratio != "token" or how.reduce == "tokens":
+        return summed(losses, stats)
+    terms = row.means(losses) if max_length is None else row.sums(losses) / max_length
+    return summed(terms, {name: row.means(values) for name, values in stats.items()})
 
 
 def value(values: torch.Tensor, old_values: torch.Tensor, returns: torch.Tensor, *, clip: float | None = 0.2) -> LossTerms:
-    """½·max((V - R)², (V_clipped - R)²) with V_clipped = clamp(V, V_old ± clip): PPO's value loss as OpenAI's code has it.
+    """Sum ½·max((V - R)², (V_clipped - R)²) with V_clipped = clamp(V, V_old ± clip).
+    This is PPO's value loss as OpenAI's code has it.
 
-    The squared error is arXiv 1707.06347, equation 9; the clip is from the paper's code (openai/baselines, ppo2), and ½ with it.
+    The squared error is arXiv 1707.06347, equation 9; the clip is from the paper's code (openai/baselines, ppo2), and ½ with
+    it.
 
     Args:
         values: float[T], the value head's, at learned tokens.
@@ -141,42 +150,40 @@ def value(values: torch.Tensor, old_values: torch.Tensor, returns: torch.Tensor,
     return summed(losses / 2, stats)
 
 
-def _by_kind(losses: torch.Tensor, stats: dict[str, torch.Tensor], row: _Row, kind: str, max_length: int | None) -> LossTerms:
-    if kind in TOKEN_MEANS or kind == "rloo":
-        return summed(losses, stats)
-    terms = row.sums(losses) / max_length if max_length is not None else row.means(losses)
-    return summed(terms, {name: row.means(values) for name, values in stats.items()})
-
-
 def _advantages(advantages: torch.Tensor, row: _Row, kind: str) -> torch.Tensor:
-    """Those of the terms in which ratios are formed: tokens, or samples for rloo."""
+    """Advantages of what ratios are formed of: float[T] of tokens, or float[B] of samples."""
     found = _check.samples(advantages=advantages)["advantages"].detach()
-    B, T = len(row.lengths), len(row.owners)
-    if len(found) == B and kind == "rloo":
+    B, T, of_samples = len(row.lengths), len(row.owners), POLICY_KINDS[kind].ratio != "token"
+    if len(found) == B and of_samples:
         return found
-    if B == T and kind != "rloo" and int(row.lengths.min() if B else 1) == 0:
+    if B == T and not of_samples and int(row.lengths.min() if B else 1) == 0:
         raise LossError(f"advantages: with an empty sample, {B} of them could be one a sample or one a token; leave it out")
-    # Otherwise, where both fit, every sample is one token, and both say the same.
-    if len(found) == T and kind != "rloo":
+    # Otherwise, where both fit, every sample is one token, and both mean the same.
+    if len(found) == T and not of_samples:
         return found
     if len(found) == B:
         return found[row.owners]
-    wanted = f"{B} (one a sample)" if kind == "rloo" else f"{B} (one a sample) or {T} (one a token)"
+    wanted = f"{B} (one a sample)" if of_samples else f"{B} (one a sample) or {T} (one a token)"
     raise LossError(f"advantages: {wanted} are wanted for {kind!r}, not {len(found)}")
 
 
 def _check_settings(
     kind: str, clip: float, clip_high: float, max_length: int | None, ref_logps: torch.Tensor | None, kl_weight: float
 ) -> None:
-    _check.one_of("kind", kind, KINDS)
+    """Raise LossError for an unknown kind, or a number that is out of range or not read by it."""
+    _check.one_of("kind", kind, POLICY_KINDS)
     _check.number("clip", clip, above=0, below=1)
     _check.number("clip_high", clip_high, above=0)
     _check.number("kl_weight", kl_weight, least=0)
-    if (max_length is not None) != (kind == "dr_grpo"):
-        raise LossError(f"max_length={max_length}: 'dr_grpo' divides by it, and no other kind reads it; kind is {kind!r}")
+    readers = [name for name, each in POLICY_KINDS.items() if each.reduce == "max_length"]
+    if (max_length is not None) != (kind in readers):
+        raise LossError(
+            f"max_length={max_length}: {either(list(map(repr, readers)))} divides by it, and no other kind reads it; kind is "
+            f"{kind!r}"
+        )
     if max_length is not None:
         _check.number("max_length", max_length, least=1)
     if (ref_logps is not None) != (kl_weight > 0):
         raise LossError("ref_logps and kl_weight: both or none, the weight above 0")
-    if kind == "rloo" and kl_weight:
-        raise LossError("kl_weight: 'rloo' has its penalty in the reward (`kl(..., estimator='k1')`, summed over a sample)")
+    if kl_weight and not POLICY_KINDS[kind].kl:
+        raise LossError(f"kl_weight: {kind!r} has its penalty in the reward (`kl(..., estimator='k1')`, summed over a sample)")

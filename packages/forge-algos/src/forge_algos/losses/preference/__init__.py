@@ -1,1 +1,4 @@
-"""Preference."""
+"""Log-probabilities or rewards of completions → preference losses.
+
+Files here import losses, and what losses may import.
+"""

@@ -1,14 +1,15 @@
-"""Log-probabilities of chosen and rejected completions → direct preference optimisation, in fifteen forms and their mixtures."""
+"""Direct preference optimisation in fourteen forms and their mixtures."""
 
-import math
 from collections.abc import Sequence
+from typing import get_args
 
 import torch
 
 from forge_algos._errors import LossError
 from forge_algos.losses import _check
 from forge_algos.losses._terms import LossTerms, summed
-from forge_algos.losses.preference._dpo_types import DIVERGENCES, LOSS_TYPES, Pairs, scores
+from forge_algos.losses.preference._dpo_types import TERMS, Pairs, scores
+from forge_algos.settings._dpo_types import DPO_TYPES, Divergence, readers
 
 
 def dpo(
@@ -24,34 +25,33 @@ def dpo(
     rejected_lengths: torch.Tensor | None = None,
     f_divergence: str = "reverse_kl",
     loss_weights: Sequence[float] | None = None,
-    f_alpha: float | None = None,
-    discopop_tau: float | None = None,
-    ld_alpha: float | None = None,
-    tail_logps: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor] | None = None,
     tokens_per_pair: float | None = None,
 ) -> LossTerms:
-    """Direct preference optimisation, summed over pairs; -log σ(β(c - r)) as the default (arXiv 2305.18290, equation 7).
+    """Sum a form of direct preference optimisation over pairs; by default -log σ(β(c - r)).
 
-    c and r are log π/π_ref of the chosen and the rejected completion, L their tokens, ε the smoothing, S = log σ, x = β(c - r):
+    The default is arXiv 2305.18290, equation 7. c and r are log π/π_ref of the chosen and the rejected completion, L their
+    tokens, ε the smoothing, S = log σ, x = β(c - r):
 
     - `sigmoid` -S(x) · `hinge` max(0, 1 - x) (SLiC, 2305.10425; RSO, 2309.06657)
-    - `ipo` (c/L_c - r/L_r - 1/2β)² (2310.12036, equation 17, a token) · `sigmoid_norm` -S(β(c/L_c - r/L_r)) (Tülu 3, 2411.15124)
-    - `robust` (-(1-ε)S(x) + εS(-x)) / (1 - 2ε) (2403.00409) · `exo_pair` σ(x)(S(x) - ln(1-ε)) + σ(-x)(S(-x) - ln ε) (2402.00856, 16)
+    - `ipo` (c/L_c - r/L_r - 1/2β)² (2310.12036, equation 17, a token) · `sigmoid_norm` -S(β(c/L_c - r/L_r)) (Tülu 3,
+      2411.15124)
+    - `robust` (-(1-ε)S(x) + εS(-x)) / (1 - 2ε) (2403.00409)
+    - `exo_pair` σ(x)(S(x) - ln(1-ε)) + σ(-x)(S(-x) - ln ε) (2402.00856, equation 16)
     - `nca_pair` -S(βc) - ½S(-βc) - ½S(-βr) (2402.05369) · `bco_pair` -S(βc) - S(-βr) (2404.04656)
     - `sppo_hard` (c - 1/2β)² + (r + 1/2β)² (2405.00675, equation 4.7, with wins of 1 and 0)
     - `apo_zero` 1 - σ(βc) + σ(βr) · `apo_down` σ(βc) + 1 - σ(x) (2408.06266, equations 7 and 8)
-    - `discopop` (1-m)(-S(x)) + m·e^-x with m = σ(x/τ) (2406.08414)
     - `aot`, `aot_unpaired` -(1-ε)S(βδ) - εS(-βδ), δ the difference of quantiles (2406.05882)
     - `sft` -log π(chosen) a token
 
-    What is coupled, and over which set: `aot` sorts log π(chosen)/π(rejected) and the reference's, `aot_unpaired` sorts c and r,
-    over the pairs of one call; so these two depend on the cut by definition. `sft` is a mean over tokens, so that its terms are
-    divided by the tokens of a pair: `tokens_per_pair` over the global batch makes every cut the same, and None takes this
+    What is coupled, and over which set: `aot` sorts log π(chosen)/π(rejected) and the reference's, `aot_unpaired` sorts c and
+    r, over the pairs of one call; so these two depend on the cut by definition. `sft` is a mean over tokens, so that its terms
+    are divided by the tokens of a pair: `tokens_per_pair` over the global batch makes every cut the same, and None takes this
     call's own mean (TRL's). `bco_pair` has no running reward shift δ (nor has TRL's) and `sppo_hard` no estimated win rates: no
-    pair's term depends on another, as in all others. Per-sample terms of `aot` stand at the pair whose policy log-ratio they hold.
+    pair's term depends on another, as in all others. Per-sample terms of `aot` stand at the pair whose policy log-ratio they
+    hold.
 
     f-divergences replace c and r by f′ of the ratio (2309.16240), in the losses in which only the difference counts: `sigmoid`,
-    `sigmoid_norm`, `hinge`, `ipo`, `exo_pair`, `robust`, `discopop`. Exponents above 40 (300 in float64) count as that.
+    `sigmoid_norm`, `hinge`, `ipo`, `exo_pair`, `robust`. Exponents above 40 (300 in float64) count as 40 (300).
 
     Args:
         chosen_logps: float[B], summed log-probabilities of the chosen completions, in nats.
@@ -63,13 +63,8 @@ def dpo(
         label_smoothing: ε, from 0 and below 0.5; above 0 for `exo_pair`; 0 unless one of the types reads it.
         chosen_lengths: int[B], tokens of the chosen completions; for `ipo`, `sigmoid_norm` and `sft`.
         rejected_lengths: int[B], of the rejected ones; for `ipo` and `sigmoid_norm`.
-        f_divergence: reverse_kl, forward_kl, js_divergence or alpha_divergence.
+        f_divergence: reverse_kl, forward_kl or js_divergence.
         loss_weights: a number for each type; None is 1 for each.
-        f_alpha: α of alpha_divergence; None is 0.5.
-        discopop_tau: τ of `discopop`, above 0; None is 0.05.
-        ld_alpha: from 0 to 1; tokens beyond the shorter completion's length weigh this much (LD-DPO, 2409.06411); None is 1.
-        tail_logps: four float[B] in the order of the first four arguments, the part of each that lies beyond the shorter
-            completion's length: `completion_logps(..., skip=...)` gives it. Needed by `ld_alpha`.
         tokens_per_pair: chosen tokens / pairs over the global batch, above 0; read by `sft`.
 
     Returns:
@@ -85,47 +80,41 @@ def dpo(
     0.6931
     """
     types, weights = _types(loss_type, loss_weights)
-    _check_settings(types, beta, label_smoothing, f_divergence, f_alpha, discopop_tau, tokens_per_pair)
+    _check_settings(types, beta, label_smoothing, f_divergence, tokens_per_pair)
     given = _check.samples(
         chosen_logps=chosen_logps,
         rejected_logps=rejected_logps,
         ref_chosen_logps=ref_chosen_logps,
         ref_rejected_logps=ref_rejected_logps,
     )
-    whole = given["chosen_logps"]
-    chosen, rejected, ref_chosen, ref_rejected = _without_tails(list(given.values()), ld_alpha, tail_logps)
+    chosen, rejected, ref_chosen, ref_rejected = given.values()
     c, r = chosen - ref_chosen.detach(), rejected - ref_rejected.detach()
     lengths = {
-        name: _check.lengths(name, found, whole, "chosen_logps")
+        name: _check.lengths(name, found, chosen, "chosen_logps")
         for name, found in (("chosen_lengths", chosen_lengths), ("rejected_lengths", rejected_lengths))
         if found is not None
     }
-    missing = sorted({name for kind in types for name in LOSS_TYPES[kind].lengths} - set(lengths))
+    missing = sorted({name for kind in types for name in DPO_TYPES[kind].lengths} - set(lengths))
     if missing:
         raise LossError(
             f"{' and '.join(missing)}: loss_type {', '.join(types)} divides by numbers of tokens, which are not given"
         )
-    alpha = 0.5 if f_alpha is None else f_alpha
-    ones = torch.ones_like(whole)
+    ones = torch.ones_like(chosen)
     chosen_tokens = lengths.get("chosen_lengths", ones)
     pairs = Pairs(
         c=c,
         r=r,
-        chosen_scores=scores(c, f_divergence, alpha),
-        rejected_scores=scores(r, f_divergence, alpha),
+        chosen_scores=scores(c, f_divergence),
+        rejected_scores=scores(r, f_divergence),
         policy=chosen - rejected,
         ref=(ref_chosen - ref_rejected).detach(),
-        # The likelihood is that of every token, whatever the tails weigh in the preference.
-        chosen_nll=-whole / (chosen_tokens.sum() / max(len(whole), 1) if tokens_per_pair is None else tokens_per_pair),
+        chosen_nll=-chosen / (chosen_tokens.sum() / max(len(chosen), 1) if tokens_per_pair is None else tokens_per_pair),
         chosen_lengths=chosen_tokens,
         rejected_lengths=lengths.get("rejected_lengths", ones),
         beta=beta,
         smoothing=label_smoothing,
-        tau=0.05 if discopop_tau is None else discopop_tau,
     )
-    losses = sum(
-        (weight * LOSS_TYPES[kind].terms(pairs) for kind, weight in zip(types, weights, strict=True)), torch.zeros_like(whole)
-    )
+    losses = sum((weight * TERMS[kind](pairs) for kind, weight in zip(types, weights, strict=True)), torch.zeros_like(chosen))
     stats = {
         "chosen_rewards": beta * c,
         "rejected_rewards": beta * r,
@@ -140,7 +129,7 @@ def dpo(
 def _types(loss_type: str | Sequence[str], loss_weights: Sequence[float] | None) -> tuple[list[str], list[float]]:
     types = [loss_type] if isinstance(loss_type, str) else list(loss_type)
     for kind in types:
-        _check.one_of("loss_type", kind, LOSS_TYPES)
+        _check.one_of("loss_type", kind, sorted(DPO_TYPES))
     weights = [1.0] * len(types) if loss_weights is None else list(loss_weights)
     if not types or len(weights) != len(types):
         raise LossError(
@@ -151,55 +140,25 @@ def _types(loss_type: str | Sequence[str], loss_weights: Sequence[float] | None)
     return types, weights
 
 
-def _check_settings(
-    types: list[str],
-    beta: float,
-    smoothing: float,
-    divergence: str,
-    alpha: float | None,
-    tau: float | None,
-    tokens_per_pair: float | None,
-) -> None:
+def _check_settings(types: list[str], beta: float, smoothing: float, divergence: str, tokens_per_pair: float | None) -> None:
+    """Raise LossError for a number out of range, an unknown divergence, or an unread argument."""
     _check.number("beta", beta, above=0)
     _check.number("label_smoothing", smoothing, least=0, below=0.5)
-    readers = [name for name, kind in LOSS_TYPES.items() if kind.smoothing]
-    if smoothing and not set(readers) & set(types):
+    if smoothing and not set(readers("smoothing")) & set(types):
         raise LossError(
-            f"label_smoothing={smoothing}: {', '.join(types)} does not read it; those that do: {', '.join(readers)}"
+            f"label_smoothing={smoothing}: {', '.join(types)} does not read it; those that do: "
+            f"{', '.join(readers('smoothing'))}"
         )
     if "exo_pair" in types and not smoothing:
         raise LossError("label_smoothing: 'exo_pair' takes its logarithm, so it must be above 0; the paper recommends 1e-3")
-    _check.one_of("f_divergence", divergence, DIVERGENCES)
-    wrong = [kind for kind in types if not LOSS_TYPES[kind].divergence and kind != "sft"]
+    _check.one_of("f_divergence", divergence, get_args(Divergence))
+    wrong = [kind for kind in types if not DPO_TYPES[kind].divergence and kind != "sft"]
     if divergence != "reverse_kl" and (wrong or set(types) == {"sft"}):
-        known = ", ".join(name for name, kind in LOSS_TYPES.items() if kind.divergence)
         raise LossError(
-            f"f_divergence={divergence!r}: {', '.join(wrong or types)} is defined for reverse_kl alone; the others: {known}"
+            f"f_divergence={divergence!r}: {', '.join(wrong or types)} is defined for reverse_kl alone; the others: "
+            f"{', '.join(readers('divergence'))}"
         )
-    if alpha is not None:
-        _check.number("f_alpha", alpha)
-        if divergence != "alpha_divergence":
-            raise LossError(f"f_alpha={alpha}: f_divergence={divergence!r} does not read it; 'alpha_divergence' does")
-    if tau is not None:
-        _check.number("discopop_tau", tau, above=0)
-        if "discopop" not in types:
-            raise LossError(f"discopop_tau={tau}: {', '.join(types)} does not read it; 'discopop' does")
     if tokens_per_pair is not None:
         _check.number("tokens_per_pair", tokens_per_pair, above=0)
         if "sft" not in types:
             raise LossError(f"tokens_per_pair={tokens_per_pair}: {', '.join(types)} does not read it; 'sft' does")
-
-
-def _without_tails(
-    logps: list[torch.Tensor], ld_alpha: float | None, tails: Sequence[torch.Tensor] | None
-) -> list[torch.Tensor]:
-    if ld_alpha is None and tails is None:
-        return logps
-    if ld_alpha is None or tails is None or len(tails) != len(logps):
-        raise LossError("ld_alpha and tail_logps: both or none, and four tails, in the order of the first four arguments")
-    _check.number("ld_alpha", ld_alpha, least=0, below=math.nextafter(1, 2))
-    names = ("chosen", "rejected", "ref_chosen", "ref_rejected")
-    given = _check.samples(
-        chosen_logps=logps[0], **{f"tail_logps {name}": tail for name, tail in zip(names, tails, strict=True)}
-    )
-    return [whole - (1 - ld_alpha) * given[f"tail_logps {name}"] for name, whole in zip(names, logps, strict=True)]

@@ -1,4 +1,4 @@
-"""Completions that are each desirable or undesirable → the Kahneman-Tversky loss."""
+"""Kahneman-Tversky loss of completions that are each desirable or undesirable."""
 
 import torch
 
@@ -17,7 +17,8 @@ def kto(
     desirable_weight: float = 1.0,
     undesirable_weight: float = 1.0,
 ) -> LossTerms:
-    """Weighted 1 - σ(±β(r - z)) with r = log π/π_ref, + where desirable, - where not; z = max(kl, 0) (arXiv 2402.01306, equation 7).
+    """Sum weighted 1 - σ(±β(r - z)) with r = log π/π_ref, + where desirable, - where not.
+    z = max(kl, 0) (arXiv 2402.01306, equation 7).
 
     What is coupled: z stands for KL(π‖π_ref) over a whole batch, so it is an argument. The paper estimates it as the mean of
     r over completions paired with other samples' prompts; take that mean over all pairs of the optimizer's step, on all ranks
@@ -34,11 +35,13 @@ def kto(
         undesirable_weight: multiplies the undesirable terms, above 0.
 
     Returns:
-        LossTerms: over the B completions. Stats: `rewards` (β·r), and `chosen_rewards`, `rejected_rewards`, `desirable` for means
+        LossTerms: over the B completions. Stats: `rewards` (β·r), and `chosen_rewards`, `rejected_rewards`, `desirable` for
+            means
         by class.
 
     Raises:
-        LossError: lengths that disagree, `desirable` that is no bool[B], `kl` that is no single number, or a number out of range.
+        LossError: lengths that disagree, `desirable` that is no bool[B], `kl` that is no single number, or a number out of
+            range.
 
     >>> at_start = torch.tensor([-20.0, -35.0])
     >>> kto(at_start, at_start, torch.tensor([True, False]), 0.0).per_sample

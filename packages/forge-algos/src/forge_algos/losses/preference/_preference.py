@@ -1,4 +1,4 @@
-"""Log-probabilities of chosen and rejected completions → preference losses that need no reference: ORPO, SimPO, CPO."""
+"""Preference losses that need no reference: ORPO, SimPO, CPO."""
 
 import torch
 from torch.nn.functional import logsigmoid
@@ -23,7 +23,8 @@ def orpo(
     nll_lengths: torch.Tensor | None = None,
     tokens_per_pair: float | None = None,
 ) -> LossTerms:
-    """A likelihood part, and -β log σ of the log odds ratio (arXiv 2403.07691, equations 4, 6 and 7).
+    """Sum a likelihood part, and -β log σ of the log odds ratio.
+    It is arXiv 2403.07691, equations 4, 6 and 7.
 
     With p = log π(y)/L a token: -β log σ(p_c - p_r - log(1 - e^p_c) + log(1 - e^p_r)), and -log π(chosen) a token.
 
@@ -77,7 +78,7 @@ def simpo(
     gamma: float = 1.0,
     label_smoothing: float = 0.0,
 ) -> LossTerms:
-    """-log σ(β(p_c - p_r) - γ) with p = log π(y)/L a token (arXiv 2405.14734, equation 6).
+    """Sum -log σ(β(p_c - p_r) - γ) with p = log π(y)/L a token (arXiv 2405.14734, equation 6).
 
     Args:
         chosen_logps: float[B], summed log-probabilities of the chosen completions, in nats.
@@ -120,7 +121,8 @@ def cpo(
     nll_weight: float = 1.0,
     tokens_per_pair: float | None = None,
 ) -> LossTerms:
-    """-log σ(β(log π(chosen) - log π(rejected))) and the chosen completion's likelihood (arXiv 2401.08417, equations 3 to 5).
+    """Sum -log σ(β(log π(chosen) - log π(rejected))) and the chosen completion's likelihood.
+    It is arXiv 2401.08417, equations 3 to 5.
 
     `hinge` is max(0, 1 - βd) instead, `ipo` (d - 1/2β)² with d between log-probabilities a token.
 
@@ -178,7 +180,7 @@ def cpo(
 def _a_token(
     given: dict[str, torch.Tensor], chosen_lengths: torch.Tensor, rejected_lengths: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean log-probabilities of the tokens of chosen and rejected."""
+    """Return mean log-probabilities of the tokens of chosen and rejected."""
     chosen, rejected = given["chosen_logps"], given["rejected_logps"]
     return (
         chosen / _check.lengths("chosen_lengths", chosen_lengths, chosen, "chosen_logps"),

@@ -1,4 +1,4 @@
-"""Two rewards of a pair → the Bradley-Terry loss of a reward model."""
+"""Bradley-Terry loss of a reward model from the two rewards of a pair."""
 
 import torch
 from torch.nn.functional import logsigmoid
@@ -10,7 +10,8 @@ from forge_algos.losses._terms import LossTerms, summed
 def reward(
     chosen_rewards: torch.Tensor, rejected_rewards: torch.Tensor, *, margin: torch.Tensor | None = None, centering: float = 0.0
 ) -> LossTerms:
-    """-log σ(r_c - r_r - m) + λ(r_c + r_r)² (InstructGPT, arXiv 2203.02155, equation 1; m: Llama 2, 2307.09288, equation 2).
+    """Sum -log σ(r_c - r_r - m) + λ(r_c + r_r)² over pairs.
+    It is InstructGPT's (arXiv 2203.02155, equation 1), with m from Llama 2 (2307.09288, equation 2).
 
     A reward is known up to a constant only; λ pulls the mean of a pair towards 0 (arXiv 2312.09244).
 

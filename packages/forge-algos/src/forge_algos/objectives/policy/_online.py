@@ -1,8 +1,7 @@
-"""What PPO, GRPO and RLOO have in common: one forward of a row of completions, the clipped ratio, and what a person reads."""
+"""Base class of the online methods: one forward, the clipped ratio, and the figures."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -10,51 +9,69 @@ from torch import nn
 
 from forge_algos.batches._groups import group_tensors
 from forge_algos.batches._online import OnlineBatch, check_online, idle_online
-from forge_algos.heads._completions import Completions, numbers
+from forge_algos.heads._completions import Completions, to_float32
 from forge_algos.losses import LossTerms, kl, policy_gradient
+from forge_algos.settings._online import OnlineSettings
+from forge_algos.settings._policy_kinds import POLICY_KINDS
 
-Terms = tuple[LossTerms, dict[str, torch.Tensor]]
+S = TypeVar("S", bound=OnlineSettings)
 
 
-class Online:
-    """What `train` asks of an online method and does not depend on which it is."""
+class OnlineObjective(Generic[S]):
+    """Base class of an online method: the clipped ratio, weighed by the batch's advantages.
+
+    A subclass names its `kind`, and overrides `loss_options` or `terms` where its loss has more than the clipped ratio. What
+    couples completions is settled when the rollout is made, before anything is cut.
+    """
 
     kind: str
-    """Of `losses.policy_gradient`."""
-    unit: str
-    kl_weight: float
+    """Row of `POLICY_KINDS`: what the ratio is formed of, and what a term is."""
     further: ClassVar[tuple[str, ...]] = ()
-    """Stats of this method alone."""
+    """Further stats of this method, sums over its terms."""
     wanted: ClassVar[tuple[str, ...]] = ()
-    """Arrays of the batch that this method alone reads."""
+    """Arrays of the batch that this method needs beside those that all need."""
+
+    def __init__(self, settings: S) -> None:
+        """Take the method's settings."""
+        self.settings = settings
+
+    @property
+    def unit(self) -> str:
+        """Unit of `count`: tokens or completions, from the kind's row."""
+        return POLICY_KINDS[self.kind].unit
 
     @property
     def stats(self) -> tuple[str, ...]:
-        """Sums over completions (`completions`, `rewards`), tokens (`tokens`, `entropy`, `kl`) and terms (all others)."""
+        """Names of the sums over completions, tokens and terms.
+        `completions` and `rewards` are over completions, `tokens`, `entropy` and `kl` over tokens, all others over terms.
+        """
         return ("completions", "rewards", "tokens", "entropy", "kl", "clipped", "ratio", "approx_kl", *self.further)
 
     def count(self, batch: OnlineBatch) -> int:
-        """Completions or tokens, as the method's `unit` says; without a forward."""
+        """Count the completions or tokens of a batch, whichever `unit` names, without a forward."""
         if not len(batch.groups.lengths):
             return 0
         check_online(batch)
         return len(batch.groups.lengths) if self.unit == "completions" else len(batch.groups.rows)
 
     def samples(self, batch: OnlineBatch) -> int:
-        """Completions."""
+        """Count the completions of a batch."""
         return len(batch.groups.lengths)
 
     def tokens(self, batch: OnlineBatch) -> int:
-        """Tokens of the row."""
+        """Count the tokens of the row, prompts included."""
         return len(batch.groups.input_ids)
 
     def idle(self) -> OnlineBatch:
-        """Two made-up completions."""
+        """Make a batch of two made-up completions."""
         return idle_online()
 
     def figures(self, sums: Mapping[str, float], count: int) -> dict[str, float]:
-        """Means: `reward` and `length` over completions; `entropy` of the policy and `kl` from the reference (k3) over tokens;
-        over terms `clipped` (where the clip binds), the `ratio` to the policy that sampled, and `approx_kl` from it (k3).
+        """Divide each sum of `stats` by the number of its summands.
+
+        Means over completions are `reward` and `length`; over tokens `entropy` (of the policy) and `kl` (k3, from the
+        reference, where there is one); over terms `clipped` (where the clip binds), `ratio` (to the policy that sampled) and
+        `approx_kl` (k3, from it).
         """
         completions, tokens = max(1.0, sums["completions"]), max(1.0, sums["tokens"])
         found = {
@@ -63,67 +80,102 @@ class Online:
             "entropy": sums["entropy"] / tokens,
             **{name: sums[name] / count for name in ("clipped", "ratio", "approx_kl", *self.further)},
         }
-        return found | ({"kl": sums["kl"] / tokens} if self.kl_weight else {})
+        return found | ({"kl": sums["kl"] / tokens} if self.settings.kl_weight else {})
+
+    def bind(self, model: nn.Module, *, device: torch.device) -> "BoundOnline":
+        """Choose how this model's head is scored.
+
+        Raises:
+            PackedBatchError: the model does not keep a row's documents apart.
+            AdapterError: virtual tokens that the model cannot be given.
+        """
+        return BoundOnline(self, model, device=device)
+
+    def loss_options(self, batch: OnlineBatch, device: torch.device) -> dict[str, Any]:
+        """Return the arguments of `losses.policy_gradient` from the settings and the batch."""
+        del batch, device
+        return {"clip": self.settings.clip, "clip_high": self.settings.clip_high}
+
+    def terms(self, bound: "BoundOnline", batch: OnlineBatch) -> LossTerms:
+        """Compute the batch's terms in one forward."""
+        logps, entropy, _ = bound.forward(batch)
+        return bound.policy(batch, logps, entropy)
 
 
-class BoundOnline(ABC):
-    """An online method on one model: one forward a batch, at the sampling temperature."""
+class BoundOnline:
+    """An `OnlineObjective` on one model: one forward a batch, at the sampling temperature."""
 
     needs = 0
 
-    def __init__(self, objective: Online, model: nn.Module, *, temperature: float, device: torch.device) -> None:
+    def __init__(self, objective: OnlineObjective[Any], model: nn.Module, *, device: torch.device) -> None:
+        """Choose how the head is scored."""
+        self.model = model
+        self.device = device
         self._completions = Completions(model, device=device)
         self._objective = objective
-        self._temperature = temperature
-        self._wanted = (*objective.wanted, *(["ref_logps"] if objective.kl_weight else []))
-        self.device = device
+        self._wanted = (*objective.wanted, *(["ref_logps"] if objective.settings.kl_weight else []))
 
     def measure(self, batch: OnlineBatch) -> Sequence[float]:  # noqa: ARG002  the protocol's
-        """Never asked: what couples completions was settled when the rollout was made."""
+        """Return nothing: what couples completions was settled when the rollout was made."""
         return []
 
-    @abstractmethod
-    def __call__(self, batch: OnlineBatch, totals: Sequence[float] = ()) -> LossTerms:
-        """The batch's terms; nothing of the rest of the step is read."""
+    def __call__(self, batch: OnlineBatch, totals: Sequence[float] = ()) -> LossTerms:  # noqa: ARG002  the protocol's
+        """Compute the batch's terms, which depend on nothing else in the step."""
+        return self._objective.terms(self, batch)
 
     def forward(
         self, batch: OnlineBatch, beside: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """(logps, entropy, what `beside` makes of hidden[T, D] and rows[M]), float32[M] each."""
+        """Run the model on the batch's row.
+
+        Args:
+            batch: of which every array that the method needs is there.
+            beside: function (hidden states float[T, D], positions int64[M]) → float[M], called inside the forward, such as a
+                value head.
+
+        Returns:
+            tuple: log-probabilities with gradients, entropy without, and what `beside` returned (None without it), float32[M]
+                each.
+
+        Raises:
+            PackedBatchError: the row is malformed, or an array is missing or of another length.
+        """
         check_online(batch, *self._wanted)
         inputs = self._completions.inputs(batch.groups)
         rows, targets, _ = group_tensors(batch.groups, self.device)
         inside = None if beside is None else lambda hidden: beside(hidden, rows)
         logps, entropy, *rest = self._completions.head.logps_and_entropy(
-            inputs, rows, targets, temperature=self._temperature, beside=inside
+            inputs, rows, targets, temperature=self._objective.settings.temperature, beside=inside
         )
         return logps, entropy, rest[0] if rest else None
 
-    def policy(self, batch: OnlineBatch, logps: torch.Tensor, entropy: torch.Tensor, **settings: Any) -> LossTerms:
-        """The policy's terms, with the stats that all online methods have."""
+    def policy(self, batch: OnlineBatch, logps: torch.Tensor, entropy: torch.Tensor) -> LossTerms:
+        """Compute the policy's terms, with the stats that all online methods have."""
+        objective = self._objective
         lengths = torch.tensor(np.asarray(batch.groups.lengths), dtype=torch.int64)
-        of_token = np.asarray(batch.advantages)
-        kind = self._objective.kind
-        starts = np.cumsum(batch.groups.lengths) - np.asarray(batch.groups.lengths)
+        advantages = np.asarray(batch.advantages)
+        if POLICY_KINDS[objective.kind].ratio != "token":
+            # All of a completion's tokens carry its advantage; a ratio of the completion needs it once.
+            advantages = advantages[np.cumsum(batch.groups.lengths) - np.asarray(batch.groups.lengths)]
         terms = policy_gradient(
             logps,
-            numbers(batch.old_logps, self.device),
-            numbers(of_token[starts] if kind == "rloo" else of_token, self.device),
+            to_float32(batch.old_logps, self.device),
+            to_float32(advantages, self.device),
             lengths,
-            kind=kind,
-            **settings,
+            kind=objective.kind,
+            **objective.loss_options(batch, self.device),
         )
-        shift = logps.new_zeros(())
-        if self._objective.kl_weight and batch.ref_logps is not None:
-            shift = kl(logps.detach(), numbers(batch.ref_logps, self.device)).sum
+        from_reference = logps.new_zeros(())
+        if objective.settings.kl_weight and batch.ref_logps is not None:
+            from_reference = kl(logps.detach(), to_float32(batch.ref_logps, self.device)).sum
         stats = terms.stats
         return terms._replace(
             stats={
                 "completions": logps.new_tensor(float(len(lengths))),
-                "rewards": numbers(batch.rewards, self.device).sum(),
+                "rewards": to_float32(batch.rewards, self.device).sum(),
                 "tokens": logps.new_tensor(float(len(logps))),
                 "entropy": entropy.sum(),
-                "kl": shift,
+                "kl": from_reference,
                 "clipped": stats["clipped_low"] + stats["clipped_high"],
                 "ratio": stats["ratio"],
                 "approx_kl": stats["approx_kl"],

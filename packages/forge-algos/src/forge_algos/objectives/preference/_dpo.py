@@ -1,4 +1,4 @@
-"""Direct preference optimisation: a row of pairs → the loss of how far each side has left the reference."""
+"""Direct preference optimisation: how far each completion of a pair is from the reference."""
 
 from collections.abc import Sequence
 from typing import ClassVar
@@ -7,21 +7,22 @@ import attrs
 import torch
 from torch import nn
 
-from forge_algos.heads._completions import Completions, tails, whole
+from forge_algos.heads._completions import Completions, sum_by_completion
 from forge_algos.losses import LossTerms, dpo
 from forge_algos.objectives._mean import Mean
-from forge_algos.objectives._reference import Reference
 from forge_algos.objectives.preference._pairs import Pairwise, PreferenceBatch, check_pairs, chosen_tokens, lengths, sides
+from forge_algos.objectives.preference._reference import Reference
 from forge_algos.settings._preference import DPOSettings
 
 
 @attrs.frozen
 class DPO(Pairwise):
-    """-log σ(β(log π/π_ref(chosen) - log π/π_ref(rejected))) and its fourteen relatives (arXiv 2305.18290; `losses.dpo`).
+    """DPO (arXiv 2305.18290; `losses.dpo`): -log σ(β(c - r)) of log-ratios, and its other forms.
 
-    One forward a row, over both completions of each pair; a second one without gradients where the reference is not stored.
-    Batches are `PreferenceBatch`. Gradients do not depend on how a step is cut: a pair's term depends on no other pair, and the
-    mean over tokens in `sft` is taken over the chosen tokens of the whole step.
+    c and r are log π/π_ref of the chosen and the rejected completion. One forward a row, over both completions of each pair; a
+    second one without gradients where the reference is not stored. Batches are `PreferenceBatch`. Gradients do not depend on
+    how a step is cut: a pair's term depends on no other pair, and the mean over tokens in `sft` is taken over the chosen tokens
+    of the whole step.
     """
 
     settings: DPOSettings = attrs.field(factory=DPOSettings)
@@ -53,50 +54,40 @@ class _BoundDPO:
         return self.mean.measure(len(batch.groups.group_sizes), chosen_tokens(batch.groups))
 
     def __call__(self, batch: PreferenceBatch, totals: Sequence[float]) -> LossTerms:
-        check_pairs(batch)
-        policy = self._logps(self.policy.tokens(batch.groups), batch)
-        terms = self._terms(batch, policy, self._reference(batch), self.mean.tokens_per_term(totals))
-        return self.mean(terms, totals)
+        policy, reference = self._both(batch)
+        return self.mean(self._terms(batch, policy, reference, self.mean.tokens_per_term(totals)), totals)
 
     def at_start(self, batch: PreferenceBatch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """What `check_reference` compares: (terms[P], terms[P] at ratio 0, nats[P] by which a side is off)."""
-        check_pairs(batch)
-        policy, reference = self._logps(self.policy.tokens(batch.groups), batch), self._reference(batch)
+        """Return what `check_reference` compares.
+
+        Returns:
+            tuple: terms[P]; the terms[P] of a model that is its own reference; how far the worse side of each pair is off, in
+                nats[P].
+        """
+        policy, reference = self._both(batch)
         found, expected = (self._terms(batch, policy, other).per_sample for other in (reference, policy))
         assert found is not None
         assert expected is not None
-        return found, expected, (policy[0] - reference[0]).abs().view(-1, 2).amax(1)
+        return found, expected, (policy - reference).abs().view(-1, 2).amax(1)
 
-    def _logps(self, tokens: torch.Tensor, batch: PreferenceBatch) -> list[torch.Tensor]:
-        """[logps[2P]], and with `ld_alpha` [logps[2P], tails[2P]]."""
-        return [part(tokens, batch.groups) for part in ((whole,) if self.settings.ld_alpha is None else (whole, tails))]
-
-    def _reference(self, batch: PreferenceBatch) -> list[torch.Tensor]:
-        if self.reference.kind != "stored":
-            return self._logps(self.reference.tokens(batch.groups), batch)
-        names = ("ref_logps",) if self.settings.ld_alpha is None else ("ref_logps", "ref_tail_logps")
-        return [self.reference.read(getattr(batch, name), name) for name in names]
+    def _both(self, batch: PreferenceBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the completions' log-probabilities float32[2P] under model and reference."""
+        check_pairs(batch)
+        policy = sum_by_completion(self.policy.tokens(batch.groups), batch.groups)
+        return policy, self.reference(batch.groups, batch.ref_logps)
 
     def _terms(
-        self,
-        batch: PreferenceBatch,
-        policy: list[torch.Tensor],
-        reference: list[torch.Tensor],
-        tokens_per_pair: float | None = None,
+        self, batch: PreferenceBatch, policy: torch.Tensor, reference: torch.Tensor, tokens_per_pair: float | None = None
     ) -> LossTerms:
-        chosen_and_rejected, *tail_logps = ((*sides(p), *sides(r)) for p, r in zip(policy, reference, strict=True))
         settings = self.settings
         return dpo(
-            *chosen_and_rejected,
+            *sides(policy),
+            *sides(reference),
             **lengths(batch.groups),
             beta=settings.beta,
             loss_type=settings.loss_type,
             loss_weights=settings.loss_weights,
             label_smoothing=settings.label_smoothing,
             f_divergence=settings.f_divergence,
-            f_alpha=settings.f_alpha,
-            discopop_tau=settings.discopop_tau,
-            ld_alpha=settings.ld_alpha,
-            tail_logps=tail_logps[0] if tail_logps else None,
             tokens_per_pair=tokens_per_pair,
         )

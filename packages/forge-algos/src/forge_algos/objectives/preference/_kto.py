@@ -1,4 +1,4 @@
-"""Kahneman-Tversky optimisation: completions that are good or bad each by itself → a loss around the KL of the whole step."""
+"""Kahneman-Tversky optimisation: completions that are good or bad, around the step's KL."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,37 +12,39 @@ from torch import nn
 from forge_algos._errors import PackedBatchError
 from forge_algos._modules import mode
 from forge_algos.batches._groups import PackedGroups, check_groups, idle_groups
-from forge_algos.heads._completions import Completions, whole
+from forge_algos.heads._completions import Completions, sum_by_completion
 from forge_algos.losses import LossTerms, kto
 from forge_algos.objectives._mean import Mean
-from forge_algos.objectives._reference import Reference
+from forge_algos.objectives.preference._reference import Reference
 from forge_algos.settings._preference import KTOSettings
 
 
 @attrs.frozen(kw_only=True, eq=False)
 class KTOBatch:
-    """B completions, and B more whose prompts have been given other samples' completions."""
+    """B completions, and B more in which the prompts have other samples' completions."""
 
     completions: PackedGroups
     """B groups of one."""
     mismatched: PackedGroups
-    """B groups of one: the same prompts, each with a completion of another sample; what the KL is estimated from."""
+    """B groups of one: the same prompts, each with a completion of another sample;
+    the KL is estimated from them."""
     desirable: NDArray[np.bool_]
     """bool[B]: whether a completion is a good one."""
     ref_logps: NDArray[np.float32] | None = None
-    """float32[B]: log-probabilities of `completions` under the reference, in nats, as `reference_logps` gives them."""
+    """float32[B]: log-probabilities of `completions` under the reference, in nats,
+    as `reference_logps` gives them."""
     ref_mismatched_logps: NDArray[np.float32] | None = None
     """float32[B]: those of `mismatched`."""
 
 
 @attrs.frozen
 class KTO:
-    """w(1 - σ(±β(r - z))) with r = log π/π_ref, + where desirable; z = max(KL, 0) (arXiv 2402.01306, equation 7).
+    """KTO (arXiv 2402.01306, equation 7): w(1 - σ(±β(r - z))), r = log π/π_ref, z = max(KL, 0).
 
-    Before a step's first term all its mismatched completions are run without gradients: their mean r, over all micro-batches
-    and ranks, is the KL. With it no completion's term depends on another, so the gradients do not depend on how the step is
-    cut, and a micro-batch may hold one completion, or one class alone. With `normalize="trl"` each micro-batch has a KL of its
-    own, that of the same rank (TRL adds the mean over ranks).
+    The sign is + where a completion is desirable. Before a step's first term all its mismatched completions are run without
+    gradients: their mean r, over all micro-batches and data shards, is the KL. With it no completion's term depends on another,
+    so the gradients do not depend on how the step is cut, and a micro-batch may hold one completion, or one class alone. With
+    `normalize="trl"` each micro-batch has a KL of its own, that of the same rank (TRL adds the mean over ranks).
 
     Figures: `kl`; `chosen_reward` and `rejected_reward`, the mean β·r of the good and of the bad, and `margin`, the first less
     the second, where there are such; `accuracy`, the share of completions that lie on their side of the KL.
@@ -54,38 +56,38 @@ class KTO:
 
     @property
     def unit(self) -> str:
-        """What `count` counts."""
+        """Unit of `count`."""
         return "completions"
 
     @property
     def stats(self) -> tuple[str, ...]:
-        """The sums behind the figures."""
+        """Names of the sums behind the figures."""
         return ("chosen_rewards", "rejected_rewards", "desirable", "correct", "kl")
 
     def count(self, batch: KTOBatch) -> int:
-        """B, without a forward."""
+        """Count the completions B, without a forward."""
         if not len(batch.completions.group_sizes):
             return 0
         _check(batch)
         return len(batch.desirable)
 
     def samples(self, batch: KTOBatch) -> int:
-        """B."""
+        """Count the completions B."""
         return len(batch.completions.group_sizes)
 
     def tokens(self, batch: KTOBatch) -> int:
-        """Tokens of both rows."""
+        """Count the tokens of both rows."""
         return len(batch.completions.input_ids) + len(batch.mismatched.input_ids)
 
     def idle(self) -> KTOBatch:
-        """One made-up completion, good and mismatched."""
+        """Make one completion, good and mismatched."""
         made, nothing = idle_groups((1,)), np.zeros(1, np.float32)
         return KTOBatch(
             completions=made, mismatched=made, desirable=np.ones(1, bool), ref_logps=nothing, ref_mismatched_logps=nothing
         )
 
     def figures(self, sums: Mapping[str, float], count: int) -> dict[str, float]:
-        """Means by class; what a class that is not there would have is left out."""
+        """Divide by the number of completions of each class; a class without any is left out."""
         found = {"accuracy": sums["correct"] / count, "kl": sums["kl"] / count}
         for name, number in (("chosen", sums["desirable"]), ("rejected", count - sums["desirable"])):
             if number:
@@ -127,7 +129,12 @@ class _BoundKTO:
         return self.mean(self._terms(logps, reference, batch.desirable, kl.to(logps).clamp(min=0)), totals)
 
     def at_start(self, batch: KTOBatch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """What `check_reference` compares: (terms[2B], terms[2B] at ratio 0, nats[2B] off); completions, then mismatched."""
+        """Return what `check_reference` compares.
+
+        Returns:
+            tuple: terms[2B]; the terms[2B] of a model that is its own reference; how far each is off, in nats[2B]. Completions
+                stand first, then the mismatched ones.
+        """
         _check(batch)
         logps, reference = self._both(batch)
         drift = torch.cat([logps - reference, self._drift(batch)])
@@ -138,14 +145,14 @@ class _BoundKTO:
         return found, expected, drift.abs()
 
     def _both(self, batch: KTOBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Log-probabilities of the completions, float32[B]: the model's and the reference's."""
-        logps = whole(self.policy.tokens(batch.completions), batch.completions)
+        """Return the completions' log-probabilities float32[B] under model and reference."""
+        logps = sum_by_completion(self.policy.tokens(batch.completions), batch.completions)
         return logps, self.reference(batch.completions, batch.ref_logps)
 
     def _drift(self, batch: KTOBatch) -> torch.Tensor:
-        """Each mismatched completion's r, float32[B]: without gradients, and without dropout."""
+        """Return each mismatched completion's r, float32[B], without gradients and dropout."""
         with torch.no_grad(), mode(self.policy.model, training=False):
-            logps = whole(self.policy.tokens(batch.mismatched), batch.mismatched)
+            logps = sum_by_completion(self.policy.tokens(batch.mismatched), batch.mismatched)
         return logps - self.reference(batch.mismatched, batch.ref_mismatched_logps, "ref_mismatched_logps")
 
     def _terms(self, logps: torch.Tensor, reference: torch.Tensor, desirable: NDArray[np.bool_], kl: torch.Tensor) -> LossTerms:

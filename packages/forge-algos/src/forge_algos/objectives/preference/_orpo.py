@@ -1,4 +1,4 @@
-"""Odds-ratio preference optimisation: a row of pairs → the chosen completion's likelihood, and the odds of the two."""
+"""Odds-ratio preference optimisation: the chosen completion's likelihood, and the odds."""
 
 from collections.abc import Sequence
 from typing import ClassVar
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from forge_algos.batches._groups import PackedGroups
-from forge_algos.heads._completions import Completions, whole
+from forge_algos.heads._completions import Completions, sum_by_completion
 from forge_algos.losses import LossTerms, orpo
 from forge_algos.objectives._mean import Mean
 from forge_algos.objectives.preference._pairs import Pairwise, PreferenceBatch, check_pairs, chosen_tokens, lengths, sides
@@ -19,11 +19,11 @@ from forge_algos.settings._preference import ORPOSettings
 
 @attrs.frozen
 class ORPO(Pairwise):
-    """-log π(chosen) a token, and -β log σ of the log odds ratio (arXiv 2403.07691, equations 4, 6 and 7).
+    """ORPO (arXiv 2403.07691, equations 4, 6, 7): -log π(chosen) a token, and the odds ratio.
 
-    One forward a row; no reference. Batches are `PreferenceBatch`. The likelihood is a mean over the tokens of the whole step
-    and the odds ratio one over its pairs, so the gradients do not depend on how the step is cut. The reward that the figures
-    show is β times the log-probability a token.
+    The ratio's part is -β log σ of the log odds ratio. One forward a row; no reference. Batches are `PreferenceBatch`. The
+    likelihood is a mean over the tokens of the whole step and the odds ratio one over its pairs, so the gradients do not depend
+    on how the step is cut. The reward in the figures is β times the log-probability a token.
     """
 
     settings: ORPOSettings = attrs.field(factory=ORPOSettings)
@@ -57,7 +57,7 @@ class _BoundORPO:
         rows, targets, pairs = self._prompts(groups)
         tokens = self.policy.tokens(groups, beside=(rows, targets))
         tokens, prompts = tokens.split([len(tokens) - len(rows), len(rows)])
-        chosen, rejected = sides(whole(tokens, groups))
+        chosen, rejected = sides(sum_by_completion(tokens, groups))
         terms = orpo(
             chosen,
             rejected,
@@ -70,9 +70,12 @@ class _BoundORPO:
         return self.mean(terms, totals)
 
     def _prompts(self, groups: PackedGroups) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-        """What the likelihood learns beside the chosen completions: (positions, next tokens, which pair), int64[N] each.
+        """Return what the likelihood learns beside the chosen completions.
 
         A pair's first segment is its prompt and its chosen completion, whether the prompt is shared or not.
+
+        Returns:
+            tuple: positions, next tokens, and the pair of each, int64[N].
         """
         ids, starts = np.asarray(groups.input_ids), np.asarray(groups.cu_seqlens)
         segment = np.repeat(np.arange(len(starts) - 1), np.diff(starts))

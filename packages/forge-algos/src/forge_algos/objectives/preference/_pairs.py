@@ -1,37 +1,42 @@
-"""Pairs of a better and a worse completion in packed rows: the batch, and what every objective on pairs says of it alike."""
+"""Base classes of objectives on pairs of completions, and the batch that they read."""
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
 
 import attrs
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
 
 from forge_algos._errors import PackedBatchError
 from forge_algos.batches._groups import PackedGroups, check_groups, idle_groups
+from forge_algos.heads._completions import Completions, sum_by_completion
+from forge_algos.losses import LossTerms
+from forge_algos.objectives._mean import Mean
 
 
 @attrs.frozen(kw_only=True, eq=False)
 class PreferenceBatch:
-    """P pairs of completions in one row, and what was computed or written down for them beforehand."""
+    """P pairs of completions in one row, and numbers that were computed or annotated for them."""
 
     groups: PackedGroups
     """P groups of two completions: the chosen one, then the rejected one."""
     ref_logps: NDArray[np.float32] | None = None
-    """float32[2P]: log-probabilities of the completions under the reference, in nats, as `reference_logps` gives them."""
-    ref_tail_logps: NDArray[np.float32] | None = None
-    """float32[2P]: the part beyond the length of the shorter completion of the pair; read by `ld_alpha`."""
+    """float32[2P]: log-probabilities of the completions under the reference, in nats,
+    as `reference_logps` gives them."""
     margins: NDArray[np.float32] | None = None
-    """float32[P]: by how much the chosen completion's reward should exceed the other's; read by `Reward`."""
+    """float32[P]: by how much the chosen completion's reward should exceed the other's;
+    read by `Reward`."""
 
 
 class Pairwise:
-    """What `train` asks of an objective on pairs and does not depend on its loss."""
+    """Counts and figures of an objective on pairs; terms and samples are pairs."""
 
     @property
     def unit(self) -> str:
-        """What `count` counts."""
+        """Unit of `count`."""
         return "pairs"
 
     shown: ClassVar[dict[str, str]] = {
@@ -40,40 +45,102 @@ class Pairwise:
         "chosen_reward": "chosen_rewards",
         "rejected_reward": "rejected_rewards",
     }
-    """Figures by the stats that they are means of."""
+    """Figure → stat that it is the mean of."""
 
     @property
     def stats(self) -> tuple[str, ...]:
-        """The sums behind the figures."""
+        """Names of the further sums in the terms' `stats`."""
         return tuple(self.shown.values())
 
     def count(self, batch: PreferenceBatch) -> int:
-        """P, without a forward."""
+        """Count the pairs of a batch, without a forward."""
         if not len(batch.groups.group_sizes):
             return 0
         check_pairs(batch)
         return len(batch.groups.group_sizes)
 
     def samples(self, batch: PreferenceBatch) -> int:
-        """P."""
+        """Count the pairs of a batch."""
         return len(batch.groups.group_sizes)
 
     def tokens(self, batch: PreferenceBatch) -> int:
-        """Tokens of the row."""
+        """Count the tokens of the row, prompts included."""
         return len(batch.groups.input_ids)
 
     def idle(self) -> PreferenceBatch:
-        """One made-up pair."""
-        nothing = np.zeros(2, np.float32)
-        return PreferenceBatch(groups=idle_groups((2,)), ref_logps=nothing, ref_tail_logps=nothing)
+        """Make a batch of one made-up pair."""
+        return PreferenceBatch(groups=idle_groups((2,)), ref_logps=np.zeros(2, np.float32))
 
     def figures(self, sums: Mapping[str, float], count: int) -> dict[str, float]:
-        """Means over pairs: `accuracy` (the chosen completion has the larger reward), `margin`, and the rewards."""
+        """Divide by the number of pairs: `accuracy` (chosen has the larger reward), margin, rewards."""
         return {name: sums[stat] / count for name, stat in self.shown.items()}
 
 
+class Pairs(NamedTuple):
+    """Log-probabilities of P pairs under the model, in nats, and their numbers of tokens."""
+
+    chosen: torch.Tensor
+    """float32[P], with gradients."""
+    rejected: torch.Tensor
+    """float32[P], with gradients."""
+    chosen_lengths: torch.Tensor
+    """int64[P], on the CPU."""
+    rejected_lengths: torch.Tensor
+    """int64[P], on the CPU."""
+
+
+class PairObjective(Pairwise, ABC):
+    """Base class of an objective on the log-probabilities of pairs; a subclass brings `terms`.
+
+    One forward a row. Batches are `PreferenceBatch`. `terms` returns `chosen_rewards`, `rejected_rewards`, `margins` and
+    `correct` among its stats, or the subclass names others in `shown`.
+    """
+
+    @property
+    def normalize(self) -> str:
+        """Mean that the loss is: "global" or "trl".
+        That is over the step's pairs, or of the micro-batches' own means.
+        """
+        return "global"
+
+    def bind(self, model: nn.Module, *, device: torch.device) -> "BoundPairs":
+        """Choose how this model is run.
+
+        Raises:
+            PackedBatchError: the model does not keep the completions of a row apart.
+            AdapterError: virtual tokens that the model cannot be given.
+        """
+        return BoundPairs(self, model, device)
+
+    @abstractmethod
+    def terms(self, pairs: Pairs, batch: PreferenceBatch) -> LossTerms:
+        """Compute the summed loss of the pairs of one batch; gradients run back into `pairs`."""
+
+
+class BoundPairs:
+    """A `PairObjective` on one model."""
+
+    def __init__(self, objective: PairObjective, model: nn.Module, device: torch.device) -> None:
+        """Choose how the head is scored."""
+        self.policy = Completions(model, device=device)
+        self._objective = objective
+        self._mean = Mean(objective.normalize)
+        self.needs = self._mean.needs
+
+    def measure(self, batch: PreferenceBatch) -> Sequence[float]:
+        """Return the numbers of this row that the mean of means divides by."""
+        return self._mean.measure(len(batch.groups.group_sizes))
+
+    def __call__(self, batch: PreferenceBatch, totals: Sequence[float]) -> LossTerms:
+        """Compute the batch's terms."""
+        check_pairs(batch)
+        chosen, rejected = sides(sum_by_completion(self.policy.tokens(batch.groups), batch.groups))
+        pairs = Pairs(chosen, rejected, **lengths(batch.groups))
+        return self._mean(self._objective.terms(pairs, batch), totals)
+
+
 def check_pairs(batch: PreferenceBatch) -> None:
-    """Raise PackedBatchError if the row does not hold pairs, or an array beside it is of another length."""
+    """Raise PackedBatchError if the row does not hold pairs, or an array has another length."""
     check_groups(batch.groups)
     sizes = np.asarray(batch.groups.group_sizes)
     if (sizes != 2).any():
@@ -81,24 +148,24 @@ def check_pairs(batch: PreferenceBatch) -> None:
         raise PackedBatchError(
             f"a preference is between two completions, chosen and rejected; group {where} holds {int(sizes[where])}"
         )
-    for name, wanted in (("ref_logps", 2 * len(sizes)), ("ref_tail_logps", 2 * len(sizes)), ("margins", len(sizes))):
+    for name, wanted in (("ref_logps", 2 * len(sizes)), ("margins", len(sizes))):
         found: Any = getattr(batch, name)
         if found is not None and np.shape(found) != (wanted,):
             raise PackedBatchError(f"{name}: {wanted} numbers are wanted for {len(sizes)} pairs, got {list(np.shape(found))}")
 
 
 def sides(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(chosen[P], rejected[P]) of values[2P] that alternate."""
+    """Split values[2P], which alternate, into (chosen[P], rejected[P])."""
     chosen, rejected = values.view(-1, 2).unbind(1)
     return chosen, rejected
 
 
 def lengths(groups: PackedGroups) -> dict[str, torch.Tensor]:
-    """Learned tokens of both sides, int64[P] each, under the losses' names."""
+    """Count the learned tokens of both sides, int64[P] each, under the losses' argument names."""
     chosen, rejected = sides(torch.tensor(np.asarray(groups.lengths), dtype=torch.int64))
     return {"chosen_lengths": chosen, "rejected_lengths": rejected}
 
 
 def chosen_tokens(groups: PackedGroups) -> int:
-    """Learned tokens of the chosen completions."""
+    """Count the learned tokens of the chosen completions; an empty one counts as one token."""
     return int(np.maximum(np.asarray(groups.lengths)[::2], 1).sum())

@@ -1,4 +1,4 @@
-"""Reward models: a row of pairs → the Bradley-Terry loss of two scalars, read at each completion's last token."""
+"""Reward models: the Bradley-Terry loss of two scalars, at each completion's last token."""
 
 from collections.abc import Mapping, Sequence
 
@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from forge_algos.heads._completions import Rows, numbers
+from forge_algos.heads._completions import GroupModel, to_float32
 from forge_algos.heads._scalar_head import choose_scalar_head
 from forge_algos.losses import LossTerms, reward
 from forge_algos.objectives._mean import Mean
@@ -17,21 +17,24 @@ from forge_algos.settings._preference import RewardSettings
 
 @attrs.frozen
 class Reward(Pairwise):
-    """-log σ(r(chosen) - r(rejected) - m) + λ(r(chosen) + r(rejected))² (arXiv 2203.02155, 2307.09288, 2312.09244).
+    """Reward model: -log σ(r(chosen) - r(rejected) - m) + λ(r(chosen) + r(rejected))².
 
-    The model is a sequence classifier with one label. One forward a row; batches are `PreferenceBatch`, whose `margins` are m
-    where they are given. No pair's term depends on another, so the gradients do not depend on how a step is cut.
+    The terms are those of arXiv 2203.02155, 2307.09288 (m) and 2312.09244 (λ). The model is a sequence classifier with one
+    label. One forward a row; batches are `PreferenceBatch`, whose `margins` are m where they are given. No pair's term depends
+    on another, so the gradients do not depend on how a step is cut.
     """
 
     settings: RewardSettings = attrs.field(factory=RewardSettings)
 
     def figures(self, sums: Mapping[str, float], count: int) -> dict[str, float]:
-        """Those of every objective on pairs, and `mean_reward` over both sides, which `centering` pulls towards 0."""
+        """Divide as every objective on pairs, and add `mean_reward` over both sides.
+        `centering` pulls it towards 0.
+        """
         mean = (sums["chosen_rewards"] + sums["rejected_rewards"]) / (2 * count)
         return {**Pairwise.figures(self, sums, count), "mean_reward": mean}
 
     def bind(self, model: nn.Module, *, device: torch.device) -> "_BoundReward":
-        """See that this model gives one number, and how it is read.
+        """Test that this model gives one number, and choose how it is read.
 
         Raises:
             LossError: the model is no sequence classifier with one label.
@@ -45,7 +48,7 @@ class _BoundReward:
     def __init__(self, settings: RewardSettings, model: nn.Module, device: torch.device) -> None:
         self.settings = settings
         self.head = choose_scalar_head(model, device=device)
-        self.rows = Rows(model, device=device)
+        self.rows = GroupModel(model, device=device)
         self.mean = Mean(settings.normalize)
         self.needs = self.mean.needs
 
@@ -57,5 +60,5 @@ class _BoundReward:
         device = self.rows.device
         ends = torch.tensor(np.asarray(batch.groups.ends), dtype=torch.int64).to(device, non_blocking=True)
         chosen, rejected = sides(self.head.scores(self.rows.inputs(batch.groups), ends))
-        margins = None if batch.margins is None else numbers(batch.margins, device)
+        margins = None if batch.margins is None else to_float32(batch.margins, device)
         return self.mean(reward(chosen, rejected, margin=margins, centering=self.settings.centering), totals)

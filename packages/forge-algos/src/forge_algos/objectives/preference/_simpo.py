@@ -1,55 +1,37 @@
-"""Simple preference optimisation: a row of pairs → the loss of how much likelier a token of the chosen completion is."""
-
-from collections.abc import Sequence
+"""Simple preference optimisation: how much likelier a token of the chosen completion is."""
 
 import attrs
-import torch
-from torch import nn
 
-from forge_algos.heads._completions import Completions, whole
 from forge_algos.losses import LossTerms, simpo
-from forge_algos.objectives._mean import Mean
-from forge_algos.objectives.preference._pairs import Pairwise, PreferenceBatch, check_pairs, lengths, sides
+from forge_algos.objectives.preference._pairs import PairObjective, Pairs, PreferenceBatch
 from forge_algos.settings._preference import SimPOSettings
 
 
 @attrs.frozen
-class SimPO(Pairwise):
-    """-log σ(β(log π(chosen)/|chosen| - log π(rejected)/|rejected|) - γ) (arXiv 2405.14734, equation 6).
+class SimPO(PairObjective):
+    """SimPO (arXiv 2405.14734, equation 6): -log σ(β(p_c - p_r) - γ), p = log π(y)/|y| a token.
 
-    One forward a row; no reference. Batches are `PreferenceBatch`; no pair's term depends on another, so the gradients do not
-    depend on how a step is cut. The reward that the figures show is β times the log-probability a token.
+    No reference. No pair's term depends on another, so the gradients do not depend on how a step is cut. The reward in the
+    figures is β times the log-probability a token.
     """
 
     settings: SimPOSettings = attrs.field(factory=SimPOSettings)
 
-    def bind(self, model: nn.Module, *, device: torch.device) -> "_BoundSimPO":
-        """Choose how this model is run.
+    @property
+    def normalize(self) -> str:
+        """The settings' own."""
+        return self.settings.normalize
 
-        Raises:
-            PackedBatchError: the model does not keep the completions of a row apart.
-            AdapterError: virtual tokens that the model cannot be given.
-        """
-        return _BoundSimPO(self.settings, model, device)
-
-
-class _BoundSimPO:
-    def __init__(self, settings: SimPOSettings, model: nn.Module, device: torch.device) -> None:
-        self.settings = settings
-        self.policy = Completions(model, device=device)
-        self.mean = Mean(settings.normalize)
-        self.needs = self.mean.needs
-
-    def measure(self, batch: PreferenceBatch) -> Sequence[float]:
-        return self.mean.measure(len(batch.groups.group_sizes))
-
-    def __call__(self, batch: PreferenceBatch, totals: Sequence[float]) -> LossTerms:
-        check_pairs(batch)
-        terms = simpo(
-            *sides(whole(self.policy.tokens(batch.groups), batch.groups)),
-            **lengths(batch.groups),
-            beta=self.settings.beta,
-            gamma=self.settings.gamma,
-            label_smoothing=self.settings.label_smoothing,
+    def terms(self, pairs: Pairs, batch: PreferenceBatch) -> LossTerms:
+        """Compute the loss of each pair from its mean log-probabilities a token."""
+        del batch
+        s = self.settings
+        return simpo(
+            pairs.chosen,
+            pairs.rejected,
+            chosen_lengths=pairs.chosen_lengths,
+            rejected_lengths=pairs.rejected_lengths,
+            beta=s.beta,
+            gamma=s.gamma,
+            label_smoothing=s.label_smoothing,
         )
-        return self.mean(terms, totals)

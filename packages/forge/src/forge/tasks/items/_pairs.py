@@ -26,8 +26,6 @@ class References:
 
     logps: npt.NDArray[np.float32]
     """Summed log-probabilities of the completions."""
-    tails: npt.NDArray[np.float32]
-    """Their part beyond the length of the pair's shorter one."""
 
 
 class Pairs:
@@ -84,7 +82,6 @@ class Pairs:
         return forge_algos.PreferenceBatch(
             groups=self.groups(at, share_prompt=self.share_prompt),
             ref_logps=None if found is None else found.logps[at].ravel(),
-            ref_tail_logps=None if found is None else found.tails[at].ravel(),
             margins=None if margins is None else margins[at],
         )
 

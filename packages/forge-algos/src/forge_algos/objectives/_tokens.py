@@ -1,0 +1,138 @@
+"""Base classes of objectives on the learned tokens of packed rows."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from forge_algos.batches._packed import (
+    IGNORE,
+    LearnedRow,
+    PackedBatch,
+    RowLoader,
+    check_batch,
+    next_tokens,
+    sample_count,
+    token_count,
+)
+from forge_algos.heads._head import Head, choose_head
+from forge_algos.heads._packable import require_packable
+from forge_algos.losses import LossTerms
+from forge_algos.objectives._mean import Mean
+
+
+class _Row(NamedTuple):
+    """A `PackedBatch`."""
+
+    input_ids: NDArray[Any]
+    labels: NDArray[Any]
+    position_ids: NDArray[Any]
+    cu_seqlens: NDArray[Any]
+    max_seqlen: int
+
+
+class LearnedTokens:
+    """Counts of an objective on learned tokens; terms are tokens, samples are documents."""
+
+    @property
+    def unit(self) -> str:
+        """Unit of `count`."""
+        return "tokens"
+
+    def count(self, batch: PackedBatch) -> int:
+        """Count the learned tokens of a row, without a forward; an empty row has none."""
+        if not len(batch.input_ids):
+            return 0
+        check_batch(batch)
+        return int((next_tokens(batch) != IGNORE).sum())
+
+    def samples(self, batch: PackedBatch) -> int:
+        """Count the documents of a row."""
+        return sample_count(batch)
+
+    def tokens(self, batch: PackedBatch) -> int:
+        """Count all tokens of a row, learned or not."""
+        return token_count(batch)
+
+    def idle(self) -> PackedBatch:
+        """Make a row of one document with two tokens, the second learned.
+        Their id 0 is in every vocabulary.
+        """
+        return _Row(
+            input_ids=np.zeros(2, np.int64),
+            labels=np.array([IGNORE, 0]),
+            position_ids=np.arange(2),
+            cu_seqlens=np.array([0, 2]),
+            max_seqlen=2,
+        )
+
+
+class TokenObjective(LearnedTokens, ABC):
+    """Base class of an objective on learned tokens of packed rows; a subclass brings `terms`.
+
+    It brings `stats` too where it reports more than a loss. Batches are packed rows with labels (`PackedBatch`). The forward
+    gets `use_cache=False`, no mask, positions that start anew in each document, and `cu_seq_lens_q/k` (int32[B+1]) with
+    `max_length_q/k`, which variable-length attention reads; sdpa and eager go by the positions.
+    """
+
+    @property
+    def stats(self) -> tuple[str, ...]:
+        """Names of the further sums in the terms' `stats`."""
+        return ()
+
+    @property
+    def normalize(self) -> str:
+        """Mean that the loss is: "global" or "trl".
+        That is over the step's learned tokens, or of the micro-batches' own means.
+        """
+        return "global"
+
+    def figures(self, sums: Mapping[str, float], count: int) -> dict[str, float]:
+        """Divide each of `stats` by the number of learned tokens."""
+        return {name: sums[name] / count for name in self.stats}
+
+    def bind(self, model: nn.Module, *, device: torch.device) -> "BoundTokens":
+        """Choose how this model's head is scored; `objectives.choose_head` gives the reason.
+
+        Raises:
+            PackedBatchError: the model does not keep the documents of a packed row apart, tried on two made-up ones.
+            AdapterError: virtual tokens that the model cannot be given.
+        """
+        require_packable(model, device=device)
+        return BoundTokens(self, model, device)
+
+    @abstractmethod
+    def terms(self, head: Head, row: LearnedRow) -> LossTerms:
+        """Compute the summed loss of one row in one forward: call one of `head`'s methods.
+
+        Args:
+            head: scores positions of the model, `head.logps(row.inputs, row.rows, row.targets)` for instance.
+            row: the forward's arguments, the positions int64[M] to be scored, and the tokens int64[M] that follow them.
+
+        Returns:
+            LossTerms: the sum over the M learned tokens, M, and a sum for each name of `stats`.
+        """
+
+
+class BoundTokens:
+    """A `TokenObjective` on one model."""
+
+    def __init__(self, objective: TokenObjective, model: nn.Module, device: torch.device) -> None:
+        """Choose how the head is scored."""
+        self.head = choose_head(model, device=device)
+        self._objective = objective
+        self._mean = Mean(objective.normalize)
+        self._load = RowLoader(model, device)
+        self.needs = self._mean.needs
+
+    def measure(self, batch: PackedBatch) -> Sequence[float]:
+        """Return the numbers of this row that the mean of means divides by."""
+        return self._mean.measure(self._objective.count(batch))
+
+    def __call__(self, batch: PackedBatch, totals: Sequence[float]) -> LossTerms:
+        """Compute the row's terms."""
+        return self._mean(self._objective.terms(self.head, self._load(batch)), totals)

@@ -1,0 +1,103 @@
+"""References: stored log-probabilities, the model under its adapter, or a second model."""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import nn
+
+from forge_algos._errors import LossError
+from forge_algos._modules import mode, unwrap
+from forge_algos.adaptations._switched_off import check_switchable, switched_off
+from forge_algos.batches._groups import PackedGroups, idle_groups
+from forge_algos.heads._completions import Completions, sum_by_completion, to_float32
+from forge_algos.isolation._guard import guard_packed
+from forge_algos.settings._preference import ReferenceKind
+
+
+class Reference:
+    """Log-probabilities under the reference, without gradients and without dropout.
+
+    Args:
+        kind: "stored" reads arrays of the batch, "adapter_off" and "live" make a forward.
+        policy: the model that is trained; its adapter is switched off for "adapter_off".
+        live: the second model, for "live" and only for it; it never changes.
+
+    Raises:
+        LossError: "live" without a model, a model without "live", or the very model that is trained.
+        AdapterError: "adapter_off" where the model carries no adapter.
+    """
+
+    def __init__(self, kind: ReferenceKind, policy: Completions, live: nn.Module | None) -> None:
+        if (kind == "live") != (live is not None):
+            wanted = "a model is wanted" if live is None else "reference=... would not be read: leave it out, or set 'live'"
+            raise LossError(f"reference={kind!r}: {wanted}")
+        if live is not None and unwrap(live) is unwrap(policy.model):
+            raise LossError("reference='live': it is the very model that is trained, and would move with it; load it twice")
+        if kind == "adapter_off":
+            check_switchable(policy.model)
+        self.kind = kind
+        self._off = kind == "adapter_off"
+        self._model = policy if live is None else Completions(live, device=policy.device)
+
+    def __call__(self, groups: PackedGroups, stored: ArrayLike | None, name: str = "ref_logps") -> torch.Tensor:
+        """Return the completions' log-probabilities float32[B], in nats."""
+        if self.kind != "stored":
+            return sum_by_completion(self.tokens(groups), groups)
+        return self.read(stored, name)
+
+    def read(self, stored: ArrayLike | None, name: str) -> torch.Tensor:
+        """Return a stored array of the batch, or raise LossError where it is missing."""
+        if stored is None:
+            raise LossError(
+                f"{name}: reference='stored' reads it and the batch has none; compute it with reference_logps(...) before "
+                "training, or set reference='adapter_off' or 'live'"
+            )
+        return to_float32(stored, self._model.device)
+
+    def tokens(self, groups: PackedGroups) -> torch.Tensor:
+        """Compute the log-probability of each token in a forward, float32[M]."""
+        model = self._model.model
+        with torch.no_grad(), mode(model, training=False), switched_off(model) if self._off else nullcontext():
+            return self._model.tokens(groups)
+
+
+def reference_logps(
+    model: nn.Module,
+    batches: Iterable[PackedGroups],
+    *,
+    device: torch.device | None = None,
+    autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    adapter_off: bool = False,
+) -> Iterator[NDArray[np.float32]]:
+    """Compute the log-probabilities that are stored beside the data before training.
+
+    One forward a row, in evaluation mode and without gradients.
+
+    Where the model is divided over ranks, every rank gives equally many rows, empty ones where it has nothing.
+
+    Args:
+        model: the reference: what training starts from, or another.
+        batches: rows of groups; for pairs, groups of two.
+        device: where rows go; the model's by default.
+        autocast: as in training, so that the loss begins where it should.
+        adapter_off: switch the model's adapter off for it.
+
+    Yields:
+        NDArray: for each row float32[B], of its completions, in nats.
+
+    Raises:
+        PackedBatchError: a row is malformed, or the model does not keep its documents apart.
+        AdapterError: `adapter_off` where the model carries no adapter.
+    """
+    device = next(model.parameters()).device if device is None else device
+    with torch.no_grad(), mode(model, training=False), guard_packed(model):
+        policy = Completions(model, device=device)
+        for groups in batches:
+            with switched_off(model) if adapter_off else nullcontext(), autocast():
+                empty = not len(groups.group_sizes)
+                tokens = policy.tokens(idle_groups((1,)) if empty else groups)
+            yield (tokens[:0] if empty else sum_by_completion(tokens, groups)).cpu().numpy()

@@ -1,0 +1,93 @@
+"""Sequence classification model with one label, as a reward function."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from forge_algos._errors import RewardError
+from forge_algos._modules import mode
+from forge_algos.batches._packed import packed_inputs
+from forge_algos.heads._packable import require_packable
+from forge_algos.heads._scalar_head import choose_scalar_head
+
+
+class RewardModel:
+    """Reward function that scores completions at the last token, in packed rows.
+
+    Prompt and completion are tokenised as the model's own tokens. Text is tokenised as one, and ends in the tokenizer's EOS, as
+    `forge_data` ends the texts that a reward model learns from; messages go through its chat template. Each rank calls it by
+    itself: the model is whole on each.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        tokenizer: Any,
+        max_tokens: int,
+        device: torch.device | None = None,
+        autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    ) -> None:
+        """Test the model once.
+
+        Args:
+            model: on `device`; it is never trained.
+            tokenizer: the reward model's own, of transformers.
+            max_tokens: tokens of a row; a longer text has a row to itself.
+            device: where it computes; the model's by default.
+            autocast: as for `train`.
+
+        Raises:
+            LossError: the model does not give a sequence one number.
+            PackedBatchError: it does not keep a row's documents apart.
+        """
+        self._device = next(model.parameters()).device if device is None else device
+        self._head = choose_scalar_head(model, device=self._device)
+        require_packable(model, device=self._device)
+        self._tokenizer = tokenizer
+        self._max_tokens = max_tokens
+        self._autocast = autocast
+
+    def __call__(self, prompts: Sequence[Any], completions: Sequence[Any], **_columns: Any) -> list[float]:
+        """Score each completion."""
+        documents = [self._ids(prompt, completion) for prompt, completion in zip(prompts, completions, strict=True)]
+        found: list[float] = []
+        with mode(self._head.model, training=False), torch.no_grad():
+            for row in self._rows(documents):
+                lengths = np.array([len(ids) for ids in row])
+                ends = lengths.cumsum()
+                inputs = packed_inputs(
+                    torch.from_numpy(np.concatenate(row)).to(self._device),
+                    torch.from_numpy(np.concatenate([np.arange(length) for length in lengths])).to(self._device),
+                    torch.from_numpy(np.append(0, ends)),
+                    int(lengths.max()),
+                )
+                with self._autocast():
+                    found += self._head.scores(inputs, torch.from_numpy(ends - 1).to(self._device)).tolist()
+        return found
+
+    def _ids(self, prompt: Any, completion: Any) -> NDArray[np.int64]:
+        if isinstance(prompt, str):
+            ids = list(self._tokenizer(prompt + completion)["input_ids"])
+            if (end := self._tokenizer.eos_token_id) is not None and ids[-1:] != [end]:
+                ids.append(end)
+        else:
+            ids = list(self._tokenizer.apply_chat_template([*prompt, *completion], tokenize=True, return_dict=False))
+        if not ids:
+            raise RewardError("the reward model's tokenizer makes no token of a prompt and its completion")
+        return np.array(ids, np.int64)
+
+    def _rows(self, documents: Sequence[NDArray[np.int64]]) -> Iterator[list[NDArray[np.int64]]]:
+        row: list[NDArray[np.int64]] = []
+        for ids in documents:
+            if row and sum(map(len, row)) + len(ids) > self._max_tokens:
+                yield row
+                row = []
+            row.append(ids)
+        if row:
+            yield row

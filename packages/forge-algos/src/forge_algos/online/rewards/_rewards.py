@@ -1,0 +1,144 @@
+"""Reward functions: plain Python functions of columns of text, whose every value is checked."""
+
+import importlib
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from forge_algos._errors import RewardError
+
+Scorer = Callable[..., Sequence[float | None]]
+"""Function f(prompts=[...], completions=[...], **columns) → a number for each completion,
+None or NaN where it cannot be scored."""
+
+
+@attrs.frozen(kw_only=True)
+class Reward:
+    """Reward function, its name in messages and files, and its weight."""
+
+    name: str
+    function: Scorer
+    weight: float = 1.0
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class RewardInputs:
+    """B completions as reward functions receive them."""
+
+    prompts: Sequence[Any]
+    """Text, or messages."""
+    completions: Sequence[Any]
+    """Text, or one message of the assistant's in a list where the prompt is messages."""
+    columns: Mapping[str, Sequence[Any]]
+    """Further fields of the prompts' rows."""
+    rows: Sequence[int]
+    """Number of each one's prompt in the data, for messages."""
+
+    def one(self, i: int) -> "RewardInputs":
+        """Return the i-th completion alone."""
+        columns = {name: [values[i]] for name, values in self.columns.items()}
+        return RewardInputs(prompts=[self.prompts[i]], completions=[self.completions[i]], columns=columns, rows=[self.rows[i]])
+
+
+def load_reward(name: str) -> Scorer:
+    """Import the function that "package.module:function" names.
+
+    Raises:
+        RewardError: the name has another form, the module or the function is not there, or it cannot be called.
+
+    >>> load_reward("math:fsum")([0.5, 0.25])
+    0.75
+    """
+    module_name, colon, path = name.partition(":")
+    if not module_name or not colon or not path:
+        raise RewardError(f"reward {name!r}: a function is named as 'package.module:function'")
+    try:
+        found: Any = importlib.import_module(module_name)
+    except ImportError as error:
+        raise RewardError(f"reward {name!r}: the module cannot be imported ({error}); is its folder on PYTHONPATH?") from error
+    for part in path.split("."):
+        if not hasattr(found, part):
+            known = ", ".join(sorted(key for key in vars(found) if not key.startswith("_"))[:20])
+            raise RewardError(f"reward {name!r}: {module_name} has no {path}; it has {known}")
+        found = getattr(found, part)
+    if not callable(found):
+        raise RewardError(f"reward {name!r}: {path} is no function but {type(found).__name__}")
+    function: Any = found
+    return function
+
+
+def score(reward: Reward, inputs: RewardInputs, *, on_error: Literal["stop", "skip"] = "stop") -> NDArray[np.float32]:
+    """Call a reward function: float32[B], NaN where a completion cannot be scored.
+
+    A call that fails is repeated for each completion by itself: so the one at fault can be named ("stop"), or left unscored
+    alone ("skip").
+    """
+    if not inputs.completions:
+        return np.zeros(0, np.float32)
+    try:
+        return _call(reward, inputs)
+    except RewardError as error:
+        failed = error
+    scores = np.full(len(inputs.completions), np.nan, np.float32)
+    for i in range(len(inputs.completions)):
+        try:
+            scores[i] = _call(reward, inputs.one(i))[0]
+        except RewardError:
+            if on_error == "stop":
+                raise
+    if on_error == "stop":
+        # No single call fails, so the message about the joint call stands.
+        raise failed
+    return scores
+
+
+def total(scores: Mapping[str, NDArray[np.float32]], weights: Mapping[str, float]) -> NDArray[np.float32]:
+    """Add up weighted scores float32[B] of those that could be scored; NaN where none could."""
+    stacked = np.stack([weights[name] * values.astype(np.float64) for name, values in scores.items()])
+    scored = ~np.isnan(stacked)
+    return np.where(scored.any(0), np.where(scored, stacked, 0).sum(0), np.nan).astype(np.float32)
+
+
+def _call(reward: Reward, inputs: RewardInputs) -> NDArray[np.float32]:
+    B = len(inputs.completions)
+    try:
+        values = list(
+            reward.function(
+                prompts=list(inputs.prompts),
+                completions=list(inputs.completions),
+                **{name: list(column) for name, column in inputs.columns.items()},
+            )
+        )
+    except Exception as error:  # whatever a user's function may raise
+        where = f"row {inputs.rows[0]}" if B == 1 else f"{B} completions of rows {min(inputs.rows)} to {max(inputs.rows)}"
+        raise RewardError(
+            f"reward {reward.name!r} raised {type(error).__name__}: {error}, for {where}{_excerpt(inputs, 0) if B == 1 else ''}"
+        ) from error
+    if len(values) != B:
+        raise RewardError(f"reward {reward.name!r} gave {len(values)} values for {B} completions; one for each is wanted")
+    return np.array([_number(reward, inputs, i, value) for i, value in enumerate(values)], np.float32)
+
+
+def _number(reward: Reward, inputs: RewardInputs, i: int, value: Any) -> float:
+    """Return a finite number (of numpy or torch too) as float, and None and NaN as NaN."""
+    if value is None:
+        return math.nan
+    try:
+        number = math.inf if isinstance(value, str | bytes) else float(value)
+    except (TypeError, ValueError):
+        number = math.inf
+    if math.isinf(number):
+        raise RewardError(
+            f"reward {reward.name!r} gave {value!r} ({type(value).__name__}) for row {inputs.rows[i]}{_excerpt(inputs, i)}: a "
+            "finite number is wanted, or None where a completion cannot be scored"
+        )
+    return number
+
+
+def _excerpt(inputs: RewardInputs, i: int) -> str:
+    text = repr(inputs.completions[i])
+    return f", completion {text if len(text) <= 100 else text[:97] + '...'}"

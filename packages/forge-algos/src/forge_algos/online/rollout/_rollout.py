@@ -1,0 +1,122 @@
+"""Rollout: sampled completions, their rewards, and all that the updates on them need."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from forge_algos.online.rollout import _rollout_file
+
+Floats = NDArray[np.float32]
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Rollout:
+    """B completions of G prompts, M tokens in all; a group's completions one after another.
+
+    It is the same on every rank. With a seed and an update's number it determines what that update trains on: a run that was
+    stopped between two updates reads it back and resumes.
+    """
+
+    seed: int
+    """Seed of the completions' random numbers and of the order of the updates."""
+    prompt_rows: NDArray[np.int64]
+    """int64[G]: the number of each prompt in the data."""
+    prompt_ids: tuple[NDArray[np.int32], ...]
+    """G of int32[S]."""
+    prompt_texts: tuple[str, ...]
+    """G texts."""
+    groups: NDArray[np.int64]
+    """int64[B]: prompt of each completion, from 0 to G - 1."""
+    completion_ids: tuple[NDArray[np.int32], ...]
+    """B of int32[S], one after another M tokens."""
+    completion_texts: tuple[str, ...]
+    """B texts."""
+    finished: NDArray[np.bool_]
+    """bool[B]: False where the completion was cut off."""
+    scores: Mapping[str, Floats]
+    """Reward function → float32[B]; NaN where it could not score."""
+    rewards: Floats
+    """float32[B]: their weighted sum, less the penalty for having been cut off;
+    NaN where nothing could score."""
+    trained: NDArray[np.bool_]
+    """bool[B]: whether updates train on it: not if it is unscored, masked,
+    or in a group that is skipped."""
+    old_logps: Floats
+    """float32[M]: log-probabilities under the policy that sampled, at the temperature, in nats;
+    NaN where none is needed."""
+    ref_logps: Floats | None
+    """float32[M]: the reference's; None without one."""
+    values: Floats | None
+    """float32[M]: the value head's before each token; None without one."""
+    advantages: Floats
+    """float32[M]; 0 where nothing is trained."""
+    returns: Floats | None
+    """float32[M]: the value head's targets; None without one."""
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """int64[B]: tokens of each completion."""
+        return np.array([len(ids) for ids in self.completion_ids], np.int64)
+
+    @property
+    def starts(self) -> NDArray[np.int64]:
+        """int64[B+1]: where each completion's tokens begin among the M, and M."""
+        return np.append(0, self.lengths.cumsum())
+
+    def figures(self) -> dict[str, float]:
+        """Compute figures for reports: means over completions, and counts that explain them.
+        Counted are completions that were cut off, could not be scored, or teach nothing.
+        """
+        groups, lengths = self.groups, self.lengths
+        scored = ~np.isnan(self.rewards)
+        found: dict[str, float] = {
+            "prompts": len(self.prompt_rows),
+            "completions": len(lengths),
+            "tokens": int(lengths.sum()),
+            "reward": _mean(self.rewards[scored]),
+            "reward_std": float(self.rewards[scored].astype(np.float64).std()) if scored.any() else 0.0,
+            "length": _mean(lengths),
+            "cut_off": int((~self.finished).sum()),
+            "unscored": int((~scored).sum()),
+            "equal_rewards": equal_groups(self.rewards, groups, len(self.prompt_rows)).sum().item(),
+            "trained": int(self.trained.sum()),
+        }
+        found |= {f"reward/{name}": _mean(values[~np.isnan(values)]) for name, values in self.scores.items()}
+        if self.ref_logps is not None:
+            difference = (self.old_logps - self.ref_logps).astype(np.float64)
+            found["kl"] = _mean(difference[~np.isnan(difference)])
+        return found
+
+    def write(self, path: str | Path) -> None:
+        """Write a JSONL file: a line about the whole, then a line a completion, with its text.
+
+        Floats are exact to the bit. The file appears under its name when it is whole.
+        """
+        _rollout_file.write({field.name: getattr(self, field.name) for field in attrs.fields(Rollout)}, Path(path))
+
+    @classmethod
+    def read(cls, path: str | Path) -> "Rollout":
+        """Read back what `write` wrote.
+
+        Raises:
+            RolloutError: the file is not there, is no rollout, or is not whole.
+        """
+        fields: dict[str, Any] = _rollout_file.read(Path(path))
+        return cls(**fields)
+
+
+def equal_groups(rewards: Floats, groups: NDArray[np.int64], number: int) -> NDArray[np.bool_]:
+    """Find groups of two or more scored completions whose rewards are all equal: bool[G]."""
+    scored = ~np.isnan(rewards)
+    low, high = np.full(number, np.inf, np.float32), np.full(number, -np.inf, np.float32)
+    np.minimum.at(low, groups[scored], rewards[scored])
+    np.maximum.at(high, groups[scored], rewards[scored])
+    return (low == high) & (np.bincount(groups[scored], minlength=number) > 1)
+
+
+def _mean(values: NDArray[Any]) -> float:
+    return float(values.astype(np.float64).mean()) if len(values) else 0.0

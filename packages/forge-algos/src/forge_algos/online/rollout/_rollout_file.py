@@ -1,0 +1,129 @@
+"""JSONL file of a rollout that a person can read: a line about the whole, then completions.
+
+A float32 is written with nine significant digits, which name it and no other.
+"""
+
+import json
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forge_algos._errors import RolloutError
+
+VERSION = 1
+_OF_TOKENS = ("old_logps", "ref_logps", "values", "advantages", "returns")
+
+
+def write(fields: Mapping[str, Any], path: Path) -> None:
+    """Write under a temporary name beside the file, then rename it, so that it is always whole."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        # A lone surrogate in a text is written as JSON's escape.
+        with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace", newline="\n") as file:
+            for line in _lines(fields):
+                file.write(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def _lines(fields: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    arrays = [name for name in _OF_TOKENS if fields[name] is not None]
+    yield {
+        "rollout": VERSION,
+        "seed": fields["seed"],
+        "prompts": len(fields["prompt_rows"]),
+        "completions": len(fields["groups"]),
+        "functions": list(fields["scores"]),
+        "arrays": arrays,
+    }
+    starts = np.append(0, np.cumsum([len(ids) for ids in fields["completion_ids"]], dtype=np.int64))
+    seen = -1
+    for i, group in enumerate(fields["groups"].tolist()):
+        line: dict[str, Any] = {"group": group}
+        if group != seen:
+            seen = group
+            line |= {
+                "row": int(fields["prompt_rows"][group]),
+                "prompt": fields["prompt_texts"][group],
+                "prompt_ids": fields["prompt_ids"][group].tolist(),
+            }
+        tokens = slice(starts[i], starts[i + 1])
+        yield line | {
+            "completion": fields["completion_texts"][i],
+            "reward": _plain(fields["rewards"][i : i + 1])[0],
+            "scores": {name: _plain(values[i : i + 1])[0] for name, values in fields["scores"].items()},
+            "finished": bool(fields["finished"][i]),
+            "trained": bool(fields["trained"][i]),
+            "completion_ids": fields["completion_ids"][i].tolist(),
+            **{name: _plain(fields[name][tokens]) for name in arrays},
+        }
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Read the fields of a `Rollout`.
+
+    Raises:
+        RolloutError: the file is missing, is no rollout, or is not whole.
+    """
+    try:
+        with path.open(encoding="utf-8", newline="\n") as file:
+            head = json.loads(file.readline())
+            if not isinstance(head, dict) or head.get("rollout") != VERSION:
+                raise RolloutError(f"{path} holds no rollout of version {VERSION}: its first line is {str(head)[:80]}")
+            lines = [json.loads(line) for line in file]
+        if len(lines) != head["completions"]:
+            raise RolloutError(
+                f"{path} is not whole: it has {len(lines)} of {head['completions']} completions; remove it, and it is made "
+                "again"
+            )
+        return _fields(head, lines)
+    except OSError as error:
+        raise RolloutError(f"{path} cannot be read: {error}") from error
+    except (KeyError, TypeError, ValueError) as error:
+        if isinstance(error, RolloutError):
+            raise
+        raise RolloutError(f"{path} holds no rollout, or a damaged one: {type(error).__name__}: {error}") from error
+
+
+def _fields(head: dict[str, Any], lines: list[dict[str, Any]]) -> dict[str, Any]:
+    prompts = [line for line in lines if "prompt_ids" in line]
+    if len(prompts) != head["prompts"]:
+        raise ValueError(f"{len(prompts)} of {head['prompts']} prompts")
+    found: dict[str, Any] = {
+        "seed": int(head["seed"]),
+        "prompt_rows": np.array([line["row"] for line in prompts], np.int64),
+        "prompt_ids": tuple(np.array(line["prompt_ids"], np.int32) for line in prompts),
+        "prompt_texts": tuple(line["prompt"] for line in prompts),
+        "groups": np.array([line["group"] for line in lines], np.int64),
+        "completion_ids": tuple(np.array(line["completion_ids"], np.int32) for line in lines),
+        "completion_texts": tuple(line["completion"] for line in lines),
+        "finished": np.array([line["finished"] for line in lines], bool),
+        "trained": np.array([line["trained"] for line in lines], bool),
+        "rewards": _floats([line["reward"] for line in lines]),
+        "scores": {name: _floats([line["scores"][name] for line in lines]) for name in head["functions"]},
+    }
+    tokens = sum(map(len, found["completion_ids"]))
+    for name in _OF_TOKENS:
+        values = _floats([value for line in lines for value in line[name]]) if name in head["arrays"] else None
+        if values is not None and len(values) != tokens:
+            raise ValueError(f"{len(values)} {name} for {tokens} tokens")
+        found[name] = values
+    return found
+
+
+def _plain(values: NDArray[np.float32]) -> list[float | None]:
+    return [None if value != value else float(f"{value:.9g}") for value in values.tolist()]  # noqa: PLR0124  NaN
+
+
+def _floats(values: list[float | None]) -> NDArray[np.float32]:
+    return np.array([np.nan if value is None else value for value in values], np.float32)

@@ -1,0 +1,55 @@
+"""Drawing of the next token from one uniform number a row: a logits processor.
+
+A completion's numbers are its own, so it does not depend on what else is in the batch, how the batch was cut, or which rank
+draws it; and torch's random state is neither read nor moved.
+"""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+
+Warp = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+_BELOW_ONE = 1 - 2.0**-22
+"""Largest uniform number in float32 whose product with a total stays below that total."""
+
+
+def uniforms(seed: int, completions: Sequence[tuple[int, int]], steps: int) -> torch.Tensor:
+    """DrawToken uniform numbers float32[B, steps] in [0, 1), from a stream for each completion.
+    A completion is (its prompt's number, which of the prompt's completions it is).
+    """
+    drawn = [np.random.default_rng([seed, prompt, which]).random(steps) for prompt, which in completions]
+    return torch.from_numpy(np.stack(drawn)).float().clamp_(max=_BELOW_ONE)
+
+
+class DrawToken:
+    """Logits processor that leaves only the drawn token possible, for greedy decoding to take."""
+
+    def __init__(self, warps: Sequence[Warp], uniforms_BS: torch.Tensor, width: int) -> None:
+        """Take processors that change the scores first, uniform numbers, and the prompts' width."""
+        self._warps = warps
+        self._uniforms_BS = uniforms_BS
+        self._width = width
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """Set scores float[B, V] to 0 at the drawn token and -inf elsewhere.
+        `input_ids` are int64[B, width + step].
+        """
+        for warp in self._warps:
+            scores = warp(input_ids, scores)
+        # `generate` may run a few steps beyond the end before it checks.
+        step = min(input_ids.shape[1] - self._width, self._uniforms_BS.shape[1] - 1)
+        token = inverse_cdf(scores, self._uniforms_BS[:, step])
+        return torch.full_like(scores, -torch.inf).scatter_(1, token[:, None], 0.0)
+
+
+def inverse_cdf(scores: torch.Tensor, uniform_B: torch.Tensor) -> torch.Tensor:
+    """Find in each row of scores[B, V] the token where the summed probability exceeds a number.
+
+    Returns int64[B]. A token of probability 0 is never drawn, also where sums in float32 are not quite monotonous.
+    """
+    probabilities = scores.float().softmax(-1)
+    summed = probabilities.cumsum(-1)
+    possible = (summed > (uniform_B * summed[:, -1])[:, None]) & (probabilities > 0)
+    return torch.where(possible.any(-1), possible.int().argmax(-1), probabilities.argmax(-1))

@@ -1,0 +1,187 @@
+"""Sampling with transformers' `generate`: left-padded batches under a mask, with a KV cache.
+
+Not with `generate_batch` (continuous batching): transformers 5.23 refuses any attention but its own there, so not forge's
+`documents`; it draws in an order that depends on what else is scheduled, so the same seed gave a prompt another completion
+beside other prompts; and on a CPU two requests of five tokens took 17 seconds. What it would save is small where completions
+have similar lengths. On a GPU it was not tried.
+"""
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from forge_algos._errors import RolloutError
+from forge_algos._modules import causal_model, mode, unwrap, virtual_tokens
+from forge_algos._parallel import ALONE, Parallel
+from forge_algos.online.sampling._draw import DrawToken, Warp, uniforms
+from forge_algos.online.sampling._sampler import Completion
+
+
+class GenerateSampler:
+    """Sampler that draws from the very model that is trained, in evaluation mode, as it is then.
+
+    The model's own generation settings (a repetition penalty, a top_k) are not read: only the arguments count.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        eos_ids: Sequence[int],
+        pad_id: int,
+        batch_tokens: int,
+        synced: bool = False,
+        autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
+        parallel: Parallel = ALONE,
+    ) -> None:
+        """Take the model and the tokens that end a completion; nothing is sampled yet.
+
+        Args:
+            model: a transformers causal language model, perhaps with an adapter or wrapped.
+            eos_ids: the tokens that end a completion.
+            pad_id: fills up prompts on the left; it is masked, so any id will do.
+            batch_tokens: tokens, prompts and completions together, that a batch may have room for (the KV cache's size); a
+                single row is always allowed.
+            synced: the model is divided over the ranks of `parallel`, so that all of them make every forward together.
+            autocast: as for `train`.
+            parallel: the ranks; read with `synced` alone.
+
+        Raises:
+            RolloutError: no token ends a completion, or there is no room for one; or virtual tokens on a divided model.
+        """
+        if synced and virtual_tokens(model):
+            raise RolloutError(
+                "a model with virtual tokens (adapter=prefix or prompt) cannot sample while it is divided over ranks: take "
+                "strategy=ddp or single, or adapter=lora"
+            )
+        if not eos_ids:
+            raise RolloutError(
+                "eos_ids: without a token that ends a completion every one would be cut off; give the tokenizer's"
+            )
+        if batch_tokens < 1:
+            raise RolloutError(f"batch_tokens: at least 1 is wanted, not {batch_tokens}")
+        self._model = model
+        self._eos_ids = [int(i) for i in eos_ids]
+        self._pad_id = int(pad_id)
+        self._batch_tokens = batch_tokens
+        self._synced = synced
+        self._autocast = autocast
+        self._parallel = parallel
+
+    def sample(
+        self,
+        prompts: Sequence[NDArray[Any]],
+        *,
+        num_generations: int,
+        max_new_tokens: int,
+        temperature: float,
+        top_p: float,
+        top_k: int,
+        seed: int,
+        first: int = 0,
+    ) -> list[Completion]:
+        """Sample as `Sampler.sample`; with `synced` every rank calls it, one without prompts too."""
+        wanted = [(number, which) for number in range(len(prompts)) for which in range(num_generations)]
+        found: dict[tuple[int, int], Completion] = {}
+        # Prompts of similar length side by side: less padding.
+        wanted.sort(key=lambda pair: len(prompts[pair[0]]), reverse=True)
+        batches = list(self._batches(wanted, prompts, max_new_tokens))
+        warps = _warps(temperature, top_p, top_k)
+        with torch.no_grad(), mode(self._model, training=False), _default_generation_config(causal_model(self._model)):
+            while self._parallel.sum([len(batches)])[0] if self._synced else batches:
+                if not batches:
+                    # Other ranks that share the weights have a batch left.
+                    self._generate([np.zeros(1, np.int64)], torch.zeros(1, 1), [], 1)
+                    continue
+                batch = batches.pop(0)
+                numbers = uniforms(seed, [(first + prompt, which) for prompt, which in batch], max_new_tokens)
+                rows = self._generate([prompts[prompt] for prompt, _ in batch], numbers, warps, max_new_tokens)
+                found.update(zip(batch, rows, strict=True))
+        return [found[pair] for pair in sorted(found)]
+
+    def _batches(
+        self, wanted: list[tuple[int, int]], prompts: Sequence[NDArray[Any]], max_new_tokens: int
+    ) -> Iterator[list[tuple[int, int]]]:
+        start = 0
+        while start < len(wanted):
+            # The batch is sorted: its first prompt is the longest.
+            longest, virtual = len(prompts[wanted[start][0]]), virtual_tokens(self._model)
+            rows = max(1, self._batch_tokens // (virtual + longest + max_new_tokens))
+            if virtual:
+                # No padding: PEFT puts virtual tokens before it, and so farther from a shorter prompt than in training.
+                rows = min(rows, sum(len(prompts[prompt]) == longest for prompt, _ in wanted[start:]))
+            yield wanted[start : start + rows]
+            start += rows
+
+    def _generate(
+        self, prompts: Sequence[NDArray[Any]], uniforms_BS: torch.Tensor, warps: Sequence[Warp], max_new_tokens: int
+    ) -> list[Completion]:
+        from transformers import GenerationConfig, LogitsProcessorList
+
+        causal: Any = causal_model(self._model)
+        device = next(causal.parameters()).device
+        width = max(map(len, prompts))
+        ids = torch.full((len(prompts), width), self._pad_id, dtype=torch.int64)
+        mask = torch.zeros_like(ids)
+        for row, prompt in enumerate(prompts):
+            ids[row, width - len(prompt) :] = torch.from_numpy(np.asarray(prompt, np.int64))
+            mask[row, width - len(prompt) :] = 1
+        settings = GenerationConfig(
+            max_new_tokens=max_new_tokens,
+            do_sample=False,
+            eos_token_id=self._eos_ids,
+            pad_token_id=self._pad_id,
+            use_cache=True,
+        )
+        # PEFT adds virtual tokens in its own `generate`; any other adapter lies within the causal model.
+        sampled: Any = unwrap(self._model) if virtual_tokens(self._model) else causal
+        with self._autocast(), warnings.catch_warnings():
+            # PEFT computes positions itself, as intended.
+            warnings.filterwarnings("ignore", message="Position ids are not supported")
+            output = sampled.generate(
+                input_ids=ids.to(device),
+                attention_mask=mask.to(device),
+                generation_config=settings,
+                logits_processor=LogitsProcessorList([DrawToken(warps, uniforms_BS.to(device), width)]),
+                synced_gpus=self._synced,
+            )
+        made = output[:, width:].cpu().numpy().astype(np.int32)
+        ends = np.isin(made, self._eos_ids)
+        finished: list[bool] = [bool(row.any()) for row in ends]
+        lengths = [int(row.argmax()) + 1 if row.any() else len(row) for row in ends]
+        return [
+            Completion(ids=ids[:length], finished=ended) for ids, length, ended in zip(made, lengths, finished, strict=True)
+        ]
+
+
+def _warps(temperature: float, top_p: float, top_k: int) -> list[Warp]:
+    """Return logits processors in the order of `generate`'s own."""
+    from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+    warps: list[Any] = []
+    if temperature != 1.0:
+        warps.append(TemperatureLogitsWarper(float(temperature)))
+    if top_k:
+        warps.append(TopKLogitsWarper(top_k))
+    if top_p < 1.0:
+        warps.append(TopPLogitsWarper(float(top_p)))
+    return warps
+
+
+@contextmanager
+def _default_generation_config(causal: Any) -> Iterator[None]:
+    """Replace the model's own generation settings, which `generate` falls back to, in the block."""
+    from transformers import GenerationConfig
+
+    own = causal.generation_config
+    causal.generation_config = GenerationConfig()
+    try:
+        yield
+    finally:
+        causal.generation_config = own

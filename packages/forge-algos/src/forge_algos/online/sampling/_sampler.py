@@ -1,0 +1,51 @@
+"""Interface of samplers: prompts → completions.
+`GenerateSampler` is one; an inference server can be another.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Completion:
+    """Continuation of a prompt by a model."""
+
+    ids: NDArray[np.int32]
+    """int32[S], S from 1: the sampled tokens, with the one that ends the completion."""
+    finished: bool
+    """Whether the last token ends it; False where it was cut off at `max_new_tokens`."""
+
+
+class Sampler(Protocol):
+    """Draws completions from the model as it is at the time of the call."""
+
+    def sample(
+        self,
+        prompts: Sequence[NDArray[Any]],
+        *,
+        num_generations: int,
+        max_new_tokens: int,
+        temperature: float,
+        top_p: float,
+        top_k: int,
+        seed: int,
+        first: int = 0,
+    ) -> list[Completion]:
+        """Draw `num_generations` completions of each prompt, prompt after prompt.
+
+        Args:
+            prompts: int[S] each, S from 1.
+            num_generations: completions of each prompt.
+            max_new_tokens: tokens that a completion may have.
+            temperature: divides the logits.
+            top_p: from the likeliest tokens that hold this share; 1 is all.
+            top_k: from this many likeliest tokens; 0 is all.
+            seed: where all random numbers come from.
+            first: the number of `prompts[0]` among those of all ranks: prompt `first + i` is answered from `seed` and its
+                number, whichever prompts stand beside it.
+        """
+        ...

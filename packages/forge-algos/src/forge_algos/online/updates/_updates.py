@@ -1,0 +1,126 @@
+"""Batches of a rollout's updates, on each data shard."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forge_algos._parallel import ALONE, Parallel
+from forge_algos.batches._groups import PackedGroups
+from forge_algos.batches._online import OnlineBatch
+from forge_algos.online.rollout._rollout import Rollout
+from forge_algos.online.updates._collate import collate
+from forge_algos.online.updates._divide import Indices, divide_shards, divide_steps
+
+
+def rollout_batches(
+    rollout: Rollout,
+    *,
+    max_tokens: int,
+    updates: int = 1,
+    passes: int = 1,
+    share_prompts: bool = False,
+    parallel: Parallel = ALONE,
+    rank: int | None = None,
+    seed: int | None = None,
+) -> list[list[OnlineBatch]]:
+    """Divide a rollout into `passes` · `updates` optimizer steps, each as this rank's batches.
+
+    What an update trains on follows from (rollout, seed, its number), on any number of ranks: a run that resumes after its k-th
+    update takes the list from there. Every data shard gets equally many micro-batches a step, empty ones where it has nothing.
+
+    Args:
+        rollout: of all ranks.
+        max_tokens: tokens of a micro-batch, at most.
+        updates: optimizer steps in a pass (`updates_per_pass`); a group's completions stay in one.
+        passes: how often the whole rollout is trained on (`num_iterations`).
+        share_prompts: whether a group's prompt stands once in a micro-batch, for a model that can read it (`shares_prompts`).
+        parallel: the ranks.
+        rank: number of this rank's data shard; `parallel`'s own by default.
+        seed: of the order of groups; the rollout's own by default.
+
+    Raises:
+        RolloutError: a completion with its prompt is longer than `max_tokens`.
+    """
+    steps = update_indices(
+        rollout.groups,
+        np.array([len(ids) for ids in rollout.prompt_ids], np.int64),
+        rollout.lengths,
+        rollout.trained,
+        seed=rollout.seed if seed is None else seed,
+        updates=updates,
+        passes=passes,
+        max_tokens=max_tokens,
+        data_parallel_size=parallel.data_parallel_size,
+        share_prompts=share_prompts,
+    )
+    mine = parallel.data_parallel_rank if rank is None else rank
+    return [[_batch(rollout, indices, share_prompts=share_prompts) for indices in step[mine]] for step in steps]
+
+
+def update_indices(
+    groups: NDArray[np.int64],
+    prompt_tokens: NDArray[np.int64],
+    lengths: NDArray[np.int64],
+    trained: NDArray[np.bool_],
+    *,
+    seed: int,
+    updates: int,
+    passes: int,
+    max_tokens: int,
+    data_parallel_size: int,
+    share_prompts: bool,
+) -> list[list[list[Indices]]]:
+    """Divide the trained completions: [update][data shard][micro-batch] → indices int[b]."""
+    used = np.flatnonzero(trained)
+    found = []
+    for number in range(passes):
+        for step in divide_steps(groups[used], updates=updates, seed=seed, number=number):
+            found.append(  # noqa: PERF401  two loops read better than a comprehension of both
+                divide_shards(
+                    used[step],
+                    groups,
+                    prompt_tokens[groups],
+                    lengths,
+                    max_tokens=max_tokens,
+                    data_parallel_size=data_parallel_size,
+                    share_prompts=share_prompts,
+                )
+            )
+    return found
+
+
+def token_places(starts: NDArray[np.int64], indices: Indices) -> NDArray[np.int64]:
+    """Return the positions int64[m] of completions' tokens among a rollout's M.
+    They stand completion after completion.
+    """
+    nothing: list[NDArray[np.int64]] = [np.zeros(0, np.int64)]
+    return np.concatenate(nothing + [np.arange(starts[i], starts[i + 1], dtype=np.int64) for i in indices])
+
+
+def packed(
+    indices: Indices,
+    groups: NDArray[np.int64],
+    prompt_ids: tuple[NDArray[np.int32], ...],
+    completion_ids: tuple[NDArray[np.int32], ...],
+    *,
+    share_prompts: bool,
+) -> PackedGroups:
+    """Make the packed row of these completions; neighbours with the same prompt are a group."""
+    cuts = np.flatnonzero(np.diff(groups[indices])) + 1
+    parts = [part for part in np.split(indices, cuts) if len(part)]
+    return collate(
+        [(prompt_ids[groups[part[0]]], [completion_ids[i] for i in part]) for part in parts], share_prompts=share_prompts
+    )
+
+
+def _batch(rollout: Rollout, indices: Indices, *, share_prompts: bool) -> OnlineBatch:
+    places = token_places(rollout.starts, indices)
+    row = packed(indices, rollout.groups, rollout.prompt_ids, rollout.completion_ids, share_prompts=share_prompts)
+    return OnlineBatch(
+        groups=row,
+        old_logps=rollout.old_logps[places],
+        advantages=rollout.advantages[places],
+        rewards=rollout.rewards[indices],
+        ref_logps=None if rollout.ref_logps is None else rollout.ref_logps[places],
+        returns=None if rollout.returns is None else rollout.returns[places],
+        old_values=None if rollout.values is None else rollout.values[places],
+    )

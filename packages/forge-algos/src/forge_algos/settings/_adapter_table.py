@@ -1,0 +1,111 @@
+"""Table of adapters: settings that each reads, its learning rate, and what attaches it.
+
+An adapter is one row here. `attach` and `peft` are names, imported when an adapter is attached, so that reading settings loads
+neither torch nor peft.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+import attrs
+
+_PEFT = "forge_algos.adaptations.peft._attach:attach_peft"
+
+
+@attrs.frozen(kw_only=True)
+class AdapterKind:
+    """One adapter.
+
+    With the default `attach`, PEFT's layers are put into the linear layers that `target_modules` selects: the configuration
+    class `peft` is given the fields of AdapterSettings named in `arguments`, and `options` as they are. Any other adapter
+    brings a function of its own.
+    """
+
+    learning_rate: float
+    """Default of AdamW's highest learning rate."""
+    attach: str | Callable[..., Any] = _PEFT
+    """Function (model, settings, context) → Adaptation, or "module:function", which names one."""
+    peft: str = ""
+    """PEFT's configuration class, such as LoraConfig; empty where PEFT has no part in it."""
+    arguments: Mapping[str, str] = attrs.field(factory=dict)
+    """Argument of that class → field of AdapterSettings that is its value."""
+    options: Mapping[str, Any] = attrs.field(factory=dict)
+    """Further arguments of that class, which are the same for every model."""
+    reads: tuple[str, ...] = ()
+    """Fields of AdapterSettings that it reads beside those in `arguments`;
+    any other is refused if it is set."""
+    in_4_bits: bool = False
+    """Whether its base model is loaded in 4 bits; on any other base it is refused."""
+    child: str = ""
+    """Name of the modules that it adds beside layers, where it is not PEFT's:
+    a model with such modules has this adapter."""
+
+    @property
+    def fields(self) -> frozenset[str]:
+        """Fields of AdapterSettings that have an effect with this adapter."""
+        return frozenset({*self.arguments.values(), *self.reads})
+
+
+_TARGETS = ("target_modules",)
+_LORA = {"r": "lora_r", "lora_alpha": "lora_alpha", "lora_dropout": "lora_dropout"}
+_OSFT = (
+    "unfreeze_rank_ratio osft_rule osft_form osft_rank osft_calibration_path rank_pattern osft_train_rest osft_svd osft_cache"
+)
+
+ADAPTERS: dict[str, AdapterKind] = {
+    "none": AdapterKind(learning_rate=2e-5, attach="forge_algos.adaptations.base._adaptation:train_all"),
+    "lora": AdapterKind(learning_rate=2e-4, peft="LoraConfig", arguments=_LORA, reads=_TARGETS),
+    "qlora": AdapterKind(
+        learning_rate=2e-4,
+        peft="LoraConfig",
+        arguments=_LORA,
+        reads=(*_TARGETS, "quant_type", "double_quant"),
+        in_4_bits=True,
+    ),
+    "dora": AdapterKind(learning_rate=2e-4, peft="LoraConfig", arguments=_LORA, options={"use_dora": True}, reads=_TARGETS),
+    "rslora": AdapterKind(learning_rate=2e-4, peft="LoraConfig", arguments=_LORA, options={"use_rslora": True}, reads=_TARGETS),
+    "ia3": AdapterKind(
+        learning_rate=3e-3,
+        peft="IA3Config",
+        attach="forge_algos.adaptations.peft._ia3:attach_ia3",
+        reads=(*_TARGETS, "feedforward_modules"),
+    ),
+    "prefix": AdapterKind(
+        learning_rate=1e-2,
+        peft="PrefixTuningConfig",
+        attach="forge_algos.adaptations.peft._prompts:attach_prefix",
+        arguments={"num_virtual_tokens": "num_virtual_tokens", "prefix_projection": "prefix_projection"},
+    ),
+    "prompt": AdapterKind(
+        learning_rate=3e-2,
+        peft="PromptTuningConfig",
+        attach="forge_algos.adaptations.peft._prompts:attach_prompt",
+        arguments={"num_virtual_tokens": "num_virtual_tokens"},
+        reads=("prompt_init_text",),
+    ),
+    "adapter_prompt": AdapterKind(
+        learning_rate=1e-2,
+        peft="AdaptionPromptConfig",
+        attach="forge_algos.adaptations.peft._prompts:attach_adapter_prompt",
+        arguments={"adapter_len": "num_virtual_tokens"},
+        reads=("adapter_layers",),
+    ),
+    "osft": AdapterKind(
+        learning_rate=1e-4,
+        attach="forge_algos.adaptations.osft._attach:attach_osft",
+        reads=(*_TARGETS, *_OSFT.split()),
+        child="osft",
+    ),
+}
+"""By the name that `AdapterSettings.adapter` takes."""
+
+# The choices follow from the table, which no static type can express: to type checkers an adapter is any string.
+if TYPE_CHECKING:
+    Adapter = str
+else:
+    Adapter = Literal[tuple(ADAPTERS)]
+
+
+def default_learning_rate(adapter: Adapter) -> float:
+    """Return the highest learning rate of AdamW that an adapter trains with where none is set."""
+    return ADAPTERS[adapter].learning_rate

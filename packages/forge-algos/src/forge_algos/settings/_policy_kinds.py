@@ -1,0 +1,72 @@
+"""Table of policy losses: the ratio that each clips, its terms, and its options.
+
+A policy loss is one row here: `losses.policy_gradient`, the objectives, and the choices and messages of the settings follow
+from it. It is data, so that reading settings loads no torch.
+"""
+
+from typing import TYPE_CHECKING, Literal
+
+import attrs
+
+Ratio = Literal["token", "sequence_sum", "sequence_mean"]
+Reduce = Literal["tokens", "mean", "max_length"]
+Scale = Literal["group", "batch", "none"]
+
+
+@attrs.frozen(kw_only=True)
+class PolicyKind:
+    """One policy loss.
+
+    >>> PolicyKind(ratio="sequence_mean", reduce="tokens")
+    Traceback (most recent call last):
+        ...
+    ValueError: a ratio of whole completions gives one number each: reduce must be 'mean', not 'tokens'
+    """
+
+    ratio: Ratio
+    """Whose ratio π/π_old is clipped and weighed by the advantage:
+    each token's own ("token"), or one of a whole completion: the product of its tokens' ratios ("sequence_sum", the
+    exponential of their summed log-ratios) or their geometric mean ("sequence_mean")."""
+    reduce: Reduce
+    """What a term of the loss is: a token ("tokens"), or a completion:
+    the mean over its tokens ("mean"), or their sum divided by `max_length`, the longest that a completion may become
+    ("max_length")."""
+    kl: bool = True
+    """Whether the loss may hold a KL to the reference (`kl_weight`);
+    otherwise its KL is part of the reward."""
+    grpo: bool = False
+    """Whether it is a form of GRPO, which `GRPOSettings.loss_type` offers."""
+    scale: Scale = "group"
+    """What GRPO divides its advantages by where `scale_rewards` is not set:
+    a standard deviation, of the group or the batch, or nothing."""
+
+    def __attrs_post_init__(self) -> None:
+        if self.ratio != "token" and self.reduce != "mean":
+            raise ValueError(f"a ratio of whole completions gives one number each: reduce must be 'mean', not {self.reduce!r}")
+
+    @property
+    def unit(self) -> str:
+        """Unit of the terms, in the plural: "tokens" or "completions"."""
+        return "tokens" if self.reduce == "tokens" else "completions"
+
+
+POLICY_KINDS: dict[str, PolicyKind] = {
+    "grpo": PolicyKind(ratio="token", reduce="mean", grpo=True),  # arXiv 2402.03300, equation 3
+    "dr_grpo": PolicyKind(ratio="token", reduce="max_length", grpo=True, scale="none"),  # arXiv 2503.20783
+    "dapo": PolicyKind(ratio="token", reduce="tokens", grpo=True),  # arXiv 2503.14476, equation 8
+    "ppo": PolicyKind(ratio="token", reduce="tokens"),  # arXiv 1707.06347, equation 7
+    "rloo": PolicyKind(ratio="sequence_sum", reduce="mean", kl=False),  # arXiv 2402.14740
+}
+"""By the name that `policy_gradient(kind=...)` takes."""
+
+
+def grpo_kinds() -> list[str]:
+    """Return the names of the forms of GRPO, rows that were added later among them."""
+    return [name for name, kind in POLICY_KINDS.items() if kind.grpo]
+
+
+# The choices follow from the table, which no static type can express: to type checkers a form is any string.
+if TYPE_CHECKING:
+    GRPOLoss = str
+else:
+    GRPOLoss = Literal[tuple(grpo_kinds())]

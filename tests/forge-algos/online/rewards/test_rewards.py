@@ -1,0 +1,157 @@
+"""Reward functions: found by name, called with columns, their results checked.
+Errors name function, row and what was returned.
+"""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from forge_algos import RewardError
+from forge_algos.online import Reward, RewardModel, load_reward
+from forge_algos.online.rewards._rewards import RewardInputs, score, total
+
+ANSWERS = RewardInputs(
+    prompts=["a", "b", "c"], completions=["x", "yy", "zzz"], columns={"wanted": [1, 2, 4]}, rows=[10, 11, 12]
+)
+
+
+def close(prompts, completions, wanted):
+    return [-abs(len(c) - w) for c, w in zip(completions, wanted, strict=True)]
+
+
+def test_functions_get_columns_and_return_numbers():
+    """Functions get prompts, completions and fields as lists, and return a number for each.
+    Ints, bools, numpy's and torch's numbers too.
+    """
+    assert score(Reward(name="close", function=close), ANSWERS).tolist() == [0, 0, -1]
+    kinds = lambda prompts, completions, wanted: (np.float64(0.5), torch.tensor(2), True)  # noqa: E731
+    found = score(Reward(name="kinds", function=kinds), ANSWERS)
+    assert found.tolist() == [0.5, 2, 1]
+    assert found.dtype == np.float32
+
+
+def test_none_and_nan_are_unscored():
+    """None and NaN become NaN, without an error."""
+    found = score(Reward(name="n", function=lambda **_: [None, math.nan, 1]), ANSWERS)
+    assert np.isnan(found).tolist() == [True, True, False]
+
+
+def raises(prompts, completions, wanted):
+    return [1 / (w - 2) for w in wanted]
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (raises, r"reward 'f' raised ZeroDivisionError: .* for row 11, completion 'yy'"),
+        (lambda completions, **_: [1.0] * 2, r"reward 'f' gave 2 values for [13] completions"),
+        (
+            lambda completions, **_: ["good" if c == "zzz" else 1 for c in completions],
+            r"gave 'good' \(str\) for row 12, completion 'zzz'",
+        ),
+        (lambda completions, **_: [math.inf if c == "x" else 1 for c in completions], r"gave inf \(float\) for row 10"),
+        (lambda completions, **_: None, r"reward 'f' raised TypeError"),
+        (lambda completions: [1.0] * 3, r"reward 'f' raised TypeError: .*unexpected keyword argument 'prompts'"),
+    ],
+)
+def test_a_failing_function_is_named(function, message):
+    """A failure names the function, the row, the completion and what was returned."""
+    with pytest.raises(RewardError, match=message):
+        score(Reward(name="f", function=function), ANSWERS)
+
+
+def test_skip_leaves_out_only_what_fails():
+    """With skip only the failing completion is unscored; the others keep their rewards."""
+    found = score(Reward(name="f", function=raises), ANSWERS, on_error="skip")
+    assert found[0] == -1
+    assert math.isnan(found[1])
+    assert found[2] == 0.5
+
+
+def test_functions_that_fail_only_together():
+    """A function that fails on three completions but on none alone: stop reports just that.
+    With skip all are scored.
+    """
+
+    def alone(completions, **_):
+        if len(completions) > 1:
+            raise ValueError("one at a time")
+        return [float(len(completions[0]))]
+
+    with pytest.raises(RewardError, match=r"one at a time, for 3 completions of rows 10 to 12"):
+        score(Reward(name="f", function=alone), ANSWERS)
+    assert score(Reward(name="f", function=alone), ANSWERS, on_error="skip").tolist() == [1, 2, 3]
+
+
+def test_no_function_is_called_without_prompts():
+    """Without prompts no function is called."""
+    empty = RewardInputs(prompts=[], completions=[], columns={}, rows=[])
+    assert len(score(Reward(name="f", function=raises), empty)) == 0
+
+
+def test_rewards_are_weighted_sums_of_what_is_scored():
+    """Rewards are weighted sums of the functions that could score; NaN where none could."""
+    scores = {"a": np.array([1, 2, np.nan], np.float32), "b": np.array([1, np.nan, np.nan], np.float32)}
+    found = total(scores, {"a": 2.0, "b": -0.5})
+    assert found[:2].tolist() == [1.5, 4.0]
+    assert math.isnan(found[2])
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("math", "named as 'package.module:function'"),
+        ("nowhere.at_all:f", "cannot be imported"),
+        ("math:squareroot", "math has no squareroot; it has acos"),
+        ("math:pi", "no function but float"),
+    ],
+)
+def test_bad_reward_names(name, message):
+    """Each way in which a name can be wrong has its own message."""
+    with pytest.raises(RewardError, match=message):
+        load_reward(name)
+
+
+class Letters:
+    """A tokenizer of letters."""
+
+    eos_token_id = 2
+
+    def __call__(self, text):
+        return {"input_ids": [3 + ord(c) % 50 for c in text]}
+
+    def apply_chat_template(self, messages, tokenize, return_dict):
+        return [3 + ord(c) % 50 for m in messages for c in m["role"][0] + m["content"]]
+
+
+def test_a_reward_model_scores_as_transformers_does():
+    """A reward model's scores on packed rows equal one plain forward of each text.
+    Several texts and one, text and messages; the model's mode stays.
+    """
+    from transformers import LlamaConfig, LlamaForSequenceClassification
+
+    from ...oracle import SIZES
+
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = LlamaForSequenceClassification(LlamaConfig(**SIZES, num_labels=1)).train()
+    tokenizer = Letters()
+    texts = [("ask", "hello"), ("why", ""), ("how long", "is this"), ("a", "b")]
+    chats = [([{"role": "user", "content": p}], [{"role": "assistant", "content": c}]) for p, c in texts]
+    for asked in (texts, chats):
+        expected = []
+        for prompt, completion in asked:
+            if isinstance(prompt, str):
+                ids = [*tokenizer(prompt + completion)["input_ids"], 2]
+            else:
+                ids = tokenizer.apply_chat_template([*prompt, *completion], True, False)
+            with torch.no_grad():
+                expected.append(model(torch.tensor([ids])).logits.item())
+        for most in (1, 12, 100):
+            judge = RewardModel(model, tokenizer=tokenizer, max_tokens=most)
+            found = judge(prompts=[p for p, _ in asked], completions=[c for _, c in asked], further=[0] * 4)
+            np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    assert model.training
+    assert len(set(expected)) == 4

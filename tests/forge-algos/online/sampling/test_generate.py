@@ -1,0 +1,170 @@
+"""`GenerateSampler`: its distribution, its dependence on the seed alone, no side effects."""
+
+import numpy as np
+import pytest
+import torch
+
+from forge_algos import AdapterSettings, RolloutError, adapt, guard_packed
+from forge_algos.online import GenerateSampler
+
+from ...digits import END, START, digit_model, prompts, sampler
+from ...threads import on_threads
+
+SETTINGS = {"num_generations": 3, "max_new_tokens": 5, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "seed": 4}
+
+
+def exact(model, prompt, temperature=1.0, top_k=0, top_p=1.0):
+    """Return the probability of every completion of up to two tokens: {ids: p}."""
+    model.eval()
+
+    def following(ids):
+        with torch.no_grad():
+            logits = model(torch.tensor([ids])).logits[0, -1].double() / temperature
+        if top_k:
+            logits[logits < logits.topk(top_k).values[-1]] = -torch.inf
+        if top_p < 1:
+            ordered, order = logits.softmax(0).sort(descending=True)
+            logits[order[ordered.cumsum(0) - ordered >= top_p]] = -torch.inf
+        return logits.softmax(0).tolist()
+
+    found = {}
+    for first, p in enumerate(following(list(prompt))):
+        if first == END or p == 0:
+            found[(first,)] = p
+            continue
+        for second, q in enumerate(following([*prompt, first])):
+            found[first, second] = p * q
+    return found
+
+
+@pytest.mark.parametrize("warps", [{}, {"temperature": 0.5}, {"top_k": 3}, {"top_p": 0.6}, {"temperature": 2.0, "top_p": 0.9}])
+def test_completions_come_with_their_probability(warps):
+    """4,000 completions of each of two prompts have the probabilities written out.
+    Prompts of different length, in one left-padded batch.
+    """
+    model = digit_model(size=0.3)
+    asked = [np.array([START, 3, 13]), np.array([START, 1, 4, 1, 5, 9, 13])]
+    each = 4000
+    options = SETTINGS | {"num_generations": each, "max_new_tokens": 2} | warps
+    found = sampler(model, batch_tokens=100_000).sample(asked, **options)
+    for number, prompt in enumerate(asked):
+        expected = exact(model, prompt, **warps)
+        counts = {}
+        for completion in found[number * each : (number + 1) * each]:
+            counts[tuple(completion.ids.tolist())] = counts.get(tuple(completion.ids.tolist()), 0) + 1
+        assert all(expected[ids] > 0 for ids in counts)
+        distance = sum(abs(counts.get(ids, 0) / each - p) for ids, p in expected.items()) / 2
+        # What 4,000 draws from the very distribution are away from it: about half the sum of sqrt(2p(1-p)/πn), and a little.
+        noise = sum((2 * p * (1 - p) / (np.pi * each)) ** 0.5 for p in expected.values()) / 2
+        assert distance < 1.5 * noise + 1e-3
+
+
+def test_a_completion_does_not_depend_on_the_batch():
+    """One row at a time, all at once, or some of the prompts: the tokens are the same."""
+    model, asked = digit_model(size=0.3), [p.input_ids for p in prompts(5)]
+    whole = sampler(model).sample(asked, **SETTINGS)
+    singly = sampler(model, batch_tokens=1).sample(asked, **SETTINGS)
+    later = sampler(model).sample(asked[3:], **SETTINGS, first=3)
+    assert [c.ids.tolist() for c in whole] == [c.ids.tolist() for c in singly]
+    assert [c.ids.tolist() for c in whole[9:]] == [c.ids.tolist() for c in later]
+    assert len({tuple(c.ids.tolist()) for c in whole}) > 5
+
+
+def test_the_end_is_kept_and_marked():
+    """A finished completion ends in its only end token; one cut off has all its tokens."""
+    found = sampler(digit_model()).sample([p.input_ids for p in prompts(8)], **SETTINGS)
+    assert {c.finished for c in found} == {True, False}
+    for completion in found:
+        ends = np.flatnonzero(completion.ids == END).tolist()
+        assert ends == ([len(completion.ids) - 1] if completion.finished else [])
+        assert completion.finished or len(completion.ids) == 5
+        assert completion.ids.dtype == np.int32
+
+
+def test_nothing_else_changes():
+    """Modes, torch's random state and the model's generation settings are as before.
+    Those settings are not read.
+    """
+    model, asked = digit_model(size=0.3), [p.input_ids for p in prompts(2)]
+    plain = sampler(model).sample(asked, **SETTINGS)
+    model.generation_config.repetition_penalty = 5.0
+    model.generation_config.top_k = 1
+    own = model.generation_config
+    model.model.layers[1].eval()
+    modes = [m.training for m in model.modules()]
+    state = torch.get_rng_state()
+    again = sampler(model).sample(asked, **SETTINGS)
+    assert [c.ids.tolist() for c in again] == [c.ids.tolist() for c in plain]
+    assert torch.equal(state, torch.get_rng_state())
+    assert [m.training for m in model.modules()] == modes
+    assert model.generation_config is own
+    assert model.generation_config.top_k == 1
+
+
+def test_an_adapter_samples_under_the_guard():
+    """Inside the guard of `train`, a LoRA model samples with its adapter.
+    Otherwise than without.
+    """
+    model = adapt(digit_model(size=0.3), AdapterSettings(adapter="lora", lora_r=4)).model
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(std=1.0)
+    asked = [p.input_ids for p in prompts(3)]
+    with guard_packed(model):
+        adapted = sampler(model).sample(asked, **SETTINGS)
+        alone = sampler(model).sample(asked[:1], **SETTINGS)
+    with model.disable_adapter():
+        base = sampler(model).sample(asked, **SETTINGS)
+    assert [c.ids.tolist() for c in adapted] != [c.ids.tolist() for c in base]
+    assert [c.ids.tolist() for c in alone] == [c.ids.tolist() for c in adapted[:3]]
+
+
+def test_ranks_make_equally_many_forwards():
+    """With divided weights a rank with fewer batches runs on until the last rank is done.
+    So does one with none.
+    """
+    asked = [p.input_ids for p in prompts(4)]
+    expected = sampler(digit_model(size=0.3)).sample(asked, **SETTINGS)
+    shares = [(0, 4), (4, 4)]
+
+    class Counted(GenerateSampler):
+        """A model that counts its forwards, without transformers' all-reduce.
+        That needs a process group.
+        """
+
+        calls = 0
+
+        def _generate(self, *batch):
+            self.calls += 1
+            self._synced = False
+            try:
+                return super()._generate(*batch)
+            finally:
+                self._synced = True
+
+    def on_rank(rank):
+        made = Counted(digit_model(size=0.3), eos_ids=[END], pad_id=0, batch_tokens=12, synced=True, parallel=rank)
+        first, last = shares[rank.rank]
+        return made.sample(asked[first:last], **SETTINGS, first=first), made.calls
+
+    (whole, busy), (nothing, along) = on_threads(on_rank, 2)
+    assert [c.ids.tolist() for c in whole] == [c.ids.tolist() for c in expected]
+    assert nothing == []
+    assert busy == along > 1
+
+
+def test_impossible_values_are_refused():
+    """No end token and no space for a token are refused."""
+    with pytest.raises(RolloutError, match="eos_ids"):
+        sampler(digit_model(), eos_ids=[])
+    with pytest.raises(RolloutError, match="batch_tokens"):
+        sampler(digit_model(), batch_tokens=0)
+
+
+def test_several_tokens_may_end_a_completion():
+    """Each of several end tokens ends a completion."""
+    found = sampler(digit_model(), eos_ids=[END, 5]).sample([p.input_ids for p in prompts(8)], **SETTINGS)
+    ends = [int(c.ids[-1]) for c in found if c.finished]
+    assert set(ends) == {END, 5}
+    assert all(5 not in c.ids[:-1] for c in found)
