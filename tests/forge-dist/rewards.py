@@ -56,7 +56,9 @@ def loaded(ranks, name, paths):
 
 
 def exported(ranks, names, path, directory):
-    """name → (ExportCheck, whether a changed head is seen) of a full reward model and of an adapter, after a step; all ranks."""
+    """name → (ExportCheck, whether a changed head is seen) of a full reward model and of an adapter,
+    after a step; all ranks.
+    """
     import forge_dist
 
     found = {}

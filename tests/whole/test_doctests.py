@@ -11,7 +11,8 @@ import pytest
 from .house import PACKAGES, ROOT
 
 MODULES = [source.module for package in PACKAGES.values() for source in package.sources if ">>>" in source.path.read_text()]
-PAGES = [path.relative_to(ROOT).as_posix() for path in sorted(ROOT.glob("packages/*/README.md")) if ">>>" in path.read_text()]
+READMES_AND_DOCS = (*ROOT.glob("packages/*/README.md"), *ROOT.glob("docs/**/*.md"))
+PAGES = [path.relative_to(ROOT).as_posix() for path in sorted(READMES_AND_DOCS) if ">>>" in path.read_text()]
 
 
 def test_there_are_examples() -> None:

@@ -74,7 +74,9 @@ def test_a_merged_model_computes_what_the_adapter_does(adapter, kind, architectu
 
 
 def test_a_merged_model_is_exported_with_tied_weights_once(adapter, tmp_path):
-    """The embedding stays tied: one tensor in the files, one in the model that plain transformers reads, proved like any export."""
+    """The embedding stays tied: one tensor in the files, one in the model that plain transformers reads, proved like any
+    export.
+    """
     found = merge_adapter(adapter(MERGEABLE["lora"]()), ROWS)
     directory = export_model(found.model, tmp_path / "merged", dtype=torch.bfloat16)
     assert "lm_head.weight" not in load_file(directory / "model.safetensors")

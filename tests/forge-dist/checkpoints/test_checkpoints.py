@@ -47,7 +47,9 @@ def held(monkeypatch):
 
 
 def test_the_copy_is_what_is_saved(tmp_path, monkeypatch):
-    """While the file waits to be written the weights, the counters and what is said about them change; what is saved is what was."""
+    """While the file waits to be written the weights, the counters and what is said about them change; what is saved is what
+    was.
+    """
     checkpoints, weight, about = make(tmp_path), torch.ones(5), {"position": [1]}
     with held(monkeypatch) as go:
         checkpoints.save(1, {"w": weight}, about)
@@ -128,7 +130,8 @@ def test_a_passed_over_one_makes_room(tmp_path):
 
 @pytest.mark.parametrize("background", [True, False])
 def test_a_full_disk_costs_the_save_only(tmp_path, background):
-    """With a real limit on what a file may hold: nothing raises, nothing half-written is left, the last good one stays and is named, the
+    """With a real limit on what a file may hold: nothing raises, nothing half-written is left, the last good one stays
+    and is named, the
     failure is told at the next wait or save; with room again the next save succeeds."""
     resource = pytest.importorskip("resource")
     said = []

@@ -98,7 +98,8 @@ DAMAGES = [delete, truncate, empty, lengthen, flip_first, flip_middle, flip_last
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
 @pytest.mark.parametrize("name", ["rank_0.safetensors", "manifest.json"])
 def test_damage_is_named_and_the_one_before_is_taken(root, name, damage):
-    """Every file × deleted, cut, lengthened, emptied, flipped, another step's: told with the directory and the file; nothing of it is
+    """Every file × deleted, cut, lengthened, emptied, flipped, another step's: told with the directory and the file;
+    nothing of it is
     loaded; asked for by its path it is an error."""
     assert sorted(path.name for path in (root / "step_30").iterdir()) == ["manifest.json", "rank_0.safetensors"]
     damage(root / "step_30" / name)
@@ -113,7 +114,9 @@ def test_damage_is_named_and_the_one_before_is_taken(root, name, damage):
 
 
 def test_sizes_come_before_hashes(root, monkeypatch):
-    """A file of another size is found without reading a byte of it: both sizes are said, and nothing of this full state is hashed."""
+    """A file of another size is found without reading a byte of it: both sizes are said, and nothing of this full state is
+    hashed.
+    """
     from forge_dist.checkpoints import _find as _checkpoint_find
 
     truncate(root / "step_30" / "rank_0.safetensors")
@@ -200,7 +203,8 @@ def test_a_path_that_is_none(tmp_path):
 
 
 def test_going_back_makes_a_new_past(root):
-    """A run that went back to step 10 by its path and was killed after saving step 15, before it threw the later ones away, goes on from
+    """A run that went back to step 10 by its path and was killed after saving step 15, before it threw the later ones
+    away, goes on from
     step 15: what was finished last counts, not the largest number."""
     from forge_dist.checkpoints import _folder as _checkpoint_folder
 

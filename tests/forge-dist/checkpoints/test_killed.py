@@ -43,7 +43,8 @@ def opened(root):
 
 
 def life(root, tell):
-    """What the run does that is killed: start, save two steps and one of them anew, which deletes and replaces older ones. Steps that
+    """What the run does that is killed: start, save two steps and one of them anew, which deletes and replaces older
+    ones. Steps that
     are finished are told."""
     checkpoints = opened(root)
     found = checkpoints.newest({}, print)
@@ -54,7 +55,9 @@ def life(root, tell):
 
 
 def check_whole(root, at_least):
-    """The newest is whole, its values are its step's, it is not older than what was finished, and so are the others; nothing hidden."""
+    """The newest is whole, its values are its step's, it is not older than what was finished, and so are the others; nothing
+    hidden.
+    """
     import torch
 
     said = []
@@ -73,7 +76,9 @@ def check_whole(root, at_least):
 
 
 def die_at(count):
-    """From now on the `count`th operation on files, of whatever thread, kills this process; blocks are written in small parts."""
+    """From now on the `count`th operation on files, of whatever thread, kills this process; blocks are
+    written in small parts.
+    """
     from forge_dist.checkpoints import _write as _checkpoint_write
 
     _checkpoint_write._BLOCK = 512
@@ -98,7 +103,9 @@ def die_at(count):
 
 
 def one(root, count, delay):
-    """Fork a run that is killed at the `count`th operation, or after `delay` seconds; whether it was, and the last step it had finished."""
+    """Fork a run that is killed at the `count`th operation, or after `delay` seconds; whether it was, and the last step it had
+    finished.
+    """
     ours, theirs = os.pipe()
     child = os.fork()
     if child == 0:
@@ -139,7 +146,8 @@ def drive(scratch):
     seconds = time.monotonic() - began
     draw, step = random.Random(0), check_whole(root, 2)
     for attempt in range(300):
-        # On a machine whose speed changes, many a run is over before its moment comes: such a one proves nothing and is not counted.
+        # On a machine whose speed changes, many a run is over before its moment comes: such a one proves nothing and is not
+        # counted.
         if at_random == 15 and attempt >= 30:
             break
         killed, finished = one(root, None, draw.uniform(0, seconds))
@@ -151,7 +159,8 @@ def drive(scratch):
 
 
 def test_a_kill_leaves_a_whole_one(tmp_path):
-    """A run that tidies up, saves, replaces and deletes is killed at each of its file operations, then at 15 random moments or more, each time
+    """A run that tidies up, saves, replaces and deletes is killed at each of its file operations, then at 15 random
+    moments or more, each time
     on what the last one left: the newest is whole every time, never older than the one before, and no rubbish gathers."""
     here = Path(__file__)
     code = (

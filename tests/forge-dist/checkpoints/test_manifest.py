@@ -7,8 +7,8 @@ from hypothesis import given, strategies as st
 
 from forge_dist import CheckpointError
 from forge_dist.checkpoints._manifest import Damaged, Manifest, _digest, jsonable, next_serial, read_manifest, refuse_foreign
-from forge_dist.checkpoints._plan import Chunk, Whole
-from forge_dist.checkpoints._write import Written
+from forge_dist.checkpoints._plan import Chunk, StoredTensor
+from forge_dist.checkpoints._write import WrittenFile
 
 EXAMPLE = Manifest(
     step=7,
@@ -17,8 +17,8 @@ EXAMPLE = Manifest(
     versions={"torch": "2"},
     must_match={"seed": 1},
     about={"loss": float("inf"), "é": [1.5, None]},
-    files={"rank_0.safetensors": Written(10, "ab"), "rank_1.safetensors": Written(11, "cd")},
-    tensors={"w": Whole("F32", [3, 2], [Chunk([0, 0], [2, 2], 0), Chunk([2, 0], [1, 2], 1)])},
+    files={"rank_0.safetensors": WrittenFile(10, "ab"), "rank_1.safetensors": WrittenFile(11, "cd")},
+    tensors={"w": StoredTensor("F32", [3, 2], [Chunk([0, 0], [2, 2], 0), Chunk([2, 0], [1, 2], 1)])},
 )
 
 

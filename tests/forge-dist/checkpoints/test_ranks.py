@@ -131,9 +131,10 @@ def on_ranks(ranks, root, others):
 
 
 def test_any_world_reads_what_any_other_saved(tmp_path):
-    """Saved on 1, 2, 3 and 4 ranks, plain, replicated, in rows, columns, on two-dimensional meshes, with shards of no rows, scalars,
-    bfloat16, integers and flags; read on 1, 2, 3 and 4 ranks in each of these ways: the same bits. In the background what is saved is
-    the copy, whatever the training does to the weights meanwhile."""
+    """Saved on 1, 2, 3 and 4 ranks, plain, replicated, in rows, columns, on two-dimensional meshes, with shards of no
+    rows, scalars,
+    bfloat16, integers and flags; read on 1, 2, 3 and 4 ranks in each of these ways: the same bits. In the background what is
+    saved is the copy, whatever the training does to the weights meanwhile."""
     alone = Alone()
     saved(alone, tmp_path / "1", background=True)
     assert check_read(alone, tmp_path / "1", 1) == EACH + 12
@@ -210,7 +211,8 @@ def disagreements(ranks, root):
 
 
 def test_all_ranks_hear_the_same(tmp_path):
-    """A tensor that ranks disagree about, a value that cannot be saved, another step, a disk full on one rank, a damaged file: every rank
+    """A tensor that ranks disagree about, a value that cannot be saved, another step, a disk full on one rank, a damaged
+    file: every rank
     gets the same words, which name the rank; none waits for another for ever."""
     first, second = run_on_ranks(disagreements, 2, str(tmp_path))
     assert first == second

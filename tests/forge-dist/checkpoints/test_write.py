@@ -25,7 +25,9 @@ def bits(tensor):
 
 
 def test_every_format_comes_back(tmp_path):
-    """Every dtype, scalars, transposed and empty tensors: the safetensors library reads the very bits; size and hash are the file's."""
+    """Every dtype, scalars, transposed and empty tensors: the safetensors library reads the very bits; size and hash are the
+    file's.
+    """
     file = tmp_path / "rank_0.safetensors"
     pieces, values = local_pieces(MANY)
     written = write_file(file, pieces, values, list(values))

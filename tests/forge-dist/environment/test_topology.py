@@ -112,7 +112,9 @@ def test_spaces_in_a_variable_say_nothing():
 
 
 def test_sbatch_with_several_tasks_may_launch():
-    """A script that sbatch gave four tasks to, and that starts this process once, may say how many processes that shall start."""
+    """A script that sbatch gave four tasks to, and that starts this process once, may say how many
+    processes that shall start.
+    """
     sbatch = {"SLURM_NTASKS": "4", "SLURM_NNODES": "1", "SLURM_PROCID": "0"}
     for environ, settings in ((sbatch, {"nproc_per_node": 4}), (sbatch | {"PET_NPROC_PER_NODE": "4"}, {})):
         t = of(environ, **settings)
@@ -138,7 +140,9 @@ def test_elastic():
 
 
 def test_a_fixed_number_at_an_endpoint():
-    """nnodes=2 with rdzv_endpoint needs no node rank; a master's address that is asked for outranks an endpoint of the environment."""
+    """nnodes=2 with rdzv_endpoint needs no node rank; a master's address that is asked for outranks an endpoint of the
+    environment.
+    """
     t = of({}, nnodes=2, rdzv_endpoint="host:1")
     assert (t.world_size, t.rdzv_endpoint, t.node_rank, t.master) == (2, "host:1", None, None)
     t = of({"PET_RDZV_ENDPOINT": "host:1"}, nnodes=2, node_rank=1, master_addr="m")

@@ -100,7 +100,9 @@ def proved(found, where, base):
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 def test_alone(one):
-    """The export is the plain model, proved; without the name the proof says what is too many; the full state has the addition."""
+    """The export is the plain model, proved; without the name the proof says what is too many; the full state has the
+    addition.
+    """
     base, where, found = one
     proved(found, where, base)
     for saved, _, _, again in found.values():

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 
 import forge_dist
 from forge_dist import ExportError, export_model, load_model
+from forge_dist.exporting import _safetensors_writer
 
 from ...ranks import run_on_ranks
 from ..divided import CPU, adapted, changed, files_of, ready, strategy_of
@@ -30,14 +31,21 @@ def bases(save_base, tmp_path):
     }
 
 
-def alone(path, directory, *, lora=False, **options):
-    """The files of one process's export of the same model."""
+def alone(path, directory, *, lora=False, dtype=None, size="5GB", **options):
+    """The files of one process's export of the same model, whose weights are those that transformers or PEFT writes."""
     model = load_model(path, dtype=torch.float32, device="cpu")
     if lora:
         model = adapted(model)
     else:
         changed(model.parameters())
-    return files_of(export_model(model.train(), directory, **options))
+    found = files_of(export_model(model.train(), directory, dtype=dtype, **options))
+    written = (model if dtype is None else model.to(dtype)).save_pretrained
+    written(f"{directory}-plain", **({} if lora else {"max_shard_size": size}))
+    expected = files_of(Path(f"{directory}-plain"))
+    weights = [file for file in expected if "safetensors" in file]
+    assert weights == [file for file in found if "safetensors" in file]
+    assert [file for file in weights if found[file] != expected[file]] == []
+    return found
 
 
 def on_ranks(ranks, path, directory, names, kinds):
@@ -94,16 +102,14 @@ def test_zero_writes_what_one_process_writes(bases, tmp_path):
 
 def several(ranks, bases, directory, tokenizer):
     """Exports whose weights are converted, or come in several files; then one that fails, and one after it."""
-    from forge_dist.exporting import _safetensors_writer as _stream
-
     strategy = strategy_of(ranks, "fsdp2")
-    size = _stream.FILE_SIZE
+    size = _safetensors_writer.FILE_SIZE
     for architecture, path in bases.items():
         wrapped, _ = ready(strategy, path)
         export_model(wrapped, Path(directory, architecture), tokenizer=tokenizer, strategy=strategy)
-        _stream.FILE_SIZE = 8000
+        _safetensors_writer.FILE_SIZE = 8000
         export_model(wrapped, Path(directory, f"{architecture}-files"), strategy=strategy)
-        _stream.FILE_SIZE = size
+        _safetensors_writer.FILE_SIZE = size
     messages = {}
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     for limit in (100, 6000):
@@ -167,12 +173,10 @@ def test_every_architecture(several_exports, architecture, tmp_path, tokenizer):
 
 @pytest.mark.parametrize("architecture", ["qwen3", "gemma3"])
 def test_several_files(several_exports, tmp_path, monkeypatch, architecture):
-    """A model above the size of a file comes in the files and with the index that one process makes."""
+    """A model above the size of a file comes in the files and with the index that transformers makes."""
     where, bases, _ = several_exports
-    model = load_model(bases[architecture], dtype=torch.float32, device="cpu")
-    save = type(model).save_pretrained
-    monkeypatch.setattr(type(model), "save_pretrained", lambda self, *a, **k: save(self, *a, **(k | {"max_shard_size": 8000})))
-    expected = alone(bases[architecture], tmp_path / "alone")
+    monkeypatch.setattr(_safetensors_writer, "FILE_SIZE", 8000)
+    expected = alone(bases[architecture], tmp_path / "alone", size=8000)
     found = files_of(where / "exports" / f"{architecture}-files")
     assert len(found) > 4
     assert found.keys() == expected.keys()
@@ -180,7 +184,9 @@ def test_several_files(several_exports, tmp_path, monkeypatch, architecture):
 
 
 def test_several_files_of_experts(several_exports, tmp_path):
-    """Transformers keeps experts that lie together in memory in one file; here a file is full when it is full. The tensors are the same."""
+    """Transformers keeps experts that lie together in memory in one file; here a file is full when it is full. The tensors are
+    the same.
+    """
     where, bases, _ = several_exports
     alone(bases["mixtral"], tmp_path / "alone")
     expected = load_file(tmp_path / "alone" / "model.safetensors")
@@ -227,12 +233,10 @@ def test_a_failure_in_the_middle_does_not_hang(several_exports):
 
 @pytest.fixture
 def one():
-    """A strategy of one rank that counts the tensors that are held."""
+    """The strategy of one rank."""
     with forge_dist.join(forge_dist.topology(forge_dist.LaunchSettings(), environ={})) as ranks:
         ranks.connect("gloo", CPU)
-        strategy = strategy_of(ranks, "single")
-        strategy.name = "counting"
-        yield strategy
+        yield strategy_of(ranks, "single")
 
 
 @pytest.mark.parametrize(("architecture", "most"), [("qwen3", 2), ("mixtral", 6)])
@@ -258,8 +262,7 @@ def test_tensors_are_written_as_they_come(one, bases, tmp_path, architecture, mo
 
 
 def test_a_strategy_of_one_is_no_strategy(one, bases, tmp_path):
-    """With strategy=single an export is that of one process."""
-    one.name = "single"
+    """With strategy=single an export is that of a model that no strategy loaded."""
     _, model = ready(one, bases["qwen3"])
     assert files_of(export_model(model, tmp_path / "out", strategy=one)) == alone(bases["qwen3"], tmp_path / "alone")
 

@@ -89,7 +89,9 @@ def run(tmp_path, monkeypatch):
 
 
 def test_output_is_kept_and_rank_0_is_heard(run, tmp_path, capfd):
-    """Every rank's output lies in its log, appended by the next run; rank 0's, and only that, also comes out here; cores are divided."""
+    """Every rank's output lies in its log, appended by the next run; rank 0's, and only that, also comes out here; cores are
+    divided.
+    """
     assert run("echo") == 0
     out, err = capfd.readouterr()
     assert (out, err) == ("rank 0 of 2 threads 3\n", "to stderr 0\n")
@@ -101,7 +103,9 @@ def test_output_is_kept_and_rank_0_is_heard(run, tmp_path, capfd):
 
 
 def test_a_ranks_own_exception_is_raised(run):
-    """The class, the message with rank and host, the exit status, and the worker's traceback; though rank 0 fails in its wake."""
+    """The class, the message with rank and host, the exit status, and the worker's traceback; though
+    rank 0 fails in its wake.
+    """
     with pytest.raises(ExportError) as caught:
         run("own")
     assert str(caught.value) == f"no space left (rank 1 on {os.uname().nodename})"
@@ -247,7 +251,8 @@ def test_workers_do_not_outlive_their_launcher(tmp_path):
     (tmp_path / "worker.py").write_text(WORKER)
     code = (
         "import sys; from pathlib import Path; from forge_dist import *; here = Path(sys.argv[1]);"
-        " launch(topology(LaunchSettings(nproc_per_node=2), environ={}), [str(here / 'worker.py'), str(here), 'orphan'], log_dir=here)"
+        " launch(topology(LaunchSettings(nproc_per_node=2), environ={}), [str(here / 'worker.py'), str(here), 'orphan'], "
+        "log_dir=here)"
     )
     launcher = subprocess.Popen(
         [sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL

@@ -46,7 +46,7 @@ def test_nodes_meet():
     found = meet({"node_rank": 2}, {"node_rank": 0}, {"node_rank": 1}, nnodes=3)
     assert [(rank, size) for rank, size, _ in found] == [(2, 3), (0, 3), (1, 3)]
     assert len({meeting.round for _, _, meeting in found}) == 1
-    assert len({meeting.place for _, _, meeting in found}) == 1
+    assert len({meeting.store_address for _, _, meeting in found}) == 1
 
 
 def test_a_restart_is_another_round():
@@ -55,7 +55,7 @@ def test_a_restart_is_another_round():
     rounds = []
     for _ in range(2):
         meeting.next_rendezvous()
-        rounds.append((meeting.round, meeting.place))
+        rounds.append((meeting.round, meeting.store_address))
     assert rounds[0][0] != rounds[1][0]
     assert rounds[0][1] == rounds[1][1]
 
@@ -91,7 +91,8 @@ def test_nobody_is_there():
     """Node 1 names the address, the time, what it met and what to check; no name, no route and no listener are told apart."""
     port = free_port()
     cases = {
-        "127.0.0.1": rf"node 1 did not reach node 0 at 127.0.0.1:{port} within 1 s \(Connection refused\): check that node 0 was started",
+        "127.0.0.1": rf"node 1 did not reach node 0 at 127.0.0.1:{port} within 1 s \(Connection refused\): "
+        "check that node 0 was started",
         "no-such-host.invalid": "the name no-such-host.invalid does not resolve here",
     }
     for host, said in cases.items():

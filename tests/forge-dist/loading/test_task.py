@@ -1,4 +1,6 @@
-"""A directory of either kind → a reward model: the head new once or read, everything else read or an error, on any number of ranks."""
+"""A directory of either kind → a reward model: the head new once or read, everything else read or an error, on any number of
+ranks.
+"""
 
 import importlib.util
 import json

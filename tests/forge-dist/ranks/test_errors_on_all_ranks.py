@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from forge_dist import ExportError
-from forge_dist.ranks._errors_on_all_ranks import gathering, together
+from forge_dist.ranks._errors_on_all_ranks import errors_on_all_ranks, exhausted
 
 from ...ranks import run_on_ranks
 
@@ -23,12 +23,12 @@ def scenarios(ranks):
     for name, error in RAISED.items():
         for rank in range(ranks.world_size):
             try:
-                with together(ranks, (OSError,), "out cannot be written"):
+                with errors_on_all_ranks(ranks, (OSError,), "out cannot be written"):
                     if ranks.rank == rank:
                         raise error
             except Exception as caught:
                 told[name, rank] = (type(caught).__name__, str(caught))
-    with together(ranks, (), "nothing"):
+    with errors_on_all_ranks(ranks, (), "nothing"):
         told["none"] = sum(ranks.sum([1.0]))
     return told
 
@@ -74,7 +74,7 @@ def test_gathering_goes_to_the_end(stop):
             made.append(number)
             yield number
 
-    with nullcontext() if stop is None else pytest.raises(OSError, match="full"), gathering(steps()) as numbers:
+    with nullcontext() if stop is None else pytest.raises(OSError, match="full"), exhausted(steps()) as numbers:
         for number in numbers:
             if number == stop:
                 raise OSError("full")
@@ -88,6 +88,6 @@ def test_gradients_are_on_again():
         with torch.no_grad():
             yield from range(3)
 
-    with gathering(zip(steps(), steps(), strict=True)) as pairs:
+    with exhausted(zip(steps(), steps(), strict=True)) as pairs:
         assert list(pairs) == [(0, 0), (1, 1), (2, 2)]
     assert torch.is_grad_enabled()

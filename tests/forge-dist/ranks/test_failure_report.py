@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from forge_dist import ExportError, ModelError, WorkerError, worker_report
-from forge_dist.launching._root_cause import Failure, cause_of, description, error_of
-from forge_dist.ranks._failure_report_from_report import describe, read_report, rebuild
+from forge_dist.launching._root_cause import Failure, error_of, report_of, root_cause
+from forge_dist.ranks._failure_report import failure_report, read_report, rebuild_exception
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def test_an_exception_goes_there_and_on(report):
     assert data["message"]["message"] == "ExportError: the disk is full"
     assert data["message"]["extraInfo"]["py_callstack"].startswith("Traceback")
     assert int(data["message"]["extraInfo"]["timestamp"]) > 1_700_000_000
-    made = rebuild(read_report(report))
+    made = rebuild_exception(read_report(report))
     assert type(made) is ExportError
     assert str(made).startswith("the disk is full (rank 2 on ")
 
@@ -48,7 +48,9 @@ def test_no_launcher_no_file(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize(("code", "written"), [(0, False), (None, False), (75, False), (4, True), ("text", True)])
 def test_exit_statuses(report, code, written):
-    """A plain end and a preemption are no failures; other statuses, and text, are. A foreign launcher gets the status itself."""
+    """A plain end and a preemption are no failures; other statuses, and text, are. A foreign launcher
+    gets the status itself.
+    """
     with pytest.raises(SystemExit) as caught, worker_report():
         raise SystemExit(code)
     assert caught.value.code == code
@@ -79,11 +81,13 @@ class OwnStatus(Exception):
     ],
 )
 def test_it_is_made_again(error, kind, said):
-    """Class and message are the worker's own where one text makes the class; otherwise a WorkerError names both. Statuses are kept."""
-    made = rebuild(json.loads(json.dumps(describe(error, rank=1, host="here"))))
+    """Class and message are the worker's own where one text makes the class; otherwise a WorkerError names both. Statuses are
+    kept.
+    """
+    made = rebuild_exception(json.loads(json.dumps(failure_report(error, rank=1, host="here"))))
     assert type(made) is kind
     assert said in str(made)
-    assert any("rank 1 on here said:" in note for note in made.__notes__)
+    assert any("Traceback of rank 1 on here:" in note for note in made.__notes__)
     status = 3 if isinstance(error, SystemExit) else getattr(error, "exit_status", None)
     if status is not None:
         assert made.exit_status == status
@@ -91,10 +95,10 @@ def test_it_is_made_again(error, kind, said):
 
 def test_only_exceptions_are_made():
     """A report that names something else is not called."""
-    entry = describe(ValueError("x"), rank=0, host="h") | {"module": "os", "class": "system", "text": "false"}
-    assert type(rebuild(entry)) is WorkerError
+    entry = failure_report(ValueError("x"), rank=0, host="h") | {"module": "os", "class": "system", "text": "false"}
+    assert type(rebuild_exception(entry)) is WorkerError
     entry |= {"module": "builtins", "class": "BaseException"}
-    assert type(rebuild(entry)) is WorkerError
+    assert type(rebuild_exception(entry)) is WorkerError
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"forge": 3}', '{"message": {}}'])
@@ -118,12 +122,12 @@ def test_what_follows_is_told_from_what_was_first():
         ExportError("gloo"),
         OSError(28, "No space"),
     ]
-    assert [describe(error)["consequence"] for error in follows] == [True] * 3
-    assert [describe(error)["consequence"] for error in first] == [False] * 4
+    assert [failure_report(error)["consequence"] for error in follows] == [True] * 3
+    assert [failure_report(error)["consequence"] for error in first] == [False] * 4
 
 
 def failed(rank, exitcode, ended, error=None, said_at=None, **more):
-    told = None if error is None else describe(error, rank=rank, host="h") | {"time": said_at or ended}
+    told = None if error is None else failure_report(error, rank=rank, host="h") | {"time": said_at or ended}
     return Failure(rank=rank, host="h", exitcode=exitcode, ended=ended, report=told, log=Path("rank.log"), **more)
 
 
@@ -140,7 +144,8 @@ CLOSED = RuntimeError("Connection closed by peer")
         # Two exceptions: the first.
         ([failed(0, 1, 10.0, ValueError("x"), 9.9), failed(1, 1, 9.95, ValueError("y"), 9.8)], 1),
         # One hung on and was killed for it, which is no cause.
-        ([failed(0, -9, 15.0, stopped=True), failed(1, 1, 10.0, CLOSED)], 1),
+        ([failed(0, -9, 15.0, killed_by_launcher=True), failed(1, 1, 10.0, CLOSED)], 1),
+        ([failed(0, -15, 10.0), failed(1, 9, 10.0)], 1),
         # Somebody outside sent SIGTERM: that process ended first of all.
         ([failed(0, 1, 10.4, CLOSED, 10.1), failed(1, -15, 10.0)], 1),
         # The heartbeat ended one, the agent the other.
@@ -149,8 +154,8 @@ CLOSED = RuntimeError("Connection closed by peer")
 )
 def test_the_cause(failures, rank):
     """Of several failures the one that the others follow from is found, in whatever order they are listed."""
-    assert cause_of(failures).rank == rank
-    assert cause_of(failures[::-1]).rank == rank
+    assert root_cause(failures).rank == rank
+    assert root_cause(failures[::-1]).rank == rank
 
 
 def test_a_rank_without_a_word(tmp_path):
@@ -158,7 +163,7 @@ def test_a_rank_without_a_word(tmp_path):
     log = tmp_path / "rank_1.log"
     log.write_text("".join(f"line {number}\n" for number in range(20)))
     failure = Failure(rank=1, host="h", exitcode=-int(signal.SIGSEGV), ended=1.0, report=None, log=log)
-    error = error_of(description(failure))
+    error = error_of(report_of(failure))
     assert type(error) is WorkerError
     assert str(error) == f"rank 1 on h was killed by SIGSEGV; its log: {log}"
     assert "line 19" in error.__notes__[0]

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from forge_dist.ranks import _heartbeat
-from forge_dist.ranks._heartbeat import Attention
+from forge_dist.ranks._heartbeat import AwakeClock
 
 from ...ranks import run_on_ranks
 
@@ -101,7 +101,7 @@ def test_time_asleep_does_not_count(monkeypatch):
     """The clock of silence runs while this process runs: a gap of an hour between two looks counts as about a second."""
     now = 100.0
     monkeypatch.setattr(_heartbeat.time, "monotonic", lambda: now)
-    clock = Attention()
+    clock = AwakeClock()
     now += 0.5
     assert clock.tick() == 0.5
     now += 3600

@@ -77,10 +77,11 @@ def test_other_device():
 
 
 def test_zero(monkeypatch):
-    """The three ZeROs come from their own module, which gets the wish as it is."""
-    from forge_dist.strategies.zero import _strategy as _zero
+    """The three ZeROs come from one class, which gets the settings as they are, on one rank too."""
+    from forge_dist.strategies.zero import _strategy as zero
 
     made = []
-    monkeypatch.setattr(_zero, "make_zero", lambda settings, ranks, **how: made.append((settings.strategy, how)))
-    make(strategy="zero2")
-    assert made == [("zero2", {"device": CPU, "name": "zero2", "reason": "strategy=zero2"})]
+    monkeypatch.setattr(zero, "ZeroStrategy", lambda settings, ranks, **how: made.append((settings.strategy, how)))
+    for world_size in (1, 2):
+        make(world_size, strategy="zero2")
+    assert made == 2 * [("zero2", {"device": CPU, "name": "zero2", "reason": "strategy=zero2", "adapter": False})]

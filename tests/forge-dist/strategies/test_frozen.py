@@ -81,7 +81,9 @@ def alone_found(paths):
 
 @pytest.mark.parametrize("names", list(filter(None, [DIVIDED[:2], DIVIDED[2:]])), ids="-".join)
 def test_on_two_ranks(paths, alone_found, names):
-    """All ranks ask, each its own row, before, within and after training steps: always what the files say; no graph, no gradients."""
+    """All ranks ask, each its own row, before, within and after training steps: always what the files say; no graph, no
+    gradients.
+    """
     teacher = load_model(paths[1], dtype=torch.float32, device="cpu")
     whole = sum(p.numel() for p in teacher.parameters())
     for rank, told in enumerate(run_on_ranks(scenario, 2, names, *paths)):

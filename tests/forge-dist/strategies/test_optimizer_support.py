@@ -1,4 +1,6 @@
-"""Optimizers other than AdamW: full states to the bit, on other ranks too, and what does not work is refused by name before training."""
+"""Optimizers other than AdamW: full states to the bit, on other ranks too, and what does not work is refused by name before
+training.
+"""
 
 import importlib.util
 
@@ -131,7 +133,9 @@ def same(first, second):
 
 
 def test_goes_on_with_the_same_bits(save_base):
-    """On one process, ddp and fsdp2: a state arrives bit for bit, from there and from the other number of ranks, and training goes on."""
+    """On one process, ddp and fsdp2: a state arrives bit for bit, from there and from the other number of ranks, and training
+    goes on.
+    """
     path = save_base("llama-untied")
     with alone() as ranks:
         one = {kind[1:]: found for kind, found in scenario(ranks, path, [("single", *kind) for kind in KINDS], {}).items()}
@@ -204,7 +208,9 @@ def refused(ranks, path, kinds):
 
 
 def test_refused_before_training(base):
-    """Adafactor over divided weights, and under ZeRO all that needs a weight's shape or counts for itself: named, with what works."""
+    """Adafactor over divided weights, and under ZeRO all that needs a weight's shape or counts for itself: named, with what
+    works.
+    """
     kinds = [("fsdp2", "adafactor"), ("fsdp2", "adafactor, one group")]
     if ZERO:
         kinds += [(name, optimizer) for name in ("zero1", "zero3") for optimizer in ("adafactor", "muon")]

@@ -1,4 +1,6 @@
-"""What is saved under one strategy goes on under another; a state that does not fit is refused by name before anything changes."""
+"""What is saved under one strategy goes on under another; a state that does not fit is refused by name before anything
+changes.
+"""
 
 import pytest
 
@@ -31,7 +33,9 @@ def saved(ranks, path, names, lora=False):
 
 
 def resumed(ranks, path, names, states, lora=False):
-    """(strategy, name of the state) → (weights and losses of the two later steps, the state's own names and values after loading)"""
+    """(strategy, name of the state) → (weights and losses of the two later steps, the state's own names and values after
+    loading)
+    """
     done = {}
     for name in names:
         for key, kept in states.items():
@@ -53,7 +57,9 @@ def saved_and_resumed(ranks, path, names, then, states, lora=False):
 
 @pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
 def test_goes_on_anywhere(save_base, lora):
-    """Saved on 1, 2, 3 or 4 ranks, resumed on 1, 2 or 4 under any strategy: every value arrives bit for bit, and training goes on."""
+    """Saved on 1, 2, 3 or 4 ranks, resumed on 1, 2 or 4 under any strategy: every value arrives bit for bit, and training goes
+    on.
+    """
     import torch
 
     path = save_base("llama-tied")

@@ -100,7 +100,9 @@ def compare(path, tmp_path, names, world_size, kinds=KINDS):
 
 
 def test_two_ranks_find_what_one_process_finds(save_base, tmp_path):
-    """Losses, tensors and bounds are those of one process, the same on both ranks, and training goes on as if nothing had been."""
+    """Losses, tensors and bounds are those of one process, the same on both ranks, and training goes on as if nothing had
+    been.
+    """
     compare(save_base("llama-tied"), tmp_path, ["ddp", "fsdp2"], 2)
 
 
