@@ -116,6 +116,7 @@ def _on_ranks(ranks, base, directory):
         return str(error)
 
 
+@pytest.mark.slow
 def test_on_two_ranks(base, tmp_path):
     """A divided model's adapter notes it too, and a changed base is refused on every rank."""
     identity = model_identity(base)

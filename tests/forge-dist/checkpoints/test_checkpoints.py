@@ -157,6 +157,7 @@ def test_a_full_disk_costs_the_save_only(tmp_path, background):
     assert names(tmp_path) == ["latest", "step_1", "step_3"]
 
 
+@pytest.mark.slow
 def test_a_disk_without_room(tmp_path):
     """A real file system of 64 KiB: the first save fits, the second does not, and the first is still whole."""
     if (

@@ -15,6 +15,8 @@ from forge_dist import CheckpointError, Checkpoints, WorkerError
 from ...ranks import run_on_ranks
 from ..alone import Alone
 
+pytestmark = pytest.mark.slow
+
 SAME = {"seed": 7, "data": "abc"}
 # Name → shape, dtype. Some are larger than any world, some smaller, some divide evenly, some never do.
 TENSORS = {

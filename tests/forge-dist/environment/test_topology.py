@@ -292,6 +292,7 @@ def test_the_real_environment_is_the_default(monkeypatch):
     assert topology(LaunchSettings()).rank == 3
 
 
+@pytest.mark.slow
 def test_it_needs_no_framework():
     """What a process is can be told before anything heavy is imported."""
     code = "import sys, forge_dist as d; d.topology(d.LaunchSettings(nproc_per_node=2)); print('torch' in sys.modules)"

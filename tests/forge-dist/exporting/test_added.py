@@ -109,6 +109,7 @@ def test_alone(one):
         assert all(torch.equal(saved[key], again[key]) for key in saved)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 @pytest.mark.parametrize("names", list(filter(None, [DIVIDED[:2], DIVIDED[2:]])), ids="-".join)
 def test_on_two_ranks(one, names, tmp_path):

@@ -257,6 +257,7 @@ print(json.dumps([phases, statuses]))
 """
 
 
+@pytest.mark.slow
 def test_a_kill_leaves_no_half_directory(base, tmp_path):
     """SIGKILL in each phase of an export, and at thirty moments of it: under each name nothing, or a
     directory that is whole.

@@ -84,16 +84,19 @@ def compare(path, tmp_path, names, kinds, world_size):
                 assert adapter_config(found) == adapter_config(expected)
 
 
+@pytest.mark.slow
 def test_two_ranks_write_what_one_process_writes(bases, tmp_path):
     """Every file of a full model and of an adapter, kept in float32 and rounded, under ddp and fsdp2, tied weights once."""
     compare(bases["llama-tied"], tmp_path, ["ddp", "fsdp2"], KINDS, 2)
 
 
+@pytest.mark.slow
 def test_four_ranks_write_what_one_process_writes(bases, tmp_path):
     """The same where copies of the model are each divided, and where odd sizes leave ranks with unequal parts."""
     compare(bases["gemma3"], tmp_path, ["hsdp", "fsdp2"], KINDS[1:3], 4)
 
 
+@pytest.mark.slow
 @zero
 def test_zero_writes_what_one_process_writes(bases, tmp_path):
     """The same under DeepSpeed, with divided optimizers and with divided weights."""
@@ -160,6 +163,7 @@ def several_exports(tmp_path_factory, make_model, tokenizer):
     return where, bases, run_on_ranks(several, 2, bases, str(where / "exports"), tokenizer)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["qwen3", "gemma3", "mixtral"])
 def test_every_architecture(several_exports, architecture, tmp_path, tokenizer):
     """Untied heads, other norms, and experts that lie together in memory, with a tokenizer: the same files."""
@@ -171,6 +175,7 @@ def test_every_architecture(several_exports, architecture, tmp_path, tokenizer):
     assert "tokenizer.json" in found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["qwen3", "gemma3"])
 def test_several_files(several_exports, tmp_path, monkeypatch, architecture):
     """A model above the size of a file comes in the files and with the index that transformers makes."""
@@ -183,6 +188,7 @@ def test_several_files(several_exports, tmp_path, monkeypatch, architecture):
     assert [file for file in found if found[file] != expected[file]] == []
 
 
+@pytest.mark.slow
 def test_several_files_of_experts(several_exports, tmp_path):
     """Transformers keeps experts that lie together in memory in one file; here a file is full when it is full. The tensors are
     the same.
@@ -199,6 +205,7 @@ def test_several_files_of_experts(several_exports, tmp_path):
         assert torch.equal(load_file(folder / file)[name], expected[name])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", [100, 6000])
 def test_a_full_disk_is_told_to_all(several_exports, limit):
     """When rank 0 cannot write, every rank raises the same error, and nothing is left."""
@@ -211,6 +218,7 @@ def test_a_full_disk_is_told_to_all(several_exports, limit):
     assert not [path for path in (where / "exports").iterdir() if "full" in path.name]
 
 
+@pytest.mark.slow
 def test_refusals_are_told_to_all(several_exports):
     """A directory that exists, a model of another class: on every rank, before anything is put together."""
     where, _, told = several_exports
@@ -221,6 +229,7 @@ def test_refusals_are_told_to_all(several_exports):
     assert not (where / "exports" / "class").exists()
 
 
+@pytest.mark.slow
 def test_a_failure_in_the_middle_does_not_hang(several_exports):
     """Rank 0 stops in the middle of the tensors: all ranks hear why, nothing is left, and the next export works."""
     where, _, told = several_exports

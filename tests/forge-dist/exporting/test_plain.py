@@ -138,6 +138,7 @@ def test_alone(one):
     assert sorted(key for key in seen["state"] if key.startswith("model/")) == sorted(f"model/{name}.core" for name in BESIDE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("names", list(filter(None, [DIVIDED[:2], DIVIDED[2:]])), ids="-".join)
 def test_on_two_ranks(one, names, tmp_path):
     """The same losses, norms and state where the model is copied or divided, the same files, and a state of one process goes

@@ -127,6 +127,7 @@ def test_rows_that_end_with_padding_are_not_compared(base, tmp_path):
         check_export(model, where, [ending])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("names", list(filter(None, [DIVIDED[:2], DIVIDED[2:]])), ids="-".join)
 def test_on_two_ranks(save_base, tmp_path, names):
     """After a step under each strategy, full and LoRA: proved on all ranks, loaded plainly with the same rewards, and a
@@ -146,6 +147,7 @@ def test_on_two_ranks(save_base, tmp_path, names):
         assert Path(tmp_path, f"{name}-{lora}", "adapter_config.json").exists() == lora
 
 
+@pytest.mark.slow
 def test_on_four_ranks(save_base, tmp_path):
     """Where copies of the model are each divided over two ranks."""
     told = run_on_ranks(exported, 4, ["hsdp"], save_base("llama-tied"), str(tmp_path))

@@ -12,6 +12,8 @@ import pytest
 
 from forge_dist import ExportError, LaunchError, LaunchSettings, WorkerError, launch, topology
 
+pytestmark = pytest.mark.slow
+
 # A worker that needs no torch, so that ten launches cost seconds.
 WORKER = """
 import os, signal, sys, time

@@ -9,6 +9,8 @@ import time
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 LAUNCHER = """
 import sys
 from pathlib import Path

@@ -197,6 +197,7 @@ def test_a_look_in_eval_mode_changes_nothing(base):
     assert any(grad.abs().sum() > 0 for grad in found[0].values())
 
 
+@pytest.mark.slow
 def test_on_two_ranks(base, one, tmp_path):
     """ddp holds a copy a rank and fsdp2 half of the codes; both train as one process does, and what that saved goes on there,
     bit for bit.
@@ -219,6 +220,7 @@ def test_on_two_ranks(base, one, tmp_path):
             assert seen["next"][0][0] == pytest.approx(one["again"][0][0], rel=1e-5), name
 
 
+@pytest.mark.slow
 def test_shards_over_two_of_four_ranks(base, one, tmp_path):
     """hsdp: copies of the base, each divided over two ranks."""
     for rank in run_on_ranks(scenario, 4, ["hsdp"], base, str(tmp_path)):
@@ -235,6 +237,7 @@ def test_zero_is_refused(base, name):
         strategy_of(ranks, name, adapter=True).load(base, dtype=torch.float32, quantization=nf4())
 
 
+@pytest.mark.slow
 def test_a_gather_dtype_is_refused():
     """Codes cannot be rounded to bfloat16 on their way."""
     with pytest.raises(Exception, match="gather_dtype=bfloat16.*leave it out"):

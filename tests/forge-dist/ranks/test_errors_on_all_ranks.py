@@ -38,6 +38,7 @@ def told():
     return run_on_ranks(scenarios, 2)
 
 
+@pytest.mark.slow
 def test_an_error_keeps_its_message(told):
     """An ExportError of rank 0 is the same everywhere; one of another rank says on the others whose it was."""
     assert told[0]["export", 0] == told[1]["export", 0] == ("ExportError", "out exists")
@@ -45,6 +46,7 @@ def test_an_error_keeps_its_message(told):
     assert told[0]["export", 1] == ("ExportError", "out exists (rank 1)")
 
 
+@pytest.mark.slow
 def test_a_known_kind_becomes_an_export_error(told):
     """A full disk says what could not be done."""
     message = "out cannot be written: [Errno 28] No space left on device"
@@ -52,6 +54,7 @@ def test_a_known_kind_becomes_an_export_error(told):
     assert told[0]["known", 1] == ("ExportError", message + " (rank 1)")
 
 
+@pytest.mark.slow
 def test_a_mistake_stays_one(told):
     """Any other exception passes as it is where it happened; the other ranks do not wait, and hear of it."""
     assert told[0]["bug", 0] == ("AttributeError", "no such thing")
@@ -59,6 +62,7 @@ def test_a_mistake_stays_one(told):
     assert told[0]["bug", 1] == ("ExportError", "AttributeError: no such thing (rank 1)")
 
 
+@pytest.mark.slow
 def test_nothing_raised_is_nothing_told(told):
     """Without an error all go on together."""
     assert [rank["none"] for rank in told] == [2.0, 2.0]

@@ -46,6 +46,7 @@ def fall_silent(ranks, who):
         ranks.barrier()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("who", [0, 2])
 def test_a_silent_host_is_named_by_the_others(who, tmp_path):
     """A host that says nothing for the limit ends all others, which wait in a collective, with a report that names it."""
@@ -75,6 +76,7 @@ def be_slow(ranks):
     return True
 
 
+@pytest.mark.slow
 def test_a_slow_rank_is_left_alone(tmp_path):
     """A rank that is busy or stopped for two thirds of the limit (20 s of 30 s, here shorter) does not end anybody."""
     assert run_on_ranks(be_slow, 3, environ=hosts(tmp_path, 4.0), timeout=60) == [True] * 3
@@ -86,6 +88,7 @@ def fail_beside_a_hang(ranks):
     time.sleep(60)
 
 
+@pytest.mark.slow
 def test_another_ranks_failure_ends_a_rank_that_hangs(tmp_path):
     """A rank whose collective never returns hears of the failure elsewhere, and reports it as the cause."""
     with pytest.raises(FloatingPointError, match="step 3 is not finite"):

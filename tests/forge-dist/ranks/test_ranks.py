@@ -48,6 +48,7 @@ def talk(ranks, extra):
     return told
 
 
+@pytest.mark.slow
 def test_what_ranks_tell_each_other():
     """Sums are exact and equal in every bit on every rank; values travel as JSON; disagreement is told alike on all."""
     answers = run_on_ranks(talk, 3, "x")
@@ -84,6 +85,7 @@ def first_fails(ranks, folder):
         raise
 
 
+@pytest.mark.slow
 def test_the_first_ranks_failure_reaches_the_others(tmp_path):
     """Rank 0's own exception is raised on rank 0, and a WorkerError that names it on the others, at once."""
     with pytest.raises((ZeroDivisionError, WorkerError)):
@@ -107,6 +109,7 @@ def wait_forever(ranks):
     time.sleep(600)
 
 
+@pytest.mark.slow
 def test_the_helper_raises_what_a_rank_raised():
     """run_on_ranks raises the first failing rank's exception with its traceback, and ends ranks that do not."""
     with pytest.raises(KeyError, match="me") as caught:

@@ -79,6 +79,7 @@ def alone_found(paths):
         return scenario(ranks, ["single"], *paths)["single"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("names", list(filter(None, [DIVIDED[:2], DIVIDED[2:]])), ids="-".join)
 def test_on_two_ranks(paths, alone_found, names):
     """All ranks ask, each its own row, before, within and after training steps: always what the files say; no graph, no
@@ -108,6 +109,7 @@ def test_alone(alone_found):
     assert alone_found["losses"][0] != alone_found["losses"][1]
 
 
+@pytest.mark.slow
 def test_whole_weights_are_put_away(paths):
     """After a forward, FSDP keeps no whole weights of a frozen model: no backward will free them."""
     assert run_on_ranks(shards_after_a_forward, 2, paths[1]) == [True, True]

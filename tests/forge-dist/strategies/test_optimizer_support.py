@@ -132,6 +132,7 @@ def same(first, second):
     )
 
 
+@pytest.mark.slow
 def test_goes_on_with_the_same_bits(save_base):
     """On one process, ddp and fsdp2: a state arrives bit for bit, from there and from the other number of ranks, and training
     goes on.
@@ -207,6 +208,7 @@ def refused(ranks, path, kinds):
     return found
 
 
+@pytest.mark.slow
 def test_refused_before_training(base):
     """Adafactor over divided weights, and under ZeRO all that needs a weight's shape or counts for itself: named, with what
     works.

@@ -55,6 +55,7 @@ def saved_and_resumed(ranks, path, names, then, states, lora=False):
     return new, resumed(ranks, path, then, states | {name: kept for name, (kept, _, _) in new.items()}, lora)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
 def test_goes_on_anywhere(save_base, lora):
     """Saved on 1, 2, 3 or 4 ranks, resumed on 1, 2 or 4 under any strategy: every value arrives bit for bit, and training goes

@@ -5,6 +5,8 @@ import pytest
 from ...ranks import run_on_ranks
 from ..training import oracle, reports
 
+pytestmark = pytest.mark.slow
+
 FSDP = {"strategy": "fsdp2"}
 HSDP = {"strategy": "hsdp", "shard_size": 2}
 ARCHITECTURES = ("llama-tied", "llama-untied", "gemma3")

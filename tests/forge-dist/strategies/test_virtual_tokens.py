@@ -73,6 +73,7 @@ def paths(make_model, tmp_path_factory):
     return {architecture: str(folder / architecture) for architecture in ("llama-tied", "llama-untied")}
 
 
+@pytest.mark.slow
 def test_fsdp2(paths, tmp_path):
     """The logits of one process, from an embedding that PEFT asks for before the model; and a directory that gives the same
     loss.

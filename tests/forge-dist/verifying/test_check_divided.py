@@ -16,6 +16,8 @@ from ..divided import SAMPLES, adapted, changed, ready, strategy_of
 from ..exporting.test_export_divided import refused
 from ..exporting.test_layout import mixture
 
+pytestmark = pytest.mark.slow
+
 zero = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="needs the extra deepspeed")
 
 

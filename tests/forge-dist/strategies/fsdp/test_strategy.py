@@ -35,6 +35,7 @@ def gpt2(tmp_path):
     return str(tmp_path / "gpt2")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_shards_on_read(world_size, save_base, gpt2):
     """Each rank holds about its part of every weight, and the parts put together are the file's, bit for bit, in its own
@@ -62,6 +63,7 @@ def test_shards_on_read(world_size, save_base, gpt2):
         assert all(set(rank[number][3].values()) == {None} for rank in ranks[1:])
 
 
+@pytest.mark.slow
 def test_layers_are_groups(gpt2):
     """Each layer is put together by itself, also where transformers' plan does not know its name."""
     (_, _, groups, _), *_ = run_on_ranks(loaded, 2, [gpt2], {"strategy": "fsdp2"})[0]
@@ -84,6 +86,7 @@ def refusals(ranks, paths):
     return messages
 
 
+@pytest.mark.slow
 def test_refusals(save_base, edit_config):
     """Missing and misshapen weights are ModelErrors as in one process; a weight tied in the config but not in the files is
     refused.

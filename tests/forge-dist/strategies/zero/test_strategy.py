@@ -186,6 +186,7 @@ def check(expected, found, losses=1e-6, norms=1e-5, tolerance=1e-5):
         assert state.keys() == {f"{MODEL}{f}" for f in states} | {f"{OPTIMIZER}{f}/{k}" for f in states for k in states[f]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_like_one_process(base, world_size):
     """Losses, norms, weights and moments of every stage are those of one process: accumulation, clipping, decay, idle ranks, a
@@ -195,12 +196,14 @@ def test_like_one_process(base, world_size):
     check(alone(base), found[0])
 
 
+@pytest.mark.slow
 def test_adapter(base):
     """LoRA on a frozen model, which stage 3 divides too: adapters are trained as in one process."""
     found = run_on_ranks(trained_like_alone, 2, base, {"lora": True})
     check(alone(base, lora=True), found[0])
 
 
+@pytest.mark.slow
 def test_adapter_on_a_bfloat16_model(base):
     """So are float32 adapters on a bfloat16 model, within its rounding: stage 3 adds up a layer's
     gradients in another order.
@@ -210,6 +213,7 @@ def test_adapter_on_a_bfloat16_model(base):
     check(alone(base, **options), found[0], losses=2e-3, norms=2e-2, tolerance=2e-3)
 
 
+@pytest.mark.slow
 def test_activation_checkpointing(base):
     """Activations that are computed anew change nothing."""
     found = run_on_ranks(trained_like_alone, 2, base, {"activation_checkpointing": True})
@@ -289,6 +293,7 @@ def resumed_from(ranks, path, states, options):
     return found
 
 
+@pytest.mark.slow
 def test_resume(base):
     """A state saved on 2 ranks goes on with the same bits there, and with the same losses under another stage and on 1 and 3
     ranks.
@@ -301,6 +306,7 @@ def test_resume(base):
             assert losses == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_resume_of_an_adapter(base):
     """Of an adapter only what is trained is in the state, and it goes on with the same bits."""
     states = run_on_ranks(resumed, 2, base, {"lora": True})[0]
@@ -329,6 +335,7 @@ def between_strategies(ranks, path):
     return found
 
 
+@pytest.mark.slow
 def test_between_strategies(base):
     """Names, shapes and values are those of ddp and fsdp2: either goes on from the other's state."""
     expected = [loss for loss, _ in alone(base)[0][HALF:]]
@@ -357,6 +364,7 @@ def dropped(ranks, path):
         assert equal(together(other.state()), together(plain.state()))
 
 
+@pytest.mark.slow
 def test_a_dropped_step_leaves_no_trace(base):
     """Gradients that no step used are gone: the next step, the weights and the moments are as if they had never been."""
     run_on_ranks(dropped, 2, base)
@@ -397,6 +405,7 @@ def looked_at(ranks, path):
             assert held <= sum(parameter.numel() for parameter in plain.parameters()) / ranks.world_size + 100
 
 
+@pytest.mark.slow
 def test_what_a_caller_sees(base):
     """Whole tensors are the file's bits, tied ones once; forwards without training and under autocast are those of the plain
     model.
@@ -437,6 +446,7 @@ def refused(ranks, path, broken):
     return messages
 
 
+@pytest.mark.slow
 def test_what_does_not_fit(save_base):
     """Files and states that do not fit are refused by name, on every rank, before anything changed."""
     from safetensors.torch import load_file, save_file
@@ -474,6 +484,7 @@ def test_what_does_not_fit(save_base):
         assert re.match(pattern, message), message
 
 
+@pytest.mark.slow
 def test_no_chatter_and_no_compiler(base, tmp_path):
     """A run prints nothing, compiles nothing, loads no compiler, and leaves no variable that would confuse the next run of the
     process.

@@ -74,8 +74,7 @@ def check_base(directory: str | Path) -> AdapterBase:
         return base
     raise ModelError(
         f"{directory} is an adapter of another base model than {base.path} holds now ({base.identity[:12]} then, {now[:12]} "
-        "now): its "
-        "config.json or its weights changed. Put them back, or name the right base in adapter_config.json "
+        "now): its config.json or its weights changed. Put them back, or name the right base in adapter_config.json "
         "(base_model_name_or_path)"
     )
 

@@ -79,8 +79,7 @@ def merge_adapter(directory: str | os.PathLike[str], samples: Sequence[Sequence[
     if not difference <= MERGED:
         raise ExportError(
             f"{path}: merged into its base it computes other logits than beside it: they differ by {difference:.3g} of the "
-            "largest "
-            f"(allowed {MERGED:g}); {_HOW}"
+            f"largest (allowed {MERGED:g}); {_HOW}"
         )
     return Merged(model=merged, difference=difference, tokens=sum(map(len, samples)))
 

@@ -50,8 +50,8 @@ def find_newest(
     if broken:
         reasons = "; ".join(f"{path.name}: {problem}" for path, problem in broken.items())
         raise CheckpointError(
-            f"none of the full states in {root} is whole and of this run ({reasons}); start anew in another directory, or mend "
-            "one"
+            f"none of the full states in {root} is whole and of this run ({reasons}); start anew in another directory, or "
+            "mend one"
         )
     return None, []
 

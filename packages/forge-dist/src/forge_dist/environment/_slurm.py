@@ -64,15 +64,13 @@ def slurm_step(environ: Mapping[str, str], *, processes_asked: bool = False) -> 
         if nodes is not None and nodes > 1:
             raise LaunchError(
                 f"the environment says SLURM_NNODES={nodes}, and no srun started this process: the other nodes would stay "
-                "idle. Start it"
-                " with srun --ntasks-per-node=1, or set nnodes=1 to use this node alone"
+                "idle. Start it with srun --ntasks-per-node=1, or set nnodes=1 to use this node alone"
             )
         asked = _read_int(environ, "SLURM_NTASKS")
         if asked is not None and asked > 1 and not processes_asked:
             raise LaunchError(
-                f"the environment says SLURM_NTASKS={asked}, and no srun started this process, which would train alone: start "
-                "it with"
-                " srun, or set nproc_per_node to as many processes as it shall start here (1 to stay alone)"
+                f"the environment says SLURM_NTASKS={asked}, and no srun started this process, which would train alone: "
+                "start it with srun, or set nproc_per_node to as many processes as it shall start here (1 to stay alone)"
             )
         return None
     if tasks == 1:
@@ -82,8 +80,8 @@ def slurm_step(environ: Mapping[str, str], *, processes_asked: bool = False) -> 
     hosts = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST") or ""
     if not hosts:
         raise LaunchError(
-            "the environment says that srun started several tasks, and neither SLURM_STEP_NODELIST nor SLURM_JOB_NODELIST says "
-            "where"
+            "the environment says that srun started several tasks, and neither SLURM_STEP_NODELIST nor SLURM_JOB_NODELIST "
+            "says where"
         )
     _check_range("SLURM_NODEID", node, nodes, "nodes")
     counts = environ.get("SLURM_STEP_TASKS_PER_NODE") or environ.get("SLURM_TASKS_PER_NODE")

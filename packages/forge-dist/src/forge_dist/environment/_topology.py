@@ -139,9 +139,9 @@ def _launcher(found: LaunchValues, step: SlurmStep | None, devices: int, cores: 
         missing = [name for name, value in (("master_addr", address), ("node_rank", node_rank)) if value is None]
         if missing:
             raise LaunchError(
-                f"{_describe(origins, 'nnodes', nodes_text)} asks for {most} nodes, and nothing says {' and '.join(missing)}: "
-                "set"
-                " master_addr (the host of node 0) and node_rank (or PET_MASTER_ADDR and PET_NODE_RANK), or rdzv_endpoint"
+                f"{_describe(origins, 'nnodes', nodes_text)} asks for {most} nodes, and nothing says "
+                f"{' and '.join(missing)}: set master_addr (the host of node 0) and node_rank (or PET_MASTER_ADDR and "
+                "PET_NODE_RANK), or rdzv_endpoint"
             )
         assert node_rank is not None
         if node_rank >= most:
@@ -184,16 +184,14 @@ def _rendezvous_endpoint(
     ):
         if endpoint is not None and origins[name] == "argument":
             raise LaunchError(
-                f"{name} has no effect with {origins['rdzv_endpoint'].replace('argument', 'rdzv_endpoint')}{instead}: leave it "
-                "out, or"
-                " set master_addr instead"
+                f"{name} has no effect with {origins['rdzv_endpoint'].replace('argument', 'rdzv_endpoint')}{instead}: leave "
+                "it out, or set master_addr instead"
             )
     if elastic and endpoint is None:
         if address is None:
             raise LaunchError(
                 f"an elastic run ({_describe(origins, 'nnodes', found.value('nnodes')[0])}) needs a place to meet: set "
-                "rdzv_endpoint to"
-                " HOST:PORT (or PET_RDZV_ENDPOINT)"
+                "rdzv_endpoint to HOST:PORT (or PET_RDZV_ENDPOINT)"
             )
         endpoint = f"{address}:{port}"
     if endpoint is not None and not endpoint.rpartition(":")[2].isdecimal():
@@ -276,8 +274,7 @@ def _refuse_partial_environment(environ: Mapping[str, str]) -> None:
     if tasks is not None and tasks > 1:
         raise LaunchError(
             f"mpirun started {tasks} processes (OMPI_COMM_WORLD_SIZE={tasks}), each of which would train alone: start one "
-            "process on"
-            " each node and set nproc_per_node and nnodes, or use torchrun"
+            "process on each node and set nproc_per_node and nnodes, or use torchrun"
         )
 
 

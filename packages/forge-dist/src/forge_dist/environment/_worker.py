@@ -55,8 +55,7 @@ def read_worker(environ: Mapping[str, str], settings: LaunchSettings) -> Worker:
     if missing and not alone:
         raise LaunchError(
             f"the environment says RANK={rank} of WORLD_SIZE={world_size} and not {' nor '.join(missing)}: torchrun sets all "
-            "of them;"
-            " without RANK and WORLD_SIZE, nnodes and nproc_per_node (or PET_*) start the ranks"
+            "of them; without RANK and WORLD_SIZE, nnodes and nproc_per_node (or PET_*) start the ranks"
         )
     local_rank = local_rank or 0
     # A launcher that does not set it started all ranks here.
@@ -64,8 +63,7 @@ def read_worker(environ: Mapping[str, str], settings: LaunchSettings) -> Worker:
     if local_world_size > world_size or local_rank >= local_world_size:
         raise LaunchError(
             f"the environment says LOCAL_RANK={local_rank} of LOCAL_WORLD_SIZE={local_world_size} with "
-            f"WORLD_SIZE={world_size}, which"
-            " cannot be"
+            f"WORLD_SIZE={world_size}, which cannot be"
         )
     expected = read_int(environ, EXPECTED_WORLD_SIZE)
     if expected is not None and expected != world_size:
@@ -102,9 +100,8 @@ def _refuse_unintended_single_rank(environ: Mapping[str, str], settings: LaunchS
     ):
         if chosen is None and least > 1:
             raise LaunchError(
-                f"the environment says WORLD_SIZE=1, one process in all, and {name}={text}: unset RANK and WORLD_SIZE to start "
-                "what"
-                f" PET_* asks for, or set {name.removeprefix('PET_').lower()}=1 to stay alone"
+                f"the environment says WORLD_SIZE=1, one process in all, and {name}={text}: unset RANK and WORLD_SIZE to "
+                f"start what PET_* asks for, or set {name.removeprefix('PET_').lower()}=1 to stay alone"
             )
 
 

@@ -52,8 +52,7 @@ def plain_tensor(plain: Plain | None, name: str, tensor: torch.Tensor) -> torch.
     if result.shape != tensor.shape or result.dtype != tensor.dtype:
         raise ValueError(
             f"plain gives {result.dtype} {list(result.shape)} for {name}, which is {tensor.dtype} {list(tensor.shape)}: a "
-            "plain "
-            "model holds the same"
+            "plain model holds the same"
         )
     return result
 

@@ -71,9 +71,8 @@ def export_gguf(
     matrices = sum(tensor.ndim >= 2 for tensor in tensors.values())
     if dtype == "q8_0" and float16_fallbacks(tensors, dtype) == matrices:
         raise ModelError(
-            f"{path}: no matrix of this model can be q8_0, which holds blocks of 32 numbers: no row of one is a multiple of 32 "
-            "long "
-            f"(hidden_size {model.config.hidden_size}); take dtype=float16"
+            f"{path}: no matrix of this model can be q8_0, which holds blocks of 32 numbers: no row of one is a multiple of "
+            f"32 long (hidden_size {model.config.hidden_size}); take dtype=float16"
         )
     try:
         _write(path, model.config, fields, tensors, dtype)

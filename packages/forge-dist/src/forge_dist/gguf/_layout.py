@@ -37,8 +37,7 @@ def gguf_architecture(model: "PreTrainedModel", where: Path) -> str:
     if arch is None or not type(model).__name__.endswith("ForCausalLM"):
         raise ModelError(
             f"{where}: a {type(model).__name__} (model_type {config.model_type}) cannot be written as GGUF here; known are "
-            "causal "
-            f"language models of the types {', '.join(ARCHITECTURES)}; use format=hf"
+            f"causal language models of the types {', '.join(ARCHITECTURES)}; use format=hf"
         )
     rope = config.rope_parameters or {}
     kind = rope.get("rope_type", "default")
@@ -53,9 +52,8 @@ def gguf_architecture(model: "PreTrainedModel", where: Path) -> str:
     ):
         if not known:
             raise ModelError(
-                f"{where}: {what}={held!r} of this {config.model_type} model is nothing that readers of GGUF's {arch!r} would "
-                "find "
-                "or that could be proved here; use format=hf"
+                f"{where}: {what}={held!r} of this {config.model_type} model is nothing that readers of GGUF's {arch!r} "
+                "would find or that could be proved here; use format=hf"
             )
     return arch
 

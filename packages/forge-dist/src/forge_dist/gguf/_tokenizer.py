@@ -143,8 +143,7 @@ def _rule_of(backend: dict[str, Any], where: Path) -> str:
         kind = "BPE with byte fallback (sentencepiece)" if model["type"] == "BPE" else model["type"]
         raise ModelError(
             f"{where}: its tokenizer is {kind}, and only byte-level BPE is written as GGUF here; use format=hf, or convert "
-            "that with "
-            "llama.cpp's convert_hf_to_gguf.py"
+            "that with llama.cpp's convert_hf_to_gguf.py"
         )
     steps = backend["pre_tokenizer"] or {}
     flat = steps["pretokenizers"] if steps.get("type") == "Sequence" else [steps]

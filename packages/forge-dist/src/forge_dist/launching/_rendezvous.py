@@ -8,6 +8,7 @@ import json
 import socket
 import time
 import uuid
+from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -74,11 +75,10 @@ class Rendezvous(RendezvousHandler):
             self.round = info.store.get("forge/round").decode()
         except (RendezvousError, DistError) as error:
             raise LaunchError(
-                f"the nodes did not meet at {self._topology.rdzv_endpoint or self._topology.master} within"
-                f" {self._topology.connect_seconds:g} s ({first_line(error)}): check that"
-                f" {_count_nodes(self._topology.min_nodes)} {'were' if self._topology.min_nodes > 1 else 'was'} started with "
-                "the same rdzv_id"
-                f" ({self._topology.rdzv_id!r}), and that the port is open between them"
+                f"the nodes did not meet at {self._topology.rdzv_endpoint or self._topology.master} within "
+                f"{self._topology.connect_seconds:g} s ({first_line(error)}): check that "
+                f"{_count_nodes(self._topology.min_nodes)} {'were' if self._topology.min_nodes > 1 else 'was'} started with "
+                f"the same rdzv_id ({self._topology.rdzv_id!r}), and that the port is open between them"
             ) from error
         self.nodes, self.node_rank = info.world_size, info.rank
         address = info.bootstrap_store_info
@@ -163,8 +163,8 @@ class _StaticRendezvous(RendezvousHandler):
             store = TCPStore(self._host, self._port, is_master=True, wait_for_workers=False)
         except (DistError, RuntimeError) as error:
             raise LaunchError(
-                f"node 0 cannot listen on port {self._port} ({first_line(error)}): another run may use it; set master_port to "
-                "a free one"
+                f"node 0 cannot listen on port {self._port} ({first_line(error)}): another run may use it; set master_port "
+                "to a free one"
             ) from error
         self._port = store.port
         return store
@@ -179,11 +179,9 @@ class _StaticRendezvous(RendezvousHandler):
             except (DistError, RuntimeError) as error:
                 why = f"what answers there is no launcher: {first_line(error)}"
         raise LaunchError(
-            f"node {self._rank} did not reach node 0 at {address} within {seconds:g} s ({why}): check that node 0 was started, "
-            "that"
-            f" master_addr and master_port are its own, that node_rank is 0 there and {self._rank} here, and that no firewall "
-            "closes the"
-            " port"
+            f"node {self._rank} did not reach node 0 at {address} within {seconds:g} s ({why}): check that node 0 was "
+            f"started, that master_addr and master_port are its own, that node_rank is 0 there and {self._rank} here, and "
+            "that no firewall closes the port"
         )
 
     def _wait_for_nodes(self, store: "Store", end: float) -> None:
@@ -197,38 +195,47 @@ class _StaticRendezvous(RendezvousHandler):
                 f"node_rank {self._rank} is taken by {other}, and {here} has it too: each node needs its own, from 0"
             )
         store.set(f"node/{self._rank}", json.dumps({"host": here, "nnodes": t.max_nodes, "nproc_per_node": t.nproc_per_node}))
+        try:
+            self._wait_for_all(store, end)
+            nodes = [json.loads(store.get(f"node/{node}")) for node in range(t.max_nodes)]
+            store.add("read", 1)
+        except DistNetworkError as error:
+            raise LaunchError(f"node 0 at {self._host}:{self._port} went away while the nodes met") from error
+        for node, theirs in enumerate(nodes):
+            for name, mine in (("nnodes", t.max_nodes), ("nproc_per_node", t.nproc_per_node)):
+                if theirs[name] != mine:
+                    self._keep_store_open(store, t.max_nodes)
+                    raise LaunchError(
+                        f"node {node} ({theirs['host']}) was started with {name}={theirs[name]} and node {self._rank} "
+                        f"({here}) with {name}={mine}: they must be the same on all nodes"
+                    )
+
+    def _wait_for_all(self, store: "Store", end: float) -> None:
+        """Wait until every node has come; all that did come raise the same LaunchError otherwise."""
+        t = self._topology
         missing = list(range(t.max_nodes))
         while missing := [node for node in missing if not store.check([f"node/{node}"])]:
             if time.monotonic() > end:
                 named = ", ".join(map(str, missing[:8])) + ("…" if len(missing) > 8 else "")
-                raise LaunchError(
-                    f"node{'s' * (len(missing) > 1)} {named} of {t.max_nodes} did not come to {self._host}:{self._port} within"
-                    f" {t.connect_seconds:g} s: check that they were started, with nnodes={t.max_nodes} and a node_rank of "
-                    "their own, and"
-                    " that they reach this address"
+                message = (
+                    f"node{'s' * (len(missing) > 1)} {named} of {t.max_nodes} did not come to {self._host}:{self._port} within "
+                    f"{t.connect_seconds:g} s: check that they were started, with nnodes={t.max_nodes} and a node_rank of their "
+                    "own, and that they reach this address"
                 )
-            try:
+                store.set("missing", message)
+                store.add("read", 1)
+                self._keep_store_open(store, t.max_nodes - len(missing))
+                raise LaunchError(message)
+            if store.check(["missing"]):
+                store.add("read", 1)
+                raise LaunchError(store.get("missing").decode())
+            with suppress(DistStoreError):  # its time is over
                 store.wait([f"node/{missing[0]}"], timedelta(seconds=_WAIT_SECONDS))
-            except DistNetworkError as error:
-                raise LaunchError(f"node 0 at {self._host}:{self._port} went away while the nodes met") from error
-            except DistStoreError:
-                continue
-        nodes = [json.loads(store.get(f"node/{node}")) for node in range(t.max_nodes)]
-        store.add("read", 1)
-        for node, theirs in enumerate(nodes):
-            for name, mine in (("nnodes", t.max_nodes), ("nproc_per_node", t.nproc_per_node)):
-                if theirs[name] != mine:
-                    self._keep_store_open(store)
-                    raise LaunchError(
-                        f"node {node} ({theirs['host']}) was started with {name}={theirs[name]} and node {self._rank} ({here}) "
-                        "with"
-                        f" {name}={mine}: they must be the same on all nodes"
-                    )
 
-    def _keep_store_open(self, store: "Store") -> None:
-        """On the host of the store: wait until the other nodes have read the reason."""
+    def _keep_store_open(self, store: "Store", readers: int) -> None:
+        """On the host of the store: wait until as many nodes have read the reason."""
         end = time.monotonic() + _KEEP_OPEN_SECONDS
-        while self._rank == 0 and store.add("read", 0) < self._topology.max_nodes and time.monotonic() < end:
+        while self._rank == 0 and store.add("read", 0) < readers and time.monotonic() < end:
             time.sleep(0.05)
 
 
@@ -249,9 +256,8 @@ def _elastic(topology: Topology) -> RendezvousHandler:
         return get_rendezvous_handler(parameters)
     except (RendezvousError, DistError, ValueError) as error:
         raise LaunchError(
-            f"nobody answers at rdzv_endpoint {topology.rdzv_endpoint} ({first_line(error)}): check the address, that the node "
-            "of that name"
-            " was started, and that no firewall closes the port"
+            f"nobody answers at rdzv_endpoint {topology.rdzv_endpoint} ({first_line(error)}): check the address, that the "
+            "node of that name was started, and that no firewall closes the port"
         ) from error
 
 

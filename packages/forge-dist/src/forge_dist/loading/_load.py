@@ -123,8 +123,7 @@ def read_model(
         if request.attention_function is not None and isinstance(error, KeyError) and error.args == (attention,):
             raise ModelError(
                 f"model_path {model_path}: this architecture has no place for an attention function of ours "
-                f"(attention={attention}): "
-                "use attention=eager"
+                f"(attention={attention}): use attention=eager"
             ) from error
         raise ModelError(f"model_path {model_path} cannot be loaded: {error}") from error
     if task == "reward":
@@ -134,8 +133,7 @@ def read_model(
     if request.attention_function is not None and "chunked_attention" in (getattr(model.config, "layer_types", None) or ()):
         raise ModelError(
             f"model_path {model_path}: its layers attend in chunks, which only a mask expresses, and attention={attention} "
-            "gets none "
-            "for a packed row: use attention=sdpa or eager"
+            "gets none for a packed row: use attention=sdpa or eager"
         )
     return model
 

@@ -25,10 +25,9 @@ _CONVERT_PICKLE = (
     "`AutoModelForCausalLM.from_pretrained(FOLDER, use_safetensors=False).save_pretrained(NEW_FOLDER)`"
 )
 _MERGE = (
-    "to train on from it, make a plain model of it first: `forge export RUN --merge` (virtual tokens cannot be merged), or by "
-    "hand "
-    "`PeftModel.from_pretrained(BASE_MODEL, FOLDER).merge_and_unload().save_pretrained(NEW_FOLDER)` and the base's tokenizer "
-    "beside it"
+    "to train on from it, make a plain model of it first: `forge export RUN --merge` (virtual tokens cannot be merged), or "
+    "by hand `PeftModel.from_pretrained(BASE_MODEL, FOLDER).merge_and_unload().save_pretrained(NEW_FOLDER)` and the base's "
+    "tokenizer beside it"
 )
 
 
@@ -113,8 +112,7 @@ def check_config(config: Mapping[str, object], where: str, task: Task = "causal"
     elif architectures and not any(str(name).endswith(_CAUSAL) for name in architectures):
         raise ModelError(
             f"{where}: architectures is {architectures}, which is no causal language model: a class named ...ForCausalLM is "
-            "needed "
-            "(of a multi-modal model, its text part saved on its own)"
+            "needed (of a multi-modal model, its text part saved on its own)"
         )
     if not config.get("model_type"):
         raise ModelError(f"{where}: no model_type, so transformers cannot tell what model this is")

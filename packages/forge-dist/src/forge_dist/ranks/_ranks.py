@@ -117,8 +117,7 @@ class Ranks:
         except (dist.DistError, RuntimeError, ValueError) as error:
             raise LaunchError(
                 f"rank {self.rank} on {self.host} could not connect to the other ranks over {backend}: check that the nodes "
-                "reach each"
-                f" other on every port, not only on the one they meet at ({first_line(error)})"
+                f"reach each other on every port, not only on the one they meet at ({first_line(error)})"
             ) from error
         if present != self.world_size or dist.get_world_size() != self.world_size:
             raise LaunchError(f"{self.world_size} ranks were promised and {present} are connected")
@@ -136,9 +135,8 @@ class Ranks:
         except dist.DistStoreError as error:
             missing = [str(rank) for rank, key in enumerate(keys) if not self._store.check([key])]
             raise LaunchError(
-                f"rank{'s' * (len(missing) > 1)} {', '.join(missing)} of {self.world_size} did not come within {seconds:g} s: "
-                "check the logs"
-                " of the nodes that should have started them"
+                f"rank{'s' * (len(missing) > 1)} {', '.join(missing)} of {self.world_size} did not come within {seconds:g} "
+                "s: check the logs of the nodes that should have started them"
             ) from error
 
     def agree(self, what: Mapping[str, str]) -> None:

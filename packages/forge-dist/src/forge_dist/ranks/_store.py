@@ -50,8 +50,7 @@ def connect_store(topology: Topology, *, second: bool = False) -> "dist.Store":
     if store is None:
         raise LaunchError(
             f"rank {topology.rank} did not reach the ranks' meeting place {host}:{port} within {seconds:g} s ({why}): check "
-            "that node 0 is"
-            " up, that MASTER_ADDR and MASTER_PORT are its own, and that no firewall closes the port"
+            "that node 0 is up, that MASTER_ADDR and MASTER_PORT are its own, and that no firewall closes the port"
         )
     # The ranks that failed before are another round, whose keys must not be read.
     start = os.environ.get(ROUND) or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")

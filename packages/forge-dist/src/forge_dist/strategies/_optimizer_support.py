@@ -88,9 +88,9 @@ def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Any]]:
 
 def _flat(strategy: str, found: str) -> str:
     return (
-        f"strategy={strategy} gives the optimizer flat pieces of many weights at once, so it must move each number by itself, "
-        "as "
-        f"torch.optim.AdamW does; found {found}: use optimizer=adamw, strategy=fsdp2 (for adamw, muon, schedule_free), {_WHOLE}"
+        f"strategy={strategy} gives the optimizer flat pieces of many weights at once, so it must move each number by "
+        f"itself, as torch.optim.AdamW does; found {found}: use optimizer=adamw, strategy=fsdp2 (for adamw, muon, "
+        f"schedule_free), {_WHOLE}"
     )
 
 

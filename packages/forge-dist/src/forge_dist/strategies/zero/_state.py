@@ -112,8 +112,7 @@ class ZeroState:
                 if not torch.equal(known, value):
                     raise CheckpointError(
                         f"the full state does not fit ZeRO, which counts steps once for all parameters: {name} is "
-                        f"{value.item():g} "
-                        f"and {other} {known.item():g}"
+                        f"{value.item():g} and {other} {known.item():g}"
                     )
 
     # The optimizer's flat partitions
