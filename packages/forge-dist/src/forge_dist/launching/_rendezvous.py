@@ -218,9 +218,9 @@ class _StaticRendezvous(RendezvousHandler):
             if time.monotonic() > end:
                 named = ", ".join(map(str, missing[:8])) + ("…" if len(missing) > 8 else "")
                 message = (
-                    f"node{'s' * (len(missing) > 1)} {named} of {t.max_nodes} did not come to {self._host}:{self._port} within "
-                    f"{t.connect_seconds:g} s: check that they were started, with nnodes={t.max_nodes} and a node_rank of their "
-                    "own, and that they reach this address"
+                    f"node{'s' * (len(missing) > 1)} {named} of {t.max_nodes} did not come to {self._host}:{self._port} "
+                    f"within {t.connect_seconds:g} s: check that they were started, with nnodes={t.max_nodes} and a node_rank "
+                    "of their own, and that they reach this address"
                 )
                 store.set("missing", message)
                 store.add("read", 1)
