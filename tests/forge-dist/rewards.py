@@ -84,10 +84,10 @@ def exported(ranks, names, path, directory):
             changed(p for n, p in names_of.items() if "score" in n and p.requires_grad)
             try:
                 forge_dist.check_export(wrapped, where, SAMPLES, strategy=strategy)
-                told = ""
+                reported = ""
             except forge_dist.ExportError as error:
-                told = str(error)
-            found[name, lora] = check, told, wrapped.training
+                reported = str(error)
+            found[name, lora] = check, reported, wrapped.training
     return found
 
 

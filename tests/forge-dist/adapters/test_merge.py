@@ -60,7 +60,7 @@ def apart(first, second):
     [*((kind, "llama-tied") for kind in MERGEABLE), ("lora", "llama-untied"), ("dora", "qwen3"), ("lora", "gemma3")],
 )
 def test_a_merged_model_computes_what_the_adapter_does(adapter, kind, architecture):
-    """Its logits are those beside the base within 1e-5, and far from the base's own; what is said is what is found."""
+    """Its logits are those beside the base within 1e-5, and far from the base's own; what is reported is what is found."""
     directory = adapter(MERGEABLE[kind](), architecture)
     beside = logits(load_trained(str(directory), dtype=torch.float32, device="cpu"))
     found = merge_adapter(directory, ROWS)

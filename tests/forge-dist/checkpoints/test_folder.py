@@ -124,7 +124,7 @@ def test_what_is_kept(tmp_path, steps, newest, keep, broken, left):
     assert names(tmp_path) == left
 
 
-def test_what_cannot_be_deleted_is_told(tmp_path, monkeypatch):
+def test_what_cannot_be_deleted_is_reported(tmp_path, monkeypatch):
     """A disk that refuses costs a remark, not the new full state."""
     for step in (1, 2):
         put(tmp_path, step)

@@ -63,9 +63,9 @@ def check_whole(root, at_least):
     """
     import torch
 
-    said = []
-    found = opened(root).newest({}, said.append)
-    assert said == [], said
+    message = []
+    found = opened(root).newest({}, message.append)
+    assert message == [], message
     assert found.step >= at_least, (found.step, at_least)
     expected = tensors(found.step)
     into = {name: torch.zeros_like(tensor) for name, tensor in expected.items()}

@@ -54,7 +54,7 @@ def test_any_other_byte_is_noticed(tmp_path_factory, data):
 
 
 def test_edits_and_other_steps_are_damage(tmp_path):
-    """A changed value, a missing one, a manifest of another step and none at all: each is damage, and is told apart."""
+    """A changed value, a missing one, a manifest of another step and none at all: each is damage, and is distinguished."""
     content = json.loads(EXAMPLE.to_text())
     for change, words in [
         ({"step": 8}, "edited or damaged"),
@@ -77,7 +77,7 @@ def test_edits_and_other_steps_are_damage(tmp_path):
 
 @pytest.mark.parametrize("change", [{"version": 0}, {"version": 2}, {"format": "another"}])
 def test_another_format_is_refused_by_name(tmp_path, change):
-    """An older or a newer version, whole in itself, is no damage: which version it is and what to use are said."""
+    """An older or a newer version, whole in itself, is no damage: which version it is and what to use are reported."""
     content = json.loads(EXAMPLE.to_text()) | change
     content["sha256"] = _digest(content)
     with pytest.raises(CheckpointError, match=r"is of format .*version .*reads 'forge full state', version 1: use the version"):

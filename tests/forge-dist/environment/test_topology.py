@@ -77,7 +77,7 @@ def test_kubeflow_makes_a_launcher():
     assert t.origins["max_restarts"] == "default"
 
 
-def test_settings_win_and_are_told_apart():
+def test_settings_outrank_the_environment():
     """An explicit setting outranks the environment's, and its origin says so; what is not set stays the environment's."""
     t = of(KUBEFLOW, nproc_per_node=5, master_port=1234)
     assert (t.nproc_per_node, t.world_size, t.master) == (5, 20, ("job-node-0-0.job", 1234))
@@ -294,6 +294,6 @@ def test_the_real_environment_is_the_default(monkeypatch):
 
 @pytest.mark.slow
 def test_it_needs_no_framework():
-    """What a process is can be told before anything heavy is imported."""
+    """What a process is is known before anything heavy is imported."""
     code = "import sys, forge_dist as d; d.topology(d.LaunchSettings(nproc_per_node=2)); print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "False"

@@ -63,11 +63,11 @@ def scenario(ranks, names, path, directory, states):
             check = check_export(model, where, SAMPLES, strategy=strategy, without=HEAD)
             try:
                 check_export(model, where, SAMPLES, strategy=strategy)
-                told = ""
+                reported = ""
             except ExportError as error:
-                told = str(error)
+                reported = str(error)
             again = trained(strategy_of(ranks, name, adapter=lora), path, lora, states[lora] or saved)[2]
-            found[name, lora] = saved, check, told, again
+            found[name, lora] = saved, check, reported, again
     return found
 
 
@@ -81,12 +81,12 @@ def one(tmp_path_factory, make_model):
 
 
 def proved(found, where, base):
-    for (name, lora), (saved, check, told, again) in found.items():
+    for (name, lora), (saved, check, reported, again) in found.items():
         trained_head = [key for key in saved if key.startswith("model/") and "value_head" in key]
         assert len(trained_head) == 2, (name, lora)
         assert not any("lora" in key for key in saved) or lora
         assert check.difference <= 1e-5, (name, lora)
-        assert "value_head" in told, (name, lora)
+        assert "value_head" in reported, (name, lora)
         assert again.keys() == saved.keys(), (name, lora)
         if lora:
             from peft import PeftModel

@@ -80,12 +80,12 @@ def test_the_model_in_memory_goes_on(base, tmp_path, documents, state_of):
     """After an export the model has the same bits, the same configuration objects, attention and mode, and still trains."""
     model = trained(base, attention="our_documents", attention_function=documents).train()
     before, config, generation = state_of(model), model.config, model.generation_config
-    said = config.to_dict(), generation.to_dict()
+    message = config.to_dict(), generation.to_dict()
     export_model(model, tmp_path / "out", dtype=torch.bfloat16)
     assert model.config is config
     assert model.model.config is config
     assert model.generation_config is generation
-    assert (config.to_dict(), generation.to_dict()) == said
+    assert (config.to_dict(), generation.to_dict()) == message
     assert config._attn_implementation == "our_documents"
     assert model.training
     for name, tensor in before.items():
@@ -103,8 +103,8 @@ def test_a_configuration_in_memory_is_not_written_to(make_model, tmp_path):
     assert model.config.architectures is None
     directory = export_model(model, tmp_path / "out", dtype=torch.bfloat16)
     assert (model.config.architectures, model.config.dtype) == (None, None)
-    said = json.loads((directory / "config.json").read_text())
-    assert (said["architectures"], said["dtype"]) == (["Qwen3ForCausalLM"], "bfloat16")
+    message = json.loads((directory / "config.json").read_text())
+    assert (message["architectures"], message["dtype"]) == (["Qwen3ForCausalLM"], "bfloat16")
 
 
 def test_tokenizer_and_template_travel(base, tmp_path, tokenizer):
@@ -125,8 +125,8 @@ def test_the_generation_configuration_travels(base, tmp_path, settings):
     for key, value in settings.items():
         setattr(model.generation_config, key, value)
     directory = export_model(model, tmp_path / "out")
-    said = json.loads((directory / "generation_config.json").read_text())
-    assert {key: said[key] for key in settings} == settings
+    message = json.loads((directory / "generation_config.json").read_text())
+    assert {key: message[key] for key in settings} == settings
 
 
 def test_everyone_may_read_it(base, tmp_path, tokenizer):

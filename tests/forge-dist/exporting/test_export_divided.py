@@ -16,7 +16,7 @@ from forge_dist import ExportError, export_model, load_model
 from forge_dist.exporting import _safetensors_writer
 
 from ...ranks import run_on_ranks
-from ..divided import CPU, adapted, changed, files_of, ready, strategy_of
+from ..divided import CPU, adapted, changed, files_of, needs_replicas, ready, strategy_of
 from .test_layout import mixture
 
 zero = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="needs the extra deepspeed")
@@ -91,6 +91,7 @@ def test_two_ranks_write_what_one_process_writes(bases, tmp_path):
 
 
 @pytest.mark.slow
+@needs_replicas
 def test_four_ranks_write_what_one_process_writes(bases, tmp_path):
     """The same where copies of the model are each divided, and where odd sizes leave ranks with unequal parts."""
     compare(bases["gemma3"], tmp_path, ["hsdp", "fsdp2"], KINDS[1:3], 4)
@@ -153,7 +154,7 @@ def broken(whole):
 
 @pytest.fixture(scope="module")
 def several_exports(tmp_path_factory, make_model, tokenizer):
-    """What `several` did on two ranks: (directory of the exports, paths of the bases, what each rank was told)."""
+    """What `several` did on two ranks: (directory of the exports, paths of the bases, what each rank reported)."""
     where = tmp_path_factory.mktemp("several")
     models = {"qwen3": make_model("qwen3"), "gemma3": make_model("gemma3"), "mixtral": mixture()}
     bases = {name: str(where / "bases" / name) for name in models}
@@ -207,34 +208,38 @@ def test_several_files_of_experts(several_exports, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("limit", [100, 6000])
-def test_a_full_disk_is_told_to_all(several_exports, limit):
+def test_a_full_disk_is_reported_on_all_ranks(several_exports, limit):
     """When rank 0 cannot write, every rank raises the same error, and nothing is left."""
-    where, _, told = several_exports
-    kind, message = told[0][f"full {limit}"]
+    where, _, reported = several_exports
+    kind, message = reported[0][f"full {limit}"]
     assert kind == "ExportError"
     assert "full cannot be written" in message
     assert "ile too large" in message
-    assert told[1][f"full {limit}"] == told[0][f"full {limit}"]
+    assert reported[1][f"full {limit}"] == reported[0][f"full {limit}"]
     assert not [path for path in (where / "exports").iterdir() if "full" in path.name]
 
 
 @pytest.mark.slow
-def test_refusals_are_told_to_all(several_exports):
+def test_refusals_are_reported_on_all_ranks(several_exports):
     """A directory that exists, a model of another class: on every rank, before anything is put together."""
-    where, _, told = several_exports
+    where, _, reported = several_exports
     for name, part in (("exists", "exists already"), ("class", "Linear is neither")):
-        assert told[0][name] == told[1][name]
-        assert told[0][name][0] == "ExportError"
-        assert part in told[0][name][1]
+        assert reported[0][name] == reported[1][name]
+        assert reported[0][name][0] == "ExportError"
+        assert part in reported[0][name][1]
     assert not (where / "exports" / "class").exists()
 
 
 @pytest.mark.slow
 def test_a_failure_in_the_middle_does_not_hang(several_exports):
     """Rank 0 stops in the middle of the tensors: all ranks hear why, nothing is left, and the next export works."""
-    where, _, told = several_exports
-    assert told[0]["bug"] == told[1]["bug"]
-    assert "came with shape" in told[0]["bug"][1] or "never came" in told[0]["bug"][1] or "[1, 2, 3]" in told[0]["bug"][1]
+    where, _, reported = several_exports
+    assert reported[0]["bug"] == reported[1]["bug"]
+    assert (
+        "came with shape" in reported[0]["bug"][1]
+        or "never came" in reported[0]["bug"][1]
+        or "[1, 2, 3]" in reported[0]["bug"][1]
+    )
     assert not [path for path in (where / "exports").iterdir() if "bug" in path.name]
     assert files_of(where / "exports" / "after").items() <= files_of(where / "exports" / "mixtral").items()
     assert "model.safetensors" in files_of(where / "exports" / "after")

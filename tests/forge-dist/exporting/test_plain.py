@@ -74,16 +74,16 @@ def scenario(ranks, names, path, directory, kept=None):
     for name in names:
         strategy = strategy_of(ranks, name)
         model, optimizer, plain = start(strategy, path)
-        seen = found[name] = {"done": train(strategy, model, optimizer, steps=(0, 1)), "checks": [], "told": []}
+        seen = found[name] = {"done": train(strategy, model, optimizer, steps=(0, 1)), "checks": [], "reported": []}
         seen["state"] = Kept.of(strategy.state(model, optimizer))
         for dtype in (torch.bfloat16, None):
             where = Path(directory, f"{name}-{strategy.world_size}-{dtype}")
             export_model(model, where, dtype=dtype, strategy=strategy, without=BESIDE, plain=plain)
             seen["checks"].append(check_export(model, where, SAMPLES, strategy=strategy, without=BESIDE, plain=plain))
         for wrong in (None, lambda key, tensor, plain=plain: plain(key, tensor) * (1 + ("1.mlp.up" in key)), fails):
-            with pytest.raises(ExportError) as told:
+            with pytest.raises(ExportError) as reported:
                 check_export(model, where, SAMPLES, strategy=strategy, without=BESIDE, plain=wrong)
-            seen["told"].append(str(told.value))
+            seen["reported"].append(str(reported.value))
         seen["again"] = train(strategy, model, optimizer, steps=(2,))
         if kept is not None:
             strategy = strategy_of(ranks, name)
@@ -107,13 +107,13 @@ def one(tmp_path_factory, make_model):
 
 
 def proved(seen, name):
-    """That a run's exports were found right, and wrong ones were told by the first tensor that differs."""
+    """That a run's exports were found right, and wrong ones named by the first tensor that differs."""
     rounded, exact = seen["checks"]
     assert (exact.tolerance, rounded.tolerance) == (1e-5, 1e-1)
     assert exact.difference <= 1e-6, name
-    assert "q_proj.weight is not the one in memory" in seen["told"][0], name
-    assert "layers.1.mlp.up_proj.weight is not the one in memory" in seen["told"][1], name
-    assert "nothing is known of model.embed_tokens.weight" in seen["told"][2], name
+    assert "q_proj.weight is not the one in memory" in seen["reported"][0], name
+    assert "layers.1.mlp.up_proj.weight is not the one in memory" in seen["reported"][1], name
+    assert "nothing is known of model.embed_tokens.weight" in seen["reported"][2], name
 
 
 def test_alone(one):

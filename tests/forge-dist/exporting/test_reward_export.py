@@ -11,7 +11,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from forge_dist import ExportError, check_export, export_model, load_model
 
 from ...ranks import run_on_ranks
-from ..divided import SAMPLES
+from ..divided import SAMPLES, needs_replicas
 from ..rewards import ROWS, exported, padded, rewards, with_lora
 
 DIVIDED = ["ddp", "fsdp2", *(["zero1", "zero3"] if importlib.util.find_spec("deepspeed") else [])]
@@ -134,22 +134,23 @@ def test_on_two_ranks(save_base, tmp_path, names):
     changed head is seen.
     """
     path = save_base("llama-untied")
-    for told in run_on_ranks(exported, 2, names, path, str(tmp_path)):
-        assert len(told) == 2 * len(names)
-        for (name, lora), (check, wrong, training) in told.items():
+    for reported in run_on_ranks(exported, 2, names, path, str(tmp_path)):
+        assert len(reported) == 2 * len(names)
+        for (name, lora), (check, wrong, training) in reported.items():
             assert check.loss_tokens == 3, (name, lora)
             assert check.difference <= check.tolerance == 1e-5, (name, lora)
             assert "score" in wrong, (name, lora)
             assert training, (name, lora)
-    for (name, lora), (check, _, _) in told.items():
+    for (name, lora), (check, _, _) in reported.items():
         found = rewards(plainly(tmp_path / f"{name}-{lora}", path if lora else None))
         assert sum(found) / 3 == pytest.approx(check.in_memory, rel=1e-6), (name, lora)
         assert Path(tmp_path, f"{name}-{lora}", "adapter_config.json").exists() == lora
 
 
 @pytest.mark.slow
+@needs_replicas
 def test_on_four_ranks(save_base, tmp_path):
     """Where copies of the model are each divided over two ranks."""
-    told = run_on_ranks(exported, 4, ["hsdp"], save_base("llama-tied"), str(tmp_path))
-    assert all(found["hsdp", True][0].difference <= 1e-6 for found in told)
-    assert len(ROWS) == told[0]["hsdp", False][0].loss_tokens
+    reported = run_on_ranks(exported, 4, ["hsdp"], save_base("llama-tied"), str(tmp_path))
+    assert all(found["hsdp", True][0].difference <= 1e-6 for found in reported)
+    assert len(ROWS) == reported[0]["hsdp", False][0].loss_tokens

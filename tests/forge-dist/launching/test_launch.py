@@ -90,7 +90,7 @@ def run(tmp_path, monkeypatch):
     return go
 
 
-def test_output_is_kept_and_rank_0_is_heard(run, tmp_path, capfd):
+def test_output_is_kept_and_that_of_rank_0_is_shown(run, tmp_path, capfd):
     """Every rank's output lies in its log, appended by the next run; rank 0's, and only that, also comes out here; cores are
     divided.
     """
@@ -128,7 +128,7 @@ def test_an_exit_status_is_kept(run):
     assert caught.value.exit_status == 3
 
 
-def test_an_end_without_a_word(run, tmp_path):
+def test_an_end_without_a_report(run, tmp_path):
     """A worker that ends without a report is named with its status and its log, whose last lines are quoted."""
     with pytest.raises(WorkerError, match="rank 1 on .* ended with exit status 9") as caught:
         run("gone")

@@ -1,4 +1,4 @@
-"""A model directory is told by what it holds."""
+"""A model directory is identified by its content."""
 
 import json
 import shutil

@@ -19,7 +19,7 @@ RAISED = {
 
 def scenarios(ranks):
     """For each error and rank that meets it: the class and message that this rank raises."""
-    told = {}
+    reported = {}
     for name, error in RAISED.items():
         for rank in range(ranks.world_size):
             try:
@@ -27,45 +27,45 @@ def scenarios(ranks):
                     if ranks.rank == rank:
                         raise error
             except Exception as caught:
-                told[name, rank] = (type(caught).__name__, str(caught))
+                reported[name, rank] = (type(caught).__name__, str(caught))
     with errors_on_all_ranks(ranks, (), "nothing"):
-        told["none"] = sum(ranks.sum([1.0]))
-    return told
+        reported["none"] = sum(ranks.sum([1.0]))
+    return reported
 
 
 @pytest.fixture(scope="module")
-def told():
+def reported():
     return run_on_ranks(scenarios, 2)
 
 
 @pytest.mark.slow
-def test_an_error_keeps_its_message(told):
+def test_an_error_keeps_its_message(reported):
     """An ExportError of rank 0 is the same everywhere; one of another rank says on the others whose it was."""
-    assert told[0]["export", 0] == told[1]["export", 0] == ("ExportError", "out exists")
-    assert told[1]["export", 1] == ("ExportError", "out exists")
-    assert told[0]["export", 1] == ("ExportError", "out exists (rank 1)")
+    assert reported[0]["export", 0] == reported[1]["export", 0] == ("ExportError", "out exists")
+    assert reported[1]["export", 1] == ("ExportError", "out exists")
+    assert reported[0]["export", 1] == ("ExportError", "out exists (rank 1)")
 
 
 @pytest.mark.slow
-def test_a_known_kind_becomes_an_export_error(told):
+def test_a_known_kind_becomes_an_export_error(reported):
     """A full disk says what could not be done."""
     message = "out cannot be written: [Errno 28] No space left on device"
-    assert told[0]["known", 0] == told[1]["known", 0] == ("ExportError", message)
-    assert told[0]["known", 1] == ("ExportError", message + " (rank 1)")
+    assert reported[0]["known", 0] == reported[1]["known", 0] == ("ExportError", message)
+    assert reported[0]["known", 1] == ("ExportError", message + " (rank 1)")
 
 
 @pytest.mark.slow
-def test_a_mistake_stays_one(told):
+def test_a_mistake_stays_one(reported):
     """Any other exception passes as it is where it happened; the other ranks do not wait, and hear of it."""
-    assert told[0]["bug", 0] == ("AttributeError", "no such thing")
-    assert told[1]["bug", 0] == ("ExportError", "AttributeError: no such thing")
-    assert told[0]["bug", 1] == ("ExportError", "AttributeError: no such thing (rank 1)")
+    assert reported[0]["bug", 0] == ("AttributeError", "no such thing")
+    assert reported[1]["bug", 0] == ("ExportError", "AttributeError: no such thing")
+    assert reported[0]["bug", 1] == ("ExportError", "AttributeError: no such thing (rank 1)")
 
 
 @pytest.mark.slow
-def test_nothing_raised_is_nothing_told(told):
+def test_nothing_raised_is_nothing_reported(reported):
     """Without an error all go on together."""
-    assert [rank["none"] for rank in told] == [2.0, 2.0]
+    assert [rank["none"] for rank in reported] == [2.0, 2.0]
 
 
 @pytest.mark.parametrize("stop", [None, 0, 2])

@@ -67,7 +67,7 @@ class OwnStatus(Exception):
 
 
 @pytest.mark.parametrize(
-    ("error", "kind", "said"),
+    ("error", "kind", "statement"),
     [
         (ModelError("no such model"), ModelError, "no such model (rank 1 on here)"),
         (ValueError("bad"), ValueError, "bad (rank 1 on here)"),
@@ -80,13 +80,13 @@ class OwnStatus(Exception):
         (OwnStatus("x"), OwnStatus, "x (rank 1 on here)"),
     ],
 )
-def test_it_is_made_again(error, kind, said):
+def test_it_is_made_again(error, kind, statement):
     """Class and message are the worker's own where one text makes the class; otherwise a WorkerError names both. Statuses are
     kept.
     """
     made = rebuild_exception(json.loads(json.dumps(failure_report(error, rank=1, host="here"))))
     assert type(made) is kind
-    assert said in str(made)
+    assert statement in str(made)
     assert any("Traceback of rank 1 on here:" in note for note in made.__notes__)
     status = 3 if isinstance(error, SystemExit) else getattr(error, "exit_status", None)
     if status is not None:
@@ -109,7 +109,7 @@ def test_half_a_report_is_none(tmp_path, text):
     assert read_report(tmp_path / "absent") is None
 
 
-def test_what_follows_is_told_from_what_was_first():
+def test_consequences_are_told_from_causes():
     """Closed connections and other ranks' ends are consequences; a package's own errors are not, whatever their text says."""
     follows = [
         RuntimeError("[pair.cc:553] Connection closed by peer [127.0.0.1]:25520"),
@@ -127,8 +127,8 @@ def test_what_follows_is_told_from_what_was_first():
 
 
 def failed(rank, exitcode, ended, error=None, said_at=None, **more):
-    told = None if error is None else failure_report(error, rank=rank, host="h") | {"time": said_at or ended}
-    return Failure(rank=rank, host="h", exitcode=exitcode, ended=ended, report=told, log=Path("rank.log"), **more)
+    reported = None if error is None else failure_report(error, rank=rank, host="h") | {"time": said_at or ended}
+    return Failure(rank=rank, host="h", exitcode=exitcode, ended=ended, report=reported, log=Path("rank.log"), **more)
 
 
 CLOSED = RuntimeError("Connection closed by peer")
@@ -137,7 +137,7 @@ CLOSED = RuntimeError("Connection closed by peer")
 @pytest.mark.parametrize(
     ("failures", "rank"),
     [
-        # An exception, a connection that closed because of it and whose process ended sooner, and a third that was told to end.
+        # An exception; a connection that closed because of it but ended sooner; a third that was asked to end.
         ([failed(0, 1, 10.0, CLOSED, 9.9), failed(1, 1, 11.0, ValueError("x"), 9.8), failed(2, -15, 12.0)], 1),
         # A rank was killed; another noticed before the launcher did.
         ([failed(0, 1, 10.2, CLOSED, 9.9), failed(1, -9, 10.0)], 1),
@@ -158,7 +158,7 @@ def test_the_cause(failures, rank):
     assert root_cause(failures[::-1]).rank == rank
 
 
-def test_a_rank_without_a_word(tmp_path):
+def test_a_rank_without_a_report(tmp_path):
     """A signal and a status are named, with the log and its end."""
     log = tmp_path / "rank_1.log"
     log.write_text("".join(f"line {number}\n" for number in range(20)))

@@ -55,9 +55,9 @@ def test_a_silent_host_is_named_by_the_others(who, tmp_path):
         run_on_ranks(fall_silent, 3, who, environ=hosts(tmp_path, 2.5), timeout=60)
     assert time.monotonic() - began < 40
     for rank in {0, 1, 2} - {who}:
-        said = report(tmp_path, rank)
-        assert said["class"] == "WorkerError"
-        assert f"(rank {who}) was not heard of for" in said["text"]
+        message = report(tmp_path, rank)
+        assert message["class"] == "WorkerError"
+        assert f"(rank {who}) was not heard of for" in message["text"]
 
 
 def be_slow(ranks):
@@ -93,11 +93,11 @@ def test_another_ranks_failure_ends_a_rank_that_hangs(tmp_path):
     """A rank whose collective never returns hears of the failure elsewhere, and reports it as the cause."""
     with pytest.raises(FloatingPointError, match="step 3 is not finite"):
         run_on_ranks(fail_beside_a_hang, 2, environ=hosts(tmp_path, 30.0), timeout=60)
-    said = report(tmp_path, 0)
-    assert "rank 1 on" in said["text"]
-    assert "FloatingPointError: step 3 is not finite" in said["text"]
-    assert said["consequence"]
-    assert said["cause"]["class"] == "FloatingPointError"
+    message = report(tmp_path, 0)
+    assert "rank 1 on" in message["text"]
+    assert "FloatingPointError: step 3 is not finite" in message["text"]
+    assert message["consequence"]
+    assert message["cause"]["class"] == "FloatingPointError"
 
 
 def test_time_asleep_does_not_count(monkeypatch):

@@ -78,8 +78,8 @@ def test_fsdp2(paths, tmp_path):
     """The logits of one process, from an embedding that PEFT asks for before the model; and a directory that gives the same
     loss.
     """
-    for told in run_on_ranks(on_rank, 2, paths, str(tmp_path)):
-        for (architecture, kind), logits, difference in told:
+    for reported in run_on_ranks(on_rank, 2, paths, str(tmp_path)):
+        for (architecture, kind), logits, difference in reported:
             alone = attached(load_model(paths[architecture], dtype=torch.float32, device=torch.device("cpu")), kind).eval()
             with torch.no_grad():
                 torch.testing.assert_close(logits, alone(IDS, use_cache=False).logits, rtol=1e-5, atol=1e-5)
@@ -99,7 +99,7 @@ def test_a_projected_prefix_is_written_as_what_it_came_to(paths, tmp_path):
 
 @pytest.mark.parametrize("kind", ["prefix", "prompt", "adaption"])
 def test_a_module_that_a_run_added(paths, tmp_path, kind):
-    """A value head on the model within is told by its name, under whatever name PEFT holds that model; one that is not there
+    """A value head on the model within is known by its name, under whatever name PEFT holds that model; one that is not there
     too.
     """
     model = attached(load_model(paths["llama-tied"], dtype=torch.float32, device=torch.device("cpu")), kind)

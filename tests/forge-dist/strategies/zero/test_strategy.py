@@ -210,7 +210,7 @@ def test_adapter_on_a_bfloat16_model(base):
     """
     options = {"lora": True, "dtype": torch.bfloat16}
     found = run_on_ranks(trained_like_alone, 2, base, options)
-    check(alone(base, **options), found[0], losses=2e-3, norms=2e-2, tolerance=2e-3)
+    check(alone(base, **options), found[0], losses=2**-7, norms=2e-2, tolerance=2e-3)
 
 
 @pytest.mark.slow

@@ -35,7 +35,8 @@ def shardable_class(config: "PreTrainedConfig", task: Task = "causal") -> "type[
     def post_init(self: Any) -> None:
         kind.post_init(self)
         _tie_weights(self)
-        self.fsdp_plan = fsdp_groups(self)
+        # The public property has a setter from transformers 5.23 on.
+        self._fsdp_plan = fsdp_groups(self)
         head: Any = getattr(self, HEAD, None)
         if head is not None:
             # transformers would draw it in shards, with a warning on CPUs and one random state for all ranks elsewhere;
