@@ -3,6 +3,7 @@
 A new strategy is one file with its class, and one row here; outside this package, an entry point of the group `GROUP`.
 """
 
+import difflib
 import importlib
 import importlib.util
 import warnings
@@ -139,7 +140,10 @@ def spec_of(name: str) -> StrategySpec:
         return STRATEGIES[name]
     entry = _entry_points().get(name)
     if entry is None:
-        raise StrategyError(f"strategy must be one of {', '.join((AUTO, *strategy_names()))}; got {name!r}")
+        known = (AUTO, *strategy_names())
+        close = difflib.get_close_matches(name, known, n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise StrategyError(f"strategy must be one of {', '.join(known)}; got {name!r}{hint}")
     try:
         found = entry.load()
     except (ImportError, AttributeError) as error:
