@@ -1,10 +1,17 @@
 """What the tests of divided exports do on each rank: load by a strategy, change the weights, wrap."""
 
+import inspect
 from contextlib import nullcontext
 
+import pytest
 import torch
+from transformers.distributed import DistributedConfig
 
 CPU = torch.device("cpu")
+REPLICAS = "dp_replicate_size" in inspect.signature(DistributedConfig).parameters
+"""Whether this transformers can hold several copies of a sharded model; before 5.23 hsdp is refused."""
+
+needs_replicas = pytest.mark.skipif(not REPLICAS, reason="hsdp needs transformers 5.23")
 SAMPLES = [
     ([5, 6, 7, 8, 9, 10, 11], [-100, -100, 7, 8, -100, 10, 11]),
     ([3, 60, 2, 59, 1, 58, 0, 57, 33, 21, 20], [3, 60, 2, 59, 1, 58, 0, 57, 33, 21, 20]),

@@ -32,7 +32,8 @@ MODELS = {
     "qwen3": lambda vocabulary: transformers.Qwen3Config(vocab_size=vocabulary, head_dim=32, **SIZES),
 }
 CHATML = (
-    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}{% endfor %}"
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}{% endfor "
+    "%}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 TEXT = [
@@ -54,13 +55,15 @@ def model_of(name, vocabulary=400, seed=0):
 
 
 def tokenizer_of(rule="gpt-2", size=390, begins=False):
-    """A byte-level BPE tokenizer that cuts text by a rule of `PRE`, with three special tokens and one plain added one."""
+    """A byte-level BPE tokenizer that splits text by a rule of `PRE_TOKENIZERS`, with three special tokens and one plain added
+    one.
+    """
     from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors, trainers
 
-    from forge_dist.gguf._tokenizer import PRE, _step
+    from forge_dist.gguf._tokenizer import PRE_TOKENIZERS, _step
 
-    made = Tokenizer(models.BPE(ignore_merges=PRE[rule].ignore_merges))
-    steps = [_step(step) for step in PRE[rule].steps]
+    made = Tokenizer(models.BPE(ignore_merges=PRE_TOKENIZERS[rule].ignore_merges))
+    steps = [_step(step) for step in PRE_TOKENIZERS[rule].steps]
     made.pre_tokenizer = steps[0] if len(steps) == 1 else pre_tokenizers.Sequence(steps)
     trainer = trainers.BpeTrainer(
         vocab_size=size - 1,

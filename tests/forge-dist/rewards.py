@@ -56,7 +56,9 @@ def loaded(ranks, name, paths):
 
 
 def exported(ranks, names, path, directory):
-    """name → (ExportCheck, whether a changed head is seen) of a full reward model and of an adapter, after a step; all ranks."""
+    """name → (ExportCheck, whether a changed head is seen) of a full reward model and of an adapter,
+    after a step; all ranks.
+    """
     import forge_dist
 
     found = {}
@@ -82,10 +84,10 @@ def exported(ranks, names, path, directory):
             changed(p for n, p in names_of.items() if "score" in n and p.requires_grad)
             try:
                 forge_dist.check_export(wrapped, where, SAMPLES, strategy=strategy)
-                told = ""
+                reported = ""
             except forge_dist.ExportError as error:
-                told = str(error)
-            found[name, lora] = check, told, wrapped.training
+                reported = str(error)
+            found[name, lora] = check, reported, wrapped.training
     return found
 
 

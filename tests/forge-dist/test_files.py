@@ -86,6 +86,7 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path):
     assert str(target) in str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_kill_leaves_nothing_under_the_name(tmp_path):
     """SIGKILL inside the body: nothing under the name, and a second try succeeds."""
     target = tmp_path / "out"

@@ -22,6 +22,7 @@ def test_an_unknown_name_is_refused():
         forge_dist.load_modle  # noqa: B018
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "use",
     [

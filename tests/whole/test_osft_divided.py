@@ -10,7 +10,7 @@ import torch
 
 import forge_algos
 import forge_dist
-from forge_dist.exporting._plain_from_plain import plain_tensors
+from forge_dist.exporting._plain import plain_tensors
 
 from ..ranks import run_on_ranks
 from . import tiny

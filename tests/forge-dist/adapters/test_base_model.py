@@ -116,9 +116,10 @@ def _on_ranks(ranks, base, directory):
         return str(error)
 
 
+@pytest.mark.slow
 def test_on_two_ranks(base, tmp_path):
     """A divided model's adapter notes it too, and a changed base is refused on every rank."""
     identity = model_identity(base)
-    told = run_on_ranks(_on_ranks, 2, base, str(tmp_path))
-    assert all("an adapter of another base model" in message for message in told)
+    reported = run_on_ranks(_on_ranks, 2, base, str(tmp_path))
+    assert all("an adapter of another base model" in message for message in reported)
     assert adapter_base(tmp_path / "two").identity == identity

@@ -60,7 +60,7 @@ def apart(first, second):
     [*((kind, "llama-tied") for kind in MERGEABLE), ("lora", "llama-untied"), ("dora", "qwen3"), ("lora", "gemma3")],
 )
 def test_a_merged_model_computes_what_the_adapter_does(adapter, kind, architecture):
-    """Its logits are those beside the base within 1e-5, and far from the base's own; what is said is what is found."""
+    """Its logits are those beside the base within 1e-5, and far from the base's own; what is reported is what is found."""
     directory = adapter(MERGEABLE[kind](), architecture)
     beside = logits(load_trained(str(directory), dtype=torch.float32, device="cpu"))
     found = merge_adapter(directory, ROWS)
@@ -74,7 +74,9 @@ def test_a_merged_model_computes_what_the_adapter_does(adapter, kind, architectu
 
 
 def test_a_merged_model_is_exported_with_tied_weights_once(adapter, tmp_path):
-    """The embedding stays tied: one tensor in the files, one in the model that plain transformers reads, proved like any export."""
+    """The embedding stays tied: one tensor in the files, one in the model that plain transformers reads, proved like any
+    export.
+    """
     found = merge_adapter(adapter(MERGEABLE["lora"]()), ROWS)
     directory = export_model(found.model, tmp_path / "merged", dtype=torch.bfloat16)
     assert "lm_head.weight" not in load_file(directory / "model.safetensors")

@@ -47,7 +47,9 @@ def held(monkeypatch):
 
 
 def test_the_copy_is_what_is_saved(tmp_path, monkeypatch):
-    """While the file waits to be written the weights, the counters and what is said about them change; what is saved is what was."""
+    """While the file waits to be written the weights, the counters and what is said about them change; what is saved is what
+    was.
+    """
     checkpoints, weight, about = make(tmp_path), torch.ones(5), {"position": [1]}
     with held(monkeypatch) as go:
         checkpoints.save(1, {"w": weight}, about)
@@ -117,9 +119,9 @@ def test_a_passed_over_one_makes_room(tmp_path):
         checkpoints.save(step, {"w": torch.ones(2)}, {}, wait=True)
     assert names(tmp_path) == ["latest", "step_2", "step_3"]
     (tmp_path / "step_3" / "rank_0.safetensors").unlink()
-    said = []
+    message = []
     again = make(tmp_path)
-    assert again.newest({}, said.append).step == 2
+    assert again.newest({}, message.append).step == 2
     assert again.last_good == tmp_path / "step_2"
     assert names(tmp_path) == ["latest", "step_2", "step_3"]
     again.save(4, {"w": torch.ones(2)}, {}, wait=True)
@@ -128,11 +130,12 @@ def test_a_passed_over_one_makes_room(tmp_path):
 
 @pytest.mark.parametrize("background", [True, False])
 def test_a_full_disk_costs_the_save_only(tmp_path, background):
-    """With a real limit on what a file may hold: nothing raises, nothing half-written is left, the last good one stays and is named, the
-    failure is told at the next wait or save; with room again the next save succeeds."""
+    """With a real limit on what a file may hold: nothing raises, nothing half-written is left, the last good one stays
+    and is named, the
+    failure is reported at the next wait or save; with room again the next save succeeds."""
     resource = pytest.importorskip("resource")
-    said = []
-    checkpoints = make(tmp_path, background=background, note=said.append)
+    message = []
+    checkpoints = make(tmp_path, background=background, note=message.append)
     checkpoints.save(1, {"w": torch.ones(10)}, {}, wait=True)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))
@@ -143,17 +146,18 @@ def test_a_full_disk_costs_the_save_only(tmp_path, background):
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert "step_2 cannot be written" in checkpoints.failed
     assert "File too large" in checkpoints.failed
-    assert len(said) == 1
-    assert checkpoints.failed in said[0]
-    assert str(tmp_path / "step_1") in said[0]
+    assert len(message) == 1
+    assert checkpoints.failed in message[0]
+    assert str(tmp_path / "step_1") in message[0]
     assert checkpoints.last_good == tmp_path / "step_1"
     assert names(tmp_path) == ["latest", "step_1"]
     checkpoints.save(3, {"w": torch.ones(100_000)}, {}, wait=True)
     assert checkpoints.failed is None
-    assert len(said) == 1
+    assert len(message) == 1
     assert names(tmp_path) == ["latest", "step_1", "step_3"]
 
 
+@pytest.mark.slow
 def test_a_disk_without_room(tmp_path):
     """A real file system of 64 KiB: the first save fits, the second does not, and the first is still whole."""
     if (
@@ -162,30 +166,30 @@ def test_a_disk_without_room(tmp_path):
     ):
         pytest.skip("only root may mount a small file system")
     try:
-        said = []
-        checkpoints = make(tmp_path / "full_state", note=said.append)
+        message = []
+        checkpoints = make(tmp_path / "full_state", note=message.append)
         checkpoints.save(1, {"w": torch.ones(4_000)}, {}, wait=True)
         checkpoints.save(2, {"w": torch.ones(12_000)}, {})
         checkpoints.save(3, {"w": torch.ones(12_000)}, {}, wait=True)
-        assert len(said) == 2
-        assert "No space left" in said[0]
-        assert "step_1" in said[1]
+        assert len(message) == 2
+        assert "No space left" in message[0]
+        assert "step_1" in message[1]
         assert read(make(tmp_path / "full_state").newest({}, pytest.fail)) == [1] * 4_000
     finally:
         subprocess.run(["umount", tmp_path], check=True)
 
 
 @pytest.mark.parametrize("what", ["makes no directory", "commits nothing", "writes no latest"])
-def test_every_failing_call_is_told(tmp_path, monkeypatch, what):
-    """A place that is no directory, a disk that fails at the manifest, and one that fails after it: told, and never raised."""
-    said = []
+def test_every_failing_call_is_reported(tmp_path, monkeypatch, what):
+    """A file in the way, a disk that fails at the manifest, and one that fails after it: reported, and never raised."""
+    message = []
     root = tmp_path / "full_state"
-    checkpoints = make(root, note=said.append)
+    checkpoints = make(root, note=message.append)
     if what == "makes no directory":
         root.write_text("a file")
         checkpoints.save(1, {"w": torch.ones(2)}, {}, wait=True)
         assert "cannot be written" in checkpoints.failed
-        assert "there is no other full state" in said[0]
+        assert "there is no other full state" in message[0]
         return
 
     def failing(*_):
@@ -203,7 +207,7 @@ def test_every_failing_call_is_told(tmp_path, monkeypatch, what):
         checkpoints.save(2, {"w": torch.ones(2)}, {}, wait=True)
         assert checkpoints.failed is None
         assert checkpoints.last_good == root / "step_2"
-        assert "latest cannot be written" in said[0]
+        assert "latest cannot be written" in message[0]
 
 
 def test_bad_calls_are_refused(tmp_path):

@@ -36,10 +36,10 @@ def root(saved, tmp_path):
 
 
 def newest(root, must_match=SAME):
-    """What is found, and what was said."""
-    said = []
-    found = Checkpoints(root, Alone(), keep=3, background=False).newest(must_match, said.append)
-    return found, said
+    """What is found, and what was reported."""
+    message = []
+    found = Checkpoints(root, Alone(), keep=3, background=False).newest(must_match, message.append)
+    return found, message
 
 
 def check_is(found, step):
@@ -98,22 +98,25 @@ DAMAGES = [delete, truncate, empty, lengthen, flip_first, flip_middle, flip_last
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
 @pytest.mark.parametrize("name", ["rank_0.safetensors", "manifest.json"])
 def test_damage_is_named_and_the_one_before_is_taken(root, name, damage):
-    """Every file × deleted, cut, lengthened, emptied, flipped, another step's: told with the directory and the file; nothing of it is
+    """Every file × deleted, cut, lengthened, emptied, flipped, another step's: reported with the directory and the file;
+    nothing of it is
     loaded; asked for by its path it is an error."""
     assert sorted(path.name for path in (root / "step_30").iterdir()) == ["manifest.json", "rank_0.safetensors"]
     damage(root / "step_30" / name)
-    found, said = newest(root)
+    found, message = newest(root)
     check_is(found, 20)
-    assert len(said) == 2
-    assert "step_30 is not whole" in said[0]
-    assert name in said[0]
-    assert "step_20 is whole and is taken instead" in said[1]
+    assert len(message) == 2
+    assert "step_30 is not whole" in message[0]
+    assert name in message[0]
+    assert "step_20 is whole and is taken instead" in message[1]
     with pytest.raises(CheckpointError, match=f"step_30 is not whole.*{name}"):
         Checkpoints(root, Alone(), keep=3, background=False).at(root / "step_30", SAME)
 
 
 def test_sizes_come_before_hashes(root, monkeypatch):
-    """A file of another size is found without reading a byte of it: both sizes are said, and nothing of this full state is hashed."""
+    """A file of another size is found without reading a byte of it: both sizes are reported, and nothing of this full state is
+    hashed.
+    """
     from forge_dist.checkpoints import _find as _checkpoint_find
 
     truncate(root / "step_30" / "rank_0.safetensors")
@@ -121,20 +124,20 @@ def test_sizes_come_before_hashes(root, monkeypatch):
     monkeypatch.setattr(
         _checkpoint_find, "check_hash", lambda file, written: (hashed.append(file.parent.name), real(file, written))[1]
     )
-    found, said = newest(root)
+    found, message = newest(root)
     size = (root / "step_30" / "rank_0.safetensors").stat().st_size
-    assert f"rank_0.safetensors has {size} bytes and should have {size + 1}" in said[0]
+    assert f"rank_0.safetensors has {size} bytes and should have {size + 1}" in message[0]
     assert found.step == 20
     assert hashed == ["step_20"]
 
 
 def test_the_undamaged_is_taken_silently(root):
-    """Nothing is said about a full state that is whole, and files that others put beside ours do not matter."""
+    """Nothing is reported about a full state that is whole, and files that others put beside ours do not matter."""
     (root / "step_30" / "notes.txt").write_text("mine")
     (root / "notes").mkdir()
-    found, said = newest(root)
+    found, message = newest(root)
     check_is(found, 30)
-    assert said == []
+    assert message == []
     check_is(Checkpoints(root, Alone(), keep=1, background=False).at(root / "step_10", SAME), 10)
 
 
@@ -151,9 +154,9 @@ def test_a_manifest_edited_with_its_hashes_is_caught_by_the_files(root):
 def test_a_renamed_one_is_not_taken_for_another_step(root):
     """A directory that bears another step's name is refused, even as the newest of all."""
     (root / "step_20").rename(root / "step_40")
-    found, said = newest(root)
+    found, message = newest(root)
     check_is(found, 30)
-    assert "is of step 20" in said[0]
+    assert "is of step 20" in message[0]
 
 
 def test_none_is_whole(root):
@@ -200,7 +203,8 @@ def test_a_path_that_is_none(tmp_path):
 
 
 def test_going_back_makes_a_new_past(root):
-    """A run that went back to step 10 by its path and was killed after saving step 15, before it threw the later ones away, goes on from
+    """A run that went back to step 10 by its path and was killed after saving step 15, before it threw the later ones
+    away, goes on from
     step 15: what was finished last counts, not the largest number."""
     from forge_dist.checkpoints import _folder as _checkpoint_folder
 

@@ -84,7 +84,9 @@ def test_everything_is_durable_before_it_has_its_name(tmp_path, monkeypatch):
 
 
 def test_what_a_killed_run_left_is_undone(tmp_path):
-    """Half-written and half-deleted ones go, one that was being replaced is there again unless it was, and everything else stays."""
+    """Half-written and half-deleted ones go, one that was being replaced is there again unless it was, and everything else
+    stays.
+    """
     put(tmp_path, 5, "good")
     for name in (".step_6.0a1b2c3d.tmp", ".step_4.0a1b2c3d.pruned", ".step_5.0a1b2c3d.replaced", ".step_3.0a1b2c3d.replaced"):
         (tmp_path / name).mkdir()
@@ -122,7 +124,7 @@ def test_what_is_kept(tmp_path, steps, newest, keep, broken, left):
     assert names(tmp_path) == left
 
 
-def test_what_cannot_be_deleted_is_told(tmp_path, monkeypatch):
+def test_what_cannot_be_deleted_is_reported(tmp_path, monkeypatch):
     """A disk that refuses costs a remark, not the new full state."""
     for step in (1, 2):
         put(tmp_path, step)

@@ -7,13 +7,14 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import traceback
 from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")]
 KEEP = 2
 
 
@@ -43,8 +44,10 @@ def opened(root):
 
 
 def life(root, tell):
-    """What the run does that is killed: start, save two steps and one of them anew, which deletes and replaces older ones. Steps that
-    are finished are told."""
+    """The run that is killed: start, save two steps and one of them again, which deletes and replaces older ones.
+
+    `tell` is called with each step that is finished.
+    """
     checkpoints = opened(root)
     found = checkpoints.newest({}, print)
     first = found.step + 1
@@ -54,12 +57,15 @@ def life(root, tell):
 
 
 def check_whole(root, at_least):
-    """The newest is whole, its values are its step's, it is not older than what was finished, and so are the others; nothing hidden."""
+    """The newest full state is whole, with the values of its step, and not older than what was finished.
+
+    The others are whole too, and nothing hidden is left.
+    """
     import torch
 
-    said = []
-    found = opened(root).newest({}, said.append)
-    assert said == [], said
+    message = []
+    found = opened(root).newest({}, message.append)
+    assert message == [], message
     assert found.step >= at_least, (found.step, at_least)
     expected = tensors(found.step)
     into = {name: torch.zeros_like(tensor) for name, tensor in expected.items()}
@@ -73,7 +79,7 @@ def check_whole(root, at_least):
 
 
 def die_at(count):
-    """From now on the `count`th operation on files, of whatever thread, kills this process; blocks are written in small parts."""
+    """Let the `count`th operation on files, of whatever thread, kill this process; blocks are written in small parts."""
     from forge_dist.checkpoints import _write as _checkpoint_write
 
     _checkpoint_write._BLOCK = 512
@@ -98,7 +104,10 @@ def die_at(count):
 
 
 def one(root, count, delay):
-    """Fork a run that is killed at the `count`th operation, or after `delay` seconds; whether it was, and the last step it had finished."""
+    """Fork a run that is killed at the `count`th operation, or after `delay` seconds.
+
+    Returns whether it was, and the last step that it had finished.
+    """
     ours, theirs = os.pipe()
     child = os.fork()
     if child == 0:
@@ -139,7 +148,8 @@ def drive(scratch):
     seconds = time.monotonic() - began
     draw, step = random.Random(0), check_whole(root, 2)
     for attempt in range(300):
-        # On a machine whose speed changes, many a run is over before its moment comes: such a one proves nothing and is not counted.
+        # On a machine whose speed changes, many a run is over before its moment comes: such a one proves nothing and is not
+        # counted.
         if at_random == 15 and attempt >= 30:
             break
         killed, finished = one(root, None, draw.uniform(0, seconds))
@@ -150,9 +160,22 @@ def drive(scratch):
     print(json.dumps({"chosen": chosen, "random": at_random, "found": found, "last": step}))
 
 
-def test_a_kill_leaves_a_whole_one(tmp_path):
-    """A run that tidies up, saves, replaces and deletes is killed at each of its file operations, then at 15 random moments or more, each time
-    on what the last one left: the newest is whole every time, never older than the one before, and no rubbish gathers."""
+@pytest.fixture
+def scratch(tmp_path):
+    """A folder in memory where the system has one: a SIGKILL loses nothing written, and a disk's fsyncs take minutes."""
+    memory = Path("/dev/shm")
+    if not os.access(memory, os.W_OK):
+        yield tmp_path
+        return
+    with tempfile.TemporaryDirectory(dir=memory) as folder:
+        yield Path(folder)
+
+
+def test_a_kill_leaves_a_whole_one(scratch):
+    """A run that tidies up, saves, replaces and deletes is killed at each of its file operations, then at 15 random moments.
+
+    Each time on what the last one left: the newest is whole every time, never older than the one before, nothing accumulates.
+    """
     here = Path(__file__)
     code = (
         "import importlib, sys, types\n"
@@ -160,7 +183,7 @@ def test_a_kill_leaves_a_whole_one(tmp_path):
         "importlib.import_module('tested.checkpoints.' + sys.argv[2]).drive(sys.argv[3])\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, str(here.parents[1]), here.stem, str(tmp_path)],
+        [sys.executable, "-c", code, str(here.parents[1]), here.stem, str(scratch)],
         capture_output=True,
         text=True,
         timeout=300,

@@ -7,8 +7,8 @@ from hypothesis import given, strategies as st
 
 from forge_dist import CheckpointError
 from forge_dist.checkpoints._manifest import Damaged, Manifest, _digest, jsonable, next_serial, read_manifest, refuse_foreign
-from forge_dist.checkpoints._plan import Chunk, Whole
-from forge_dist.checkpoints._write import Written
+from forge_dist.checkpoints._plan import Chunk, StoredTensor
+from forge_dist.checkpoints._write import WrittenFile
 
 EXAMPLE = Manifest(
     step=7,
@@ -17,8 +17,8 @@ EXAMPLE = Manifest(
     versions={"torch": "2"},
     must_match={"seed": 1},
     about={"loss": float("inf"), "é": [1.5, None]},
-    files={"rank_0.safetensors": Written(10, "ab"), "rank_1.safetensors": Written(11, "cd")},
-    tensors={"w": Whole("F32", [3, 2], [Chunk([0, 0], [2, 2], 0), Chunk([2, 0], [1, 2], 1)])},
+    files={"rank_0.safetensors": WrittenFile(10, "ab"), "rank_1.safetensors": WrittenFile(11, "cd")},
+    tensors={"w": StoredTensor("F32", [3, 2], [Chunk([0, 0], [2, 2], 0), Chunk([2, 0], [1, 2], 1)])},
 )
 
 
@@ -54,7 +54,7 @@ def test_any_other_byte_is_noticed(tmp_path_factory, data):
 
 
 def test_edits_and_other_steps_are_damage(tmp_path):
-    """A changed value, a missing one, a manifest of another step and none at all: each is damage, and is told apart."""
+    """A changed value, a missing one, a manifest of another step and none at all: each is damage, and is distinguished."""
     content = json.loads(EXAMPLE.to_text())
     for change, words in [
         ({"step": 8}, "edited or damaged"),
@@ -77,7 +77,7 @@ def test_edits_and_other_steps_are_damage(tmp_path):
 
 @pytest.mark.parametrize("change", [{"version": 0}, {"version": 2}, {"format": "another"}])
 def test_another_format_is_refused_by_name(tmp_path, change):
-    """An older or a newer version, whole in itself, is no damage: which version it is and what to use are said."""
+    """An older or a newer version, whole in itself, is no damage: which version it is and what to use are reported."""
     content = json.loads(EXAMPLE.to_text()) | change
     content["sha256"] = _digest(content)
     with pytest.raises(CheckpointError, match=r"is of format .*version .*reads 'forge full state', version 1: use the version"):

@@ -15,6 +15,8 @@ from forge_dist import CheckpointError, Checkpoints, WorkerError
 from ...ranks import run_on_ranks
 from ..alone import Alone
 
+pytestmark = pytest.mark.slow
+
 SAME = {"seed": 7, "data": "abc"}
 # Name → shape, dtype. Some are larger than any world, some smaller, some divide evenly, some never do.
 TENSORS = {
@@ -131,9 +133,10 @@ def on_ranks(ranks, root, others):
 
 
 def test_any_world_reads_what_any_other_saved(tmp_path):
-    """Saved on 1, 2, 3 and 4 ranks, plain, replicated, in rows, columns, on two-dimensional meshes, with shards of no rows, scalars,
-    bfloat16, integers and flags; read on 1, 2, 3 and 4 ranks in each of these ways: the same bits. In the background what is saved is
-    the copy, whatever the training does to the weights meanwhile."""
+    """Saved on 1, 2, 3 and 4 ranks, plain, replicated, in rows, columns, on two-dimensional meshes, with shards of no
+    rows, scalars,
+    bfloat16, integers and flags; read on 1, 2, 3 and 4 ranks in each of these ways: the same bits. In the background what is
+    saved is the copy, whatever the training does to the weights meanwhile."""
     alone = Alone()
     saved(alone, tmp_path / "1", background=True)
     assert check_read(alone, tmp_path / "1", 1) == EACH + 12
@@ -171,7 +174,7 @@ def check_tidy(ranks, root):
 def disagreements(ranks, root):
     """What goes wrong on one rank, or between them, is the same exception on all, and the next save works."""
     checkpoints = Checkpoints(Path(root), ranks, keep=2, background=True)
-    said = []
+    message = []
     good = {"w": torch.ones(3)}
     for tensors, about, step in [
         ({"w": torch.ones(3 + ranks.rank)}, {}, 1),
@@ -181,7 +184,7 @@ def disagreements(ranks, root):
     ]:
         with pytest.raises(CheckpointError) as caught:
             checkpoints.save(step, tensors, about)
-        said.append(str(caught.value))
+        message.append(str(caught.value))
     check_tidy(ranks, root)
     checkpoints.save(1, good, {})
     checkpoints.close()
@@ -196,25 +199,26 @@ def disagreements(ranks, root):
     checkpoints.save(2, {"w": divided(torch.ones(2000), "rows")}, {}, wait=True)
     check_tidy(ranks, root)
     assert not (Path(root) / "step_2").exists()
-    said += [checkpoints.failed, *heard]
+    message += [checkpoints.failed, *heard]
     checkpoints.save(3, good, {}, wait=True)
     assert checkpoints.failed is None
-    assert checkpoints.newest({}, said.append).step == 3
+    assert checkpoints.newest({}, message.append).step == 3
     # Damage that only one rank's share of the hashing sees.
     if ranks.is_first:
         for file in (Path(root) / "step_3").glob("*.safetensors"):
             file.write_bytes(file.read_bytes()[:-1] + b"\x01")
     ranks.barrier()
-    assert checkpoints.newest({}, said.append).step == 1
-    return said
+    assert checkpoints.newest({}, message.append).step == 1
+    return message
 
 
-def test_all_ranks_hear_the_same(tmp_path):
-    """A tensor that ranks disagree about, a value that cannot be saved, another step, a disk full on one rank, a damaged file: every rank
+def test_all_ranks_report_the_same(tmp_path):
+    """A tensor that ranks disagree about, a value that cannot be saved, another step, a disk full on one rank, a damaged
+    file: every rank
     gets the same words, which name the rank; none waits for another for ever."""
     first, second = run_on_ranks(disagreements, 2, str(tmp_path))
     assert first == second
-    for said, words in zip(
+    for message, words in zip(
         first,
         [
             "disagree about w",
@@ -225,7 +229,7 @@ def test_all_ranks_hear_the_same(tmp_path):
         ],
         strict=False,
     ):
-        assert re.search(words, said)
+        assert re.search(words, message)
     assert "File too large" in first[4]
     assert "the last good" in first[5] or "no other" in first[5]
     assert "step_3 is not whole" in first[6]

@@ -25,7 +25,9 @@ def bits(tensor):
 
 
 def test_every_format_comes_back(tmp_path):
-    """Every dtype, scalars, transposed and empty tensors: the safetensors library reads the very bits; size and hash are the file's."""
+    """Every dtype, scalars, transposed and empty tensors: the safetensors library reads the very bits; size and hash are the
+    file's.
+    """
     file = tmp_path / "rank_0.safetensors"
     pieces, values = local_pieces(MANY)
     written = write_file(file, pieces, values, list(values))
@@ -72,7 +74,7 @@ def test_large_tensors_are_written_in_blocks(tmp_path, monkeypatch):
     assert torch.equal(load_file(file)["w"], torch.arange(1001))
 
 
-def test_it_is_durable_when_it_is_told(tmp_path, monkeypatch):
+def test_it_is_durable_when_it_is_reported(tmp_path, monkeypatch):
     """The bytes are on the disk, all of them, before size and hash are handed on to be listed."""
     import os
 

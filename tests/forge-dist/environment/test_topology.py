@@ -77,7 +77,7 @@ def test_kubeflow_makes_a_launcher():
     assert t.origins["max_restarts"] == "default"
 
 
-def test_settings_win_and_are_told_apart():
+def test_settings_outrank_the_environment():
     """An explicit setting outranks the environment's, and its origin says so; what is not set stays the environment's."""
     t = of(KUBEFLOW, nproc_per_node=5, master_port=1234)
     assert (t.nproc_per_node, t.world_size, t.master) == (5, 20, ("job-node-0-0.job", 1234))
@@ -112,7 +112,9 @@ def test_spaces_in_a_variable_say_nothing():
 
 
 def test_sbatch_with_several_tasks_may_launch():
-    """A script that sbatch gave four tasks to, and that starts this process once, may say how many processes that shall start."""
+    """A script that sbatch gave four tasks to, and that starts this process once, may say how many
+    processes that shall start.
+    """
     sbatch = {"SLURM_NTASKS": "4", "SLURM_NNODES": "1", "SLURM_PROCID": "0"}
     for environ, settings in ((sbatch, {"nproc_per_node": 4}), (sbatch | {"PET_NPROC_PER_NODE": "4"}, {})):
         t = of(environ, **settings)
@@ -138,7 +140,9 @@ def test_elastic():
 
 
 def test_a_fixed_number_at_an_endpoint():
-    """nnodes=2 with rdzv_endpoint needs no node rank; a master's address that is asked for outranks an endpoint of the environment."""
+    """nnodes=2 with rdzv_endpoint needs no node rank; a master's address that is asked for outranks an endpoint of the
+    environment.
+    """
     t = of({}, nnodes=2, rdzv_endpoint="host:1")
     assert (t.world_size, t.rdzv_endpoint, t.node_rank, t.master) == (2, "host:1", None, None)
     t = of({"PET_RDZV_ENDPOINT": "host:1"}, nnodes=2, node_rank=1, master_addr="m")
@@ -288,7 +292,8 @@ def test_the_real_environment_is_the_default(monkeypatch):
     assert topology(LaunchSettings()).rank == 3
 
 
+@pytest.mark.slow
 def test_it_needs_no_framework():
-    """What a process is can be told before anything heavy is imported."""
+    """What a process is is known before anything heavy is imported."""
     code = "import sys, forge_dist as d; d.topology(d.LaunchSettings(nproc_per_node=2)); print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "False"

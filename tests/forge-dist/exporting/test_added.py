@@ -63,11 +63,11 @@ def scenario(ranks, names, path, directory, states):
             check = check_export(model, where, SAMPLES, strategy=strategy, without=HEAD)
             try:
                 check_export(model, where, SAMPLES, strategy=strategy)
-                told = ""
+                reported = ""
             except ExportError as error:
-                told = str(error)
+                reported = str(error)
             again = trained(strategy_of(ranks, name, adapter=lora), path, lora, states[lora] or saved)[2]
-            found[name, lora] = saved, check, told, again
+            found[name, lora] = saved, check, reported, again
     return found
 
 
@@ -81,12 +81,12 @@ def one(tmp_path_factory, make_model):
 
 
 def proved(found, where, base):
-    for (name, lora), (saved, check, told, again) in found.items():
+    for (name, lora), (saved, check, reported, again) in found.items():
         trained_head = [key for key in saved if key.startswith("model/") and "value_head" in key]
         assert len(trained_head) == 2, (name, lora)
         assert not any("lora" in key for key in saved) or lora
         assert check.difference <= 1e-5, (name, lora)
-        assert "value_head" in told, (name, lora)
+        assert "value_head" in reported, (name, lora)
         assert again.keys() == saved.keys(), (name, lora)
         if lora:
             from peft import PeftModel
@@ -100,13 +100,16 @@ def proved(found, where, base):
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 def test_alone(one):
-    """The export is the plain model, proved; without the name the proof says what is too many; the full state has the addition."""
+    """The export is the plain model, proved; without the name the proof says what is too many; the full state has the
+    addition.
+    """
     base, where, found = one
     proved(found, where, base)
     for saved, _, _, again in found.values():
         assert all(torch.equal(saved[key], again[key]) for key in saved)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 @pytest.mark.parametrize("names", list(filter(None, [DIVIDED[:2], DIVIDED[2:]])), ids="-".join)
 def test_on_two_ranks(one, names, tmp_path):

@@ -13,9 +13,10 @@ from safetensors.torch import load_file
 
 import forge_dist
 from forge_dist import ExportError, export_model, load_model
+from forge_dist.exporting import _safetensors_writer
 
 from ...ranks import run_on_ranks
-from ..divided import CPU, adapted, changed, files_of, ready, strategy_of
+from ..divided import CPU, adapted, changed, files_of, needs_replicas, ready, strategy_of
 from .test_layout import mixture
 
 zero = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="needs the extra deepspeed")
@@ -30,14 +31,21 @@ def bases(save_base, tmp_path):
     }
 
 
-def alone(path, directory, *, lora=False, **options):
-    """The files of one process's export of the same model."""
+def alone(path, directory, *, lora=False, dtype=None, size="5GB", **options):
+    """The files of one process's export of the same model, whose weights are those that transformers or PEFT writes."""
     model = load_model(path, dtype=torch.float32, device="cpu")
     if lora:
         model = adapted(model)
     else:
         changed(model.parameters())
-    return files_of(export_model(model.train(), directory, **options))
+    found = files_of(export_model(model.train(), directory, dtype=dtype, **options))
+    written = (model if dtype is None else model.to(dtype)).save_pretrained
+    written(f"{directory}-plain", **({} if lora else {"max_shard_size": size}))
+    expected = files_of(Path(f"{directory}-plain"))
+    weights = [file for file in expected if "safetensors" in file]
+    assert weights == [file for file in found if "safetensors" in file]
+    assert [file for file in weights if found[file] != expected[file]] == []
+    return found
 
 
 def on_ranks(ranks, path, directory, names, kinds):
@@ -76,16 +84,20 @@ def compare(path, tmp_path, names, kinds, world_size):
                 assert adapter_config(found) == adapter_config(expected)
 
 
+@pytest.mark.slow
 def test_two_ranks_write_what_one_process_writes(bases, tmp_path):
     """Every file of a full model and of an adapter, kept in float32 and rounded, under ddp and fsdp2, tied weights once."""
     compare(bases["llama-tied"], tmp_path, ["ddp", "fsdp2"], KINDS, 2)
 
 
+@pytest.mark.slow
+@needs_replicas
 def test_four_ranks_write_what_one_process_writes(bases, tmp_path):
     """The same where copies of the model are each divided, and where odd sizes leave ranks with unequal parts."""
     compare(bases["gemma3"], tmp_path, ["hsdp", "fsdp2"], KINDS[1:3], 4)
 
 
+@pytest.mark.slow
 @zero
 def test_zero_writes_what_one_process_writes(bases, tmp_path):
     """The same under DeepSpeed, with divided optimizers and with divided weights."""
@@ -94,16 +106,14 @@ def test_zero_writes_what_one_process_writes(bases, tmp_path):
 
 def several(ranks, bases, directory, tokenizer):
     """Exports whose weights are converted, or come in several files; then one that fails, and one after it."""
-    from forge_dist.exporting import _safetensors_writer as _stream
-
     strategy = strategy_of(ranks, "fsdp2")
-    size = _stream.FILE_SIZE
+    size = _safetensors_writer.FILE_SIZE
     for architecture, path in bases.items():
         wrapped, _ = ready(strategy, path)
         export_model(wrapped, Path(directory, architecture), tokenizer=tokenizer, strategy=strategy)
-        _stream.FILE_SIZE = 8000
+        _safetensors_writer.FILE_SIZE = 8000
         export_model(wrapped, Path(directory, f"{architecture}-files"), strategy=strategy)
-        _stream.FILE_SIZE = size
+        _safetensors_writer.FILE_SIZE = size
     messages = {}
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     for limit in (100, 6000):
@@ -144,7 +154,7 @@ def broken(whole):
 
 @pytest.fixture(scope="module")
 def several_exports(tmp_path_factory, make_model, tokenizer):
-    """What `several` did on two ranks: (directory of the exports, paths of the bases, what each rank was told)."""
+    """What `several` did on two ranks: (directory of the exports, paths of the bases, what each rank reported)."""
     where = tmp_path_factory.mktemp("several")
     models = {"qwen3": make_model("qwen3"), "gemma3": make_model("gemma3"), "mixtral": mixture()}
     bases = {name: str(where / "bases" / name) for name in models}
@@ -154,6 +164,7 @@ def several_exports(tmp_path_factory, make_model, tokenizer):
     return where, bases, run_on_ranks(several, 2, bases, str(where / "exports"), tokenizer)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["qwen3", "gemma3", "mixtral"])
 def test_every_architecture(several_exports, architecture, tmp_path, tokenizer):
     """Untied heads, other norms, and experts that lie together in memory, with a tokenizer: the same files."""
@@ -165,22 +176,24 @@ def test_every_architecture(several_exports, architecture, tmp_path, tokenizer):
     assert "tokenizer.json" in found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["qwen3", "gemma3"])
 def test_several_files(several_exports, tmp_path, monkeypatch, architecture):
-    """A model above the size of a file comes in the files and with the index that one process makes."""
+    """A model above the size of a file comes in the files and with the index that transformers makes."""
     where, bases, _ = several_exports
-    model = load_model(bases[architecture], dtype=torch.float32, device="cpu")
-    save = type(model).save_pretrained
-    monkeypatch.setattr(type(model), "save_pretrained", lambda self, *a, **k: save(self, *a, **(k | {"max_shard_size": 8000})))
-    expected = alone(bases[architecture], tmp_path / "alone")
+    monkeypatch.setattr(_safetensors_writer, "FILE_SIZE", 8000)
+    expected = alone(bases[architecture], tmp_path / "alone", size=8000)
     found = files_of(where / "exports" / f"{architecture}-files")
     assert len(found) > 4
     assert found.keys() == expected.keys()
     assert [file for file in found if found[file] != expected[file]] == []
 
 
+@pytest.mark.slow
 def test_several_files_of_experts(several_exports, tmp_path):
-    """Transformers keeps experts that lie together in memory in one file; here a file is full when it is full. The tensors are the same."""
+    """Transformers keeps experts that lie together in memory in one file; here a file is full when it is full. The tensors are
+    the same.
+    """
     where, bases, _ = several_exports
     alone(bases["mixtral"], tmp_path / "alone")
     expected = load_file(tmp_path / "alone" / "model.safetensors")
@@ -193,33 +206,40 @@ def test_several_files_of_experts(several_exports, tmp_path):
         assert torch.equal(load_file(folder / file)[name], expected[name])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", [100, 6000])
-def test_a_full_disk_is_told_to_all(several_exports, limit):
+def test_a_full_disk_is_reported_on_all_ranks(several_exports, limit):
     """When rank 0 cannot write, every rank raises the same error, and nothing is left."""
-    where, _, told = several_exports
-    kind, message = told[0][f"full {limit}"]
+    where, _, reported = several_exports
+    kind, message = reported[0][f"full {limit}"]
     assert kind == "ExportError"
     assert "full cannot be written" in message
     assert "ile too large" in message
-    assert told[1][f"full {limit}"] == told[0][f"full {limit}"]
+    assert reported[1][f"full {limit}"] == reported[0][f"full {limit}"]
     assert not [path for path in (where / "exports").iterdir() if "full" in path.name]
 
 
-def test_refusals_are_told_to_all(several_exports):
+@pytest.mark.slow
+def test_refusals_are_reported_on_all_ranks(several_exports):
     """A directory that exists, a model of another class: on every rank, before anything is put together."""
-    where, _, told = several_exports
+    where, _, reported = several_exports
     for name, part in (("exists", "exists already"), ("class", "Linear is neither")):
-        assert told[0][name] == told[1][name]
-        assert told[0][name][0] == "ExportError"
-        assert part in told[0][name][1]
+        assert reported[0][name] == reported[1][name]
+        assert reported[0][name][0] == "ExportError"
+        assert part in reported[0][name][1]
     assert not (where / "exports" / "class").exists()
 
 
+@pytest.mark.slow
 def test_a_failure_in_the_middle_does_not_hang(several_exports):
     """Rank 0 stops in the middle of the tensors: all ranks hear why, nothing is left, and the next export works."""
-    where, _, told = several_exports
-    assert told[0]["bug"] == told[1]["bug"]
-    assert "came with shape" in told[0]["bug"][1] or "never came" in told[0]["bug"][1] or "[1, 2, 3]" in told[0]["bug"][1]
+    where, _, reported = several_exports
+    assert reported[0]["bug"] == reported[1]["bug"]
+    assert (
+        "came with shape" in reported[0]["bug"][1]
+        or "never came" in reported[0]["bug"][1]
+        or "[1, 2, 3]" in reported[0]["bug"][1]
+    )
     assert not [path for path in (where / "exports").iterdir() if "bug" in path.name]
     assert files_of(where / "exports" / "after").items() <= files_of(where / "exports" / "mixtral").items()
     assert "model.safetensors" in files_of(where / "exports" / "after")
@@ -227,12 +247,10 @@ def test_a_failure_in_the_middle_does_not_hang(several_exports):
 
 @pytest.fixture
 def one():
-    """A strategy of one rank that counts the tensors that are held."""
+    """The strategy of one rank."""
     with forge_dist.join(forge_dist.topology(forge_dist.LaunchSettings(), environ={})) as ranks:
         ranks.connect("gloo", CPU)
-        strategy = strategy_of(ranks, "single")
-        strategy.name = "counting"
-        yield strategy
+        yield strategy_of(ranks, "single")
 
 
 @pytest.mark.parametrize(("architecture", "most"), [("qwen3", 2), ("mixtral", 6)])
@@ -258,8 +276,7 @@ def test_tensors_are_written_as_they_come(one, bases, tmp_path, architecture, mo
 
 
 def test_a_strategy_of_one_is_no_strategy(one, bases, tmp_path):
-    """With strategy=single an export is that of one process."""
-    one.name = "single"
+    """With strategy=single an export is that of a model that no strategy loaded."""
     _, model = ready(one, bases["qwen3"])
     assert files_of(export_model(model, tmp_path / "out", strategy=one)) == alone(bases["qwen3"], tmp_path / "alone")
 

@@ -11,7 +11,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from forge_dist import ExportError, check_export, export_model, load_model
 
 from ...ranks import run_on_ranks
-from ..divided import SAMPLES
+from ..divided import SAMPLES, needs_replicas
 from ..rewards import ROWS, exported, padded, rewards, with_lora
 
 DIVIDED = ["ddp", "fsdp2", *(["zero1", "zero3"] if importlib.util.find_spec("deepspeed") else [])]
@@ -37,7 +37,9 @@ def plainly(directory, base=None, pad=1):
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 @pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
 def test_plain_libraries_give_the_same_rewards(save_base, tmp_path, architecture, lora):
-    """A plain load gives the rewards of the model in memory, to the bit for single rows, and in a batch that is padded."""
+    """A plain load gives the rewards of the model in memory, within float32's rounding, for single rows
+    and in a padded batch.
+    """
     path = save_base(architecture)
     model = reward_model(path)
     model = with_lora(model).train() if lora else model.train()
@@ -47,9 +49,9 @@ def test_plain_libraries_give_the_same_rewards(save_base, tmp_path, architecture
     expected, pad = rewards(model.eval()), base.config.pad_token_id
     assert check.loss_tokens == 3
     assert check.in_memory == pytest.approx(sum(expected) / 3, rel=1e-6)
-    assert check.difference == 0.0
+    assert check.difference <= 1e-6  # not to the bit: kernels may differ by where in memory a weight begins
     plain = plainly(where, path if lora else None, pad)
-    assert rewards(plain) == expected
+    assert rewards(plain) == pytest.approx(expected, rel=1e-6, abs=1e-6)
     if pad is not None:
         assert padded(plain, pad) == pytest.approx(expected, rel=1e-4, abs=1e-5)
 
@@ -125,25 +127,30 @@ def test_rows_that_end_with_padding_are_not_compared(base, tmp_path):
         check_export(model, where, [ending])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("names", list(filter(None, [DIVIDED[:2], DIVIDED[2:]])), ids="-".join)
 def test_on_two_ranks(save_base, tmp_path, names):
-    """After a step under each strategy, full and LoRA: proved on all ranks, loaded plainly with the same rewards, and a changed head is seen."""
+    """After a step under each strategy, full and LoRA: proved on all ranks, loaded plainly with the same rewards, and a
+    changed head is seen.
+    """
     path = save_base("llama-untied")
-    for told in run_on_ranks(exported, 2, names, path, str(tmp_path)):
-        assert len(told) == 2 * len(names)
-        for (name, lora), (check, wrong, training) in told.items():
+    for reported in run_on_ranks(exported, 2, names, path, str(tmp_path)):
+        assert len(reported) == 2 * len(names)
+        for (name, lora), (check, wrong, training) in reported.items():
             assert check.loss_tokens == 3, (name, lora)
             assert check.difference <= check.tolerance == 1e-5, (name, lora)
             assert "score" in wrong, (name, lora)
             assert training, (name, lora)
-    for (name, lora), (check, _, _) in told.items():
+    for (name, lora), (check, _, _) in reported.items():
         found = rewards(plainly(tmp_path / f"{name}-{lora}", path if lora else None))
         assert sum(found) / 3 == pytest.approx(check.in_memory, rel=1e-6), (name, lora)
         assert Path(tmp_path, f"{name}-{lora}", "adapter_config.json").exists() == lora
 
 
+@pytest.mark.slow
+@needs_replicas
 def test_on_four_ranks(save_base, tmp_path):
     """Where copies of the model are each divided over two ranks."""
-    told = run_on_ranks(exported, 4, ["hsdp"], save_base("llama-tied"), str(tmp_path))
-    assert [found["hsdp", True][0].difference for found in told] == [0.0] * 4
-    assert len(ROWS) == told[0]["hsdp", False][0].loss_tokens
+    reported = run_on_ranks(exported, 4, ["hsdp"], save_base("llama-tied"), str(tmp_path))
+    assert all(found["hsdp", True][0].difference <= 1e-6 for found in reported)
+    assert len(ROWS) == reported[0]["hsdp", False][0].loss_tokens

@@ -8,7 +8,7 @@ from hypothesis import given, strategies as st
 from safetensors.torch import load_file, save_file
 
 from forge_dist.exporting import _safetensors_writer as _stream
-from forge_dist.exporting._safetensors_writer import SafetensorsStream
+from forge_dist.exporting._safetensors_writer import SafetensorsWriter
 
 TYPES = [
     torch.bool,
@@ -27,7 +27,7 @@ TYPES = [
 def written(folder, tensors, order=None):
     """Write `tensors` in some order; returns the one file."""
     folder.mkdir(exist_ok=True)
-    with SafetensorsStream(folder, {n: t.to("meta") for n, t in tensors.items()}, parameters=7) as stream:
+    with SafetensorsWriter(folder, {n: t.to("meta") for n, t in tensors.items()}, parameters=7) as stream:
         for name in order or tensors:
             stream.write(name, tensors[name])
     return folder / "model.safetensors"
@@ -69,13 +69,15 @@ def test_all_types_lie_in_the_library_s_order(tmp_path):
 def test_a_tensor_is_cast_and_made_contiguous(tmp_path):
     """What comes in another type or with strides is written as announced."""
     tensor = torch.randn(3, 5)
-    with SafetensorsStream(tmp_path, {"a": torch.empty(5, 3, dtype=torch.bfloat16, device="meta")}, parameters=15) as stream:
+    with SafetensorsWriter(tmp_path, {"a": torch.empty(5, 3, dtype=torch.bfloat16, device="meta")}, parameters=15) as stream:
         stream.write("a", tensor.t())
     assert torch.equal(load_file(tmp_path / "model.safetensors")["a"], tensor.t().bfloat16())
 
 
 def test_several_files_are_those_of_transformers(make_model, tmp_path, monkeypatch):
-    """Above the size of a file the division, the index and every byte are what save_pretrained makes, with a tensor that is larger than one."""
+    """Above the size of a file the division, the index and every byte are what save_pretrained makes, with a tensor that is
+    larger than one.
+    """
     monkeypatch.setattr(_stream, "FILE_SIZE", 2500)
     model = make_model("qwen3")
     model.save_pretrained(tmp_path / "theirs", max_shard_size=2500)
@@ -96,7 +98,7 @@ def test_what_was_not_announced_is_refused(tmp_path):
     with pytest.raises(ValueError, match="tensor a came twice"):
         written(tmp_path / "2", announced, ["a", "a"])
     (tmp_path / "3").mkdir()
-    with SafetensorsStream(tmp_path / "3", announced, parameters=1) as stream:
+    with SafetensorsWriter(tmp_path / "3", announced, parameters=1) as stream:
         with pytest.raises(ValueError, match=r"came with shape \[3\] instead of \[2\]"):
             stream.write("a", torch.zeros(3))
         with pytest.raises(KeyError):
@@ -104,7 +106,7 @@ def test_what_was_not_announced_is_refused(tmp_path):
         stream.write("a", torch.zeros(2))
         stream.write("b", torch.zeros(3))
     with pytest.raises(ValueError, match="complex64, which is not written"):
-        SafetensorsStream(tmp_path, {"z": torch.zeros(1, dtype=torch.complex64)}, parameters=1)
+        SafetensorsWriter(tmp_path, {"z": torch.zeros(1, dtype=torch.complex64)}, parameters=1)
 
 
 def test_a_full_disk_is_an_error(tmp_path):

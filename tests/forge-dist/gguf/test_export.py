@@ -8,7 +8,7 @@ import torch
 import transformers
 
 from forge_dist import ExportError, ModelError, check_gguf, export_gguf
-from forge_dist.gguf._layout import arranged, arranged_back, model_fields
+from forge_dist.gguf._layout import file_row_order, model_fields, model_row_order
 
 from ..gguf_models import CHATML, MODELS, SIZES, model_of, tokenizer_of
 
@@ -27,7 +27,9 @@ def written(path, name="llama-tied", dtype="float32", tokenizer=None):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_every_architecture_reads_back(tmp_path, name):
-    """Every tensor by its bits, and the logits exactly: rows of rotated heads, biases, norms of queries, scaled rotary embeddings."""
+    """Every tensor by its bits, and the logits exactly: rows of rotated heads, biases, norms of queries, scaled rotary
+    embeddings.
+    """
     model, file, given = written(tmp_path, name)
     found = check_gguf(model, file, ROWS, **given)
     assert found.difference == found.exact == 0.0
@@ -119,12 +121,12 @@ def test_the_order_of_rotated_rows_has_an_inverse():
     config = MODELS["llama-tied"](400)
     for name, rows in (("blk.0.attn_q.weight", 64), ("blk.0.attn_k.weight", 32), ("blk.1.attn_q.bias", 64)):
         tensor = torch.randn(rows, 5) if "weight" in name else torch.randn(rows)
-        there = arranged(name, tensor, config, "llama")
+        there = file_row_order(name, tensor, config, "llama")
         assert not torch.equal(there, tensor)
-        assert torch.equal(arranged_back(name, there, config, "llama"), tensor)
-        assert arranged(name, tensor, config, "qwen2") is tensor
+        assert torch.equal(model_row_order(name, there, config, "llama"), tensor)
+        assert file_row_order(name, tensor, config, "qwen2") is tensor
     value = torch.randn(32, 5)
-    assert arranged("blk.0.attn_v.weight", value, config, "llama") is value
+    assert file_row_order("blk.0.attn_v.weight", value, config, "llama") is value
 
 
 def test_a_byte_that_differs_is_found(tmp_path):
@@ -144,7 +146,9 @@ def test_a_byte_that_differs_is_found(tmp_path):
 
 
 def test_rows_in_the_wrong_order_are_found(tmp_path, monkeypatch):
-    """A file whose writer and whose own reader agree on a wrong order computes something else in transformers: that is found."""
+    """A file whose writer and whose own reader agree on a wrong order computes something else in
+    transformers: that is found.
+    """
     monkeypatch.setattr("forge_dist.gguf._layout._rotated_heads", lambda *_: 0)
     model, file, given = written(tmp_path)
     with pytest.raises(ExportError, match=r"loads a tensor blk\.0\.attn_[qk]\.weight that is not the one in the file"):

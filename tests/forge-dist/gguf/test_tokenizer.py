@@ -7,7 +7,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from forge_dist import ModelError
-from forge_dist.gguf._tokenizer import PRE, PROBES, tokenizer_fields, tokenizer_of as read_back
+from forge_dist.gguf._tokenizer import PRE_TOKENIZERS, PROBES, tokenizer_fields, tokenizer_of as read_back
 
 from ..gguf_models import tokenizer_of
 
@@ -15,7 +15,7 @@ HERE = Path("model.gguf")
 
 
 @pytest.mark.parametrize("begins", [False, True])
-@pytest.mark.parametrize("rule", PRE)
+@pytest.mark.parametrize("rule", PRE_TOKENIZERS)
 def test_the_fields_make_the_same_tokenizer(rule, begins):
     """The rule is found by what it does, and the fields alone give the ids of every probe."""
     tokenizer = tokenizer_of(rule, begins=begins)
@@ -57,8 +57,8 @@ def _fast(model=None, pre=None, normalizer=None):
     [
         (lambda: _fast(models.WordLevel({"a": 0}, unk_token="a")), "its tokenizer is WordLevel"),
         (lambda: _fast(models.BPE(vocab={"a": 0}, merges=[], byte_fallback=True)), "sentencepiece"),
-        (lambda: _fast(pre=pre_tokenizers.Whitespace()), "cuts text by a rule .* known here"),
-        (lambda: _fast(pre=pre_tokenizers.ByteLevel(add_prefix_space=True)), "cuts text by a rule"),
+        (lambda: _fast(pre=pre_tokenizers.Whitespace()), "splits text by a rule .* known here"),
+        (lambda: _fast(pre=pre_tokenizers.ByteLevel(add_prefix_space=True)), "splits text by a rule"),
         (lambda: _fast(normalizer=normalizers.Lowercase()), "changes text first"),
     ],
 )

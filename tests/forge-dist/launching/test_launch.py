@@ -12,6 +12,8 @@ import pytest
 
 from forge_dist import ExportError, LaunchError, LaunchSettings, WorkerError, launch, topology
 
+pytestmark = pytest.mark.slow
+
 # A worker that needs no torch, so that ten launches cost seconds.
 WORKER = """
 import os, signal, sys, time
@@ -88,8 +90,10 @@ def run(tmp_path, monkeypatch):
     return go
 
 
-def test_output_is_kept_and_rank_0_is_heard(run, tmp_path, capfd):
-    """Every rank's output lies in its log, appended by the next run; rank 0's, and only that, also comes out here; cores are divided."""
+def test_output_is_kept_and_that_of_rank_0_is_shown(run, tmp_path, capfd):
+    """Every rank's output lies in its log, appended by the next run; rank 0's, and only that, also comes out here; cores are
+    divided.
+    """
     assert run("echo") == 0
     out, err = capfd.readouterr()
     assert (out, err) == ("rank 0 of 2 threads 3\n", "to stderr 0\n")
@@ -101,7 +105,9 @@ def test_output_is_kept_and_rank_0_is_heard(run, tmp_path, capfd):
 
 
 def test_a_ranks_own_exception_is_raised(run):
-    """The class, the message with rank and host, the exit status, and the worker's traceback; though rank 0 fails in its wake."""
+    """The class, the message with rank and host, the exit status, and the worker's traceback; though
+    rank 0 fails in its wake.
+    """
     with pytest.raises(ExportError) as caught:
         run("own")
     assert str(caught.value) == f"no space left (rank 1 on {os.uname().nodename})"
@@ -122,7 +128,7 @@ def test_an_exit_status_is_kept(run):
     assert caught.value.exit_status == 3
 
 
-def test_an_end_without_a_word(run, tmp_path):
+def test_an_end_without_a_report(run, tmp_path):
     """A worker that ends without a report is named with its status and its log, whose last lines are quoted."""
     with pytest.raises(WorkerError, match="rank 1 on .* ended with exit status 9") as caught:
         run("gone")
@@ -247,7 +253,8 @@ def test_workers_do_not_outlive_their_launcher(tmp_path):
     (tmp_path / "worker.py").write_text(WORKER)
     code = (
         "import sys; from pathlib import Path; from forge_dist import *; here = Path(sys.argv[1]);"
-        " launch(topology(LaunchSettings(nproc_per_node=2), environ={}), [str(here / 'worker.py'), str(here), 'orphan'], log_dir=here)"
+        " launch(topology(LaunchSettings(nproc_per_node=2), environ={}), [str(here / 'worker.py'), str(here), 'orphan'], "
+        "log_dir=here)"
     )
     launcher = subprocess.Popen(
         [sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL

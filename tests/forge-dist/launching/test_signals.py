@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from forge_dist.launching._signals import signals_held
+from forge_dist.launching._signals import deferred_signals
 
 
 class Asked(Exception):
@@ -30,7 +30,7 @@ def test_a_signal_waits_for_the_end_of_the_block(handle, number):
     """Nothing is raised inside; behind it the handler of before raises, once put back."""
     handle(number, ask)
     went_on = False
-    with pytest.raises(Asked), signals_held() as came:
+    with pytest.raises(Asked), deferred_signals() as came:
         signal.raise_signal(number)
         went_on = True
     assert went_on
@@ -42,7 +42,7 @@ def test_a_handler_that_raises_nothing_is_called_and_the_signal_listed(handle):
     """The list says that a signal came, whatever its handler made of it."""
     seen = []
     handle(signal.SIGTERM, lambda number, _: seen.append(number))
-    with signals_held() as came:
+    with deferred_signals() as came:
         signal.raise_signal(signal.SIGTERM)
         assert seen == []
     assert (came, seen) == ([signal.SIGTERM], [signal.SIGTERM])
@@ -51,7 +51,7 @@ def test_a_handler_that_raises_nothing_is_called_and_the_signal_listed(handle):
 def test_an_error_of_the_block_comes_first(handle):
     """What the block raises is what is raised, and the handlers are put back."""
     handle(signal.SIGTERM, ask)
-    with pytest.raises(ImportError), signals_held():
+    with pytest.raises(ImportError), deferred_signals():
         signal.raise_signal(signal.SIGTERM)
         raise ImportError
     assert signal.getsignal(signal.SIGTERM) is ask
@@ -60,7 +60,7 @@ def test_an_error_of_the_block_comes_first(handle):
 def test_what_was_ignored_stays_ignored(handle):
     """A job that a shell put in the background does not hear of Ctrl-C."""
     handle(signal.SIGINT, signal.SIG_IGN)
-    with signals_held() as came:
+    with deferred_signals() as came:
         signal.raise_signal(signal.SIGINT)
     assert came == []
 
@@ -70,7 +70,7 @@ def test_in_another_thread_nothing_changes():
     before, inside = signal.getsignal(signal.SIGTERM), []
 
     def hold():
-        with signals_held():
+        with deferred_signals():
             inside.append(signal.getsignal(signal.SIGTERM))
 
     thread = threading.Thread(target=hold)

@@ -9,6 +9,8 @@ import time
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 LAUNCHER = """
 import sys
 from pathlib import Path
@@ -113,9 +115,9 @@ def finish(nodes, timeout):
 def test_two_hosts_meet_and_add(two_hosts, tmp_path):
     """Four ranks on two hosts find each other over the cable, and rank 0's output comes out of its host only."""
     names, _ = two_hosts
-    said = finish(start(names, tmp_path, "end"), 120)
+    message = finish(start(names, tmp_path, "end"), 120)
     answers = "answers {'from': 0} [10.0] [0, 0, 1, 1]\n"
-    assert said == [answers + "status 0\n", "status 0\n"]
+    assert message == [answers + "status 0\n", "status 0\n"]
     for node, rank in ((0, 1), (1, 2), (1, 3)):
         assert answers in (tmp_path / f"logs_{node}" / f"rank_{rank}.log").read_text()
 
@@ -123,8 +125,8 @@ def test_two_hosts_meet_and_add(two_hosts, tmp_path):
 def test_a_failure_on_the_other_host_is_raised_on_both(two_hosts, tmp_path):
     """The exception of rank 3 is what both launchers raise, with its rank, though one of them only saw connections close."""
     names, _ = two_hosts
-    for said in finish(start(names, tmp_path, "raise"), 120):
-        assert "RAISED ArithmeticError on the other host (rank 3 on " in said
+    for message in finish(start(names, tmp_path, "raise"), 120):
+        assert "RAISED ArithmeticError on the other host (rank 3 on " in message
 
 
 def test_a_cut_cable_ends_both_sides(two_hosts, tmp_path):

@@ -9,7 +9,7 @@ from forge_dist import ModelError, base_dtype
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_the_files_decide(save_base, edit_config, dtype):
-    """The stored type is told, whatever config.json says."""
+    """The stored type is found, whatever config.json says."""
     path = save_base(dtype=dtype)
     edit_config(path, dtype="float64")
     assert base_dtype(path) == dtype
@@ -22,11 +22,13 @@ def test_most_bytes_decide(base, tmp_path):
     assert base_dtype(base) == torch.bfloat16
 
 
-@pytest.mark.parametrize(("said", "dtype"), [("bfloat16", torch.bfloat16), ("nonsense", torch.float32), (None, torch.float32)])
-def test_without_floats_the_config_decides(base, tmp_path, edit_config, said, dtype):
+@pytest.mark.parametrize(
+    ("message", "dtype"), [("bfloat16", torch.bfloat16), ("nonsense", torch.float32), (None, torch.float32)]
+)
+def test_without_floats_the_config_decides(base, tmp_path, edit_config, message, dtype):
     """Where the files hold no float, config.json is asked; float32 where it says nothing usable."""
     save_file({"c": torch.zeros(3, dtype=torch.int64)}, tmp_path / "base" / "model.safetensors")
-    edit_config(base, dtype=said)
+    edit_config(base, dtype=message)
     assert base_dtype(base) == dtype
 
 

@@ -1,4 +1,4 @@
-"""A model directory is told by what it holds."""
+"""A model directory is identified by its content."""
 
 import json
 import shutil
@@ -34,7 +34,9 @@ def test_a_copy_is_the_same(base, tmp_path):
 @pytest.mark.parametrize("limit", [None, 100])
 @pytest.mark.parametrize("change", [changed_config, changed_weight])
 def test_a_change_is_another(base, change, limit, monkeypatch):
-    """One number in the weights or in the configuration is enough, in files that are hashed whole and in those too large for that."""
+    """One number in the weights or in the configuration is enough, in files that are hashed whole and in those too large for
+    that.
+    """
     if limit:
         monkeypatch.setattr(_identity, "_HASHED_WHOLE", limit)
         _identity._digest.cache_clear()

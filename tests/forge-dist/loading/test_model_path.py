@@ -1,4 +1,4 @@
-"""What training can start from, told in milliseconds."""
+"""What training can start from, checked in milliseconds."""
 
 import errno
 import shutil
@@ -109,7 +109,7 @@ def test_an_adapter_is_refused_with_the_way_to_merge_it(base):
     ],
 )
 def test_a_broken_directory_is_refused(base, break_it, message):
-    """Each way in which a directory can be incomplete is told apart, and the directory named."""
+    """Each way in which a directory can be incomplete is distinguished, and the directory named."""
     break_it(Path(base))
     with pytest.raises(ModelError, match=message) as caught:
         check_model_path(base)

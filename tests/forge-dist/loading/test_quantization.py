@@ -19,7 +19,7 @@ from forge_dist import (
 )
 
 from ...ranks import run_on_ranks
-from ..divided import SAMPLES, strategy_of
+from ..divided import SAMPLES, needs_replicas, strategy_of
 from ..training import Kept, alone, gradients, train
 
 pytestmark = [
@@ -90,7 +90,9 @@ def frozen(strategy, model):
 
 
 def scenario(ranks, names, base, directory, kept=None):
-    """name → what a run saw: two steps, its state, gradients and export, whether the base moved, its size; a third step; and `kept` given back."""
+    """name → what a run saw: two steps, its state, gradients and export, whether the base moved, its size; a third step; and
+    `kept` given back.
+    """
     found = {}
     for name in names:
         strategy = strategy_of(ranks, name, adapter=True)
@@ -126,7 +128,9 @@ def one(base):
 
 
 def test_in_one_process(base, one):
-    """The base is in 4 bits and does not move, the adapter learns, and plain PEFT on a base that is quantized alike gives the same logits."""
+    """The base is in 4 bits and does not move, the adapter learns, and plain PEFT on a base that is quantized alike gives the
+    same logits.
+    """
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
@@ -144,7 +148,9 @@ def test_in_one_process(base, one):
 
 
 def test_it_is_loaded_as_it_was_trained_or_not_rounded(base, one):
-    """By default on the base as it is, as plain PEFT does; as_trained reads the base in the same 4 bits, and gives the training's logits."""
+    """By default on the base as it is, as plain PEFT does; as_trained reads the base in the same 4 bits, and gives the
+    training's logits.
+    """
     directory = Path(base).parent / "single-1"
     noted = adapter_base(directory).quantization
     assert (noted["load_in_4bit"], noted["bnb_4bit_quant_type"], noted["bnb_4bit_use_double_quant"]) == (True, "nf4", True)
@@ -163,7 +169,9 @@ def test_it_is_loaded_as_it_was_trained_or_not_rounded(base, one):
 
 
 def test_a_rounded_adapter_is_compared_unrounded_too(base, tmp_path):
-    """Where the export rounded it, what was read back also computes with the adapter in memory, beside the same codes; a wrong scale shows."""
+    """Where the export rounded it, what was read back also computes with the adapter in memory, beside the same codes; a wrong
+    scale shows.
+    """
     model = adapted(load_model(base, dtype=torch.float32, device="cpu", quantization=nf4()))
     directory = export_model(model, tmp_path / "half", dtype=torch.bfloat16)
     assert check_export(model, directory, SAMPLES).tolerance == 1e-1
@@ -189,8 +197,11 @@ def test_a_look_in_eval_mode_changes_nothing(base):
     assert any(grad.abs().sum() > 0 for grad in found[0].values())
 
 
+@pytest.mark.slow
 def test_on_two_ranks(base, one, tmp_path):
-    """ddp holds a copy a rank and fsdp2 half of the codes; both train as one process does, and what that saved goes on there, bit for bit."""
+    """ddp holds a copy a rank and fsdp2 half of the codes; both train as one process does, and what that saved goes on there,
+    bit for bit.
+    """
     for rank in run_on_ranks(scenario, 2, ["ddp", "fsdp2"], base, str(tmp_path), one["state"]):
         for name, seen in rank.items():
             for (loss, norm, _), (expected, expected_norm, _) in zip(seen["done"], one["done"], strict=True):
@@ -209,6 +220,8 @@ def test_on_two_ranks(base, one, tmp_path):
             assert seen["next"][0][0] == pytest.approx(one["again"][0][0], rel=1e-5), name
 
 
+@pytest.mark.slow
+@needs_replicas
 def test_shards_over_two_of_four_ranks(base, one, tmp_path):
     """hsdp: copies of the base, each divided over two ranks."""
     for rank in run_on_ranks(scenario, 4, ["hsdp"], base, str(tmp_path)):
@@ -225,6 +238,7 @@ def test_zero_is_refused(base, name):
         strategy_of(ranks, name, adapter=True).load(base, dtype=torch.float32, quantization=nf4())
 
 
+@pytest.mark.slow
 def test_a_gather_dtype_is_refused():
     """Codes cannot be rounded to bfloat16 on their way."""
     with pytest.raises(Exception, match="gather_dtype=bfloat16.*leave it out"):

@@ -1,4 +1,6 @@
-"""A directory of either kind → a reward model: the head new once or read, everything else read or an error, on any number of ranks."""
+"""A directory of either kind → a reward model: the head new once or read, everything else read or an error, on any number of
+ranks.
+"""
 
 import importlib.util
 import json
@@ -173,6 +175,7 @@ def test_an_adapter_to_use(base, tmp_path):
         assert torch.equal(found(input_ids=ids).logits, model.eval()(input_ids=ids).logits)
 
 
+@pytest.mark.slow
 def test_on_ranks(save_base, tmp_path):
     """Every strategy reads the same weights, draws the same head and leaves the same random state as one process does."""
     base = save_base("llama-untied")

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from forge_dist import ExportError
-from forge_dist.ranks._errors_on_all_ranks import gathering, together
+from forge_dist.ranks._errors_on_all_ranks import errors_on_all_ranks, exhausted
 
 from ...ranks import run_on_ranks
 
@@ -19,49 +19,53 @@ RAISED = {
 
 def scenarios(ranks):
     """For each error and rank that meets it: the class and message that this rank raises."""
-    told = {}
+    reported = {}
     for name, error in RAISED.items():
         for rank in range(ranks.world_size):
             try:
-                with together(ranks, (OSError,), "out cannot be written"):
+                with errors_on_all_ranks(ranks, (OSError,), "out cannot be written"):
                     if ranks.rank == rank:
                         raise error
             except Exception as caught:
-                told[name, rank] = (type(caught).__name__, str(caught))
-    with together(ranks, (), "nothing"):
-        told["none"] = sum(ranks.sum([1.0]))
-    return told
+                reported[name, rank] = (type(caught).__name__, str(caught))
+    with errors_on_all_ranks(ranks, (), "nothing"):
+        reported["none"] = sum(ranks.sum([1.0]))
+    return reported
 
 
 @pytest.fixture(scope="module")
-def told():
+def reported():
     return run_on_ranks(scenarios, 2)
 
 
-def test_an_error_keeps_its_message(told):
+@pytest.mark.slow
+def test_an_error_keeps_its_message(reported):
     """An ExportError of rank 0 is the same everywhere; one of another rank says on the others whose it was."""
-    assert told[0]["export", 0] == told[1]["export", 0] == ("ExportError", "out exists")
-    assert told[1]["export", 1] == ("ExportError", "out exists")
-    assert told[0]["export", 1] == ("ExportError", "out exists (rank 1)")
+    assert reported[0]["export", 0] == reported[1]["export", 0] == ("ExportError", "out exists")
+    assert reported[1]["export", 1] == ("ExportError", "out exists")
+    assert reported[0]["export", 1] == ("ExportError", "out exists (rank 1)")
 
 
-def test_a_known_kind_becomes_an_export_error(told):
+@pytest.mark.slow
+def test_a_known_kind_becomes_an_export_error(reported):
     """A full disk says what could not be done."""
     message = "out cannot be written: [Errno 28] No space left on device"
-    assert told[0]["known", 0] == told[1]["known", 0] == ("ExportError", message)
-    assert told[0]["known", 1] == ("ExportError", message + " (rank 1)")
+    assert reported[0]["known", 0] == reported[1]["known", 0] == ("ExportError", message)
+    assert reported[0]["known", 1] == ("ExportError", message + " (rank 1)")
 
 
-def test_a_mistake_stays_one(told):
+@pytest.mark.slow
+def test_a_mistake_stays_one(reported):
     """Any other exception passes as it is where it happened; the other ranks do not wait, and hear of it."""
-    assert told[0]["bug", 0] == ("AttributeError", "no such thing")
-    assert told[1]["bug", 0] == ("ExportError", "AttributeError: no such thing")
-    assert told[0]["bug", 1] == ("ExportError", "AttributeError: no such thing (rank 1)")
+    assert reported[0]["bug", 0] == ("AttributeError", "no such thing")
+    assert reported[1]["bug", 0] == ("ExportError", "AttributeError: no such thing")
+    assert reported[0]["bug", 1] == ("ExportError", "AttributeError: no such thing (rank 1)")
 
 
-def test_nothing_raised_is_nothing_told(told):
+@pytest.mark.slow
+def test_nothing_raised_is_nothing_reported(reported):
     """Without an error all go on together."""
-    assert [rank["none"] for rank in told] == [2.0, 2.0]
+    assert [rank["none"] for rank in reported] == [2.0, 2.0]
 
 
 @pytest.mark.parametrize("stop", [None, 0, 2])
@@ -74,7 +78,7 @@ def test_gathering_goes_to_the_end(stop):
             made.append(number)
             yield number
 
-    with nullcontext() if stop is None else pytest.raises(OSError, match="full"), gathering(steps()) as numbers:
+    with nullcontext() if stop is None else pytest.raises(OSError, match="full"), exhausted(steps()) as numbers:
         for number in numbers:
             if number == stop:
                 raise OSError("full")
@@ -88,6 +92,6 @@ def test_gradients_are_on_again():
         with torch.no_grad():
             yield from range(3)
 
-    with gathering(zip(steps(), steps(), strict=True)) as pairs:
+    with exhausted(zip(steps(), steps(), strict=True)) as pairs:
         assert list(pairs) == [(0, 0), (1, 1), (2, 2)]
     assert torch.is_grad_enabled()

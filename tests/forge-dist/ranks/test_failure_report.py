@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from forge_dist import ExportError, ModelError, WorkerError, worker_report
-from forge_dist.launching._root_cause import Failure, cause_of, description, error_of
-from forge_dist.ranks._failure_report_from_report import describe, read_report, rebuild
+from forge_dist.launching._root_cause import Failure, error_of, report_of, root_cause
+from forge_dist.ranks._failure_report import failure_report, read_report, rebuild_exception
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def test_an_exception_goes_there_and_on(report):
     assert data["message"]["message"] == "ExportError: the disk is full"
     assert data["message"]["extraInfo"]["py_callstack"].startswith("Traceback")
     assert int(data["message"]["extraInfo"]["timestamp"]) > 1_700_000_000
-    made = rebuild(read_report(report))
+    made = rebuild_exception(read_report(report))
     assert type(made) is ExportError
     assert str(made).startswith("the disk is full (rank 2 on ")
 
@@ -48,7 +48,9 @@ def test_no_launcher_no_file(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize(("code", "written"), [(0, False), (None, False), (75, False), (4, True), ("text", True)])
 def test_exit_statuses(report, code, written):
-    """A plain end and a preemption are no failures; other statuses, and text, are. A foreign launcher gets the status itself."""
+    """A plain end and a preemption are no failures; other statuses, and text, are. A foreign launcher
+    gets the status itself.
+    """
     with pytest.raises(SystemExit) as caught, worker_report():
         raise SystemExit(code)
     assert caught.value.code == code
@@ -65,7 +67,7 @@ class OwnStatus(Exception):
 
 
 @pytest.mark.parametrize(
-    ("error", "kind", "said"),
+    ("error", "kind", "statement"),
     [
         (ModelError("no such model"), ModelError, "no such model (rank 1 on here)"),
         (ValueError("bad"), ValueError, "bad (rank 1 on here)"),
@@ -78,12 +80,14 @@ class OwnStatus(Exception):
         (OwnStatus("x"), OwnStatus, "x (rank 1 on here)"),
     ],
 )
-def test_it_is_made_again(error, kind, said):
-    """Class and message are the worker's own where one text makes the class; otherwise a WorkerError names both. Statuses are kept."""
-    made = rebuild(json.loads(json.dumps(describe(error, rank=1, host="here"))))
+def test_it_is_made_again(error, kind, statement):
+    """Class and message are the worker's own where one text makes the class; otherwise a WorkerError names both. Statuses are
+    kept.
+    """
+    made = rebuild_exception(json.loads(json.dumps(failure_report(error, rank=1, host="here"))))
     assert type(made) is kind
-    assert said in str(made)
-    assert any("rank 1 on here said:" in note for note in made.__notes__)
+    assert statement in str(made)
+    assert any("Traceback of rank 1 on here:" in note for note in made.__notes__)
     status = 3 if isinstance(error, SystemExit) else getattr(error, "exit_status", None)
     if status is not None:
         assert made.exit_status == status
@@ -91,10 +95,10 @@ def test_it_is_made_again(error, kind, said):
 
 def test_only_exceptions_are_made():
     """A report that names something else is not called."""
-    entry = describe(ValueError("x"), rank=0, host="h") | {"module": "os", "class": "system", "text": "false"}
-    assert type(rebuild(entry)) is WorkerError
+    entry = failure_report(ValueError("x"), rank=0, host="h") | {"module": "os", "class": "system", "text": "false"}
+    assert type(rebuild_exception(entry)) is WorkerError
     entry |= {"module": "builtins", "class": "BaseException"}
-    assert type(rebuild(entry)) is WorkerError
+    assert type(rebuild_exception(entry)) is WorkerError
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"forge": 3}', '{"message": {}}'])
@@ -105,7 +109,7 @@ def test_half_a_report_is_none(tmp_path, text):
     assert read_report(tmp_path / "absent") is None
 
 
-def test_what_follows_is_told_from_what_was_first():
+def test_consequences_are_told_from_causes():
     """Closed connections and other ranks' ends are consequences; a package's own errors are not, whatever their text says."""
     follows = [
         RuntimeError("[pair.cc:553] Connection closed by peer [127.0.0.1]:25520"),
@@ -118,13 +122,13 @@ def test_what_follows_is_told_from_what_was_first():
         ExportError("gloo"),
         OSError(28, "No space"),
     ]
-    assert [describe(error)["consequence"] for error in follows] == [True] * 3
-    assert [describe(error)["consequence"] for error in first] == [False] * 4
+    assert [failure_report(error)["consequence"] for error in follows] == [True] * 3
+    assert [failure_report(error)["consequence"] for error in first] == [False] * 4
 
 
 def failed(rank, exitcode, ended, error=None, said_at=None, **more):
-    told = None if error is None else describe(error, rank=rank, host="h") | {"time": said_at or ended}
-    return Failure(rank=rank, host="h", exitcode=exitcode, ended=ended, report=told, log=Path("rank.log"), **more)
+    reported = None if error is None else failure_report(error, rank=rank, host="h") | {"time": said_at or ended}
+    return Failure(rank=rank, host="h", exitcode=exitcode, ended=ended, report=reported, log=Path("rank.log"), **more)
 
 
 CLOSED = RuntimeError("Connection closed by peer")
@@ -133,14 +137,15 @@ CLOSED = RuntimeError("Connection closed by peer")
 @pytest.mark.parametrize(
     ("failures", "rank"),
     [
-        # An exception, a connection that closed because of it and whose process ended sooner, and a third that was told to end.
+        # An exception; a connection that closed because of it but ended sooner; a third that was asked to end.
         ([failed(0, 1, 10.0, CLOSED, 9.9), failed(1, 1, 11.0, ValueError("x"), 9.8), failed(2, -15, 12.0)], 1),
         # A rank was killed; another noticed before the launcher did.
         ([failed(0, 1, 10.2, CLOSED, 9.9), failed(1, -9, 10.0)], 1),
         # Two exceptions: the first.
         ([failed(0, 1, 10.0, ValueError("x"), 9.9), failed(1, 1, 9.95, ValueError("y"), 9.8)], 1),
         # One hung on and was killed for it, which is no cause.
-        ([failed(0, -9, 15.0, stopped=True), failed(1, 1, 10.0, CLOSED)], 1),
+        ([failed(0, -9, 15.0, killed_by_launcher=True), failed(1, 1, 10.0, CLOSED)], 1),
+        ([failed(0, -15, 10.0), failed(1, 9, 10.0)], 1),
         # Somebody outside sent SIGTERM: that process ended first of all.
         ([failed(0, 1, 10.4, CLOSED, 10.1), failed(1, -15, 10.0)], 1),
         # The heartbeat ended one, the agent the other.
@@ -149,16 +154,16 @@ CLOSED = RuntimeError("Connection closed by peer")
 )
 def test_the_cause(failures, rank):
     """Of several failures the one that the others follow from is found, in whatever order they are listed."""
-    assert cause_of(failures).rank == rank
-    assert cause_of(failures[::-1]).rank == rank
+    assert root_cause(failures).rank == rank
+    assert root_cause(failures[::-1]).rank == rank
 
 
-def test_a_rank_without_a_word(tmp_path):
+def test_a_rank_without_a_report(tmp_path):
     """A signal and a status are named, with the log and its end."""
     log = tmp_path / "rank_1.log"
     log.write_text("".join(f"line {number}\n" for number in range(20)))
     failure = Failure(rank=1, host="h", exitcode=-int(signal.SIGSEGV), ended=1.0, report=None, log=log)
-    error = error_of(description(failure))
+    error = error_of(report_of(failure))
     assert type(error) is WorkerError
     assert str(error) == f"rank 1 on h was killed by SIGSEGV; its log: {log}"
     assert "line 19" in error.__notes__[0]

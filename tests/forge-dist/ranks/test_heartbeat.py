@@ -9,7 +9,7 @@ import time
 import pytest
 
 from forge_dist.ranks import _heartbeat
-from forge_dist.ranks._heartbeat import Attention
+from forge_dist.ranks._heartbeat import AwakeClock
 
 from ...ranks import run_on_ranks
 
@@ -46,6 +46,7 @@ def fall_silent(ranks, who):
         ranks.barrier()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("who", [0, 2])
 def test_a_silent_host_is_named_by_the_others(who, tmp_path):
     """A host that says nothing for the limit ends all others, which wait in a collective, with a report that names it."""
@@ -54,9 +55,9 @@ def test_a_silent_host_is_named_by_the_others(who, tmp_path):
         run_on_ranks(fall_silent, 3, who, environ=hosts(tmp_path, 2.5), timeout=60)
     assert time.monotonic() - began < 40
     for rank in {0, 1, 2} - {who}:
-        said = report(tmp_path, rank)
-        assert said["class"] == "WorkerError"
-        assert f"(rank {who}) was not heard of for" in said["text"]
+        message = report(tmp_path, rank)
+        assert message["class"] == "WorkerError"
+        assert f"(rank {who}) was not heard of for" in message["text"]
 
 
 def be_slow(ranks):
@@ -75,6 +76,7 @@ def be_slow(ranks):
     return True
 
 
+@pytest.mark.slow
 def test_a_slow_rank_is_left_alone(tmp_path):
     """A rank that is busy or stopped for two thirds of the limit (20 s of 30 s, here shorter) does not end anybody."""
     assert run_on_ranks(be_slow, 3, environ=hosts(tmp_path, 4.0), timeout=60) == [True] * 3
@@ -86,22 +88,23 @@ def fail_beside_a_hang(ranks):
     time.sleep(60)
 
 
+@pytest.mark.slow
 def test_another_ranks_failure_ends_a_rank_that_hangs(tmp_path):
     """A rank whose collective never returns hears of the failure elsewhere, and reports it as the cause."""
     with pytest.raises(FloatingPointError, match="step 3 is not finite"):
         run_on_ranks(fail_beside_a_hang, 2, environ=hosts(tmp_path, 30.0), timeout=60)
-    said = report(tmp_path, 0)
-    assert "rank 1 on" in said["text"]
-    assert "FloatingPointError: step 3 is not finite" in said["text"]
-    assert said["consequence"]
-    assert said["cause"]["class"] == "FloatingPointError"
+    message = report(tmp_path, 0)
+    assert "rank 1 on" in message["text"]
+    assert "FloatingPointError: step 3 is not finite" in message["text"]
+    assert message["consequence"]
+    assert message["cause"]["class"] == "FloatingPointError"
 
 
 def test_time_asleep_does_not_count(monkeypatch):
     """The clock of silence runs while this process runs: a gap of an hour between two looks counts as about a second."""
     now = 100.0
     monkeypatch.setattr(_heartbeat.time, "monotonic", lambda: now)
-    clock = Attention()
+    clock = AwakeClock()
     now += 0.5
     assert clock.tick() == 0.5
     now += 3600

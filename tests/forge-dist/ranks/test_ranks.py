@@ -16,7 +16,7 @@ from ...ranks import run_on_ranks
 
 def talk(ranks, extra):
     n = ranks.rank
-    told = {
+    reported = {
         "who": (n, ranks.world_size, ranks.local_rank, ranks.local_world_size, ranks.is_first),
         "sum": ranks.sum([n + 1, 0.5, 2.0**53 if n == 0 else 1.0]),
         "odd": [math.isnan(x) for x in ranks.sum([math.nan if n == 1 else 1.0, 1.0])],
@@ -35,21 +35,22 @@ def talk(ranks, extra):
     assert group is not ranks.group
     tensor = torch.tensor([float(n)])
     torch.distributed.all_reduce(tensor, group=group)
-    told["checkpoint group"] = tensor.item()
+    reported["checkpoint group"] = tensor.item()
     ranks.agree({"data": "ab", "settings": "cd"})
     try:
         ranks.agree({"data": "ab", "settings": "ef" if n == 1 else "cd"})
     except LaunchError as error:
-        told["disagree"] = str(error)
+        reported["disagree"] = str(error)
     try:
         ranks.connect("gloo", torch.device("cpu"))
     except LaunchError as error:
-        told["twice"] = str(error)
-    return told
+        reported["twice"] = str(error)
+    return reported
 
 
-def test_what_ranks_tell_each_other():
-    """Sums are exact and equal in every bit on every rank; values travel as JSON; disagreement is told alike on all."""
+@pytest.mark.slow
+def test_what_ranks_exchange():
+    """Sums are exact and equal in every bit on every rank; values travel as JSON; disagreement is reported alike on all."""
     answers = run_on_ranks(talk, 3, "x")
     assert [answer.pop("who") for answer in answers] == [(0, 3, 0, 3, True), (1, 3, 1, 3, False), (2, 3, 2, 3, False)]
     for answer in answers:
@@ -57,20 +58,20 @@ def test_what_ranks_tell_each_other():
         assert endless == math.inf
         assert math.isnan(neither)
     assert answers[0] == answers[1] == answers[2]
-    told = answers[0]
-    assert told["sum"] == [6.0, 1.5, 2.0**53 + 2]
-    assert told["odd"] == [True, False]
-    assert told["nothing"] == []
-    assert told["any"] == (True, False)
-    assert told["gather"] == [{"rank": n, "text": "ü" * n} for n in range(3)]
-    assert told["empty"] == [None] * 3
-    assert told["broadcast"] == [0, "x"]
-    assert told["order"] == [1.0]
-    assert told["first"] == [{"made by": 0}, 0]
-    assert told["checkpoint group"] == 3.0
-    assert "settings is cd on ranks 0, 2 and ef on rank 1" in told["disagree"]
-    assert "data" not in told["disagree"].split("settings")[0]
-    assert "connected already" in told["twice"]
+    reported = answers[0]
+    assert reported["sum"] == [6.0, 1.5, 2.0**53 + 2]
+    assert reported["odd"] == [True, False]
+    assert reported["nothing"] == []
+    assert reported["any"] == (True, False)
+    assert reported["gather"] == [{"rank": n, "text": "ü" * n} for n in range(3)]
+    assert reported["empty"] == [None] * 3
+    assert reported["broadcast"] == [0, "x"]
+    assert reported["order"] == [1.0]
+    assert reported["first"] == [{"made by": 0}, 0]
+    assert reported["checkpoint group"] == 3.0
+    assert "settings is cd on ranks 0, 2 and ef on rank 1" in reported["disagree"]
+    assert "data" not in reported["disagree"].split("settings")[0]
+    assert "connected already" in reported["twice"]
 
 
 def first_fails(ranks, folder):
@@ -84,17 +85,18 @@ def first_fails(ranks, folder):
         raise
 
 
+@pytest.mark.slow
 def test_the_first_ranks_failure_reaches_the_others(tmp_path):
     """Rank 0's own exception is raised on rank 0, and a WorkerError that names it on the others, at once."""
     with pytest.raises((ZeroDivisionError, WorkerError)):
         run_on_ranks(first_fails, 3, tmp_path)
-    told = [json.loads((tmp_path / str(rank)).read_text()) for rank in range(3)]
-    assert told[0][0] == "ZeroDivisionError"
-    for name, text, when in told[1:]:
+    reported = [json.loads((tmp_path / str(rank)).read_text()) for rank in range(3)]
+    assert reported[0][0] == "ZeroDivisionError"
+    for name, text, when in reported[1:]:
         assert name == "WorkerError"
         assert text.startswith("rank 0 on ")
         assert "ZeroDivisionError: division by zero" in text
-        assert when - told[0][2] < 5
+        assert when - reported[0][2] < 5
 
 
 def fail(ranks):
@@ -107,6 +109,7 @@ def wait_forever(ranks):
     time.sleep(600)
 
 
+@pytest.mark.slow
 def test_the_helper_raises_what_a_rank_raised():
     """run_on_ranks raises the first failing rank's exception with its traceback, and ends ranks that do not."""
     with pytest.raises(KeyError, match="me") as caught:
@@ -183,7 +186,7 @@ def test_a_rank_that_does_not_come(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("digests", "said"),
+    ("digests", "message"),
     [
         ([{"a": "1"}, {"a": "1"}], ""),
         ([{}, {}], ""),
@@ -191,7 +194,7 @@ def test_a_rank_that_does_not_come(monkeypatch):
         ([{"a": str(n)} for n in range(2)] + [{"a": "1"}] * 12, "1 on ranks 1, 2, 3, 4, 5, 6, 7, 8 and 5 more"),
     ],
 )
-def test_disagreement(digests, said):
+def test_disagreement(digests, message):
     """Nothing where all agree; otherwise each value with its ranks."""
-    assert said in disagreement(digests)
-    assert bool(disagreement(digests)) == bool(said)
+    assert message in disagreement(digests)
+    assert bool(disagreement(digests)) == bool(message)

@@ -45,6 +45,21 @@ def test_choice(world_size, adapter, settings, name):
     assert strategy.world_size == world_size
 
 
+@pytest.fixture(autouse=True)
+def replicas(monkeypatch):
+    """What is chosen does not depend on the version of transformers."""
+    monkeypatch.setattr("forge_dist.strategies.fsdp._strategy.require_replicas", lambda: None)
+
+
+def test_replicas_need_a_newer_transformers(monkeypatch):
+    """Where transformers cannot hold copies of a sharded model, hsdp is refused with what it needs."""
+    monkeypatch.undo()
+    monkeypatch.setattr("transformers.distributed.DistributedConfig", lambda fsdp_size: None)
+    with pytest.raises(StrategyError, match="strategy=hsdp needs transformers 5.23 or newer, and .* is installed"):
+        make(4, strategy="hsdp", shard_size=2)
+    assert make(4, strategy="fsdp2").name == "fsdp2"
+
+
 def test_shard_size():
     """hsdp shards within a node unless a size is given."""
     assert make(8, local=4, strategy="hsdp").shard_size == 4
@@ -77,10 +92,11 @@ def test_other_device():
 
 
 def test_zero(monkeypatch):
-    """The three ZeROs come from their own module, which gets the wish as it is."""
-    from forge_dist.strategies.zero import _strategy as _zero
+    """The three ZeROs come from one class, which gets the settings as they are, on one rank too."""
+    from forge_dist.strategies.zero import _strategy as zero
 
     made = []
-    monkeypatch.setattr(_zero, "make_zero", lambda settings, ranks, **how: made.append((settings.strategy, how)))
-    make(strategy="zero2")
-    assert made == [("zero2", {"device": CPU, "name": "zero2", "reason": "strategy=zero2"})]
+    monkeypatch.setattr(zero, "ZeroStrategy", lambda settings, ranks, **how: made.append((settings.strategy, how)))
+    for world_size in (1, 2):
+        make(world_size, strategy="zero2")
+    assert made == 2 * [("zero2", {"device": CPU, "name": "zero2", "reason": "strategy=zero2", "adapter": False})]

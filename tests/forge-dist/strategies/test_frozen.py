@@ -36,20 +36,20 @@ def scenario(ranks, names, trained, teacher, reward):
         strategy, model, optimizer = start(ranks, trained, {"strategy": name})
         frozen = strategy.load_frozen(teacher, dtype=torch.float32)
         judge = strategy.load_frozen(reward, dtype=torch.float32, task="reward")
-        said = [ask(frozen, ranks.rank)]
+        message = [ask(frozen, ranks.rank)]
         values = [rewards(judge)]
         losses = []
         for step in range(2):
             strategy.zero_grad(optimizer)
             losses.append(backward(strategy, model, step))
-            said.append(ask(frozen, ranks.rank))  # between backward and step
+            message.append(ask(frozen, ranks.rank))  # between backward and step
             strategy.step(optimizer)
         values.append(rewards(judge))
         with torch.enable_grad():
             graph = frozen(input_ids=row(9, 0), use_cache=False).logits.requires_grad
         first, partitioned = held(frozen)
         found[name] = {
-            "said": said,
+            "message": message,
             "rewards": values,
             "losses": losses,
             "graph": graph,
@@ -79,15 +79,18 @@ def alone_found(paths):
         return scenario(ranks, ["single"], *paths)["single"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("names", list(filter(None, [DIVIDED[:2], DIVIDED[2:]])), ids="-".join)
 def test_on_two_ranks(paths, alone_found, names):
-    """All ranks ask, each its own row, before, within and after training steps: always what the files say; no graph, no gradients."""
+    """All ranks ask, each its own row, before, within and after training steps: always what the files say; no graph, no
+    gradients.
+    """
     teacher = load_model(paths[1], dtype=torch.float32, device="cpu")
     whole = sum(p.numel() for p in teacher.parameters())
-    for rank, told in enumerate(run_on_ranks(scenario, 2, names, *paths)):
-        for name, found in told.items():
+    for rank, reported in enumerate(run_on_ranks(scenario, 2, names, *paths)):
+        for name, found in reported.items():
             expected = ask(teacher, rank)
-            assert all((said - expected).abs().max() < 1e-5 for said in found["said"]), (name, rank)
+            assert all((message - expected).abs().max() < 1e-5 for message in found["message"]), (name, rank)
             for values in found["rewards"]:
                 assert values == pytest.approx(alone_found["rewards"][0], rel=1e-5), (name, rank)
             assert found["losses"] == pytest.approx(alone_found["losses"], rel=1e-5), (name, rank)
@@ -101,11 +104,12 @@ def test_on_two_ranks(paths, alone_found, names):
 def test_alone(alone_found):
     """In one process too, and the trained model is another one: it changes."""
     assert not alone_found["graph"]
-    assert all(torch.equal(said, alone_found["said"][0]) for said in alone_found["said"])
+    assert all(torch.equal(message, alone_found["message"][0]) for message in alone_found["message"])
     assert len(alone_found["rewards"][0]) == len(ROWS)
     assert alone_found["losses"][0] != alone_found["losses"][1]
 
 
+@pytest.mark.slow
 def test_whole_weights_are_put_away(paths):
     """After a forward, FSDP keeps no whole weights of a frozen model: no backward will free them."""
     assert run_on_ranks(shards_after_a_forward, 2, paths[1]) == [True, True]

@@ -1,6 +1,10 @@
 """Replicated parameters beside shards: first values from rank 0, gradients summed, whoever has one."""
 
+import pytest
+
 from ...ranks import run_on_ranks
+
+pytestmark = pytest.mark.slow
 
 
 def summed(ranks):

@@ -3,7 +3,10 @@
 import pytest
 
 from ...ranks import run_on_ranks
+from ..divided import REPLICAS
 from ..training import oracle, reports
+
+pytestmark = pytest.mark.slow
 
 FSDP = {"strategy": "fsdp2"}
 HSDP = {"strategy": "hsdp", "shard_size": 2}
@@ -12,23 +15,27 @@ ARCHITECTURES = ("llama-tied", "llama-untied", "gemma3")
 
 def scenarios(base, world_size):
     """Everything that one set of ranks shows."""
-    path, told = base["llama-tied"], {}
+    path, reported = base["llama-tied"], {}
     for architecture in ARCHITECTURES:
-        told[f"fsdp2 {architecture}"] = (base[architecture], FSDP, False)
-    told["ddp llama-tied"] = (path, {"strategy": "ddp"}, False)
-    told["ddp lora"] = (path, {"strategy": "ddp"}, True)
-    told["fsdp2 lora"] = (path, FSDP, True)
+        reported[f"fsdp2 {architecture}"] = (base[architecture], FSDP, False)
+    reported["ddp llama-tied"] = (path, {"strategy": "ddp"}, False)
+    reported["ddp lora"] = (path, {"strategy": "ddp"}, True)
+    reported["fsdp2 lora"] = (path, FSDP, True)
     if world_size == 2:
         for policy in ("always", "never"):
-            told[f"fsdp2 {policy}"] = (path, FSDP | {"reshard_after_forward": policy, "activation_checkpointing": True}, False)
-        told["ddp again"] = (base["gemma3"], {"strategy": "ddp", "activation_checkpointing": True}, False)
-        told["fsdp2 bfloat16"] = (path, FSDP | {"gather_dtype": "bfloat16"}, False)
-        told["fsdp2 lora again"] = (path, FSDP | {"activation_checkpointing": True}, True)
-    if world_size == 4:
-        told["hsdp llama-tied"] = (path, HSDP, False)
-        told["hsdp never"] = (path, HSDP | {"reshard_after_forward": "never"}, False)
-        told["hsdp lora"] = (path, HSDP, True)
-    return told
+            reported[f"fsdp2 {policy}"] = (
+                path,
+                FSDP | {"reshard_after_forward": policy, "activation_checkpointing": True},
+                False,
+            )
+        reported["ddp again"] = (base["gemma3"], {"strategy": "ddp", "activation_checkpointing": True}, False)
+        reported["fsdp2 bfloat16"] = (path, FSDP | {"gather_dtype": "bfloat16"}, False)
+        reported["fsdp2 lora again"] = (path, FSDP | {"activation_checkpointing": True}, True)
+    if world_size == 4 and REPLICAS:
+        reported["hsdp llama-tied"] = (path, HSDP, False)
+        reported["hsdp never"] = (path, HSDP | {"reshard_after_forward": "never"}, False)
+        reported["hsdp lora"] = (path, HSDP, True)
+    return reported
 
 
 @pytest.fixture(scope="module")
@@ -49,9 +56,9 @@ def oracles(base):
 @pytest.fixture(scope="module", params=[2, 3, 4])
 def runs(request, base):
     """[(scenario, what each rank reports)]"""
-    told = scenarios(base, request.param)
-    answers = run_on_ranks(reports, request.param, told, timeout=150)
-    return [(name, told[name], [answer[name] for answer in answers]) for name in told]
+    reported = scenarios(base, request.param)
+    answers = run_on_ranks(reports, request.param, reported, timeout=150)
+    return [(name, reported[name], [answer[name] for answer in answers]) for name in reported]
 
 
 def exact(runs):

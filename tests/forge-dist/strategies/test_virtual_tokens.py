@@ -1,11 +1,13 @@
-"""Adapters of virtual tokens: on divided weights they compute what one process does, and their directories are proved like any other."""
+"""Adapters of virtual tokens: on divided weights they compute what one process does, and their directories are proved like any
+other.
+"""
 
 import numpy as np
 import pytest
 import torch
 
 from forge_dist import ExportError, StrategySettings, check_export, export_model, load_model, make_strategy
-from forge_dist.exporting._plain import left
+from forge_dist.exporting._plain import without_added
 
 from ...ranks import run_on_ranks
 
@@ -16,7 +18,9 @@ CASES = [*(("llama-tied", kind) for kind in ("prefix", "projected", "prompt", "a
 
 
 def attached(base, kind):
-    """`base` with a fresh adapter, by plain PEFT; its text or vocabulary would be looked up, so that random numbers begin it."""
+    """`base` with a fresh adapter, by plain PEFT; its text or vocabulary would be looked up, so that
+    random numbers begin it.
+    """
     import warnings
 
     from peft import AdaptionPromptConfig, PrefixTuningConfig, PromptTuningConfig, get_peft_model
@@ -69,10 +73,13 @@ def paths(make_model, tmp_path_factory):
     return {architecture: str(folder / architecture) for architecture in ("llama-tied", "llama-untied")}
 
 
+@pytest.mark.slow
 def test_fsdp2(paths, tmp_path):
-    """The logits of one process, from an embedding that PEFT asks for before the model; and a directory that gives the same loss."""
-    for told in run_on_ranks(on_rank, 2, paths, str(tmp_path)):
-        for (architecture, kind), logits, difference in told:
+    """The logits of one process, from an embedding that PEFT asks for before the model; and a directory that gives the same
+    loss.
+    """
+    for reported in run_on_ranks(on_rank, 2, paths, str(tmp_path)):
+        for (architecture, kind), logits, difference in reported:
             alone = attached(load_model(paths[architecture], dtype=torch.float32, device=torch.device("cpu")), kind).eval()
             with torch.no_grad():
                 torch.testing.assert_close(logits, alone(IDS, use_cache=False).logits, rtol=1e-5, atol=1e-5)
@@ -92,11 +99,13 @@ def test_a_projected_prefix_is_written_as_what_it_came_to(paths, tmp_path):
 
 @pytest.mark.parametrize("kind", ["prefix", "prompt", "adaption"])
 def test_a_module_that_a_run_added(paths, tmp_path, kind):
-    """A value head on the model within is told by its name, under whatever name PEFT holds that model; one that is not there too."""
+    """A value head on the model within is known by its name, under whatever name PEFT holds that model; one that is not there
+    too.
+    """
     model = attached(load_model(paths["llama-tied"], dtype=torch.float32, device=torch.device("cpu")), kind)
     with pytest.raises(ExportError, match="no such module"):
         export_model(model, tmp_path / "adapter", without=("value_head",))
     model.get_base_model().value_head = torch.nn.Linear(16, 1)
     export_model(model, tmp_path / "adapter", without=("value_head",))
     assert check_export(model, tmp_path / "adapter", SAMPLES, without=("value_head",)).difference < 1e-6
-    assert not left({name: name for name in model.state_dict() if "value_head" in name}, ("value_head",))
+    assert not without_added({name: name for name in model.state_dict() if "value_head" in name}, ("value_head",))

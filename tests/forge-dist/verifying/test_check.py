@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, strategies as st
 
 from forge_dist import ExportError, check_export, export_model, load_model
-from forge_dist.verifying._check import difference
+from forge_dist.verifying._judge import difference
 
 
 @pytest.fixture

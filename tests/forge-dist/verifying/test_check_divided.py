@@ -12,9 +12,11 @@ import torch
 from forge_dist import check_export, export_model, load_model
 
 from ...ranks import run_on_ranks
-from ..divided import SAMPLES, adapted, changed, ready, strategy_of
+from ..divided import SAMPLES, adapted, changed, needs_replicas, ready, strategy_of
 from ..exporting.test_export_divided import refused
 from ..exporting.test_layout import mixture
+
+pytestmark = pytest.mark.slow
 
 zero = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="needs the extra deepspeed")
 
@@ -100,10 +102,13 @@ def compare(path, tmp_path, names, world_size, kinds=KINDS):
 
 
 def test_two_ranks_find_what_one_process_finds(save_base, tmp_path):
-    """Losses, tensors and bounds are those of one process, the same on both ranks, and training goes on as if nothing had been."""
+    """Losses, tensors and bounds are those of one process, the same on both ranks, and training goes on as if nothing had
+    been.
+    """
     compare(save_base("llama-tied"), tmp_path, ["ddp", "fsdp2"], 2)
 
 
+@needs_replicas
 def test_four_ranks_find_what_one_process_finds(save_base, tmp_path):
     """The same where copies of the model are each divided, and where parts are of unequal sizes."""
     compare(save_base("gemma3"), tmp_path, ["hsdp", "fsdp2"], 4, KINDS[1:])
@@ -116,8 +121,8 @@ def test_zero_finds_what_one_process_finds(save_base, tmp_path):
 
 
 def planted(ranks, path, directory):
-    """What each rank is told of exports and models that were changed in one place."""
-    told = {}
+    """What each rank reports of exports and models that were changed in one place."""
+    reported = {}
     for name in ("ddp", "fsdp2"):
         strategy = strategy_of(ranks, name)
         wrapped, inner = ready(strategy, path)
@@ -132,20 +137,20 @@ def planted(ranks, path, directory):
             return refused(check_export, wrapped, where, SAMPLES, strategy=strategy)
 
         for change in (nothing, a_bit, no_weights, cut_short, another_config, slightly_another_config, no_config):
-            told[name, change.__name__] = told_of(change)
+            reported[name, change.__name__] = told_of(change)
         # A weight of the last rank alone: under ddp it has drifted, under fsdp2 it is part of the one model there is.
         weight = local(inner.model.layers[1].mlp.up_proj.weight)
         with torch.no_grad():
             if ranks.rank == ranks.world_size - 1:
                 weight.mul_(1.5)
-        told[name, "memory"] = told_of(nothing_again)
-        told[name, "unlearned"] = refused(check_export, wrapped, good, [([1, 2], [-100, -100])], strategy=strategy)
+        reported[name, "memory"] = told_of(nothing_again)
+        reported[name, "unlearned"] = refused(check_export, wrapped, good, [([1, 2], [-100, -100])], strategy=strategy)
         if ranks.rank == 1:
             real, strategy.load = strategy.load, missing
-        told[name, "one rank"] = told_of(nothing_more)
+        reported[name, "one rank"] = told_of(nothing_more)
         if ranks.rank == 1:
             strategy.load = real
-    return told
+    return reported
 
 
 def missing(*_args, **_kwargs):
@@ -198,8 +203,8 @@ def no_config(where):
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory, make_model):
-    """What each of two ranks was told."""
+def reported(tmp_path_factory, make_model):
+    """What each of two ranks reported."""
     where = tmp_path_factory.mktemp("planted")
     make_model("qwen3").save_pretrained(where / "base")
     return run_on_ranks(planted, 2, str(where / "base"), str(where))
@@ -218,40 +223,40 @@ def told(tmp_path_factory, make_model):
         ("unlearned", "has a learned token"),
     ],
 )
-def test_a_planted_difference_is_found_on_all_ranks(told, name, what, message):
+def test_a_planted_difference_is_found_on_all_ranks(reported, name, what, message):
     """Whatever differs in the directory, every rank refuses it with the same message."""
-    assert told[0][name, what] == told[1][name, what]
-    kind, found = told[0][name, what]
+    assert reported[0][name, what] == reported[1][name, what]
+    kind, found = reported[0][name, what]
     assert kind == "ExportError"
     assert message in found
 
 
 @pytest.mark.parametrize("name", ["ddp", "fsdp2"])
-def test_what_was_not_changed_passes(told, name):
+def test_what_was_not_changed_passes(reported, name):
     """The same directory, copied, is refused on no rank."""
-    assert told[0][name, "nothing"] is told[1][name, "nothing"] is None
+    assert reported[0][name, "nothing"] is reported[1][name, "nothing"] is None
 
 
-def test_a_part_that_changed_is_found(told):
+def test_a_part_that_changed_is_found(reported):
     """Under fsdp2 the weights of the last rank are compared too."""
-    for rank in told:
+    for rank in reported:
         assert "model.layers.1.mlp.up_proj.weight is not the one in memory" in rank["fsdp2", "memory"][1]
 
 
-def test_a_copy_that_drifted_is_found(told):
+def test_a_copy_that_drifted_is_found(reported):
     """Under ddp the files are rank 0's, and another rank whose weights differ computes another loss: all ranks hear of it."""
-    assert "does not compute what the model in memory does" in told[1]["ddp", "memory"][1]
-    assert told[0]["ddp", "memory"] == ["ExportError", told[1]["ddp", "memory"][1] + " (rank 1)"]
+    assert "does not compute what the model in memory does" in reported[1]["ddp", "memory"][1]
+    assert reported[0]["ddp", "memory"] == ["ExportError", reported[1]["ddp", "memory"][1] + " (rank 1)"]
 
 
 @pytest.mark.parametrize("name", ["ddp", "fsdp2"])
-def test_one_rank_that_cannot_read_is_heard(told, name):
+def test_one_rank_that_cannot_read_is_reported(reported, name):
     """A directory that one rank does not see is an error on all, and nobody waits for it."""
     if name == "fsdp2":  # its weights were changed above: the files no longer fit, which comes first
-        assert "is not the one in memory" in told[0][name, "one rank"][1]
+        assert "is not the one in memory" in reported[0][name, "one rank"][1]
         return
-    assert "a disk that only rank 1 has is gone (rank 1)" in told[0][name, "one rank"][1]
-    assert "a disk that only rank 1 has is gone" in told[1][name, "one rank"][1]
+    assert "a disk that only rank 1 has is gone (rank 1)" in reported[0][name, "one rank"][1]
+    assert "a disk that only rank 1 has is gone" in reported[1][name, "one rank"][1]
 
 
 def halves(ranks, path, mixture_path, directory):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from forge_dist.verifying._loss import as_for_inference, has_learned_token, score
+from forge_dist.verifying._loss import has_learned_token, inference_mode, score
 
 CPU = torch.device("cpu")
 
@@ -83,7 +83,7 @@ def test_modes_and_attention_come_back(make_model):
     """Inside all modules are in eval mode and on the given attention; afterwards each is as it was, even if the body raises."""
     model = make_model("llama-tied").train()
     model.model.norm.eval()
-    with pytest.raises(RuntimeError, match="body"), as_for_inference(model, model, "eager"):
+    with pytest.raises(RuntimeError, match="body"), inference_mode(model, model, "eager"):
         assert not any(module.training for module in model.modules())
         assert model.config._attn_implementation == "eager"
         raise RuntimeError("body")

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from forge_dist import ExportError
 from forge_dist.exporting._layout import layout_of
 from forge_dist.strategies._gather import whole_tensors
-from forge_dist.verifying._tensors import Files, prove_files, prove_model, prove_reloaded, same_bits
+from forge_dist.verifying._tensors import Files, prove_model, prove_reloaded_names, prove_reloaded_tensor, same_bits
 
 TYPES = [torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.bool]
 
@@ -46,11 +46,28 @@ def test_a_model_has_its_checkpoint_names(save_base, make_model, architecture, t
     layout = layout_of(model, None)
     assert layout.files.keys() == load_file(base / "model.safetensors").keys()
     with Files(base, "model") as files:
-        prove_model(files, model, layout, whole_tensors(model, model.device, is_first=True))
+        prove_model(files, model, layout, whole_tensors(model, model.device, None, is_first=True))
     with torch.no_grad():
         model.get_parameter("model.layers.1.mlp.up_proj.weight")[0, 0] += 1
     with Files(base, "model") as files, pytest.raises(ExportError, match="up_proj.weight is not the one in memory"):
-        prove_model(files, model, layout, whole_tensors(model, model.device, is_first=True))
+        prove_model(files, model, layout, whole_tensors(model, model.device, None, is_first=True))
+
+
+def prove_files(expected, directory):
+    """The float dtypes in the files of `directory`, if they hold what is expected."""
+    with Files(directory, "model") as files:
+        files.prove_names(expected)
+        for name in sorted(expected):
+            files.prove(name, expected[name])
+        return files.dtypes
+
+
+def prove_reloaded(model, reloaded, dtypes, where):
+    """Whether a tensor of a reloaded model was rounded, if it holds those of the model."""
+    ours, theirs = model.state_dict(), reloaded.state_dict()
+    prove_reloaded_names(ours, theirs, where)
+    rounded = [prove_reloaded_tensor(name, ours[name], theirs[name], dtypes, where) for name in ours]
+    return any(rounded)
 
 
 EXPECTED = {"a": torch.randn(3), "b": torch.randn(2, 2), "n": torch.tensor([1, 2])}
@@ -73,13 +90,13 @@ def test_files_that_differ_are_refused(tmp_path, change, message):
     change(tensors)
     save_file(tensors, tmp_path / "model.safetensors")
     with pytest.raises(ExportError, match=message):
-        prove_files(EXPECTED, tmp_path, "model")
+        prove_files(EXPECTED, tmp_path)
 
 
 def test_files_that_agree(tmp_path):
-    """Types are told: what was rounded on the way out, and what was not."""
+    """The float dtypes found are those of the files: rounded on the way out, or not."""
     save_file({"a": EXPECTED["a"].bfloat16(), "b": EXPECTED["b"], "n": EXPECTED["n"]}, tmp_path / "model.safetensors")
-    assert prove_files(EXPECTED, tmp_path, "model") == {torch.bfloat16, torch.float32}
+    assert prove_files(EXPECTED, tmp_path) == {torch.bfloat16, torch.float32}
 
 
 def test_several_files(tmp_path):
@@ -89,10 +106,10 @@ def test_several_files(tmp_path):
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
     save_file({"a": tensors["a"], "n": tensors["n"]}, tmp_path / "1.safetensors")
     save_file({"b": tensors["b"]}, tmp_path / "2.safetensors")
-    assert prove_files(EXPECTED, tmp_path, "model") == {torch.float32}
+    assert prove_files(EXPECTED, tmp_path) == {torch.float32}
     save_file({"b": tensors["b"] + 1}, tmp_path / "2.safetensors")
     with pytest.raises(ExportError, match=r"2\.safetensors: the tensor b"):
-        prove_files(EXPECTED, tmp_path, "model")
+        prove_files(EXPECTED, tmp_path)
 
 
 def test_a_reloaded_model_that_differs_is_refused(make_model, tmp_path):

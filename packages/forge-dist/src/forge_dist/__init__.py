@@ -1,6 +1,6 @@
-"""Models into ranks and back out: launching, loading, strategies, full-state checkpoints, verified exports.
+"""Distributed runs: launching, loading, strategies, full states, verified exports.
 
-Every public name is imported when it is first asked for, so that `import forge_dist` and the settings classes load neither torch nor
+Every public name is imported at its first use, so that `import forge_dist` and the settings classes load neither torch nor
 transformers.
 """
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         ModelSettings as ModelSettings,
         StrategySettings as StrategySettings,
     )
+    from forge_dist._strategy_table import StrategySpec as StrategySpec
     from forge_dist.adapters._base_model import AdapterBase as AdapterBase, adapter_base as adapter_base
     from forge_dist.adapters._load_trained import load_trained as load_trained
     from forge_dist.adapters._merge import Merged as Merged, merge_adapter as merge_adapter
@@ -37,10 +38,13 @@ if TYPE_CHECKING:
     from forge_dist.loading._identity import model_identity as model_identity
     from forge_dist.loading._load import load_model as load_model
     from forge_dist.loading._model_path import check_model_path as check_model_path
-    from forge_dist.ranks._failure_report_from_report import worker_report as worker_report
+    from forge_dist.loading._request import LoadRequest as LoadRequest
+    from forge_dist.ranks._failure_report import worker_report as worker_report
     from forge_dist.ranks._ranks import Ranks as Ranks, join as join
     from forge_dist.strategies._choose import make_strategy as make_strategy
+    from forge_dist.strategies._parallel_dims import ParallelDims as ParallelDims
     from forge_dist.strategies._strategy import Strategy as Strategy
+    from forge_dist.strategies._torch import TorchStrategy as TorchStrategy
     from forge_dist.verifying._check import check_export as check_export
     from forge_dist.verifying._result import ExportCheck as ExportCheck
 
@@ -51,6 +55,7 @@ _PUBLIC = {
     "_errors": "CheckpointError ExportError ForgeDistError LaunchError ModelError StrategyError WorkerError",
     "_files": "atomic_directory write_text_atomically",
     "_settings": "CheckpointSettings LaunchSettings ModelSettings StrategySettings",
+    "_strategy_table": "StrategySpec",
     "adapters._base_model": "AdapterBase adapter_base",
     "adapters._load_trained": "load_trained",
     "adapters._merge": "Merged merge_adapter",
@@ -64,10 +69,13 @@ _PUBLIC = {
     "loading._identity": "model_identity",
     "loading._load": "load_model",
     "loading._model_path": "check_model_path",
-    "ranks._failure_report_from_report": "worker_report",
+    "loading._request": "LoadRequest",
+    "ranks._failure_report": "worker_report",
     "ranks._ranks": "Ranks join",
     "strategies._choose": "make_strategy",
+    "strategies._parallel_dims": "ParallelDims",
     "strategies._strategy": "Strategy",
+    "strategies._torch": "TorchStrategy",
     "verifying._check": "check_export",
     "verifying._result": "ExportCheck",
 }
@@ -76,11 +84,11 @@ __all__ = sorted(_MODULE_OF)
 
 
 def __getattr__(name: str) -> object:
-    """Import a public name from the private module that is its home, once."""
-    home = _MODULE_OF.get(name)
-    if home is None:
+    """Import a public name from its module, once."""
+    module = _MODULE_OF.get(name)
+    if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{home}"), name)
+    value = getattr(importlib.import_module(f"{__name__}.{module}"), name)
     globals()[name] = value
     return value
 

@@ -1,12 +1,12 @@
-"""What this room raises.
+"""Exceptions of this package.
 
 ::
 
-    ForgeDistError                    exit status 2: something that was asked for cannot be done
+    ForgeDistError                    exit status 2: a request that cannot be fulfilled
     ├── ModelError (ValueError)       a model or adapter that cannot be trained from, merged, or written as asked
     ├── LaunchError (RuntimeError)    settings and environment that contradict each other, or ranks that do not meet or agree
     ├── StrategyError (ValueError)    a strategy that these ranks, this model or this installation cannot follow
-    ├── WorkerError (RuntimeError)    exit status 1: a rank ended without saying why, or was not heard of any more
+    ├── WorkerError (RuntimeError)    exit status 1: a rank ended without a report, or is silent
     ├── CheckpointError (RuntimeError)  exit status 1: a full state cannot be written, or is not whole
     └── ExportError (RuntimeError)    exit status 1: what was trained could not be written, or does not read back the same
 """
@@ -15,14 +15,17 @@ from typing import ClassVar
 
 
 class ForgeDistError(Exception):
-    """Root of the family. Holds one message for a person: what, where, what was found, what to do."""
+    """Base of this package's exceptions.
+
+    One message for a person: what, where, what was found, what to do.
+    """
 
     exit_status: ClassVar[int] = 2
-    """Status with which a command that ends by this error leaves."""
+    """Exit status of a command that ends by this error."""
 
 
 class ModelError(ForgeDistError, ValueError):
-    """A model or adapter that this package does not load for training, merge, or write in the format that was asked for."""
+    """A model or adapter that cannot be trained from, merged, or written as requested."""
 
 
 class LaunchError(ForgeDistError, RuntimeError):
@@ -30,17 +33,17 @@ class LaunchError(ForgeDistError, RuntimeError):
 
 
 class StrategyError(ForgeDistError, ValueError):
-    """These ranks, this model or this installation cannot follow the strategy."""
+    """These ranks, this model or this installation do not fit the strategy."""
 
 
 class WorkerError(ForgeDistError, RuntimeError):
-    """A rank ended without saying why, or was not heard of any more."""
+    """A rank ended without a report, or is silent."""
 
     exit_status: ClassVar[int] = 1
 
 
 class CheckpointError(ForgeDistError, RuntimeError):
-    """A full state could not be written, or what lies there is not a whole one of this run."""
+    """A full state could not be written, or what is there is not a whole one of this run."""
 
     exit_status: ClassVar[int] = 1
 

@@ -1,4 +1,4 @@
-"""Files and directories that are complete under their name, or are not there.
+"""Write files and directories atomically: complete under their name, or not there.
 
 Written under a hidden name beside the final one, made durable (fsync), then renamed. A process killed in between leaves a
 `.NAME.*.tmp` that nothing reads and that can be deleted; it never leaves half of NAME.
@@ -19,7 +19,7 @@ def _hidden_sibling(target: Path) -> Path:
 
 
 def _sync(path: Path) -> None:
-    """Make a file's bytes, or a directory's entries, survive a power cut."""
+    """Make a file's bytes, or a directory's entries, durable."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -28,19 +28,19 @@ def _sync(path: Path) -> None:
 
 
 def _refuse_existing(target: Path) -> None:
-    # os.rename replaces an empty directory without a word, hence the question, asked again right before the rename.
+    # os.rename silently replaces an empty directory, hence this check, made again right before the rename.
     if os.path.lexists(target):
         raise ExportError(f"{target} exists already, and nothing is written over it: remove it or choose another name")
 
 
 @contextmanager
 def atomic_directory(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Yield an empty temporary directory that becomes `path` when the body ends, and vanishes when the body raises.
+    """Yield a temporary directory, renamed to `path` after the body, or deleted if it raises.
 
-    Parent directories are made. Every file is fsynced before the rename and the parent after it.
+    Parent directories are created. Every file is fsynced before the rename and the parent after it.
 
     Raises:
-        ExportError: `path` exists (even if empty), or the place cannot be written; the body's own exceptions pass unchanged.
+        ExportError: `path` exists (even if empty), or cannot be written; the body's own exceptions pass unchanged.
     """
     target = Path(os.path.abspath(path))
     _refuse_existing(target)
@@ -68,10 +68,12 @@ def atomic_directory(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def write_text_atomically(path: str | os.PathLike[str], text: str) -> None:
-    """Make `path` hold `text` (UTF-8, newlines as given): a reader sees the old content or the new, never a part.
+    """Write `text` to `path`: a reader sees the old content or the new, never a part.
+
+    UTF-8, newlines as given.
 
     Raises:
-        ExportError: the place cannot be written; what `path` held before is still there.
+        ExportError: `path` cannot be written; its former content is still there.
     """
     target = Path(os.path.abspath(path))
     temporary = _hidden_sibling(target)

@@ -1,4 +1,4 @@
-"""Safetensors files → what they say they hold, without reading their data and without torch.
+"""Read the headers of safetensors files, without their data and without torch.
 
 The format: 8 bytes little-endian length of the header, the header (JSON: name → dtype, shape, data_offsets; optional
 `__metadata__`), the data. Source: https://github.com/huggingface/safetensors#format.
@@ -11,8 +11,8 @@ from typing import NamedTuple
 _HEADER_LIMIT = 100_000_000  # the library's own limit, in bytes
 
 
-class Stored(NamedTuple):
-    """One tensor as a file's header describes it."""
+class TensorEntry(NamedTuple):
+    """A tensor's entry in a file's header."""
 
     file: Path
     dtype: str  # safetensors' name: F32, BF16, ...
@@ -20,11 +20,11 @@ class Stored(NamedTuple):
     size: int  # bytes
 
 
-def read_header(file: Path) -> dict[str, Stored]:
-    """Name → Stored, for one file.
+def read_header(file: Path) -> dict[str, TensorEntry]:
+    """Return name → entry of one file.
 
     Raises:
-        ValueError: the file is not whole (cut short, a Git LFS pointer, not safetensors); the message names it.
+        ValueError: the file is not whole (truncated, a Git LFS pointer, not safetensors); the message names it.
         OSError: it cannot be read.
     """
     size = file.stat().st_size
@@ -41,7 +41,7 @@ def read_header(file: Path) -> dict[str, Stored]:
         for name, entry in entries.items():
             start, stop = (int(offset) for offset in entry["data_offsets"])  # pyrefly: ignore[not-iterable]
             shape = tuple(int(extent) for extent in entry["shape"])  # pyrefly: ignore[not-iterable]
-            found[name] = Stored(file, str(entry["dtype"]), shape, stop - start)
+            found[name] = TensorEntry(file, str(entry["dtype"]), shape, stop - start)
             end = max(end, stop)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{file} is not a whole safetensors file (its header cannot be read: {error})") from None
@@ -50,9 +50,11 @@ def read_header(file: Path) -> dict[str, Stored]:
     return found
 
 
-def read_directory(directory: Path, stem: str = "model") -> dict[str, Stored]:
-    """Name → Stored for the weights that transformers (or PEFT) reads from `directory`: STEM.safetensors, or the files that
-    STEM.safetensors.index.json lists, each of which must be whole and hold what the index says.
+def read_directory(directory: Path, stem: str = "model") -> dict[str, TensorEntry]:
+    """Return name → entry of the weights that transformers (or PEFT) reads from `directory`.
+
+    Those of STEM.safetensors, or of the files that STEM.safetensors.index.json lists, each of which must be whole and match the
+    index.
 
     Raises:
         FileNotFoundError: neither is there, or a listed file is missing.
@@ -67,7 +69,7 @@ def read_directory(directory: Path, stem: str = "model") -> dict[str, Stored]:
         places: dict[str, str] = dict(json.loads(index_file.read_text(encoding="utf-8"))["weight_map"])
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{index_file} is not an index of safetensors files: {error!r}") from None
-    found: dict[str, Stored] = {}
+    found: dict[str, TensorEntry] = {}
     for name in sorted(set(places.values())):
         if not (directory / name).is_file():
             raise FileNotFoundError(f"{directory / name} is missing, and {index_file.name} lists it")

@@ -1,17 +1,27 @@
-"""The settings of this room: which model, on how many ranks and how divided, and where and when it is saved."""
+"""Settings of this package: model, ranks and how they divide it, checkpoints and exports."""
 
 import math
 import re
 from collections.abc import Callable
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import attrs
 
-# More on one node is a slip of the keyboard, which would take the machine down before it is noticed.
+from forge_dist._errors import StrategyError
+from forge_dist._strategy_table import AUTO, STRATEGIES, options_of, strategies_with
+
+# More on one node is a typing error, which would take the machine down before it is noticed.
 MOST_PROCESSES = 1024
 PORTS = range(1, 65536)
 
-StrategyName = Literal["auto", "single", "ddp", "fsdp2", "hsdp", "zero1", "zero2", "zero3"]
+if TYPE_CHECKING:
+    StrategyName = str
+else:
+    StrategyName = Literal[(AUTO, *STRATEGIES)]
+"""Names of the built-in strategies, and "auto"."""
+
+STRATEGY_OPTIONS = ("shard_size", "gather_dtype", "reshard_after_forward", "cpu_offload")
+"""Fields of StrategySettings that have an effect under some strategies only (`StrategySpec.options`)."""
 
 
 def _text(_instance: object, attribute: "attrs.Attribute[str]", value: object) -> None:
@@ -22,7 +32,7 @@ def _text(_instance: object, attribute: "attrs.Attribute[str]", value: object) -
 
 
 def _count(_instance: object, attribute: "attrs.Attribute[int]", value: object) -> None:
-    # bool is an int to Python; `save_samples: yes` in a recipe is a mistake, not one sample.
+    # bool is an int in Python; `save_samples: yes` in a recipe is a mistake, not one sample.
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{attribute.name} must be a whole number; got {value!r}")
     if value < 0:
@@ -40,6 +50,14 @@ def _one_of(kind: Any) -> Callable[..., None]:
             raise ValueError(f"{attribute.name} must be one of {', '.join(map(str, get_args(kind)))}; got {value!r}")
 
     return check
+
+
+def _strategy(instance: object, attribute: "attrs.Attribute[str]", value: object) -> None:
+    _text(instance, attribute, value)
+    try:
+        options_of(str(value))
+    except StrategyError as error:
+        raise ValueError(str(error)) from None
 
 
 def _positive(instance: object, attribute: "attrs.Attribute[int]", value: object) -> None:
@@ -71,11 +89,11 @@ def _nodes(_instance: object, attribute: "attrs.Attribute[int | str]", value: ob
     _number_or(attribute.name, value, r"[1-9]\d*(:[1-9]\d*)?", "a number from 1, or MIN:MAX")
 
 
-def _number_or(name: str, value: object, pattern: str, wish: str) -> None:
+def _number_or(name: str, value: object, pattern: str, expected: str) -> None:
     if isinstance(value, bool) or not isinstance(value, int | str):
-        raise TypeError(f"{name} must be {wish}; got {value!r}")
+        raise TypeError(f"{name} must be {expected}; got {value!r}")
     if not re.fullmatch(pattern, str(value)):
-        raise ValueError(f"{name} must be {wish}; got {value!r}")
+        raise ValueError(f"{name} must be {expected}; got {value!r}")
 
 
 _optional = attrs.validators.optional
@@ -83,7 +101,7 @@ _optional = attrs.validators.optional
 
 @attrs.frozen(kw_only=True)
 class ModelSettings:
-    """Which model is trained."""
+    """The model to train."""
 
     model_path: str = attrs.field(validator=_text)
     """Directory of the model to start from (config.json and safetensors), or its name on the Hugging Face Hub (org/name)."""
@@ -91,95 +109,93 @@ class ModelSettings:
 
 @attrs.frozen(kw_only=True)
 class CheckpointSettings:
-    """Where the run writes, and when it exports the model."""
+    """Run directory, exports of the model, and full states."""
 
     ckpt_output_dir: str = attrs.field(validator=_text)
     """Directory of the run: configuration, metrics, log and exported models."""
 
     save_samples: int = attrs.field(default=0, validator=_count)
-    """Export the model whenever this many more samples were seen; 0 exports at the end only."""
+    """Export the model after every so many samples; 0 exports at the end only."""
 
     checkpoint_at_epoch: bool = attrs.field(default=False, validator=_switch)
     """Export the model at the end of every epoch too."""
 
     full_state_every_steps: int = attrs.field(default=0, validator=_count)
-    """Save all that resuming needs every so many steps; 0 leaves it to the minutes and to the ends of epochs."""
+    """Save the full state, all that resuming needs, every so many steps; 0: see full_state_every_minutes."""
 
     full_state_every_minutes: float = attrs.field(default=30.0, validator=_minutes)
-    """Save all that resuming needs whenever so many minutes went by since it was last saved; 0 does not look at the clock."""
+    """Save the full state whenever so many minutes have passed since the last one; 0 ignores the time."""
 
     accelerate_full_state_at_epoch: bool = attrs.field(default=True, validator=_switch)
-    """Save all that resuming needs at the end of every epoch."""
+    """Save the full state at the end of every epoch."""
 
     keep_last_n: int = attrs.field(default=2, validator=_positive)
-    """How many full states are kept, the newest ones; 2 or more can lose one to a bad disk and go on from the other."""
+    """Number of full states to keep, the newest ones; with 2 or more the run can resume even if a bad disk damages one."""
 
     keep_last_checkpoint_only: bool = attrs.field(default=False, validator=_switch)
-    """Keep the newest export only; the one before it goes once the new one was loaded back and compared."""
+    """Keep the newest export only; the previous one is deleted once the new one was loaded back and compared."""
 
     async_save: bool = attrs.field(default=True, validator=_switch)
-    """Write full states beside the training, which stops only for their copy in memory."""
+    """Write full states in the background; training pauses only while they are copied in memory."""
 
     resume: str = attrs.field(default="auto", validator=_text)
-    """Whether a run that lies in ckpt_output_dir goes on: "auto" from its newest whole full state, "never" refuses it, a path names one full state."""
+    """How to resume a run in ckpt_output_dir: "auto" from its newest whole full state, "never" refuses it, a path names one."""
 
 
 @attrs.frozen(kw_only=True)
 class StrategySettings:
-    """How the model is divided over ranks. What has no effect under a strategy is refused beside it."""
+    """How the model is divided over ranks. Settings without effect under a strategy are refused."""
 
-    # pyrefly takes this default, of all, for a mere string.
-    strategy: StrategyName = attrs.field(default="auto", validator=_one_of(StrategyName))  # pyrefly: ignore[bad-assignment]
-    """How the ranks share the work: one process ("single"), whole copies ("ddp"), shards over all ranks ("fsdp2") or within groups of them ("hsdp"), DeepSpeed's ZeRO ("zero1", "zero2", "zero3"); "auto" takes single for one rank, else fsdp2, or ddp for adapters."""
+    strategy: StrategyName | str = attrs.field(default=AUTO, validator=_strategy)
+    """How the ranks share the model: one process ("single"), whole copies ("ddp"), shards over all ranks ("fsdp2") or within
+    groups of them ("hsdp"), DeepSpeed's ZeRO ("zero1", "zero2", "zero3"), or the strategy of an installed package;
+    "auto" takes single for one rank, else fsdp2, or ddp for adapters."""
 
     shard_size: int | None = attrs.field(default=None, validator=_optional(_positive))
-    """With strategy=hsdp: ranks that share one copy of the model; by default those of a node. The number of ranks is a multiple of it."""
+    """With strategy=hsdp: ranks that share one copy of the model, a divisor of all ranks; by default those of a node."""
 
     gather_dtype: Literal["float32", "bfloat16"] = attrs.field(
         default="float32", validator=_one_of(Literal["float32", "bfloat16"])
     )
-    """With fsdp2 and hsdp: format in which shards are put together for a layer's forward and backward; gradients are summed in float32."""
+    """With fsdp2 and hsdp: dtype in which weights are gathered for forward and backward; gradients are summed in float32."""
 
     reshard_after_forward: Literal["auto", "always", "never"] = attrs.field(
         default="auto", validator=_one_of(Literal["auto", "always", "never"])
     )
-    """With fsdp2 and hsdp: whether a layer's whole weights are freed between its forward and its backward; "auto" frees all but the last."""
+    """With fsdp2 and hsdp: free a layer's gathered weights between forward and backward; "auto" frees all but the last."""
 
     cpu_offload: bool = attrs.field(default=False, validator=_switch)
-    """With fsdp2, hsdp and ZeRO: keep weights (zero3 and FSDP) and the optimizer's state in the host's memory."""
+    """With fsdp2, hsdp and ZeRO: keep the optimizer's state and (fsdp2, hsdp, zero3) the weights in the host's memory."""
 
     activation_checkpointing: bool = attrs.field(default=False, validator=_switch)
-    """Compute each layer's activations anew in the backward pass instead of keeping them: less memory, about a third more work."""
+    """Recompute each layer's activations in the backward pass instead of keeping them: less memory, about a third more work."""
 
     def __attrs_post_init__(self) -> None:
-        sharded, offloads = ("auto", "fsdp2", "hsdp"), ("auto", "fsdp2", "hsdp", "zero1", "zero2", "zero3")
-        for name, where in {
-            "shard_size": ("hsdp",),
-            "gather_dtype": sharded,
-            "reshard_after_forward": sharded,
-            "cpu_offload": offloads,
-        }.items():
+        for name in STRATEGY_OPTIONS:
             value = getattr(self, name)
-            if value != getattr(attrs.fields(type(self)), name).default and self.strategy not in where:
-                known = ", ".join(kind for kind in where if kind != "auto")
+            if value != getattr(attrs.fields(type(self)), name).default and name not in options_of(self.strategy):
+                known = ", ".join(strategies_with(name))
                 raise ValueError(f"{name}={value!r} has no effect with strategy={self.strategy}; leave it out, or use {known}")
 
 
 @attrs.frozen(kw_only=True)
 class LaunchSettings:
-    """How many processes a run has, and where they meet. What is left open is read from PET_* (Kubeflow, torchrun) or SLURM variables."""
+    """Processes of a run, and where they meet.
+
+    Values that are not set are read from PET_* (Kubeflow, torchrun) or SLURM variables.
+    """
 
     nproc_per_node: int | str | None = attrs.field(default=None, validator=_optional(_processes))
-    """Processes on each node: a number, "auto" or "gpu" (one for each accelerator), "cpu" (one for each core). One where nothing says otherwise."""
+    """Processes on each node: a number, "auto" or "gpu" (one per accelerator), "cpu" (one per core); 1 by default."""
 
     nnodes: int | str | None = attrs.field(default=None, validator=_optional(_nodes))
-    """Nodes: a number, or "MIN:MAX" for an elastic run. One where nothing says otherwise."""
+    """Nodes: a number, or "MIN:MAX" for an elastic run; 1 by default."""
 
     node_rank: int | None = attrs.field(default=None, validator=_optional(_count))
-    """Which node this is, counted from 0."""
+    """Number of this node, counted from 0."""
 
     rdzv_id: str | None = attrs.field(default=None, validator=_optional(_text))
-    """Name of this run among those that meet at the same rdzv_endpoint."""
+    """Name of this run, to tell it from others at the same rdzv_endpoint."""
 
     rdzv_endpoint: str | None = attrs.field(default=None, validator=_optional(_text))
     """HOST:PORT where the nodes of an elastic run meet (torchrun's c10d rendezvous)."""
@@ -191,7 +207,7 @@ class LaunchSettings:
     """Port on master_addr."""
 
     max_restarts: int | None = attrs.field(default=None, validator=_optional(_count))
-    """How often the processes of this node are started again after one failed; each time the run goes on from its newest full state. 0 where nothing says otherwise."""
+    """How often this node's processes are restarted after one failed, each time from the newest full state; 0 by default."""
 
     connect_seconds: float = attrs.field(default=300.0, validator=_minutes)
-    """How long nodes wait for each other before they say who is missing."""
+    """Seconds that nodes wait for each other before the missing ones are reported."""

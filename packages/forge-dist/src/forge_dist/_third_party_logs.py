@@ -1,15 +1,19 @@
-"""Transformers' own bars and notes off for a while, and DeepSpeed's for good: what they would say is checked here and raised as an error."""
+"""Silence log messages of transformers, DeepSpeed and bitsandbytes.
+
+What they report is raised as an error by this package, or ruled out.
+"""
 
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 
-def hush_imports() -> None:
-    """Keep DeepSpeed, before it is imported, from writing notes to standard output, which is where a command's answer goes, and bitsandbytes from
-    warning of a kernel that it would fetch from the hub, and that `settle_quantized` keeps it from using.
+def quiet_imports() -> None:
+    """Filter messages below ERROR that DeepSpeed and bitsandbytes log at import.
 
-    Transformers, accelerate and peft import them wherever they are installed. DeepSpeed sets its log's level; a filter that is there first stays.
+    DeepSpeed writes them to standard output, where a command's answer goes; bitsandbytes warns of a kernel that it would fetch
+    from the hub, which `disable_repacking` keeps it from using. transformers, accelerate and peft import both wherever they are
+    installed. DeepSpeed sets its logger's level; a filter that is there first stays.
     """
     for name in ("DeepSpeed", "bitsandbytes.backends.cpu.ops"):
         log = logging.getLogger(name)
@@ -22,8 +26,8 @@ def _is_error(record: logging.LogRecord) -> bool:
 
 
 @contextmanager
-def quiet(*, bars: bool = False) -> Iterator[None]:
-    """Silence transformers' log below ERROR and, unless `bars`, its progress bars; both are as before afterwards."""
+def quiet_transformers(*, bars: bool = False) -> Iterator[None]:
+    """Silence transformers' log below ERROR and (unless `bars`) its progress bars."""
     from transformers.utils import logging as transformers_log
 
     verbosity, had_bars = transformers_log.get_verbosity(), transformers_log.is_progress_bar_enabled()

@@ -35,9 +35,12 @@ def gpt2(tmp_path):
     return str(tmp_path / "gpt2")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_shards_on_read(world_size, save_base, gpt2):
-    """Each rank holds about its part of every weight, and the parts put together are the file's, bit for bit, in its own order."""
+    """Each rank holds about its part of every weight, and the parts put together are the file's, bit for bit, in its own
+    order.
+    """
     import torch
     import transformers
 
@@ -60,6 +63,7 @@ def test_shards_on_read(world_size, save_base, gpt2):
         assert all(set(rank[number][3].values()) == {None} for rank in ranks[1:])
 
 
+@pytest.mark.slow
 def test_layers_are_groups(gpt2):
     """Each layer is put together by itself, also where transformers' plan does not know its name."""
     (_, _, groups, _), *_ = run_on_ranks(loaded, 2, [gpt2], {"strategy": "fsdp2"})[0]
@@ -82,8 +86,11 @@ def refusals(ranks, paths):
     return messages
 
 
+@pytest.mark.slow
 def test_refusals(save_base, edit_config):
-    """Missing and misshapen weights are ModelErrors as in one process; a weight tied in the config but not in the files is refused."""
+    """Missing and misshapen weights are ModelErrors as in one process; a weight tied in the config but not in the files is
+    refused.
+    """
     untied = save_base("llama-untied", name="untied")
     edit_config(untied, tie_word_embeddings=True)
     short = save_base("llama-tied", name="short")
@@ -103,8 +110,8 @@ def test_saved_class(save_base):
     """The class keeps its name, by which a saved config.json tells what the model is."""
     from transformers import AutoConfig
 
-    from forge_dist.loading._fsdp_groups import shardable
+    from forge_dist.loading._fsdp_groups import shardable_class
 
     path = save_base("qwen3")
-    kind = shardable(AutoConfig.from_pretrained(path))
+    kind = shardable_class(AutoConfig.from_pretrained(path))
     assert [kind.__name__] == json.loads((Path(path) / "config.json").read_text())["architectures"]

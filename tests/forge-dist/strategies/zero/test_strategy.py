@@ -28,7 +28,9 @@ def adamw(model):
     """Two groups, as the real one: matrices decay. The number of dimensions has to be that of the whole parameter."""
     trained = [p for p in model.parameters() if p.requires_grad]
     matrices, others = [p for p in trained if p.dim() >= 2], [p for p in trained if p.dim() < 2]
-    return torch.optim.AdamW([{"params": matrices, "weight_decay": 0.3}, {"params": others, "weight_decay": 0.0}], lr=0.02)
+    groups = [{"params": matrices, "weight_decay": 0.3}, {"params": others, "weight_decay": 0.0}]
+    # Divided by 1e-8 beside its own root, a gradient of 1e-7 would turn the last bit of a sum into the fifth digit of a weight.
+    return torch.optim.AdamW(groups, lr=0.02, eps=1e-3)
 
 
 def sample(step, micro, rank, length):
@@ -155,7 +157,9 @@ def together(state):
 
 
 def trained_like_alone(ranks, path, options):
-    """Each stage: losses, norms, final weights and optimizer state, as plain values from rank 0, and the bytes that each rank keeps."""
+    """Each stage: losses, norms, final weights and optimizer state, as plain values from rank 0, and the bytes that each rank
+    keeps.
+    """
     found = {}
     for stage in (1, 2, 3):
         run = Run(ranks, path, stage, **options)
@@ -182,26 +186,34 @@ def check(expected, found, losses=1e-6, norms=1e-5, tolerance=1e-5):
         assert state.keys() == {f"{MODEL}{f}" for f in states} | {f"{OPTIMIZER}{f}/{k}" for f in states for k in states[f]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_like_one_process(base, world_size):
-    """Losses, norms, weights and moments of every stage are those of one process: accumulation, clipping, decay, idle ranks, a schedule."""
+    """Losses, norms, weights and moments of every stage are those of one process: accumulation, clipping, decay, idle ranks, a
+    schedule.
+    """
     found = run_on_ranks(trained_like_alone, world_size, base, {})
     check(alone(base), found[0])
 
 
+@pytest.mark.slow
 def test_adapter(base):
     """LoRA on a frozen model, which stage 3 divides too: adapters are trained as in one process."""
     found = run_on_ranks(trained_like_alone, 2, base, {"lora": True})
     check(alone(base, lora=True), found[0])
 
 
+@pytest.mark.slow
 def test_adapter_on_a_bfloat16_model(base):
-    """So are float32 adapters on a bfloat16 model, within its rounding: stage 3 adds up a layer's gradients in another order."""
+    """So are float32 adapters on a bfloat16 model, within its rounding: stage 3 adds up a layer's
+    gradients in another order.
+    """
     options = {"lora": True, "dtype": torch.bfloat16}
     found = run_on_ranks(trained_like_alone, 2, base, options)
-    check(alone(base, **options), found[0], losses=2e-3, norms=2e-2, tolerance=2e-3)
+    check(alone(base, **options), found[0], losses=2**-7, norms=2e-2, tolerance=2e-3)
 
 
+@pytest.mark.slow
 def test_activation_checkpointing(base):
     """Activations that are computed anew change nothing."""
     found = run_on_ranks(trained_like_alone, 2, base, {"activation_checkpointing": True})
@@ -230,7 +242,9 @@ def goes_on(ranks, path, stage, tensors, options):
 
 
 def resumed(ranks, path, options):
-    """Every stage's state at half time, and what goes on from it: the same stage with the same bits, the next one with the same losses."""
+    """Every stage's state at half time, and what goes on from it: the same stage with the same bits, the next one with the
+    same losses.
+    """
     found = {}
     for stage in (1, 2, 3):
         run = Run(ranks, path, stage, **options)
@@ -279,8 +293,11 @@ def resumed_from(ranks, path, states, options):
     return found
 
 
+@pytest.mark.slow
 def test_resume(base):
-    """A state saved on 2 ranks goes on with the same bits there, and with the same losses under another stage and on 1 and 3 ranks."""
+    """A state saved on 2 ranks goes on with the same bits there, and with the same losses under another stage and on 1 and 3
+    ranks.
+    """
     expected = [loss for loss, _ in alone(base)[0][HALF:]]
     states = run_on_ranks(resumed, 2, base, {})[0]
     for world_size in (1, 3):
@@ -289,6 +306,7 @@ def test_resume(base):
             assert losses == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_resume_of_an_adapter(base):
     """Of an adapter only what is trained is in the state, and it goes on with the same bits."""
     states = run_on_ranks(resumed, 2, base, {"lora": True})[0]
@@ -317,6 +335,7 @@ def between_strategies(ranks, path):
     return found
 
 
+@pytest.mark.slow
 def test_between_strategies(base):
     """Names, shapes and values are those of ddp and fsdp2: either goes on from the other's state."""
     expected = [loss for loss, _ in alone(base)[0][HALF:]]
@@ -345,6 +364,7 @@ def dropped(ranks, path):
         assert equal(together(other.state()), together(plain.state()))
 
 
+@pytest.mark.slow
 def test_a_dropped_step_leaves_no_trace(base):
     """Gradients that no step used are gone: the next step, the weights and the moments are as if they had never been."""
     run_on_ranks(dropped, 2, base)
@@ -385,8 +405,11 @@ def looked_at(ranks, path):
             assert held <= sum(parameter.numel() for parameter in plain.parameters()) / ranks.world_size + 100
 
 
+@pytest.mark.slow
 def test_what_a_caller_sees(base):
-    """Whole tensors are the file's bits, tied ones once; forwards without training and under autocast are those of the plain model."""
+    """Whole tensors are the file's bits, tied ones once; forwards without training and under autocast are those of the plain
+    model.
+    """
     run_on_ranks(looked_at, 2, base)
 
 
@@ -423,6 +446,7 @@ def refused(ranks, path, broken):
     return messages
 
 
+@pytest.mark.slow
 def test_what_does_not_fit(save_base):
     """Files and states that do not fit are refused by name, on every rank, before anything changed."""
     from safetensors.torch import load_file, save_file
@@ -460,13 +484,16 @@ def test_what_does_not_fit(save_base):
         assert re.match(pattern, message), message
 
 
+@pytest.mark.slow
 def test_no_chatter_and_no_compiler(base, tmp_path):
-    """A step prints nothing, compiles nothing and loads no compiler."""
+    """A run prints nothing, compiles nothing, loads no compiler, and leaves no variable that would confuse the next run of the
+    process.
+    """
     script = f"""
-import sys, torch, forge_dist
-with forge_dist.join(forge_dist.topology(forge_dist.LaunchSettings())) as ranks:
-    ranks.connect("gloo", torch.device("cpu"))
-    for stage in (1, 3):
+import os, sys, torch, forge_dist
+for stage in (1, 3):
+    with forge_dist.join(forge_dist.topology(forge_dist.LaunchSettings())) as ranks:
+        ranks.connect("gloo", torch.device("cpu"))
         settings = forge_dist.StrategySettings(strategy=f"zero{{stage}}")
         strategy = forge_dist.make_strategy(settings, ranks, device=torch.device("cpu"), adapter=False)
         model = strategy.load({base!r}, dtype=torch.float32)
@@ -475,6 +502,7 @@ with forge_dist.join(forge_dist.topology(forge_dist.LaunchSettings())) as ranks:
             strategy.backward(model(input_ids=torch.ones(1, 3, dtype=torch.long), use_cache=False).logits.sum())
         strategy.step(optimizer)
         strategy.state(model, optimizer)
+    assert "LOCAL_RANK" not in os.environ
 assert "torch._inductor.compile_fx" not in sys.modules
 """
     environ = os.environ | {"TORCH_EXTENSIONS_DIR": str(tmp_path / "extensions"), "DS_ACCELERATOR": "cpu"}
@@ -492,7 +520,9 @@ class Alone:
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_a_missing_extra(monkeypatch, stage):
-    """Without DeepSpeed, or what transformers needs beside it, the command that installs it is named before anything is read."""
+    """Without DeepSpeed, or what transformers needs beside it, the command that installs it is named
+    before anything is read.
+    """
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in ("deepspeed", "accelerate") else find(name))
     missing = "deepspeed and accelerate" if stage == 3 else "deepspeed"

@@ -1,47 +1,33 @@
-"""A PeftModel ↔ the adapter directory that plain PEFT loads. peft is an extra, imported only where an adapter is read."""
+"""Write a PeftModel to the adapter directory that plain PEFT loads, and read it back.
+
+peft is an extra, imported only where an adapter is read.
+"""
 
 import json
 import os
-import sys
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeGuard, cast
+from typing import TYPE_CHECKING
 
 import torch
 
-from forge_dist.adapters._base_model import check_base, note_base
+from forge_dist.adapters._base_model import check_base, write_base_file
+from forge_dist.loading._unwrap import base_of
 
 if TYPE_CHECKING:
     from peft import PeftModel
     from transformers import PreTrainedModel
 
 WEIGHTS = "adapter_model.safetensors"
-
-
-def is_peft(model: object) -> "TypeGuard[PeftModel]":
-    """Whether `model` is a PeftModel; asked without importing peft (4 seconds), which a PeftModel has already done."""
-    peft = sys.modules.get("peft")
-    return peft is not None and isinstance(model, peft.PeftModel)
-
-
-def unwrapped(model: torch.nn.Module) -> "PreTrainedModel | PeftModel":
-    """The model inside what a strategy put around it (DistributedDataParallel, DeepSpeed's engine: each has it as `.module`)."""
-    while not is_peft(model) and isinstance(inner := getattr(model, "module", None), torch.nn.Module):
-        model = inner
-    return cast("PreTrainedModel", model)
-
-
-def base_of(model: "PreTrainedModel | PeftModel") -> "PreTrainedModel":
-    """The transformers model itself, adapter layers inside it included."""
-    return cast("PreTrainedModel", model.get_base_model() if is_peft(model) else model)
+"""File of an adapter directory with its tensors."""
 
 
 def base_path(folder: Path) -> str:
-    """The base model that adapter_config.json names, which is there unchanged.
+    """Return the path of the base model that adapter_config.json names, checked to be unchanged.
 
     Raises:
-        ValueError: it names none, cannot be read, or what lies there is another one than the adapter was trained beside (ModelError).
+        ValueError: it names none, cannot be read, or is another one than the adapter was trained beside (ModelError).
     """
     from peft import PeftConfig
 
@@ -55,7 +41,13 @@ def read_adapter(
     name: str = "default",
     attach: "Callable[[PreTrainedModel, str, str], PeftModel] | None" = None,
 ) -> "PeftModel":
-    """Put the adapter of `folder` on `base` by plain PEFT (or by `attach`, of base, folder and name), from safetensors alone.
+    """Attach the adapter of `folder` to `base`, by plain PEFT, from safetensors alone.
+
+    Args:
+        base: the model that the adapter belongs to.
+        folder: the adapter directory.
+        name: of the adapter within the PeftModel.
+        attach: function of base, folder and name to use in place of `PeftModel.from_pretrained`.
 
     Raises:
         ValueError: there are no safetensors (PEFT would unpickle adapter_model.bin), or they are not the adapter that the
@@ -67,14 +59,15 @@ def read_adapter(
 
     stored = read_directory(folder, "adapter_model")
     with warnings.catch_warnings():
-        # PEFT asks transformers by an older name, and warns of missing keys, which are checked right below.
+        # PEFT uses an older name of transformers', and warns of missing keys, which are checked right below.
         warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated", category=FutureWarning)
         warnings.filterwarnings("ignore", message="Found missing adapter keys", category=UserWarning)
         if attach is not None:
             model = attach(base, str(folder), name)
         else:
             model = PeftModel.from_pretrained(base, str(folder), adapter_name=name)
-    differing = stored.keys() ^ _picked(model, name)[1].keys()
+    selected, computed = peft_selection(model, name)
+    differing = stored.keys() ^ {*selected, *computed}
     if differing:
         raise ValueError(
             f"{folder / WEIGHTS} and adapter_config.json disagree about the tensor {min(differing)} ({len(differing)} such)"
@@ -83,7 +76,7 @@ def read_adapter(
 
 
 def active_adapter(model: "PeftModel") -> str:
-    """The name of the one adapter of `model`.
+    """Return the name of the only adapter of `model`.
 
     Raises:
         ValueError: it has several.
@@ -96,71 +89,53 @@ def active_adapter(model: "PeftModel") -> str:
     return names[0]
 
 
-def _picked(model: "PeftModel", name: str) -> tuple[list[str], dict[str, torch.Tensor]]:
-    """The names of the model's state, and what PEFT picks of it, under the names of a file: numbers in the former.
+def peft_selection(model: "PeftModel", name: str) -> tuple[dict[str, str], list[str]]:
+    """Return what PEFT saves of the model's state: name in the file → name in the state.
 
-    What matters is which: the tensors of a divided model would each have to be put together.
+    And the names in the file of tensors that PEFT computes from others. Found by indices in place of tensors: each tensor of a
+    divided model would have to be gathered.
     """
-    from peft import get_peft_model_state_dict
-
     names = list(model.state_dict())
-    state = {key: torch.tensor(number) for number, key in enumerate(names)}
-    return names, get_peft_model_state_dict(model, state_dict=state, adapter_name=name, save_embedding_layers=False)
+    indices = {key: torch.tensor(index) for index, key in enumerate(names)}
+    selected = peft_state(model, name, indices)
+    computed = [key for key, index in selected.items() if index.dtype != torch.int64 or index.ndim]
+    return {key: names[int(index)] for key, index in selected.items() if key not in computed}, computed
 
 
-def adapter_sources(model: "PeftModel", name: str) -> dict[str, str]:
-    """Name in adapter_model.safetensors → name in the model's state; what every rank can make for itself is left out (`made_tensors`).
-
-    Raises:
-        ValueError: PEFT makes a tensor of this kind of adapter out of others.
-    """
-    names, picked = _picked(model, name)
-    made = [key for key, number in picked.items() if number.dtype != torch.int64 or number.ndim]
-    if made and not model.peft_config[name].is_prompt_learning:
-        kind = model.peft_config[name].peft_type
-        raise ValueError(f"the tensor {made[0]} of this adapter ({kind}) is not one of the model's, and the model is divided")
-    picked = {key: number for key, number in picked.items() if key not in made}
-    return {key: names[int(number)] for key, number in picked.items()}
-
-
-def made_tensors(model: "PeftModel", name: str) -> dict[str, torch.Tensor]:
-    """Name in adapter_model.safetensors → what PEFT makes of parameters that every rank holds whole: virtual tokens."""
+def peft_state(model: "PeftModel", name: str, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return what PEFT saves of the model's `state`: name in adapter_model.safetensors → tensor."""
     from peft import get_peft_model_state_dict
 
-    if not model.peft_config[name].is_prompt_learning:
-        return {}
-    found = get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False)
-    return {key: tensor for key, tensor in found.items() if key not in adapter_sources(model, name)}
+    return get_peft_model_state_dict(model, state_dict=dict(state), adapter_name=name, save_embedding_layers=False)
 
 
-def write_adapter(
-    model: "PeftModel", folder: Path, dtype: torch.dtype | None, state: Mapping[str, torch.Tensor] | None = None
-) -> Path:
-    """Write adapter_config.json, adapter_model.safetensors and forge_base.json, floats as `dtype` (None: as in memory); return the former's path.
+def write_adapter(model: "PeftModel", folder: Path, dtype: torch.dtype | None, state: Mapping[str, torch.Tensor]) -> Path:
+    """Write adapter_config.json (whose path is returned), its tensors, and forge_base.json.
 
-    The tensors are those of `state`, a part of the model's state that holds all of the adapter's; None: those of the model.
+    Floats are written as `dtype` (None: as in memory). `state` is the model's state, or the part of it that holds the adapter.
 
     Embeddings are written only where they are part of the adapter (modules_to_save): PEFT's "auto" would ask the hub whether
-    the vocabulary grew. A base model that is a directory here is named by its absolute path: a relative one would be found from this
-    working directory alone.
+    the vocabulary grew. A base model that is a directory here is named by its absolute path: a relative one would be found from
+    this working directory alone.
     """
     name = active_adapter(model)
-    given: dict[str, Any] = {} if state is None else {"state_dict": dict(state)}
-    model.save_pretrained(str(folder), safe_serialization=True, selected_adapters=[name], save_embedding_layers=False, **given)
+    model.save_pretrained(
+        str(folder), safe_serialization=True, selected_adapters=[name], save_embedding_layers=False, state_dict=dict(state)
+    )
     if name != "default":  # PEFT gives any other name a folder of its own
         for file in (folder / name).iterdir():
             file.rename(folder / file.name)
         (folder / name).rmdir()
-    # A model card of empty headings, with this machine's path of the base model in it.
+    # PEFT's model card of empty headings, with this machine's path of the base model in it.
     (folder / "README.md").unlink(missing_ok=True)
     if dtype is not None:
         _cast_file(folder / WEIGHTS, dtype)
     config_file = folder / "adapter_config.json"
-    note_base(base_of(model), _name_base_from_anywhere(config_file), folder)
+    write_base_file(base_of(model), _make_base_path_absolute(config_file), folder)
     return config_file
 
 
-def _name_base_from_anywhere(config_file: Path) -> str | None:
+def _make_base_path_absolute(config_file: Path) -> str | None:
     config = json.loads(config_file.read_text(encoding="utf-8"))
     base = config.get("base_model_name_or_path")
     if base and os.path.isdir(base) and not os.path.isabs(base):
@@ -170,7 +145,7 @@ def _name_base_from_anywhere(config_file: Path) -> str | None:
 
 
 def _cast_file(file: Path, dtype: torch.dtype) -> None:
-    # An adapter is small: reading it back costs less than knowing PEFT's rules for what belongs to it.
+    # An adapter is small: reading it back is simpler than PEFT's rules for what belongs to it.
     from safetensors.torch import load_file, save_file
 
     tensors = load_file(file)

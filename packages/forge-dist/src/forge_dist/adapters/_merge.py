@@ -1,6 +1,6 @@
-"""An adapter directory → its base model with the adapter's updates added to the weights, proved by the logits of both.
+"""Merge an adapter into the weights of its base model, proved by the logits of both.
 
-A base that was trained on in 4 bits is taken out of them first: what the adapter was trained beside is those rounded weights.
+A base that was in 4 bits during training is dequantized first: the adapter was trained beside those rounded weights.
 """
 
 import os
@@ -12,30 +12,31 @@ import attrs
 import torch
 
 from forge_dist._errors import ExportError, ModelError
-from forge_dist._third_party_logs import hush_imports, quiet
-from forge_dist.adapters._adapter import base_of, read_adapter
+from forge_dist._third_party_logs import quiet_imports, quiet_transformers
+from forge_dist.adapters._adapter import read_adapter
 from forge_dist.adapters._base_model import adapter_base
 from forge_dist.adapters._load_trained import load_trained
 from forge_dist.loading._load import load_model
 from forge_dist.loading._model_path import Task
 from forge_dist.loading._quantization import four_bit_layers, quantization_from, quantization_of
+from forge_dist.loading._unwrap import base_of
 
 if TYPE_CHECKING:
     from peft import PeftModel
     from transformers import PreTrainedModel
 
 MERGED = 1e-5
-"""Largest difference of two logits, relative to the largest logit, float32: adding first and multiplying then is another order of sums."""
+"""Largest difference of two logits, relative to the largest logit, float32: merging changes the order of the sums."""
 
 _HOW = "use the adapter beside its base (`PeftModel.from_pretrained`), or export it as it is"
 
 
 @attrs.frozen(kw_only=True, eq=False)
 class Merged:
-    """A base model with an adapter in its weights, and how close its logits are to those of the two apart."""
+    """Merged model, and how close its logits are to those of base and adapter apart."""
 
     model: "PreTrainedModel"
-    """float32, on the CPU, in eval mode."""
+    """The merged model: float32, on the CPU, in eval mode."""
 
     difference: float
     """Largest |difference| of two logits over the samples, relative to the largest |logit|; at most 1e-5."""
@@ -45,50 +46,51 @@ class Merged:
 
 
 def merge_adapter(directory: str | os.PathLike[str], samples: Sequence[Sequence[int]], *, task: Task = "causal") -> Merged:
-    """Add the adapter of `directory` to the weights of the base model that it names, and compare the logits before and after.
+    """Merge the adapter of `directory` into its base model, and compare the logits.
 
-    Low-rank adapters (LoRA, DoRA and their kin) and IA³ can be merged; PEFT does it, in float32 on the CPU. Where the base was quantized
-    while the adapter was trained, it is added to what the quantized weights stand for: so the merged model is the one that was trained.
+    Low-rank adapters (LoRA, DoRA and similar) and IA³ can be merged; PEFT does it, in float32 on the CPU. Where the base was
+    quantized while the adapter was trained, it is merged into the dequantized weights: so the merged model is the one that was
+    trained.
 
     Args:
         directory: what `export_model` wrote of a PeftModel, or PEFT itself.
         samples: rows of token ids [S], each compared by itself.
-        task: what the base is loaded for; "reward" for the adapter of a reward model.
+        task: task that the base is loaded for; "reward" for the adapter of a reward model.
 
     Raises:
-        ModelError: no adapter, no base or another one; an adapter that is no change of weights (virtual tokens); one on an embedding or a
-            head that are tied, which a merge would tear apart or change both.
+        ModelError: no adapter, no base or another one; an adapter that changes no weights (virtual tokens); one on a tied
+            embedding or head, where a merge would untie them or change both.
         ExportError: the merged model does not compute what the adapter beside its base does.
     """
-    hush_imports()
+    quiet_imports()
     path = Path(os.path.abspath(directory))
     _check_kind(path)
     model: Any = load_trained(str(path), dtype=torch.float32, device="cpu", task=task, as_trained=True)
-    _check_tied(model, path)
+    _refuse_tied_targets(model, path)
     for layer in four_bit_layers(model).values():
         layer.compute_dtype = torch.float32  # the comparison is of weights, not of a run's 16 bits
     before = logits_of(model, samples)
     if quantization_of(base_of(model)) is not None:
         del model  # PEFT would round what it merged to 4 bits again
         model = _on_dequantized(path, task)
-    with quiet():
+    with quiet_transformers():
         merged = model.merge_and_unload(safe_merge=True).eval()
     difference = relative_difference(before, logits_of(merged, samples))
     if not difference <= MERGED:
         raise ExportError(
-            f"{path}: merged into its base it computes other logits than beside it: they differ by {difference:.3g} of the largest "
-            f"(allowed {MERGED:g}); {_HOW}"
+            f"{path}: merged into its base it computes other logits than beside it: they differ by {difference:.3g} of the "
+            f"largest (allowed {MERGED:g}); {_HOW}"
         )
     return Merged(model=merged, difference=difference, tokens=sum(map(len, samples)))
 
 
 def _on_dequantized(path: Path, task: Task) -> "PeftModel":
-    """The adapter on the weights, in float32, that its quantized base stands for."""
-    noted = adapter_base(path)
-    quantization = quantization_from(noted.quantization)
-    with quiet():
+    """Load the adapter on its dequantized base, in float32."""
+    stored = adapter_base(path)
+    quantization = quantization_from(stored.quantization)
+    with quiet_transformers():
         base: Any = load_model(
-            noted.path, dtype=torch.float32, device="cpu", attention=None, task=task, quantization=quantization
+            stored.path, dtype=torch.float32, device="cpu", attention=None, task=task, quantization=quantization
         ).dequantize(dtype=torch.float32)
         return read_adapter(base, path).eval()
 
@@ -105,11 +107,12 @@ def _check_kind(path: Path) -> None:
     if config.is_prompt_learning or config.is_adaption_prompt:
         kind = str(getattr(config.peft_type, "value", config.peft_type)).lower().replace("_", " ")
         raise ModelError(
-            f"{path} cannot be merged: an adapter of the kind {kind!r} adds tokens to the input or the attention and changes no weight; {_HOW}"
+            f"{path} cannot be merged: an adapter of the kind {kind!r} adds tokens to the input or the attention and changes "
+            f"no weight; {_HOW}"
         )
 
 
-def _check_tied(model: "PeftModel", path: Path) -> None:
+def _refuse_tied_targets(model: "PeftModel", path: Path) -> None:
     base = base_of(model)
     if not base.config.get_text_config().tie_word_embeddings:
         return
@@ -126,13 +129,14 @@ def _other(name: str) -> str:
 
 
 def logits_of(model: torch.nn.Module, samples: Sequence[Sequence[int]]) -> list[torch.Tensor]:
-    """Of each sample by itself: float32[S, V], or a reward model's [1]."""
+    """Compute the logits of each sample by itself: float32[S, V], or a reward model's [1]."""
     with torch.no_grad():
         return [model(input_ids=torch.tensor([list(row)]), use_cache=False).logits[0].float() for row in samples]
 
 
 def relative_difference(expected: Sequence[torch.Tensor], found: Sequence[torch.Tensor]) -> float:
+    """Return the largest |difference| of two logits, relative to the largest expected |logit|."""
     largest = max(logits.abs().max().item() for logits in expected)
     apart = [(one - other).abs().max().item() for one, other in zip(expected, found, strict=True)]
-    # max() of Python would drop a NaN that does not come first.
+    # Python's max() would drop a NaN that does not come first.
     return torch.tensor(apart).max().item() / max(largest, 1e-30)

@@ -1,7 +1,7 @@
-"""The full states on disk → the newest that is whole, on all ranks alike.
+"""Find the newest whole full state on disk, the same on all ranks.
 
-The first rank looks and the others are told, so that a file system that shows ranks different things cannot part them. Files are hashed by
-all ranks together, each its share.
+The first rank reads the directory and broadcasts the result, so that a file system that shows ranks different contents cannot
+make them disagree. All ranks together hash the files, each its share.
 """
 
 import socket
@@ -19,26 +19,26 @@ if TYPE_CHECKING:
     from forge_dist.ranks._ranks import Ranks
 
 _FOREIGN = "it belongs to another run"
-_THREADS = 4  # hashing leaves Python alone; more than this and the disk is what they wait for
+_THREADS = 4  # hashing releases the GIL; more than this and the disk is the limit
 
 
 def find_newest(
     root: Path, ranks: "Ranks", must_match: Mapping[str, Any], note: Callable[[str], None]
 ) -> tuple[Checkpoint | None, list[Path]]:
-    """The full state under `root` that was finished last and is whole, and those that were passed over.
+    """Return the newest whole full state under `root`, and those that were passed over.
 
     Raises:
-        CheckpointError: there are some and none is whole; the newest has other values in `must_match`, or another format version. Where
-            only its "run" differs, it was copied in from another run, and is passed over like a broken one.
+        CheckpointError: there are some and none is whole; the newest has other values in `must_match`, or another format
+            version. Where only its "run" differs, it was copied in from another run, and is passed over like a broken one.
     """
     try:
-        order = _all_told(ranks, lambda: [str(path) for path in _by_age(root)])
+        order = _from_first_rank(ranks, lambda: [str(path) for path in _by_age(root)])
     except Damaged as error:
         raise CheckpointError(f"{root}: {error}") from None
     broken: dict[Path, str] = {}
     for path in map(Path, order):
         try:
-            found = _whole(path, ranks, must_match, pass_over=True)
+            found = _verified(path, ranks, must_match, pass_over=True)
         except Damaged as error:
             broken[path] = str(error)
             what = "is of another run" if str(error).startswith(_FOREIGN) else "is not whole"
@@ -50,27 +50,31 @@ def find_newest(
     if broken:
         reasons = "; ".join(f"{path.name}: {problem}" for path, problem in broken.items())
         raise CheckpointError(
-            f"none of the full states in {root} is whole and of this run ({reasons}); start anew in another directory, or mend one"
+            f"none of the full states in {root} is whole and of this run ({reasons}); start anew in another directory, or "
+            "mend one"
         )
     return None, []
 
 
-def look_at(path: Path, ranks: "Ranks", must_match: Mapping[str, Any]) -> Checkpoint:
-    """The full state in `path`.
+def open_checkpoint(path: Path, ranks: "Ranks", must_match: Mapping[str, Any]) -> Checkpoint:
+    """Return the full state in `path`.
 
     Raises:
-        CheckpointError: it is not there, not whole, of another run or format version.
+        CheckpointError: it does not exist, is not whole, of another run or format version.
     """
-    if not _all_told(ranks, path.is_dir):
+    if not _from_first_rank(ranks, path.is_dir):
         raise CheckpointError(f"{path} is no directory of a full state")
     try:
-        return _whole(path, ranks, must_match)
+        return _verified(path, ranks, must_match)
     except Damaged as error:
         raise CheckpointError(f"{path} is not whole: {error}") from None
 
 
 def _by_age(root: Path) -> list[Path]:
-    """Those whose age cannot be read come first: a newer one that is damaged must not be passed over in silence."""
+    """Sort the full states, the newest first, those of unreadable age before them.
+
+    A newer one that is damaged must not be passed over silently.
+    """
 
     def age(path: Path) -> tuple[float, int]:
         try:
@@ -82,18 +86,18 @@ def _by_age(root: Path) -> list[Path]:
     return sorted(listed(root), key=age, reverse=True)
 
 
-def _whole(path: Path, ranks: "Ranks", must_match: Mapping[str, Any], *, pass_over: bool = False) -> Checkpoint:
-    def look() -> Manifest:
+def _verified(path: Path, ranks: "Ranks", must_match: Mapping[str, Any], *, pass_over: bool = False) -> Checkpoint:
+    def read() -> Manifest:
         manifest = read_manifest(path, step_of(path))
         if pass_over and manifest.must_match.get("run") != must_match.get("run"):
             raise Damaged(f"{_FOREIGN} ({manifest.must_match.get('run')}; this one is {must_match.get('run')})")
-        # One that is named may come from elsewhere: what it was trained on must agree, not which run that was.
+        # A full state given by path may come from another run: its data must agree, not the run's identity.
         named = {} if pass_over or "run" not in manifest.must_match else {"run": manifest.must_match["run"]}
         refuse_foreign(path, manifest.must_match, {**must_match, **named})
         check_sizes(path, manifest.files)
         return manifest
 
-    manifest = Manifest.from_text(_all_told(ranks, lambda: look().to_text()))
+    manifest = Manifest.from_text(_from_first_rank(ranks, lambda: read().to_text()))
     names = sorted(manifest.files, key=lambda name: (-manifest.files[name].size, name))[ranks.rank :: ranks.world_size]
     with ThreadPoolExecutor(_THREADS) as threads:
         found = [
@@ -107,19 +111,19 @@ def _whole(path: Path, ranks: "Ranks", must_match: Mapping[str, Any], *, pass_ov
     return Checkpoint(path, manifest)
 
 
-def _all_told(ranks: "Ranks", look: Callable[[], Any]) -> Any:
-    """What `look` gives on the first rank (JSON), or what it raises there, on all ranks."""
-    said = None
+def _from_first_rank(ranks: "Ranks", read: Callable[[], Any]) -> Any:
+    """Return the first rank's `read()` (JSON) on all ranks, or raise there what it raised."""
+    answer = None
     if ranks.is_first:
         try:
-            said = ["value", look()]
+            answer = ["value", read()]
         except Damaged as error:
-            said = ["damaged", str(error)]
+            answer = ["damaged", str(error)]
         except CheckpointError as error:
-            said = ["refused", str(error)]
+            answer = ["refused", str(error)]
         except OSError as error:
-            said = ["damaged", f"it cannot be read: {error}"]
-    kind, value = ranks.broadcast(said)
+            answer = ["damaged", f"it cannot be read: {error}"]
+    kind, value = ranks.broadcast(answer)
     if kind == "damaged":
         raise Damaged(value)
     if kind == "refused":

@@ -1,16 +1,16 @@
-"""The directory of full states: names, the moment at which one is there, what is thrown away.
+"""The directory of full states: names, atomic completion, deletion.
 
 ::
 
     full_state/
-    ├── step_40/  step_80/        whole ones
+    ├── step_40/  step_80/        whole full states
     ├── latest                    names the one that was finished last, for people and scripts
     ├── .step_120.*.tmp           being written, or left by a killed run
     ├── .step_40.*.pruned         being deleted
     └── .step_80.*.replaced       was step_80 until a new step_80 took its name
 
-Only whole directories ever bear a plain name: they are renamed into it once everything is on the disk, and out of it before anything is
-deleted. All of this is done by one process, the first rank's, of the one run that owns the directory.
+Only whole directories ever have a plain name: they are renamed to it once everything is on the disk, and from it before
+anything is deleted. One process does all of this: the first rank of the one run that owns the directory.
 """
 
 import os
@@ -30,18 +30,18 @@ _LEFTOVER = re.compile(r"\.(step_\d+)\.[0-9a-f]+\.(tmp|pruned|replaced)|\.latest
 
 
 def name_of(step: int) -> str:
-    """Name of the full state of `step`."""
+    """Return the name of the full state of `step`."""
     return f"step_{step}"
 
 
 def step_of(path: Path) -> int | None:
-    """The step that a directory's name promises, or None."""
+    """Return the step in a directory's name, or None."""
     match = _NAME.fullmatch(path.name)
     return None if match is None else int(match[1])
 
 
 def listed(root: Path) -> list[Path]:
-    """The full states under `root`, by step, the newest first; whole or not."""
+    """Return the full states under `root`, whole or not, the latest step first."""
     if not root.is_dir():
         return []
     found = [(step, path) for path in root.iterdir() if (step := step_of(path)) is not None]
@@ -49,7 +49,10 @@ def listed(root: Path) -> list[Path]:
 
 
 def tidy(root: Path) -> None:
-    """Undo what a killed run left: half-written and half-deleted ones go; one that was to be replaced gets its name back."""
+    """Delete what a killed run left half-written or half-deleted.
+
+    A full state that was to be replaced gets its name back.
+    """
     if not root.is_dir():
         return
     for path in list(root.iterdir()):
@@ -65,10 +68,10 @@ def tidy(root: Path) -> None:
 
 
 def begin(root: Path, step: int) -> Path:
-    """An empty directory that the ranks write into.
+    """Create the temporary directory that the ranks write into.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: it cannot be created.
     """
     root.mkdir(parents=True, exist_ok=True)
     temporary = root / _hidden(step, "tmp")
@@ -77,10 +80,12 @@ def begin(root: Path, step: int) -> Path:
 
 
 def finish(temporary: Path, root: Path, manifest: Manifest) -> Path:
-    """Give what was written its name; from here on it exists. The ranks' files are durable already.
+    """Write the manifest and rename the directory to its final name.
+
+    The ranks' files are durable already.
 
     Raises:
-        OSError: it could not be; nothing bears the name that did not bear it before.
+        OSError: one of these failed; the final name refers to what it did before.
     """
     target = root / name_of(manifest.step)
     with open(temporary / MANIFEST, "x", encoding="utf-8") as file:
@@ -106,12 +111,12 @@ def finish(temporary: Path, root: Path, manifest: Manifest) -> Path:
 
 
 def discard(temporary: Path) -> None:
-    """Delete what was being written; what cannot be deleted is a leftover for `tidy`."""
+    """Delete a temporary directory; what cannot be deleted is left to `tidy`."""
     shutil.rmtree(temporary, ignore_errors=True)
 
 
 def announce(root: Path, target: Path) -> str | None:
-    """Let `latest` name `target`; what went wrong, or None."""
+    """Write the name of `target` to `latest`; return what went wrong, or None."""
     try:
         write_text_atomically(root / LATEST, target.name + "\n")
     except ExportError as error:
@@ -120,7 +125,9 @@ def announce(root: Path, target: Path) -> str | None:
 
 
 def prune(root: Path, newest: Path, keep: int, broken: Iterable[Path]) -> str | None:
-    """Keep `newest` and the `keep - 1` before it. Broken ones do not count and go, and so do those of later steps: the run went back.
+    """Delete all full states but `newest` and the `keep - 1` before it.
+
+    Broken ones do not count and are deleted, and so are those of later steps: the run went back.
 
     Returns:
         What went wrong, or None.
@@ -133,14 +140,18 @@ def prune(root: Path, newest: Path, keep: int, broken: Iterable[Path]) -> str | 
         if path.name in kept:
             continue
         try:
-            throw_away(path)
+            delete(path)
         except OSError as error:
             problems.append(f"{path} cannot be removed: {error}")
     return "; ".join(problems) or None
 
 
-def throw_away(path: Path) -> None:
-    """Delete a full state so that a kill on the way leaves no half of it under its name. Raises OSError."""
+def delete(path: Path) -> None:
+    """Delete a full state; a kill on the way leaves no half of it under its name.
+
+    Raises:
+        OSError: it cannot be renamed or deleted.
+    """
     hidden = path.with_name(_hidden(step_of(path) or 0, "pruned"))
     path.rename(hidden)
     shutil.rmtree(hidden)

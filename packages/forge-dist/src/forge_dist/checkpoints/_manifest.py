@@ -1,7 +1,7 @@
-"""The manifest of a full state: what belongs to it, down to the last byte.
+"""The manifest of a full state: its files and tensors, with digests.
 
-`manifest.json` lists every file with its size and SHA-256, every tensor with its pieces, and carries a SHA-256 of itself, so that nothing
-of a full state can be lost, cut, flipped, swapped or edited unnoticed.
+`manifest.json` lists every file with its size and SHA-256, every tensor with its chunks, and has a SHA-256 of itself, so that
+nothing of a full state can be lost, truncated, swapped or edited unnoticed.
 """
 
 import hashlib
@@ -15,41 +15,48 @@ from typing import Any
 import attrs
 
 from forge_dist._errors import CheckpointError
-from forge_dist.checkpoints._plan import DTYPES, Chunk, Whole
-from forge_dist.checkpoints._write import Written, file_of
+from forge_dist.checkpoints._plan import DTYPES, Chunk, StoredTensor
+from forge_dist.checkpoints._write import WrittenFile, file_of
 
 MANIFEST = "manifest.json"
 FORMAT, VERSION = "forge full state", 1
 
 
-class Damaged(ValueError):  # noqa: N818 - it names a finding, which the caller turns into a CheckpointError or a note
-    """This full state is not whole; the message says which file and what is wrong with it."""
+class Damaged(ValueError):  # noqa: N818 - a finding, which the caller turns into a CheckpointError or a note
+    """A full state that is not whole; the message names the file and what is wrong with it."""
 
 
 @attrs.frozen(kw_only=True)
 class Manifest:
-    """What one full state consists of. All values are plain JSON but the tuples."""
+    """Contents of one full state. All values are plain JSON but the tuples."""
 
     step: int
+    """Optimizer step after which it was saved."""
     serial: int
-    """Counts the full states of a run in the order in which they were finished: after going back to an older one the steps repeat."""
+    """Number among the full states of a run, in the order in which they were finished: after going back, steps repeat."""
     world_size: int
+    """Number of ranks that saved it."""
     versions: dict[str, str]
+    """Distribution → version of what wrote it."""
     must_match: dict[str, Any]
+    """Values that a run must have in common with the one that saved."""
     about: dict[str, Any]
-    files: dict[str, Written]
-    tensors: dict[str, Whole]
+    """The caller's own JSON."""
+    files: dict[str, WrittenFile]
+    """File name → size and digest."""
+    tensors: dict[str, StoredTensor]
+    """Tensor name → its chunks."""
 
     @staticmethod
     def from_text(text: str) -> "Manifest":
-        """What `to_text` made a text of."""
+        """Parse what `to_text` wrote."""
         return _from_content(json.loads(text))
 
     def to_text(self) -> str:
-        """The file's content."""
+        """Return the content of manifest.json."""
         content = {"format": FORMAT, "version": VERSION, **attrs.asdict(self, recurse=False)}
         content["files"] = {name: written._asdict() for name, written in self.files.items()}
-        content["tensors"] = {name: whole._asdict() for name, whole in self.tensors.items()}
+        content["tensors"] = {name: tensor._asdict() for name, tensor in self.tensors.items()}
         return json.dumps({**content, "sha256": _digest(content)}, separators=(",", ":"))
 
 
@@ -59,7 +66,7 @@ def _digest(content: Mapping[str, Any]) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Distribution → version, of what wrote the files."""
+    """Return distribution → version of what writes the files."""
     found = {}
     for name in ("torch", "forge-dist"):
         try:
@@ -70,10 +77,10 @@ def versions() -> dict[str, str]:
 
 
 def jsonable(values: Mapping[str, Any], what: str) -> str:
-    """The values as JSON text.
+    """Return the values as JSON text.
 
     Raises:
-        CheckpointError: JSON does not know one of them; `what` they are is in the message.
+        CheckpointError: one of them is not JSON; the message begins with `what`.
     """
     try:
         return json.dumps(dict(values))
@@ -82,7 +89,7 @@ def jsonable(values: Mapping[str, Any], what: str) -> str:
 
 
 def next_serial(directories: Iterable[Path]) -> int:
-    """One more than any of these full states has."""
+    """Return the serial after those of these full states."""
     serials = [0]
     for directory in directories:
         with suppress(Damaged, CheckpointError, OSError):
@@ -91,10 +98,10 @@ def next_serial(directories: Iterable[Path]) -> int:
 
 
 def read_manifest(directory: Path, step: int | None) -> Manifest:
-    """The manifest of the full state in `directory`, whose name says that it is of `step` (None: its name says nothing).
+    """Read the manifest of the full state in `directory`, whose name has `step` (None: no step).
 
     Raises:
-        Damaged: it is missing, cut, edited or of another step.
+        Damaged: it is missing, truncated, edited or of another step.
         CheckpointError: it is whole and in a format that this version does not read.
         OSError: it cannot be read.
     """
@@ -124,25 +131,25 @@ def _parse(text: bytes, directory: Path) -> Manifest:
     try:
         manifest = _from_content(content)
     except (KeyError, TypeError, AttributeError) as error:
-        raise Damaged(f"{MANIFEST} lacks what belongs into it ({error!r})") from None
-    for name, whole in manifest.tensors.items():
-        if whole.dtype not in DTYPES or any(file_of(chunk.rank) not in manifest.files for chunk in whole.chunks):
+        raise Damaged(f"{MANIFEST} lacks entries that it must have ({error!r})") from None
+    for name, tensor in manifest.tensors.items():
+        if tensor.dtype not in DTYPES or any(file_of(chunk.rank) not in manifest.files for chunk in tensor.chunks):
             raise Damaged(f"{MANIFEST} describes {name} in a way that cannot be followed")
     return manifest
 
 
 def _from_content(content: Mapping[str, Any]) -> Manifest:
     tensors = {
-        str(name): Whole(whole["dtype"], whole["shape"], [Chunk(*chunk) for chunk in whole["chunks"]])
-        for name, whole in content["tensors"].items()
+        str(name): StoredTensor(tensor["dtype"], tensor["shape"], [Chunk(*chunk) for chunk in tensor["chunks"]])
+        for name, tensor in content["tensors"].items()
     }
-    files = {str(name): Written(**written) for name, written in content["files"].items()}
+    files = {str(name): WrittenFile(**written) for name, written in content["files"].items()}
     rest = {key: content[key] for key in ("step", "serial", "world_size", "versions", "must_match", "about")}
     return Manifest(files=files, tensors=tensors, **rest)
 
 
-def check_sizes(directory: Path, files: Mapping[str, Written]) -> None:
-    """Every file is there and has its size.
+def check_sizes(directory: Path, files: Mapping[str, WrittenFile]) -> None:
+    """Check that every file exists and has its size.
 
     Raises:
         Damaged: one is missing or has another size.
@@ -156,8 +163,8 @@ def check_sizes(directory: Path, files: Mapping[str, Written]) -> None:
             raise Damaged(f"{name} has {size} bytes and should have {written.size}")
 
 
-def check_hash(file: Path, written: Written) -> str | None:
-    """What is wrong with the file's bytes, or None."""
+def check_hash(file: Path, written: WrittenFile) -> str | None:
+    """Return what is wrong with the file's bytes, or None."""
     try:
         with open(file, "rb") as stream:
             found = hashlib.file_digest(stream, "sha256").hexdigest()
@@ -167,10 +174,10 @@ def check_hash(file: Path, written: Written) -> str | None:
 
 
 def refuse_foreign(directory: Path, saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-    """The full state is of the run that asks for it.
+    """Check that a full state belongs to the run that asks for it.
 
     Raises:
-        CheckpointError: a setting that decides about the past differs; every one is named, with both values.
+        CheckpointError: values of `must_match` differ; each is named, with both values.
     """
     wanted = json.loads(json.dumps(dict(wanted)))  # tuples become lists, as they did in the file
     absent = "(not there)"

@@ -1,8 +1,8 @@
-"""The tensors that each rank holds → which rank writes which piece of which tensor.
+"""Plan of a save: which rank writes which piece of which tensor.
 
-A rank holds one piece of each tensor: all of a plain or replicated one, its shard of a divided one, or nothing of it. Pieces that several
-ranks hold are written once, by whichever of them has the least to write so far. Every rank computes the same division from what all ranks
-told about themselves, so nobody has to hand it out.
+A rank holds one piece of each tensor: all of a plain or replicated one, its shard of a divided one, or nothing of it. Pieces
+that several ranks hold are written once, by the one that has the least to write so far. Every rank computes the same plan from
+the pieces of all ranks, so it need not be sent.
 """
 
 import math
@@ -32,13 +32,13 @@ DTYPES: dict[str, torch.dtype] = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
-"""What a full state can hold, by the names of the safetensors format."""
+"""Safetensors' names of the dtypes that a full state can hold."""
 
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 class Piece(NamedTuple):
-    """What one rank holds of one tensor. The lists are what JSON makes of sizes."""
+    """One rank's part of one tensor. Lists, because JSON makes lists of sizes."""
 
     dtype: str
     shape: list[int]  # of the whole tensor
@@ -47,15 +47,15 @@ class Piece(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """A piece that is written: where it begins in its tensor, its own shape, and the rank whose file holds it."""
+    """A stored piece: its offsets in the tensor, its own shape, and the rank whose file has it."""
 
     offsets: list[int]
     sizes: list[int]
     rank: int
 
 
-class Whole(NamedTuple):
-    """A tensor of the full state and the chunks that it is made of, which fill it without overlapping."""
+class StoredTensor(NamedTuple):
+    """A tensor of a full state: the chunks that fill it without overlapping."""
 
     dtype: str
     shape: list[int]
@@ -63,7 +63,7 @@ class Whole(NamedTuple):
 
 
 def local_pieces(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, Piece], dict[str, torch.Tensor]]:
-    """What this rank holds: name → Piece, and name → the piece's own tensor (a view, on whatever device it lies).
+    """Return name → this rank's piece, and name → the piece's tensor (a view, on its device).
 
     Raises:
         CheckpointError: a value is no tensor that a file can hold.
@@ -80,7 +80,7 @@ def local_pieces(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, Piece],
             )
         if isinstance(tensor, DTensor) and any(placement.is_partial() for placement in tensor.placements):
             raise CheckpointError(f"{name} still waits for a sum over ranks ({tensor.placements}) and has no value to keep")
-    # Where a rank's shard begins is torch's to say; its planner is the public way to ask.
+    # torch knows where a rank's shard begins; its planner is the public interface for that.
     planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     planner.set_up_planner(dict(tensors))
     pieces, values = {}, {}
@@ -99,37 +99,40 @@ def local_pieces(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, Piece],
     return pieces, values
 
 
-def divide(holdings: Sequence[Mapping[str, Piece]]) -> dict[str, Whole]:
-    """Holdings of all ranks (by rank) → name → Whole, in the order of the names; the same on every rank.
+def divide(holdings: Sequence[Mapping[str, Piece]]) -> dict[str, StoredTensor]:
+    """Divide the pieces of all ranks into chunks to write: name → StoredTensor, sorted.
+
+    The same on every rank.
 
     Raises:
         CheckpointError: ranks disagree about a tensor, or do not hold all of it together.
     """
     holders: dict[tuple[str, tuple[int, ...], tuple[int, ...]], list[int]] = {}
-    wholes: dict[str, Whole] = {}
+    stored: dict[str, StoredTensor] = {}
     for rank, pieces in enumerate(holdings):
         for name, piece in pieces.items():
-            whole = wholes.setdefault(name, Whole(piece.dtype, piece.shape, []))
-            if (whole.dtype, whole.shape) != (piece.dtype, piece.shape):
+            tensor = stored.setdefault(name, StoredTensor(piece.dtype, piece.shape, []))
+            if (tensor.dtype, tensor.shape) != (piece.dtype, piece.shape):
                 raise CheckpointError(
-                    f"ranks disagree about {name}: rank {rank} has {piece.dtype} {piece.shape}, another {whole.dtype} {whole.shape}"
+                    f"ranks disagree about {name}: rank {rank} has {piece.dtype} {piece.shape}, another {tensor.dtype} "
+                    f"{tensor.shape}"
                 )
             holders.setdefault((name, tuple(piece.offsets), tuple(piece.sizes)), []).append(rank)
     load = [0] * len(holdings)
-    # The largest first, so that the small ones even out what the large ones left uneven.
-    for (name, offsets, sizes), ranks in sorted(holders.items(), key=lambda entry: (-_bytes(wholes, entry[0]), entry[0])):
+    # The largest first, so that the small ones balance the ranks.
+    for (name, offsets, sizes), ranks in sorted(holders.items(), key=lambda entry: (-_bytes(stored, entry[0]), entry[0])):
         rank = min(ranks, key=lambda rank: (load[rank], rank))
-        load[rank] += _bytes(wholes, (name, offsets, sizes))
-        wholes[name].chunks.append(Chunk(list(offsets), list(sizes), rank))
-    for name, whole in wholes.items():
-        whole.chunks.sort()
-        held = sum(math.prod(chunk.sizes) for chunk in whole.chunks)
-        if held != math.prod(whole.shape):
+        load[rank] += _bytes(stored, (name, offsets, sizes))
+        stored[name].chunks.append(Chunk(list(offsets), list(sizes), rank))
+    for name, tensor in stored.items():
+        tensor.chunks.sort()
+        held = sum(math.prod(chunk.sizes) for chunk in tensor.chunks)
+        if held != math.prod(tensor.shape):
             raise CheckpointError(
-                f"the ranks hold {held} values of {name} together, and it has {math.prod(whole.shape)} {whole.shape}"
+                f"the ranks hold {held} values of {name} together, and it has {math.prod(tensor.shape)} {tensor.shape}"
             )
-    return dict(sorted(wholes.items()))
+    return dict(sorted(stored.items()))
 
 
-def _bytes(wholes: Mapping[str, Whole], key: tuple[str, tuple[int, ...], tuple[int, ...]]) -> int:
-    return math.prod(key[2]) * DTYPES[wholes[key[0]].dtype].itemsize
+def _bytes(stored: Mapping[str, StoredTensor], key: tuple[str, tuple[int, ...], tuple[int, ...]]) -> int:
+    return math.prod(key[2]) * DTYPES[stored[key[0]].dtype].itemsize

@@ -1,4 +1,4 @@
-"""A whole full state on disk → tensors in place, on any number of ranks and divided in any way."""
+"""Read a full state into tensors in place, on any number of ranks and divided in any way."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.planner import ReadItem
 
 from forge_dist._errors import CheckpointError
 from forge_dist.checkpoints._manifest import Manifest
-from forge_dist.checkpoints._plan import DTYPES, Whole
+from forge_dist.checkpoints._plan import DTYPES, StoredTensor
 from forge_dist.checkpoints._write import file_of
 
 
@@ -30,32 +30,32 @@ class Checkpoint:
     path: Path
     """Its directory."""
     manifest: Manifest
-    """All that is known about it."""
+    """Its manifest."""
     tensors: dict[str, tuple[tuple[int, ...], torch.dtype]] = attrs.field(
-        init=False, default=attrs.Factory(lambda self: _described(self.manifest), takes_self=True)
+        init=False, default=attrs.Factory(lambda self: _shapes(self.manifest), takes_self=True)
     )
     """Name → shape of the whole tensor and dtype."""
 
     @property
     def step(self) -> int:
-        """The optimizer step after which it was saved."""
+        """Optimizer step after which it was saved."""
         return self.manifest.step
 
     @property
     def about(self) -> dict[str, Any]:
-        """What was saved beside the tensors, as JSON gives it back (tuples are lists)."""
+        """The caller's JSON beside the tensors (tuples become lists)."""
         return self.manifest.about
 
     @property
     def world_size(self) -> int:
-        """Ranks that saved it."""
+        """Number of ranks that saved it."""
         return self.manifest.world_size
 
     def read(self, into: Mapping[str, torch.Tensor]) -> None:
-        """Fill the tensors in place: plain ones whole, a DTensor with this rank's shard. No collective: ranks may ask for different names.
+        """Fill tensors in place: plain ones whole, a DTensor with this rank's shard.
 
-        Shapes are those of the whole tensors. Nothing is converted: the dtype is the one that was saved. One stored piece at a time is
-        held in memory beside the tensors.
+        Not collective: ranks may read different names. Shapes are those of the whole tensors. Nothing is converted: the dtype
+        is the one that was saved. One stored chunk at a time is held in memory beside the tensors.
 
         Raises:
             CheckpointError: a name that was not saved, another shape or dtype, or a file that cannot be read any more.
@@ -73,7 +73,7 @@ class Checkpoint:
             try:
                 with safe_open(self.path / name, framework="pt") as file, torch.no_grad():
                     for item in items:
-                        planner.resolve_tensor(item).detach().copy_(_part(file, item))
+                        planner.resolve_tensor(item).detach().copy_(_chunk_slice(file, item))
             except Exception as error:
                 # safetensors raises exceptions of its own, without a public base class.
                 raise CheckpointError(f"{self.path / name} cannot be read, and was whole a moment ago: {error}") from error
@@ -93,11 +93,11 @@ class Checkpoint:
         return f"Checkpoint({str(self.path)!r}, step={self.step}, {len(self.manifest.tensors)} tensors)"
 
 
-def _described(manifest: Manifest) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-    return {name: (tuple(whole.shape), DTYPES[whole.dtype]) for name, whole in manifest.tensors.items()}
+def _shapes(manifest: Manifest) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+    return {name: (tuple(tensor.shape), DTYPES[tensor.dtype]) for name, tensor in manifest.tensors.items()}
 
 
-def _part(file: Any, item: ReadItem) -> torch.Tensor:
+def _chunk_slice(file: Any, item: ReadItem) -> torch.Tensor:
     name = item.storage_index.fqn
     if not item.lengths:  # a scalar has nothing to slice
         return file.get_tensor(name)
@@ -106,19 +106,19 @@ def _part(file: Any, item: ReadItem) -> torch.Tensor:
     ]
 
 
-def _metadata(wholes: Mapping[str, Whole]) -> Metadata:
-    """What torch's planner wants to know, to find which stored pieces a shard overlaps with."""
+def _metadata(stored: Mapping[str, StoredTensor]) -> Metadata:
+    """Return metadata from which torch's planner finds the chunks that a shard overlaps."""
     return Metadata(
         state_dict_metadata={
             name: TensorStorageMetadata(
-                properties=TensorProperties(dtype=DTYPES[whole.dtype]),
-                size=torch.Size(whole.shape),
+                properties=TensorProperties(dtype=DTYPES[tensor.dtype]),
+                size=torch.Size(tensor.shape),
                 chunks=[
                     ChunkStorageMetadata(offsets=torch.Size(chunk.offsets), sizes=torch.Size(chunk.sizes))
-                    for chunk in whole.chunks
+                    for chunk in tensor.chunks
                 ],
             )
-            for name, whole in wholes.items()
+            for name, tensor in stored.items()
         },
-        storage_data={MetadataIndex(name): None for name in wholes},
+        storage_data={MetadataIndex(name): None for name in stored},
     )

@@ -1,4 +1,7 @@
-"""One save, after everything is copied: each rank's file, then the first rank's commit. Runs in a thread, or not."""
+"""One save after the copy in memory: each rank's file, then the first rank's commit.
+
+It may run in a thread.
+"""
 
 import json
 import socket
@@ -11,8 +14,8 @@ import torch
 
 from forge_dist.checkpoints import _folder as folder
 from forge_dist.checkpoints._manifest import Manifest, next_serial, versions
-from forge_dist.checkpoints._plan import Piece, Whole
-from forge_dist.checkpoints._write import Written, file_of, write_file
+from forge_dist.checkpoints._plan import Piece, StoredTensor
+from forge_dist.checkpoints._write import WrittenFile, file_of, write_file
 
 if TYPE_CHECKING:
     from forge_dist.ranks._ranks import Ranks
@@ -20,41 +23,56 @@ if TYPE_CHECKING:
 
 @attrs.frozen(kw_only=True, eq=False, repr=False)
 class Job:
-    """All that a save needs, fixed while the training goes on."""
+    """Arguments of a save, fixed while the training goes on."""
 
     step: int
+    """Optimizer step of the state."""
     temporary: Path
+    """Directory that the ranks write into."""
     root: Path
+    """Directory of all full states."""
     keep: int
+    """Number of full states to keep."""
     broken: tuple[Path, ...]
+    """Full states that are not whole, to be deleted."""
     pieces: Mapping[str, Piece]
+    """Name → this rank's piece."""
     values: Mapping[str, torch.Tensor]
-    """The pieces that this rank writes."""
-    wholes: Mapping[str, Whole]
+    """Name → tensor of the pieces that this rank writes."""
+    tensors: Mapping[str, StoredTensor]
+    """Name → chunks of all ranks."""
     must_match: str
+    """JSON as text, because the caller's dictionaries may go on changing."""
     about: str
-    """JSON as text, because the caller's own dictionaries may go on changing."""
+    """JSON as text."""
 
 
 @attrs.frozen(kw_only=True)
 class Outcome:
-    """How a save ended, the same on all ranks: with a path or with an error."""
+    """Result of a save, the same on all ranks: a path or an error."""
 
     path: Path | None = None
+    """The full state, if it was saved."""
     error: str | None = None
+    """Why it was not."""
     remark: str | None = None
-    """What went wrong beside it: the full state itself is whole."""
+    """What failed afterwards: the full state itself is whole."""
 
 
-def save_job(job: Job, ranks: "Ranks", exchange: Callable[[Any], list[Any]]) -> Outcome:
-    """Write, commit, prune. `exchange` gives every rank the values of all. Never raises an Exception."""
+def save_job(job: Job, ranks: "Ranks", gather: Callable[[Any], list[Any]]) -> Outcome:
+    """Write, commit and prune; never raises an Exception.
+
+    `gather` returns every rank's value on every rank.
+    """
     try:
-        reports = exchange(_write(job, ranks))
-        said: dict[str, Any] = _commit(job, ranks, reports) if ranks.is_first else {}
-        said = exchange(said)[0]
+        reports = gather(_write(job, ranks))
+        result: dict[str, Any] = _commit(job, ranks, reports) if ranks.is_first else {}
+        result = gather(result)[0]
     except Exception as error:  # noqa: BLE001 - a rank that died in the middle of a collective; this one must end in order
         return Outcome(error=f"the ranks lost each other while saving step {job.step}: {error!r}")
-    return Outcome(path=None if said["path"] is None else Path(said["path"]), error=said["error"], remark=said["remark"])
+    return Outcome(
+        path=None if result["path"] is None else Path(result["path"]), error=result["error"], remark=result["remark"]
+    )
 
 
 def _write(job: Job, ranks: "Ranks") -> dict[str, Any]:
@@ -63,7 +81,7 @@ def _write(job: Job, ranks: "Ranks") -> dict[str, Any]:
             return {"file": None, "error": None}
         name = file_of(ranks.rank)
         return {"file": [name, *write_file(job.temporary / name, job.pieces, job.values, list(job.values))], "error": None}
-    except Exception as error:  # noqa: BLE001 - whatever it is, the other ranks wait for an answer
+    except Exception as error:  # noqa: BLE001 - of any kind: the other ranks wait for an answer
         where = f" (rank {ranks.rank} on {socket.gethostname()})" if ranks.world_size > 1 else ""
         if where and isinstance(error, FileNotFoundError):
             where += "; is it a place that all hosts share?"
@@ -75,7 +93,7 @@ def _commit(job: Job, ranks: "Ranks", reports: list[dict[str, Any]]) -> dict[str
     target = None
     try:
         if not errors:
-            files = {file[0]: Written(file[1], file[2]) for report in reports if (file := report["file"]) is not None}
+            files = {file[0]: WrittenFile(file[1], file[2]) for report in reports if (file := report["file"]) is not None}
             target = folder.finish(job.temporary, job.root, _manifest(job, ranks, files))
     except Exception as error:  # noqa: BLE001 - as above
         errors.append(f"{job.root / folder.name_of(job.step)} cannot be written: {error}")
@@ -86,7 +104,7 @@ def _commit(job: Job, ranks: "Ranks", reports: list[dict[str, Any]]) -> dict[str
     return {"path": str(target), "error": None, "remark": "; ".join(text for text in remarks if text) or None}
 
 
-def _manifest(job: Job, ranks: "Ranks", files: dict[str, Written]) -> Manifest:
+def _manifest(job: Job, ranks: "Ranks", files: dict[str, WrittenFile]) -> Manifest:
     return Manifest(
         step=job.step,
         serial=next_serial(folder.listed(job.root)),
@@ -95,5 +113,5 @@ def _manifest(job: Job, ranks: "Ranks", files: dict[str, Written]) -> Manifest:
         must_match=json.loads(job.must_match),
         about=json.loads(job.about),
         files=dict(sorted(files.items())),
-        tensors=dict(job.wholes),
+        tensors=dict(job.tensors),
     )

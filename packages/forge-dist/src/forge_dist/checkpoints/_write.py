@@ -1,8 +1,8 @@
-"""A rank's pieces → one safetensors file, hashed as it is written.
+"""Write a rank's pieces to one safetensors file, hashed as it is written.
 
-The bytes are those of torch.distributed.checkpoint's own safetensors storage (`HuggingFaceStorageReader` reads them too): every entry is
-named after its tensor and the header's DCP_SHARDING_INFO says where in the tensor it begins. Written here because torch's writer builds
-the whole file in memory first and cannot hash it on the way.
+The bytes are those of torch.distributed.checkpoint's own safetensors storage (`HuggingFaceStorageReader` reads them too): every
+entry is named after its tensor and the header's DCP_SHARDING_INFO has its offsets in the tensor. Written here because torch's
+writer builds the whole file in memory first and cannot hash it on the way.
 """
 
 import hashlib
@@ -16,23 +16,25 @@ import torch
 
 from forge_dist.checkpoints._plan import Piece
 
-_BLOCK = 8 << 20  # bytes a write and a hash update: large enough to leave Python alone, small enough to be dropped soon
+_BLOCK = 8 << 20  # bytes per write and hash update: few calls, and caches are soon freed
 
 
-class Written(NamedTuple):
-    """A file as the manifest lists it."""
+class WrittenFile(NamedTuple):
+    """Size and digest of a file, as in the manifest."""
 
     size: int  # bytes
     sha256: str
 
 
 def file_of(rank: int) -> str:
-    """Name of the file that `rank` writes."""
+    """Return the name of the file that `rank` writes."""
     return f"rank_{rank}.safetensors"
 
 
-def write_file(path: Path, pieces: Mapping[str, Piece], values: Mapping[str, torch.Tensor], names: Sequence[str]) -> Written:
-    """Write the pieces `names` (any device, any strides) into a new file and make it durable.
+def write_file(
+    path: Path, pieces: Mapping[str, Piece], values: Mapping[str, torch.Tensor], names: Sequence[str]
+) -> WrittenFile:
+    """Write the pieces `names` (any device, any strides) to a new file and make it durable.
 
     Raises:
         OSError: the file cannot be written.
@@ -68,4 +70,4 @@ def write_file(path: Path, pieces: Mapping[str, Piece], values: Mapping[str, tor
             if flat.numel():
                 put(flat.view(torch.uint8).numpy().data)
         os.fsync(file.fileno())
-    return Written(8 + len(text) + end, digest.hexdigest())
+    return WrittenFile(8 + len(text) + end, digest.hexdigest())

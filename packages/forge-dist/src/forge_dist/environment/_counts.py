@@ -1,12 +1,16 @@
-"""What a launch value's text stands for: "2" or "1:4" nodes, "4", "auto", "gpu" or "cpu" processes; or a refusal by name."""
+"""Launch values for nodes ("2", "1:4") and processes per node ("4", "auto", "gpu", "cpu")."""
 
 from forge_dist._errors import LaunchError
 from forge_dist._settings import MOST_PROCESSES
 from forge_dist.environment._environment import Origin
 
 
-def nodes_of(value: object, origin: Origin) -> tuple[int, int]:
-    """The fewest and the most nodes that "2" or "1:4" stands for."""
+def parse_nodes(value: object, origin: Origin) -> tuple[int, int]:
+    """Return the minimum and maximum number of nodes that "2" or "1:4" stands for.
+
+    Raises:
+        LaunchError: it is neither; the message names `origin`.
+    """
     parts = str(value).strip().split(":")
     if not isinstance(value, bool) and len(parts) in (1, 2) and all(part.isdecimal() for part in parts):
         least, most = int(parts[0]), int(parts[-1])
@@ -15,8 +19,12 @@ def nodes_of(value: object, origin: Origin) -> tuple[int, int]:
     raise LaunchError(f'{origin.replace("argument", "nnodes")} must be a number of 1 or more, or "MIN:MAX"; got {value!r}')
 
 
-def processes_of(value: object, origin: Origin, devices: int, cores: int) -> int:
-    """How many processes of a node "4", "auto", "gpu" or "cpu" stands for here."""
+def parse_processes(value: object, origin: Origin, devices: int, cores: int) -> int:
+    """Return the number of processes per node that "4", "auto", "gpu" or "cpu" stands for here.
+
+    Raises:
+        LaunchError: it is none of these, or the machine has no accelerator for "gpu"; the message names `origin`.
+    """
     name, text = origin.replace("argument", "nproc_per_node"), str(value).strip()
     if text == "gpu" and devices == 0:
         raise LaunchError(f"{name}=gpu asks for one process for each accelerator, and this machine has none")

@@ -1,4 +1,4 @@
-"""A launch setting's value and where it came from: an argument, an environment variable, or the default."""
+"""Launch settings with the origin of each value: argument, environment variable, default."""
 
 from collections.abc import Mapping
 from typing import TypeAlias
@@ -23,8 +23,12 @@ _VARIABLES = {
 }
 
 
-def number_of(environ: Mapping[str, str], name: str) -> int | None:
-    """The whole number of 0 or more that a variable holds; None where it is unset or empty. Raises LaunchError for other text."""
+def read_int(environ: Mapping[str, str], name: str) -> int | None:
+    """Read a variable as a whole number of 0 or more; None where it is unset or empty.
+
+    Raises:
+        LaunchError: it holds other text.
+    """
     text = environ.get(name, "").strip()
     if not text:
         return None
@@ -33,27 +37,38 @@ def number_of(environ: Mapping[str, str], name: str) -> int | None:
     return int(text)
 
 
-def port_of(environ: Mapping[str, str], name: str) -> int | None:
-    """The port that a variable holds; None where it is unset or empty. Raises LaunchError for what is no port."""
-    port = number_of(environ, name)
+def read_port(environ: Mapping[str, str], name: str) -> int | None:
+    """Read a variable as a port; None where it is unset or empty.
+
+    Raises:
+        LaunchError: it is no port.
+    """
+    port = read_int(environ, name)
     if port is not None and port not in PORTS:
         raise LaunchError(f"the environment says {name}={port}, which is no port: ports are {PORTS[0]} to {PORTS[-1]}")
     return port
 
 
-_READERS = {"node_rank": number_of, "master_port": port_of, "max_restarts": number_of}
+_READERS = {"node_rank": read_int, "master_port": read_port, "max_restarts": read_int}
 
 
 @attrs.frozen
-class Found:
-    """Settings before variables before what a scheduler says."""
+class LaunchValues:
+    """Launch settings, completed by environment variables, then by a scheduler's values."""
 
     settings: LaunchSettings
+    """Explicit settings; they outrank the others."""
     environ: Mapping[str, str]
+    """Environment variables."""
     defaults: Mapping[str, tuple[object, Origin]] = attrs.field(factory=dict)
+    """A scheduler's values: setting → value and origin."""
 
     def value(self, name: str, default: object = None) -> tuple[object, Origin]:
-        """The value of one setting and its origin. Raises LaunchError for a variable that should be a number."""
+        """Return the value of a setting and its origin.
+
+        Raises:
+            LaunchError: a variable should be a number and is none.
+        """
         chosen = getattr(self.settings, name)
         if chosen is not None:
             return chosen, "argument"
@@ -65,9 +80,9 @@ class Found:
         return self.defaults.get(name, (default, "default"))
 
     def origin(self, name: str) -> Origin:
-        """Where the setting's value comes from."""
+        """Return the origin of a setting's value."""
         return self.value(name)[1]
 
-    def with_defaults(self, defaults: Mapping[str, tuple[object, Origin]]) -> "Found":
-        """The same with values for what neither settings nor variables say."""
+    def with_defaults(self, defaults: Mapping[str, tuple[object, Origin]]) -> "LaunchValues":
+        """Return a copy with values for what neither settings nor variables set."""
         return attrs.evolve(self, defaults=defaults)

@@ -1,4 +1,7 @@
-"""SLURM's variables → which node of how many this is, which task of how many, and where they meet. No torch, no `scontrol`."""
+"""SLURM's variables: nodes, tasks, this node and task, address to meet at.
+
+Without `scontrol`.
+"""
 
 import re
 from collections.abc import Mapping
@@ -13,89 +16,92 @@ _PORTS = range(20000, 30000)
 
 @attrs.frozen(kw_only=True)
 class SlurmStep:
-    """What `srun` says about one of its tasks."""
+    """One task of a SLURM step, as `srun` describes it."""
 
     nodes: int
-    """Nodes of the step."""
+    """Number of nodes of the step."""
     node: int
     """This node's number, from 0."""
     tasks: int
-    """Tasks of the step, over all nodes."""
+    """Number of tasks of the step, over all nodes."""
     task: int
     """This task's number, from 0."""
     local_task: int
     """This task's number on its node, from 0."""
     local_tasks: int
-    """Tasks on this node."""
+    """Number of tasks on this node."""
     host: str
     """Name of the first node."""
     port: int
-    """Port that follows from the job's number."""
+    """Port derived from the job's number."""
 
 
 def slurm_step(environ: Mapping[str, str], *, processes_asked: bool = False) -> SlurmStep | None:
-    """The step of several tasks that `srun` started this process in; None outside of SLURM and in a step of one task.
+    """Return the step of several tasks that `srun` started this process in.
+
+    None outside of SLURM and in a step of one task.
 
     Args:
         environ: the environment's variables.
-        processes_asked: whether something nearer says how many processes a node has, so that a job of several tasks on one node needs
-            no srun.
+        processes_asked: whether a setting or PET_NPROC_PER_NODE gives the number of processes per node, so that a job of
+            several tasks on one node needs no srun.
 
     Raises:
-        LaunchError: a job of several nodes or tasks in which no srun started this process; variables that are missing, are no numbers,
-            or contradict each other.
+        LaunchError: a job of several nodes or tasks in which no srun started this process; variables that are missing, are no
+            numbers, or contradict each other.
     """
-    tasks, task = _number(environ, "SLURM_STEP_NUM_TASKS"), _number(environ, "SLURM_PROCID") or 0
+    tasks, task = _read_int(environ, "SLURM_STEP_NUM_TASKS"), _read_int(environ, "SLURM_PROCID") or 0
     if tasks is None and task:
-        tasks = _number(environ, "SLURM_NTASKS")
+        tasks = _read_int(environ, "SLURM_NTASKS")
         if tasks is None:
             raise LaunchError(
                 f"the environment says SLURM_PROCID={task}, and neither SLURM_STEP_NUM_TASKS nor SLURM_NTASKS of how many"
             )
-    _within("SLURM_PROCID", task, tasks, "tasks")
+    _check_range("SLURM_PROCID", task, tasks, "tasks")
     if tasks is None:
         # sbatch runs its script on the first node only, with SLURM_PROCID=0; salloc's shell runs on none of them.
-        nodes = _number(environ, "SLURM_NNODES")
+        nodes = _read_int(environ, "SLURM_NNODES")
         if nodes is not None and nodes > 1:
             raise LaunchError(
-                f"the environment says SLURM_NNODES={nodes}, and no srun started this process: the other nodes would stay idle. Start it"
-                " with srun --ntasks-per-node=1, or set nnodes=1 to use this node alone"
+                f"the environment says SLURM_NNODES={nodes}, and no srun started this process: the other nodes would stay "
+                "idle. Start it with srun --ntasks-per-node=1, or set nnodes=1 to use this node alone"
             )
-        asked = _number(environ, "SLURM_NTASKS")
+        asked = _read_int(environ, "SLURM_NTASKS")
         if asked is not None and asked > 1 and not processes_asked:
             raise LaunchError(
-                f"the environment says SLURM_NTASKS={asked}, and no srun started this process, which would train alone: start it with"
-                " srun, or set nproc_per_node to as many processes as it shall start here (1 to stay alone)"
+                f"the environment says SLURM_NTASKS={asked}, and no srun started this process, which would train alone: "
+                "start it with srun, or set nproc_per_node to as many processes as it shall start here (1 to stay alone)"
             )
         return None
     if tasks == 1:
         return None
-    nodes = _needed(environ, "SLURM_STEP_NUM_NODES", "SLURM_NNODES")
-    node = _needed(environ, "SLURM_NODEID")
+    nodes = _required(environ, "SLURM_STEP_NUM_NODES", "SLURM_NNODES")
+    node = _required(environ, "SLURM_NODEID")
     hosts = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST") or ""
     if not hosts:
         raise LaunchError(
-            "the environment says that srun started several tasks, and neither SLURM_STEP_NODELIST nor SLURM_JOB_NODELIST says where"
+            "the environment says that srun started several tasks, and neither SLURM_STEP_NODELIST nor SLURM_JOB_NODELIST "
+            "says where"
         )
-    _within("SLURM_NODEID", node, nodes, "nodes")
+    _check_range("SLURM_NODEID", node, nodes, "nodes")
     counts = environ.get("SLURM_STEP_TASKS_PER_NODE") or environ.get("SLURM_TASKS_PER_NODE")
-    local_task = _number(environ, "SLURM_LOCALID") or 0
+    local_task = _read_int(environ, "SLURM_LOCALID") or 0
     local_tasks = _tasks_of(counts, node) if counts else tasks // nodes
-    _within("SLURM_LOCALID", local_task, local_tasks, "tasks of its node")
+    _check_range("SLURM_LOCALID", local_task, local_tasks, "tasks of its node")
     return SlurmStep(
         nodes=nodes,
         node=node,
         tasks=tasks,
-        task=_needed(environ, "SLURM_PROCID"),
+        task=_required(environ, "SLURM_PROCID"),
         local_task=local_task,
         local_tasks=local_tasks,
         host=first_host(hosts),
-        port=_PORTS[(_number(environ, "SLURM_JOB_ID") or 0) % len(_PORTS)],
+        port=_PORTS[(_read_int(environ, "SLURM_JOB_ID") or 0) % len(_PORTS)],
     )
 
 
 def first_host(nodes: str) -> str:
-    """The first name in one of SLURM's lists of nodes.
+    """Return the first name in one of SLURM's lists of nodes.
 
     >>> first_host("rack[2,7]-gpu[08-11,20],login1")
     'rack2-gpu08'
@@ -106,7 +112,7 @@ def first_host(nodes: str) -> str:
 
 
 def _tasks_of(counts: str, node: int) -> int:
-    """How many tasks a node has, from a list such as `4(x2),3`."""
+    """Return the number of tasks of a node, from a list such as `4(x2),3`."""
     listed: list[int] = []
     for part in counts.split(","):
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
@@ -118,7 +124,7 @@ def _tasks_of(counts: str, node: int) -> int:
     return listed[node]
 
 
-def _number(environ: Mapping[str, str], name: str) -> int | None:
+def _read_int(environ: Mapping[str, str], name: str) -> int | None:
     text = environ.get(name, "").strip()
     if not text:
         return None
@@ -127,14 +133,14 @@ def _number(environ: Mapping[str, str], name: str) -> int | None:
     return int(text)
 
 
-def _within(name: str, number: int, count: int | None, of: str) -> None:
+def _check_range(name: str, number: int, count: int | None, of: str) -> None:
     if count is not None and number >= count:
         raise LaunchError(f"the environment says {name}={number}, and SLURM counts {count} {of}, numbered from 0")
 
 
-def _needed(environ: Mapping[str, str], *names: str) -> int:
+def _required(environ: Mapping[str, str], *names: str) -> int:
     for name in names:
-        number = _number(environ, name)
+        number = _read_int(environ, name)
         if number is not None:
             return number
     raise LaunchError(f"the environment says that srun started several tasks, and {' or '.join(names)} is not set")

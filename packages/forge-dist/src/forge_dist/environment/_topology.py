@@ -1,7 +1,8 @@
-"""Settings and environment → how many processes on which nodes, and what this process is among them: alone, their launcher, or one of them.
+"""The topology of a run: its processes and nodes, and what this process is among them.
 
-Read without torch. Explicit settings win over the environment, and where each value came from is kept. An environment that is partial or
-that contradicts itself is an error that names the variable: N copies that know nothing of each other would train N models in silence.
+Read without torch. Explicit settings outrank the environment, and the origin of each value is kept. An environment that is
+partial or that contradicts itself is an error that names the variable: N copies that know nothing of each other would silently
+train N models.
 """
 
 import os
@@ -12,10 +13,10 @@ import attrs
 
 from forge_dist._errors import LaunchError
 from forge_dist._settings import PORTS, LaunchSettings
-from forge_dist.environment._counts import nodes_of, processes_of
-from forge_dist.environment._environment import Found, number_of
+from forge_dist.environment._counts import parse_nodes, parse_processes
+from forge_dist.environment._environment import LaunchValues, read_int
 from forge_dist.environment._slurm import SlurmStep, slurm_step
-from forge_dist.environment._worker import Started, worker_of
+from forge_dist.environment._worker import Worker, read_worker
 
 # torchrun's own default, so that PET_MASTER_ADDR alone means here what it means there.
 DEFAULT_PORT = 29500
@@ -23,53 +24,53 @@ DEFAULT_PORT = 29500
 
 @attrs.frozen(kw_only=True)
 class Topology:
-    """How many processes a run has, where they meet, and which of them this is."""
+    """Processes of a run, where they meet, and which of them this one is."""
 
     role: Literal["single", "launcher", "worker"]
-    """`single`: this process is the whole run. `launcher`: it starts the processes of this node. `worker`: a launcher started it."""
+    """single: this process is the whole run; launcher: it starts this node's processes; worker: a launcher started it."""
     rank: int = 0
-    """Of a worker, among all; 0 otherwise."""
+    """Rank of a worker among all, from 0; 0 otherwise."""
     world_size: int | None = None
-    """Processes on all nodes together; None for the launcher of an elastic run, whose size the rendezvous settles."""
+    """Number of processes on all nodes; None for the launcher of an elastic run, whose size the rendezvous decides."""
     local_rank: int = 0
-    """Of a worker, on its node."""
+    """Rank of a worker on its node, from 0."""
     local_world_size: int = 1
-    """Processes on this node."""
+    """Number of processes on this node."""
     node_rank: int | None = None
-    """Which node this is, from 0; None where the rendezvous gives it."""
+    """Number of this node, from 0; None where the rendezvous assigns it."""
     min_nodes: int = 1
-    """Nodes that a run starts with at the least."""
+    """Minimum number of nodes."""
     max_nodes: int = 1
-    """Nodes that a run takes at the most."""
+    """Maximum number of nodes."""
     nproc_per_node: int = 1
-    """Processes on each node."""
+    """Number of processes on each node."""
     master: tuple[str, int] | None = None
-    """Host and port where the nodes of a run of fixed size meet; None on one node, which picks a free port by itself."""
+    """Host and port where the nodes of a run of fixed size meet; None on one node, which picks a free port."""
     rdzv_endpoint: str | None = None
     """HOST:PORT of torchrun's c10d rendezvous, for elastic runs."""
     rdzv_id: str = "forge"
-    """Name of the run among those that meet there."""
+    """Name of the run at that rendezvous."""
     max_restarts: int = 0
-    """How often the processes of this node are started again after one failed."""
+    """Number of times that the processes of this node are started again after one failed."""
     connect_seconds: float = 300.0
-    """How long nodes and ranks wait for each other."""
+    """Time that nodes and ranks wait for each other, in seconds."""
     cores: int = 1
-    """Cores that this process may use."""
+    """Number of processor cores that this process may use."""
     origins: Mapping[str, str] = attrs.field(factory=dict)
-    """Where each setting came from: its name → "argument", an environment variable, or "default"."""
+    """Setting → its origin: "argument", an environment variable, or "default"."""
 
 
 def topology(
     settings: LaunchSettings, *, environ: Mapping[str, str] | None = None, devices: int = 0, cores: int | None = None
 ) -> Topology:
-    """What this process is, from `settings`, the environment (default: `os.environ`), and what this node has.
+    """Determine what this process is, from settings, the environment and this node.
 
-    RANK set → a worker. Otherwise PET_* (torchrun, Kubeflow) or srun's variables → a launcher, or a worker where srun started several
-    tasks on a node. Neither → what the settings say. One node with one process is `single`.
+    With RANK set it is a worker. Otherwise PET_* (torchrun, Kubeflow) or srun's variables make it a launcher, or a worker where
+    srun started several tasks on a node. Without any of them the settings decide. One node with one process is `single`.
 
     Args:
-        settings: what was asked for; each value that is not None outranks the environment.
-        environ: the environment's variables.
+        settings: the launch settings; each value that is not None outranks the environment.
+        environ: the environment's variables; `os.environ` by default.
         devices: accelerators of this node, for `nproc_per_node="auto"` and `"gpu"`.
         cores: processor cores that this process may use, for `"cpu"`; by default those that the system grants it.
 
@@ -87,10 +88,10 @@ def topology(
     if cores is None:
         cores = _cores()
     if environ.get("RANK", "").strip():
-        return _worker(settings, worker_of(environ, settings), cores)
-    _refuse_half_started(environ)
-    found = Found(settings, environ)
-    # SLURM is asked where nothing nearer says how many nodes there are.
+        return _worker(settings, read_worker(environ, settings), cores)
+    _refuse_partial_environment(environ)
+    found = LaunchValues(settings, environ)
+    # SLURM's variables count where neither settings nor PET_* give the number of nodes.
     asked = found.origin("nproc_per_node") != "default"
     step = slurm_step(environ, processes_asked=asked) if found.origin("nnodes") == "default" else None
     if step is not None and step.tasks > step.nodes:
@@ -98,7 +99,7 @@ def topology(
     return _launcher(found, step, devices, cores)
 
 
-def _launcher(found: Found, step: SlurmStep | None, devices: int, cores: int) -> Topology:
+def _launcher(found: LaunchValues, step: SlurmStep | None, devices: int, cores: int) -> Topology:
     origins: dict[str, str] = {}
 
     def take(name: str, default: object = None) -> object:
@@ -115,9 +116,9 @@ def _launcher(found: Found, step: SlurmStep | None, devices: int, cores: int) ->
             }
         )
     nodes_text = take("nnodes", 1)
-    least, most = nodes_of(nodes_text, origins["nnodes"])
+    least, most = parse_nodes(nodes_text, origins["nnodes"])
     procs_text = take("nproc_per_node", 1)
-    procs = processes_of(procs_text, origins["nproc_per_node"], devices, cores)
+    procs = parse_processes(procs_text, origins["nproc_per_node"], devices, cores)
     endpoint = take("rdzv_endpoint")
     address, port = take("master_addr"), take("master_port", DEFAULT_PORT)
     node_rank, rdzv_id, restarts = take("node_rank"), take("rdzv_id", "forge"), take("max_restarts", 0)
@@ -131,20 +132,22 @@ def _launcher(found: Found, step: SlurmStep | None, devices: int, cores: int) ->
     backend = found.environ.get("PET_RDZV_BACKEND", "").strip()
     if backend not in ("", "static", "c10d"):
         raise LaunchError(f"PET_RDZV_BACKEND={backend} is not supported: leave it out, or use c10d with PET_RDZV_ENDPOINT")
-    endpoint = _meeting_place(found, origins, endpoint, address, port, elastic=least != most)
+    endpoint = _rendezvous_endpoint(found, origins, endpoint, address, port, elastic=least != most)
     if endpoint is None and most == 1:
-        _refuse_unused(origins, found, most * procs)
+        _refuse_unused_addresses(origins, found, most * procs)
     if endpoint is None and most > 1:
         missing = [name for name, value in (("master_addr", address), ("node_rank", node_rank)) if value is None]
         if missing:
             raise LaunchError(
-                f"{_said(origins, 'nnodes', nodes_text)} asks for {most} nodes, and nothing says {' and '.join(missing)}: set"
-                " master_addr (the host of node 0) and node_rank (or PET_MASTER_ADDR and PET_NODE_RANK), or rdzv_endpoint"
+                f"{_describe(origins, 'nnodes', nodes_text)} asks for {most} nodes, and nothing says "
+                f"{' and '.join(missing)}: set master_addr (the host of node 0) and node_rank (or PET_MASTER_ADDR and "
+                "PET_NODE_RANK), or rdzv_endpoint"
             )
         assert node_rank is not None
         if node_rank >= most:
             raise LaunchError(
-                f"{_said(origins, 'node_rank', node_rank)} is not one of the {most} nodes of {_said(origins, 'nnodes', nodes_text)}:"
+                f"{_describe(origins, 'node_rank', node_rank)} is not one of the {most} nodes of "
+                f"{_describe(origins, 'nnodes', nodes_text)}:"
                 " nodes are counted from 0"
             )
     fixed = endpoint is None
@@ -167,10 +170,10 @@ def _launcher(found: Found, step: SlurmStep | None, devices: int, cores: int) ->
     )
 
 
-def _meeting_place(
-    found: Found, origins: dict[str, str], endpoint: str | None, address: str | None, port: int, *, elastic: bool
+def _rendezvous_endpoint(
+    found: LaunchValues, origins: dict[str, str], endpoint: str | None, address: str | None, port: int, *, elastic: bool
 ) -> str | None:
-    """HOST:PORT of the c10d rendezvous, or None where the nodes meet at the master's address. Raises LaunchError."""
+    """Return HOST:PORT of the c10d rendezvous; None where nodes meet at the master's address."""
     if endpoint is not None and origins["master_addr"] == "argument":
         if origins["rdzv_endpoint"] == "argument":
             raise LaunchError("rdzv_endpoint and master_addr are two places to meet: set one of them")
@@ -181,25 +184,30 @@ def _meeting_place(
     ):
         if endpoint is not None and origins[name] == "argument":
             raise LaunchError(
-                f"{name} has no effect with {origins['rdzv_endpoint'].replace('argument', 'rdzv_endpoint')}{instead}: leave it out, or"
-                " set master_addr instead"
+                f"{name} has no effect with {origins['rdzv_endpoint'].replace('argument', 'rdzv_endpoint')}{instead}: leave "
+                "it out, or set master_addr instead"
             )
     if elastic and endpoint is None:
         if address is None:
             raise LaunchError(
-                f"an elastic run ({_said(origins, 'nnodes', found.value('nnodes')[0])}) needs a place to meet: set rdzv_endpoint to"
-                " HOST:PORT (or PET_RDZV_ENDPOINT)"
+                f"an elastic run ({_describe(origins, 'nnodes', found.value('nnodes')[0])}) needs a place to meet: set "
+                "rdzv_endpoint to HOST:PORT (or PET_RDZV_ENDPOINT)"
             )
         endpoint = f"{address}:{port}"
     if endpoint is not None and not endpoint.rpartition(":")[2].isdecimal():
         endpoint = f"{endpoint}:{DEFAULT_PORT}"
     if endpoint is not None and int(endpoint.rpartition(":")[2]) not in PORTS:
-        raise LaunchError(f"{_said(origins, 'rdzv_endpoint', endpoint)} ends in no port: ports are {PORTS[0]} to {PORTS[-1]}")
+        raise LaunchError(
+            f"{_describe(origins, 'rdzv_endpoint', endpoint)} ends in no port: ports are {PORTS[0]} to {PORTS[-1]}"
+        )
     return endpoint
 
 
-def _refuse_unused(origins: dict[str, str], found: Found, world_size: int) -> None:
-    """On one node nobody has to be met: what says where is refused, or, from a half-set environment, is a sign of more nodes."""
+def _refuse_unused_addresses(origins: dict[str, str], found: LaunchValues, world_size: int) -> None:
+    """Refuse addresses and node numbers on one node, where no other node has to be met.
+
+    In a partial environment they are a sign of more nodes.
+    """
     for name in ("master_addr", "master_port", "node_rank", "rdzv_id"):
         origin = origins[name]
         if origin == "argument" and not (name == "node_rank" and found.settings.node_rank == 0):
@@ -219,25 +227,25 @@ def _refuse_unused(origins: dict[str, str], found: Found, world_size: int) -> No
         raise LaunchError(f"PET_NODE_RANK={rank} contradicts PET_NNODES=1, which has node 0 only")
 
 
-def _worker(settings: LaunchSettings, started: Started, cores: int) -> Topology:
+def _worker(settings: LaunchSettings, worker: Worker, cores: int) -> Topology:
     return Topology(
         role="worker",
-        rank=started.rank,
-        world_size=started.world_size,
-        local_rank=started.local_rank,
-        local_world_size=started.local_world_size,
-        node_rank=started.node_rank,
-        min_nodes=started.nodes,
-        max_nodes=started.nodes,
-        nproc_per_node=started.local_world_size,
-        master=started.master,
+        rank=worker.rank,
+        world_size=worker.world_size,
+        local_rank=worker.local_rank,
+        local_world_size=worker.local_world_size,
+        node_rank=worker.node_rank,
+        min_nodes=worker.nodes,
+        max_nodes=worker.nodes,
+        nproc_per_node=worker.local_world_size,
+        master=worker.master,
         connect_seconds=settings.connect_seconds,
         cores=cores,
-        origins=started.origins,
+        origins=worker.origins,
     )
 
 
-def _slurm_worker(step: SlurmStep, settings: LaunchSettings) -> Started:
+def _slurm_worker(step: SlurmStep, settings: LaunchSettings) -> Worker:
     for name, value, here in (
         ("nproc_per_node", settings.nproc_per_node, step.local_tasks),
         ("node_rank", settings.node_rank, step.node),
@@ -246,7 +254,7 @@ def _slurm_worker(step: SlurmStep, settings: LaunchSettings) -> Started:
             raise LaunchError(
                 f"{name}={value} contradicts srun, which started {step.local_tasks} tasks on this node ({step.node})"
             )
-    return Started(
+    return Worker(
         rank=step.task,
         world_size=step.tasks,
         local_rank=step.local_task,
@@ -258,19 +266,19 @@ def _slurm_worker(step: SlurmStep, settings: LaunchSettings) -> Started:
     )
 
 
-def _refuse_half_started(environ: Mapping[str, str]) -> None:
+def _refuse_partial_environment(environ: Mapping[str, str]) -> None:
     for name in ("WORLD_SIZE", "LOCAL_RANK"):
         if environ.get(name, "").strip():
             raise LaunchError(f"the environment sets {name}={environ[name]} and not RANK: set both or neither")
-    tasks = number_of(environ, "OMPI_COMM_WORLD_SIZE")
+    tasks = read_int(environ, "OMPI_COMM_WORLD_SIZE")
     if tasks is not None and tasks > 1:
         raise LaunchError(
-            f"mpirun started {tasks} processes (OMPI_COMM_WORLD_SIZE={tasks}), each of which would train alone: start one process on"
-            " each node and set nproc_per_node and nnodes, or use torchrun"
+            f"mpirun started {tasks} processes (OMPI_COMM_WORLD_SIZE={tasks}), each of which would train alone: start one "
+            "process on each node and set nproc_per_node and nnodes, or use torchrun"
         )
 
 
-def _said(origins: Mapping[str, str], name: str, value: object) -> str:
+def _describe(origins: Mapping[str, str], name: str, value: object) -> str:
     return f"{origins[name].replace('argument', name).replace('default', name)}={value}"
 
 

@@ -1,14 +1,12 @@
-"""A model in memory → a directory that plain transformers (or plain PEFT) loads, complete under its name or not there.
+"""Export of a model, whole or divided over ranks, for plain transformers or plain PEFT.
 
-Nothing of the model in memory changes, so training goes on from where it was. `_export_divided` does it for a model that is divided over
-ranks.
+The directory is complete under its name or not there. Nothing of the model in memory changes, so training can go on. Rank 0
+writes; the other ranks take part in gathering each tensor, and get the same error. A model that no strategy loaded is written
+as one process's.
 """
 
-import copy
-import json
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,12 +15,16 @@ from safetensors import SafetensorError
 
 from forge_dist._errors import ExportError
 from forge_dist._files import atomic_directory
-from forge_dist._third_party_logs import quiet
-from forge_dist.adapters._adapter import base_of, is_peft, unwrapped, write_adapter
-from forge_dist.exporting._dtype import cast_state_dict
-from forge_dist.exporting._plain import check_without
-from forge_dist.exporting._plain_from_plain import Plain
-from forge_dist.loading._task import is_reward
+from forge_dist._third_party_logs import quiet_transformers
+from forge_dist.adapters._adapter import active_adapter, write_adapter
+from forge_dist.exporting._adapter_state import adapter_state
+from forge_dist.exporting._directory import set_permissions, write_configs, write_tokenizer
+from forge_dist.exporting._layout import Layout, WholeTensors, in_file_layout, layout_of
+from forge_dist.exporting._plain import Plain, check_without, plain_tensors
+from forge_dist.exporting._safetensors_writer import SafetensorsWriter
+from forge_dist.loading._unwrap import base_of, is_peft, unwrapped
+from forge_dist.ranks._errors_on_all_ranks import errors_on_all_ranks, exhausted
+from forge_dist.strategies._torch import one_process
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -30,8 +32,8 @@ if TYPE_CHECKING:
 
     from forge_dist.strategies._strategy import Strategy
 
-EXPORTABLE = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-WRITING = (OSError, SafetensorError, ValueError, TypeError, RuntimeError)
+EXPORTABLE_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+WRITING_ERRORS = (OSError, SafetensorError, ValueError, TypeError, RuntimeError)
 
 
 def export_model(
@@ -46,80 +48,64 @@ def export_model(
 ) -> Path:
     """Write `model` to `directory` and return its absolute path.
 
-    A PreTrainedModel becomes config.json, generation_config.json and safetensors of at most 5 GB under the names of the checkpoint
-    that it came from, tied weights once. A PeftModel becomes adapter_config.json and adapter_model.safetensors. With `tokenizer` its
-    files and chat template come along. Floats are written as `dtype` (default: as they are in memory), except those that the
-    architecture keeps in float32. The directory names neither our attention function nor where this machine keeps its files (but
-    for an adapter's base model, which it must name), and a cache that was switched off for training is on again.
+    A PreTrainedModel becomes config.json, generation_config.json and safetensors of at most 5 GB under the names of the
+    checkpoint that it came from, tied weights once. A PeftModel becomes adapter_config.json and adapter_model.safetensors. With
+    `tokenizer` its files and chat template are written too. Floats are written as `dtype` (default: as they are in memory),
+    except those that the architecture keeps in float32. The directory names neither our attention function nor where this
+    machine keeps its files (but for an adapter's base model, which it must name), and a cache that was switched off for
+    training is on again.
 
     A reward model becomes a directory that AutoModelForSequenceClassification loads, and its `tokenizer` is written with the
-    padding token of the configuration. An adapter on a reward model holds its head; the base model that it names is loaded
-    with `num_labels=1`. Modules that the run added to the model, and that plain transformers does not know, are left out by their
+    padding token of the configuration. An adapter on a reward model holds its head; the base model that it names is loaded with
+    `num_labels=1`. Modules that the run added to the model, and that plain transformers does not know, are left out by their
     names in `without` ("value_head"), however many and however deep ("model.layers.0.mlp.up_proj.osft"). Where a run keeps its
-    changes beside a weight, `plain(name, tensor)` is the tensor that a plain model has there, given the name in `model.state_dict()` and the whole tensor of
-    that name: it is asked of each tensor that is written, on rank 0, tied weights once under their first name, and of adapters' files not at all.
+    changes beside a weight, `plain(name, tensor)` is the tensor that a plain model has there, given the name in
+    `model.state_dict()` and the whole tensor of that
+    name: it is called for each tensor that is written, on rank 0, tied weights once under their first name, and not for
+    adapters' files.
 
-    With the `strategy` that the model was loaded by, all ranks call this together, with what `wrap` returned. Rank 0 writes the same
-    files that one process would, each tensor as it comes, and holds no more than two at a time; of an architecture whose files are laid out
-    otherwise than its memory, the tensors of one layer, or, where even those are not enough, the whole model.
+    With the `strategy` that the model was loaded by, all ranks call this together, with what `wrap` returned. Rank 0 writes
+    each tensor as it is gathered, and holds no more than two at a time; for an architecture whose files are laid out otherwise
+    than its memory, the tensors of one layer, or, where those are not enough, the whole model.
 
     Raises:
-        ExportError: `directory` exists or cannot be written (full disk, no permission); the model is quantized, sharded off
-            to disk, or of another class; a module of `without` is not there. Nothing is left under the name then. With a strategy it is raised on all ranks.
+        ExportError: `directory` exists or cannot be written (full disk, no permission); the model is quantized, offloaded to
+            disk, or of another class; a module of `without` is not there. Nothing is left under the name then. It is raised on
+            all ranks.
     """
-    if dtype is not None and dtype not in EXPORTABLE:
-        raise ExportError(f"{directory}: dtype {dtype} cannot be exported; known: {', '.join(map(str, EXPORTABLE))}")
-    check_without(unwrapped(model), without, directory)
-    if strategy is not None and strategy.name != "single":
-        from forge_dist.exporting._export_divided import export_divided
-
-        where = Path(os.path.abspath(directory))
-        return export_divided(model, where, tokenizer=tokenizer, dtype=dtype, strategy=strategy, without=without, plain=plain)
-    if strategy is not None:
-        model = unwrapped(model)
-    with atomic_directory(directory) as temporary:
-        try:
-            with quiet():
-                marker = (
-                    write_adapter(model, temporary, dtype)
-                    if is_peft(model)
-                    else _write_model(model, temporary, dtype, without, plain)
-                )
+    if dtype is not None and dtype not in EXPORTABLE_DTYPES:
+        raise ExportError(f"{directory}: dtype {dtype} cannot be exported; known: {', '.join(map(str, EXPORTABLE_DTYPES))}")
+    inner = unwrapped(model)
+    check_without(inner, without, directory)
+    strategy = one_process(torch.device("cpu")) if strategy is None else strategy
+    path, ranks = Path(os.path.abspath(directory)), strategy.ranks
+    cannot = f"{directory} cannot be written"
+    with errors_on_all_ranks(ranks, WRITING_ERRORS, cannot), quiet_transformers():
+        # What can be refused is refused before anything is gathered. The layout is made on every rank: reading the state of a
+        # divided model may free what its last forward gathered, and ranks must not differ in that.
+        layout = None if is_peft(inner) else layout_of(_exportable(inner), dtype, without)
+        if is_peft(inner):
+            active_adapter(inner)
+        if ranks.is_first and os.path.lexists(path):
+            raise ExportError(f"{path} exists already, and nothing is written over it: remove it or choose another name")
+    whole: WholeTensors = iter(()) if layout is None else plain_tensors(inner, strategy.whole(model), plain, without)
+    with errors_on_all_ranks(ranks, WRITING_ERRORS, cannot), exhausted(whole) as tensors:
+        state = adapter_state(inner, model, strategy) if is_peft(inner) else {}
+        if ranks.is_first:
+            with atomic_directory(path) as temporary, quiet_transformers():
+                if is_peft(inner):
+                    config_file = write_adapter(inner, temporary, dtype, state)
+                else:
+                    assert layout is not None
+                    config_file = _write_model(base_of(inner), temporary, layout, tensors, dtype)
                 if tokenizer is not None:
-                    save_tokenizer(tokenizer, temporary, base_of(unwrapped(model)))
-            share(temporary, marker)
-        except WRITING as error:
-            raise ExportError(f"{directory} cannot be written: {error}") from error
-    return Path(os.path.abspath(directory))
+                    write_tokenizer(tokenizer, temporary, base_of(inner))
+                set_permissions(temporary, config_file)
+    return path
 
 
-def save_tokenizer(tokenizer: "PreTrainedTokenizerBase", folder: Path, model: "PreTrainedModel") -> None:
-    """Write its files. Raises OSError for whatever the tokenizers library raises: on a full disk that is a bare Exception.
-
-    Beside a reward `model` it pads with the token by which the model finds the end of a row, whatever it pads with in memory.
-    """
-    pad = model.config.get_text_config().pad_token_id if is_reward(model) else None
-    try:
-        if pad is not None and tokenizer.pad_token_id != pad:
-            tokenizer = copy.deepcopy(tokenizer)
-            tokenizer.pad_token = tokenizer.convert_ids_to_tokens(pad)
-        tokenizer.save_pretrained(folder)
-    except OSError:
-        raise
-    except Exception as error:
-        raise OSError(f"the tokenizer cannot be saved: {error}") from error
-
-
-def _write_model(model: object, folder: Path, dtype: torch.dtype | None, without: Sequence[str], plain: Plain | None) -> Path:
-    known = exportable(model)
-    state = cast_state_dict(known, dtype, without=without, plain=plain)
-    with _own_config(known):
-        known.save_pretrained(folder, state_dict=state, max_shard_size="5GB")
-    return finish_configs(known, folder, dtype)
-
-
-def exportable(model: object) -> "PreTrainedModel":
-    """`model`, if its weights can be exported.
+def _exportable(model: object) -> "PreTrainedModel":
+    """Return `model` if its weights can be exported.
 
     Raises:
         TypeError: it is no transformers model.
@@ -134,57 +120,12 @@ def exportable(model: object) -> "PreTrainedModel":
     return model
 
 
-def finish_configs(model: "PreTrainedModel", folder: Path, dtype: torch.dtype | None) -> Path:
-    """Beside the config.json that transformers wrote, which is cleaned, put generation_config.json; return the former's path."""
-    generation = getattr(model, "generation_config", None)
-    if model.can_generate() and generation is not None:
-        generation = copy.deepcopy(generation)
-        if getattr(generation, "use_cache", None) is False:
-            generation.use_cache = True
-        generation.to_json_file(folder / "generation_config.json")
-    _clean_config(folder / "config.json", dtype)
-    return folder / "config.json"
-
-
-@contextmanager
-def _own_config(model: "PreTrainedModel") -> Iterator[None]:
-    """Let save_pretrained write into a copy of the configuration: it sets dtype and architectures on the one that it finds.
-
-    The generation configuration is replaced by an empty one: transformers refuses to save one that it merely warns about when
-    loading (a temperature without do_sample), and a finished training must not be lost over that.
-    """
-    from transformers import GenerationConfig
-
-    config, generation = model.config, getattr(model, "generation_config", None)
-    model.config = copy.deepcopy(config)
-    if generation is not None:  # a model that writes no text has none
-        model.generation_config = GenerationConfig()
-    try:
-        yield
-    finally:
-        model.config = config
-        if generation is not None:
-            model.generation_config = generation
-
-
-def _clean_config(file: Path, dtype: torch.dtype | None) -> None:
-    config = json.loads(file.read_text(encoding="utf-8"))
-    config = {key: value for key, value in config.items() if not key.endswith("name_or_path")}
-    if config.get("use_cache") is False:
-        config["use_cache"] = True
-    if dtype is not None:
-        config["dtype"] = str(dtype).removeprefix("torch.")
-    rope = config.get("rope_parameters")
-    # Readers older than transformers 5 (mlx-lm among them) look for rope_theta at the top level only, and without a
-    # word take 10000 where it is not: a model that answers wrongly.
-    if isinstance(rope, dict) and isinstance(rope.get("rope_theta"), int | float):
-        config.setdefault("rope_theta", rope["rope_theta"])
-    file.write_text(json.dumps(config, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-def share(folder: Path, marker: Path) -> None:
-    """Give every file the mode of `marker`, which the umask decided: safetensors makes its files readable by their owner alone."""
-    mode = marker.stat().st_mode & 0o777
-    for file in folder.rglob("*"):
-        if file.is_file():
-            file.chmod(mode)
+def _write_model(
+    model: "PreTrainedModel", folder: Path, layout: Layout, tensors: WholeTensors, dtype: torch.dtype | None
+) -> Path:
+    config_file = write_configs(model, folder, dtype)
+    with SafetensorsWriter(folder, layout.files, parameters=model.num_parameters()) as writer:
+        for name, tensor in in_file_layout(model, layout, tensors):
+            writer.write(name, tensor)
+            del tensor  # or it would stay while the next one is gathered
+    return config_file

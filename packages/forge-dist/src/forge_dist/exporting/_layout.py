@@ -1,6 +1,6 @@
-"""A model, whole or divided → what its export will hold: names, shapes and types, known before one tensor is put together.
+"""Layout of an export: names, shapes and dtypes, known before a tensor is gathered.
 
-Everything is asked of tensors on the meta device, which have no data, so every rank can compute it for itself.
+Computed from tensors on the meta device, which have no data, so every rank can do it by itself.
 """
 
 import re
@@ -11,23 +11,23 @@ import attrs
 import torch
 
 from forge_dist.exporting._dtype import stored_dtype
-from forge_dist.exporting._plain import left
+from forge_dist.exporting._plain import without_added
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-Whole = Iterator[tuple[str, torch.Tensor | None]]
-"""What `Strategy.whole` gives."""
+WholeTensors = Iterator[tuple[str, torch.Tensor | None]]
+"""(name in the model's state, tensor on rank 0), as `Strategy.whole` gives them."""
 
 _LAYER = re.compile(r".*?\.\d+(?=\.)")
 
 
 @attrs.frozen(kw_only=True, eq=False)
 class Layout:
-    """What an export holds, and which tensors of the model it is made of."""
+    """Tensors that an export holds, and the tensors of the model that they are made of."""
 
     files: dict[str, torch.Tensor]
-    """Name in the files → tensor on the meta device, in the order in which transformers divides them into files."""
+    """Name in the files → tensor on the meta device, in the order in which transformers distributes them over files."""
 
     sources: dict[str, torch.Tensor]
     """Name in the model's state → tensor on the meta device, in the type that the export holds; tied weights once."""
@@ -36,11 +36,11 @@ class Layout:
     """Every name of a tensor in the model's state → the one of its names that `sources` has."""
 
     blocks: dict[str, tuple[str, ...]]
-    """Each name in `sources` → the names, itself among them, that an architecture's internal layout needs together to be turned back."""
+    """Name in `sources` → the names, itself included, that are converted to the files' layout together."""
 
 
 def layout_of(model: "PreTrainedModel", dtype: torch.dtype | None, without: Sequence[str] = ()) -> Layout:
-    """The layout of an export of `model` as `dtype` (None: as it is in memory), without the modules `without`.
+    """Return the layout of an export as `dtype` (None: as in memory), without some modules.
 
     Raises:
         ValueError: a tensor is on the meta device: its data is elsewhere.
@@ -48,10 +48,10 @@ def layout_of(model: "PreTrainedModel", dtype: torch.dtype | None, without: Sequ
     """
     stored, owners = stored_dtype(model, dtype), owners_of(model)
     state = {}
-    for name, tensor in left(model.state_dict(), without).items():
+    for name, tensor in without_added(model.state_dict(), without).items():
         if tensor.is_meta:
             raise ValueError(f"the tensor {name} is offloaded (meta device); load the model whole to export it")
-        # ZeRO-3 leaves empty tensors behind, and notes on them what they were.
+        # ZeRO-3 leaves empty tensors, with their whole shape as an attribute.
         owner: Any = owners[name]
         shape = owner.ds_shape if hasattr(owner, "ds_shape") else tensor.shape
         state[name] = torch.empty(shape, dtype=stored(name, tensor), device="meta")
@@ -63,12 +63,18 @@ def layout_of(model: "PreTrainedModel", dtype: torch.dtype | None, without: Sequ
 
 
 def owners_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Name → parameter or buffer itself, so that tied weights are one object under several names; a state holds copies of their handles."""
+    """Return name → parameter or buffer itself: tied weights are one object under several names.
+
+    The tensors of a state_dict are new objects.
+    """
     return dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
 
 
 def kept_once(model: "PreTrainedModel", state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """`state` without what the architecture leaves out of its files, and tied weights once, under the name that loading expects."""
+    """Return `state` without what the architecture does not save, tied weights once.
+
+    Those are under the name that loading expects.
+    """
     from transformers.modeling_utils import remove_tied_weights_from_state_dict
 
     ignored = set(getattr(model, "_keys_to_ignore_on_save", None) or ())
@@ -76,7 +82,7 @@ def kept_once(model: "PreTrainedModel", state: Mapping[str, torch.Tensor]) -> di
 
 
 def as_stored(model: "PreTrainedModel", state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """`state` with an architecture's internal layout (experts in one tensor, for example) turned back into that of its files."""
+    """Convert `state` from the layout in memory (experts in one tensor, say) to that of files."""
     from transformers.core_model_loading import revert_weight_conversion
 
     return revert_weight_conversion(model, state)
@@ -85,7 +91,7 @@ def as_stored(model: "PreTrainedModel", state: dict[str, torch.Tensor]) -> dict[
 def _blocks(
     model: "PreTrainedModel", sources: dict[str, torch.Tensor], files: Mapping[str, torch.Tensor]
 ) -> dict[str, tuple[str, ...]]:
-    """The finest of three divisions that gives the files the whole does: tensor by tensor, layer by layer, all together."""
+    """Find the smallest blocks that can be converted apart: tensors, layers, or all."""
     ways: tuple[Callable[[str], str], ...] = (str, _layer)
     for way in ways:
         members: dict[str, list[str]] = {}
@@ -96,8 +102,8 @@ def _blocks(
             for names in members.values():
                 found |= as_stored(model, {name: sources[name] for name in names})
         except (ValueError, RuntimeError, KeyError, IndexError, TypeError):
-            continue  # a conversion that misses its other parts
-        if _described(found) == _described(files):
+            continue  # a conversion that lacks its other tensors
+        if _shapes(found) == _shapes(files):
             return {name: tuple(names) for names in members.values() for name in names}
     return dict.fromkeys(sources, tuple(sources))
 
@@ -107,22 +113,22 @@ def _layer(name: str) -> str:
     return found.group() if found else name
 
 
-def _described(tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[torch.Size, torch.dtype]]:
+def _shapes(tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[torch.Size, torch.dtype]]:
     return {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
 
 
 def first_names(model: torch.nn.Module) -> dict[str, str]:
-    """Every name in the model's state → the first name of the same tensor, under which `Strategy.whole` gives it."""
+    """Return name in the state → the first name of the same tensor, as in `Strategy.whole`."""
     owners = owners_of(model)
     first: dict[int, str] = {}
-    # What bitsandbytes notes beside a weight in 4 bits is in the state, and neither parameter nor buffer.
+    # bitsandbytes' constants beside a weight in 4 bits are in the state, and neither parameter nor buffer.
     return {name: first.setdefault(id(owners.get(name, name)), name) for name in model.state_dict()}
 
 
-def in_file_layout(model: "PreTrainedModel", layout: Layout, tensors: Whole) -> Iterator[tuple[str, torch.Tensor]]:
-    """(name in the files, tensor) on rank 0, of what `whole` gives, held no longer than an architecture's conversion needs it.
+def in_file_layout(model: "PreTrainedModel", layout: Layout, tensors: WholeTensors) -> Iterator[tuple[str, torch.Tensor]]:
+    """Convert whole tensors to (name in the files, tensor), on rank 0.
 
-    Floats have the type that the layout says.
+    They are held no longer than the conversion needs them. Floats have the layout's dtype.
     """
     held: dict[str, torch.Tensor] = {}
     for given, tensor in tensors:
@@ -130,14 +136,14 @@ def in_file_layout(model: "PreTrainedModel", layout: Layout, tensors: Whole) -> 
         if name is None or tensor is None:
             continue
         held[name] = tensor.to(layout.sources[name].dtype)
-        del tensor  # or it would stay while the next one is put together
+        del tensor  # or it would stay while the next one is gathered
         block = layout.blocks[name]
         if all(member in held for member in block):
-            yield from _emptied(as_stored(model, {member: held.pop(member) for member in block}))
+            yield from _popped(as_stored(model, {member: held.pop(member) for member in block}))
     if held:
         raise ValueError(f"a tensor that belongs with {min(held)} never came")
 
 
-def _emptied(tensors: dict[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
+def _popped(tensors: dict[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
     for name in list(tensors):
         yield name, tensors.pop(name)

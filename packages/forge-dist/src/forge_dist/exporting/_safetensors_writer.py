@@ -1,7 +1,7 @@
-"""Tensors, one at a time and in any order → safetensors files, each tensor written straight to its place.
+"""Writer of safetensors files: one tensor at a time, in any order, straight to its place.
 
-Where everything lies follows from names, shapes and types alone, so no more than one tensor need be in memory. The files are the same,
-byte for byte, as those of safetensors' own writer, which wants all tensors of a file at once.
+The places follow from names, shapes and dtypes alone, so no more than one tensor need be in memory. The files are the same,
+byte for byte, as those of safetensors' own writer, which needs all tensors of a file at once.
 """
 
 import json
@@ -14,7 +14,7 @@ from typing import BinaryIO, Self
 import torch
 
 FILE_SIZE = 5 * 10**9
-"""Bytes that a file holds at most, but for a single tensor that is larger: what `export_model` asks of transformers too."""
+"""Largest size of a file in bytes, but for a single tensor that is larger; transformers' older default."""
 
 _TYPES = {
     torch.bool: "BOOL",
@@ -28,25 +28,25 @@ _TYPES = {
     torch.float64: "F64",
     torch.int64: "I64",
 }
-"""In the order of safetensors' own enumeration: a file holds the last of them first, so that all lie aligned."""
+"""Dtype → name, in the order of safetensors' own enumeration: a file holds the last of them first, so that all are aligned."""
 
 _ORDER = {dtype: -position for position, dtype in enumerate(_TYPES)}
 
 
-class SafetensorsStream:
-    """Files model.safetensors, or model-00001-of-0000N.safetensors with their index, in a folder. A context manager.
+class SafetensorsWriter:
+    """Writer of model.safetensors, or of several files with their index; a context manager.
 
-    Leaving it without an error checks that every tensor was written, and makes the files durable.
+    Leaving it without an error checks that every tensor was written; each file is made durable with its last tensor.
     """
 
     def __init__(self, folder: Path, tensors: Mapping[str, torch.Tensor], *, parameters: int) -> None:
-        """Make the files of `tensors` (on the meta device or not; their data is not looked at) in `folder`.
+        """Create the files of `tensors` in `folder`; only shapes and dtypes are used.
 
         `parameters` is the number of parameters that an index states.
 
         Raises:
-            ValueError: a type that safetensors files of models do not hold.
-            OSError: the files cannot be made.
+            ValueError: a dtype that safetensors files of models do not hold.
+            OSError: the files cannot be created.
         """
         from huggingface_hub import split_torch_state_dict_into_shards
 
@@ -54,7 +54,7 @@ class SafetensorsStream:
         if unknown:
             raise ValueError(f"the tensor {unknown[0]} is of type {tensors[unknown[0]].dtype}, which is not written")
         split = split_torch_state_dict_into_shards(
-            # Afresh: a view would count with all that it is a view of.
+            # New tensors: a view would count with the whole tensor that it is a view of.
             {name: torch.empty(tensor.shape, dtype=tensor.dtype, device="meta") for name, tensor in tensors.items()},
             filename_pattern="model{suffix}.safetensors",
             max_shard_size=FILE_SIZE,
@@ -82,10 +82,10 @@ class SafetensorsStream:
             raise
 
     def write(self, name: str, tensor: torch.Tensor) -> None:
-        """Put `tensor` (CPU) in its place, cast to the type that was announced.
+        """Write `tensor` (CPU) to its place, cast to the announced dtype.
 
         Raises:
-            ValueError: it has another shape than was announced, or is there already.
+            ValueError: it has another shape than was announced, or was written before.
             KeyError: it was not announced.
             OSError: it cannot be written.
         """
@@ -102,7 +102,7 @@ class SafetensorsStream:
             stream.write(flat.view(torch.uint8).numpy().data)
         self._left[file].discard(name)
         if not self._left[file]:
-            # At once, not at the end: other ranks wait, and a collective that takes too long is an error to them.
+            # At once, not at the end: the other ranks wait, and a collective that takes too long is an error there.
             stream.flush()
             os.fsync(stream.fileno())
             stream.close()
@@ -122,7 +122,10 @@ class SafetensorsStream:
 
 
 def _header(tensors: Mapping[str, torch.Tensor]) -> tuple[bytes, dict[str, int], int]:
-    """The first bytes of a file of `tensors`, where in it each of them begins, and how long it is. See `_safetensors` for the format."""
+    """Return a file's header, the position of each tensor, and the file's size.
+
+    `_safetensors` has the format.
+    """
     entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
     places: dict[str, int] = {}
     end = 0

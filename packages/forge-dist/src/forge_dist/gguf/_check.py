@@ -1,6 +1,6 @@
-"""A GGUF file → proof that what a reader finds in it is the model in memory, or an error that says where not.
+"""Check a GGUF file: what a reader finds in it must be the model in memory.
 
-Fields and tensors are read back with the gguf library; transformers, which reads such files too, computes with them.
+Fields and tensors are read back with the gguf library; transformers, which reads such files too, computes the logits.
 """
 
 import io
@@ -14,19 +14,26 @@ import attrs
 import torch
 
 from forge_dist._errors import ExportError
-from forge_dist._third_party_logs import quiet
+from forge_dist._third_party_logs import quiet_transformers
 from forge_dist.adapters._merge import logits_of, relative_difference
-from forge_dist.gguf._export import GGUFType, as_halves, gguf_fields, require_gguf, stored, to_write
+from forge_dist.gguf._export import (
+    GGUFType,
+    encoded,
+    float16_fallbacks,
+    gguf_fields,
+    require_gguf,
+    tensors_to_write,
+)
 from forge_dist.gguf._layout import (
     ROPE_FACTORS,
-    arranged,
-    arranged_back,
+    file_row_order,
     gguf_architecture,
-    named,
+    gguf_names,
+    model_row_order,
     own_frequencies,
     plain_frequencies,
 )
-from forge_dist.verifying._check import EXACT
+from forge_dist.verifying._judge import EXACT
 from forge_dist.verifying._tensors import same_bits
 
 if TYPE_CHECKING:
@@ -34,25 +41,28 @@ if TYPE_CHECKING:
 
 
 ROUNDED_LOGITS = 0.3
-"""For a file that rounds. Measured on a 135M-parameter model over random tokens: 2e-3 (float16) and 7e-2 (q8_0). It has little to catch (an
-overflow of float16): the bits are proved before, and the configuration with the unrounded weights to EXACT."""
+"""Tolerance for a file that rounds.
+
+Measured on a 135M-parameter model over random tokens: 2e-3 (float16) and 7e-2 (q8_0). It has little to catch (an overflow of
+float16): the bits are proved before, and the configuration with the unrounded weights to EXACT.
+"""
 
 
 @attrs.frozen(kw_only=True)
 class GGUFCheck:
-    """What a successful check of a GGUF file has found."""
+    """Result of a successful check of a GGUF file."""
 
     tensors: int
     """Number of tensors in the file, each of them the one in memory, rounded once to the type that the file holds it in."""
 
     halves: int
-    """Number of matrices that are float16 though the file is q8_0: their rows are no multiple of 32 long."""
+    """Number of matrices that are float16 in a q8_0 file: the length of their rows is no multiple of 32."""
 
     difference: float
-    """Largest |difference| of two logits of what was read back and of the model in memory, relative to the largest |logit|."""
+    """Largest |difference| of two logits of the reloaded model and of the model in memory, relative to the largest |logit|."""
 
     exact: float
-    """The same of what was read back given the unrounded weights: at most 1e-5, for its configuration is then right."""
+    """The same for the reloaded model with the unrounded weights: at most 1e-5 if its configuration is right."""
 
     tolerance: float
     """The largest `difference` that passes: 1e-5 of a float32 file, 0.3 where it rounds."""
@@ -67,14 +77,15 @@ def check_gguf(
     dtype: GGUFType,
     name: str,
 ) -> GGUFCheck:
-    """Read `file` back and compare it with `model`, of which `export_gguf` wrote it with the same arguments; return what was found.
+    """Read `file` back and compare it with `model`; further arguments as in `export_gguf`.
 
-    1. Every field is the one that was to be written; every tensor equals the one in memory, rounded to the file's type, bit for bit.
+    1. Every field is as it was to be written; every tensor equals the one in memory, rounded to the file's type, bit for bit.
     2. The file loads through transformers in float32, on the CPU, and every tensor of the result is what the file holds.
-    3. On `samples`, rows of token ids [S], cut to the context that the file says, its logits are those of the model in memory, within what rounding may change; and, given the
-       unrounded weights, within 1e-5 of the largest.
+    3. On `samples`, rows of token ids [S], truncated to the file's context length, its logits are those of the model in memory,
+    within
+       what rounding may change; and, with the unrounded weights, within 1e-5 of the largest.
 
-    A second copy of the model is held meanwhile.
+    A second copy of the model is contents meanwhile.
 
     Raises:
         ExportError: the first field or tensor that differs, or the logits.
@@ -82,16 +93,16 @@ def check_gguf(
     require_gguf()
     path = Path(os.path.abspath(file))
     arch = gguf_architecture(model, path)
-    held = _prove_file(model, path, arch, gguf_fields(model, tokenizer, dtype=dtype, name=name, where=path), dtype)
+    contents = _prove_file(model, path, arch, gguf_fields(model, tokenizer, dtype=dtype, name=name, where=path), dtype)
     try:
-        # The bar over the tensors is not one of those that transformers can be told to leave out.
-        with quiet(), redirect_stderr(io.StringIO()):
-            reloaded = _reload(path, model, held)
+        # transformers cannot switch off its progress bar over the tensors of a GGUF file.
+        with quiet_transformers(), redirect_stderr(io.StringIO()):
+            reloaded = _reload(path, model, contents)
     except (OSError, ValueError, RuntimeError, KeyError, NotImplementedError) as error:
         raise ExportError(f"{path} cannot be read back: {error}") from error
-    _prove_reloaded(model, reloaded, held, path, arch)
-    # Beyond a sliding window the model computes what readers do not; the context ends there.
-    rows = [row[: held.fields[f"{arch}.context_length"]] for row in samples]
+    _prove_reloaded(model, reloaded, contents, path, arch)
+    # Beyond a sliding window readers compute other logits than the model; the file's context ends there.
+    rows = [row[: contents.fields[f"{arch}.context_length"]] for row in samples]
     expected = logits_of(model, rows)
     difference = relative_difference(expected, logits_of(reloaded, rows))
     reloaded.load_state_dict(model.state_dict(), assign=True)
@@ -103,26 +114,26 @@ def check_gguf(
                 f"{path}{what} does not compute what the model in memory does: logits differ by {apart:.3g} of the largest "
                 f"(allowed {allowed:g})"
             )
-    halves = as_halves(to_write(model, arch, path), dtype)
-    return GGUFCheck(tensors=len(held.tensors), halves=halves, difference=difference, exact=exact, tolerance=tolerance)
+    halves = float16_fallbacks(tensors_to_write(model, arch, path), dtype)
+    return GGUFCheck(tensors=len(contents.tensors), halves=halves, difference=difference, exact=exact, tolerance=tolerance)
 
 
-class _Held(NamedTuple):
-    """What the gguf library finds in a file; its tensors lie on the disk."""
+class _Contents(NamedTuple):
+    """Contents of a file, as the gguf library reads them; tensors stay on the disk."""
 
     fields: dict[str, Any]
     tensors: dict[str, Any]
 
     def read(self, name: str) -> torch.Tensor:
-        """A tensor as float32, its rows in the file's order."""
+        """Return a tensor as float32, its rows in the file's order."""
         from gguf import dequantize
 
         tensor = self.tensors[name]
         return torch.tensor(dequantize(tensor.data, tensor.tensor_type)).reshape(tuple(reversed(tensor.shape.tolist())))
 
 
-def _prove_file(model: "PreTrainedModel", path: Path, arch: str, fields: dict[str, Any], dtype: GGUFType) -> _Held:
-    """What the file holds, if that is the `fields` and the model's tensors and nothing else."""
+def _prove_file(model: "PreTrainedModel", path: Path, arch: str, fields: dict[str, Any], dtype: GGUFType) -> _Contents:
+    """Return the file's contents, if they are the `fields` and the model's tensors alone."""
     from gguf import GGUFReader
 
     try:
@@ -136,37 +147,37 @@ def _prove_file(model: "PreTrainedModel", path: Path, arch: str, fields: dict[st
         )
         if found.get(key) != expected:
             raise ExportError(f"{path}: the field {key} is {str(found.get(key))[:80]} instead of {str(expected)[:80]}")
-    held = _Held(found, {tensor.name: tensor for tensor in reader.tensors})
-    wanted = to_write(model, arch, path)
-    if held.tensors.keys() != wanted.keys():
-        raise ExportError(f"{path}: the tensor {min(held.tensors.keys() ^ wanted.keys())} is missing or too many")
+    contents = _Contents(found, {tensor.name: tensor for tensor in reader.tensors})
+    wanted = tensors_to_write(model, arch, path)
+    if contents.tensors.keys() != wanted.keys():
+        raise ExportError(f"{path}: the tensor {min(contents.tensors.keys() ^ wanted.keys())} is missing or too many")
     for key, tensor in wanted.items():
-        if held.tensors[key].data.tobytes() != stored(arranged(key, tensor, model.config, arch), dtype)[0].tobytes():
+        if contents.tensors[key].data.tobytes() != encoded(file_row_order(key, tensor, model.config, arch), dtype)[0].tobytes():
             raise ExportError(f"{path}: the tensor {key} is not the one in memory")
-    return held
+    return contents
 
 
-def _reload(path: Path, model: "PreTrainedModel", held: _Held) -> "PreTrainedModel":
-    """What transformers makes of the file; two things that it does not read are read for it."""
+def _reload(path: Path, model: "PreTrainedModel", contents: _Contents) -> "PreTrainedModel":
+    """Load the file through transformers, with two values that it does not read by itself."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     # The whole path, though its folder is named too: transformers prefers a file of that name in the working directory.
     config: Any = AutoConfig.from_pretrained(path.parent, gguf_file=str(path), trust_remote_code=False)
-    config.head_dim = held.fields[f"{held.fields['general.architecture']}.attention.key_length"]
+    config.head_dim = contents.fields[f"{contents.fields['general.architecture']}.attention.key_length"]
     config._attn_implementation = str(model.config._attn_implementation)
     reloaded = AutoModelForCausalLM.from_pretrained(
         path.parent, gguf_file=str(path), config=config, dtype=torch.float32, trust_remote_code=False
     )
-    if ROPE_FACTORS in held.tensors:
-        own_frequencies(reloaded).copy_(plain_frequencies(config) / held.read(ROPE_FACTORS))
+    if ROPE_FACTORS in contents.tensors:
+        own_frequencies(reloaded).copy_(plain_frequencies(config) / contents.read(ROPE_FACTORS))
     return reloaded.eval()
 
 
-def _prove_reloaded(model: "PreTrainedModel", reloaded: "PreTrainedModel", held: _Held, path: Path, arch: str) -> None:
-    """Raise ExportError unless every tensor that transformers read is what the file holds, by the name that it has in the model."""
-    ours, theirs = named(model, arch, path), named(reloaded, arch, path)
+def _prove_reloaded(model: "PreTrainedModel", reloaded: "PreTrainedModel", contents: _Contents, path: Path, arch: str) -> None:
+    """Raise ExportError unless every tensor that transformers read is the one in the file."""
+    ours, theirs = gguf_names(model, arch, path), gguf_names(reloaded, arch, path)
     if ours.keys() != theirs.keys() or reloaded.config.tie_word_embeddings != model.config.tie_word_embeddings:
         raise ExportError(f"{path} loads as another model: {sorted(ours.keys() ^ theirs.keys())[:3]}")
     for key, tensor in theirs.items():
-        if not same_bits(tensor, arranged_back(key, held.read(key), model.config, arch)):
+        if not same_bits(tensor, model_row_order(key, contents.read(key), model.config, arch)):
             raise ExportError(f"{path} loads a tensor {key} that is not the one in the file")

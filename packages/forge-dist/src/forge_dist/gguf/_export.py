@@ -1,4 +1,4 @@
-"""A model in memory and its tokenizer → one GGUF file, which llama.cpp and its kin run; written tensor by tensor."""
+"""Export of a model and its tokenizer to one GGUF file, for llama.cpp and similar programs."""
 
 import os
 from collections.abc import Mapping
@@ -8,21 +8,24 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import torch
 
 from forge_dist._errors import ExportError, ModelError
-from forge_dist.gguf._layout import ROPE_FACTORS, arranged, gguf_architecture, model_fields, named, rope_factors
+from forge_dist.gguf._layout import ROPE_FACTORS, file_row_order, gguf_architecture, gguf_names, model_fields, rope_factors
 from forge_dist.gguf._tokenizer import tokenizer_fields
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 GGUFType = Literal["float32", "float16", "bfloat16", "q8_0"]
-"""How a file holds its matrices: plain floats, or blocks of 32 whole numbers of 8 bits and a scale (q8_0)."""
+"""Type of a file's matrices: plain floats, or blocks of 32 integers of 8 bits and a scale (q8_0)."""
 
 _FILE_TYPES = {"float32": 0, "float16": 1, "bfloat16": 32, "q8_0": 7}
-"""llama.cpp's LlamaFileType."""
+"""Type → llama.cpp's LlamaFileType."""
 
 
 def require_gguf() -> None:
-    """Raise ModelError unless the gguf library is installed, and what transformers needs to read such files."""
+    """Raise ModelError unless gguf and accelerate are installed.
+
+    transformers needs the latter to read such files.
+    """
     for name in ("gguf", "accelerate"):
         try:
             __import__(name)
@@ -38,20 +41,22 @@ def export_gguf(
     dtype: GGUFType,
     name: str,
 ) -> Path:
-    """Write `model`, in float32 on the CPU, with its tokenizer and chat template as a GGUF file; return its absolute path.
+    """Write a model with tokenizer and chat template to a GGUF file; return its absolute path.
 
-    Matrices are written as `dtype`, rounded once, vectors as float32, as readers want them; tied weights once. Of q8_0 a matrix whose rows
-    are no multiple of 32 long is written as float16 (`as_halves` counts them), and a model that has only such ones is refused. The file is not made durable: write it inside `atomic_directory`. `check_gguf` proves it.
+    Matrices are written as `dtype`, rounded once, vectors as float32, as readers expect; tied weights once. In q8_0 a matrix
+    whose row length is no multiple of 32 is written as float16 (`float16_fallbacks` counts them), and a model that has only
+    such ones is refused. The file is not made durable: write it inside `atomic_directory`. `check_gguf` proves it.
 
     Args:
-        model: a causal language model of a type that is known here (llama, mistral, qwen2, qwen3).
-        file: where; it must not exist.
+        model: a causal language model of a supported type (llama, mistral, qwen2, qwen3), in float32 on the CPU.
+        file: path that must not exist.
         tokenizer: a fast one, byte-level BPE.
         dtype: type of the matrices.
-        name: what readers show as the model's name.
+        name: name of the model that readers show.
 
     Raises:
-        ModelError: an architecture, a setting of it, or a tokenizer that is not known here; no matrix can be q8_0; gguf is not installed.
+        ModelError: an architecture, a setting of it, or a tokenizer that is not supported; no matrix can be q8_0; gguf is not
+            installed.
         ExportError: the file exists or cannot be written.
     """
     require_gguf()
@@ -62,12 +67,12 @@ def export_gguf(
         raise ExportError(f"{path} exists already, and nothing is written over it: remove it or choose another name")
     arch = gguf_architecture(model, path)
     fields = gguf_fields(model, tokenizer, dtype=dtype, name=name, where=path)
-    tensors = to_write(model, arch, path)
+    tensors = tensors_to_write(model, arch, path)
     matrices = sum(tensor.ndim >= 2 for tensor in tensors.values())
-    if dtype == "q8_0" and as_halves(tensors, dtype) == matrices:
+    if dtype == "q8_0" and float16_fallbacks(tensors, dtype) == matrices:
         raise ModelError(
-            f"{path}: no matrix of this model can be q8_0, which holds blocks of 32 numbers: no row of one is a multiple of 32 long "
-            f"(hidden_size {model.config.hidden_size}); take dtype=float16"
+            f"{path}: no matrix of this model can be q8_0, which holds blocks of 32 numbers: no row of one is a multiple of "
+            f"32 long (hidden_size {model.config.hidden_size}); take dtype=float16"
         )
     try:
         _write(path, model.config, fields, tensors, dtype)
@@ -79,7 +84,7 @@ def export_gguf(
 def gguf_fields(
     model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", *, dtype: GGUFType, name: str, where: Path
 ) -> dict[str, Any]:
-    """All keys and values of the file.
+    """Return all keys and values of the file.
 
     Raises:
         ModelError: as `export_gguf`.
@@ -88,29 +93,29 @@ def gguf_fields(
     fields = model_fields(model.config, arch)
     fields |= {"general.name": name, "general.file_type": _FILE_TYPES[dtype], "general.quantization_version": 2}
     fields |= tokenizer_fields(tokenizer, model.config.vocab_size, where)
-    # What else ends an answer, of models that have several: the end of a turn beside the end of a text.
+    # A second token that ends an answer, for models that have several: the end of a turn beside the end of a text.
     ends = getattr(model.generation_config, "eos_token_id", None)
     others = [end for end in (ends if isinstance(ends, list) else []) if end != fields.get("tokenizer.ggml.eos_token_id")]
     return fields | ({"tokenizer.ggml.eot_token_id": others[0]} if others else {})
 
 
-def to_write(model: "PreTrainedModel", arch: str, where: Path) -> dict[str, torch.Tensor]:
-    """Name in the file → tensor, its rows in the model's order: the model's own, and what scales its rotary embeddings.
+def tensors_to_write(model: "PreTrainedModel", arch: str, where: Path) -> dict[str, torch.Tensor]:
+    """Return name in the file → tensor, rows in the model's order, with rotary factors.
 
     Raises:
         ModelError: a tensor has no name in GGUF.
     """
     factors = rope_factors(model)
-    return ({} if factors is None else {ROPE_FACTORS: factors}) | named(model, arch, where)
+    return ({} if factors is None else {ROPE_FACTORS: factors}) | gguf_names(model, arch, where)
 
 
-def as_halves(tensors: Mapping[str, torch.Tensor], dtype: GGUFType) -> int:
-    """How many matrices are written as float16 though q8_0 was asked for: those whose rows no block of 32 divides."""
+def float16_fallbacks(tensors: Mapping[str, torch.Tensor], dtype: GGUFType) -> int:
+    """Count the matrices that a q8_0 file holds as float16: rows that 32 does not divide."""
     return sum(tensor.ndim >= 2 and tensor.shape[-1] % 32 != 0 for tensor in tensors.values()) if dtype == "q8_0" else 0
 
 
-def stored(tensor: torch.Tensor, dtype: GGUFType) -> tuple[Any, Any]:
-    """An array for the file, and GGUF's type of it (None: as the array says)."""
+def encoded(tensor: torch.Tensor, dtype: GGUFType) -> tuple[Any, Any]:
+    """Return a tensor as an array for the file, and GGUF's type of it (None: the array's)."""
     from gguf import GGMLQuantizationType
     from gguf.quants import quantize
 
@@ -134,15 +139,15 @@ def _write(path: Path, config: Any, fields: dict[str, Any], tensors: dict[str, t
         for key, value in fields.items():
             if key != "general.architecture":  # the writer's own
                 _add(writer, key, value)
-        # Twice over the tensors, one at a time: the file begins with what all of them are.
+        # Twice over the tensors, one at a time: the file begins with the descriptions of all.
         for name, tensor in tensors.items():
-            array, kind = stored(tensor, dtype)
+            array, kind = encoded(tensor, dtype)
             writer.add_tensor_info(name, array.shape, array.dtype, array.nbytes, raw_dtype=kind)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_ti_data_to_file()
         for name, tensor in tensors.items():
-            writer.write_tensor_data(stored(arranged(name, tensor, config, arch), dtype)[0])
+            writer.write_tensor_data(encoded(file_row_order(name, tensor, config, arch), dtype)[0])
     finally:
         writer.close()
 

@@ -1,7 +1,7 @@
-"""A transformers configuration → how llama.cpp names, arranges and describes the same model in a GGUF file, or why it cannot.
+"""Names, row order and metadata of a transformers model in a GGUF file.
 
-What each key means is in ggml's docs/gguf.md; the order of rows of Llama's queries and keys is that of Meta's own weights, in which the two
-halves of a rotated pair lie beside each other.
+The keys are defined in ggml's docs/gguf.md; the rows of Llama's queries and keys are in the order of Meta's own weights, in
+which the two halves of a rotated pair are neighbours.
 """
 
 from collections.abc import Mapping
@@ -19,21 +19,25 @@ ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3"
 """transformers' model_type → GGUF's general.architecture."""
 
 ROPE_FACTORS = "rope_freqs.weight"
+"""GGUF's name of the rotary scaling factors."""
+
 _FREQUENCIES = ".rotary_emb.inv_freq"
+"""End of transformers' name of the rotary frequencies."""
 
 
 def gguf_architecture(model: "PreTrainedModel", where: Path) -> str:
-    """GGUF's name of the model's architecture.
+    """Return GGUF's name of the model's architecture.
 
     Raises:
-        ModelError: it has none that is proved here, or the model has something that readers of that architecture do not know.
+        ModelError: it has none that is supported here, or the model has a feature that readers of that architecture do not
+            know.
     """
     config: Any = model.config
     arch = ARCHITECTURES.get(config.model_type)
     if arch is None or not type(model).__name__.endswith("ForCausalLM"):
         raise ModelError(
-            f"{where}: a {type(model).__name__} (model_type {config.model_type}) cannot be written as GGUF here; known are causal "
-            f"language models of the types {', '.join(ARCHITECTURES)}; use format=hf"
+            f"{where}: a {type(model).__name__} (model_type {config.model_type}) cannot be written as GGUF here; known are "
+            f"causal language models of the types {', '.join(ARCHITECTURES)}; use format=hf"
         )
     rope = config.rope_parameters or {}
     kind = rope.get("rope_type", "default")
@@ -42,31 +46,32 @@ def gguf_architecture(model: "PreTrainedModel", where: Path) -> str:
         ("rope_type", kind, kind == "default" or (kind == "llama3" and arch == "llama")),
         ("attention_bias", True, not getattr(config, "attention_bias", False)),
         ("mlp_bias", True, not getattr(config, "mlp_bias", False)),
-        # llama.cpp reads no width of a head for qwen2, and takes the quotient.
+        # llama.cpp reads no head_dim for qwen2, and takes the quotient.
         ("head_dim", head_dim(config), arch != "qwen2" or head_dim(config) * config.num_attention_heads == config.hidden_size),
         ("partial_rotary_factor", rope.get("partial_rotary_factor"), rope.get("partial_rotary_factor", 1.0) == 1.0),
     ):
         if not known:
             raise ModelError(
-                f"{where}: {what}={held!r} of this {config.model_type} model is nothing that readers of GGUF's {arch!r} would find "
-                "or that could be proved here; use format=hf"
+                f"{where}: {what}={held!r} of this {config.model_type} model is nothing that readers of GGUF's {arch!r} "
+                "would find or that could be proved here; use format=hf"
             )
     return arch
 
 
 def head_dim(config: Any) -> int:
-    """Width of one attention head."""
+    """Return the width of one attention head."""
     return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
 
 def model_fields(config: Any, arch: str) -> dict[str, Any]:
-    """GGUF's keys and values that describe the model: whole numbers, floats, text.
+    """Return GGUF's keys and values that describe the model: integers, floats, text.
 
-    The context is no longer than a sliding window: within it every token sees all before it, which is what readers compute.
+    The context is no longer than a sliding window: within it every token attends to all before it, which is what readers
+    compute.
     """
     window = getattr(config, "sliding_window", None)
     if arch != "llama" and "sliding_attention" not in (config.layer_types or ()):
-        window = None  # Qwen's configurations keep a window that no layer has
+        window = None  # Qwen's configurations keep a window that no layer uses
     width = head_dim(config)
     fields: dict[str, Any] = {
         "context_length": min(config.max_position_embeddings, window or config.max_position_embeddings),
@@ -86,8 +91,8 @@ def model_fields(config: Any, arch: str) -> dict[str, Any]:
     return {"general.architecture": arch, "general.type": "model", **{f"{arch}.{key}": value for key, value in fields.items()}}
 
 
-def named(model: "PreTrainedModel", arch: str, where: Path) -> dict[str, torch.Tensor]:
-    """Name in the file → the model's own tensor, its rows in the model's order; the head is left out where it is the embedding.
+def gguf_names(model: "PreTrainedModel", arch: str, where: Path) -> dict[str, torch.Tensor]:
+    """Return GGUF's name → the model's own tensor; without a head that is tied to the embedding.
 
     Raises:
         ModelError: a tensor has no name in GGUF.
@@ -107,16 +112,16 @@ def named(model: "PreTrainedModel", arch: str, where: Path) -> dict[str, torch.T
     return found
 
 
-def arranged(name: str, tensor: torch.Tensor, config: Any, arch: str) -> torch.Tensor:
-    """A tensor of the model as the file orders its rows."""
+def file_row_order(name: str, tensor: torch.Tensor, config: Any, arch: str) -> torch.Tensor:
+    """Permute the rows of a model's tensor to the file's order."""
     heads = _rotated_heads(name, config, arch)
     if not heads:
         return tensor
     return tensor.reshape(heads, 2, tensor.shape[0] // heads // 2, *tensor.shape[1:]).swapaxes(1, 2).reshape(tensor.shape)
 
 
-def arranged_back(name: str, tensor: torch.Tensor, config: Any, arch: str) -> torch.Tensor:
-    """A tensor of the file as the model orders its rows."""
+def model_row_order(name: str, tensor: torch.Tensor, config: Any, arch: str) -> torch.Tensor:
+    """Permute the rows of a file's tensor to the model's order."""
     heads = _rotated_heads(name, config, arch)
     if not heads:
         return tensor
@@ -124,7 +129,7 @@ def arranged_back(name: str, tensor: torch.Tensor, config: Any, arch: str) -> to
 
 
 def _rotated_heads(name: str, config: Any, arch: str) -> int:
-    """How many heads a tensor has whose rows are ordered otherwise in the file; 0 where they are not."""
+    """Return the heads of a tensor whose rows the file orders differently; 0 for the others."""
     if arch != "llama":
         return 0
     if ".attn_q." in name:
@@ -133,20 +138,26 @@ def _rotated_heads(name: str, config: Any, arch: str) -> int:
 
 
 def rope_factors(model: "PreTrainedModel") -> torch.Tensor | None:
-    """float32[head_dim / 2], by what readers divide the plain rotary frequencies to have the model's; None where those are plain."""
+    """Return the factors by which readers divide plain rotary frequencies to get the model's.
+
+    float32[head_dim / 2]; None where the model's are plain.
+    """
     plain = plain_frequencies(model.config)
     own = own_frequencies(model).cpu()
     return None if torch.equal(own, plain) else plain / own
 
 
 def plain_frequencies(config: Any) -> torch.Tensor:
-    """float32[head_dim / 2], radians a position, of rotary embeddings without scaling (arXiv 2104.09864)."""
+    """Compute the rotary frequencies without scaling (arXiv 2104.09864).
+
+    float32[head_dim / 2], in radians a position.
+    """
     width = head_dim(config)
     base = (config.rope_parameters or {}).get("rope_theta", 10000.0)
     return 1.0 / (base ** (torch.arange(0, width, 2, dtype=torch.int64).float() / width))
 
 
 def own_frequencies(model: "PreTrainedModel") -> torch.Tensor:
-    """float32[head_dim / 2], the rotary frequencies that the model computes with: its buffer."""
+    """Return the model's own rotary frequencies, its buffer float32[head_dim / 2]."""
     buffers: Mapping[str, torch.Tensor] = dict(model.named_buffers())
     return next(buffer for name, buffer in buffers.items() if name.endswith(_FREQUENCIES))

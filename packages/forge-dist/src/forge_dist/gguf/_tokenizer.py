@@ -1,6 +1,7 @@
-"""A fast tokenizer → the fields of a GGUF file, and a tokenizer made of these fields alone, to prove that they say everything.
+"""Fields of a GGUF file for a fast tokenizer, proved by one rebuilt from them alone.
 
-Readers split text by a rule that the file only names (`tokenizer.ggml.pre`): the names and rules below are llama.cpp's (llama-vocab.cpp).
+Readers split text by a rule that the file only names (`tokenizer.ggml.pre`): the names and rules below are llama.cpp's
+(llama-vocab.cpp).
 """
 
 import json
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5
-"""Kinds of tokens, as the gguf library's TokenType has them."""
+"""Kinds of tokens, as in the gguf library's TokenType."""
 
 _WORD = r"[^\r\n\p{L}\p{N}]?"
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -32,22 +33,24 @@ def _split(pattern: str) -> tuple[dict[str, Any], ...]:
     return ({"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}, _BYTES)
 
 
-class Rule(NamedTuple):
-    """How text is cut before merges are looked up."""
+class PreTokenizerRule(NamedTuple):
+    """Pre-tokenizer: how text is split before merges are applied."""
 
     steps: tuple[dict[str, Any], ...]
-    """As tokenizer.json has them."""
+    """Steps as in tokenizer.json."""
     ignore_merges: bool
-    """Whether a piece that is a token is taken as it is."""
+    """Whether a piece that is a token is taken without applying merges."""
 
 
-PRE = {
-    "gpt-2": Rule(({**_BYTES, "use_regex": True},), ignore_merges=False),
-    "smollm": Rule(({"type": "Digits", "individual_digits": True}, {**_BYTES, "use_regex": True}), ignore_merges=False),
-    "llama-bpe": Rule(_split(_LLAMA3), ignore_merges=True),
-    "smaug-bpe": Rule(_split(_LLAMA3), ignore_merges=False),
-    "qwen2": Rule(_split(_QWEN2), ignore_merges=False),
-    "tekken": Rule(_split(_TEKKEN), ignore_merges=True),
+PRE_TOKENIZERS = {
+    "gpt-2": PreTokenizerRule(({**_BYTES, "use_regex": True},), ignore_merges=False),
+    "smollm": PreTokenizerRule(
+        ({"type": "Digits", "individual_digits": True}, {**_BYTES, "use_regex": True}), ignore_merges=False
+    ),
+    "llama-bpe": PreTokenizerRule(_split(_LLAMA3), ignore_merges=True),
+    "smaug-bpe": PreTokenizerRule(_split(_LLAMA3), ignore_merges=False),
+    "qwen2": PreTokenizerRule(_split(_QWEN2), ignore_merges=False),
+    "tekken": PreTokenizerRule(_split(_TEKKEN), ignore_merges=True),
 }
 """`tokenizer.ggml.pre` → its rule."""
 
@@ -58,21 +61,23 @@ PROBES = (
     " leading and trailing ",
     "camelCaseWords/and/paths\\n CONSTANT_NAMES 100%|~^`",
 )
-"""Texts on which a tokenizer and the one made of the file's fields must agree."""
+"""Texts for which a tokenizer and the one rebuilt from the file's fields must give the same ids."""
 
 
 def tokenizer_fields(tokenizer: "PreTrainedTokenizerBase", vocab_size: int, where: Path) -> dict[str, Any]:
-    """GGUF's keys and values for a byte-level BPE tokenizer: tokens, their kinds, merges, rule, special ids, chat template.
+    """Return GGUF's keys and values for a byte-level BPE tokenizer.
 
-    Ids of the model that the tokenizer does not have become unused tokens.
+    Tokens, their kinds, merges, pre-tokenizer, special ids, chat template. Ids of the model that the tokenizer does not have
+    become unused tokens.
 
     Raises:
-        ModelError: it is of another kind, cuts text by a rule that llama.cpp has no name for, or has more tokens than the model.
+        ModelError: it is of another kind, splits text by a rule that llama.cpp has no name for, or has more tokens than the
+            model.
     """
-    spoken: Any = tokenizer
-    backend = json.loads(spoken.backend_tokenizer.to_str())
+    fast: Any = tokenizer
+    backend = json.loads(fast.backend_tokenizer.to_str())
     pre = _rule_of(backend, where)
-    vocabulary = spoken.get_vocab()
+    vocabulary = fast.get_vocab()
     if max(vocabulary.values()) >= vocab_size:
         raise ModelError(f"{where}: the tokenizer has the id {max(vocabulary.values())}, and the model {vocab_size} embeddings")
     tokens = [f"[PAD{index}]" for index in range(vocab_size)]
@@ -81,32 +86,35 @@ def tokenizer_fields(tokenizer: "PreTrainedTokenizerBase", vocab_size: int, wher
         tokens[index], kinds[index] = token, NORMAL
     for added in backend["added_tokens"]:
         kinds[added["id"]] = CONTROL if added["special"] else USER_DEFINED
-    begin, end = _added(spoken)
+    begin, end = _special_tokens_around(fast)
     fields = {
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": pre,
         "tokenizer.ggml.tokens": tokens,
         "tokenizer.ggml.token_type": kinds,
         "tokenizer.ggml.merges": [merge if isinstance(merge, str) else " ".join(merge) for merge in backend["model"]["merges"]],
-        "tokenizer.ggml.bos_token_id": spoken.bos_token_id,
-        "tokenizer.ggml.eos_token_id": spoken.eos_token_id,
-        "tokenizer.ggml.unknown_token_id": spoken.unk_token_id,
-        "tokenizer.ggml.padding_token_id": spoken.pad_token_id,
+        "tokenizer.ggml.bos_token_id": fast.bos_token_id,
+        "tokenizer.ggml.eos_token_id": fast.eos_token_id,
+        "tokenizer.ggml.unknown_token_id": fast.unk_token_id,
+        "tokenizer.ggml.padding_token_id": fast.pad_token_id,
         "tokenizer.ggml.add_bos_token": begin,
         "tokenizer.ggml.add_eos_token": end,
         "tokenizer.ggml.add_space_prefix": False,
-        "tokenizer.chat_template": _template(spoken),
+        "tokenizer.chat_template": _template(fast),
     }
     fields = {key: value for key, value in fields.items() if value is not None}
-    _prove(spoken, fields, where)
+    _prove_fields(fast, fields, where)
     return fields
 
 
 def tokenizer_of(fields: Mapping[str, Any]) -> "Tokenizer":
-    """The tokenizer that a reader makes of the `fields`, but for the tokens that it puts before and after a text."""
+    """Build the tokenizer that readers make of the `fields`.
+
+    Without the tokens that they put before and after a text.
+    """
     from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
-    rule = PRE[fields["tokenizer.ggml.pre"]]
+    rule = PRE_TOKENIZERS[fields["tokenizer.ggml.pre"]]
     tokens = fields["tokenizer.ggml.tokens"]
     merges = [tuple(merge.split(" ")) for merge in fields["tokenizer.ggml.merges"]]
     vocabulary = {token: index for index, token in enumerate(tokens)}
@@ -129,13 +137,13 @@ def _step(step: Mapping[str, Any]) -> Any:
 
 
 def _rule_of(backend: dict[str, Any], where: Path) -> str:
-    """The name of the rule by which a tokenizer cuts text."""
+    """Return the name of the rule by which a tokenizer splits text."""
     model, normalizer = backend["model"], backend["normalizer"]
     if model["type"] != "BPE" or model.get("byte_fallback"):
         kind = "BPE with byte fallback (sentencepiece)" if model["type"] == "BPE" else model["type"]
         raise ModelError(
-            f"{where}: its tokenizer is {kind}, and only byte-level BPE is written as GGUF here; use format=hf, or convert that with "
-            "llama.cpp's convert_hf_to_gguf.py"
+            f"{where}: its tokenizer is {kind}, and only byte-level BPE is written as GGUF here; use format=hf, or convert "
+            "that with llama.cpp's convert_hf_to_gguf.py"
         )
     steps = backend["pre_tokenizer"] or {}
     flat = steps["pretokenizers"] if steps.get("type") == "Sequence" else [steps]
@@ -144,17 +152,18 @@ def _rule_of(backend: dict[str, Any], where: Path) -> str:
         raise ModelError(
             f"{where}: its tokenizer changes text first ({normalizer.get('type')}), which GGUF cannot say; use format=hf"
         )
-    for name, rule in PRE.items():
+    for name, rule in PRE_TOKENIZERS.items():
         if found == rule.steps and bool(model.get("ignore_merges")) == rule.ignore_merges:
             return name
     raise ModelError(
-        f"{where}: its tokenizer cuts text by a rule that is not among those whose names in GGUF are known here ({', '.join(PRE)}): "
+        f"{where}: its tokenizer splits text by a rule that is not among those whose names in GGUF are known here "
+        f"({', '.join(PRE_TOKENIZERS)}): "
         f"{json.dumps(flat, ensure_ascii=False)[:300]}; use format=hf"
     )
 
 
-def _added(tokenizer: Any) -> tuple[bool, bool]:
-    """Whether a text gets the token that begins one before it, and the one that ends one behind it."""
+def _special_tokens_around(tokenizer: Any) -> tuple[bool, bool]:
+    """Return whether a text gets the begin-of-text token, and the end-of-text token."""
     plain, full = (tokenizer("a", add_special_tokens=special).input_ids for special in (False, True))
     begins = bool(full) and full[0] == tokenizer.bos_token_id and full[0] != plain[0]
     return begins, bool(full) and full[-1] == tokenizer.eos_token_id and full[-1] != plain[-1]
@@ -165,8 +174,8 @@ def _template(tokenizer: Any) -> str | None:
     return template.get("default") if isinstance(template, dict) else template
 
 
-def _prove(tokenizer: Any, fields: Mapping[str, Any], where: Path) -> None:
-    """Raise ModelError unless the tokenizer made of the fields gives the same ids for every probe."""
+def _prove_fields(tokenizer: Any, fields: Mapping[str, Any], where: Path) -> None:
+    """Raise ModelError unless the tokenizer of the fields gives the same ids for every probe."""
     made = tokenizer_of(fields)
     special = [added.content for added in tokenizer.added_tokens_decoder.values()]
     begin = [fields["tokenizer.ggml.bos_token_id"]] if fields["tokenizer.ggml.add_bos_token"] else []

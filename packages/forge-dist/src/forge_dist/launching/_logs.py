@@ -1,4 +1,4 @@
-"""Pipes of the workers' output → `rank_N.log`, appended, and rank 0's also on this process's own output, as it comes."""
+"""Copies of the workers' output: in `rank_N.log`, and rank 0's also on the terminal."""
 
 import os
 import selectors
@@ -11,19 +11,19 @@ from typing import IO, TextIO
 
 from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs
 
-from forge_dist.launching._rendezvous import Meeting
-from forge_dist.ranks._failure_report_from_report import LAUNCHER, REPORT
+from forge_dist.launching._rendezvous import Rendezvous
+from forge_dist.ranks._failure_report import LAUNCHER, REPORT
 from forge_dist.ranks._store import ROUND
 
 _CHUNK = 1 << 16
 
 
 class Logs(LogsSpecs):
-    """Where torch's agent sends what each worker prints, and what else each worker finds in its environment."""
+    """Logs of the workers, for torch's agent; also adds to each worker's environment."""
 
-    def __init__(self, log_dir: Path, reports: Path, meeting: Meeting, environ: Mapping[str, str]) -> None:
+    def __init__(self, log_dir: Path, reports: Path, rendezvous: Rendezvous, environ: Mapping[str, str]) -> None:
         super().__init__(str(log_dir))
-        self._log_dir, self._reports, self._meeting, self._environ = log_dir, reports, meeting, environ
+        self._log_dir, self._reports, self._rendezvous, self._environ = log_dir, reports, rendezvous, environ
         self._selector = selectors.DefaultSelector()
         self._files: list[IO[bytes]] = []
         self._descriptors: list[int] = []
@@ -33,9 +33,9 @@ class Logs(LogsSpecs):
         self._starts = 0
         self._closed = False
         self.report_of: dict[int, Path] = {}
-        """Local rank → where its newest process reports."""
+        """Local rank → report file of its newest process."""
         self.log_of: dict[int, Path] = {}
-        """Local rank → its log."""
+        """Local rank → log file."""
 
     def __enter__(self) -> "Logs":
         return self
@@ -45,11 +45,14 @@ class Logs(LogsSpecs):
 
     @property
     def root_log_dir(self) -> str:
-        """The folder of the logs."""
+        """Folder of the logs."""
         return str(self._log_dir)
 
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
-        """Called by the agent before each start of the workers, with the environment that each is about to get."""
+        """Open the pipes of a start, and extend each worker's environment; torch's agent calls it.
+
+        `envs`: local rank → the environment that the worker is about to get; changed in place.
+        """
         outs: dict[int, str] = {}
         errs: dict[int, str] = {}
         errors: dict[int, str] = {}
@@ -61,7 +64,7 @@ class Logs(LogsSpecs):
                 report = self._reports / f"{self._starts}_{rank}.json"
                 self.log_of[local_rank], self.report_of[local_rank] = log, report
                 env.update(self._environ)
-                env.update({REPORT: str(report), LAUNCHER: str(os.getpid()), ROUND: self._meeting.round})
+                env.update({REPORT: str(report), LAUNCHER: str(os.getpid()), ROUND: self._rendezvous.round})
                 # What is printed is streamed, and is kept when the process is killed.
                 env.setdefault("PYTHONUNBUFFERED", "1")
                 file = log.open("ab", buffering=0)
@@ -75,7 +78,10 @@ class Logs(LogsSpecs):
         return LogsDest(stdouts=outs, stderrs=errs, error_files=errors)
 
     def _pipe(self, file: IO[bytes], shown: TextIO | None) -> str:
-        """A pipe that is copied to `file` and `shown`; its writing end as a path, which is what the agent opens (and would truncate)."""
+        """Open a pipe that is copied to `file` and `shown`; return the path of its writing end.
+
+        A path, because that is what the agent opens; it would truncate a file.
+        """
         read, write = os.pipe()
         os.set_blocking(read, False)
         self._descriptors += [read, write]
@@ -87,7 +93,7 @@ class Logs(LogsSpecs):
             self._copy(0.2)
 
     def _copy(self, seconds: float) -> bool:
-        """Copy what there is; whether there was anything."""
+        """Copy the available output; return whether there was any."""
         with self._lock:
             # The lock is held for reading only: a wait under it would keep a restart from registering its pipes.
             ready = self._selector.select(0)
@@ -107,7 +113,10 @@ class Logs(LogsSpecs):
         return True
 
     def close(self) -> None:
-        """Copy what is left, without waiting for grandchildren that hold a pipe open, and let go of everything."""
+        """Copy the remaining output and close all files.
+
+        Does not wait for grandchildren that hold a pipe open.
+        """
         if self._closed:
             return
         self._closed = True

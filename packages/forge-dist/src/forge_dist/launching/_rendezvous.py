@@ -1,13 +1,14 @@
-"""A launcher's topology → the meeting of all nodes' launchers, or a sentence on who did not come.
+"""Rendezvous of all nodes' launchers, with an error that names the nodes that did not come.
 
-For a run of fixed size the nodes meet at the master's address: as torch's static rendezvous, which however says neither who is missing
-nor that two nodes took the same rank. Elastic runs use torch's c10d rendezvous as it is.
+The nodes of a run of fixed size meet at the master's address, as in torch's static rendezvous, which names neither the missing
+nodes nor two nodes of one rank. Elastic runs use torch's c10d rendezvous as it is.
 """
 
 import json
 import socket
 import time
 import uuid
+from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -32,33 +33,41 @@ if TYPE_CHECKING:
 _LOOPBACK = "127.0.0.1"
 # Signals are handled between two waits.
 _WAIT_SECONDS = 1.0
-_STAY_SECONDS = 5.0
+_KEEP_OPEN_SECONDS = 5.0
 
 
-def make_rendezvous(topology: Topology) -> "Meeting":
-    """The rendezvous of a launcher's topology. Raises LaunchError where nobody answers at rdzv_endpoint."""
-    return Meeting(topology, _Fixed(topology) if topology.rdzv_endpoint is None else _elastic(topology))
+def make_rendezvous(topology: Topology) -> "Rendezvous":
+    """Make the rendezvous of a launcher's topology.
+
+    Raises:
+        LaunchError: nothing answers at rdzv_endpoint.
+    """
+    return Rendezvous(topology, _StaticRendezvous(topology) if topology.rdzv_endpoint is None else _elastic(topology))
 
 
-class Meeting(RendezvousHandler):
-    """A rendezvous that also gives each round a name of its own, and notes when the agent last looked at it."""
+class Rendezvous(RendezvousHandler):
+    """Rendezvous that names each of its rounds, and counts how often the agent polled it."""
 
     def __init__(self, topology: Topology, inner: RendezvousHandler) -> None:
         self._topology = topology
         self._inner = inner
         self.round = ""
-        """Name of the newest round, the same on all nodes."""
+        """Name of the newest round, the same on all nodes and unique."""
         self.nodes = 0
-        """Nodes that came together in it."""
+        """Number of nodes in the newest round."""
         self.node_rank = 0
-        """This node's number in it."""
-        self.looked_at = 0
-        """How often the agent asked for newcomers, which it does whenever it found its workers well."""
-        self.place: tuple[str, int] | None = None
+        """Number of this node in the newest round, from 0."""
+        self.polls = 0
+        """How often the agent asked for waiting nodes, which it does whenever it found its workers healthy."""
+        self.store_address: tuple[str, int] | None = None
         """Host and port of the store that the workers share."""
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Meet. Raises LaunchError naming the place, the time and what to check."""
+        """Meet the other nodes.
+
+        Raises:
+            LaunchError: they did not come; it names the address, the time and what to check.
+        """
         try:
             info = self._inner.next_rendezvous()
             if info.rank == 0:
@@ -66,49 +75,49 @@ class Meeting(RendezvousHandler):
             self.round = info.store.get("forge/round").decode()
         except (RendezvousError, DistError) as error:
             raise LaunchError(
-                f"the nodes did not meet at {self._topology.rdzv_endpoint or self._topology.master} within"
-                f" {self._topology.connect_seconds:g} s ({first_line(error)}): check that"
-                f" {_nodes(self._topology.min_nodes)} {'were' if self._topology.min_nodes > 1 else 'was'} started with the same rdzv_id"
-                f" ({self._topology.rdzv_id!r}), and that the port is open between them"
+                f"the nodes did not meet at {self._topology.rdzv_endpoint or self._topology.master} within "
+                f"{self._topology.connect_seconds:g} s ({first_line(error)}): check that "
+                f"{_count_nodes(self._topology.min_nodes)} {'were' if self._topology.min_nodes > 1 else 'was'} started with "
+                f"the same rdzv_id ({self._topology.rdzv_id!r}), and that the port is open between them"
             ) from error
         self.nodes, self.node_rank = info.world_size, info.rank
-        place = info.bootstrap_store_info
-        self.place = None if place is None else (place.master_addr, place.master_port)
+        address = info.bootstrap_store_info
+        self.store_address = None if address is None else (address.master_addr, address.master_port)
         return info
 
     @property
     def use_agent_store(self) -> bool:
-        """Workers use the launchers' store."""
+        """Whether workers use the launchers' store."""
         return self._inner.use_agent_store
 
     def get_backend(self) -> str:
-        """Name for torch's events."""
+        """Return the backend's name, for torch's events."""
         return self._inner.get_backend()
 
     def is_closed(self) -> bool:
-        """Whether nobody may come any more."""
+        """Return whether no more nodes may join."""
         return self._inner.is_closed()
 
     def set_closed(self) -> None:
-        """Let nobody come any more."""
+        """Refuse further nodes."""
         self._inner.set_closed()
 
     def num_nodes_waiting(self) -> int:
-        """Newcomers of an elastic run."""
-        self.looked_at += 1
+        """Return the number of nodes that wait to join an elastic run."""
+        self.polls += 1
         return self._inner.num_nodes_waiting()
 
     def get_run_id(self) -> str:
-        """Name of the run."""
+        """Return the name of the run."""
         return self._inner.get_run_id()
 
     def shutdown(self) -> bool:
-        """Let go of the meeting place."""
+        """Close the rendezvous."""
         return self._inner.shutdown()
 
 
-class _Fixed(RendezvousHandler):
-    """All nodes of a run of fixed size, each with its rank, at the master's address."""
+class _StaticRendezvous(RendezvousHandler):
+    """Rendezvous of a run of fixed size, each node with its rank, at the master's address."""
 
     def __init__(self, topology: Topology) -> None:
         self._topology = topology
@@ -142,11 +151,11 @@ class _Fixed(RendezvousHandler):
     def next_rendezvous(self) -> RendezvousInfo:
         end = time.monotonic() + self._topology.connect_seconds
         if self._store is None:
-            self._store = self._host_store() if self._rank == 0 else self._visit(end)
+            self._store = self._host_store() if self._rank == 0 else self._connect_store(end)
         self._rounds += 1
         store = PrefixStore(f"{self._topology.rdzv_id}/{self._rounds}", self._store)
         if self._topology.max_nodes > 1:
-            self._meet(store, end)
+            self._wait_for_nodes(store, end)
         return RendezvousInfo(store, self._rank, self._topology.max_nodes, RendezvousStoreInfo(self._host, self._port))
 
     def _host_store(self) -> TCPStore:
@@ -154,27 +163,28 @@ class _Fixed(RendezvousHandler):
             store = TCPStore(self._host, self._port, is_master=True, wait_for_workers=False)
         except (DistError, RuntimeError) as error:
             raise LaunchError(
-                f"node 0 cannot listen on port {self._port} ({first_line(error)}): another run may use it; set master_port to a free one"
+                f"node 0 cannot listen on port {self._port} ({first_line(error)}): another run may use it; set master_port "
+                "to a free one"
             ) from error
         self._port = store.port
         return store
 
-    def _visit(self, end: float) -> TCPStore:
+    def _connect_store(self, end: float) -> TCPStore:
         seconds = self._topology.connect_seconds
-        place = f"{self._host}:{self._port}"
+        address = f"{self._host}:{self._port}"
         why = unreachable(self._host, self._port, end - time.monotonic())
         if not why:
             try:
-                return TCPStore(self._host, self._port, is_master=False, wait_for_workers=False, timeout=_left(end))
+                return TCPStore(self._host, self._port, is_master=False, wait_for_workers=False, timeout=_time_left(end))
             except (DistError, RuntimeError) as error:
                 why = f"what answers there is no launcher: {first_line(error)}"
         raise LaunchError(
-            f"node {self._rank} did not reach node 0 at {place} within {seconds:g} s ({why}): check that node 0 was started, that"
-            f" master_addr and master_port are its own, that node_rank is 0 there and {self._rank} here, and that no firewall closes the"
-            " port"
+            f"node {self._rank} did not reach node 0 at {address} within {seconds:g} s ({why}): check that node 0 was "
+            f"started, that master_addr and master_port are its own, that node_rank is 0 there and {self._rank} here, and "
+            "that no firewall closes the port"
         )
 
-    def _meet(self, store: "Store", end: float) -> None:
+    def _wait_for_nodes(self, store: "Store", end: float) -> None:
         t = self._topology
         here = socket.gethostname()
         if store.add(f"taken/{self._rank}", 1) > 1:
@@ -185,36 +195,47 @@ class _Fixed(RendezvousHandler):
                 f"node_rank {self._rank} is taken by {other}, and {here} has it too: each node needs its own, from 0"
             )
         store.set(f"node/{self._rank}", json.dumps({"host": here, "nnodes": t.max_nodes, "nproc_per_node": t.nproc_per_node}))
+        try:
+            self._wait_for_all(store, end)
+            nodes = [json.loads(store.get(f"node/{node}")) for node in range(t.max_nodes)]
+            store.add("read", 1)
+        except DistNetworkError as error:
+            raise LaunchError(f"node 0 at {self._host}:{self._port} went away while the nodes met") from error
+        for node, theirs in enumerate(nodes):
+            for name, mine in (("nnodes", t.max_nodes), ("nproc_per_node", t.nproc_per_node)):
+                if theirs[name] != mine:
+                    self._keep_store_open(store, t.max_nodes)
+                    raise LaunchError(
+                        f"node {node} ({theirs['host']}) was started with {name}={theirs[name]} and node {self._rank} "
+                        f"({here}) with {name}={mine}: they must be the same on all nodes"
+                    )
+
+    def _wait_for_all(self, store: "Store", end: float) -> None:
+        """Wait until every node has come; all that did come raise the same LaunchError otherwise."""
+        t = self._topology
         missing = list(range(t.max_nodes))
         while missing := [node for node in missing if not store.check([f"node/{node}"])]:
             if time.monotonic() > end:
                 named = ", ".join(map(str, missing[:8])) + ("…" if len(missing) > 8 else "")
-                raise LaunchError(
-                    f"node{'s' * (len(missing) > 1)} {named} of {t.max_nodes} did not come to {self._host}:{self._port} within"
-                    f" {t.connect_seconds:g} s: check that they were started, with nnodes={t.max_nodes} and a node_rank of their own, and"
-                    " that they reach this address"
+                message = (
+                    f"node{'s' * (len(missing) > 1)} {named} of {t.max_nodes} did not come to {self._host}:{self._port} "
+                    f"within {t.connect_seconds:g} s: check that they were started, with nnodes={t.max_nodes} and a node_rank "
+                    "of their own, and that they reach this address"
                 )
-            try:
+                store.set("missing", message)
+                store.add("read", 1)
+                self._keep_store_open(store, t.max_nodes - len(missing))
+                raise LaunchError(message)
+            if store.check(["missing"]):
+                store.add("read", 1)
+                raise LaunchError(store.get("missing").decode())
+            with suppress(DistStoreError):  # its time is over
                 store.wait([f"node/{missing[0]}"], timedelta(seconds=_WAIT_SECONDS))
-            except DistNetworkError as error:
-                raise LaunchError(f"node 0 at {self._host}:{self._port} went away while the nodes met") from error
-            except DistStoreError:
-                continue
-        said = [json.loads(store.get(f"node/{node}")) for node in range(t.max_nodes)]
-        store.add("read", 1)
-        for node, theirs in enumerate(said):
-            for name, mine in (("nnodes", t.max_nodes), ("nproc_per_node", t.nproc_per_node)):
-                if theirs[name] != mine:
-                    self._stay(store)
-                    raise LaunchError(
-                        f"node {node} ({theirs['host']}) was started with {name}={theirs[name]} and node {self._rank} ({here}) with"
-                        f" {name}={mine}: they must be the same on all nodes"
-                    )
 
-    def _stay(self, store: "Store") -> None:
-        """On the host of the store: let the others read why before it goes."""
-        end = time.monotonic() + _STAY_SECONDS
-        while self._rank == 0 and store.add("read", 0) < self._topology.max_nodes and time.monotonic() < end:
+    def _keep_store_open(self, store: "Store", readers: int) -> None:
+        """On the host of the store: wait until as many nodes have read the reason."""
+        end = time.monotonic() + _KEEP_OPEN_SECONDS
+        while self._rank == 0 and store.add("read", 0) < readers and time.monotonic() < end:
             time.sleep(0.05)
 
 
@@ -227,7 +248,7 @@ def _elastic(topology: Topology) -> RendezvousHandler:
         min_nodes=topology.min_nodes,
         max_nodes=topology.max_nodes,
         join_timeout=max(1, int(seconds)),
-        # How long those that are enough wait for more; torch's 30 s would outlast a shorter wait altogether.
+        # How long the minimum number of nodes waits for more; torch's 30 s would outlast a shorter join_timeout.
         last_call_timeout=max(1, int(min(seconds / 2, 30))),
         read_timeout=max(1, int(min(seconds, 60))),
     )
@@ -235,14 +256,14 @@ def _elastic(topology: Topology) -> RendezvousHandler:
         return get_rendezvous_handler(parameters)
     except (RendezvousError, DistError, ValueError) as error:
         raise LaunchError(
-            f"nobody answers at rdzv_endpoint {topology.rdzv_endpoint} ({first_line(error)}): check the address, that the node of that name"
-            " was started, and that no firewall closes the port"
+            f"nobody answers at rdzv_endpoint {topology.rdzv_endpoint} ({first_line(error)}): check the address, that the "
+            "node of that name was started, and that no firewall closes the port"
         ) from error
 
 
-def _left(end: float) -> timedelta:
+def _time_left(end: float) -> timedelta:
     return timedelta(seconds=max(1.0, end - time.monotonic()))
 
 
-def _nodes(number: int) -> str:
+def _count_nodes(number: int) -> str:
     return f"{number} node{'s' * (number > 1)}"

@@ -1,61 +1,78 @@
-"""Failed workers of one node → the exception that says what went wrong first, and on which rank."""
+"""Root cause of a failed run: the failure that the others follow from, on any node."""
 
 import signal
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
+from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from threading import Thread
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from forge_dist._errors import WorkerError
-from forge_dist.ranks._failure_report_from_report import rebuild
+from forge_dist.ranks._failure_report import rebuild_exception
+from forge_dist.ranks._network import unreachable
+from forge_dist.ranks._store import publish_failure, published_failure
+
+if TYPE_CHECKING:
+    from forge_dist.launching._rendezvous import Rendezvous
 
 # Lines of a rank's log that are quoted where it left no report.
-_QUOTED = 8
+_QUOTED_LINES = 8
+
+# How long a launcher looks for the cause on other nodes, and how long the store's host stays up for those that look.
+_SEARCH_SECONDS = 5.0
+_RETRY_SECONDS = 0.1
 
 
 @attrs.frozen(kw_only=True)
 class Failure:
-    """One worker that ended badly."""
+    """One worker that failed."""
 
     rank: int
+    """Rank of the worker."""
     host: str
+    """Name of its host."""
     exitcode: int
-    """Negative: the signal that ended it."""
+    """Exit status; negative: the signal that ended it."""
     ended: float
-    """When its end was seen, seconds since 1970."""
+    """Time at which its end was seen, in seconds since 1970."""
     report: Mapping[str, Any] | None
+    """The report that it wrote, if any (`failure_report`)."""
     log: Path
+    """Its log file."""
 
-    stopped: bool = False
+    killed_by_launcher: bool = False
     """Whether this package's launcher killed it, because it outlived another's failure."""
 
     @property
-    def spoke(self) -> float:
-        """When it is known to have failed, seconds since 1970."""
+    def failed_at(self) -> float:
+        """Time at which it is known to have failed, in seconds since 1970."""
         return self.ended if self.report is None else min(self.report["time"], self.ended)
 
 
-def cause_of(failures: list[Failure]) -> Failure:
-    """The failure that the others follow from.
+def root_cause(failures: list[Failure]) -> Failure:
+    """Return the failure that the others follow from.
 
-    First in time, but an exception of one's own, or a death, comes before an exception that follows from another rank's end; and last come
-    those that were ended because another had failed. torch's agent does that with SIGTERM, which an outsider may send too: to be the
-    agent's, somebody must have ended before.
+    First in time, but an exception of its own, or a death, comes before an exception that follows from another rank's end; last
+    come those that were ended because another had failed. torch's agent does that with SIGTERM, which an outsider may send too:
+    to be the agent's, another worker must have ended before, or at the same time in another way.
     """
     first_end = min(failure.ended for failure in failures)
+    others = {failure.ended for failure in failures if failure.exitcode != -signal.SIGTERM}
 
     def order(failure: Failure) -> tuple[int, float]:
         if failure.report is not None:
-            return int(bool(failure.report["consequence"])), failure.spoke
-        asked = failure.exitcode == -signal.SIGTERM and failure.ended > first_end
-        return (2 if failure.stopped or asked else 0), failure.spoke
+            return int(bool(failure.report["consequence"])), failure.failed_at
+        by_agent = failure.exitcode == -signal.SIGTERM and (failure.ended > first_end or failure.ended in others)
+        return (2 if failure.killed_by_launcher or by_agent else 0), failure.failed_at
 
     return min(failures, key=order)
 
 
-def description(failure: Failure) -> dict[str, Any]:
-    """The failure as a report: the worker's own, or what can be said of one that left none."""
+def report_of(failure: Failure) -> dict[str, Any]:
+    """Return the worker's own report, or one made of its exit status and the end of its log."""
     if failure.report is not None:
         return dict(failure.report)
     where = f"rank {failure.rank} on {failure.host}"
@@ -64,7 +81,7 @@ def description(failure: Failure) -> dict[str, Any]:
         why = "; out of memory?" if failure.exitcode == -signal.SIGKILL else ""
         text = f"{where} was killed by {name}{why}"
     else:
-        text = f"{where} ended with exit status {failure.exitcode} and said nothing of why"
+        text = f"{where} ended with exit status {failure.exitcode} and left no report of why"
     return {
         "module": WorkerError.__module__,
         "class": WorkerError.__qualname__,
@@ -80,13 +97,13 @@ def description(failure: Failure) -> dict[str, Any]:
 
 
 def error_of(report: Mapping[str, Any]) -> Exception:
-    """The exception to raise in the launcher."""
+    """Return the exception to raise in the launcher."""
     if report.get("complete"):
         error = WorkerError(report["text"])
         if report["traceback"]:
             error.add_note(f"the log ends with:\n{report['traceback']}")
         return error
-    return rebuild(report)
+    return rebuild_exception(report)
 
 
 def _signal_name(number: int) -> str:
@@ -101,6 +118,59 @@ def _last_lines(log: Path) -> str:
         with log.open("rb") as file:
             file.seek(0, 2)
             file.seek(max(0, file.tell() - 4096))
-            return "\n".join(file.read().decode("utf-8", "replace").splitlines()[-_QUOTED:])
+            return "\n".join(file.read().decode("utf-8", "replace").splitlines()[-_QUOTED_LINES:])
     except OSError:
         return ""
+
+
+def root_cause_on_all_nodes(rendezvous: "Rendezvous", report: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Publish `report` to the other nodes, or look there for the failure that it follows from.
+
+    Returns `report` itself where the others published nothing, or cannot be reached.
+    """
+    known = report.get("cause")
+    if known:
+        report = known
+    if rendezvous.nodes < 2 or rendezvous.store_address is None:
+        return report
+    found: list[Mapping[str, Any]] = []
+
+    def search() -> None:
+        try:
+            found.append(_exchange_causes(rendezvous, report))
+        except RuntimeError:
+            return
+
+    # In a thread, because a call over a cut link may never return.
+    thread = Thread(target=search, daemon=True)
+    thread.start()
+    thread.join(3 * _SEARCH_SECONDS)
+    return found[0] if found else report
+
+
+def _exchange_causes(rendezvous: "Rendezvous", report: Mapping[str, Any]) -> Mapping[str, Any]:
+    # Imported here: a launcher reads this file before it takes signals, and torch takes seconds.
+    from torch.distributed import PrefixStore, Store, TCPStore
+
+    assert rendezvous.store_address is not None
+    host, port = rendezvous.store_address
+    if unreachable(host, port, _RETRY_SECONDS):
+        return report
+    client = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=_SEARCH_SECONDS))
+    store: Store = PrefixStore(f"forge/{rendezvous.round}", client)
+    publish_failure(store, report)
+    found = published_failure(store)
+    if report["consequence"]:
+        _wait_until(lambda: store.check(["failed"]))
+        found = published_failure(store)
+    store.add("heard", 1)
+    if rendezvous.node_rank == 0:
+        # This launcher may host the store: it stays until the other nodes have read it.
+        _wait_until(lambda: store.add("heard", 0) >= rendezvous.nodes)
+    return report if found is None else found
+
+
+def _wait_until(done: Callable[[], bool]) -> None:
+    end = time.monotonic() + _SEARCH_SECONDS
+    while not done() and time.monotonic() < end:
+        time.sleep(_RETRY_SECONDS)

@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT → noted while torch is imported, and then what they would have been: native imports swallow exceptions."""
+"""Deferred SIGTERM and SIGINT while torch is imported: native imports swallow exceptions."""
 
 import signal
 import threading
@@ -8,27 +8,29 @@ from types import FrameType
 
 
 @contextmanager
-def signals_held() -> Iterator[list[int]]:
-    """Note signals in the list that this gives; behind the `with` block each goes to whom it was for, whose exception is raised there.
+def deferred_signals() -> Iterator[list[int]]:
+    """Collect signals in the yielded list, and raise each again after the block.
 
-    A KeyboardInterrupt inside an import that native code makes is lost: who asked for the end would wait for a whole run. A handler
-    that raises nothing leaves its signal in the list. What was ignored stays so, and only the main thread takes signals.
+    With its former handler.
+
+    A KeyboardInterrupt inside an import that native code makes is lost: whoever asked for the end would wait for a whole run. A
+    signal whose handler raises nothing stays in the list. Ignored signals stay ignored, and only the main thread takes signals.
     """
-    came: list[int] = []
+    received: list[int] = []
 
     def note(number: int, _frame: FrameType | None) -> None:
-        came.append(number)
+        received.append(number)
 
-    before: dict[int, object] = {}
+    handlers: dict[int, object] = {}
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGTERM, signal.SIGINT):
             # None: a handler from outside of Python, which could not be put back.
             if signal.getsignal(number) not in (signal.SIG_IGN, None):
-                before[number] = signal.signal(number, note)
+                handlers[number] = signal.signal(number, note)
     try:
-        yield came
+        yield received
     finally:
-        for number, handler in before.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
-    for number in came:
+    for number in received:
         signal.raise_signal(number)

@@ -1,4 +1,4 @@
-"""A model path → the float type that its weights are stored in, so that an export keeps it."""
+"""Find the float dtype in which a model's weights are stored, so that an export keeps it."""
 
 import json
 from collections import Counter
@@ -8,22 +8,22 @@ import torch
 
 from forge_dist._errors import ModelError
 from forge_dist._safetensors import read_directory
-from forge_dist.loading._model_path import check_model_path, expanded, is_hub_name
+from forge_dist.loading._model_path import check_model_path, expand_user, is_hub_name
 
 _FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 def base_dtype(model_path: str) -> torch.dtype:
-    """The float type that holds most bytes of the weights of `model_path`.
+    """Return the float dtype of most bytes of a model's weights.
 
-    The safetensors headers are asked, for a config.json often says another type than the files hold. Of a hub name the files are asked
-    where `load_model` has fetched them, else its config; float32 where neither says.
+    Read from the safetensors headers, because a config.json often names another dtype than the files hold. For a hub name: from
+    the files where `load_model` has fetched them, else from its config; float32 where neither says.
 
     Raises:
         ModelError: `check_model_path` refuses it, or the hub has no such model or does not answer.
     """
     check_model_path(model_path)
-    directory = _hub_directory(model_path) if is_hub_name(model_path) else Path(expanded(model_path))
+    directory = _hub_directory(model_path) if is_hub_name(model_path) else Path(expand_user(model_path))
     try:
         stored = read_directory(directory)
     except (ValueError, OSError):
@@ -42,7 +42,7 @@ def _config_dtype(directory: Path) -> torch.dtype:
 
 
 def _hub_directory(model_path: str) -> Path:
-    """The folder of the hub's cache where the files of `model_path` lie; its config.json is there afterwards."""
+    """Return the folder of `model_path` in the hub's cache, its config.json downloaded."""
     from transformers.utils import cached_file
 
     try:

@@ -1,4 +1,4 @@
-"""A model directory → what tells it from every other: a digest of its configuration and its weights."""
+"""Identity of a model directory: a digest of its configuration and its weights."""
 
 import hashlib
 import json
@@ -7,16 +7,17 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 _HASHED_WHOLE = 8 * 2**30
-"""Bytes of a weight file up to which every one of them is hashed: some seconds."""
+"""Size in bytes up to which a weight file is hashed completely: some seconds."""
 
 _WINDOW = 4096
+"""Bytes hashed at each place of a tensor in larger files."""
 
 
 def model_identity(model_path: str) -> str:
-    """sha256 (hex) over a model (or adapter) directory's configuration and its safetensors; a hub name stays one ("hub:org/name").
+    """Return the sha256 (hex) of a model (or adapter) directory's configuration and weights.
 
-    Of a weight file above 8 GiB the header is read, and of each tensor both ends and the middle: what any training moves. Files that
-    did not change since this process last read them are not read again.
+    A hub name gives "hub:org/name". Of a weight file above 8 GiB the header is read, and both ends and the middle of each
+    tensor: any training changes those. Files that did not change since this process last read them are not read again.
 
     Raises:
         OSError: a file cannot be read.

@@ -1,4 +1,4 @@
-"""A model path → a model in memory on one device, with every weight read from it, or an error. No pickles, no remote code."""
+"""Loading of a model on one device, every weight from its files; no pickles, no remote code."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -6,18 +6,20 @@ import torch
 from safetensors import SafetensorError
 
 from forge_dist._errors import ModelError
-from forge_dist._third_party_logs import hush_imports, quiet
-from forge_dist.loading._attention import AttentionFunction, settle_attention
-from forge_dist.loading._model_path import check_config, check_model_path, expanded, is_hub_name
-from forge_dist.loading._quantization import Quantized, settle_quantized
-from forge_dist.loading._task import Share, Task, auto_class, kept_random_state, reward_config, settle_head
+from forge_dist._third_party_logs import quiet_imports, quiet_transformers
+from forge_dist.loading._attention import AttentionFunction, register_attention
+from forge_dist.loading._model_path import check_config, check_model_path, expand_user, is_hub_name
+from forge_dist.loading._quantization import QuantizedLoad, disable_repacking
+from forge_dist.loading._request import LoadRequest
+from forge_dist.loading._task import Broadcast, Task, auto_class, init_reward_head, preserved_random_state, reward_config
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
     from transformers.distributed import DistributedConfig
     from transformers.utils.quantization_config import QuantizationConfigMixin
 
-_LOADING = (OSError, ValueError, RuntimeError, KeyError, AttributeError, ImportError, SafetensorError)
+LOADING_ERRORS = (OSError, ValueError, RuntimeError, KeyError, AttributeError, ImportError, SafetensorError)
+"""What transformers raises for a model that it cannot load."""
 
 
 def load_model(
@@ -32,108 +34,112 @@ def load_model(
 ) -> "PreTrainedModel":
     """Load the language model of `model_path` on `device`, its floats as `dtype`, in eval mode.
 
-    `attention` is transformers' name of an implementation, or None for transformers' own choice (sdpa, or eager where the architecture
-    has no sdpa), whatever the directory names; with `attention_function` (AttentionFunction) it is registered under that
-    name, and models of that name are given a mask only where a 2-D mask or a cache comes with the call. `config.use_cache` stays what the directory says: a packed row needs
-    `use_cache=False` in the call.
+    `attention` is transformers' name of an implementation, or None for transformers' own choice (sdpa, or eager where the
+    architecture has no sdpa), whatever the directory names. With `attention_function` (AttentionFunction) it is registered
+    under that name, and models of that name are given a mask only where a 2-D mask or a cache comes with the call.
+    `config.use_cache` stays what the directory says: a packed row needs `use_cache=False` in the call.
 
-    With task="reward" it becomes a *ForSequenceClassification of one label, whose `score` gives a number a row. From the directory
-    of a causal model the head is new, drawn from torch's random state on the CPU, and the causal head's weights are left unread; from that of a
-    classifier with one label it is read. `config.pad_token_id` becomes a token that ends no row (plain transformers reads a reward at the last
-    token that is another), or stays None where none is known: then it takes one row at a time.
+    With task="reward" it becomes a *ForSequenceClassification of one label, whose `score` gives a number a row. From the
+    directory of a causal model the head is new, drawn from torch's random state on the CPU, and the causal head's weights are
+    left unread; from that of a classifier with one label it is read. `config.pad_token_id` becomes a token that ends no row
+    (plain transformers reads a reward at the last token that is another), or stays None where none is known: then it takes one
+    row at a time.
 
-    With a `quantization` of transformers' (a BitsAndBytesConfig) its linear layers but the head are held in fewer bits, made while they are
-    read; such weights are not trained, nor exported: an adapter is put beside them.
+    With a `quantization` of transformers' (a BitsAndBytesConfig) its linear layers but the head are quantized while they are
+    read; such weights are neither trained nor exported: an adapter is put beside them.
 
     Transformers only warns where a tensor is missing, left over or of another shape, and trains on with random weights; here
     that is an error. The weights are memory-mapped, so no second copy of the model is held while loading.
 
     Raises:
-        ModelError: `check_model_path` refuses it; the hub has no such model or does not answer; a weight is missing, unexpected or of the
-            wrong shape; transformers knows no model of this type for the task; a classifier has another number of labels than one; the
-            attention does not exist or does not fit, or the architecture has no place for an attention function; what the quantization
-            needs is not installed, or this device cannot hold it.
+        ModelError: `check_model_path` refuses it; the hub has no such model or does not answer; a weight is missing, unexpected
+            or of the wrong shape; transformers knows no model of this type for the task; a classifier has another number of
+            labels than one; the attention does not exist or does not fit, or the architecture has no place for an attention
+            function; what the quantization needs is not installed, or this device cannot hold it.
     """
-    model = read_model(
-        model_path,
+    request = LoadRequest(
+        model_path=model_path,
         dtype=dtype,
         attention=attention,
         attention_function=attention_function,
         task=task,
-        quantized=None if quantization is None else Quantized(quantization, torch.device(device)),
+        quantization=quantization,
     )
-    return model.to(device)
+    return read_model(request, torch.device(device)).to(device)
 
 
-def _own(tensor: torch.Tensor) -> torch.Tensor:
+def _unchanged(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
 def read_model(
-    model_path: str,
+    request: LoadRequest,
+    device: torch.device,
     *,
-    dtype: torch.dtype,
-    attention: str | None,
-    attention_function: AttentionFunction | None,
-    task: Task = "causal",
-    share: Share = _own,
+    broadcast: Broadcast = _unchanged,
     divided: "DistributedConfig | None" = None,
-    quantized: Quantized | None = None,
 ) -> "PreTrainedModel":
-    """`load_model` on whatever device transformers reads to: the CPU, with `divided` this rank's shards on its own device, or that of `quantized`.
+    """Read a model to the device that transformers reads it to; see `load_model`.
 
-    `share` makes rank 0's what each rank draws for a new head.
+    That is the CPU; with `divided` this rank's own device, for its shards; `device` for a quantized base.
+
+    Args:
+        request: model, task, dtype and attention.
+        device: where a quantized base is quantized.
+        broadcast: replaces what each rank draws for a new head by what rank 0 drew.
+        divided: transformers' configuration of FSDP, to read this rank's shards alone.
     """
-    hush_imports()
+    quiet_imports()
+    model_path, task, attention = request.model_path, request.task, request.attention
     check_model_path(model_path, task=task)
-    path = expanded(model_path)
-    settle_attention(attention, attention_function)
+    path = expand_user(model_path)
+    register_attention(attention, request.attention_function)
     from_hub = is_hub_name(model_path)
     try:
-        with quiet(bars=from_hub), kept_random_state(task):  # a download deserves its bar
+        with quiet_transformers(bars=from_hub), preserved_random_state(task):  # a download shows its progress
             if from_hub:
                 _check_hub_config(model_path, task)
             config = _config(path, attention, task)
-            own_choice: dict[str, object] = {} if config is None else {"config": config}
+            arguments: dict[str, object] = {} if config is None else {"config": config}
             kind: Any = auto_class(task)
             if divided is not None:
-                kind, own_choice = _divided_kind(path, config, divided, task)
-            if quantized is not None:
-                own_choice |= quantized.arguments(model_path, task)
+                kind, arguments = _divided_class(path, config, divided, task)
+            if request.quantization is not None:
+                arguments |= QuantizedLoad(request.quantization, device).arguments(model_path, task)
             model, report = kind.from_pretrained(
                 path,
-                dtype=dtype,
+                dtype=request.dtype,
                 attn_implementation=attention,
                 use_safetensors=True,
                 trust_remote_code=False,
                 ignore_mismatched_sizes=True,  # so that the report below names the tensor, instead of a generic exception
                 output_loading_info=True,
-                **own_choice,
+                **arguments,
             )
     except (ModelError, torch.OutOfMemoryError):
         raise
-    except _LOADING as error:
+    except LOADING_ERRORS as error:
         # Falcon, GPT-J and GPT-Neo choose the class of their attention from a table of their own, by its name.
-        if attention_function is not None and isinstance(error, KeyError) and error.args == (attention,):
+        if request.attention_function is not None and isinstance(error, KeyError) and error.args == (attention,):
             raise ModelError(
-                f"model_path {model_path}: this architecture has no place for an attention function of ours (attention={attention}): "
-                "use attention=eager"
+                f"model_path {model_path}: this architecture has no place for an attention function of ours "
+                f"(attention={attention}): use attention=eager"
             ) from error
         raise ModelError(f"model_path {model_path} cannot be loaded: {error}") from error
     if task == "reward":
-        settle_head(model, reward_config(path), report, model_path, share)
+        init_reward_head(model, reward_config(path), report, model_path, broadcast)
     check_report(report, model_path)
-    settle_quantized(model)
-    if attention_function is not None and "chunked_attention" in (getattr(model.config, "layer_types", None) or ()):
+    disable_repacking(model)
+    if request.attention_function is not None and "chunked_attention" in (getattr(model.config, "layer_types", None) or ()):
         raise ModelError(
-            f"model_path {model_path}: its layers attend in chunks, which only a mask expresses, and attention={attention} gets none "
-            "for a packed row: use attention=sdpa or eager"
+            f"model_path {model_path}: its layers attend in chunks, which only a mask expresses, and attention={attention} "
+            "gets none for a packed row: use attention=sdpa or eager"
         )
     return model
 
 
 def _config(path: str, attention: str | None, task: Task) -> "PreTrainedConfig | None":
-    """The configuration to load with, where it is not to be what the directory says."""
+    """Return the configuration to load with, where it differs from the directory's."""
     if task == "reward":
         config = reward_config(path)
         if attention is None:
@@ -142,26 +148,26 @@ def _config(path: str, attention: str | None, task: Task) -> "PreTrainedConfig |
     return _config_without_attention(path) if attention is None else None
 
 
-def _divided_kind(
+def _divided_class(
     path: str, config: "PreTrainedConfig | None", divided: "DistributedConfig", task: Task
 ) -> "tuple[type[PreTrainedModel], dict[str, object]]":
-    """The class that reads this rank's shards alone, and what it is called with."""
+    """Return the class that reads this rank's shards alone, and its arguments."""
     from transformers import AutoConfig
 
-    from forge_dist.loading._fsdp_groups import shardable
+    from forge_dist.loading._fsdp_groups import shardable_class
 
     config = AutoConfig.from_pretrained(path, trust_remote_code=False) if config is None else config
-    # Asked with a configuration of its own: the one it is asked with may name an attention that is not installed.
+    # Asked with a configuration of its own: the other may name an attention that is not installed.
     asked = _config_without_attention(path) if task == "causal" else reward_config(path)
     asked._attn_implementation = None
-    kind = shardable(asked, task)
+    kind = shardable_class(asked, task)
     if kind.config_class is not None and not isinstance(config, kind.config_class):
         config = config.get_text_config()  # what AutoModelForCausalLM does for a model of text inside a larger one
     return kind, {"config": config, "distributed_config": divided}
 
 
 def check_report(report: dict[str, object], where: str) -> None:
-    """Raise ModelError, naming the first tensor, unless transformers' loading report says that file and model agree."""
+    """Raise ModelError, with the first tensor, if transformers' loading report has differences."""
     for what, key in (
         ("lacks", "missing_keys"),
         ("has the unexpected", "unexpected_keys"),
@@ -178,7 +184,7 @@ def check_report(report: dict[str, object], where: str) -> None:
 
 
 def _describe(entry: object) -> str:
-    """A tensor's name; of a mismatch (name, shape in the file, shape in the model) all three."""
+    """Return a tensor's name, and for a mismatch its shapes in the file and in the model."""
     if isinstance(entry, tuple):
         name, in_file, in_model = entry
         return f"{name} ({list(in_file)} in the file, {list(in_model)} in the model)"
@@ -186,7 +192,10 @@ def _describe(entry: object) -> str:
 
 
 def _config_without_attention(path: str) -> "PreTrainedConfig":
-    """The configuration of `path`, without the attention that it may name: a kernel that transformers would fetch from the hub, say."""
+    """Return the configuration of `path` without its attention implementation.
+
+    It may name a kernel, which transformers would download from the hub.
+    """
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(path, trust_remote_code=False)

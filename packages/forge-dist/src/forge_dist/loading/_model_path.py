@@ -1,4 +1,4 @@
-"""A model path → nothing, or an error that says why no training can start from it. Reads headers only, and loads no torch."""
+"""Check of a model path before training; reads headers only, and loads no torch."""
 
 import json
 import re
@@ -10,36 +10,38 @@ from forge_dist._errors import ModelError
 from forge_dist._safetensors import read_directory
 
 Task = Literal["causal", "reward"]
-"""What a model is loaded for. causal: the next token's logits. reward: one number a row."""
+"""Task that a model is loaded for. causal: the next token's logits. reward: one number a row."""
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _CAUSAL = ("ForCausalLM", "LMHeadModel")
 _CLASSIFIER = "ForSequenceClassification"
 _CONVERT_GGUF = (
     "convert it once: `model = AutoModelForCausalLM.from_pretrained(FOLDER, gguf_file=NAME)`, `model.hf_quantizer = None`, "
-    "`del model.config.quantization_config` if there is one, `model.save_pretrained(NEW_FOLDER)`, and the same for the tokenizer"
+    "`del model.config.quantization_config` if there is one, `model.save_pretrained(NEW_FOLDER)`, and the same for the "
+    "tokenizer"
 )
 _CONVERT_PICKLE = (
     "pickles can run code and are not read; convert once, where you trust them: "
     "`AutoModelForCausalLM.from_pretrained(FOLDER, use_safetensors=False).save_pretrained(NEW_FOLDER)`"
 )
 _MERGE = (
-    "to train on from it, make a plain model of it first: `forge export RUN --merge` (virtual tokens cannot be merged), or by hand "
-    "`PeftModel.from_pretrained(BASE_MODEL, FOLDER).merge_and_unload().save_pretrained(NEW_FOLDER)` and the base's tokenizer beside it"
+    "to train on from it, make a plain model of it first: `forge export RUN --merge` (virtual tokens cannot be merged), or "
+    "by hand `PeftModel.from_pretrained(BASE_MODEL, FOLDER).merge_and_unload().save_pretrained(NEW_FOLDER)` and the base's "
+    "tokenizer beside it"
 )
 
 
 def check_model_path(model_path: str, *, task: Task = "causal") -> None:
-    """Return if training can start from `model_path`, as far as can be told in milliseconds and with no network.
+    """Check that training can start from `model_path`, in milliseconds and without network.
 
-    A directory must hold a config.json of a causal language model (for task="reward": or of a classifier with one label) and whole
-    safetensors files. A name of the form org/name that
-    is no directory here is left to `load_model`, which asks the hub.
+    A directory must hold a config.json of a causal language model (for task="reward": or of a classifier with one label) and
+    whole safetensors files. A name of the form org/name that is no directory here is left to `load_model`, which asks the hub.
 
     Raises:
-        ModelError: neither; a path that cannot be looked up or read; a file; an adapter; pickled, GGUF, quantized or missing weights; another kind of model.
+        ModelError: neither; a path that cannot be looked up or read; a file; an adapter; pickled, GGUF, quantized or missing
+            weights; another kind of model.
     """
-    path = find(model_path)
+    path = find_path(model_path)
     if path is not None and path.is_dir():
         try:
             _check_directory(path, task)
@@ -56,13 +58,14 @@ def check_model_path(model_path: str, *, task: Task = "causal") -> None:
         )
 
 
-def find(model_path: str) -> Path | None:
-    """The path, its `~` expanded, of what lies at `model_path`; None where nothing does.
+def find_path(model_path: str) -> Path | None:
+    """Return `model_path` with `~` expanded, or None where nothing exists there.
 
     Raises:
-        ModelError: that cannot be told: a folder on the way may not be entered, links form a loop, no file can have such a name.
+        ModelError: it cannot be looked up: a folder on the way may not be entered, links form a loop, no file can have such a
+            name.
     """
-    if not model_path:  # the current folder to pathlib, and a mistake to us
+    if not model_path:  # pathlib takes it for the current folder
         return None
     try:
         path = Path(model_path).expanduser()
@@ -76,17 +79,20 @@ def find(model_path: str) -> Path | None:
 
 
 def is_hub_name(model_path: str) -> bool:
-    """Whether `model_path` is no path here and has the form org/name."""
-    return find(model_path) is None and _HUB_NAME.fullmatch(model_path) is not None
+    """Return whether `model_path` is no path here and has the form org/name."""
+    return find_path(model_path) is None and _HUB_NAME.fullmatch(model_path) is not None
 
 
-def expanded(model_path: str) -> str:
-    """What to hand to transformers: a hub name as it is, a path with its `~` expanded."""
+def expand_user(model_path: str) -> str:
+    """Return `model_path` with `~` expanded; a hub name as it is."""
     return model_path if is_hub_name(model_path) else str(Path(model_path).expanduser())
 
 
 def check_config(config: Mapping[str, object], where: str, task: Task = "causal") -> None:
-    """Raise ModelError unless `config`, read from `where`, is that of an unquantized decoder-only language model that fits `task`."""
+    """Raise ModelError unless `config` is an unquantized decoder-only model's that fits `task`.
+
+    `where` is the file that it was read from, for the message.
+    """
     architectures = config.get("architectures") or []
     if not isinstance(architectures, list):
         raise ModelError(f"{where}: architectures is {architectures!r}; it must be a list of class names")
@@ -105,8 +111,8 @@ def check_config(config: Mapping[str, object], where: str, task: Task = "causal"
         )
     elif architectures and not any(str(name).endswith(_CAUSAL) for name in architectures):
         raise ModelError(
-            f"{where}: architectures is {architectures}, which is no causal language model: a class named ...ForCausalLM is needed "
-            "(of a multi-modal model, its text part saved on its own)"
+            f"{where}: architectures is {architectures}, which is no causal language model: a class named ...ForCausalLM is "
+            "needed (of a multi-modal model, its text part saved on its own)"
         )
     if not config.get("model_type"):
         raise ModelError(f"{where}: no model_type, so transformers cannot tell what model this is")
@@ -143,7 +149,7 @@ def _check_directory(directory: Path, task: Task) -> None:
 
 
 def _other_weights(directory: Path) -> str:
-    """What else lies there that somebody may have taken for weights, and what to do about it; empty if nothing does."""
+    """Name files that may have been taken for weights, with a remedy; "" without any."""
     for pattern, remedy in (
         ("*.bin", _CONVERT_PICKLE),
         ("*.pt*", _CONVERT_PICKLE),

@@ -1,4 +1,4 @@
-"""A base model that is held in fewer bits, as bitsandbytes does it: how it is read, and read alike a second time."""
+"""Bases quantized by bitsandbytes: how one is read, and read the same way a second time."""
 
 import copy
 import importlib.util
@@ -20,25 +20,26 @@ if TYPE_CHECKING:
 
 
 @attrs.frozen
-class Quantized:
-    """How a base is held in fewer bits, and where."""
+class QuantizedLoad:
+    """Quantization of a base while it is read."""
 
     config: "QuantizationConfigMixin"
-    """transformers' settings of it."""
+    """transformers' configuration of it."""
 
     device: torch.device
-    """Where the weights are quantized, and stay."""
+    """Device on which the weights are quantized, and stay."""
 
     def arguments(self, model_path: str, task: Task) -> dict[str, Any]:
-        """What `from_pretrained` is given beside the rest.
+        """Return the further arguments of `from_pretrained`.
 
         Raises:
-            ModelError: transformers would need a package that is not there.
+            ModelError: a package that transformers needs is not installed.
         """
         missing = [name for name in ("bitsandbytes", "accelerate") if importlib.util.find_spec(name) is None]
         if missing:
             raise ModelError(
-                f"model_path {model_path}: a quantized base needs {' and '.join(missing)}: `pip install 'forge-dist[bitsandbytes]'`"
+                f"model_path {model_path}: a quantized base needs {' and '.join(missing)}: `pip install "
+                "'forge-dist[bitsandbytes]'`"
             )
         config: Any = copy.deepcopy(self.config)  # transformers writes into it
         if task == "reward":
@@ -48,40 +49,40 @@ class Quantized:
 
 
 def quantization_of(model: "PreTrainedModel") -> "QuantizationConfigMixin | None":
-    """What `model` was quantized by; None where it was not."""
+    """Return the configuration that `model` was quantized by; None where it was not."""
     quantizer: Any = getattr(model, "hf_quantizer", None)
     return None if quantizer is None else quantizer.quantization_config
 
 
-def quantization_from(noted: dict[str, Any] | None) -> "QuantizationConfigMixin | None":
-    """The settings of transformers' that `to_dict` gave."""
-    if noted is None:
+def quantization_from(stored: dict[str, Any] | None) -> "QuantizationConfigMixin | None":
+    """Rebuild transformers' configuration from its `to_dict`."""
+    if stored is None:
         return None
     from transformers.quantizers.auto import AutoQuantizationConfig
 
-    return AutoQuantizationConfig.from_dict(noted)
+    return AutoQuantizationConfig.from_dict(stored)
 
 
-def settle_quantized(model: "PreTrainedModel") -> None:
-    """Keep the weights of a model that was read quantized as they were read.
+def disable_repacking(model: "PreTrainedModel") -> None:
+    """Keep the layout of a quantized model's weights.
 
-    On CPUs with bfloat16 instructions a forward in eval mode would lay them out anew, for a kernel that has no backward: what is trained
-    after it would learn nothing, without a word. That kernel also computes in bfloat16.
+    On CPUs with bfloat16 instructions a forward in eval mode would repack them for a kernel that has no backward: what is
+    trained after it would silently learn nothing. That kernel also computes in bfloat16.
     """
     for module in four_bit_layers(model).values():
         module.support_avx512bf16_for_cpu = False
 
 
 def four_bit_layers(model: nn.Module) -> dict[str, Any]:
-    """Name → linear layer in 4 bits."""
-    bitsandbytes: Any = sys.modules.get("bitsandbytes")  # whoever made such a layer has imported it
+    """Return name → linear layer in 4 bits."""
+    bitsandbytes: Any = sys.modules.get("bitsandbytes")  # making such a layer has imported it
     if bitsandbytes is None:
         return {}
     return {name: module for name, module in model.named_modules() if isinstance(module, bitsandbytes.nn.Linear4bit)}
 
 
 def without_codes(model: nn.Module, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """`state` without the weights in 4 bits of `model` and what bitsandbytes notes beside them."""
+    """Return `state` without the 4-bit weights of `model` and their constants."""
     coded = {f"{name}.weight" for name in four_bit_layers(model)}
     return {
         name: tensor

@@ -1,13 +1,14 @@
-"""Each rank's digests → a sentence that says which ranks differ in what, or nothing."""
+"""Compare the digests of all ranks."""
 
 from collections.abc import Mapping, Sequence
 
 
 def disagreement(digests: Sequence[Mapping[str, str]]) -> str:
-    """Compare what the ranks hold under each name. Returns "" where all agree.
+    """Return a sentence that names the digests in which ranks differ, or "".
 
-    >>> disagreement([{"data": "ab"}, {"data": "cd"}, {"data": "ab"}])
-    'the ranks do not agree: data is ab on ranks 0, 2 and cd on rank 1; start every rank with the same settings, data and versions'
+    >>> disagreement([{"data": "ab"}, {"data": "cd"}, {"data": "ab"}])  # doctest: +NORMALIZE_WHITESPACE
+    'the ranks do not agree: data is ab on ranks 0, 2 and cd on rank 1; start every rank with the same settings, data and
+    versions'
     """
     names = sorted({name for digest in digests for name in digest})
     found: list[str] = []
@@ -16,12 +17,12 @@ def disagreement(digests: Sequence[Mapping[str, str]]) -> str:
         for rank, digest in enumerate(digests):
             holders.setdefault(digest.get(name, "missing"), []).append(rank)
         if len(holders) > 1:
-            found.append(f"{name} is " + " and ".join(f"{value} on {_named(ranks)}" for value, ranks in holders.items()))
+            found.append(f"{name} is " + " and ".join(f"{value} on {_rank_list(ranks)}" for value, ranks in holders.items()))
     if not found:
         return ""
     return f"the ranks do not agree: {'; '.join(found)}; start every rank with the same settings, data and versions"
 
 
-def _named(ranks: Sequence[int]) -> str:
+def _rank_list(ranks: Sequence[int]) -> str:
     shown = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
     return f"rank{'s' * (len(ranks) > 1)} {shown}"

@@ -1,4 +1,4 @@
-"""Bytes and numbers of each rank → of all ranks, over a process group. Nothing is pickled."""
+"""Collectives over bytes and numbers. Nothing is pickled."""
 
 import json
 import math
@@ -12,7 +12,10 @@ if TYPE_CHECKING:
 
 
 def gather_bytes(data: bytes, group: "dist.ProcessGroup", device: "torch.device") -> list[bytes]:
-    """What every rank gave, by rank, on every rank. Two collectives: lengths, then the bytes, padded to the longest."""
+    """Gather every rank's bytes, by rank, on every rank.
+
+    Two collectives: the lengths, then the bytes, padded to the longest.
+    """
     import torch
     import torch.distributed as dist
 
@@ -28,7 +31,7 @@ def gather_bytes(data: bytes, group: "dist.ProcessGroup", device: "torch.device"
 
 
 def gather_padded(data: bytes, size: int, group: "dist.ProcessGroup", device: "torch.device") -> list[bytes]:
-    """As `gather_bytes`, of data that is equally long on all ranks: one collective."""
+    """Gather bytes that are equally long on all ranks, in one collective."""
     import torch
     import torch.distributed as dist
 
@@ -39,23 +42,29 @@ def gather_padded(data: bytes, size: int, group: "dist.ProcessGroup", device: "t
 
 
 def sum_numbers(values: Sequence[float], size: int, group: "dist.ProcessGroup", device: "torch.device") -> list[float]:
-    """Float64 sums over ranks, correctly rounded: every rank gets the same bits, whatever the order and whatever the device can add."""
+    """Sum float64 numbers over ranks, correctly rounded: the same bits on every rank.
+
+    They depend neither on the order of the ranks nor on what the device can add.
+    """
     packed = struct.pack(f"<{len(values)}d", *values)
     if not packed:
         return []
     rows = [struct.unpack(f"<{len(values)}d", part) for part in gather_padded(packed, size, group, device)]
-    return [total(column) for column in zip(*rows, strict=True)]
+    return [exact_sum(column) for column in zip(*rows, strict=True)]
 
 
-def total(column: Sequence[float]) -> float:
-    """A correctly rounded sum; NaN and infinities pass as they do in an ordinary one, without fsum's exceptions."""
+def exact_sum(column: Sequence[float]) -> float:
+    """Return the correctly rounded sum; NaN and infinities propagate as in an ordinary sum.
+
+    `math.fsum` raises an exception for those.
+    """
     if all(map(math.isfinite, column)):
         return math.fsum(column)
     return sum(column)
 
 
 def broadcast_bytes(data: bytes, group: "dist.ProcessGroup", device: "torch.device") -> bytes:
-    """What rank 0 gave, on every rank."""
+    """Return rank 0's bytes on every rank."""
     import torch
     import torch.distributed as dist
 
@@ -70,10 +79,10 @@ def broadcast_bytes(data: bytes, group: "dist.ProcessGroup", device: "torch.devi
 
 
 def to_json(value: object) -> bytes:
-    """A value as JSON; TypeError or ValueError where it is none."""
+    """Encode a value as JSON. Raises TypeError or ValueError where that is impossible."""
     return json.dumps(value).encode()
 
 
 def from_json(data: bytes) -> Any:
-    """What `to_json` wrote."""
+    """Decode what `to_json` encoded."""
     return json.loads(data)

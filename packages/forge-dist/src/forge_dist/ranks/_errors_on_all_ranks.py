@@ -1,4 +1,4 @@
-"""What one rank met → an error on every rank, so that none waits for one that has left."""
+"""Errors of one rank raised on every rank, so that none waits for one that has left."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,11 +15,11 @@ Item = TypeVar("Item")
 
 
 @contextmanager
-def together(ranks: "Ranks", known: tuple[type[Exception], ...], what: str) -> Iterator[None]:
-    """Collective: if the body raised on any rank, every rank leaves with an error.
+def errors_on_all_ranks(ranks: "Ranks", known: tuple[type[Exception], ...], what: str) -> Iterator[None]:
+    """Raise an error on every rank if the body raised on any; collective.
 
-    An ExportError keeps its message, one of the `known` kinds becomes ExportError("WHAT: ..."), and any other passes as it is on its own
-    rank. The ranks that met nothing raise ExportError with the message of the first that did.
+    An ExportError keeps its message, one of the `known` kinds becomes ExportError("WHAT: ..."), and any other passes unchanged
+    on its own rank. The ranks whose body ran through raise ExportError with the message of the first rank that failed.
 
     The body must make the same collective calls on every rank up to where it raises.
     """
@@ -40,24 +40,25 @@ def together(ranks: "Ranks", known: tuple[type[Exception], ...], what: str) -> I
         raise own
     for rank, message in enumerate(found):
         if message is not None:
-            # Rank 0 writes, and its message says all; of another one it must be said which.
+            # Rank 0 writes, and its message is complete; for another rank the message names it.
             raise ExportError(message if rank == 0 else f"{message} (rank {rank})")
 
 
 @contextmanager
-def gathering(tensors: Iterator[Item]) -> Iterator[Iterator[Item]]:
-    """`tensors`, whose every step is collective, run to their end whatever becomes of the body: the other ranks are still taking part.
+def exhausted(items: Iterator[Item]) -> Iterator[Iterator[Item]]:
+    """Run an iterator, each step of which is collective, to its end even if the body raises.
 
-    Gradients are off meanwhile. Two generators that switch them off while they run side by side would leave them off for good.
+    The other ranks are still taking part in its steps. Gradients are off meanwhile: two generators that switched them off while
+    they run side by side would leave them off for good.
     """
     with torch.no_grad():
         try:
-            yield tensors
+            yield items
         except Exception:
-            for _ in tensors:
+            for _ in items:
                 pass
             raise
-        for _ in tensors:
+        for _ in items:
             pass
 
 

@@ -1,23 +1,199 @@
-"""A worker whose launcher was killed ends: nobody else would end it, and the next run would find it writing."""
+"""Report of a worker's exception: a file from which its launcher rebuilds the exception."""
 
+import faulthandler
+import importlib
+import json
 import os
+import re
+import socket
 import sys
 import threading
 import time
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
 
-_LOOK_SECONDS = 0.5
+from forge_dist._errors import ForgeDistError, WorkerError
+from forge_dist._files import write_text_atomically
+
+# EX_TEMPFAIL of sysexits.h: start the command again and the run goes on.
+PREEMPTED = 75
+# torchrun's variable for the file that it reads after a worker failed. Ours keeps torch's format and adds a part of its own.
+REPORT = "TORCHELASTIC_ERROR_FILE"
+# Set by this package's launcher to its process id.
+LAUNCHER = "FORGE_LAUNCHER_PID"
+
+_POLL_SECONDS = 0.5
+
+# What a collective raises when the rank at the other end is gone: the message follows from another rank's failure.
+_PEER_GONE = re.compile(
+    r"connection (closed by peer|reset by peer|refused|was aborted)|broken pipe|gloo|socket|timed out .*(store|waiting)"
+    r"|remote process exited",
+    re.IGNORECASE,
+)
+
+_active = False
 
 
-def leave_with_launcher(launcher: int) -> None:
-    """From now on, end this process (status 1) soon after the process `launcher`, its parent, is gone."""
-    threading.Thread(target=_watch, args=(launcher,), name="forge-launcher-watch", daemon=True).start()
+@contextmanager
+def worker_report() -> Iterator[None]:
+    """Report an exception of the enclosed worker code to its launcher, and re-raise it.
+
+    Under a launcher of this package `SystemExit(75)` is recorded as a preemption and the process exits with status 0, because
+    torch's agent would take any other status for a failure; `launch` then returns 75. From here on the worker also ends within
+    seconds of its launcher's death. Nested calls do nothing.
+    """
+    global _active  # noqa: PLW0603 - one process has one report
+    if _active:
+        yield
+        return
+    _active = True
+    try:
+        with _reporting():
+            yield
+    finally:
+        _active = False
 
 
-def _watch(launcher: int) -> None:
-    # A process whose parent died is handed to another one; asking for the parent has no race with a process id that is used again.
+@contextmanager
+def _reporting() -> Iterator[None]:
+    # A crash in native code raises no exception; its stack goes to the rank's log.
+    with suppress(RuntimeError, ValueError, OSError):
+        faulthandler.enable()
+    launcher = os.environ.get(LAUNCHER)
+    if launcher:
+        exit_with_launcher(int(launcher))
+    try:
+        yield
+    except SystemExit as error:
+        status = exit_status_of(error)
+        if status == PREEMPTED and launcher:
+            write_report({"preempted": True, "time": time.time()})
+            raise SystemExit(0) from None
+        if status not in (0, PREEMPTED):
+            write_report(failure_report(error))
+        raise
+    except BaseException as error:
+        write_report(failure_report(error))
+        raise
+
+
+def exit_status_of(error: SystemExit) -> int:
+    """Return the status with which Python exits for a SystemExit: 0 without a code, 1 for text."""
+    if error.code is None:
+        return 0
+    return error.code if isinstance(error.code, int) else 1
+
+
+def failure_report(error: BaseException, *, rank: int | None = None, host: str | None = None) -> dict[str, Any]:
+    """Describe a failure as JSON: class, message, place, time (seconds since 1970), consequence.
+
+    `consequence` says whether another rank's end caused it.
+    """
+    status = exit_status_of(error) if isinstance(error, SystemExit) else getattr(error, "exit_status", None)
+    return {
+        "module": type(error).__module__,
+        "class": type(error).__qualname__,
+        "text": str(error),
+        "traceback": "".join(traceback.format_exception(error)),
+        "exit_status": status if isinstance(status, int) else None,
+        "rank": int(os.environ.get("RANK", "0")) if rank is None else rank,
+        "host": host or socket.gethostname(),
+        "time": time.time(),
+        "consequence": _is_consequence(error),
+    }
+
+
+def _is_consequence(error: BaseException) -> bool:
+    if isinstance(error, WorkerError):
+        # A worker raises this about another rank only.
+        return True
+    if isinstance(error, ForgeDistError):
+        return False
+    names = {kind.__name__ for kind in type(error).__mro__}
+    return "DistError" in names or (isinstance(error, RuntimeError | OSError) and _PEER_GONE.search(str(error)) is not None)
+
+
+def write_report(report: Mapping[str, Any]) -> None:
+    """Write the launcher's report file; without a launcher, or on a full disk, do nothing."""
+    path = os.environ.get(REPORT)
+    if not path:
+        return
+    stamp = str(int(report["time"]))
+    text = {
+        "message": {
+            "message": f"{report.get('class', '')}: {report.get('text', '')}",
+            "extraInfo": {"py_callstack": report.get("traceback", ""), "timestamp": stamp},
+        },
+        "forge": dict(report),
+    }
+    try:
+        write_text_atomically(path, json.dumps(text))
+    except ForgeDistError as error:
+        # The rank's log is all there is.
+        sys.stderr.write(f"the report of this failure cannot be written: {error}\n")
+
+
+def read_report(path: Path) -> dict[str, Any] | None:
+    """Return what a worker wrote, or None where there is no readable report."""
+    try:
+        report = json.loads(path.read_text(encoding="utf-8"))["forge"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return report if isinstance(report, dict) else None
+
+
+def rebuild_exception(report: Mapping[str, Any]) -> Exception:
+    """Rebuild the exception that a worker reported, with its rank, host and traceback.
+
+    The message ends in the rank and the host; the worker's traceback is a note. The class is looked up by module and name. One
+    that is no Exception, or that cannot be made from one text, becomes a WorkerError that names it; so does SystemExit, with
+    the worker's own status as its `exit_status`.
+    """
+    where = f"rank {report['rank']} on {report['host']}"
+    kind = _class_of(report)
+    error: Exception | None = None
+    if kind is not None:
+        with suppress(Exception):
+            error = kind(f"{report['text']} ({where})")
+    if error is None:
+        if report["class"] == "SystemExit":
+            error = WorkerError(f"{where} left with exit status {report['exit_status']}")
+        else:
+            error = WorkerError(f"{where} ended: {report['class']}: {report['text']}")
+    status = report.get("exit_status")
+    if status is not None and status != getattr(error, "exit_status", None):
+        with suppress(AttributeError):
+            error.exit_status = status  # type: ignore[attr-defined]
+    error.add_note(f"Traceback of {where}:\n{str(report['traceback']).rstrip()}")
+    return error
+
+
+def _class_of(report: Mapping[str, Any]) -> type[Exception] | None:
+    try:
+        found: Any = importlib.import_module(report["module"])
+        for part in report["class"].split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError, ValueError):
+        return None
+    return found if isinstance(found, type) and issubclass(found, Exception) else None
+
+
+def exit_with_launcher(launcher: int) -> None:
+    """End this process (status 1) soon after its parent process, the launcher, is gone.
+
+    Nothing else would end it, and the next run would find it still writing.
+    """
+    threading.Thread(target=_watch_launcher, args=(launcher,), name="forge-launcher-watch", daemon=True).start()
+
+
+def _watch_launcher(launcher: int) -> None:
+    # A process whose parent died gets another parent; asking for the parent has no race with a process id that is used again.
     while os.getppid() == launcher:
-        time.sleep(_LOOK_SECONDS)
-    # The launcher read this process's output, so its end is all that can be told, and not even that is sure to be heard.
+        time.sleep(_POLL_SECONDS)
+    # The launcher read this process's output, so the line may reach nobody.
     try:
         os.write(2, f"forge: the launcher (process {launcher}) is gone, and this rank leaves\n".encode())
     except OSError:

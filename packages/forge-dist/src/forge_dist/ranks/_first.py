@@ -1,4 +1,4 @@
-"""A function that one rank runs, maybe for hours → its value on all ranks, over a store."""
+"""Functions that rank 0 runs, perhaps for hours, for all ranks, over a store."""
 
 import json
 import time
@@ -10,12 +10,14 @@ from forge_dist._errors import WorkerError
 if TYPE_CHECKING:
     import torch.distributed as dist
 
-# Asking is cheap, and a store's own way of waiting warns on the terminal each time that it was in vain.
-_ASK_SECONDS = 0.1
+# Polling is cheap, and a store's own wait warns on the terminal each time that it ran out.
+_POLL_SECONDS = 0.1
 
 
-def first(store: "dist.Store", key: str, function: Callable[[], Any], *, rank: int, host: str) -> Any:
-    """Rank 0 calls `function` and puts its value (JSON) under `key`; the others wait for it as long as rank 0 lives.
+def run_on_first(store: "dist.Store", key: str, function: Callable[[], Any], *, rank: int, host: str) -> Any:
+    """Call `function` on rank 0 and return its value (JSON) on every rank.
+
+    The value travels under `key`; the other ranks wait for it as long as rank 0 lives.
 
     Raises:
         WorkerError: on the other ranks, when the function raised on rank 0.
@@ -36,5 +38,5 @@ def first(store: "dist.Store", key: str, function: Callable[[], Any], *, rank: i
 
 def _wait(store: "dist.Store", key: str) -> bytes:
     while not store.check([key]):
-        time.sleep(_ASK_SECONDS)
+        time.sleep(_POLL_SECONDS)
     return store.get(key)

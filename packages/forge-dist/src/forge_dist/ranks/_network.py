@@ -1,6 +1,9 @@
-"""Host and port → an open port there, waited for, or a sentence on why there is none."""
+"""Wait for a TCP port, and choose the network interface that gloo listens on."""
 
+import os
 import socket
+import struct
+import sys
 import time
 from contextlib import closing
 
@@ -8,11 +11,16 @@ _RETRY_SECONDS = 0.5
 # One attempt: a firewall that drops packets answers nothing, and a signal must be handled in between.
 _ATTEMPT_SECONDS = 5.0
 
+_INTERFACE_VARIABLE = "GLOO_SOCKET_IFNAME"
+# linux/sockios.h: the address of a network interface.
+_SIOCGIFADDR = 0x8915
+
 
 def unreachable(host: str, port: int, seconds: float) -> str:
-    """Wait until something listens at HOST:PORT; "" once it does, else what the last attempt met after `seconds`.
+    """Wait until HOST:PORT accepts a connection; return "" then, else the last error.
 
-    torch's own store retries too, but prints a C++ stack at every attempt, cannot be interrupted, and says of everything that it timed out.
+    torch's own store retries too, but it prints a C++ stack at every attempt, cannot be interrupted, and reports every failure
+    as a timeout.
     """
     end = time.monotonic() + seconds
     while True:
@@ -30,3 +38,40 @@ def unreachable(host: str, port: int, seconds: float) -> str:
         if time.monotonic() + _RETRY_SECONDS >= end:
             return last
         time.sleep(_RETRY_SECONDS)
+
+
+def choose_interface(host: str, port: int) -> None:
+    """Set GLOO_SOCKET_IFNAME to the interface that reaches `host`, unless it is set.
+
+    Gloo listens on whatever this machine's own name resolves to, and silently on 127.0.0.1 where it resolves to nothing. In
+    containers and on machines with several networks that is often not the network that the nodes share.
+    """
+    if _INTERFACE_VARIABLE in os.environ or not sys.platform.startswith("linux"):
+        return
+    name = interface_to(host, port)
+    if name:
+        os.environ[_INTERFACE_VARIABLE] = name
+
+
+def interface_to(host: str, port: int) -> str:
+    """Return the interface that reaches `host` over IPv4; "" for the loopback or none."""
+    try:
+        with closing(socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) as probe:
+            # Sends nothing: it only asks the routing table.
+            probe.connect((host, port))
+            address: str = probe.getsockname()[0]
+            if address.startswith("127."):
+                return ""
+            return next((name for _, name in socket.if_nameindex() if _address_of(probe, name) == address), "")
+    except OSError:
+        return ""
+
+
+def _address_of(probe: socket.socket, name: str) -> str:
+    from fcntl import ioctl
+
+    try:
+        answer = ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+    except OSError:
+        return ""
+    return socket.inet_ntoa(answer[20:24])

@@ -1,4 +1,4 @@
-"""Host and port → a key-value store that all ranks of one start share, before any process group exists."""
+"""Key-value store that all ranks of one start share, before any process group exists."""
 
 import json
 import os
@@ -20,15 +20,17 @@ ROUND = "FORGE_ROUND"
 
 
 def connect_store(topology: Topology, *, second: bool = False) -> "dist.Store":
-    """The store of this start's ranks. Rank 0 hosts it unless the launcher does (torchrun's TORCHELASTIC_USE_AGENT_STORE).
+    """Connect to the store of this start's ranks.
+
+    Rank 0 hosts it unless the launcher does (torchrun's TORCHELASTIC_USE_AGENT_STORE).
 
     Args:
         topology: a worker's.
-        second: another connection to a store that is there already. A client's connection is held by one call at a time, and a call that
-            waits must not keep the heartbeat from its own.
+        second: open another connection to a store that exists already. A connection is held by one call at a time, and a call
+            that waits must not block the heartbeat.
 
     Raises:
-        LaunchError: nobody answers there.
+        LaunchError: nothing answers at that address.
     """
     import torch.distributed as dist
 
@@ -47,41 +49,44 @@ def connect_store(topology: Topology, *, second: bool = False) -> "dist.Store":
             why = first_line(error)
     if store is None:
         raise LaunchError(
-            f"rank {topology.rank} did not reach the ranks' meeting place {host}:{port} within {seconds:g} s ({why}): check that node 0 is"
-            " up, that MASTER_ADDR and MASTER_PORT are its own, and that no firewall closes the port"
+            f"rank {topology.rank} did not reach the ranks' meeting place {host}:{port} within {seconds:g} s ({why}): check "
+            "that node 0 is up, that MASTER_ADDR and MASTER_PORT are its own, and that no firewall closes the port"
         )
     # The ranks that failed before are another round, whose keys must not be read.
     start = os.environ.get(ROUND) or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     return dist.PrefixStore(f"forge/{start}", store)
 
 
-# The key under which the first failure of a start is told to all, and for how long a rank that fails tries to say so.
+# The key of the first failure of a start, and for how long a rank that fails tries to publish it.
 _FAILED = "failed"
-_SAY_SECONDS = 3.0
+_PUBLISH_SECONDS = 3.0
 
 
 def publish_failure(store: "dist.Store", report: Mapping[str, Any]) -> None:
-    """Tell all ranks and launchers why this rank ends, unless another one said so before, or it is only a consequence."""
+    """Publish why this rank ends to all ranks and launchers.
+
+    Only the first failure of a start is kept, and one that follows from another rank's is not published.
+    """
     if report["consequence"]:
         return
 
-    def say() -> None:
+    def publish() -> None:
         with suppress(RuntimeError):
             store.compare_set(_FAILED, "", json.dumps(dict(report)))
 
     # The link may be the very thing that is broken: a call that nobody answers must not keep this process.
-    thread = threading.Thread(target=say, daemon=True)
+    thread = threading.Thread(target=publish, daemon=True)
     thread.start()
-    thread.join(_SAY_SECONDS)
+    thread.join(_PUBLISH_SECONDS)
 
 
 def published_failure(store: "dist.Store") -> dict[str, Any] | None:
-    """What was told first, or None."""
+    """Return the first published failure, or None."""
     if not store.check([_FAILED]):
         return None
     return json.loads(store.get(_FAILED))
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of what an error says: torch appends a C++ stack to some."""
+    """Return the first line of an error's message: torch appends a C++ stack to some."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

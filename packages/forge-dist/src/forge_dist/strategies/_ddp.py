@@ -1,4 +1,4 @@
-"""DistributedDataParallel: every rank holds the model, and gradients are summed, never averaged."""
+"""Strategy ddp, by torch's DistributedDataParallel: gradients are summed, never averaged."""
 
 import inspect
 from contextlib import AbstractContextManager, nullcontext
@@ -9,19 +9,19 @@ from torch import distributed, nn
 from torch.distributed import GradBucket, ProcessGroup
 from torch.nn.parallel import DistributedDataParallel
 
-from forge_dist.strategies._torch import Divided
+from forge_dist.strategies._torch import TorchStrategy
 
 # torch 2.13 warns at the older name, and 2.11 does not know the newer one.
 _NEWER = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
 _NO_BUFFERS: dict[str, Any] = {"forward_sync_buffers" if _NEWER else "broadcast_buffers": False}
 
 
-class DDP(Divided):
-    """Whole copies; for models that fit on each rank, and for adapters."""
+class DDP(TorchStrategy):
+    """Whole copies of the model; for models that fit on each rank, and for adapters."""
 
     _model: DistributedDataParallel | None = None
 
-    def _wrap(self, model: nn.Module) -> nn.Module:
+    def wrap_model(self, model: nn.Module) -> nn.Module:
         # Its constructor makes every rank's weights rank 0's.
         self._model = DistributedDataParallel(
             model,
@@ -38,7 +38,10 @@ class DDP(Divided):
 
 
 def _sum_bucket(group: ProcessGroup | None, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """DDP's own hook divides by the number of ranks; multiplying again would round."""
+    """Sum a bucket of gradients over ranks.
+
+    DDP's own hook divides by the number of ranks; multiplying again would round.
+    """
     buffer = bucket.buffer()
     if buffer.device.type == "cpu":
         summed: torch.futures.Future[torch.Tensor] = torch.futures.Future()
@@ -49,10 +52,10 @@ def _sum_bucket(group: ProcessGroup | None, bucket: GradBucket) -> torch.futures
 
 
 def _sum_in_order(buffer: torch.Tensor, group: ProcessGroup | None) -> torch.Tensor:
-    """Sum over ranks in place, each value in the order of the ranks, wherever in the buffer it stands.
+    """Sum over ranks in place, each value in the order of the ranks, wherever it stands.
 
-    In a ring the order depends on the place, and DDP lays out its buffers anew after the first step of a process: a run that was
-    stopped and goes on would add up otherwise than one that was not.
+    In a ring the order depends on the position, and DDP rearranges its buffers after the first step of a process: a run that
+    was stopped and resumed would add up in another order than one that was not.
     """
     world_size = distributed.get_world_size(group)
     share = -(-buffer.numel() // world_size)

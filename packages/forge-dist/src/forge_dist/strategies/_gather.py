@@ -1,6 +1,6 @@
-"""A divided model → its tensors, whole, one at a time, on rank 0."""
+"""Gather the tensors of a divided model one at a time, whole, on rank 0."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import torch
 from torch import nn
@@ -9,8 +9,13 @@ from torch.distributed.tensor import DTensor
 from forge_dist.strategies._wrappers import resharded
 
 
-def whole_tensors(model: nn.Module, device: torch.device, *, is_first: bool) -> Iterator[tuple[str, torch.Tensor | None]]:
-    """`Strategy.whole` of a model whose parameters are tensors and DTensors. Beyond the shards, one tensor is held on a device."""
+def whole_tensors(
+    model: nn.Module, device: torch.device, names: Collection[str] | None, *, is_first: bool
+) -> Iterator[tuple[str, torch.Tensor | None]]:
+    """Iterate as `Strategy.whole`, over a model of plain tensors and DTensors.
+
+    Beyond the shards, one whole tensor is held on a device.
+    """
     model = resharded(model)
     seen: set[int] = set()
     with torch.no_grad():
@@ -19,14 +24,16 @@ def whole_tensors(model: nn.Module, device: torch.device, *, is_first: bool) -> 
             if id(tensor) in seen:
                 continue
             seen.add(id(tensor))
-            together = _together(tensor.detach(), device)
-            yield name, together.cpu() if is_first else None
+            if names is not None and name not in names:
+                continue
+            whole = _gathered(tensor.detach(), device)
+            yield name, whole.cpu() if is_first else None
 
 
-def _together(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+def _gathered(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     if not isinstance(tensor, DTensor):
         return tensor
-    # Shards that are kept in the host's memory go to the device first: its backend may not carry tensors of the host.
+    # Shards in the host's memory go to the device first: its backend may not communicate tensors of the host.
     on_device: torch.Tensor = tensor.to(device)
     assert isinstance(on_device, DTensor)
     return on_device.full_tensor()

@@ -1,4 +1,4 @@
-"""Gradients, whole or in shards → their global norm, and the same gradients scaled. Shards are never put together for it."""
+"""Global norm and scaling of gradients, whole or sharded, without gathering them."""
 
 from collections.abc import Iterable
 
@@ -9,15 +9,16 @@ from torch.distributed.tensor import DTensor
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """What this rank holds of a tensor, sharing its memory."""
+    """Return this rank's part of a tensor, sharing its memory."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def grad_norm(parameters: Iterable[nn.Parameter], device: torch.device) -> torch.Tensor:
-    """2-norm over all gradients, float32[] on `device`, also where they are bfloat16, whose own norm would keep 3 digits.
+    """Compute the 2-norm over all gradients, float32[] on `device`.
 
-    A replicated gradient counts once. The squares of shards are added up over the ranks that hold the other shards, in one sum of one
-    number for each such group of ranks; ranks that hold copies compute the same, bit for bit.
+    Also where they are bfloat16, whose own norm would keep 3 digits. A replicated gradient counts once. The squares of shards
+    are added up over the ranks that hold the other shards, in one sum of one number for each such group of ranks; ranks that
+    hold copies compute the same, bit for bit.
     """
     whole: list[torch.Tensor] = []
     shards: dict[ProcessGroup, list[torch.Tensor]] = {}
@@ -27,13 +28,14 @@ def grad_norm(parameters: Iterable[nn.Parameter], device: torch.device) -> torch
             continue
         mine = local(grad)
         norm = torch.linalg.vector_norm(mine, dtype=torch.promote_types(mine.dtype, torch.float32)).to(device)
-        group = _sharing(grad)
+        group = _shard_group(grad)
         (whole if group is None else shards.setdefault(group, [])).append(norm)
     if not shards:
         return torch.linalg.vector_norm(torch.stack(whole)).float() if whole else torch.zeros((), device=device)
     squares = [torch.stack(whole).double().square().sum()] if whole else []
     for group, norms in shards.items():
-        # A square of a float32 norm may pass float32's largest number; in float64 it cannot. MPS has no float64, and no groups either.
+        # A square of a float32 norm may pass float32's largest number; in float64 it cannot. MPS has no float64, and no groups
+        # either.
         square = torch.stack(norms).double().square().sum()
         all_reduce(square, group=group)
         squares.append(square)
@@ -47,8 +49,8 @@ def scale_grads(parameters: Iterable[nn.Parameter], factor: float) -> None:
             local(parameter.grad).mul_(factor)
 
 
-def _sharing(grad: torch.Tensor) -> ProcessGroup | None:
-    """The ranks that hold the other shards of a gradient; None where this rank holds it whole.
+def _shard_group(grad: torch.Tensor) -> ProcessGroup | None:
+    """Return the ranks that hold the shards of a gradient; None where this rank holds it whole.
 
     Raises:
         NotImplementedError: it is sharded along two dimensions of ranks, which no strategy here does.

@@ -1,17 +1,17 @@
-"""An optimizer and how its weights are divided → nothing, or why the two do not work together. Found out by running each.
+"""Which optimizers can move weights that are divided over ranks; found out by running each.
 
-An optimizer says what it is by its class; one that is made of several says it by `algorithm` in each of its groups.
+An optimizer's kind is its class, or `algorithm` in each of its groups for one that is made of several.
 """
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch.distributed.tensor import DTensor
 
 from forge_dist._errors import StrategyError
 
-_BY_NUMBER = (
+_ELEMENTWISE = (
     torch.optim.Adam,  # AdamW too
     torch.optim.SGD,
     torch.optim.RMSprop,
@@ -19,61 +19,67 @@ _BY_NUMBER = (
     torch.optim.NAdam,
     torch.optim.RAdam,
 )
-"""What moves each number by that number's own past alone, and keeps nothing else."""
+"""Optimizers that move each element by its own history alone, and keep nothing else."""
 
 _WHOLE = "or a strategy that keeps weights whole (ddp)"
-_NOT_DIVIDED = {
+_NOT_SHARDED = {
     "adafactor": "torch's Adafactor cannot take the mean of a column that is divided over ranks",
     "adamw_8bit": "bitsandbytes takes no weights that are divided over ranks",
 }
 
 
-def holds_shards(optimizer: str) -> bool:
-    """Whether an optimizer of this name (as `check_optimizer_name` has them) can move weights that are divided over ranks."""
-    return optimizer not in _NOT_DIVIDED
+def moves_shards(optimizer: str) -> bool:
+    """Return whether an optimizer of this name can move sharded weights.
+
+    Names as in `check_optimizer_name`.
+    """
+    return optimizer not in _NOT_SHARDED
 
 
-def check_optimizer_name(strategy: str, optimizer: str, *, adapter: bool) -> None:
-    """Refuse what `check_optimizer` would refuse, before there is a model.
+def check_optimizer_name(
+    strategy: str, optimizer_gets: Literal["tensors", "shards", "flat"], optimizer: str, *, adapter: bool
+) -> None:
+    """Refuse, before there is a model, what `check_flat` and `check_sharded` would refuse.
 
     Args:
         strategy: the name of the strategy.
+        optimizer_gets: what its optimizer moves (`StrategySpec.optimizer_gets`).
         optimizer: adamw, adafactor, muon, schedule_free or adamw_8bit, as forge_algos calls them.
         adapter: whether only an adapter is trained.
 
     Raises:
         StrategyError: they do not work together.
     """
-    if strategy.startswith("zero") and optimizer != "adamw":
+    if optimizer_gets == "flat" and optimizer != "adamw":
         raise StrategyError(_flat(strategy, f"optimizer={optimizer}"))
     # Adapters are whole on every rank.
-    if strategy in ("fsdp2", "hsdp") and not holds_shards(optimizer) and not adapter:
-        raise StrategyError(_divided(strategy, optimizer, f"optimizer={optimizer}"))
+    if optimizer_gets == "shards" and not moves_shards(optimizer) and not adapter:
+        raise StrategyError(_sharded(strategy, optimizer, f"optimizer={optimizer}"))
 
 
 def check_flat(strategy: str, optimizer: torch.optim.Optimizer) -> None:
-    """Refuse, for ZeRO, what needs the shape of a weight or keeps count for itself.
+    """Refuse an optimizer that needs the shape of a weight or keeps a count of its own.
 
     Raises:
-        StrategyError: it is none of those that move each number by itself.
+        StrategyError: it is none of those that move each element by itself.
     """
-    if not isinstance(optimizer, _BY_NUMBER):
+    if not isinstance(optimizer, _ELEMENTWISE):
         raise StrategyError(_flat(strategy, type(optimizer).__name__))
 
 
-def check_divided(strategy: str, optimizer: torch.optim.Optimizer) -> None:
-    """Refuse, for FSDP, what cannot move a DTensor.
+def check_sharded(strategy: str, optimizer: torch.optim.Optimizer) -> None:
+    """Refuse an optimizer that holds DTensors and cannot move them.
 
     Raises:
-        StrategyError: it is one of those and holds one.
+        StrategyError: it is such a one.
     """
-    for algorithm, parameter in _held(optimizer):
+    for algorithm, parameter in _parameters(optimizer):
         # A vector has no rows and columns: Adafactor keeps its variance as it is.
-        if algorithm in _NOT_DIVIDED and isinstance(parameter, DTensor) and (parameter.dim() > 1 or algorithm != "adafactor"):
-            raise StrategyError(_divided(strategy, algorithm, type(optimizer).__name__))
+        if algorithm in _NOT_SHARDED and isinstance(parameter, DTensor) and (parameter.dim() > 1 or algorithm != "adafactor"):
+            raise StrategyError(_sharded(strategy, algorithm, type(optimizer).__name__))
 
 
-def _held(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Any]]:
+def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Any]]:
     own = "adamw_8bit" if type(optimizer).__module__.startswith("bitsandbytes") else type(optimizer).__name__.lower()
     for group in optimizer.param_groups:
         for parameter in group["params"]:
@@ -82,13 +88,14 @@ def _held(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Any]]:
 
 def _flat(strategy: str, found: str) -> str:
     return (
-        f"strategy={strategy} gives the optimizer flat pieces of many weights at once, so it must move each number by itself, as "
-        f"torch.optim.AdamW does; found {found}: use optimizer=adamw, strategy=fsdp2 (for adamw, muon, schedule_free), {_WHOLE}"
+        f"strategy={strategy} gives the optimizer flat pieces of many weights at once, so it must move each number by "
+        f"itself, as torch.optim.AdamW does; found {found}: use optimizer=adamw, strategy=fsdp2 (for adamw, muon, "
+        f"schedule_free), {_WHOLE}"
     )
 
 
-def _divided(strategy: str, algorithm: str, found: str) -> str:
+def _sharded(strategy: str, algorithm: str, found: str) -> str:
     return (
-        f"strategy={strategy} divides the weights, and {_NOT_DIVIDED[algorithm]}; found {found}: use optimizer=adamw, muon or "
+        f"strategy={strategy} divides the weights, and {_NOT_SHARDED[algorithm]}; found {found}: use optimizer=adamw, muon or "
         f"schedule_free, an adapter (adapters are whole on every rank), {_WHOLE}"
     )

@@ -1,6 +1,6 @@
-"""Parameters that every rank holds whole in a model whose other weights are sharded, as adapters are: kept the same on all ranks.
+"""Parameters that every rank holds whole beside sharded weights, such as adapters.
 
-FSDP knows nothing of them: neither their first values nor their gradients agree between ranks by themselves.
+FSDP does not handle them: neither their first values nor their gradients agree between ranks by themselves.
 """
 
 from collections.abc import Iterable
@@ -12,17 +12,19 @@ from torch.distributed import ProcessGroup
 from torch.distributed.tensor import DTensor
 
 _COPIES = "modules_to_save"
+"""PEFT's name of the module that holds the trained copies of whole modules."""
 
 
 def replicated(model: nn.Module) -> list[nn.Parameter]:
-    """The trainable parameters that are no shards."""
+    """Return the trainable parameters that are no shards."""
     return [p for p in model.parameters() if p.requires_grad and not isinstance(p, DTensor)]
 
 
-def made_whole(model: nn.Module) -> None:
-    """Make the copies that PEFT trains of whole modules (`modules_to_save`: a reward model's head) plain parameters; collective.
+def unshard_copied_modules(model: nn.Module) -> None:
+    """Make plain parameters of the modules that PEFT copied to train them whole; collective.
 
-    They were copied with their shards, and FSDP, which knows only the originals, would never put them together.
+    `modules_to_save`, such as a reward model's head, are copied with their shards, and FSDP, which knows only the originals,
+    would never gather them.
     """
     for name, module in list(model.named_modules()):
         if f".{_COPIES}." not in f".{name}.":
@@ -34,16 +36,16 @@ def made_whole(model: nn.Module) -> None:
 
 
 def broadcast(parameters: Iterable[nn.Parameter], group: ProcessGroup | None) -> None:
-    """Every rank's values become rank 0's."""
+    """Copy rank 0's values to every rank."""
     for parameter in parameters:
         distributed.broadcast(parameter.detach(), src=0, group=group)
 
 
 def sum_grads(parameters: Iterable[nn.Parameter], group: ProcessGroup | None) -> None:
-    """Every rank's gradients become their sum over ranks: one collective for each dtype.
+    """Sum gradients over ranks in place, in one collective for each dtype.
 
-    A rank without a gradient counts as zero; a parameter that has none on any rank keeps none, so that the optimizer leaves it alone as
-    it would in one process.
+    A rank without a gradient counts as zero; a parameter that has none on any rank keeps none, so that the optimizer leaves it
+    alone as it would in one process.
     """
 
     def kind(parameter: nn.Parameter) -> tuple[str, str]:
@@ -55,7 +57,7 @@ def sum_grads(parameters: Iterable[nn.Parameter], group: ProcessGroup | None) ->
 
 def _sum_flat(parameters: list[nn.Parameter], group: ProcessGroup | None) -> None:
     present = [float(p.grad is not None) for p in parameters]
-    # Who has a gradient at all travels behind the gradients themselves.
+    # Flags of which parameters have a gradient at all travel behind the gradients.
     flags = torch.tensor(present, dtype=parameters[0].dtype, device=parameters[0].device)
     grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
     flat = torch.cat([*(grad.reshape(-1) for grad in grads), flags])

@@ -1,4 +1,4 @@
-"""A model and its optimizer ↔ named tensors, the same names under every strategy."""
+"""State of a model and its optimizer as named tensors, the same names under every strategy."""
 
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
@@ -11,42 +11,48 @@ from forge_dist.strategies._strategy import StoredState
 from forge_dist.strategies._wrappers import resharded
 
 MODEL, OPTIMIZER = "model/", "optimizer/"
-GROUP = f"{OPTIMIZER}group:"
-NUMBER = ":number"
+"""Prefixes of names."""
 
-_COUNTED = ("k", "weight_sum", "lr_max", "scheduled_lr", "train_mode")
-"""What schedulefree keeps in its groups beside hyperparameters."""
+GROUP = f"{OPTIMIZER}group:"
+"""Prefix of names of what an optimizer counts in its groups."""
+
+NUMBER = ":number"
+"""Suffix of names of plain numbers."""
+
+_GROUP_COUNTERS = ("k", "weight_sum", "lr_max", "scheduled_lr", "train_mode")
+"""State that schedulefree keeps in its groups beside hyperparameters."""
 
 _IN_8_BITS = "qmap1"
+"""Key of bitsandbytes' state in 8 bits."""
 
 
 def training_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-    """`Strategy.state` of a model whose tensors and DTensors are its own state."""
+    """Return `Strategy.state` of a model of plain tensors and DTensors."""
     model = resharded(model)
-    return _model_state(model) | _optimizer_state(_names(model), optimizer) | _counts(optimizer)
+    return _model_state(model) | _optimizer_state(_names(model), optimizer) | _group_counters(optimizer)
 
 
 def load_training_state(model: nn.Module, optimizer: torch.optim.Optimizer, stored: StoredState) -> None:
-    """`Strategy.load_state` of such a model."""
+    """Load a state as `Strategy.load_state`, into such a model."""
     model = resharded(model)
     names = _names(model)
     into = _model_state(model)
     there = stored.tensors
-    counts = _counts(optimizer)
-    _compare({name for name in there if name.startswith(GROUP)}, set(counts), "the optimizer")
+    counters = _group_counters(optimizer)
+    _compare({name for name in there if name.startswith(GROUP)}, set(counters), "the optimizer")
     _compare({name for name in there if not name.startswith(OPTIMIZER)}, set(into), "the model")
-    into |= counts
+    into |= counters
     parameters = _trained(optimizer, names)
-    planned = _planned(there, parameters)
+    planned = _optimizer_entries(there, parameters)
     for fqn, kept in planned.items():
         parameter, group = parameters[fqn]
         held = optimizer.state.get(parameter, {})
         if held:
             _compare({_name(fqn, key) for key in kept}, {_name(fqn, key) for key in _tensors(fqn, held)}, "the optimizer")
         for key, (shape, dtype) in kept.items():
-            into[_name(fqn, key)] = held[key] if held else _made(key, shape, dtype, parameter, group)
+            into[_name(fqn, key)] = held[key] if held else _allocate(key, shape, dtype, parameter, group)
     for name, tensor in into.items():
-        _check_like(name, tensor, there[name])
+        _check_shape(name, tensor, there[name])
     stored.read(into)
     for fqn, kept in planned.items():
         state = optimizer.state[parameters[fqn].parameter]
@@ -54,11 +60,11 @@ def load_training_state(model: nn.Module, optimizer: torch.optim.Optimizer, stor
             value = into[_name(fqn, key)]
             state[key.removesuffix(NUMBER)] = value.item() if key.endswith(NUMBER) else value
     for number, group in enumerate(optimizer.param_groups):
-        group.update({key: into[name].item() for key in _COUNTED if (name := f"{GROUP}{number}/{key}") in counts})
+        group.update({key: into[name].item() for key in _GROUP_COUNTERS if (name := f"{GROUP}{number}/{key}") in counters})
 
 
 class _Trained(NamedTuple):
-    """A parameter with its group in the optimizer."""
+    """A parameter and its group in the optimizer."""
 
     parameter: nn.Parameter
     group: Mapping[str, object]
@@ -69,7 +75,7 @@ def _name(fqn: str, key: str) -> str:
 
 
 def _names(model: nn.Module) -> dict[nn.Parameter, str]:
-    """Each trainable parameter's first name; a tied one is met once."""
+    """Return trainable parameter → its first name; a tied one comes once."""
     return {parameter: name for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
@@ -94,7 +100,7 @@ def _trained(optimizer: torch.optim.Optimizer, names: Mapping[nn.Parameter, str]
 
 
 def _tensors(fqn: str, state: Mapping[str, object]) -> dict[str, torch.Tensor]:
-    """What an optimizer keeps for one parameter, without what it has not begun to keep (None)."""
+    """Return the optimizer state of one parameter, without entries that are still None."""
     kept: dict[str, torch.Tensor] = {}
     for key, value in state.items():
         if isinstance(value, torch.Tensor):
@@ -108,28 +114,29 @@ def _tensors(fqn: str, state: Mapping[str, object]) -> dict[str, torch.Tensor]:
     return kept
 
 
-def _counts(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-    """What a schedule-free optimizer, which alone has a mode, keeps in its groups."""
+def _group_counters(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    """Return the group state of a schedule-free optimizer, which alone has a `train_mode`."""
     return {
         f"{GROUP}{number}/{key}": _as_tensor(group[key])
         for number, group in enumerate(optimizer.param_groups)
-        for key in _COUNTED
+        for key in _GROUP_COUNTERS
         if "train_mode" in group
     }
 
 
 def _as_tensor(value: float) -> torch.Tensor:
-    """A plain number with all of its digits."""
+    """Return a plain number as a tensor, with all of its digits."""
     return torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else None)
 
 
-def _planned(
+def _optimizer_entries(
     there: Mapping[str, tuple[tuple[int, ...], torch.dtype]], parameters: Mapping[str, _Trained]
 ) -> dict[str, dict[str, tuple[tuple[int, ...], torch.dtype]]]:
-    """What the checkpoint keeps for each parameter of the optimizer.
+    """Return parameter → the checkpoint's entries for it: key → shape and dtype.
 
-    An optimizer keeps the same for every parameter of a group and kind that it has moved, and nothing for one that never had a gradient: so
-    one of several keys cannot be missing unnoticed.
+    An optimizer keeps the same keys for every parameter of a group and kind that it has moved, and none for one that never had
+    a
+    gradient: so one of several keys cannot be missing unnoticed.
     """
     planned: dict[str, dict[str, tuple[tuple[int, ...], torch.dtype]]] = {}
     for name, what in there.items():
@@ -148,18 +155,21 @@ def _planned(
 
 
 def _kind(trained: _Trained, kept: Collection[str]) -> tuple[object, ...]:
-    """Adafactor keeps rows and columns of matrices, and vectors as they are; bitsandbytes keeps small parameters in 32 bits."""
+    """Return which parameters of an optimizer keep the same keys.
+
+    Adafactor keeps rows and columns of matrices, and vectors as they are; bitsandbytes keeps small parameters in 32 bits.
+    """
     return id(trained.group), trained.parameter.dim() > 1, _IN_8_BITS in kept
 
 
-def _made(
+def _allocate(
     key: str, shape: tuple[int, ...], dtype: torch.dtype, parameter: nn.Parameter, group: Mapping[str, object]
 ) -> torch.Tensor:
     if shape == tuple(parameter.shape) and shape:
         return torch.zeros_like(parameter, dtype=dtype, requires_grad=False)
-    # Torch's own rule for the count of steps: with the parameter only where a kernel reads it there.
-    beside = not key.startswith("step") or bool(group.get("fused") or group.get("capturable"))
-    return torch.zeros(shape, dtype=dtype, device=parameter.device if beside else "cpu")
+    # Torch's own rule for the step counter: on the parameter's device only where a kernel reads it there.
+    on_device = not key.startswith("step") or bool(group.get("fused") or group.get("capturable"))
+    return torch.zeros(shape, dtype=dtype, device=parameter.device if on_device else "cpu")
 
 
 def _compare(stored: set[str], wanted: set[str], whose: str) -> None:
@@ -170,7 +180,7 @@ def _compare(stored: set[str], wanted: set[str], whose: str) -> None:
             raise CheckpointError(f"the full state does not fit {whose}: it {verb} {min(names)}{others}{more}")
 
 
-def _check_like(name: str, tensor: torch.Tensor, stored: tuple[tuple[int, ...], torch.dtype]) -> None:
+def _check_shape(name: str, tensor: torch.Tensor, stored: tuple[tuple[int, ...], torch.dtype]) -> None:
     shape, dtype = stored
     if tuple(shape) != tuple(tensor.shape) or dtype != tensor.dtype:
         raise CheckpointError(

@@ -1,12 +1,13 @@
 """How a model is divided over ranks: the protocol that every strategy follows.
 
-One order of calls: `make_strategy` → `load` → (`settle`, then an adapter is attached) → `wrap` → for each step `zero_grad`, for each micro-batch
-`micro_batch` around its forward and `backward`, then `grad_norm`, perhaps `scale_grads`, `step`. `state`, `load_state` and `whole` belong
-between steps. Every call but the properties is collective: all ranks make it, in the same order.
+Order of calls: `make_strategy` → `load` → (`settle`, then an adapter is attached) → `wrap` → for each step `zero_grad`, for
+each micro-batch `micro_batch` around its forward and `backward`, then `grad_norm`, perhaps `scale_grads`, `step`. `state`,
+`load_state` and `whole` belong between steps. Every call but the properties is collective: all ranks make it, in the same
+order.
 """
 
 import abc
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Protocol
 
@@ -17,7 +18,8 @@ from forge_dist._settings import StrategySettings
 from forge_dist.loading._attention import AttentionFunction
 from forge_dist.loading._load import read_model
 from forge_dist.loading._model_path import Task
-from forge_dist.loading._quantization import Quantized
+from forge_dist.loading._request import LoadRequest
+from forge_dist.strategies._parallel_dims import ParallelDims
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -29,11 +31,11 @@ MakeOptimizer = Callable[[nn.Module], torch.optim.Optimizer]
 
 
 class StoredState(Protocol):
-    """What `load_state` reads from; a `forge_dist.Checkpoint` is one."""
+    """Source of `load_state`; a `forge_dist.Checkpoint` is one."""
 
     @property
     def tensors(self) -> Mapping[str, tuple[tuple[int, ...], torch.dtype]]:
-        """Each name's whole shape and dtype."""
+        """Name → shape of the whole tensor and dtype."""
         ...
 
     def read(self, into: dict[str, torch.Tensor]) -> None:
@@ -42,41 +44,61 @@ class StoredState(Protocol):
 
 
 class Strategy(abc.ABC):
-    """One way to divide a model over ranks. Made by `make_strategy`."""
+    """One way to divide a model over ranks. Made by `make_strategy`.
 
-    name: str
-    """single, ddp, fsdp2, hsdp, zero1, zero2 or zero3: what "auto" became."""
-    reason: str
-    """Why it is this one, for the log."""
-    ranks: "Ranks"
-    settings: StrategySettings
-    """What was asked for."""
-    device: torch.device
-    """Where this rank's batches and weights lie."""
+    Args:
+        settings: the requested settings.
+        ranks: joined; connected before `load`.
+        device: device of this rank's batches and weights.
+        name: of the strategy: what "auto" became.
+        reason: why it is this one, for the log.
+        adapter: whether only an adapter is trained.
+
+    Raises:
+        StrategyError: these ranks, settings or devices do not fit.
+    """
+
+    divides: bool = False
+    """Whether the weights themselves are divided over the ranks, so that every forward is collective."""
+
+    def __init__(
+        self, settings: StrategySettings, ranks: "Ranks", *, device: torch.device, name: str, reason: str, adapter: bool
+    ) -> None:
+        self.settings: StrategySettings = settings
+        """The requested settings."""
+        self.ranks: Ranks = ranks
+        """The ranks that share the model."""
+        self.device: torch.device = device
+        """Device of this rank's batches and weights."""
+        self.name: str = name
+        """Name of the strategy (single, ddp, fsdp2, ...): what "auto" became."""
+        self.reason: str = reason
+        """Why it is this one, for the log."""
+        self.adapter: bool = adapter
+        """Whether only an adapter is trained."""
 
     @property
     def world_size(self) -> int:
-        """R: how many ranks share a step."""
+        """R, the number of ranks."""
         return self.ranks.world_size
+
+    @property
+    def dims(self) -> ParallelDims:
+        """Arrangement of the ranks; here each has a copy of the model and a data shard of its own."""
+        return ParallelDims(dp_replicate=self.world_size)
 
     @property
     def data_parallel_size(self) -> int:
         """Number of shards that a step's data are divided into."""
-        return self.world_size
+        return self.dims.data_parallel_size
 
     @property
     def data_parallel_rank(self) -> int:
-        """Data shard of this rank, from 0."""
-        return self.ranks.rank
+        """Data shard of this rank, from 0.
 
-    def any(self, flag: bool) -> bool:
-        """Return whether the flag is set on at least one rank."""
-        return self.ranks.any(flag)
-
-    @property
-    def divides(self) -> bool:
-        """Whether the weights themselves are divided over the ranks, so that every forward is collective."""
-        return self.name in {"fsdp2", "hsdp", "zero3"}
+        Ranks with the same one read the same micro-batches and draw from the same seeds.
+        """
+        return self.dims.data_parallel_rank(self.ranks.rank)
 
     def load(
         self,
@@ -88,7 +110,7 @@ class Strategy(abc.ABC):
         task: Task = "causal",
         quantization: "QuantizationConfigMixin | None" = None,
     ) -> "PreTrainedModel":
-        """Load this rank's part of the model, in eval mode: here the whole of it. Arguments and errors are those of `load_model`.
+        """Load this rank's part of the model, in eval mode. Arguments and errors as `load_model`.
 
         A reward model's new head is what rank 0 draws, on every rank. A quantized base is whole on every rank until `wrap`.
 
@@ -96,16 +118,16 @@ class Strategy(abc.ABC):
             ModelError: as `load_model`.
             StrategyError: this model, or a quantized one, cannot be divided so.
         """
-        model = read_model(
-            model_path,
-            dtype=dtype,
-            attention=attention,
-            attention_function=attention_function,
-            task=task,
-            share=self._of_first,
-            quantized=None if quantization is None else Quantized(quantization, self.device),
+        return self.read(
+            LoadRequest(
+                model_path=model_path,
+                dtype=dtype,
+                attention=attention,
+                attention_function=attention_function,
+                task=task,
+                quantization=quantization,
+            )
         )
-        return model.to(self.device)
 
     def load_frozen(
         self,
@@ -116,16 +138,30 @@ class Strategy(abc.ABC):
         attention_function: AttentionFunction | None = None,
         task: Task = "causal",
     ) -> "PreTrainedModel":
-        """Load a model that is only asked, beside the trained one: a reference, a teacher, a reward model. Arguments and errors as `load`.
+        """Load a reference, teacher or reward model beside the trained one.
 
-        It is in eval mode, needs no gradients and no `wrap`, and is divided as `load` divides: whole copies under single, ddp, zero1 and zero2.
-        Where it is divided every forward is collective: all ranks make it, together, with or without `torch.no_grad`.
+        Arguments and errors as `load`.
+
+        It is in eval mode, needs no gradients and no `wrap`, and is divided as `load` divides: whole copies under single, ddp,
+        zero1 and zero2. Where it is divided every forward is collective: all ranks make it, together, with or without
+        `torch.no_grad`.
         """
-        model = self.load(model_path, dtype=dtype, attention=attention, attention_function=attention_function, task=task)
-        return model.requires_grad_(requires_grad=False)
+        return self.read_frozen(
+            LoadRequest(
+                model_path=model_path, dtype=dtype, attention=attention, attention_function=attention_function, task=task
+            )
+        )
 
-    def _of_first(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Rank 0's tensor, on the CPU."""
+    def read(self, request: LoadRequest) -> "PreTrainedModel":
+        """Read this rank's part of a model, for `load`; here the whole of it."""
+        return read_model(request, self.device, broadcast=self.broadcast).to(self.device)
+
+    def read_frozen(self, request: LoadRequest) -> "PreTrainedModel":
+        """Read a model that is not trained, for `load_frozen`."""
+        return self.read(request).requires_grad_(requires_grad=False)
+
+    def broadcast(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return rank 0's tensor, on the CPU."""
         if self.world_size == 1:
             return tensor
         shared = tensor.to(self.device)
@@ -133,63 +169,86 @@ class Strategy(abc.ABC):
         return shared.cpu()
 
     def computing(self, model: nn.Module) -> AbstractContextManager[None]:  # noqa: ARG002 - most have nothing to do
-        """Around forwards, without gradients, of a loaded model that is not wrapped: a probe, or a second copy that is measured."""
+        """Enclose forwards, without gradients, of a loaded model that is not wrapped.
+
+        A probe, or a second copy.
+        """
         return nullcontext()
 
     def settle(self, model: nn.Module) -> None:  # noqa: B027 - most have nothing to do
-        """Make a loaded model ready for an adapter; between this call and `wrap` no forward is made and no weight read."""
+        """Ready a loaded model for an adapter.
+
+        Between this call and `wrap` no forward is made and no weight read.
+        """
 
     @abc.abstractmethod
     def wrap(self, model: nn.Module, make_optimizer: MakeOptimizer) -> tuple[nn.Module, torch.optim.Optimizer]:
-        """Ready the model, with its adapter if it has one, for training; all forwards go through the module that is returned.
+        """Ready the model, with its adapter if it has one, for training.
 
-        Trainable parameters that every rank holds whole become rank 0's. `make_optimizer` is called once, with the parameters
-        that this rank updates. Activation checkpointing is switched on here where the settings ask for it.
+        All forwards go through the module that is returned. Trainable parameters that every rank holds whole become rank 0's.
+        `make_optimizer` is called once, with a module that has the parameters which this rank updates. Activation checkpointing
+        is switched on here where the settings ask for it.
 
         Raises:
             StrategyError: the optimizer cannot move weights that are divided so.
         """
 
     def sum(self, values: Sequence[float]) -> list[float]:
-        """Element-wise sum over ranks, in float64."""
-        return self.ranks.sum(values)
+        """Sum each value over the data shards, in float64, to the same bits on every rank.
+
+        The ranks of one data shard give the same values, which count once. For what a single rank may meet, a failure say, use
+        `any`.
+        """
+        return self.ranks.sum(values if self.dims.counts(self.ranks.rank) else [0.0] * len(values))
+
+    def any(self, flag: bool) -> bool:
+        """Return whether the flag is set on at least one rank, whichever data shard it has."""
+        return self.ranks.any(flag)
 
     @abc.abstractmethod
     def micro_batch(self, last: bool) -> AbstractContextManager[None]:
-        """Around one micro-batch's forward and backward; `last` says that the step's gradients are whole after it."""
+        """Enclose one micro-batch's forward and backward.
+
+        `last`: no further micro-batch of the step follows; afterwards its gradients are complete.
+        """
 
     @abc.abstractmethod
     def backward(self, loss: torch.Tensor) -> None:
         """Run the backward pass of this rank's summed loss divided by the global count.
 
-        After the last micro-batch the gradients are the sums over ranks (and micro-batches) of what each rank's loss gives,
-        never their means.
+        After the last micro-batch the gradients are the sums over data shards (and micro-batches) of what each one's loss
+        gives, never their means.
         """
 
     @abc.abstractmethod
     def grad_norm(self, parameters: Iterable[nn.Parameter]) -> torch.Tensor:
-        """Global 2-norm of the gradients, float32[] on `device`, the same on every rank; sharded and replicated ones may mix."""
+        """Return the global 2-norm of the gradients, float32[] on `device`, the same on every rank.
+
+        Sharded and replicated gradients may mix.
+        """
 
     @abc.abstractmethod
     def scale_grads(self, parameters: Iterable[nn.Parameter], factor: float) -> None:
         """Multiply every gradient by `factor`, as clipping does."""
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Move the parameters."""
+        """Make the optimizer's step."""
         optimizer.step()
 
     def zero_grad(self, optimizer: torch.optim.Optimizer) -> None:
-        """Forget the last step's gradients."""
+        """Clear the gradients."""
         optimizer.zero_grad(set_to_none=True)
 
     @abc.abstractmethod
     def state(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-        """What training changes, as tensors and DTensors that share memory with the model and the optimizer.
+        """Return what training changes: tensors and DTensors of the model and the optimizer.
 
-        Names are "model/FQN" (trainable parameters and persistent buffers, without any wrapper's prefix; a tied weight once, under its
-        first name), "optimizer/FQN/KEY" and, for what a schedule-free optimizer counts in its groups, "optimizer/group:N/KEY". They are the
-        same under every strategy and on any number of ranks. What an optimizer keeps as a plain number is a tensor of no dimensions,
-        KEY:number. An optimizer's hyperparameters (learning rate, betas) are not in it.
+        They share memory with those.
+
+        Names are "model/FQN" (trainable parameters and persistent buffers, without any wrapper's prefix; a tied weight once,
+        under its first name), "optimizer/FQN/KEY" and, for what a schedule-free optimizer counts in its groups,
+        "optimizer/group:N/KEY". They are the same under every strategy and on any number of ranks. A plain number of an
+        optimizer is a tensor of no dimensions, KEY:number. An optimizer's hyperparameters (learning rate, betas) are not in it.
 
         Raises:
             CheckpointError: the optimizer keeps something that is neither tensor nor number.
@@ -197,19 +256,21 @@ class Strategy(abc.ABC):
 
     @abc.abstractmethod
     def load_state(self, model: nn.Module, optimizer: torch.optim.Optimizer, checkpoint: StoredState) -> None:
-        """Put a `state`, saved under any strategy, into the wrapped model and its optimizer, in place.
+        """Load a `state`, saved under any strategy, into the wrapped model and its optimizer.
 
-        Optimizer state that does not exist yet is made from what the checkpoint lists: divided like the parameter where it has the
-        parameter's shape, otherwise whole on every rank.
+        Optimizer state that does not exist yet is made from what the checkpoint lists: divided like the parameter where it has
+        the parameter's shape, otherwise whole on every rank.
 
         Raises:
-            CheckpointError: a name is missing or too many, or a shape differs; nothing has been changed by then.
+            CheckpointError: a name is missing or unexpected, or a shape differs; nothing has been changed by then.
         """
 
     @abc.abstractmethod
-    def whole(self, model: nn.Module) -> Iterator[tuple[str, torch.Tensor | None]]:
-        """(name, tensor) of the model's `state_dict`, in its order, put together one at a time.
+    def whole(self, model: nn.Module, names: Collection[str] | None = None) -> Iterator[tuple[str, torch.Tensor | None]]:
+        """Iterate over (name, tensor) of the model's `state_dict`, gathered one at a time.
 
-        On rank 0 tensors are whole and on the CPU (they may share the model's memory: do not write to them), elsewhere None. Every
-        rank must run the iterator to its end. A tied weight comes once, under its first name. Names are without wrappers' prefixes.
+        Only those of the given `names` (None: all), the same on all ranks; the others are not gathered.
+        On rank 0 tensors are whole and on the CPU (they may share the model's memory: do not write to them), elsewhere None.
+        Every rank must run the iterator to its end. A tied weight comes once, under its first name. Names are without wrappers'
+        prefixes.
         """

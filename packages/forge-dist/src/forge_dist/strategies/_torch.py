@@ -1,39 +1,33 @@
-"""What single, ddp, fsdp2 and hsdp have in common: their models hold plain tensors and DTensors, and torch's optimizers move them."""
+"""Strategies in plain torch, whose models hold tensors and DTensors; that of one process."""
 
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import nn
 
-from forge_dist._settings import StrategySettings
+from forge_dist._errors import StrategyError
+from forge_dist._settings import LaunchSettings, StrategySettings
+from forge_dist.environment._topology import topology
+from forge_dist.ranks._ranks import Ranks
 from forge_dist.strategies._gather import whole_tensors
 from forge_dist.strategies._grad_norm import grad_norm, scale_grads
 from forge_dist.strategies._state import load_training_state, training_state
 from forge_dist.strategies._strategy import MakeOptimizer, StoredState, Strategy
 from forge_dist.strategies._wrappers import checkpoint_activations
 
-if TYPE_CHECKING:
-    from forge_dist.ranks._ranks import Ranks
 
-
-class Divided(Strategy):
-    """A strategy without loading and without communication of gradients."""
-
-    def __init__(self, settings: StrategySettings, ranks: "Ranks", *, device: torch.device, name: str, reason: str) -> None:
-        self.settings = settings
-        self.ranks = ranks
-        self.device = device
-        self.name = name
-        self.reason = reason
+class TorchStrategy(Strategy):
+    """Base of strategies in plain torch: all but `wrap_model` and `micro_batch`."""
 
     def wrap(self, model: nn.Module, make_optimizer: MakeOptimizer) -> tuple[nn.Module, torch.optim.Optimizer]:
         if self.settings.activation_checkpointing:
             checkpoint_activations(model)
-        wrapped = self._wrap(model)
+        wrapped = self.wrap_model(model)
         return wrapped, make_optimizer(wrapped)
 
-    def _wrap(self, model: nn.Module) -> nn.Module:
+    def wrap_model(self, model: nn.Module) -> nn.Module:
+        """Return the module that forwards go through; here the model itself."""
         return model
 
     def backward(self, loss: torch.Tensor) -> None:
@@ -51,5 +45,28 @@ class Divided(Strategy):
     def load_state(self, model: nn.Module, optimizer: torch.optim.Optimizer, checkpoint: StoredState) -> None:
         load_training_state(model, optimizer, checkpoint)
 
-    def whole(self, model: nn.Module) -> Iterator[tuple[str, torch.Tensor | None]]:
-        return whole_tensors(model, self.device, is_first=self.ranks.is_first)
+    def whole(self, model: nn.Module, names: Collection[str] | None = None) -> Iterator[tuple[str, torch.Tensor | None]]:
+        return whole_tensors(model, self.device, names, is_first=self.ranks.is_first)
+
+
+class Single(TorchStrategy):
+    """The strategy of one process, also under the name of one that divides nothing there."""
+
+    def __init__(
+        self, settings: StrategySettings, ranks: Ranks, *, device: torch.device, name: str, reason: str, adapter: bool
+    ) -> None:
+        super().__init__(settings, ranks, device=device, name=name, reason=reason, adapter=adapter)
+        if ranks.world_size > 1:
+            raise StrategyError(
+                f"strategy=single is for one process, and there are {ranks.world_size} ranks: use ddp, fsdp2 or auto"
+            )
+
+    def micro_batch(self, last: bool) -> AbstractContextManager[None]:  # noqa: ARG002  the protocol's
+        return nullcontext()
+
+
+def one_process(device: torch.device) -> Single:
+    """Make the strategy of this process alone, for a model that no strategy loaded."""
+    ranks = Ranks(topology(LaunchSettings(), environ={}))
+    settings = StrategySettings(strategy="single")
+    return Single(settings, ranks, device=device, name="single", reason="one process", adapter=False)

@@ -1,33 +1,34 @@
-"""An export → proof that plain transformers (or plain PEFT) reads back the model in memory, or an error that says where not.
+"""Check an export: plain transformers (or plain PEFT) must read back the model in memory.
 
-Three proofs, from the files up: the stored bits, the reloaded tensors, and the loss on a few samples. `_check_divided` does it for a model
-that is divided over ranks.
+Three proofs, from the files up: the stored bits, the reloaded tensors, and the loss on a few samples. A model that no strategy
+loaded is checked as one process's.
 """
 
-import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import attrs
 import torch
 from safetensors import SafetensorError
 
 from forge_dist._errors import ExportError
-from forge_dist._third_party_logs import quiet
-from forge_dist.adapters._adapter import active_adapter, base_of, base_path, is_peft, read_adapter, unwrapped
-from forge_dist.exporting._layout import layout_of
-from forge_dist.exporting._plain import check_without, left
-from forge_dist.exporting._plain_from_plain import Plain, made_plain, plain_tensors
-from forge_dist.loading._load import check_report
-from forge_dist.loading._model_path import Task
-from forge_dist.loading._quantization import Quantized, quantization_of, settle_quantized, without_codes
-from forge_dist.loading._task import auto_class, is_reward, reward_config, settle_head
-from forge_dist.strategies._gather import whole_tensors
-from forge_dist.strategies._virtual_tokens import thrown_away
-from forge_dist.verifying._loss import Sample, Score, as_for_inference, score, to_compare
+from forge_dist._third_party_logs import quiet_transformers
+from forge_dist.exporting._adapter_state import adapter_tensors
+from forge_dist.exporting._layout import WholeTensors, first_names, layout_of
+from forge_dist.exporting._plain import Plain, check_without, plain_tensors, without_added
+from forge_dist.loading._task import is_reward
+from forge_dist.loading._unwrap import base_of, is_peft, unwrapped
+from forge_dist.ranks._errors_on_all_ranks import errors_on_all_ranks, exhausted
+from forge_dist.strategies._torch import one_process
+from forge_dist.strategies._virtual_tokens import unsaved_modules
+from forge_dist.strategies._wrappers import resharded
+from forge_dist.verifying._judge import EXACT, HALF, judge
+from forge_dist.verifying._loss import Sample, Score, comparable_samples, inference_mode, score
+from forge_dist.verifying._reload import copy_weights, fill_weights, reload_export
 from forge_dist.verifying._result import ExportCheck
-from forge_dist.verifying._tensors import Files, adapter_tensors, prove_files, prove_model, prove_reloaded
+from forge_dist.verifying._tensors import Files, prove_model, prove_reloaded_names, prove_reloaded_tensor
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -35,20 +36,8 @@ if TYPE_CHECKING:
 
     from forge_dist.strategies._strategy import Strategy
 
-EXACT = 1e-5
-"""Same weights, same kernels, float32: the two losses are in truth equal; this leaves room for sums in another order."""
-
-PADDED = 1e-4
-"""For rewards in a padded batch, float32: attention has a mask then, and so other kernels, whose rounding every layer passes on."""
-
-HALF = 2e-2
-"""The same for a model that is held, and so compared, in 16 bits."""
-
-ROUNDED = 1e-1
-"""For weights that the export rounded to 16 bits. Measured on a 135M-parameter model over 70 tokens: 4e-3, and more over fewer tokens. The bound
-has little to catch (an overflow of float16): the bits are proved before, and the configuration with the unrounded weights to EXACT."""
-
-READING = (OSError, ValueError, RuntimeError, KeyError, AttributeError, TypeError, ImportError, SafetensorError)
+READING_ERRORS = (OSError, ValueError, RuntimeError, KeyError, AttributeError, TypeError, ImportError, SafetensorError)
+"""What reading an export may raise; it becomes an ExportError."""
 
 
 def check_export(
@@ -60,159 +49,134 @@ def check_export(
     without: Sequence[str] = (),
     plain: Plain | None = None,
 ) -> ExportCheck:
-    """Read `directory` back and compare it with `model`, from which it was exported; return what was found.
+    """Read `directory` back and compare it with `model`, from which it was exported.
 
-    1. Every tensor in the files equals the one in memory (of a run that keeps changes beside its weights: what `plain` makes of it), cast to the stored type, bit for bit; none is missing or too many.
-    2. The directory loads through plain transformers (an adapter through plain PEFT, on its base model loaded afresh) on the
-       same device, and every tensor of the result equals the one in memory.
-    3. Both give the same loss on `samples`, pairs (input_ids [S], labels [S]; -100 is not learned), one unpadded sample at a time,
-       with plain attention, in eval mode, without autocast, in the arithmetic of the model in memory. Where the export rounded the
-       weights, what was reloaded must also give that loss with the unrounded ones. A reward model is compared by its rewards, at each
-       sample's last token: what was reloaded must give them for one unpadded row at a time, and for one batch padded on the right. An
-       adapter's base model is loaded with `num_labels=1` and the `pad_token_id` that `load_model` gave it.
+    1. Every tensor in the files equals the one in memory (of a run that keeps changes beside its weights: `plain` of it), cast
+    to the
+       stored dtype, bit for bit; none is missing or unexpected.
+    2. The directory loads through transformers (an adapter through PEFT, on its base model loaded again) on the same device,
+    and every
+       tensor of the result equals the one in memory.
+    3. Both give the same loss on `samples`, pairs (input_ids [S], labels [S]; -100 is not learned), one unpadded sample at a
+    time, with
+       plain attention, in eval mode, without autocast, in the arithmetic of the model in memory. Where the export rounded the
+       weights, the reloaded model must also give that loss with the unrounded ones. A reward model is compared by its rewards,
+       at each sample's last token: the reloaded model must give them for one unpadded row at a time, and for one batch padded
+       on the right. An adapter's base model is loaded with `num_labels=1` and the `pad_token_id` that `load_model` gave it.
 
-    `without` and `plain` are what `export_model` was told. A second copy of the model is held meanwhile. Modes, attention and random state of `model` are afterwards as before.
+    `without` and `plain` are those of `export_model`. A second copy of the model is held meanwhile. Modes, attention and random
+    state of `model` are afterwards as before.
 
-    With the `strategy` that the model was loaded by, all ranks call this together, with what `wrap` returned and with the same samples.
-    Tensors are put together one at a time, on rank 0; the second copy is loaded as this strategy loads, so it is divided where the model
-    is; every rank takes part in the forwards, and the losses are compared on each of them. All ranks return rank 0's findings.
+    With the `strategy` that the model was loaded by, all ranks call this together, with what `wrap` returned and with the same
+    samples. Tensors are gathered one at a time, on rank 0; the second copy is loaded as this strategy loads, so it is divided
+    where the model is; every rank takes part in the forwards, and the losses are compared on each of them. All ranks return
+    rank 0's result.
 
     Raises:
-        ExportError: the first tensor that differs, or the two losses; a loss that is not finite; no sample with a learned token (of a reward
-            model: none that ends with another token than the padding one); an adapter that does not name its base model. With a strategy it is raised on all ranks.
+        ExportError: the first tensor that differs, or the two losses; a loss that is not finite; no sample with a learned token
+            (of a reward model: none that ends with another token than the padding one); an adapter that does not name its base
+            model. It is raised on all ranks.
     """
     path = Path(os.path.abspath(directory))
-    found = to_compare(model, samples)
-    if not found:
-        wanted = (
-            "ends with another token than the padding one" if is_reward(base_of(unwrapped(model))) else "has a learned token"
-        )
+    inner = unwrapped(model)
+    base = base_of(inner)
+    usable = comparable_samples(model, samples)
+    if not usable:
+        wanted = "ends with another token than the padding one" if is_reward(base) else "has a learned token"
         raise ExportError(f"{path} cannot be compared: none of the {len(samples)} samples {wanted}")
-    samples = found
-    check_without(unwrapped(model), without, path)
-    if strategy is not None and strategy.name != "single":
-        from forge_dist.verifying._check_divided import check_divided
+    check_without(inner, without, path)
+    strategy = one_process(base.device) if strategy is None else strategy
+    ranks, device = strategy.ranks, strategy.device
+    plain = None if is_peft(inner) else plain
+    without = (*without, *unsaved_modules(inner))
 
-        return check_divided(model, path, samples, strategy=strategy, without=without, plain=plain)
-    model = unwrapped(model)
-    base = base_of(model)
-    plain = None if is_peft(model) else plain
-    without = (*without, *thrown_away(model))
-    device = base.device
-    # Making an adapter afresh draws random numbers; the run that goes on must not see that.
+    def whole() -> WholeTensors:
+        return plain_tensors(inner, strategy.whole(model), plain, without)
+
+    cannot = f"{path} cannot be read back"
     devices = [] if device.type == "cpu" else [device]
     kind = {} if device.type == "cpu" else {"device_type": device.type}
-    with torch.random.fork_rng(devices=devices, **kind), quiet():
-        try:
-            if is_peft(model):
-                name = active_adapter(model)
-                expected = adapter_tensors(model, name)
-                types = prove_files(expected, path, "adapter_model")
-                below = _reload_model(base_path(path), base, below_adapter=True)
-                reloaded = read_adapter(below, path, name)
-            else:
-                expected = (layout := layout_of(base, None, without)).files
-                with Files(path, "model") as files:
-                    files.prove_names(expected)
-                    whole = whole_tensors(base, device, is_first=True)
-                    prove_model(files, base, layout, plain_tensors(base, whole, plain, without))
-                types = files.floats
-                reloaded = below = _reload_model(str(path), base)
-        except (ExportError, torch.OutOfMemoryError):
-            raise
-        except READING as error:
-            raise ExportError(f"{path} cannot be read back: {error}") from error
-        rounded = prove_reloaded(model, reloaded, types, path, without, plain)
-        # The reloaded model decides: sdpa wherever the architecture has it, as for whoever will load the directory.
-        with as_for_inference(model, base, str(below.config._attn_implementation)):
-            ours = score(model, samples, device)
-        theirs = same_weights = score(reloaded, samples, device, reloaded=True)
-        if rounded:
-            # What was exported, computing with the very weights of the model in memory: its configuration is right, or it shows.
-            # Codes are what they were, and their layers would not know them any more.
-            state = without_codes(model, left(model.state_dict(), without))
-            whole = {name: made_plain(plain, name, tensor) for name, tensor in state.items()}
-            reloaded.load_state_dict(whole, assign=True, strict=quantization_of(base) is None)
-            same_weights = score(reloaded, samples, device, reloaded=True)
-    in_float32 = all(tensor.dtype not in (torch.float16, torch.bfloat16) for tensor in model.state_dict().values())
-    return judge(
-        path, ours, theirs, same_weights, arithmetic=EXACT if in_float32 else HALF, rounded=rounded, tensors=len(expected)
-    )
+    # Attaching an adapter draws random numbers, which the run must not notice.
+    with torch.random.fork_rng(devices=devices, **kind), quiet_transformers():
+        tensors, dtypes = _prove_files(inner, model, whole(), path, strategy, without)
+        reloaded = reload_export(inner, path, strategy, READING_ERRORS, cannot)
+        rounded = _prove_reloaded(inner, whole(), reloaded, dtypes, path, strategy, without)
+        # The reloaded model's attention, as whoever loads the directory gets: sdpa wherever the architecture has it.
+        with inference_mode(model, base, str(base_of(reloaded).config._attn_implementation)):
+            ours = _score(model, usable, device)
+        reloaded.eval()
+        with strategy.computing(reloaded):
+            theirs = same_weights = _score(reloaded, usable, device, reloaded=True)
+            if rounded:
+                # The export's configuration with the very weights in memory: a wrong configuration shows here.
+                with errors_on_all_ranks(ranks, READING_ERRORS, cannot):
+                    copy_weights(inner, reloaded) if plain is None else fill_weights(reloaded, whole(), strategy)
+                same_weights = _score(reloaded, usable, device, reloaded=True)
+    in_16_bits = ours.in_16_bits or any(t.dtype in (torch.float16, torch.bfloat16) for t in inner.state_dict().values())
+    arithmetic = HALF if in_16_bits else EXACT
+    # On every rank: copies that have drifted apart show here.
+    with errors_on_all_ranks(ranks, (), cannot):
+        found = judge(path, ours, theirs, same_weights, arithmetic=arithmetic, rounded=rounded, tensors=tensors)
+    return ExportCheck(**ranks.broadcast(attrs.asdict(found)))
 
 
-def judge(
-    path: Path, ours: Score, theirs: Score, same_weights: Score, *, arithmetic: float, rounded: bool, tensors: int
-) -> ExportCheck:
-    """The findings, if the losses of the model in memory, of its export, and of its export with the weights in memory are close.
-
-    Raises:
-        ExportError: the first one is not finite, or another differs from it by more than `arithmetic` (of a `rounded` export: ROUNDED).
-    """
-    if not math.isfinite(ours.mean):
-        what = "the mean reward" if ours.rewards else "the loss"
-        raise ExportError(
-            f"{path}: {what} of the model in memory is {ours.mean}, so the training diverged; use an earlier export"
-        )
-    tolerance = ROUNDED if rounded else arithmetic
-    compared = [("", theirs.values, tolerance), (" even with the weights in memory", same_weights.values, arithmetic)]
-    if theirs.padded:
-        compared.append((" in a padded batch", same_weights.padded, max(arithmetic, PADDED)))
-    unit = "as the reward of a sample" if ours.rewards else "nats per token"
-    for what, values, allowed in compared:
-        expected, found = max(zip(ours.values, values, strict=True), key=lambda pair: _ranked(*pair))
-        if not difference(expected, found) <= allowed:
-            raise ExportError(
-                f"{path}{what} does not compute what the model in memory does: {found:.8g} {unit} instead of "
-                f"{expected:.8g} (a difference of {difference(expected, found):.3g}, allowed {allowed:g})"
-            )
-    return ExportCheck(
-        in_memory=ours.mean,
-        reloaded=theirs.mean,
-        difference=max(map(difference, ours.values, theirs.values)),
-        tolerance=tolerance,
-        loss_tokens=ours.count,
-        tensors=tensors,
-    )
+def _prove_files(
+    inner: "PreTrainedModel | PeftModel",
+    wrapped: torch.nn.Module,
+    whole: WholeTensors,
+    path: Path,
+    strategy: "Strategy",
+    without: Sequence[str],
+) -> tuple[int, set[torch.dtype]]:
+    """Return the number of stored tensors and (on rank 0) their float dtypes, if all agree."""
+    ranks, cannot = strategy.ranks, f"{path} cannot be read back"
+    with errors_on_all_ranks(ranks, READING_ERRORS, cannot):
+        # On every rank: one whose host does not see the directory would leave the others waiting while they load it.
+        files = Files(path, "adapter_model" if is_peft(inner) else "model")
+    with errors_on_all_ranks(ranks, READING_ERRORS, cannot):
+        layout = None if is_peft(inner) else layout_of(base_of(inner), None, without)
+        adapter = adapter_tensors(inner, wrapped, strategy) if is_peft(inner) else {}
+        expected = adapter if layout is None else layout.files
+        files.prove_names(expected)
+    tensors: WholeTensors = iter(()) if layout is None else whole
+    with errors_on_all_ranks(ranks, READING_ERRORS, cannot), files, exhausted(tensors):
+        if ranks.is_first and layout is not None:
+            prove_model(files, base_of(inner), layout, tensors)
+        elif ranks.is_first:
+            for name, tensor in adapter.items():
+                assert tensor is not None
+                files.prove(name, tensor)
+    return len(expected), files.dtypes
 
 
-def _ranked(expected: float, found: float) -> float:
-    apart = difference(expected, found)
-    return apart if math.isfinite(apart) else math.inf
+def _prove_reloaded(
+    inner: "PreTrainedModel | PeftModel",
+    whole: WholeTensors,
+    reloaded: "PreTrainedModel | PeftModel",
+    dtypes: set[torch.dtype],
+    path: Path,
+    strategy: "Strategy",
+    without: Sequence[str],
+) -> bool:
+    """Return whether a tensor was rounded, if `reloaded` holds the model's; collective."""
+    ranks, cannot = strategy.ranks, f"{path} cannot be compared"
+    rounded = False
+    with errors_on_all_ranks(ranks, READING_ERRORS, cannot):
+        ours, theirs = without_added(first_names(inner), without), without_added(first_names(reloaded), without)
+        prove_reloaded_names(ours, theirs, path)
+        # One is gathered beside the other, so both must give the same tensors in the same order.
+        prove_reloaded_names(set(ours.values()), set(theirs.values()), path)
+    pairs = zip(whole, plain_tensors(reloaded, strategy.whole(reloaded), None, without), strict=True)
+    with errors_on_all_ranks(ranks, READING_ERRORS, cannot), exhausted(pairs):
+        for (name, wanted), (_, found) in pairs:
+            if wanted is not None and found is not None:
+                rounded |= prove_reloaded_tensor(name, wanted, found, dtypes, path)
+    return bool(ranks.broadcast(rounded))
 
 
-def difference(expected: float, found: float) -> float:
-    """How far `found` is from `expected`, both in nats per token (or rewards): relative, and absolute where `expected` is below 1 nat.
-
-    A model that has learned its samples by heart has a loss near 0, of which rounding errors in the logits are any multiple.
-
-    >>> difference(4.0, 5.0), difference(0.5, 0.25)
-    (0.25, 0.25)
-    """
-    return abs(found - expected) / max(abs(expected), 1.0)
-
-
-def _reload_model(path: str, base: "PreTrainedModel", *, below_adapter: bool = False) -> "PreTrainedModel":
-    """The model of `path` by plain transformers, on the device and in the arithmetic of `base`, quantized as that is.
-
-    In bfloat16 on a CPU the comparison would take ten times as long; values that were stored as bfloat16 are exact in float32.
-    """
-    task: Task = "reward" if is_reward(base) else "causal"
-    # The base of a reward model's adapter may be a causal model, whose directory knows neither of the one label nor of padding.
-    config = reward_config(path) if task == "reward" and below_adapter else None
-    quantization = quantization_of(base)
-    quantized = {} if quantization is None else Quantized(quantization, base.device).arguments(path, task)
-    model, report = auto_class(task).from_pretrained(
-        path,
-        dtype=base.dtype,
-        use_safetensors=True,
-        trust_remote_code=False,
-        ignore_mismatched_sizes=True,
-        output_loading_info=True,
-        **({} if config is None else {"config": config}),
-        **quantized,
-    )
-    if config is not None:
-        settle_head(model, config, report, path, lambda drawn: drawn)
-    check_report(report, path)
-    settle_quantized(model)
-    return model.to(base.device)
+def _score(model: torch.nn.Module, samples: Sequence[Sample], device: torch.device, *, reloaded: bool = False) -> Score:
+    try:
+        return score(model, samples, device, reloaded=reloaded)
+    finally:
+        # A forward without a backward leaves FSDP's last weights gathered, where changes of the shards would not reach them.
+        resharded(model)

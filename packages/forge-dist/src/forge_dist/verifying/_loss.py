@@ -1,4 +1,7 @@
-"""A model and samples → its loss (or its rewards), one unpadded sample at a time, with plain attention, no dropout and no autocast."""
+"""Loss or rewards of a model on samples, one unpadded sample at a time.
+
+Without dropout and autocast.
+"""
 
 import inspect
 from collections.abc import Iterator, Sequence
@@ -7,8 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from forge_dist.adapters._adapter import base_of, unwrapped
 from forge_dist.loading._task import is_reward
+from forge_dist.loading._unwrap import base_of, unwrapped
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -18,16 +21,17 @@ Sample = tuple[Any, Any]
 """(input_ids [S], labels [S]): whole numbers in anything that torch.tensor takes; a label of -100 is not learned."""
 
 IGNORED = -100
+"""Label of a token that is not learned."""
 
 
 class Score(NamedTuple):
-    """A loss before its division, or rewards."""
+    """Sum of a loss, or rewards."""
 
     total: float  # summed negative log-likelihood in nats, or summed reward
     count: int  # learned tokens, or rewards
     in_16_bits: bool = False  # whether the logits came in 16 bits
     rewards: tuple[float, ...] = ()  # of a reward model: a sample's
-    padded: tuple[float, ...] = ()  # the same from one batch, padded on the right; as whoever loads the directory may call it
+    padded: tuple[float, ...] = ()  # the same from one batch, padded on the right, as users of the directory may call it
 
     @property
     def mean(self) -> float:
@@ -36,7 +40,7 @@ class Score(NamedTuple):
 
     @property
     def values(self) -> tuple[float, ...]:
-        """What is compared: the mean loss, or each reward."""
+        """The compared numbers: the mean loss, or each reward."""
         return self.rewards or (self.mean,)
 
 
@@ -47,10 +51,10 @@ def score(
     *,
     reloaded: bool = False,
 ) -> Score:
-    """Sum over `samples` of -log p(labels[t] | input_ids[:t]) for every t > 0 with a label, in float32.
+    """Sum -log p(labels[t] | input_ids[:t]) over samples and t > 0 with a label, in float32.
 
-    Only learned positions are sent through the head where the architecture allows it, so [S, V] logits need not fit. A divided model is
-    called as what its strategy put around it, by all ranks together. For a reward model see `_rewards`.
+    Only learned positions go through the head where the architecture allows it, so [S, V] logits need not fit. A divided model
+    is called through its strategy's wrapper, by all ranks together. For a reward model see `_rewards`.
     """
     if is_reward(base_of(unwrapped(model))):
         return _rewards(model, samples, device, reloaded=reloaded)
@@ -72,9 +76,9 @@ def score(
 
 
 def _rewards(model: torch.nn.Module, samples: Sequence[Sample], device: torch.device, *, reloaded: bool) -> Score:
-    """The reward of each sample's `input_ids`, at its last token: that is what a run trains.
+    """Compute the reward of each sample's `input_ids` at its last token, as a run trains it.
 
-    A model that was `reloaded` finds that token by itself, by its padding token, and is asked for all samples in one batch too.
+    A `reloaded` model finds that token by its padding token, and computes all samples in one batch too.
     """
     config = base_of(unwrapped(model)).config.get_text_config()
     rows = [_vector(input_ids, device) for input_ids, _ in samples]
@@ -99,10 +103,10 @@ def _rewards(model: torch.nn.Module, samples: Sequence[Sample], device: torch.de
     return Score(sum(rewards), len(rewards), in_16_bits, tuple(rewards), tuple(padded))
 
 
-def to_compare(model: torch.nn.Module, samples: Sequence[Sample]) -> list[Sample]:
-    """The samples that can tell whether an export computes what `model` does: with a learned token; of a reward model with a last one.
+def comparable_samples(model: torch.nn.Module, samples: Sequence[Sample]) -> list[Sample]:
+    """Return the samples with a learned token; for reward models those not ending in padding.
 
-    Transformers reads the reward of a row that ends with the padding token before it, whatever the weights.
+    transformers reads the reward of a row that ends with the padding token before it, whatever the weights.
     """
     base = base_of(unwrapped(model))
     if not is_reward(base):
@@ -112,7 +116,7 @@ def to_compare(model: torch.nn.Module, samples: Sequence[Sample]) -> list[Sample
 
 
 def has_learned_token(labels: Any) -> bool:
-    """Whether a label [S] beside the first one, which nothing predicts, counts."""
+    """Return whether a label [S] other than the first, which nothing predicts, is learned."""
     return any(int(label) != IGNORED for label in labels[1:])
 
 
@@ -123,8 +127,11 @@ def _vector(values: Any, device: torch.device) -> torch.Tensor:
 
 
 @contextmanager
-def as_for_inference(model: torch.nn.Module, base: "PreTrainedModel", attention: str) -> Iterator[None]:
-    """Every module of `model` in eval mode and `base` on `attention`; then each as it was (some may be in eval mode by intent)."""
+def inference_mode(model: torch.nn.Module, base: "PreTrainedModel", attention: str) -> Iterator[None]:
+    """Set every module of `model` to eval mode and `base` to `attention`; then restore each.
+
+    Some modules may be in eval mode by intent.
+    """
     training = {module: module.training for module in model.modules()}
     before = str(base.config._attn_implementation)
     model.eval()

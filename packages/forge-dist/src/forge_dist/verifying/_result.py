@@ -1,13 +1,13 @@
-"""What a successful check of an export has found."""
+"""Result of a successful check of an export."""
 
 import attrs
 
 
 @attrs.frozen(kw_only=True)
 class ExportCheck:
-    """The loss of the model in memory and of its export read back, both in nats per learned token over the same samples.
+    """Losses of the model in memory and of its export, in nats per learned token.
 
-    Of a reward model: the mean reward instead of the loss, and `loss_tokens` is the number of rewards.
+    For a reward model: the mean rewards instead of the losses, and `loss_tokens` is the number of rewards.
     """
 
     in_memory: float
@@ -17,13 +17,13 @@ class ExportCheck:
     """Loss of the export as plain transformers or plain PEFT loads it, in nats per learned token."""
 
     difference: float
-    """Difference of the two, relative to `in_memory`; in nats per learned token where that is below 1. Of rewards: the largest of a sample's."""
+    """Difference of the two, relative to `in_memory`; absolute where that is below 1. For rewards: the largest of a sample."""
 
     tolerance: float
-    """The largest `difference` that passes: 1e-5 in float32, 2e-2 for a model held in 16 bits, 1e-1 where the export rounded to 16 bits."""
+    """Largest `difference` that passes: 1e-5 in float32, 2e-2 for a model in 16 bits, 1e-1 for an export rounded to 16 bits."""
 
     loss_tokens: int
-    """Number of learned tokens that the two losses are means of."""
+    """Number of learned tokens over which the losses are means."""
 
     tensors: int
     """Number of tensors in the export's files, each of them bit-equal to the one in memory cast to the stored type."""

@@ -1,7 +1,8 @@
-"""A base in 4 bits that every rank holds whole → the same, divided over the ranks by FSDP2, and the adapter beside it whole.
+"""Bases in 4 bits under FSDP2: sharded after every rank read them and attached an adapter.
 
-transformers can quantize a model while it reads it, or divide it, not both. And PEFT looks at a layer in 4 bits for what bitsandbytes noted on its
-weight. So every rank reads the base whole, and it is divided once the adapter is there.
+transformers can quantize a model while it reads it, or shard it, not both. And PEFT looks at a 4-bit layer for bitsandbytes'
+attributes of its weight. So every rank reads the base whole, and it is sharded once the adapter is there; the adapter stays
+whole.
 """
 
 import re
@@ -12,40 +13,40 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
 
-from forge_dist.loading._fsdp_groups import FREED, groups
+from forge_dist.loading._fsdp_groups import RESHARDED, fsdp_groups
 from forge_dist.loading._quantization import four_bit_layers
+from forge_dist.strategies._parallel_dims import ParallelDims
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-def divide_quantized(
-    model: "PreTrainedModel", *, device: torch.device, world_size: int, shard_size: int, cpu_offload: bool
-) -> None:
-    """Divide every parameter of `model` that is not trained, in place; collective.
+def shard_quantized(model: "PreTrainedModel", *, device: torch.device, dims: ParallelDims, cpu_offload: bool) -> None:
+    """Shard every parameter of `model` that is not trained, in place; collective.
 
-    The codes of a weight are divided like any tensor; the few constants that scale them (0.13 to 0.5 bits a weight) stay whole on every rank.
+    The codes of a weight are sharded like any tensor; the few constants that scale them (0.13 to 0.5 bits a weight) stay whole
+    on every rank.
     """
-    sizes = (world_size,) if shard_size == world_size else (world_size // shard_size, shard_size)
-    mesh = init_device_mesh(device.type, sizes, mesh_dim_names=("replicate", "shard")[-len(sizes) :])
+    sizes = (dims.dp_shard,) if dims.dp_replicate == 1 else (dims.dp_replicate, dims.dp_shard)
+    mesh = init_device_mesh(device.type, sizes, mesh_dim_names=("dp_replicate", "dp_shard")[-len(sizes) :])
     policy = CPUOffloadPolicy() if cpu_offload else OffloadPolicy()
     trained = {parameter for parameter in model.parameters() if parameter.requires_grad}
     layers = four_bit_layers(model).values()
     states = [layer.weight.quant_state for layer in layers]
-    for rule, style in groups(model).items():
-        spelled = re.compile(re.escape(rule).replace(r"\*", r"\d+"))
+    for rule, style in fsdp_groups(model).items():
+        pattern = re.compile(re.escape(rule).replace(r"\*", r"\d+"))
         for name, module in model.named_modules():
-            if spelled.fullmatch(name):
+            if pattern.fullmatch(name):
                 fully_shard(
-                    module, mesh=mesh, reshard_after_forward=style == FREED, offload_policy=policy, ignored_params=trained
+                    module, mesh=mesh, reshard_after_forward=style == RESHARDED, offload_policy=policy, ignored_params=trained
                 )
     fully_shard(model, mesh=mesh, offload_policy=policy, ignored_params=trained)
     for layer, state in zip(layers, states, strict=True):
-        # A shard has no note of how it is scaled: the layer's own is what bitsandbytes looks at next, and the weight's what it saves.
+        # A shard lacks the attribute with its scales: bitsandbytes reads the layer's one next, and saves the weight's one.
         layer.quant_state = state
         layer.weight.quant_state = state
 
 
-def is_undivided(model: nn.Module) -> bool:
-    """Whether `model` is quantized and waits for `divide_quantized`."""
+def awaits_sharding(model: nn.Module) -> bool:
+    """Return whether `model` is quantized and not yet sharded by `shard_quantized`."""
     return bool(four_bit_layers(model)) and not any(hasattr(parameter, "device_mesh") for parameter in model.parameters())

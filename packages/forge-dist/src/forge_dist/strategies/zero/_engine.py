@@ -1,72 +1,67 @@
-"""DeepSpeed, found, imported without its chatter and without its compiler, and told what we want of it."""
+"""Import DeepSpeed without its log messages and its compiler, and configure it."""
 
 import contextlib
 import importlib
-import importlib.util
 import os
 import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from forge_dist._errors import StrategyError
 from forge_dist._settings import StrategySettings
-from forge_dist._third_party_logs import hush_imports
+from forge_dist._third_party_logs import quiet_imports
 
 if TYPE_CHECKING:
     from forge_dist.ranks._ranks import Ranks
 
-# Elements that are communicated in one go; DeepSpeed's own half a billion would be a buffer of 2 GB before the first gradient.
+# Elements that are communicated at once; DeepSpeed's own half a billion would be a buffer of 2 GB before the first gradient.
 _BUCKET = 50_000_000
-# Elements that stay whole between a layer's forward and its backward; DeepSpeed's own number, which a small model never reaches.
+# Elements that stay whole between a layer's forward and its backward; DeepSpeed's own number, which a small model never
+# reaches.
 _LIVE = 1_000_000_000
 
 
-def require_deepspeed(name: str) -> None:
-    """Look for what strategy `name` needs, without importing it.
-
-    Raises:
-        StrategyError: it is not installed; names the command that installs it.
-    """
-    # transformers reads a model in ZeRO-3's way only where accelerate is there too.
-    needed = ("deepspeed", "accelerate") if name == "zero3" else ("deepspeed",)
-    missing = [package for package in needed if importlib.util.find_spec(package) is None]
-    if missing:
-        raise StrategyError(
-            f"strategy={name} needs {' and '.join(missing)}: `pip install 'forge-dist[deepspeed]'`, or use strategy=fsdp2"
-        )
-
-
 def prepare_import(ranks: "Ranks", device: torch.device) -> None:
-    """Say what DeepSpeed takes from the environment at its import, and keep it from printing; peft and accelerate import it too."""
-    os.environ.setdefault("LOCAL_RANK", str(ranks.local_rank))
+    """Set the variables that DeepSpeed reads at its import, and silence it.
+
+    peft and accelerate import it too.
+    """
+    if "LOCAL_RANK" not in os.environ:
+        # One process that no launcher started. The next run of the same process would take it for half a launcher's
+        # environment.
+        os.environ["LOCAL_RANK"] = str(ranks.local_rank)
+        ranks.at_exit.callback(os.environ.pop, "LOCAL_RANK", None)
     os.environ.setdefault("DS_ACCELERATOR", device.type)
-    hush_imports()
+    quiet_imports()
 
 
 def import_deepspeed() -> Any:
-    """The module `deepspeed`, kept from compiling."""
-    # Torch's new names for collectives that DeepSpeed calls by the old ones.
+    """Import `deepspeed` without compiling its kernels."""
+    # DeepSpeed calls torch's collectives by older names.
     warnings.filterwarnings("ignore", message=r"`torch\.distributed\.\w+` is deprecated", category=FutureWarning)
     deepspeed = importlib.import_module("deepspeed")
-    # Otherwise the first run on a machine's CPU compiles a kernel for inference for a minute or two (or fails without a compiler), to
-    # sum small tensors through shared memory, which training never does. Nothing else reads this table.
+    # Otherwise the first run on a machine's CPU compiles a kernel for inference for a minute or two (or fails without a
+    # compiler), which sums small tensors through shared memory; training never does. Nothing else reads this table.
     deepspeed.ops.__compatible_ops__ = {}
     _import_without_compiler("deepspeed.runtime.zero.muon.muon_optimizer")
     if not torch.distributed.is_initialized():
-        # A world of one has no process group of its own, and DeepSpeed works in none.
+        # One rank has no process group, which DeepSpeed needs.
         torch.distributed.init_process_group(store=torch.distributed.HashStore(), rank=0, world_size=1)
     return deepspeed
 
 
 def _import_without_compiler(module: str) -> None:
-    """DeepSpeed imports its Muon to see that our optimizer is not that one; decorators there load torch's whole compiler, for seconds."""
+    """Import `module` with `torch.compile` replaced.
 
-    def as_it_is(function: Any = None, **_options: Any) -> Any:
-        return function if function is not None else as_it_is
+    DeepSpeed imports its Muon to check that our optimizer is not that one; decorators there would load torch's whole compiler,
+    for seconds.
+    """
+
+    def unchanged(function: Any = None, **_options: Any) -> Any:
+        return function if function is not None else unchanged
 
     compile_ = torch.compile
-    torch.compile = as_it_is  # pyrefly: ignore[bad-assignment]  decorators are all that calls it in between
+    torch.compile = unchanged  # pyrefly: ignore[bad-assignment]  decorators are all that calls it in between
     try:
         with contextlib.suppress(ImportError):
             importlib.import_module(module)
@@ -77,9 +72,13 @@ def _import_without_compiler(module: str) -> None:
 def engine_config(
     settings: StrategySettings, stage: int, *, elements: int = _LIVE, dtype: torch.dtype = torch.float32
 ) -> dict[str, Any]:
-    """DeepSpeed's configuration: the optimizer ours, steps and clipping counted by us.
+    """Return DeepSpeed's configuration; it manages neither optimizer, accumulation nor clipping.
 
-    `elements`: of the model, so that buffers stay a small part of it. `dtype`: of the weights that are read.
+    Args:
+        settings: the strategy's.
+        stage: 1, 2 or 3.
+        elements: number of elements of the model, so that buffers stay a small part of it.
+        dtype: of the weights that are read.
     """
     bucket = max(1_000_000, min(_BUCKET, elements // 8))
     zero: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""A model path → a model whose weights lie in partitions over the ranks from the moment each is read (ZeRO stage 3)."""
+"""Load a model whose weights are partitioned over the ranks as each is read (ZeRO stage 3)."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,11 +8,11 @@ import torch
 from torch import nn
 
 from forge_dist._errors import ModelError
-from forge_dist._third_party_logs import quiet
-from forge_dist.loading._attention import AttentionFunction
-from forge_dist.loading._load import _LOADING, check_report, read_model
-from forge_dist.loading._model_path import Task, check_model_path, expanded, is_hub_name
-from forge_dist.loading._task import Share, auto_class, reward_config, settle_head
+from forge_dist._third_party_logs import quiet_transformers
+from forge_dist.loading._load import LOADING_ERRORS, check_report, read_model
+from forge_dist.loading._model_path import Task, check_model_path, expand_user, is_hub_name
+from forge_dist.loading._request import LoadRequest
+from forge_dist.loading._task import Broadcast, auto_class, init_reward_head, reward_config
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -21,17 +21,9 @@ if TYPE_CHECKING:
 
 
 def load_partitioned(
-    model_path: str,
-    ranks: "Ranks",
-    config: dict[str, Any],
-    *,
-    dtype: torch.dtype,
-    attention: str | None,
-    attention_function: AttentionFunction | None,
-    task: Task,
-    share: Share,
+    request: LoadRequest, ranks: "Ranks", config: dict[str, Any], *, device: torch.device, broadcast: Broadcast
 ) -> "PreTrainedModel":
-    """`load_model` for ZeRO-3: rank 0 reads each tensor from the memory-mapped files, and every rank keeps its part of it.
+    """Load a model for ZeRO-3: rank 0 reads each tensor, and every rank keeps its part of it.
 
     Raises:
         ModelError: as `load_model`, on every rank.
@@ -39,23 +31,20 @@ def load_partitioned(
     from transformers.integrations import HfDeepSpeedConfig
     from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
-    _check_on_first(model_path, ranks, dtype=dtype, task=task)
-    # transformers keeps a weak reference: it asks this object while it builds and reads the model, and nobody does afterwards.
+    _check_on_first(request.model_path, ranks, dtype=request.dtype, task=request.task)
+    # transformers keeps a weak reference: it reads this object while it builds and reads the model, and not afterwards.
     switch = HfDeepSpeedConfig(config)
     try:
-        model = read_model(
-            model_path, dtype=dtype, attention=attention, attention_function=attention_function, task=task, share=share
-        )
+        return read_model(request, device, broadcast=broadcast)
     finally:
         unset_hf_deepspeed_config()
         del switch
-    return model
 
 
 def _check_on_first(model_path: str, ranks: "Ranks", *, dtype: torch.dtype, task: Task) -> None:
     """Raise ModelError on all ranks unless files and architecture agree.
 
-    In ZeRO-3's way transformers reports neither weights that are left over nor, on ranks other than 0, those of another shape.
+    Under ZeRO-3 transformers reports neither unexpected weights nor, on ranks other than 0, those of another shape.
     """
     message = None
     if ranks.is_first:
@@ -71,13 +60,13 @@ def _check_on_first(model_path: str, ranks: "Ranks", *, dtype: torch.dtype, task
 def _check(model_path: str, dtype: torch.dtype, task: Task) -> None:
     check_model_path(model_path, task=task)
     try:
-        with quiet(bars=is_hub_name(model_path)), torch.random.fork_rng(devices=[]):
-            given = {"config": reward_config(expanded(model_path))} if task == "reward" else {}
+        with quiet_transformers(bars=is_hub_name(model_path)), torch.random.fork_rng(devices=[]):
+            given = {"config": reward_config(expand_user(model_path))} if task == "reward" else {}
             model, report = auto_class(task).from_pretrained(
-                expanded(model_path),
+                expand_user(model_path),
                 dtype=dtype,
                 device_map="meta",
-                attn_implementation="eager",  # whatever kernel the directory names is not to be fetched for this
+                attn_implementation="eager",  # a kernel that the directory names is not downloaded for this check
                 use_safetensors=True,
                 trust_remote_code=False,
                 ignore_mismatched_sizes=True,
@@ -85,15 +74,15 @@ def _check(model_path: str, dtype: torch.dtype, task: Task) -> None:
                 **given,
             )
             if task == "reward":
-                settle_head(model, given["config"], report, model_path, lambda drawn: drawn)
-    except _LOADING as error:
+                init_reward_head(model, given["config"], report, model_path, lambda drawn: drawn)
+    except LOADING_ERRORS as error:
         raise ModelError(f"model_path {model_path} cannot be loaded: {error}") from error
     check_report(report, model_path)
 
 
 @contextmanager
 def with_whole_shapes(model: nn.Module) -> Iterator[None]:
-    """Show each partitioned parameter in the shape of the whole one, without its data.
+    """Give each partitioned parameter the shape of the whole one meanwhile, without its data.
 
     Which parameters decay follows from their number of dimensions, and a partitioned one has none of its own.
     """

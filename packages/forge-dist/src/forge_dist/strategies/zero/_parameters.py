@@ -1,6 +1,6 @@
-"""ZeRO-3's models outside DeepSpeed's engine, whose forwards and copies must put partitioned weights together themselves.
+"""Gather ZeRO-3's partitioned parameters for forwards and copies outside DeepSpeed's engine.
 
-Elsewhere ZeRO-3 is `_zero`'s: this is for the second copy of a model that an export is checked with, which is never trained, and for frozen models.
+For models that are not trained: frozen ones, and the second copy that an export is checked with.
 """
 
 from collections.abc import Iterator, Sequence
@@ -10,19 +10,16 @@ from typing import Any
 import torch
 from torch.utils.hooks import RemovableHandle
 
-
-def is_partitioned(parameter: torch.Tensor) -> bool:
-    """Whether the parameter's data lies in partitions over the ranks, as DeepSpeed notes on it."""
-    return hasattr(parameter, "ds_id")
+from forge_dist.loading._unwrap import is_partitioned
 
 
 @contextmanager
 def computing(model: torch.nn.Module) -> Iterator[None]:
-    """Let `model` be called, by all ranks together: each module's own weights are whole while it computes. Without gradients.
+    """Gather each module's own weights while it computes, within the block.
 
-    Nothing happens to a model that is not partitioned.
+    Forwards are collective and without gradients. A model that is not partitioned is left as it is.
     """
-    hooks = gathers_itself(model)
+    hooks = gather_on_forward(model)
     try:
         yield
     finally:
@@ -30,8 +27,8 @@ def computing(model: torch.nn.Module) -> Iterator[None]:
             hook.remove()
 
 
-def gathers_itself(model: torch.nn.Module) -> list[RemovableHandle]:
-    """Let `model` be called so from now on, or until the hooks that are returned are removed."""
+def gather_on_forward(model: torch.nn.Module) -> list[RemovableHandle]:
+    """Register hooks that gather each module's own weights while it computes; return them."""
     hooks: list[RemovableHandle] = []
     for module in model.modules():
         own = [parameter for parameter in module.parameters(recurse=False) if is_partitioned(parameter)]
@@ -62,13 +59,16 @@ class _Gathering:
 
 
 @contextmanager
-def whole_beside(model: torch.nn.Module, name: str, modules: Sequence[str]) -> Iterator[None]:
-    """Those of `modules` that lie within the module of the tensor `name` are whole meanwhile; collective where they are partitioned."""
-    home = name.rpartition(".")[0]
+def gathered_submodules(model: torch.nn.Module, name: str, modules: Sequence[str]) -> Iterator[None]:
+    """Gather those of `modules` that lie within the module of the tensor `name`.
+
+    Collective where they are partitioned.
+    """
+    parent = name.rpartition(".")[0]
     own = [
         parameter
         for module in modules
-        if module.startswith(f"{home}.")
+        if module.startswith(f"{parent}.")
         for parameter in model.get_submodule(module).parameters()
         if is_partitioned(parameter)
     ]
@@ -82,7 +82,7 @@ def whole_beside(model: torch.nn.Module, name: str, modules: Sequence[str]) -> I
 
 
 def copy_partitioned(source: torch.nn.Parameter, target: torch.nn.Parameter) -> None:
-    """Put the values of one partitioned parameter into another; collective."""
+    """Copy the values of one partitioned parameter into another; collective."""
     import deepspeed
 
     with (
@@ -94,7 +94,7 @@ def copy_partitioned(source: torch.nn.Parameter, target: torch.nn.Parameter) -> 
 
 
 def fill_partitioned(target: torch.nn.Parameter, whole: torch.Tensor | None) -> None:
-    """Put a whole tensor, which rank 0 has, into a partitioned parameter; collective."""
+    """Copy a whole tensor, which rank 0 has, into a partitioned parameter; collective."""
     import deepspeed
 
     with torch.no_grad(), deepspeed.zero.GatheredParameters([target], modifier_rank=0):

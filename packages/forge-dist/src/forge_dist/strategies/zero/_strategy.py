@@ -1,11 +1,12 @@
-"""DeepSpeed's ZeRO: the optimizer's state (stage 1), gradients (2) and weights (3) divided over the ranks, behind our protocol.
+"""Strategies zero1, zero2 and zero3: optimizer state, gradients and weights divided.
 
-DeepSpeed owns partitions and communication; the optimizer stays torch's, made by the caller, and moves the flat float32 partition of this
-rank. Clipping and the dropping of a step act right before it moves, through torch's own hooks. DeepSpeed divides sums by the number of
-ranks, so losses are multiplied by it. Its checkpoints (pickles, bound to a world size) are not used: see `_zero_state`.
+DeepSpeed owns partitions and communication; the optimizer stays torch's, made by the caller, and moves the flat float32
+partition of this rank. Clipping and the dropping of a step act right before it moves, through torch's own hooks. DeepSpeed
+divides sums by the number of data shards, so losses are multiplied by it. Its checkpoints (pickles, bound to a world size) are
+not used: see `_state`.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -14,40 +15,27 @@ from torch import nn
 
 from forge_dist._errors import StrategyError
 from forge_dist._settings import StrategySettings
-from forge_dist.loading._attention import AttentionFunction
-from forge_dist.loading._model_path import Task
+from forge_dist.loading._request import LoadRequest
 from forge_dist.strategies._optimizer_support import check_flat
+from forge_dist.strategies._parallel_dims import ParallelDims
 from forge_dist.strategies._strategy import MakeOptimizer, StoredState, Strategy
 from forge_dist.strategies._wrappers import checkpoint_activations
-from forge_dist.strategies.zero._engine import engine_config, import_deepspeed, prepare_import, require_deepspeed
+from forge_dist.strategies.zero._engine import engine_config, import_deepspeed, prepare_import
 from forge_dist.strategies.zero._load import load_partitioned, with_whole_shapes
-from forge_dist.strategies.zero._parameters import computing, gathers_itself
+from forge_dist.strategies.zero._parameters import computing, gather_on_forward
 from forge_dist.strategies.zero._state import ZeroState, whole_tensors
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-    from transformers.utils.quantization_config import QuantizationConfigMixin
 
     from forge_dist.ranks._ranks import Ranks
 
 
-def make_zero(settings: StrategySettings, ranks: "Ranks", *, device: torch.device, name: str, reason: str) -> "ZeroStrategy":
-    """The strategy `name`: zero1, zero2 or zero3.
-
-    Raises:
-        StrategyError: DeepSpeed is not installed, or `cpu_offload` has nothing to act on.
-    """
-    require_deepspeed(name)
-    if settings.cpu_offload and device.type == "cpu":
-        raise StrategyError(
-            f"cpu_offload has no effect with strategy={name} on the cpu, where the weights are already: leave it out"
-        )
-    prepare_import(ranks, device)
-    return ZeroStrategy(settings, ranks, device=device, name=name, reason=reason)
-
-
 class ZeroModel(nn.Module):
-    """What is called in place of the model: DeepSpeed's engine, which alone would forget whether it trains and drop autocast."""
+    """Wrapper of DeepSpeed's engine that keeps the training mode and autocast.
+
+    The engine alone would drop both.
+    """
 
     def __init__(self, engine: Any) -> None:
         super().__init__()
@@ -60,7 +48,7 @@ class ZeroModel(nn.Module):
         self.module.register_forward_hook(self._leave, always_call=True)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the model."""
+        """Run the model, under the autocast of the caller."""
         kind = next(self.module.parameters()).device.type
         # The engine turns autocast off around the model unless its own is configured, which would communicate in bfloat16.
         enabled, dtype = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
@@ -79,55 +67,47 @@ class ZeroModel(nn.Module):
 class ZeroStrategy(Strategy):
     """One of ZeRO's stages. Trains float32 weights: bfloat16 comes with autocast.
 
-    The engine knows its model, its optimizer and its parameters: the protocol's arguments that name them are not looked at.
+    The engine holds its model, its optimizer and its parameters: the protocol's arguments that name them are ignored.
     """
 
-    def __init__(self, settings: StrategySettings, ranks: "Ranks", *, device: torch.device, name: str, reason: str) -> None:
-        self.settings = settings
-        self.ranks = ranks
-        self.device = device
-        self.name = name
-        self.reason = reason
-        self.stage = int(name.removeprefix("zero"))
+    def __init__(
+        self, settings: StrategySettings, ranks: "Ranks", *, device: torch.device, name: str, reason: str, adapter: bool
+    ) -> None:
+        super().__init__(settings, ranks, device=device, name=name, reason=reason, adapter=adapter)
+        if settings.cpu_offload and device.type == "cpu":
+            raise StrategyError(
+                f"cpu_offload has no effect with strategy={name} on the cpu, where the weights are already: leave it out"
+            )
+        prepare_import(ranks, device)
+        self.stage: int = int(name.removeprefix("zero"))
+        """Stage: 1, 2 or 3."""
+        self.divides = self.stage == 3
         self._engine: Any = None
         self._state: ZeroState | None = None
         self._trained: list[nn.Parameter] = []
         self._factor = 1.0
         self._pending = self._dropping = False
-        self._put_aside: list[tuple[nn.Parameter, torch.Tensor | None]] = []
+        self._set_aside: list[tuple[nn.Parameter, torch.Tensor | None]] = []
 
-    def load(
-        self,
-        model_path: str,
-        *,
-        dtype: torch.dtype,
-        attention: str | None = "sdpa",
-        attention_function: AttentionFunction | None = None,
-        task: Task = "causal",
-        quantization: "QuantizationConfigMixin | None" = None,
-    ) -> "PreTrainedModel":
-        if quantization is not None:
+    @property
+    def dims(self) -> ParallelDims:
+        return ParallelDims(dp_shard=self.world_size)
+
+    def read(self, request: LoadRequest) -> "PreTrainedModel":
+        if request.quantization is not None:
             raise StrategyError(
-                f"strategy={self.name} divides weights that are numbers, and those of a quantized base are not: use strategy=ddp or fsdp2"
+                f"strategy={self.name} divides weights that are numbers, and those of a quantized base are not: use "
+                "strategy=ddp or fsdp2"
             )
         if self.stage < 3:
-            return super().load(model_path, dtype=dtype, attention=attention, attention_function=attention_function, task=task)
+            return super().read(request)
         import_deepspeed()
-        config = engine_config(self.settings, self.stage, dtype=dtype)
-        return load_partitioned(
-            model_path,
-            self.ranks,
-            config,
-            dtype=dtype,
-            attention=attention,
-            attention_function=attention_function,
-            task=task,
-            share=self._of_first,
-        )
+        config = engine_config(self.settings, self.stage, dtype=request.dtype)
+        return load_partitioned(request, self.ranks, config, device=self.device, broadcast=self.broadcast)
 
-    def load_frozen(self, model_path: str, **how: Any) -> "PreTrainedModel":
-        model = super().load_frozen(model_path, **how)
-        gathers_itself(model)
+    def read_frozen(self, request: LoadRequest) -> "PreTrainedModel":
+        model = super().read_frozen(request)
+        gather_on_forward(model)
         return model
 
     def computing(self, model: nn.Module) -> AbstractContextManager[None]:
@@ -151,8 +131,8 @@ class ZeroStrategy(Strategy):
         elements = sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in model.parameters())
         config = engine_config(self.settings, self.stage, elements=elements)
         self._engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
-        optimizer.register_step_pre_hook(self._before_move)
-        optimizer.register_step_post_hook(self._after_move)
+        optimizer.register_step_pre_hook(self._before_step)
+        optimizer.register_step_post_hook(self._after_step)
         self._state = ZeroState(self._engine, self.stage, groups, optimizer, self.ranks)
         return ZeroModel(self._engine), optimizer
 
@@ -181,13 +161,16 @@ class ZeroStrategy(Strategy):
 
     def backward(self, loss: torch.Tensor) -> None:
         self._pending = True
-        self._engine.backward(loss * self.world_size)
+        self._engine.backward(loss * self.data_parallel_size)
 
     def grad_norm(self, parameters: Iterable[nn.Parameter]) -> torch.Tensor:  # noqa: ARG002
-        """Of all trained parameters: those of the optimizer are flat partitions, which hold no gradients between calls."""
+        """Return the norm over all trained parameters, whatever `parameters` are.
+
+        Those of the optimizer are flat partitions, which hold no gradients between calls.
+        """
         if self.stage < 3:
             norm = torch.as_tensor(self._engine.optimizer.scaled_global_norm(), dtype=torch.float32, device=self.device)
-            # DeepSpeed's word for NaN and infinity is -1.
+            # DeepSpeed returns -1 for NaN and infinity.
             return torch.where(norm < 0, torch.full_like(norm, torch.nan), norm)
         from deepspeed.utils import safe_get_local_grad
 
@@ -197,14 +180,14 @@ class ZeroStrategy(Strategy):
         return squares.sqrt()
 
     def scale_grads(self, parameters: Iterable[nn.Parameter], factor: float) -> None:  # noqa: ARG002
-        """Takes effect in `step`, where the gradients lie together."""
+        """Note the factor; `step` applies it, where the gradients are together."""
         self._factor *= factor
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:  # noqa: ARG002
-        """Move the parameters.
+        """Make the optimizer's step.
 
         Raises:
-            StrategyError: a gradient is NaN or infinite (`grad_norm` was not asked, or not believed); nothing has moved.
+            StrategyError: a gradient is NaN or infinite, which `grad_norm` shows before; no parameter has moved.
         """
         self._engine.step()
         self._pending, self._factor = False, 1.0
@@ -216,7 +199,7 @@ class ZeroStrategy(Strategy):
     def zero_grad(self, optimizer: torch.optim.Optimizer) -> None:  # noqa: ARG002
         self._factor = 1.0
         if self._pending:
-            # Gradients that no step used. Only a step clears all the places where DeepSpeed keeps them; this one moves nothing.
+            # Gradients that no step used. Only a step clears all buffers where DeepSpeed keeps them; this one moves nothing.
             self._dropping = True
             try:
                 self._engine.set_gradient_accumulation_boundary(True)
@@ -225,11 +208,11 @@ class ZeroStrategy(Strategy):
                 self._pending = self._dropping = False
         self._engine.optimizer.zero_grad(set_to_none=True)
 
-    def _before_move(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+    def _before_step(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
         partitions = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         if self._dropping:
-            # Torch's optimizers leave alone what has no gradient: weights, moments and counts.
-            self._put_aside = [(p, p.grad) for p in partitions]
+            # Torch's optimizers skip a parameter without a gradient: weight, moments and step counter.
+            self._set_aside = [(p, p.grad) for p in partitions]
             for partition in partitions:
                 partition.grad = None
         elif self._factor != 1.0:
@@ -237,10 +220,10 @@ class ZeroStrategy(Strategy):
                 assert partition.grad is not None
                 partition.grad.mul_(self._factor)
 
-    def _after_move(self, _optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
-        for partition, grad in self._put_aside:
+    def _after_step(self, _optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+        for partition, grad in self._set_aside:
             partition.grad = grad
-        self._put_aside = []
+        self._set_aside = []
 
     def state(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:  # noqa: ARG002
         assert self._state is not None
@@ -250,5 +233,5 @@ class ZeroStrategy(Strategy):
         assert self._state is not None
         self._state.load(checkpoint)
 
-    def whole(self, model: nn.Module) -> Iterator[tuple[str, torch.Tensor | None]]:
-        return whole_tensors(model, is_first=self.ranks.is_first)
+    def whole(self, model: nn.Module, names: Collection[str] | None = None) -> Iterator[tuple[str, torch.Tensor | None]]:
+        return whole_tensors(model, names, is_first=self.ranks.is_first)

@@ -1,0 +1,81 @@
+"""Files of an export beside the weights: configurations, tokenizer, permissions."""
+
+import copy
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from forge_dist.loading._task import is_reward
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+def write_configs(model: "PreTrainedModel", folder: Path, dtype: torch.dtype | None) -> Path:
+    """Write config.json (whose path is returned) and generation_config.json.
+
+    `dtype` is that of the export; None: as in memory.
+    """
+    config = copy.deepcopy(model.config)
+    # As save_pretrained sets them; fully_shard has made a class of its own, named after the model's.
+    config.dtype = str(model.dtype).removeprefix("torch.")
+    config.architectures = [type(model).__name__.removeprefix("FSDP")]
+    config.save_pretrained(folder)
+    generation = getattr(model, "generation_config", None)
+    if model.can_generate() and generation is not None:
+        generation = copy.deepcopy(generation)
+        if getattr(generation, "use_cache", None) is False:
+            generation.use_cache = True
+        # Not save_pretrained, which refuses what loading merely warns about (a temperature without do_sample): a finished
+        # training must not be lost over that.
+        generation.to_json_file(folder / "generation_config.json")
+    _clean_config(folder / "config.json", dtype)
+    return folder / "config.json"
+
+
+def _clean_config(file: Path, dtype: torch.dtype | None) -> None:
+    config = json.loads(file.read_text(encoding="utf-8"))
+    config = {key: value for key, value in config.items() if not key.endswith("name_or_path")}
+    if config.get("use_cache") is False:
+        config["use_cache"] = True
+    if dtype is not None:
+        config["dtype"] = str(dtype).removeprefix("torch.")
+    rope = config.get("rope_parameters")
+    # Readers older than transformers 5 (mlx-lm among them) look for rope_theta at the top level only, and silently take 10000
+    # where it is not: a model that answers wrongly.
+    if isinstance(rope, dict) and isinstance(rope.get("rope_theta"), int | float):
+        config.setdefault("rope_theta", rope["rope_theta"])
+    file.write_text(json.dumps(config, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def write_tokenizer(tokenizer: "PreTrainedTokenizerBase", folder: Path, model: "PreTrainedModel") -> None:
+    """Write the tokenizer's files.
+
+    Beside a reward `model` it pads with the token by which the model finds the end of a row, whatever it pads with in memory.
+
+    Raises:
+        OSError: for whatever the tokenizers library raises; on a full disk that is a bare Exception.
+    """
+    pad = model.config.get_text_config().pad_token_id if is_reward(model) else None
+    try:
+        if pad is not None and tokenizer.pad_token_id != pad:
+            tokenizer = copy.deepcopy(tokenizer)
+            tokenizer.pad_token = tokenizer.convert_ids_to_tokens(pad)
+        tokenizer.save_pretrained(folder)
+    except OSError:
+        raise
+    except Exception as error:
+        raise OSError(f"the tokenizer cannot be saved: {error}") from error
+
+
+def set_permissions(folder: Path, reference: Path) -> None:
+    """Give every file the mode of `reference`, which the umask decided.
+
+    Files that safetensors writes are readable by their owner alone.
+    """
+    mode = reference.stat().st_mode & 0o777
+    for file in folder.rglob("*"):
+        if file.is_file():
+            file.chmod(mode)

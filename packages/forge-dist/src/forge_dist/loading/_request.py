@@ -1,0 +1,35 @@
+"""Arguments of `load_model` and `Strategy.load` as one object."""
+
+from typing import TYPE_CHECKING
+
+import attrs
+import torch
+
+from forge_dist.loading._attention import AttentionFunction
+from forge_dist.loading._model_path import Task
+
+if TYPE_CHECKING:
+    from transformers.utils.quantization_config import QuantizationConfigMixin
+
+
+@attrs.frozen(kw_only=True)
+class LoadRequest:
+    """Model to load, and how; what a strategy's `read` is given."""
+
+    model_path: str
+    """Directory, or name on the hub (org/name)."""
+
+    dtype: torch.dtype
+    """Dtype of the floats."""
+
+    attention: str | None = "sdpa"
+    """transformers' name of an attention, or the name of `attention_function`; None: transformers' own choice."""
+
+    attention_function: AttentionFunction | None = None
+    """Attention of the caller's own, registered under the name `attention`."""
+
+    task: Task = "causal"
+    """causal: a language model; reward: a model of one label."""
+
+    quantization: "QuantizationConfigMixin | None" = None
+    """transformers' configuration of a base in fewer bits, such as BitsAndBytesConfig."""
