@@ -1,4 +1,4 @@
-"""Runs of `forge.sft` in processes of their own, which can be killed at a chosen moment and started again.
+"""Runs of `forge.sft` in processes of their own that receive a signal at a chosen moment.
 
 Module-level functions, so that `run_on_ranks` can call them in a forked process.
 """
@@ -48,7 +48,7 @@ def sft(settings: dict[str, Any]) -> dict[str, Any]:
     return {"steps": result.steps, "samples": result.samples, "loss": result.loss, "model_dir": str(result.model_dir)}
 
 
-def sft_struck(
+def sft_with_signal(
     settings: dict[str, Any], moment: str, count: int, when: str | float, number: int = signal.SIGKILL
 ) -> dict[str, Any]:
     """Run `forge.sft`, and send this process a signal around the `count`-th call (from 1) of what `moment` names.
@@ -90,8 +90,8 @@ def metrics(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
-def timeless(run: Path) -> list[dict[str, Any]]:
-    """The same without what depends on the clock and the machine."""
+def untimed(run: Path) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl without what depends on the clock and the machine."""
     return [
         {name: value for name, value in line.items() if name not in ("tokens_per_second", "memory")} for line in metrics(run)
     ]

@@ -1,4 +1,4 @@
-"""The benchmarks run, at toy size, and print what their README says; the formulas behind their figures are right. No timing is judged."""
+"""The benchmarks run at toy size and print what their README says; their formulas are right. No timing is tested."""
 
 import importlib
 import importlib.util
@@ -46,14 +46,14 @@ def benchmark_modules(monkeypatch):
 
 
 def test_imports():
-    """imports.py times the door, a leaf and the help page."""
+    """imports.py times `import forge`, a leaf package and the help page."""
     figures = run_toy("imports.py")
     assert figures["help_seconds"] > figures["bare_seconds"] > 0
     assert figures["budgets"] == {"import_forge_over_bare_seconds": 0.1, "help_seconds": 0.5}
 
 
 def test_loop_overhead():
-    """loop_overhead.py drives two loops that train the same: after five steps with a schedule and clipping their losses are one."""
+    """loop_overhead.py drives two loops that train the same: their losses after five steps are equal."""
     figures = run_toy("loop_overhead.py")
     assert figures["final_loss"]["forge"] == pytest.approx(figures["final_loss"]["bare"], rel=1e-5)
     assert {side["tokens_per_second"] > 0 for side in figures["sides"].values()} == {True}
@@ -108,7 +108,7 @@ def test_head_alone():
 
 
 def test_osft_cost():
-    """osft_cost.py steps every side that is installed from the same layer, and tells what each keeps."""
+    """osft_cost.py steps every installed side from the same layer, and reports what each keeps."""
     figures = run_toy("osft_cost.py")
     sides = {"dense", "lora", "peft_osf", "direct", "factors", "paper"}
     if importlib.util.find_spec("mini_trainer") is None:
@@ -178,7 +178,7 @@ def test_shared_prompts():
 
 
 def test_online_learning():
-    """online_learning.py trains with every method, and says what each run learned."""
+    """online_learning.py trains with every method, and reports what each run learned."""
     figures = run_toy("online_learning.py")
     assert [run["method"] for run in figures["runs"]] == ["ppo", "grpo", "rloo"]
     assert all({"seed", "before", "after", "seconds"} <= set(run) for run in figures["runs"])
@@ -263,8 +263,8 @@ def test_rows_hold_each_chat_once_and_are_full(benchmark_modules, tmp_path):
 def test_flops_agree_with_torchs_counter(benchmark_modules, adapter, tmp_path):
     """The formula is what torch counts in a forward and a backward, once half of the attention is masked away.
 
-    Torch counts attention densely, so the causal half is added to the formula. For LoRA it also sees that nothing before the first adapter
-    needs a gradient, which the formula ignores: hence eight layers, and 5 %.
+    Torch counts attention densely, so the causal half is added to the formula. For LoRA it also skips gradients before the
+    first adapter, which the formula ignores: hence eight layers, and 5 %.
     """
     import torch
     from torch.utils.flop_counter import FlopCounterMode

@@ -117,7 +117,7 @@ def test_a_group_is_scored_as_its_completions_alone(directory, alone, name: str,
 
 @pytest.mark.parametrize("name", MODELS)
 def test_completions_of_a_prompt_do_not_see_each_other(directory, name: str) -> None:
-    """Other tokens in one completion, of another number too, leave the log-probabilities of all others as they were, to the bit."""
+    """Other tokens, or more, in one completion leave the log-probabilities of all others unchanged."""
     model = load(directory(name), "documents")
     assert forge_algos.shares_prompts(model, device=CPU.device.value)[0]
     with torch.no_grad():
@@ -136,7 +136,7 @@ def test_completions_of_a_prompt_do_not_see_each_other(directory, name: str) -> 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_attention_without_shared_prompts_says_so(directory, attention: str) -> None:
-    """transformers' own attention does not know kv_rows; it says no, and a row that shares prompts is refused, not miscomputed."""
+    """transformers' own attention reports that it cannot share prompts; such a row is refused, not miscomputed."""
     model = load(directory("llama-tied"), attention)
     can, why = forge_algos.shares_prompts(model, device=CPU.device.value)
     assert not can
@@ -150,9 +150,9 @@ REFUSED = {"llama4: chunked attention", "falcon: a mask made without positions"}
 """Those that forge_dist does not load with an attention of ours; its own tests say so."""
 
 
-@pytest.mark.parametrize("name", [*tiny.CONFIGS, *sorted(tiny.STRANGERS.keys() - REFUSED)])
+@pytest.mark.parametrize("name", [*tiny.CONFIGS, *sorted(tiny.OTHER_CONFIGS.keys() - REFUSED)])
 def test_a_model_that_says_yes_is_right(tmp_path: Path, name: str) -> None:
-    """Whatever a model's inside: if it says that it shares prompts, its log-probabilities are right."""
+    """Whatever the architecture: a model that reports shared prompts computes them correctly."""
     directory = tiny.save(name, tmp_path)
     model = load(directory, "documents")
     can, why = forge_algos.shares_prompts(model, device=CPU.device.value)

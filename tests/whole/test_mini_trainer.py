@@ -1,4 +1,4 @@
-"""examples/mini_trainer: a trainer from two rooms, run as a reader would run it."""
+"""examples/mini_trainer: a trainer from two packages, run as a reader would run it."""
 
 from __future__ import annotations
 
@@ -140,8 +140,8 @@ def test_missing_and_existing_paths_are_named(model: Path, tmp_path: Path) -> No
         assert named in done.stderr
 
 
-def test_it_is_short_and_needs_two_rooms() -> None:
-    """About 150 lines, and of forge only the two rooms that it is about."""
+def test_it_is_short_and_needs_two_packages() -> None:
+    """About 150 lines, and of forge only the two packages that it is about."""
     text = SCRIPT.read_text()
     assert len(text.splitlines()) <= 170
     assert set(re.findall(r"\bimport (forge\w*)|from (forge\w*)", text)) == {("forge_algos", ""), ("forge_packing", "")}

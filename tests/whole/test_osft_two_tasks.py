@@ -67,7 +67,7 @@ def test_measuring_is_what_generating_says(example: ModuleType, model_dir: Path)
 def test_the_page_runs(
     example: ModuleType, model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """From a model to a table of four; both second runs begin at the first one's directory, and can be inspected."""
+    """The script prints its table; both second runs start from the first one's directory and can be inspected."""
     from forge.reports._osft import inspect
 
     monkeypatch.setattr(example, "HELD_OUT", 4)

@@ -1,4 +1,4 @@
-"""Leaves agree by shape alone: what one room hands out, the next one takes, and both count the same."""
+"""Leaf packages agree by shape alone: one takes what the other returns, and both count the same."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def as_sample(example: Any) -> reference.Sample:
 
 @pytest.mark.parametrize("attention", ["documents", "sdpa"])
 def test_the_whole_chain_equals_the_reference(store: forge_data.TokenStore, model_dir: Path, attention: str) -> None:
-    """Conversations through store, plan, collate, loading and loop: each step's loss and gradients as the reference has them."""
+    """Conversations through store, plan, collate and loop: each step's loss and gradients are the reference's."""
     chosen = forge_packing.plan(store.lengths, batch_size=9, max_tokens=150, seed=1, loss_counts=store.loss_counts)
     steps = [
         [forge_packing.collate([store[i] for i in row]) for row in chosen.micro_batches(step)]
@@ -56,8 +56,8 @@ def test_the_whole_chain_equals_the_reference(store: forge_data.TokenStore, mode
             assert (gradient - wanted[name]).norm() <= 1e-5 * wanted[name].norm(), name
 
 
-def test_every_room_counts_the_same_loss_tokens(store: forge_data.TokenStore) -> None:
-    """The store's loss_counts, the objective's count of a collated sample and of a collated row, and the plain definition agree."""
+def test_every_package_counts_the_same_loss_tokens(store: forge_data.TokenStore) -> None:
+    """The store's loss_counts, the objective's counts and the plain definition agree."""
     plain = [sum(label != reference.NO_LOSS for label in as_sample(example).labels[1:]) for example in store]
     assert store.loss_counts.tolist() == plain
     assert store.lengths.tolist() == [len(example.input_ids) for example in store]
@@ -67,7 +67,7 @@ def test_every_room_counts_the_same_loss_tokens(store: forge_data.TokenStore) ->
 
 
 def test_a_row_is_its_samples_and_nothing_else() -> None:
-    """Written out token by token: ids and labels in order, the first label of each sample masked, positions from 0, all borders."""
+    """Token by token: ids and labels in order, first labels masked, positions from 0, all boundaries."""
     batch = forge_packing.collate(SAMPLES)
     ids, labels, positions, borders = [], [], [], [0]
     for sample in SAMPLES:
@@ -85,7 +85,7 @@ def test_a_row_is_its_samples_and_nothing_else() -> None:
 
 
 def test_a_first_label_that_nobody_masked_is_not_learned(tmp_path: Path) -> None:
-    """The objective keeps the law by itself: a row of somebody else's, its first labels left in, gives the same loss and count."""
+    """A foreign row with its first labels left in gives the same loss and count."""
     ours = forge_packing.collate(SAMPLES)
     theirs = SimpleNamespace(
         input_ids=ours.input_ids,
@@ -101,7 +101,7 @@ def test_a_first_label_that_nobody_masked_is_not_learned(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("integer", [np.int32, np.int64])
 def test_the_loop_takes_any_row_of_that_shape(tmp_path: Path, integer: type) -> None:
-    """The shape is the contract, not the class or the width of its integers: int32 and int64 rows give one loss."""
+    """The shape is the contract, not the class or the integer width: int32 and int64 rows give one loss."""
     batch = forge_packing.collate(SAMPLES)
     row = SimpleNamespace(
         **{name: getattr(batch, name).astype(integer) for name in ("input_ids", "labels", "position_ids", "cu_seqlens")},
