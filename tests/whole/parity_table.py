@@ -68,7 +68,7 @@ def compared(found: Path, alone: Path) -> list[str]:
         largest_difference(*norms),
         largest_difference(losses(found, "eval_loss"), losses(alone, "eval_loss")),
     ]
-    return [*map(said, figures), yes_or_no(sample_ids_by_step(found) == sample_ids_by_step(alone))]
+    return [*map(formatted, figures), yes_or_no(sample_ids_by_step(found) == sample_ids_by_step(alone))]
 
 
 def table(head: list[str], rows: list[list[str]]) -> list[str]:

@@ -101,6 +101,7 @@ def test_virtual_tokens_beside_a_head(
     assert not any("value_head" in tensor for tensor in load_file(exported / "adapter_model.safetensors"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("verb", "name"), CASES)
 def test_on_two_ranks(verb: str, name: str, model_dir: Path, folder: Path, tmp_path: Path) -> None:
     """The same where every weight of the model is divided."""
@@ -108,6 +109,7 @@ def test_on_two_ranks(verb: str, name: str, model_dir: Path, folder: Path, tmp_p
     learned(tmp_path, run_on_ranks(run_verb, 2, verb, settings, joined=False)[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["osft", "osft factors", "osft paper"])
 def test_what_osft_protects_stays(name: str, model_dir: Path, folder: Path, tmp_path: Path) -> None:
     """Resumed on two ranks after half of the steps, with decay and clipping: protected directions stay.
@@ -138,6 +140,7 @@ def test_what_osft_protects_stays(name: str, model_dir: Path, folder: Path, tmp_
         assert all(leak.norm() <= 1e-5 * change.norm() for leak in leaks), name
 
 
+@pytest.mark.slow
 def test_what_is_frozen_stays_where_ranks_measured_before(model_dir: Path, folder: Path, tmp_path: Path) -> None:
     """The forwards of osft_rank=adaptive leave divided weights divided and frozen: only targets move."""
     settings = {**given("sft", "osft", model_dir, folder), "max_steps": 3, "osft_rank": "adaptive", "strategy": "fsdp2"}

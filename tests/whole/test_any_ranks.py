@@ -17,6 +17,8 @@ from ..ranks import run_on_ranks
 from .conftest import conversations, write_rows
 from .starts import DROPOUT, RUN, final_state, metrics, sft, sft_with_signal, untimed, weights
 
+pytestmark = pytest.mark.slow
+
 STEPS = 20
 CLOSE = 1e-5
 """Relative, in float32: what the order of sums may do over these steps."""

@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,9 @@ from forge.cli._app import main
 from forge.settings._settings import flat_fields
 from forge.verbs._sft import SFTSettings
 
+from ..ranks import run_on_ranks
 from .conftest import conversations, write_rows
+from .starts import command_with_signal
 
 SETTING = re.compile(
     rf"""(?<![\w./'])({"|".join(field.name for _, field in flat_fields(SFTSettings) if "_" in field.name)})\b"""
@@ -268,7 +269,10 @@ def test_diverged_is_a_failed_run(model_dir: Path, chats: Path, tmp_path: Path, 
     assert "failed" in (tmp_path / "run" / "log.txt").read_text().splitlines()[-1]
 
 
-def test_a_real_shell_sees_message_and_status(model_dir: Path, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_a_real_shell_sees_message_and_status(
+    model_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The installed command: status 2, the message on stderr, no traceback; --debug shows it."""
     words = ["sft", "--model-path", str(model_dir), "--data-path", "nowhere.jsonl", "--ckpt-output-dir", str(tmp_path / "run")]
     command = [sys.executable, "-m", "forge", *words]
@@ -276,9 +280,9 @@ def test_a_real_shell_sees_message_and_status(model_dir: Path, tmp_path: Path) -
     assert plain.returncode == 2
     assert plain.stderr.strip().splitlines()[-1].startswith("forge: ")
     assert "Traceback" not in plain.stderr
-    debug = subprocess.run([*command, "--debug"], capture_output=True, text=True, cwd=tmp_path, env=os.environ, check=False)
-    assert debug.returncode == 2
-    assert "Traceback" in debug.stderr
+    monkeypatch.chdir(tmp_path)
+    assert main([*words, "--debug"]) == 2
+    assert "Traceback" in capsys.readouterr().err
 
 
 def test_two_runs_at_once(model_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -295,23 +299,17 @@ def test_two_runs_at_once(model_dir: Path, tmp_path: Path, capsys: pytest.Captur
         assert first.root.is_dir()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_stopped_run_says_so(number: int, model_dir: Path, chats: Path, tmp_path: Path) -> None:
     """SIGTERM and SIGINT while training: status 75, a message, the log's last line, whole lines of metrics."""
     words = ["sft", "--model-path", str(model_dir), "--data-path", str(chats), "--ckpt-output-dir", str(tmp_path / "run")]
-    command = [sys.executable, "-m", "forge", *words, "--max-steps", "100000", "--effective-batch-size", "2"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ)
-    metrics = tmp_path / "run" / "metrics.jsonl"
-    deadline = time.monotonic() + 120
-    while not (metrics.exists() and metrics.read_text().count("\n") > 3):
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    process.send_signal(number)
-    _, said = process.communicate(timeout=60)
-    assert process.returncode == 75
-    last = said.strip().splitlines()[-1]
+    words += ["--max-steps", "100", "--effective-batch-size", "2"]
+    status, printed = run_on_ranks(command_with_signal, 1, words, "optimizer", 4, "before", number, joined=False)[0]
+    assert status == 75
+    last = printed.strip().splitlines()[-1]
     assert last.startswith(f"forge: stopped by {signal.Signals(number).name}: ")
-    assert last.endswith("holds the state to resume from; the same command resumes it.")
+    assert last.endswith("step_4 holds the state to resume from; the same command resumes it.")
     assert "stopped by" in (tmp_path / "run" / "log.txt").read_text().splitlines()[-1]
-    assert all(json.loads(line) for line in metrics.read_text().splitlines())
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [1, 2, 3, 4]

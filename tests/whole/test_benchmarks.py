@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 COMMON = {"benchmark", "claim", "ratio", "target", "met", "toy", "machine", "versions", "sizes"}
 needs_trl = pytest.mark.skipif(

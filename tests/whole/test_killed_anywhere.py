@@ -15,6 +15,8 @@ from ..ranks import run_on_ranks
 from .conftest import conversations, write_rows
 from .starts import DROPOUT, RUN, final_state, sft, sft_with_signal, untimed, weights
 
+pytestmark = pytest.mark.slow
+
 STEPS = 12
 IN_A_STEP = ("forward", "backward", "optimizer", "saving: begin", "saving: write", "saving: rename")
 """Where a kill loses the step: nothing bears its name yet."""

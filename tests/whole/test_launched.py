@@ -22,6 +22,8 @@ from forge.settings._settings import dashed
 from .conftest import conversations, write_rows
 from .starts import RUN, final_state, metrics, sft, untimed, weights
 
+pytestmark = pytest.mark.slow
+
 SETTINGS: dict[str, Any] = {**RUN, "num_epochs": 2, "logging_steps": 1}
 
 

@@ -17,6 +17,8 @@ from .house import ROOT
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = ROOT / "examples" / "mini_trainer" / "train.py"
 TINY = "llama-tied"
 

@@ -19,6 +19,8 @@ from . import tiny
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.slow
+
 OPTIMIZERS = typing.get_args(typing.get_type_hints(forge_algos.OptimizerSettings)["optimizer"])
 EXTRAS = {"schedule_free": "schedulefree", "adamw_8bit": "bitsandbytes"}
 HERE = [name for name in OPTIMIZERS if name not in EXTRAS or importlib.util.find_spec(EXTRAS[name]) is not None]

@@ -18,6 +18,8 @@ from . import tiny
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.slow
+
 CPU = torch.device("cpu")
 RULES: dict[str, dict[str, Any]] = {"direct": {}, "factors": {"osft_form": "factors"}, "paper": {"osft_rule": "paper"}}
 ZERO = ["zero1", "zero3"] if importlib.util.find_spec("deepspeed") else []

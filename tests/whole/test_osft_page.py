@@ -159,6 +159,7 @@ def browser() -> Iterator[Any]:
     sys.modules.pop("page_browser", None)
 
 
+@pytest.mark.slow
 def test_it_fits_a_telephone_and_a_desk(run: Path, browser: Any) -> None:
     """At 360 and 1440 pixels, light and dark, nothing overflows, drawings are readable, the console is empty."""
     inspect(run)

@@ -202,6 +202,7 @@ def test_skipped_steps_are_counted(given: dict[str, Any], tmp_path: Path) -> Non
     assert [line.get("skipped", False) for line in lines] == [False, True, True, True]
 
 
+@pytest.mark.slow
 def test_a_second_run_is_refused_while_the_first_lives(given: dict[str, Any], left: Path) -> None:
     """The lock is held by the process, so that it is released with its owner; nothing is touched."""
     hold = (
@@ -260,6 +261,7 @@ def test_a_foreign_state_is_passed_over(given: dict[str, Any], left: Path, finis
     assert weights(left) == weights(finished)
 
 
+@pytest.mark.slow
 def test_going_back_forgets_what_came_after(given: dict[str, Any], finished: Path, tmp_path: Path) -> None:
     """Killed after it went back to an earlier state, the run resumes there: later states and metrics are gone."""
     from ..ranks import run_on_ranks

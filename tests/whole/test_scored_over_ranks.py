@@ -16,6 +16,8 @@ from .scored import Scenario, all_scored
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.slow
+
 CLOSE = 1e-5
 needs_deepspeed = pytest.mark.skipif(
     importlib.util.find_spec("deepspeed") is None, reason="the extra deepspeed is not installed"

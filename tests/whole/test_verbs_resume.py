@@ -12,6 +12,8 @@ from ..ranks import run_on_ranks
 from .starts import metrics, untimed, weights
 from .verbs import VERBS, run_verb, run_verb_killed, settings_of
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -65,6 +65,7 @@ def test_a_list_setting_takes_words_and_repeats() -> None:
         assert set(bound.kwargs) == {"target_modules"}, "a flag that was not given is not a flag"
 
 
+@pytest.mark.slow
 def test_help_loads_no_torch() -> None:
     """`forge sft --help` imports neither torch nor transformers."""
     code = (

@@ -48,6 +48,7 @@ def test_statuses_pass(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert _cli.main(["data", "lint", "x", "--json"]) == 1
 
 
+@pytest.mark.slow
 def test_help_loads_no_transformers() -> None:
     """`forge data --help` is instant: neither torch nor transformers nor datasets."""
     code = (

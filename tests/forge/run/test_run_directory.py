@@ -43,6 +43,7 @@ def test_publish_moves_everything(tmp_path: Path) -> None:
     assert [line.split("  ")[1] for line in (tmp_path / "run" / "log.txt").read_text().splitlines()] == ["before", "after"]
 
 
+@pytest.mark.slow
 def test_the_lock_dies_with_its_owner(tmp_path: Path) -> None:
     """A run killed with SIGKILL while preparing leaves a directory that the next run takes over."""
     code = (

@@ -81,8 +81,8 @@ def make_app(asked: str | None = None) -> cyclopts.App:
     )
     for name in VERBS:
         app.command(_verb(name) if name == asked else _placeholder(task_of(name).about if asked is None else ""), name=name)
-    for name, (make, options) in _COMMANDS.items():
-        app.command(make() if asked in (None, name) else _placeholder(""), name=name, **options)
+    for name, (about, make, options) in _COMMANDS.items():
+        app.command(make() if name == asked else _placeholder(about), name=name, **options)
     return app
 
 
@@ -130,7 +130,6 @@ def _plan() -> Callable[..., None]:
 
 def _data() -> Callable[..., int]:
     def data(*words: Annotated[str, cyclopts.Parameter(show=False, allow_leading_hyphen=True)]) -> int:
-        """Prepare, show, lint and count tokens: `forge data --help` says how."""
         from forge_data.__main__ import run as run_data
 
         return run_data(words, prog="forge data")
@@ -138,11 +137,15 @@ def _data() -> Callable[..., int]:
     return data
 
 
-_COMMANDS: dict[str, tuple[Callable[[], Callable[..., Any]], dict[str, Any]]] = {
-    "generate": (_generate, {}),
-    "export": (_export, {}),
+_COMMANDS: dict[str, tuple[str, Callable[[], Callable[..., Any]], dict[str, Any]]] = {
+    "generate": ("Generate a model's answer to a prompt.", _generate, {}),
+    "export": ("Write a model to hand on: merged or not, for transformers or as GGUF, with a model card.", _export, {}),
     # forge-data parses its own words, `--help` too, so that it has the same command line without this package.
-    "data": (_data, {"help_flags": (), "version_flags": ()}),
-    "plan": (_plan, {}),
+    "data": (
+        "Prepare, show, lint and count tokens: `forge data --help` lists the commands.",
+        _data,
+        {"help_flags": (), "version_flags": ()},
+    ),
+    "plan": ("Show how the samples of a step share ranks and micro-batches; trains nothing.", _plan, {}),
 }
-"""Command that is no training verb → the function that builds it, and options of cyclopts."""
+"""Command that trains nothing → a line for `forge --help`, the function that builds it, options of cyclopts."""

@@ -11,7 +11,6 @@ import attrs
 import cyclopts
 
 from forge.cli._options import converter_of, field_texts, with_signature
-from forge.settings._recipe import read_recipe
 from forge.settings._settings import flat_fields, groups, resolve, signature_of
 
 if TYPE_CHECKING:
@@ -23,6 +22,7 @@ def verb_command(task: Task) -> Any:
 
     def command(recipe: str | None = None, /, **settings: object) -> None:
         from forge.run._run import run
+        from forge.settings._recipe import read_recipe
 
         layers = [(f"recipe {recipe}", read_recipe(recipe))] if recipe is not None else []
         flags = {

@@ -102,9 +102,9 @@ class _Column(NamedTuple):
     tokens: int
     micro_batches: int
 
-    def fill(self, room: int) -> float:
-        """Return the fill of its steps together; `room` is the tokens of a micro-batch on all ranks."""
-        return self.tokens / (self.micro_batches * room)
+    def fill(self, capacity: int) -> float:
+        """Return the fill of its steps together; `capacity` is the tokens of a micro-batch on all ranks."""
+        return self.tokens / (self.micro_batches * capacity)
 
 
 def _steps(plan: forge_packing.BatchPlan) -> int:
@@ -138,8 +138,8 @@ def _fill(plan: forge_packing.BatchPlan, top: float) -> tuple[list[str], float]:
     height = 160.0
     base = top + 48 + height
     each = _PLOT / len(columns)
-    room = plan.max_tokens * plan.world_size
-    together = sum(column.tokens for column in columns) / (sum(column.micro_batches for column in columns) * room)
+    capacity = plan.max_tokens * plan.world_size
+    together = sum(column.tokens for column in columns) / (sum(column.micro_batches for column in columns) * capacity)
     steps = _steps(plan)
     about = f"{steps:,} step{'s' if steps > 1 else ''}"
     if plan.endless:
@@ -158,7 +158,7 @@ def _fill(plan: forge_packing.BatchPlan, top: float) -> tuple[list[str], float]:
         parts.append(text(_LEFT - 8, y + 4, f"{share:.0%}", "soft", "end"))
     for number, column in enumerate(columns):
         x, width = _LEFT + number * each, max(each - (1 if each > 4 else 0), 0.5)
-        fill = column.fill(room)
+        fill = column.fill(capacity)
         which = f"step {column.first:,}" if column.first == column.last else f"steps {column.first:,} to {column.last:,}"
         about = f"{which}: fill {fill:.1%}, from {column.lowest:.1%} to {column.highest:.1%}"
         tall = fill * height

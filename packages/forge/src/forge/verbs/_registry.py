@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import forge
-from forge.settings._recipe import read_recipe
 from forge.settings._settings import resolve, signature_of
 
 if TYPE_CHECKING:
@@ -42,7 +41,9 @@ def verb(task: Task) -> Verb:
     """Make the function that users call: one keyword argument for each setting of the task."""
 
     def call(recipe: str | Path | None = None, /, **settings: object) -> RunResult:
+        # Deferred, as the command line's help needs neither.
         from forge.run._run import run
+        from forge.settings._recipe import read_recipe
 
         layers = [(f"recipe {recipe}", read_recipe(recipe))] if recipe is not None else []
         return run(task, resolve(task.settings, *layers, ("argument", settings)))
