@@ -136,6 +136,33 @@ def test_what_makes_no_sense_is_refused(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("words", "printed"),
+    [
+        (["--merge"], "--merge has no effect: "),
+        (["--dtype", "q8_0"], "--dtype q8_0 is a type of GGUF files: set --format gguf, or --dtype float32, "),
+        (["--output", ""], "--output is empty: "),
+        (["--output", "."], "--output "),
+    ],
+)
+def test_errors_of_the_command_name_flags(
+    words: list[str], printed: str, full: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not the arguments of the Python function."""
+    assert main(["export", str(full), *words]) == 2
+    assert f"forge: {printed}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "printed"),
+    [(["--max-new-tokens", "0"], "--max-new-tokens must be at least 1"), (["--temperature", "-1"], "--temperature must be 0")],
+)
+def test_errors_of_generate_name_flags(words: list[str], printed: str, full: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Status 2 and one line."""
+    assert main(["generate", str(full), "what colour has the plum?", *words]) == 2
+    assert capsys.readouterr().err.startswith(f"forge: {printed}")
+
+
 def test_where_to_write_is_asked_for(full: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A model directory needs an output; an existing one is not overwritten: status 2."""
     with pytest.raises(forge.SettingsError, match="output is required"):

@@ -127,7 +127,7 @@ def test_bad_input_is_refused_by_name(run: Path, tmp_path: Path, capsys: pytest.
     assert main(["osft", "inspect", str(tmp_path)]) == 2
     assert "no osft/plan.json" in capsys.readouterr().err
     assert main(["osft", "inspect", str(run), "--layer", "up_prj"]) == 2
-    assert "Did you mean up_proj?" in capsys.readouterr().err
+    assert "--layer up_prj: is no target of this run. Did you mean up_proj?" in capsys.readouterr().err
     base = shutil.copytree(run / "hf_format" / "samples_8", tmp_path / "base")
     config = (run / "config.yaml").read_text()
     (run / "config.yaml").write_text(re.sub("model_path: .*", f"model_path: {base}", config))

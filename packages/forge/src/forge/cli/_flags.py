@@ -36,7 +36,7 @@ def as_flags(message: str, flags: Mapping[str, str]) -> str:
     pattern = (
         rf"{_BEFORE}(?P<assigned>{names})=(?P<value>{_VALUE})"
         rf"|{_BEFORE}(?P<bare>{compound}){_AFTER}"
-        rf"|\A(?P<quote>'?)(?P<first>{names})(?P=quote)(?= must | has no effect|: | is required)"
+        rf"|\A(?P<quote>'?)(?P<first>{names})(?P=quote)(?= must | has no effect|: | is required| is empty)"
     )
 
     def spelled(found: re.Match[str]) -> str:

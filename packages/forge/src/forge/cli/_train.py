@@ -65,13 +65,16 @@ def verb_command(task: Task) -> Any:
         if parameter.default is None and parameter.name != "recipe":
             annotation = annotation | None
         parameters.append(parameter.replace(annotation=Annotated[annotation, about]))
-    return with_signature(
+    command = with_signature(
         command,
         parameters,
         f"{task.about}\n\n"
         f"Prints the directory of the trained model. Example: forge {task.name} --model-path org/model --data-path train.jsonl "
         "--ckpt-output-dir runs/first",
     )
+    # The name of the setting in forge_data's messages.
+    command.flags["format"] = "--data-format"
+    return command
 
 
 def _required(field: attrs.Attribute[Any]) -> str:

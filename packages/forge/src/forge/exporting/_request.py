@@ -177,9 +177,9 @@ def _target(output: str | Path | None, folder: Path, run: Path | None, kind: str
         target = Path(os.path.abspath(Path(output).expanduser()))
     for source in (folder, *([run / "hf_format"] if run is not None else [])):
         if Path(os.path.realpath(target)).is_relative_to(os.path.realpath(source)):
-            raise SettingsError(f"output {target}: lies within {source}, what is exported. Give a directory elsewhere.")
+            raise SettingsError(f"output={target}: lies within {source}, what is exported. Give a directory elsewhere.")
     if os.path.lexists(target):
         raise RunDirectoryError(
-            f"output {target}: exists already, and nothing is written over it. Remove it, or give another one."
+            f"output={target}: exists already, and nothing is written over it. Remove it, or give another one."
         )
     return target
