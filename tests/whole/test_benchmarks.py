@@ -117,15 +117,15 @@ def test_osft_cost():
         assert figures["missing_sides"] == ["mini_trainer"]
     else:
         sides.add("mini_trainer")
-    for shape, told in figures["cases"].items():
+    for shape, sides_of in figures["cases"].items():
         N, M = map(int, shape.split("x"))
-        assert set(told) == sides
-        assert told["dense"]["trainable"] == N * M
+        assert set(sides_of) == sides
+        assert sides_of["dense"]["trainable"] == N * M
         # C [r, r], A [N, r] or B [r, M], and two moments of each.
         r = min(N, M) // 4
-        assert told["direct"]["trainable"] == (r * r if N == M else max(N, M) * r)
-        assert told["direct"]["projections"] == 0 < told["paper"]["projections"]
-        assert told["direct"]["optimizer_bytes"] == pytest.approx(8 * told["direct"]["trainable"], abs=64)
+        assert sides_of["direct"]["trainable"] == (r * r if N == M else max(N, M) * r)
+        assert sides_of["direct"]["projections"] == 0 < sides_of["paper"]["projections"]
+        assert sides_of["direct"]["optimizer_bytes"] == pytest.approx(8 * sides_of["direct"]["trainable"], abs=64)
 
 
 @needs_trl

@@ -270,7 +270,7 @@ def test_the_base_of_a_whole_model_stands_in_the_head(full: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "public"),
     [
         ("see https://me:SECRET@host/a/b.jsonl?token=SECRET and /home/me/x.jsonl", "see https://host/a/b.jsonl and x.jsonl"),
         (r"C:\Users\me\my models\smol", "smol"),
@@ -281,9 +281,9 @@ def test_the_base_of_a_whole_model_stands_in_the_head(full: Path, tmp_path: Path
         ("org/name", "org/name"),
     ],
 )
-def test_paths_and_addresses_in_a_card(text: str, told: str) -> None:
+def test_paths_and_addresses_in_a_card(text: str, public: str) -> None:
     """Their private parts are removed, whatever their form."""
-    assert redact(text) == told
+    assert redact(text) == public
 
 
 def test_a_path_of_two_words_is_no_hub_name() -> None:

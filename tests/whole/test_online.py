@@ -83,7 +83,7 @@ def test_attentions_answer_alike(directory):
     for attention in ("documents", "sdpa", "eager"):
         model = load(directory, attention)
         with forge_algos.guard_packed(model):
-            texts += [[c.ids.tolist() for c in draw(model, 4, 10, batch_tokens=room)] for room in (1, 10_000)]
+            texts += [[c.ids.tolist() for c in draw(model, 4, 10, batch_tokens=tokens)] for tokens in (1, 10_000)]
     assert all(text == texts[0] for text in texts)
     assert max(map(len, texts[0])) == 10
 
