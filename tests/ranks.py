@@ -1,8 +1,8 @@
 """A function of a test → what it returned on each of several connected ranks.
 
 `run_on_ranks(function, 2, ...)` starts gloo ranks on this machine and calls `function(ranks, ...)` on each. Starting them costs
-a second or two, so put many scenarios into one call. The function and its arguments travel by pickle: a module-level function,
-plain arguments.
+a second or two, so put many scenarios into one call. The function and its arguments are pickled: a module-level function, plain
+arguments.
 """
 
 import contextlib
@@ -20,24 +20,19 @@ from multiprocessing import forkserver
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
-PRELOAD = [
-    *("pytest", "torch", "torch.distributed.fsdp", "torch.distributed.checkpoint", "transformers.models.llama.modeling_llama"),
-    # Where they are installed: a leaf's own environment holds no other.
-    *("forge_dist", "peft", "forge_algos.objectives", "forge_data", "forge.run._run"),
-]
-# How long the other ranks may take to end once one of them failed: long enough to hear what they have to say, short enough to
-# wait for.
+PRELOAD = ["tests.preload"]
+# How long the other ranks may take to end once one of them failed.
 GRACE_SECONDS = 5.0
 
 _context = None
 
 
 def run_on_ranks(function, world_size, *args, timeout=120, environ=None, joined=True):
-    """Call `function(ranks, *args)` on each of `world_size` connected gloo ranks; return the results by rank.
+    """Call `function(ranks, *args)` on `world_size` gloo ranks, connected by `forge_dist.Ranks`; returns their results by rank.
 
     The exception of the rank that failed first is raised here, its traceback as a note. After `timeout` seconds every rank is
-    killed and TimeoutError is raised. `environ` is added to each rank's environment; a callable is asked with the rank. With
-    `joined=False` the function is called as `function(*args)` in the environment of a rank, and meets the others by itself.
+    killed and TimeoutError is raised. `environ` is added to each rank's environment; a callable is called with the rank. With
+    `joined=False` the function is called as `function(*args)` in the environment of a rank, and joins the others by itself.
     """
     import torch.distributed as dist
 

@@ -1,4 +1,4 @@
-"""The runs of test_any_ranks.py → docs/parity.md: how close any ranks, any strategy and any stop come to one process that nobody stopped.
+"""The runs of test_any_ranks.py → docs/parity.md: any ranks, strategies and stops against one process.
 
     python -m tests.whole.parity_table > docs/parity.md
 
@@ -21,7 +21,7 @@ from pathlib import Path
 import forge
 
 from .conftest import write_model
-from .starts import DROPOUT, final_state, metrics, timeless, weights
+from .starts import DROPOUT, final_state, metrics, untimed, weights
 from .test_any_ranks import ADAPTERS, CLOSE, SHORT, STEPS, TOPOLOGIES, WAYS, losses, run, settings_of, stop_in_third_step
 
 BFLOAT16 = ("ddp x2", "fsdp2 x2")
@@ -30,13 +30,13 @@ EARLY = 5
 LIBRARIES = ("torch", "transformers", "peft", "deepspeed")
 
 
-def apart(found: list[float], wanted: list[float]) -> float:
+def largest_difference(found: list[float], wanted: list[float]) -> float:
     """The largest relative difference; as many figures on both sides, and every one a number."""
     assert wanted
     return max(abs(one - other) / abs(other) for one, other in zip(found, wanted, strict=True))
 
 
-def dealt(where: Path) -> list[list[int]]:
+def sample_ids_by_step(where: Path) -> list[list[int]]:
     """Each step's sample ids, sorted, as all micro-batches of all ranks hold them."""
     plan = forge.packing.BatchPlan.load(where / "plan" / "plan.npz")
     return [
@@ -45,13 +45,13 @@ def dealt(where: Path) -> list[list[int]]:
     ]
 
 
-def said(number: float) -> str:
+def formatted(number: float) -> str:
     """A difference, to two digits."""
     assert math.isfinite(number)
     return "0" if number == 0 else f"{number:.1e}"
 
 
-def yes(flag: bool) -> str:
+def yes_or_no(flag: bool) -> str:
     return "yes" if flag else "**no**"
 
 
@@ -63,12 +63,12 @@ def compared(found: Path, alone: Path) -> list[str]:
     """Cells: losses; gradient norms of the first steps, and of all; held-out losses; sample ids."""
     norms = losses(found, "grad_norm"), losses(alone, "grad_norm")
     figures = [
-        apart(losses(found), losses(alone)),
-        apart(norms[0][:EARLY], norms[1][:EARLY]),
-        apart(*norms),
-        apart(losses(found, "eval_loss"), losses(alone, "eval_loss")),
+        largest_difference(losses(found), losses(alone)),
+        largest_difference(norms[0][:EARLY], norms[1][:EARLY]),
+        largest_difference(*norms),
+        largest_difference(losses(found, "eval_loss"), losses(alone, "eval_loss")),
     ]
-    return [*map(said, figures), yes(dealt(found) == dealt(alone))]
+    return [*map(formatted, figures), yes_or_no(sample_ids_by_step(found) == sample_ids_by_step(alone))]
 
 
 def table(head: list[str], rows: list[list[str]]) -> list[str]:
@@ -77,7 +77,7 @@ def table(head: list[str], rows: list[list[str]]) -> list[str]:
 
 
 class Runs:
-    """Runs in directories of their own under `place`, each told on stderr."""
+    """Runs in directories of their own under `place`, each reported on stderr."""
 
     def __init__(self, place: Path) -> None:
         self.place = place
@@ -105,7 +105,7 @@ class Runs:
         return rows, alone
 
     def resumed(self) -> list[list[str]]:
-        """Rows of the matrix: saved by a row's way, gone on with by a column's."""
+        """Rows of the matrix: saved under a row's strategy, resumed under a column's."""
         short = {**self.given, **SHORT}
         untouched = run(short, self.where("untouched"), "single")
         rows = []
@@ -119,21 +119,23 @@ class Runs:
                 shutil.copytree(stopped, where)
                 run(short, where, after)
                 steps = [line["step"] for line in metrics(where) if "loss" in line]
-                once = steps == [1, 2, 3, 4, 5, 6] and dealt(where) == dealt(untouched)
-                row.append(said(apart(losses(where), losses(untouched))) + ("" if once else " **samples differ**"))
+                once = steps == [1, 2, 3, 4, 5, 6] and sample_ids_by_step(where) == sample_ids_by_step(untouched)
+                row.append(
+                    formatted(largest_difference(losses(where), losses(untouched))) + ("" if once else " **samples differ**")
+                )
             rows.append(row)
         return rows
 
     def same(self) -> list[list[str]]:
-        """Rows: a way, and what is equal to the bit where the same way went on, with dropout."""
+        """Rows: a strategy, and what is equal to the bit after a resume under the same, with dropout."""
         settings = {**self.given, **SHORT, **DROPOUT}
         rows = []
         for way in TOPOLOGIES:
             self.say(f"the same way: {way}")
             untouched = run(settings, self.where("bits", way), way)
             where = run(settings, stop_in_third_step(settings, self.where("bits", "stopped", way), way), way)
-            pairs = [(each(where), each(untouched)) for each in (timeless, weights, final_state)]
-            rows.append([way, *(yes(found == wanted) for found, wanted in pairs)])
+            pairs = [(each(where), each(untouched)) for each in (untimed, weights, final_state)]
+            rows.append([way, *(yes_or_no(found == wanted) for found, wanted in pairs)])
         return rows
 
 
@@ -160,28 +162,35 @@ def page(runs: Runs) -> list[str]:
     return [
         "# What the tests show",
         "",
-        "Made by `python -m tests.whole.parity_table > docs/parity.md`, from the runs of `tests/whole/test_any_ranks.py`; do not edit. A tiny",
-        "Llama on gloo ranks of one machine, one thread each; samples with very unequal numbers of learned tokens, 7 of them a step, in several",
+        "Made by `python -m tests.whole.parity_table > docs/parity.md`, from the runs of `tests/whole/test_any_ranks.py`; do "
+        "not edit. A tiny",
+        "Llama on gloo ranks of one machine, one thread each; samples with very unequal numbers of learned tokens, 7 of them "
+        "a step, in several",
         "micro-batches; clipping at 0.5, weight decay 0.1, a learning rate of 0.01, which makes small differences grow fast.",
         f"Python {platform.python_version()}, {', '.join(found)}, {platform.machine()}.",
         "",
         "## Any ranks, any strategy",
         "",
-        f"The largest relative difference to one process over {STEPS} steps, float32. The tests allow {CLOSE:.0e} for losses. Sample ids are",
+        f"The largest relative difference to one process over {STEPS} steps, float32. The tests allow {CLOSE:.0e} for losses. "
+        "Sample ids are",
         "those of each step, over all ranks and micro-batches, each exactly once.",
         "",
         *table(head, exact),
         "",
         *([f"Not run, because DeepSpeed is not installed: {', '.join(left_out)}.", ""] if left_out else []),
-        "The same with dtype=bfloat16, to one process with dtype=bfloat16; below, how far bfloat16 itself is from float32. A number of",
-        "bfloat16 has three digits, so another order of sums is seen at once, and grows from step to step. No bound is tested here.",
+        "The same with dtype=bfloat16, to one process with dtype=bfloat16; below, how far bfloat16 itself is from float32. A "
+        "number of",
+        "bfloat16 has three digits, so another order of sums is seen at once, and grows from step to step. No bound is tested "
+        "here.",
         "",
         *table(head, [*coarse, *against]),
         "",
         "## Stopped, and gone on with another way",
         "",
-        "A run of 6 steps is asked to stop in its third (SIGTERM), saves, and goes on from its full state: saved by the way of the row, gone on",
-        "with by that of the column. The largest relative difference of the 6 losses to one process that nobody stopped, float32; every step and",
+        "A run of 6 steps is asked to stop in its third (SIGTERM), saves, and goes on from its full state: saved by the way "
+        "of the row, gone on",
+        "with by that of the column. The largest relative difference of the 6 losses to one process that nobody stopped, "
+        "float32; every step and",
         "every sample is there once unless a cell says otherwise.",
         "",
         *table(["saved by", *TOPOLOGIES], runs.resumed()),

@@ -1,8 +1,8 @@
-"""Samples of token ids and labels in, a trained model out, the slow and plain way: the oracle that every fast path must equal.
+"""Naive training on samples of token ids and labels: the oracle that every fast path must equal.
 
-Nothing here comes from forge. One unpadded sample at a time goes through `model(input_ids, use_cache=False)` with eager attention;
-the loss is a log-softmax over every position, written out; sums over the global batch are divided by its loss-token count;
-clipping, AdamW, the schedule and LoRA are written by hand from their papers. Nobody should ever make this file fast.
+Nothing here comes from forge. One unpadded sample at a time goes through `model(input_ids, use_cache=False)` with eager
+attention; the loss is a log-softmax over every position, written out; sums over the global batch are divided by its loss-token
+count; clipping, AdamW, the schedule and LoRA are written by hand from their papers. This file is not to be made faster.
 
 Dimension letters: `S` tokens in one sample, `V` vocabulary, `D` model width, `B` samples in a global batch.
 """
@@ -24,14 +24,14 @@ Gradients = dict[str, torch.Tensor]
 
 
 class Sample(NamedTuple):
-    """One sample: `labels[i]` is what `input_ids[i]` should have been, or -100; position `i` is predicted from the tokens before it."""
+    """One sample: `labels[i]` is the target at position `i`, predicted from the tokens before it, or -100."""
 
     input_ids: list[int]
     labels: list[int]
 
 
 class Step(NamedTuple):
-    """What one optimizer step saw and did; `loss` in nats per learned token, `grad_norm` before clipping, `learning_rate` as used."""
+    """Figures of one optimizer step: `loss` in nats per learned token, `grad_norm` before clipping."""
 
     loss: float
     loss_tokens: int
@@ -57,7 +57,7 @@ class Recipe(NamedTuple):
 
 
 def sample_logits(model: nn.Module, sample: Sample) -> torch.Tensor:
-    """Logits[S, V] of one sample that is alone in the world: no padding, no neighbour, no cache, no mask, default positions."""
+    """Logits[S, V] of one sample by itself: no padding, no neighbour, no cache, no mask, default positions."""
     return model(torch.tensor([sample.input_ids]), use_cache=False).logits[0]
 
 
@@ -119,7 +119,7 @@ def clip(gradients: Gradients, max_norm: float) -> Gradients:
 
 
 def learning_rate(step: int, recipe: Recipe) -> float:
-    """The rate that step `step` (counted from 1) uses: up in a straight line over the warm-up, then down by the scheduler's curve."""
+    """Learning rate of step `step` (counted from 1): a linear warm-up, then the scheduler's curve."""
     if step <= recipe.warmup_steps:
         return recipe.learning_rate * step / recipe.warmup_steps
     # The first step after the warm-up has used up none of the curve.
@@ -175,7 +175,7 @@ class LowRankLinear(nn.Module):
 
 
 def add_low_rank(model: nn.Module, initial: Mapping[str, tuple[torch.Tensor, torch.Tensor]], scaling: float) -> None:
-    """Freeze the whole model and put a `LowRankLinear` in the place of each linear layer named in `initial` (name -> (A, B))."""
+    """Freeze the model and replace each linear layer in `initial` (name -> (A, B)) by a `LowRankLinear`."""
     model.requires_grad_(False)
     for name, (a, b) in initial.items():
         parent, _, child = name.rpartition(".")

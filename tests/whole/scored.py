@@ -1,4 +1,4 @@
-"""What the tests of scoring over ranks do on each of them: losses of rows of its own, and the whole gradients that they leave."""
+"""Losses of a rank's own rows, and their whole gradients: what test_scored_over_ranks.py runs on each rank."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LENGTHS = ((5, 8), (11,))
 
 
 class Scenario(NamedTuple):
-    """A model, what it carries, and the losses that are asked of it."""
+    """A model, its adapter and heads, and the losses to compute."""
 
     path: str
     losses: tuple[str, ...]
@@ -46,7 +46,7 @@ class Asked(NamedTuple):
 
 
 def bent(logps: torch.Tensor) -> torch.Tensor:
-    """Something that is no plain sum, so that each log-probability has a gradient of its own."""
+    """A loss in which each log-probability has a gradient of its own."""
     return torch.nn.functional.softplus(-logps / 3).square().sum()
 
 
@@ -75,7 +75,7 @@ def beside(asked: Asked) -> torch.Tensor:
 
 
 def values_alone(asked: Asked) -> torch.Tensor:
-    """Nothing hangs on the log-probabilities."""
+    """The loss does not depend on the log-probabilities."""
     return asked.valued()[1].square().sum()
 
 
@@ -93,7 +93,7 @@ LOSSES: dict[str, Callable[[Asked], torch.Tensor]] = {
 
 
 def row_of(rank: int) -> tuple[dict[str, Any], torch.Tensor, torch.Tensor]:
-    """(the forward's arguments, rows, targets) of this rank; one position is scored twice, as that before two completions is."""
+    """(forward arguments, rows, targets) of this rank; one position is scored twice, as before two completions."""
     from forge_algos.batches._packed import packed_inputs
 
     lengths = LENGTHS[rank]
@@ -127,7 +127,7 @@ def prepared(strategy: Any, scenario: Scenario) -> tuple[nn.Module, torch.optim.
 
 
 def whole_gradients(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Name → gradient as one process would have it, wherever its parts are."""
+    """Name → gradient as one process would have it, gathered from its parts."""
     from torch.distributed.tensor import DTensor
 
     from forge_algos._modules import unwrap

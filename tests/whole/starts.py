@@ -1,4 +1,4 @@
-"""Runs of `forge.sft` in processes of their own, which can be killed at a chosen moment and started again.
+"""Runs of `forge.sft` in processes of their own that receive a signal at a chosen moment.
 
 Module-level functions, so that `run_on_ranks` can call them in a forked process.
 """
@@ -48,10 +48,8 @@ def sft(settings: dict[str, Any]) -> dict[str, Any]:
     return {"steps": result.steps, "samples": result.samples, "loss": result.loss, "model_dir": str(result.model_dir)}
 
 
-def sft_struck(
-    settings: dict[str, Any], moment: str, count: int, when: str | float, number: int = signal.SIGKILL
-) -> dict[str, Any]:
-    """Run `forge.sft`, and send this process a signal around the `count`-th call (from 1) of what `moment` names.
+def signal_at(moment: str, count: int, when: str | float, number: int = signal.SIGKILL) -> None:
+    """Make this process send itself a signal around the `count`-th call (from 1) of what `moment` names.
 
     `when` is "before" it, "after" it, or so many seconds after it began.
     """
@@ -66,23 +64,41 @@ def sft_struck(
     original = getattr(owner, name)
     calls = 0
 
-    def strike() -> None:
+    def send() -> None:
         os.kill(os.getpid(), number)
 
-    def struck(*args: Any, **kwargs: Any) -> Any:
+    def counted(*args: Any, **kwargs: Any) -> Any:
         nonlocal calls
         calls += 1
         if calls == count and when == "before":
-            strike()
+            send()
         if calls == count and isinstance(when, float):
-            threading.Timer(when, strike).start()
+            threading.Timer(when, send).start()
         found = original(*args, **kwargs)
         if calls == count and when == "after":
-            strike()
+            send()
         return found
 
-    setattr(owner, name, struck)
+    setattr(owner, name, counted)
+
+
+def sft_with_signal(settings: dict[str, Any], *moment: Any) -> dict[str, Any]:
+    """Run `forge.sft` with the signal of `signal_at`."""
+    signal_at(*moment)
     return sft(settings)
+
+
+def command_with_signal(words: list[str], *moment: Any) -> tuple[int, str]:
+    """Run the command `forge` with the signal of `signal_at`; its exit status, and what it printed on stderr."""
+    import contextlib
+    import io
+
+    from forge.cli._app import main
+
+    signal_at(*moment)
+    with contextlib.redirect_stderr(io.StringIO()) as printed:
+        status = main(words)
+    return status, printed.getvalue()
 
 
 def metrics(run: Path) -> list[dict[str, Any]]:
@@ -90,8 +106,8 @@ def metrics(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
-def timeless(run: Path) -> list[dict[str, Any]]:
-    """The same without what depends on the clock and the machine."""
+def untimed(run: Path) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl without what depends on the clock and the machine."""
     return [
         {name: value for name, value in line.items() if name not in ("tokens_per_second", "memory")} for line in metrics(run)
     ]

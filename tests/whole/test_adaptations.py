@@ -1,4 +1,4 @@
-"""Every adaptation with imitation and with preferences, in one process and divided over two ranks: it learns, and gives back what loads."""
+"""Every adaptation with sft and dpo, in one process and on two ranks: it learns, and its export loads."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_every_adaptation_is_tried() -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where rows lie."""
+    """Folder of rows."""
     return tmp_path_factory.mktemp("adaptations")
 
 
@@ -101,6 +101,7 @@ def test_virtual_tokens_beside_a_head(
     assert not any("value_head" in tensor for tensor in load_file(exported / "adapter_model.safetensors"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("verb", "name"), CASES)
 def test_on_two_ranks(verb: str, name: str, model_dir: Path, folder: Path, tmp_path: Path) -> None:
     """The same where every weight of the model is divided."""
@@ -108,10 +109,12 @@ def test_on_two_ranks(verb: str, name: str, model_dir: Path, folder: Path, tmp_p
     learned(tmp_path, run_on_ranks(run_verb, 2, verb, settings, joined=False)[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["osft", "osft factors", "osft paper"])
 def test_what_osft_protects_stays(name: str, model_dir: Path, folder: Path, tmp_path: Path) -> None:
-    """One process for half of the steps, killed there, then two ranks, with decay and clipping: in every target of the export nothing moved in
-    what is protected, and the rest of the model is the base to the bit."""
+    """Resumed on two ranks after half of the steps, with decay and clipping: protected directions stay.
+
+    Everything but the targets is the base to the bit."""
     settings = {
         **given("sft", name, model_dir, folder),
         "max_steps": 40,
@@ -137,8 +140,9 @@ def test_what_osft_protects_stays(name: str, model_dir: Path, folder: Path, tmp_
         assert all(leak.norm() <= 1e-5 * change.norm() for leak in leaks), name
 
 
+@pytest.mark.slow
 def test_what_is_frozen_stays_where_ranks_measured_before(model_dir: Path, folder: Path, tmp_path: Path) -> None:
-    """The forwards that osft_rank=adaptive makes on divided weights leave them divided, and frozen: the targets move, and nothing else."""
+    """The forwards of osft_rank=adaptive leave divided weights divided and frozen: only targets move."""
     settings = {**given("sft", "osft", model_dir, folder), "max_steps": 3, "osft_rank": "adaptive", "strategy": "fsdp2"}
     result = run_on_ranks(run_verb, 2, "sft", {**settings, "ckpt_output_dir": str(tmp_path)}, joined=False)[0]
     before, after = load_file(model_dir / "model.safetensors"), load_file(Path(result["model_dir"]) / "model.safetensors")
@@ -148,7 +152,7 @@ def test_what_is_frozen_stays_where_ranks_measured_before(model_dir: Path, folde
 
 
 def test_lost_singular_vectors_are_named(model_dir: Path, folder: Path, tmp_path: Path) -> None:
-    """A run whose singular vectors are gone, and come out otherwise when made anew, says so, and keeps none of the others."""
+    """Missing singular vectors that come out otherwise when computed anew are refused, and none is kept."""
     settings = {**given("sft", "osft", model_dir, folder), "lr_scheduler": "constant", "ckpt_output_dir": str(tmp_path)}
     run_verb("sft", {**settings, "max_steps": 2})
     plan = json.loads((tmp_path / "osft" / "plan.json").read_text())
@@ -168,7 +172,7 @@ def test_lost_singular_vectors_are_named(model_dir: Path, folder: Path, tmp_path
 
 
 def test_a_chain_of_tasks_needs_the_directory_alone(model_dir: Path, folder: Path, tmp_path: Path) -> None:
-    """A second task begins at the run directory of the first, whatever became of what the first protected."""
+    """A second task starts from the run directory of the first, even without the first one's osft/."""
     import shutil
 
     first = forge.osft(**_without_adapter(given("sft", "osft", model_dir, folder)), ckpt_output_dir=tmp_path / "one")
@@ -185,7 +189,7 @@ def _without_adapter(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_a_resume_is_invisible_to_osft(model_dir: Path, folder: Path, tmp_path: Path) -> None:
-    """Stopped after half and gone on with, it ends with the same bits as at one go."""
+    """Resumed after half of the steps, it ends with the bits of an uninterrupted run."""
     for name in ("osft", "osft paper"):
         settings = {**given("sft", name, model_dir, folder), "lr_scheduler": "constant", "max_steps": 6}
         whole = run_verb("sft", {**settings, "ckpt_output_dir": str(tmp_path / name / "whole")})
@@ -216,7 +220,7 @@ def test_bad_input_is_refused(settings: dict[str, Any], words: str, model_dir: P
 
 @pytest.mark.parametrize("settings", [{"osft_rule": "paper"}, {"osft_form": "factors"}])
 def test_what_projects_is_refused_under_zero(settings: dict[str, Any]) -> None:
-    """Nobody can get between ZeRO's gradients and its weights: refused by name, with the ways out. What needs no projection is not."""
+    """Projections cannot act under ZeRO: refused by name with the alternatives; settings without them are not."""
 
     def check(**more: Any) -> None:
         adapter = forge.algos.AdapterSettings(adapter="osft", **more)

@@ -1,4 +1,4 @@
-"""One run on any number of ranks under any strategy: the same samples, the same losses; saved under one, gone on with under another."""
+"""Any number of ranks, any strategy: the same samples and losses; saved under one, resumed under another."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ import forge
 
 from ..ranks import run_on_ranks
 from .conftest import conversations, write_rows
-from .starts import DROPOUT, RUN, final_state, metrics, sft, sft_struck, timeless, weights
+from .starts import DROPOUT, RUN, final_state, metrics, sft, sft_with_signal, untimed, weights
+
+pytestmark = pytest.mark.slow
 
 STEPS = 20
 CLOSE = 1e-5
@@ -93,7 +95,7 @@ def losses(where: Path, name: str = "loss") -> list[float]:
 
 @pytest.mark.parametrize("way", ways())
 def test_the_same_losses_any_way(way: str, single: tuple[str, Path], given: dict[str, Any], tmp_path: Path) -> None:
-    """20 steps with clipping, decay, accumulation and ranks of unequal label counts: one process' losses, held-out losses and samples."""
+    """20 steps with clipping, decay, accumulation and unequal label counts: one process's losses and samples."""
     adapter, alone = single
     found = run(given, tmp_path / "run", way, **ADAPTERS[adapter])
     assert len(losses(found)) == STEPS
@@ -123,7 +125,7 @@ def stop_in_third_step(settings: dict[str, Any], where: Path, way: str) -> Path:
     world_size, options = TOPOLOGIES[way]
     with pytest.raises(forge.PreemptedError):
         run_on_ranks(
-            sft_struck,
+            sft_with_signal,
             world_size,
             {**settings, **options, "ckpt_output_dir": str(where)},
             *("optimizer", 3, "before", signal.SIGTERM),
@@ -134,7 +136,7 @@ def stop_in_third_step(settings: dict[str, Any], where: Path, way: str) -> Path:
 
 @pytest.fixture(scope="module")
 def whole_run(short: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One process that nobody stopped."""
+    """An uninterrupted run of one process."""
     return run(short, tmp_path_factory.mktemp("untouched") / "run", "single")
 
 
@@ -150,7 +152,7 @@ def stopped(short: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> 
 def test_saved_one_way_and_gone_on_with_another(
     before: str, after: str, short: dict[str, Any], stopped: dict[str, Path], whole_run: Path, tmp_path: Path
 ) -> None:
-    """The losses are those of a process that nobody stopped, every step is there once, and so is every sample."""
+    """The losses are those of an uninterrupted process; every step and every sample is there once."""
     where = tmp_path / "run"
     shutil.copytree(stopped[before], where)
     run(short, where, after)
@@ -164,10 +166,10 @@ def test_saved_one_way_and_gone_on_with_another(
 
 @pytest.mark.parametrize("way", list(TOPOLOGIES))
 def test_gone_on_with_the_same_way(way: str, short: dict[str, Any], tmp_path: Path) -> None:
-    """On the same ranks every bit of weights and optimizer is that of a run that nobody stopped, with dropout on."""
+    """On the same ranks weights and optimizer have the bits of an uninterrupted run, with dropout on."""
     settings = {**short, **DROPOUT}
     untouched = run(settings, tmp_path / "untouched", way)
     where = run(settings, stop_in_third_step(settings, tmp_path / "stopped", way), way)
-    assert timeless(where) == timeless(untouched)
+    assert untimed(where) == untimed(untouched)
     assert weights(where) == weights(untouched)
     assert final_state(where) == final_state(untouched)

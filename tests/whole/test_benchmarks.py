@@ -1,4 +1,4 @@
-"""The benchmarks run at toy size and print what their README promises; their formulas are right. No timing is judged."""
+"""The benchmarks run at toy size and print what their README says; their formulas are right. No timing is tested."""
 
 import importlib
 import importlib.util
@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+pytestmark = pytest.mark.slow
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 COMMON = {"benchmark", "claim", "ratio", "target", "met", "toy", "machine", "versions", "sizes"}
@@ -55,7 +57,7 @@ def test_imports():
 
 @pytest.mark.slow
 def test_loop_overhead():
-    """loop_overhead.py drives two loops that train the same: after five steps, scheduled and clipped, their losses agree."""
+    """loop_overhead.py drives two loops that train the same: their losses after five steps are equal."""
     figures = run_toy("loop_overhead.py")
     assert figures["final_loss"]["forge"] == pytest.approx(figures["final_loss"]["bare"], rel=1e-5)
     assert {side["tokens_per_second"] > 0 for side in figures["sides"].values()} == {True}
@@ -116,7 +118,7 @@ def test_head_alone():
 
 @pytest.mark.slow
 def test_osft_cost():
-    """osft_cost.py steps every side that is installed from the same layer, and tells what each keeps."""
+    """osft_cost.py steps every installed side from the same layer, and reports what each keeps."""
     figures = run_toy("osft_cost.py")
     sides = {"dense", "lora", "peft_osf", "direct", "factors", "paper"}
     if importlib.util.find_spec("mini_trainer") is None:

@@ -1,4 +1,4 @@
-"""What the lint stops, `forge.sft` does not train on, unless it is told to; and what it trains on may come from several places."""
+"""The lint stops `forge.sft` unless lint=off; data may come from several weighted sources."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_what_the_lint_stops_is_not_trained_on(model_dir: Path, doubtful: Path, 
 
 
 def test_lint_off_is_recorded(model_dir: Path, doubtful: Path, tmp_path: Path) -> None:
-    """With lint=off the run goes on, says so in its log, and config.yaml records who overruled what; a bare off in YAML is the word."""
+    """With lint=off the run continues with a warning, and config.yaml has the origin; a bare off in YAML is a word."""
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text("lint: off\n")
     forge.sft(recipe, model_path=model_dir, data_path=doubtful, ckpt_output_dir=tmp_path / "run", **FEW)

@@ -1,4 +1,4 @@
-"""`forge.export`: from a run to something to hand on, or a refusal that says why and leaves nothing."""
+"""`forge.export`: a run → a directory to hand on, or a refusal that says why and leaves nothing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import forge
 from forge.cli._app import main
-from forge.exporting._redact import nameless, place_name
+from forge.exporting._redact import last_part, redact
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -42,13 +42,13 @@ def full(tmp_path_factory: pytest.TempPathFactory, model_dir: Path, chats: Path)
 
 
 def logits(model: Any) -> torch.Tensor:
-    """Of one row, float32."""
+    """Logits of one row, float32."""
     with torch.no_grad():
         return model(input_ids=torch.arange(3, 40)[None]).logits
 
 
 def test_a_merged_run_is_the_adapter_beside_its_base(lora: Path, model_dir: Path, tmp_path: Path) -> None:
-    """Plain transformers reads a plain model of the same logits, with tokenizer, template and generation config; it can be trained on from."""
+    """Plain transformers loads a model of the same logits, with tokenizer and template; training may start from it."""
     from peft import PeftModel
 
     adapter = next(lora.glob("hf_format/samples_*"))
@@ -82,7 +82,7 @@ def test_a_whole_run_as_gguf(full: Path) -> None:
 
 
 def test_an_adapter_as_it_is(lora: Path, tmp_path: Path) -> None:
-    """Without a merge an adapter stays one, in the type that was asked for, with its card."""
+    """Without a merge an adapter stays one, in the requested type, with its card."""
     from safetensors.torch import load_file
 
     path = forge.export(lora, tmp_path / "adapter", dtype="float16")
@@ -129,16 +129,43 @@ def test_the_command_prints_where_it_lies(lora: Path, tmp_path: Path, capsys: py
 def test_what_makes_no_sense_is_refused(
     of: str, settings: dict[str, Any], match: str, lora: Path, full: Path, tmp_path: Path
 ) -> None:
-    """By name, before anything is loaded, and nothing is written."""
+    """Refused by name, before anything is loaded, and nothing is written."""
     run = {"lora": lora, "full": full, "nowhere": tmp_path / "nowhere"}[of]
     with pytest.raises(forge.SettingsError, match=match):
         forge.export(run, tmp_path / "out", **settings)
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("words", "printed"),
+    [
+        (["--merge"], "--merge has no effect: "),
+        (["--dtype", "q8_0"], "--dtype q8_0 is a type of GGUF files: set --format gguf, or --dtype float32, "),
+        (["--output", ""], "--output is empty: "),
+        (["--output", "."], "--output "),
+    ],
+)
+def test_errors_of_the_command_name_flags(
+    words: list[str], printed: str, full: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not the arguments of the Python function."""
+    assert main(["export", str(full), *words]) == 2
+    assert f"forge: {printed}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "printed"),
+    [(["--max-new-tokens", "0"], "--max-new-tokens must be at least 1"), (["--temperature", "-1"], "--temperature must be 0")],
+)
+def test_errors_of_generate_name_flags(words: list[str], printed: str, full: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Status 2 and one line."""
+    assert main(["generate", str(full), "what colour has the plum?", *words]) == 2
+    assert capsys.readouterr().err.startswith(f"forge: {printed}")
+
+
 def test_where_to_write_is_asked_for(full: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A directory that is no run has no place of its own; one that is there is not written over: status 2."""
-    with pytest.raises(forge.SettingsError, match="output: say which directory"):
+    """A model directory needs an output; an existing one is not overwritten: status 2."""
+    with pytest.raises(forge.SettingsError, match="output is required"):
         forge.export(next(full.glob("hf_format/samples_*")))
     (tmp_path / "out").mkdir()
     assert main(["export", str(full), "--output", str(tmp_path / "out")]) == 2
@@ -147,7 +174,7 @@ def test_where_to_write_is_asked_for(full: Path, tmp_path: Path, capsys: pytest.
 
 
 def test_another_base_is_refused(tmp_path: Path, model_dir: Path, chats: Path) -> None:
-    """A run whose base changed since is not merged into what lies there now, even where only run.json knows."""
+    """A run whose base changed since is not merged, even where only run.json shows it."""
     from safetensors.torch import load_file, save_file
 
     base = shutil.copytree(model_dir, tmp_path / "base")
@@ -166,12 +193,12 @@ def test_four_bits_need_a_type(tmp_path: Path, lora: Path) -> None:
     adapter = shutil.copytree(next(lora.glob("hf_format/samples_*")), tmp_path / "adapter")
     note = json.loads((adapter / "forge_base.json").read_text())
     (adapter / "forge_base.json").write_text(json.dumps(note | {"quantization": {"quant_method": "bitsandbytes"}}))
-    with pytest.raises(forge.SettingsError, match="beside a base in 4 bits.*say the dtype"):
+    with pytest.raises(forge.SettingsError, match="beside a base in 4 bits.*give the dtype"):
         forge.export(adapter, tmp_path / "out", merge=True)
 
 
 def test_a_failed_export_leaves_nothing(full: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What does not read back the same is no export: the directory is not there, nor a half of it."""
+    """An export that does not read back the same leaves no directory."""
 
     def fails(*_: object, **__: object) -> None:
         raise forge.dist.ExportError("not the same")
@@ -194,10 +221,10 @@ def test_a_failed_export_leaves_nothing(full: Path, tmp_path: Path, monkeypatch:
         ("metrics.jsonl", "[]\n3\n", None),
     ],
 )
-def test_a_damaged_run_is_told_by_its_file(
+def test_a_damaged_run_is_named_by_its_file(
     name: str, content: str | None, match: str | None, full: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Status 2 and the name of the file, or an export whose card says less."""
+    """Status 2 and the name of the file, or an export with a shorter card."""
     run = shutil.copytree(full, tmp_path / "run", ignore=shutil.ignore_patterns("exports"))
     (run / name).unlink()
     if content is not None:
@@ -209,7 +236,7 @@ def test_a_damaged_run_is_told_by_its_file(
 
 
 def test_a_card_of_what_is_left(full: Path, tmp_path: Path) -> None:
-    """The base's name stands in the title; a torn line takes no table, a run.json that is gone no sentence; paths with spaces do not leak."""
+    """Torn metrics and a missing run.json shorten the card; the base is its title; paths with spaces do not leak."""
     run = shutil.copytree(full, tmp_path / "run", ignore=shutil.ignore_patterns("exports"))
     assert "# model0, trained by forge sft\n" in (forge.export(run, tmp_path / "one") / "README.md").read_text()
     with (run / "metrics.jsonl").open("a") as file:
@@ -232,7 +259,7 @@ def test_a_card_of_what_is_left(full: Path, tmp_path: Path) -> None:
 
 
 def test_the_base_of_a_whole_model_stands_in_the_head(full: Path, tmp_path: Path) -> None:
-    """Where it was a name of the Hub."""
+    """A Hub name of the base is in the card's metadata."""
     run = shutil.copytree(full, tmp_path / "run", ignore=shutil.ignore_patterns("exports"))
     text = (run / "config.yaml").read_text()
     (run / "config.yaml").write_text(re.sub(r"^model_path: \S+", "model_path: org/smol", text, flags=re.MULTILINE))
@@ -243,7 +270,7 @@ def test_the_base_of_a_whole_model_stands_in_the_head(full: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "public"),
     [
         ("see https://me:SECRET@host/a/b.jsonl?token=SECRET and /home/me/x.jsonl", "see https://host/a/b.jsonl and x.jsonl"),
         (r"C:\Users\me\my models\smol", "smol"),
@@ -254,15 +281,15 @@ def test_the_base_of_a_whole_model_stands_in_the_head(full: Path, tmp_path: Path
         ("org/name", "org/name"),
     ],
 )
-def test_paths_and_addresses_in_a_card(text: str, told: str) -> None:
-    """What is private of them goes, whatever they are made of."""
-    assert nameless(text) == told
+def test_paths_and_addresses_in_a_card(text: str, public: str) -> None:
+    """Their private parts are removed, whatever their form."""
+    assert redact(text) == public
 
 
 def test_a_path_of_two_words_is_no_hub_name() -> None:
     """Only the form org/name stays whole."""
-    assert (place_name("my dir/the base"), place_name("a/b/c"), place_name("org/name")) == ("the base", "c", "org/name")
-    assert place_name("https://me:SECRET@host/a b?token=SECRET,SECRET") == "https://host/a b"
+    assert (last_part("my dir/the base"), last_part("a/b/c"), last_part("org/name")) == ("the base", "c", "org/name")
+    assert last_part("https://me:SECRET@host/a b?token=SECRET,SECRET") == "https://host/a b"
 
 
 def test_a_gguf_card_claims_no_template_that_is_not_there(full: Path, tmp_path: Path) -> None:
@@ -287,7 +314,7 @@ def test_where_an_output_makes_no_sense(full: Path, lora: Path) -> None:
 
 
 def test_a_base_that_is_gone_is_named_as_one(lora: Path, tmp_path: Path) -> None:
-    """A merge says that it is the adapter's base, and which file names it."""
+    """The message says that it is the adapter's base, and which file names it."""
     adapter = shutil.copytree(next(lora.glob("hf_format/samples_*")), tmp_path / "adapter")
     config = json.loads((adapter / "adapter_config.json").read_text())
     (adapter / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": str(tmp_path / "gone")}))
@@ -309,7 +336,7 @@ def test_an_overflow_of_float16_is_named(full: Path, tmp_path: Path) -> None:
 
 
 def test_a_disk_that_is_full_at_the_card(full: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last file that cannot be written is told by its place, as any other; nothing is left."""
+    """A card that cannot be written is named by its path; nothing is left."""
     from pathlib import Path as Paths
 
     write = Paths.write_text

@@ -117,7 +117,7 @@ def test_a_group_is_scored_as_its_completions_alone(directory, alone, name: str,
 
 @pytest.mark.parametrize("name", MODELS)
 def test_completions_of_a_prompt_do_not_see_each_other(directory, name: str) -> None:
-    """Other tokens in one completion, of another number too, leave the log-probabilities of all others as they were."""
+    """Other tokens, or more, in one completion leave the log-probabilities of all others unchanged."""
     model = load(directory(name), "documents")
     assert forge_algos.shares_prompts(model, device=CPU.device.value)[0]
     with torch.no_grad():
@@ -150,9 +150,9 @@ REFUSED = {"llama4: chunked attention", "falcon: a mask made without positions"}
 """Models that forge_dist does not load with document attention, as its own tests assert."""
 
 
-@pytest.mark.parametrize("name", [*tiny.CONFIGS, *sorted(tiny.STRANGERS.keys() - REFUSED)])
-def test_a_model_that_shares_prompts_is_right(tmp_path: Path, name: str) -> None:
-    """Whatever the model: where `shares_prompts` is True, its log-probabilities are right."""
+@pytest.mark.parametrize("name", [*tiny.CONFIGS, *sorted(tiny.OTHER_CONFIGS.keys() - REFUSED)])
+def test_a_model_that_says_yes_is_right(tmp_path: Path, name: str) -> None:
+    """Whatever the architecture: a model that reports shared prompts computes them correctly."""
     directory = tiny.save(name, tmp_path)
     model = load(directory, "documents")
     can, why = forge_algos.shares_prompts(model, device=CPU.device.value)

@@ -1,4 +1,4 @@
-"""Document isolation: what stands beside a sample in a packed row has no part in its logits, on every attention path.
+"""Document isolation: neighbours in a packed row do not change a sample's logits, on every attention path.
 
 The logits are those that are trained on: the objective's own forward of a batch of forge_packing's, seen by a hook.
 """
@@ -112,9 +112,9 @@ EXACT = {("gemma2", "eager"), ("llama4", "sdpa"), ("llama4", "eager"), ("opt", "
 
 
 @pytest.mark.parametrize("attention", ATTENTIONS)
-@pytest.mark.parametrize("name", tiny.STRANGERS)
+@pytest.mark.parametrize("name", tiny.OTHER_CONFIGS)
 def test_a_model_that_cannot_keep_documents_apart_is_refused(tmp_path: Path, name: str, attention: str) -> None:
-    """Whatever a model's inside, a packed row is scored as its samples are one by one, or refused by an error of ours; never wrongly."""
+    """Whatever the architecture, a packed row is scored as its samples one by one, or refused; never wrongly."""
     directory = tiny.save(name, tmp_path)
     samples = [SAMPLES[0], SAMPLES[2], SAMPLES[7], SAMPLES[9]]
     loss, count = reference.evaluate(tiny.plain(directory), samples)
@@ -135,9 +135,9 @@ def test_a_model_that_cannot_keep_documents_apart_is_refused(tmp_path: Path, nam
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("careless", [{}, {"use_cache": True}, {"attention_mask": "ones", "use_cache": False}])
 def test_the_leak_that_these_tests_look_for_is_real(model, attention: str, careless: dict[str, Any]) -> None:
-    """A packed row with a cache, asked for or by default, or with an all-ones mask does leak in transformers, and we would see it.
+    """A packed row with a cache or an all-ones mask does leak in transformers, and these tests detect it.
 
-    When transformers has learned to isolate these, this test says so, and the guard may go.
+    When transformers isolates these, this test fails, and the guard may go.
     """
     loaded = model("llama-tied", attention)
     row = inputs_of(SAMPLES)
@@ -150,7 +150,7 @@ def test_the_leak_that_these_tests_look_for_is_real(model, attention: str, carel
     assert (leaked - solo(loaded, SAMPLES[-1])).abs().max() > LEAK
 
 
-# --- what must not stand beside a packed row ------------------------------------------------------------------------------------
+# --- what a packed row must not come with ---
 
 
 def inputs_of(samples: Sequence[Sample]) -> dict[str, torch.Tensor]:
@@ -175,7 +175,7 @@ FORBIDDEN = {
 @pytest.mark.parametrize("careless", FORBIDDEN)
 @pytest.mark.parametrize("attention", ATTENTIONS)
 def test_the_guard_refuses_what_leaks(model, attention: str, careless: str, known_by: str) -> None:
-    """Under the guard, a packed row with a cache or a 2-D mask raises, by the model and by its decoder, and no longer after it."""
+    """Under the guard a packed row with a cache or a 2-D mask raises, in the model and in its decoder."""
     loaded = model("llama-tied", attention)
     row = inputs_of(SAMPLES)
     arguments = {**FORBIDDEN[careless](row), "input_ids": row["input_ids"], known_by: row[known_by]}
@@ -193,7 +193,7 @@ def test_the_guard_refuses_what_leaks(model, attention: str, careless: str, know
 @pytest.mark.parametrize("adapter", ["none", "lora"])
 @pytest.mark.parametrize("careless", FORBIDDEN)
 def test_training_and_evaluating_refuse_it_too(tmp_path_factory: pytest.TempPathFactory, careless: str, adapter: str) -> None:
-    """An objective that hands the model a packed row with a cache or a mask is stopped by train and evaluate, weights untouched."""
+    """An objective that passes a cache or a mask with a packed row is stopped by train and evaluate."""
     loaded = load(tiny.save("llama-tied", tmp_path_factory.mktemp("model")), "sdpa")
     if adapter == "lora":
         loaded = with_adapter(loaded)

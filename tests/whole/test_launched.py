@@ -20,7 +20,9 @@ import forge
 from forge.settings._settings import dashed
 
 from .conftest import conversations, write_rows
-from .starts import RUN, final_state, metrics, sft, timeless, weights
+from .starts import RUN, final_state, metrics, sft, untimed, weights
+
+pytestmark = pytest.mark.slow
 
 SETTINGS: dict[str, Any] = {**RUN, "num_epochs": 2, "logging_steps": 1}
 
@@ -74,7 +76,7 @@ def alone(given: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 @pytest.fixture(scope="module")
 def two(given: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two processes that nobody disturbed, started from Python."""
+    """An uninterrupted run of two processes, started from Python."""
     run = tmp_path_factory.mktemp("two") / "run"
     result = forge.sft(**given, ckpt_output_dir=run, nproc_per_node=2)
     assert result.steps == 8
@@ -95,7 +97,7 @@ def test_two_processes_learn_what_one_does(alone: Path, two: Path) -> None:
 
 
 def test_the_environment_starts_them_too(given: dict[str, Any], alone: Path, tmp_path: Path) -> None:
-    """PET_NPROC_PER_NODE=2 does; config.yaml tells it from a setting, and rank 0's words come out here once."""
+    """PET_NPROC_PER_NODE=2 does; config.yaml names it as origin, and rank 0's output is printed once."""
     status, out, err = ended(command({**given, "ckpt_output_dir": tmp_path / "run"}, PET_NPROC_PER_NODE="2", PET_NNODES="1"))
     assert status == 0, err
     assert out == f"{tmp_path / 'run' / 'hf_format' / 'samples_48'}\n"
@@ -123,14 +125,14 @@ def test_torchrun_starts_them_too(given: dict[str, Any], alone: Path, tmp_path: 
 
 
 def free_port() -> int:
-    """A port that nobody has now."""
+    """A free port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
-def test_bad_input_on_a_rank_is_said_once(given: dict[str, Any], tmp_path: Path) -> None:
-    """The first rank's own error comes out here, with its exit status and without a traceback; nothing is left on the disk."""
+def test_bad_input_on_a_rank_is_printed_once(given: dict[str, Any], tmp_path: Path) -> None:
+    """The first rank's own error is printed, with its exit status and no traceback; nothing is left on disk."""
     (tmp_path / "broken.jsonl").write_text('{"messages": 3}\n')
     settings = {
         **given,
@@ -149,7 +151,7 @@ def test_bad_input_on_a_rank_is_said_once(given: dict[str, Any], tmp_path: Path)
 
 
 def test_fewer_samples_a_step_than_ranks(given: dict[str, Any], tmp_path: Path) -> None:
-    """A batch that some rank would never see a sample of is refused by name."""
+    """A batch of fewer samples than ranks is refused by name."""
     with pytest.raises(forge.SettingsError, match="effective_batch_size=1 is less than the 2 ranks"):
         forge.sft(**{**given, "effective_batch_size": 1}, ckpt_output_dir=tmp_path / "run", nproc_per_node=2)
     assert not (tmp_path / "run").exists()
@@ -172,7 +174,7 @@ def workers(run: Path) -> list[int]:
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="processes are found in /proc")
 def test_a_rank_that_is_killed_is_named_and_the_run_goes_on(given: dict[str, Any], two: Path, tmp_path: Path) -> None:
-    """Within seconds, not hours; the same command then ends with the bits of a run that nobody disturbed."""
+    """The run ends within seconds; the same command then ends with the bits of an uninterrupted run."""
     run = tmp_path / "run"
     settings = {**given, "ckpt_output_dir": run, "nproc_per_node": 2}
     process = command(settings)
@@ -184,7 +186,7 @@ def test_a_rank_that_is_killed_is_named_and_the_run_goes_on(given: dict[str, Any
     assert status == 1
     assert re.search(r"rank 1 on .* was killed by SIGKILL", err)
     forge.sft(**settings)
-    assert timeless(run) == timeless(two)
+    assert untimed(run) == untimed(two)
     assert weights(run) == weights(two)
     assert final_state(run) == final_state(two)
 
@@ -192,7 +194,7 @@ def test_a_rank_that_is_killed_is_named_and_the_run_goes_on(given: dict[str, Any
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="processes are found in /proc")
 @pytest.mark.parametrize("whom", ["the launcher", "rank 1"])
 def test_a_signal_to_one_stops_all(whom: str, given: dict[str, Any], two: Path, tmp_path: Path) -> None:
-    """The step is finished, the state saved, the status 75; and the same command goes on with it."""
+    """The step is finished, the state saved, the status 75; and the same command resumes it."""
     run = tmp_path / "run"
     settings = {**given, "ckpt_output_dir": run, "nproc_per_node": 2}
     process = command(settings)
@@ -200,12 +202,12 @@ def test_a_signal_to_one_stops_all(whom: str, given: dict[str, Any], two: Path, 
     os.kill(process.pid if whom == "the launcher" else workers(run)[1], signal.SIGTERM)
     status, _, err = ended(process)
     assert status == 75, err
-    assert "holds the state to go on from; the same command goes on with it" in err
+    assert "holds the state to resume from; the same command resumes it" in err
     assert not workers(run)
     done = len(losses(run))
     assert (run / "full_state" / "latest").read_text().strip() == f"step_{done}"
     forge.sft(**settings)
-    assert timeless(run) == timeless(two)
+    assert untimed(run) == untimed(two)
     assert weights(run) == weights(two)
 
 
@@ -216,7 +218,7 @@ def ip(*line: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def hosts() -> Any:
-    """Two network namespaces and a cable between them: ((name, end of the cable), (name, end))."""
+    """Two network namespaces and a link between them: ((name, end of the link), (name, end))."""
     tag = f"{os.getpid() % 100000}"
     names, ends = (f"forge-c-{tag}", f"forge-d-{tag}"), (f"fc{tag}", f"fd{tag}")
     try:
@@ -241,7 +243,7 @@ def hosts() -> Any:
 
 
 def on_hosts(hosts: Any, settings: dict[str, Any], **more: str) -> list[subprocess.Popen[str]]:
-    """The same command on both hosts, told apart by PET_* variables alone."""
+    """The same command on both hosts, which differ in PET_* variables alone."""
     return [
         command(
             settings,
@@ -258,8 +260,9 @@ def on_hosts(hosts: Any, settings: dict[str, Any], **more: str) -> list[subproce
 
 
 def test_two_hosts_learn_what_one_does_and_survive_a_cut(hosts: Any, model_dir: Path, tmp_path: Path) -> None:
-    """Over a cable the losses are those of two ranks on one host; cut in the middle, both sides end within a minute and say whom they
-    lost; the same commands go on with it when the cable is whole again."""
+    """Over a network link the losses are those of two ranks on one host.
+
+    When the link breaks, both sides end within a minute and name the lost peer; the same commands resume once it is back."""
     rows = write_rows(tmp_path / "rows.jsonl", conversations(96))
     given = {"model_path": str(model_dir), "data_path": str(rows), **SETTINGS, "num_epochs": 6}
     run = tmp_path / "run"
@@ -278,4 +281,4 @@ def test_two_hosts_learn_what_one_does_and_survive_a_cut(hosts: Any, model_dir: 
     for status, _, err in [ended(node) for node in on_hosts(hosts, settings)]:
         assert status == 0, err
     whole = forge.sft(**given, ckpt_output_dir=tmp_path / "one_host", nproc_per_node=2)
-    assert timeless(run) == timeless(whole.output_dir)
+    assert untimed(run) == untimed(whole.output_dir)

@@ -1,4 +1,4 @@
-"""examples/mini_trainer: a trainer from two of the packages, run as a reader would run it."""
+"""examples/mini_trainer: a trainer from two packages, run as a reader would run it."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from .repository import ROOT
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+pytestmark = pytest.mark.slow
 
 SCRIPT = ROOT / "examples" / "mini_trainer" / "train.py"
 TINY = "llama-tied"

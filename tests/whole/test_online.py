@@ -1,4 +1,4 @@
-"""The online methods on forge's own attention: the right distribution, shared prompts, and the packer's rows."""
+"""Online methods on forge's own attention: the right distribution, shared prompts, packed rows."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def draw(model, each, tokens, **options):
 
 @pytest.mark.parametrize("attention", ["documents", "sdpa", "eager"])
 def test_the_sampler_draws_from_the_model(directory, attention):
-    """1,000 completions of up to two tokens of each of three prompts, left-padded together: as often as the model says."""
+    """1,000 completions of each of three left-padded prompts have the model's own probabilities."""
     model = load(directory, attention)
     each = 1000
     found = draw(model, each, 2)
@@ -83,7 +83,7 @@ def test_attentions_answer_alike(directory):
     for attention in ("documents", "sdpa", "eager"):
         model = load(directory, attention)
         with forge_algos.guard_packed(model):
-            texts += [[c.ids.tolist() for c in draw(model, 4, 10, batch_tokens=room)] for room in (1, 10_000)]
+            texts += [[c.ids.tolist() for c in draw(model, 4, 10, batch_tokens=tokens)] for tokens in (1, 10_000)]
     assert all(text == texts[0] for text in texts)
     assert max(map(len, texts[0])) == 10
 
@@ -103,7 +103,7 @@ def groups(seed=0):
 @pytest.mark.parametrize("share", [False, True])
 @pytest.mark.parametrize("which", [slice(4), slice(1, 2), slice(0)])
 def test_rows_are_the_packers(share, which):
-    """The room's own rows of known prompts are those that forge_packing makes of whole examples, array by array."""
+    """forge_algos' rows of known prompts equal those of forge_packing, array by array."""
     made, whole = (part[which] for part in groups())
     ours, theirs = collate(made, share_prompts=share), forge_packing.collate_groups(whole, share_prompt=share)
     names = (
@@ -128,7 +128,7 @@ def test_rows_are_the_packers(share, which):
 
 
 class Still(torch.optim.SGD):
-    """Moves nothing, so that gradients stay."""
+    """An optimizer that updates nothing, so that gradients stay."""
 
     def step(self, closure: Any = None) -> None:
         """Leave the weights."""
@@ -143,7 +143,7 @@ METHODS = {
 
 @pytest.mark.parametrize("name", METHODS)
 def test_shared_prompts_give_the_same(directory, name):
-    """Rollout, loss and gradients with prompts shared and not, on documents, in one row and in many, and on sdpa: within 1e-5."""
+    """Rollout, loss and gradients are the same with shared prompts, in any rows, on documents and sdpa: within 1e-5."""
     objective, settings = METHODS[name]
     found = []
     for attention, share, most in (

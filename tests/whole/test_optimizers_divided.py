@@ -1,4 +1,4 @@
-"""forge_algos' optimizers on forge_dist's strategies: each pair trains and its full state is exact, or it is refused by name."""
+"""forge_algos' optimizers on forge_dist's strategies: exact full states, or refused by name."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from . import tiny
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+pytestmark = pytest.mark.slow
 
 OPTIMIZERS = typing.get_args(typing.get_type_hints(forge_algos.OptimizerSettings)["optimizer"])
 EXTRAS = {"schedule_free": "schedulefree", "adamw_8bit": "bitsandbytes"}
@@ -72,7 +74,7 @@ def steps(strategy: Any, model: Any, optimizer: Any, numbers: range) -> None:
 
 
 def scenario(ranks: Any, path: str, names: list[str], states: dict[str, Kept]) -> dict[tuple[str, str], Any]:
-    """(strategy, optimizer) → (state after two steps, after three; of the own and of another's state: as it arrived, a step later)"""
+    """(strategy, optimizer) → states after two and three steps; a loaded state, own or other, and one step later."""
     found: dict[tuple[str, str], Any] = {}
     for name in names:
         for optimizer in HERE:
@@ -101,7 +103,7 @@ def same(first: Kept, second: Kept) -> bool:
 
 
 def test_every_pair(tmp_path: Path) -> None:
-    """Resumed on as many ranks: the same bits; on another number: the state arrives bit for bit; else the refusal names the optimizer."""
+    """On as many ranks the same bits; on another number the state arrives bit for bit; or the optimizer is refused."""
     path = tiny.save("llama-untied", tmp_path / "model")
     with forge_dist.join(forge_dist.topology(forge_dist.LaunchSettings(), environ={})) as ranks:
         one = scenario(ranks, path, ["single"], {})

@@ -1,4 +1,4 @@
-"""forge_algos' OSFT on forge_dist's strategies: wherever the model lies, the same plain model comes out, and what is protected stays."""
+"""forge_algos' OSFT on forge_dist's strategies: the same exported model, the same protected directions."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from . import tiny
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+pytestmark = pytest.mark.slow
 
 CPU = torch.device("cpu")
 RULES: dict[str, dict[str, Any]] = {"direct": {}, "factors": {"osft_form": "factors"}, "paper": {"osft_rule": "paper"}}
@@ -55,7 +57,7 @@ def numbers(step: int) -> list[torch.Tensor]:
 
 
 class Rows:
-    """Rows of one length as they are: whoever packs is not here."""
+    """Objective on unpacked rows of one length."""
 
     unit = "tokens"
     stats = ()
@@ -91,7 +93,7 @@ def scenario(ranks: Any, path: str, pairs: list[tuple[str, str]]) -> dict[tuple[
 
 @pytest.mark.parametrize("names", [["ddp", "fsdp2"], ZERO], ids=["torch", "deepspeed"])
 def test_the_same_model_comes_out_of_two_ranks(names: list[str], tmp_path: Path) -> None:
-    """Weights within rounding of one process's, the same singular vectors, the same gradient norms; so what is protected stays."""
+    """Weights, gradient norms and singular vectors are those of one process; protected directions stay."""
     if not names:
         pytest.skip("needs the extra deepspeed")
     path = tiny.save("llama-tied", tmp_path / "model")

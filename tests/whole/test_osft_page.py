@@ -1,4 +1,4 @@
-"""`forge osft inspect`: what it says of a run, and the page that it writes, looked at in a real browser."""
+"""`forge osft inspect`: its summary of a run, and its page in a real browser."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def change_export(run: Path, name: str, by: float) -> None:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> Path:
-    """A run that kept to its rule; not to be written to."""
+    """A run without leaks; read-only."""
     return make_run(tmp_path_factory.mktemp("osft") / "kept", model_dir)
 
 
@@ -78,7 +78,7 @@ def run(made: Path, tmp_path: Path) -> Path:
 
 
 def test_a_run_that_kept_to_its_rule_leaks_nothing(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The command prints what was protected, what moved most and the worst leak, which rounding explains; and where the page is."""
+    """The command prints what was protected, what moved most, the worst leak, and the path of the page."""
     assert main(["osft", "inspect", str(run)]) == 0
     said = capsys.readouterr().out
     assert re.search(r"^protected +\d+ of \d+ directions of 14 targets \(osft_rule=strict\)$", said, re.MULTILINE)
@@ -92,7 +92,7 @@ def test_a_run_that_kept_to_its_rule_leaks_nothing(run: Path, capsys: pytest.Cap
 
 
 def test_a_leak_and_a_change_elsewhere_are_named(run: Path) -> None:
-    """One target that moved where nothing may move is marked, and so is a norm that changed though none was to train."""
+    """A target that moved in protected directions is marked, and so is a norm that changed."""
     change_export(run, f"{LEAKING}.weight", 1e-4)
     change_export(run, "model.norm.weight", 1e-3)
     said = inspect(run)
@@ -107,7 +107,7 @@ def test_a_leak_and_a_change_elsewhere_are_named(run: Path) -> None:
 
 
 def test_the_page_is_one_file_that_asks_for_nothing(run: Path) -> None:
-    """No address, no script, a policy that allows its own style alone; its drawings are whole, and a hostile name stays text."""
+    """No address, no script, a policy for its own style alone; drawings are well-formed, names are escaped."""
     file = run.parent / "elsewhere" / "page.html"
     said = inspect(run, layer="0.mlp.down_proj", html=file)
     assert said.splitlines()[-1] == f"page        {file}"
@@ -127,7 +127,7 @@ def test_bad_input_is_refused_by_name(run: Path, tmp_path: Path, capsys: pytest.
     assert main(["osft", "inspect", str(tmp_path)]) == 2
     assert "no osft/plan.json" in capsys.readouterr().err
     assert main(["osft", "inspect", str(run), "--layer", "up_prj"]) == 2
-    assert "Did you mean up_proj?" in capsys.readouterr().err
+    assert "--layer up_prj: is no target of this run. Did you mean up_proj?" in capsys.readouterr().err
     base = shutil.copytree(run / "hf_format" / "samples_8", tmp_path / "base")
     config = (run / "config.yaml").read_text()
     (run / "config.yaml").write_text(re.sub("model_path: .*", f"model_path: {base}", config))
@@ -136,7 +136,7 @@ def test_bad_input_is_refused_by_name(run: Path, tmp_path: Path, capsys: pytest.
 
 
 def test_lost_singular_vectors_are_made_anew(run: Path) -> None:
-    """Without the files in osft/ it says the same again, for they follow from the base model."""
+    """Without the files in osft/ the summary is the same: they follow from the base model."""
     before = inspect(run)
     for file in (run / "osft").glob("*.safetensors"):
         file.unlink()
@@ -159,8 +159,9 @@ def browser() -> Iterator[Any]:
     sys.modules.pop("page_browser", None)
 
 
+@pytest.mark.slow
 def test_it_fits_a_telephone_and_a_desk(run: Path, browser: Any) -> None:
-    """At 360 and 1440 pixels, light and dark, nothing sticks out, words in drawings stay readable, and nothing is complained of."""
+    """At 360 and 1440 pixels, light and dark, nothing overflows, drawings are readable, the console is empty."""
     inspect(run)
     for width, dark in ((360, False), (1440, True)):
         browser.open(run / "osft" / "inspect.html", width=width, dark=dark)
@@ -170,7 +171,8 @@ def test_it_fits_a_telephone_and_a_desk(run: Path, browser: Any) -> None:
         )
         assert tall >= 9
         inside = "[...document.querySelectorAll('figure')].every(f => [...f.querySelectorAll('text')].every(t => {"
-        inside += " const a = t.getBoundingClientRect(), b = f.getBoundingClientRect(); return a.left >= b.left && a.right <= b.right; }))"
+        inside += " const a = t.getBoundingClientRect(), b = f.getBoundingClientRect();"
+        inside += " return a.left >= b.left && a.right <= b.right; }))"
         assert browser.run(inside)
         shades = "new Set([...document.querySelectorAll('figure svg rect')].map(r => getComputedStyle(r).fill)).size"
         assert browser.run(shades) > 8
@@ -191,7 +193,7 @@ def test_it_fits_a_telephone_and_a_desk(run: Path, browser: Any) -> None:
         ("hf_format/samples_8/model.safetensors", "torn"),
     ],
 )
-def test_a_damaged_run_is_told_by_its_file(
+def test_a_damaged_run_is_named_by_its_file(
     run: Path, name: str, content: str | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One message that names the file, status 2, no page."""

@@ -54,11 +54,11 @@ def test_measuring_is_what_generating_says(example: ModuleType, model_dir: Path)
     said = model.generate(**ids, max_new_tokens=3, do_sample=False, pad_token_id=0, eos_token_id=None)[
         0, ids["input_ids"].shape[1] :
     ]
-    told = tokenizer.decode(said)
-    if tokenizer(told, add_special_tokens=False)["input_ids"] != said.tolist():
+    completion_text = tokenizer.decode(said)
+    if tokenizer(completion_text, add_special_tokens=False)["input_ids"] != said.tolist():
         pytest.skip("what the model wrote is not how its tokenizer would write it")
     found = measure.measure(
-        model, tokenizer, [{"prompt": prompt, "completion": told}, {"prompt": prompt, "completion": " pear"}]
+        model, tokenizer, [{"prompt": prompt, "completion": completion_text}, {"prompt": prompt, "completion": " pear"}]
     )
     assert found.right == 0.5
     assert found.loss > 0
@@ -67,7 +67,7 @@ def test_measuring_is_what_generating_says(example: ModuleType, model_dir: Path)
 def test_the_page_runs(
     example: ModuleType, model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """From a model to a table of four; both second runs begin at the first one's directory, and can be inspected."""
+    """The script prints its table; both second runs start from the first one's directory and can be inspected."""
     from forge.reports._osft import inspect
 
     monkeypatch.setattr(example, "HELD_OUT", 4)

@@ -180,7 +180,7 @@ def test_an_evaluation_does_not_depend_on_its_batches(pair, name: str, attention
 
 
 def test_lora_sits_on_every_linear_layer_but_the_head(pair) -> None:
-    """By default the trainable parameters are one A and one B beside each linear layer but lm_head, and nothing else."""
+    """By default one A and one B beside each linear layer but lm_head are trained, and nothing else."""
     for name in MODELS:
         plain = pair(name, "eager", "none").plain
         layers = {at for at, module in plain.named_modules() if isinstance(module, torch.nn.Linear) and at != "lm_head"}
@@ -189,7 +189,7 @@ def test_lora_sits_on_every_linear_layer_but_the_head(pair) -> None:
         assert trainable == {f"{layer}.{half}" for layer in layers for half in "AB"}
 
 
-# --- six steps in a row ---------------------------------------------------------------------------------------------------------
+# --- six steps in a row ---
 
 RECIPE = reference.Recipe(
     learning_rate=1e-2, num_steps=6, warmup_steps=2, weight_decay=0.1, beta1=0.8, beta2=0.9, eps=1e-4, max_grad_norm=1.8
@@ -200,7 +200,7 @@ OPTIMIZER = forge_algos.OptimizerSettings(
 
 
 def longer_data() -> list[Sample]:
-    """Twenty ragged samples, the ten and ten more."""
+    """Twenty ragged samples."""
     more = [(11, 2), (4, 0), (19, 7), (1, 0), (14, 13), (6, 1), (3, 2), (21, 0), (10, 5), (7, 6)]
     return [*SAMPLES, *(tiny.sample(length, 40 + length, slice(first, None)) for length, first in more)]
 

@@ -1,4 +1,4 @@
-"""The oracle itself against other people's code: what it calls loss, AdamW, schedule and LoRA is what the field calls so."""
+"""The oracle itself against torch, transformers and PEFT: loss, AdamW, schedule and LoRA."""
 
 from __future__ import annotations
 

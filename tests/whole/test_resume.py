@@ -1,4 +1,4 @@
-"""A run that goes on: what may change, what may not, what is damaged, and who else writes."""
+"""Resuming a run: what may change, what may not, damaged states, other processes."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ import pytest
 import forge
 from forge.run._launching import read_settings, write_settings
 from forge.settings._settings import resolve
-from forge.verbs._sft import TASK, SFTSettings
+from forge.verbs._sft import SFTSettings
 
 from .conftest import conversations, write_rows
-from .starts import metrics, timeless, weights
+from .starts import metrics, untimed, weights
 
 FEW: dict[str, Any] = {
     "effective_batch_size": 6,
@@ -36,7 +36,7 @@ def given(model_dir: Path, chats: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def finished(given: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run that came to its end."""
+    """The finished run."""
     return forge.sft(**given, ckpt_output_dir=tmp_path_factory.mktemp("finished") / "run").output_dir
 
 
@@ -51,19 +51,19 @@ def left(finished: Path, tmp_path: Path) -> Path:
 
 
 def log(run: Path) -> str:
-    """What was printed, over all starts."""
+    """The log of all starts."""
     return (run / "log.txt").read_text()
 
 
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"seed": 7}, "seed: 42, and now seed is 7"),
-        ({"effective_batch_size": 5}, "effective_batch_size: 6, and now effective_batch_size is 5"),
-        ({"learning_rate": 2e-2}, "learning_rate: 0.01, and now learning_rate is 0.02"),
-        ({"num_epochs": 2}, "num_epochs: 1, and now num_epochs is 2.*lr_scheduler=cosine over that length"),
+        ({"seed": 7}, "seed=42, and now seed is 7"),
+        ({"effective_batch_size": 5}, "effective_batch_size=6, and now effective_batch_size is 5"),
+        ({"learning_rate": 2e-2}, "learning_rate=0.01, and now learning_rate is 0.02"),
+        ({"num_epochs": 2}, "num_epochs=1, and now num_epochs is 2.*lr_scheduler=cosine over that length"),
         ({"adapter": "lora"}, "adapter"),
-        ({"max_seq_len": 40}, "max_seq_len: null, and now max_seq_len is 40"),
+        ({"max_seq_len": 40}, "a run with no max_seq_len, and now max_seq_len is 40.*Leave max_seq_len out"),
     ],
 )
 def test_what_would_change_the_past_is_refused(change: dict[str, Any], named: str, given: dict[str, Any], left: Path) -> None:
@@ -76,7 +76,7 @@ def test_what_would_change_the_past_is_refused(change: dict[str, Any], named: st
 
 
 def test_other_rows_are_refused(given: dict[str, Any], left: Path, tmp_path: Path) -> None:
-    """Rows that changed under the same settings are seen by their tokens; the run's own store stays."""
+    """Rows that changed under the same settings are detected by their tokens; the run's own store stays."""
     rows = conversations()
     rows[3]["messages"][1]["content"] += "!"
     before = {file: file.read_bytes() for file in (left / "data").rglob("*") if file.is_file()}
@@ -86,7 +86,7 @@ def test_other_rows_are_refused(given: dict[str, Any], left: Path, tmp_path: Pat
 
 
 def test_another_base_is_refused(given: dict[str, Any], left: Path, tmp_path: Path) -> None:
-    """The state of a run on one model does not go on with another of the same shape."""
+    """A run is not resumed with another model of the same shape."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -100,35 +100,35 @@ def test_another_base_is_refused(given: dict[str, Any], left: Path, tmp_path: Pa
 
 
 def test_what_leaves_the_past_alone_is_accepted(given: dict[str, Any], left: Path, finished: Path) -> None:
-    """Another micro-batch, another place of the data, other saving: the run goes on, says what changed, and config.yaml follows."""
+    """Other micro-batches, data paths and saving: the run is resumed, logs what changed, and updates config.yaml."""
     moved = shutil.copy(given["data_path"], left.parent / "moved.jsonl")
     change = {"data_path": str(moved), "max_tokens_per_gpu": 128, "logging_steps": 2, "keep_last_n": 3}
     forge.sft(**{**given, **change}, ckpt_output_dir=left)
     assert "changed since then: max_tokens_per_gpu: 256 → 128" in log(left)
     assert "max_tokens_per_gpu: 128" in (left / "config.yaml").read_text()
-    assert timeless(left) == timeless(finished)
+    assert untimed(left) == untimed(finished)
     assert weights(left) == weights(finished)
 
 
 def test_a_run_of_constant_rate_can_go_on_for_longer(given: dict[str, Any], tmp_path: Path) -> None:
-    """Where no step depended on the run's length, more epochs go on from the end: as if they had been asked for at once."""
+    """With a constant rate more epochs continue from the end, as if they had been given at once."""
     constant = {**given, "lr_scheduler": "constant"}
     forge.sft(**constant, ckpt_output_dir=tmp_path / "run")
     result = forge.sft(**{**constant, "num_epochs": 2}, ckpt_output_dir=tmp_path / "run")
     assert result.steps == 8
     at_once = forge.sft(**{**constant, "num_epochs": 2}, ckpt_output_dir=tmp_path / "at_once")
-    assert timeless(tmp_path / "run") == timeless(tmp_path / "at_once")
+    assert untimed(tmp_path / "run") == untimed(tmp_path / "at_once")
     name = "model.safetensors"
     assert (result.model_dir / name).read_bytes() == (at_once.model_dir / name).read_bytes()
 
 
 def test_resume_never_and_resume_from_a_path(given: dict[str, Any], left: Path, finished: Path) -> None:
-    """`resume=never` refuses the run; a path goes on from that very state, and the later steps are made again."""
+    """`resume=never` refuses the run; a path resumes from that very state, and later steps are made again."""
     with pytest.raises(forge.RunDirectoryError, match="resume=never"):
         forge.sft(**given, ckpt_output_dir=left, resume="never")
     forge.sft(**given, ckpt_output_dir=left, resume=str(left / "full_state" / "step_3"))
-    assert "going on after step 3" in log(left)
-    assert timeless(left) == timeless(finished)
+    assert "resuming after step 3" in log(left)
+    assert untimed(left) == untimed(finished)
     assert weights(left) == weights(finished)
     with pytest.raises(forge.SettingsError, match="step_99: there is no such full state"):
         shutil.rmtree(left / "hf_format")
@@ -137,7 +137,7 @@ def test_resume_never_and_resume_from_a_path(given: dict[str, Any], left: Path, 
 
 
 def damaged(file: Path, how: str, other: Path) -> None:
-    """Do to a file what disks, people and copies do."""
+    """Damage a file."""
     if how == "deleted":
         file.unlink()
     elif how == "truncated":
@@ -153,17 +153,17 @@ def damaged(file: Path, how: str, other: Path) -> None:
 @pytest.mark.parametrize("how", ["deleted", "truncated", "bit flipped", "swapped"])
 @pytest.mark.parametrize("name", ["rank_0.safetensors", "manifest.json"])
 def test_a_damaged_state_is_passed_over(name: str, how: str, given: dict[str, Any], left: Path, finished: Path) -> None:
-    """It is refused by name, loudly; the one before it is taken, and the run ends as if nothing had been."""
+    """It is named in the log and skipped; resumed from the state before it, the run ends with the same bits."""
     newest, before = left / "full_state" / "step_4", left / "full_state" / "step_3"
     damaged(newest / name, how, before / name)
     forge.sft(**given, ckpt_output_dir=left)
-    assert "step_4" in log(left).split("going on after step 3")[0].rsplit("going on with it", 1)[1]
-    assert timeless(left) == timeless(finished)
+    assert "step_4" in log(left).split("resuming after step 3")[0].rsplit("resuming it", 1)[1]
+    assert untimed(left) == untimed(finished)
     assert weights(left) == weights(finished)
 
 
 def test_nothing_whole_is_an_error(given: dict[str, Any], left: Path) -> None:
-    """Where every state is damaged, the run does not begin anew by itself: what was trained would be lost without a word."""
+    """Where every state is damaged the run is refused, not begun anew."""
     for state in (left / "full_state").glob("step_*"):
         (state / "manifest.json").write_text("{")
     with pytest.raises(forge.dist.CheckpointError, match="step_4"):
@@ -171,8 +171,8 @@ def test_nothing_whole_is_an_error(given: dict[str, Any], left: Path) -> None:
     assert len(metrics(left)) == 4
 
 
-def test_cut_metrics_are_said(given: dict[str, Any], left: Path) -> None:
-    """A metrics.jsonl that was cut is no history to go on with; one that was removed is said, and begins anew."""
+def test_cut_metrics_are_refused(given: dict[str, Any], left: Path) -> None:
+    """A metrics.jsonl that was cut is refused; one that was removed begins anew, with a warning."""
     whole = (left / "metrics.jsonl").read_text()
     (left / "metrics.jsonl").write_text(whole[:200])
     with pytest.raises(forge.RunDirectoryError, match=r"metrics\.jsonl"):
@@ -192,7 +192,7 @@ def test_a_step_that_is_not_finite_names_its_samples(given: dict[str, Any], tmp_
 
 
 def test_skipped_steps_are_counted(given: dict[str, Any], tmp_path: Path) -> None:
-    """`on_nan=skip` leaves such steps out, says so in metrics.jsonl, which stays JSON, and goes on."""
+    """`on_nan=skip` leaves such steps out and marks them in metrics.jsonl, which stays valid JSON."""
     settings = {**given, "learning_rate": 1e38, "max_grad_norm": 0.0, "on_nan": "skip"}
     with pytest.raises(forge.dist.ExportError):
         forge.sft(**settings, ckpt_output_dir=tmp_path / "run")
@@ -202,9 +202,13 @@ def test_skipped_steps_are_counted(given: dict[str, Any], tmp_path: Path) -> Non
     assert [line.get("skipped", False) for line in lines] == [False, True, True, True]
 
 
+@pytest.mark.slow
 def test_a_second_run_is_refused_while_the_first_lives(given: dict[str, Any], left: Path) -> None:
-    """The lock is held by the process, so that it dies with its owner, and nobody else's files are touched."""
-    hold = "import sys, time; from forge.run._run_directory import RunDirectory\nwith RunDirectory(sys.argv[1]):\n    print('in', flush=True); time.sleep(60)"
+    """The lock is held by the process, so that it is released with its owner; nothing is touched."""
+    hold = (
+        "import sys, time; from forge.run._run_directory import RunDirectory\n"
+        "with RunDirectory(sys.argv[1]):\n    print('in', flush=True); time.sleep(60)"
+    )
     owner = subprocess.Popen([sys.executable, "-c", hold, str(left)], stdout=subprocess.PIPE, text=True)
     try:
         assert owner.stdout.readline() == "in\n"
@@ -218,18 +222,18 @@ def test_a_second_run_is_refused_while_the_first_lives(given: dict[str, Any], le
 
 
 def test_settings_travel_to_workers_with_their_origins(given: dict[str, Any], tmp_path: Path) -> None:
-    """What a launcher writes for its workers is what it was given, value for value and origin for origin."""
+    """Settings that a launcher writes for its workers keep every value and every origin."""
     s = resolve(
         SFTSettings,
         ("recipe r.yaml", {"target_modules": ["q_proj"], "adapter": "lora"}),
         ("flag", {**given, "ckpt_output_dir": "x"}),
     )
     write_settings(s, tmp_path / "settings.json")
-    assert read_settings(TASK, tmp_path / "settings.json") == s
+    assert read_settings(forge.sft.task, tmp_path / "settings.json") == s
 
 
 def test_a_run_without_its_states_is_not_begun_anew(given: dict[str, Any], finished: Path, tmp_path: Path) -> None:
-    """A finished run that was copied without its states says that it is finished; asked for more it is refused, not deleted."""
+    """A finished run copied without its states is still finished; changed settings are refused, nothing deleted."""
     run = tmp_path / "run"
     shutil.copytree(finished, run, ignore=shutil.ignore_patterns("full_state"))
     assert forge.sft(**given, ckpt_output_dir=run).steps == 4
@@ -240,41 +244,42 @@ def test_a_run_without_its_states_is_not_begun_anew(given: dict[str, Any], finis
 
 
 def test_a_state_of_another_directory_begins_a_run(given: dict[str, Any], finished: Path, tmp_path: Path) -> None:
-    """`resume=PATH` may lead out of the run: a new directory goes on from it, with the same bits."""
+    """`resume=PATH` may name a state of another directory: a new run continues from it, with the same bits."""
     result = forge.sft(**given, ckpt_output_dir=tmp_path / "run", resume=str(finished / "full_state" / "step_3"))
     assert weights(result.output_dir) == weights(finished)
     assert [line["step"] for line in metrics(result.output_dir)] == [4]
 
 
 def test_a_foreign_state_is_passed_over(given: dict[str, Any], left: Path, finished: Path, tmp_path: Path) -> None:
-    """A whole state of another run that was copied in is named, loudly, and the run's own is taken."""
+    """A whole state of another run is named in the log and skipped for the run's own."""
     other = forge.sft(**{**given, "seed": 7}, ckpt_output_dir=tmp_path / "other").output_dir
     shutil.rmtree(left / "full_state" / "step_4")
     shutil.copytree(other / "full_state" / "step_4", left / "full_state" / "step_4")
     forge.sft(**given, ckpt_output_dir=left)
     assert "step_4 is of another run and is passed over" in log(left)
-    assert "going on after step 3" in log(left)
+    assert "resuming after step 3" in log(left)
     assert weights(left) == weights(finished)
 
 
+@pytest.mark.slow
 def test_going_back_forgets_what_came_after(given: dict[str, Any], finished: Path, tmp_path: Path) -> None:
-    """Killed after it went back to an earlier state, the run goes on from there: the later states are gone with their metrics."""
+    """Killed after it went back to an earlier state, the run resumes there: later states and metrics are gone."""
     from ..ranks import run_on_ranks
-    from .starts import sft, sft_struck
+    from .starts import sft, sft_with_signal
 
     run = tmp_path / "run"
     shutil.copytree(finished, run)
     settings = {**given, "ckpt_output_dir": str(run)}
     with pytest.raises(RuntimeError, match="-9"):
         back = {**settings, "resume": str(run / "full_state" / "step_3")}
-        run_on_ranks(sft_struck, 1, back, "optimizer", 1, "before", joined=False)
+        run_on_ranks(sft_with_signal, 1, back, "optimizer", 1, "before", joined=False)
     run_on_ranks(sft, 1, settings, joined=False)
-    assert timeless(run) == timeless(finished)
+    assert untimed(run) == untimed(finished)
     assert weights(run) == weights(finished)
 
 
 def test_a_missing_model_is_exported_again(given: dict[str, Any], finished: Path, tmp_path: Path) -> None:
-    """A finished run whose export was deleted is not called finished: it is exported from its last state."""
+    """A finished run whose export was deleted is exported again from its last state."""
     run = tmp_path / "run"
     shutil.copytree(finished, run)
     shutil.rmtree(run / "hf_format")
@@ -283,14 +288,14 @@ def test_a_missing_model_is_exported_again(given: dict[str, Any], finished: Path
 
 
 def test_a_request_that_left_out_what_was_asked_for_is_another_one(given: dict[str, Any], finished: Path) -> None:
-    """A setting that the run was given and that is now left to its default is refused by name, finished or not."""
+    """A setting that the run was given and that is now left out is refused by name, finished or not."""
     fewer = {name: value for name, value in given.items() if name != "effective_batch_size"}
-    with pytest.raises(forge.SettingsError, match="effective_batch_size: 6"):
+    with pytest.raises(forge.SettingsError, match="effective_batch_size=6"):
         forge.sft(**fewer, ckpt_output_dir=finished)
 
 
 def test_a_run_cannot_become_shorter_than_it_is(given: dict[str, Any], tmp_path: Path) -> None:
-    """Under a constant rate a length may grow; one below what was trained is refused."""
+    """With a constant rate a length may grow; one below what was trained is refused."""
     constant = {**given, "lr_scheduler": "constant", "num_epochs": 2}
     forge.sft(**constant, ckpt_output_dir=tmp_path / "run")
     with pytest.raises(forge.SettingsError, match="is of step 8, and num_epochs and max_steps now ask for 4 steps"):

@@ -16,6 +16,8 @@ from .scored import Scenario, all_scored
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.slow
+
 CLOSE = 1e-5
 needs_deepspeed = pytest.mark.skipif(
     importlib.util.find_spec("deepspeed") is None, reason="the extra deepspeed is not installed"
@@ -57,7 +59,7 @@ def alone(scenarios: list[Scenario]) -> list[Any]:
 
 @pytest.mark.parametrize("options", STRATEGIES)
 def test_the_gradients_of_one_process(options: dict[str, Any], scenarios: list[Scenario], alone: list[Any]) -> None:
-    """Two ranks with a row each: every loss, and the gradient of every parameter, is that of one process with both rows."""
+    """Two ranks with a row each have the losses and gradients of one process with both rows."""
     for found in run_on_ranks(all_scored, 2, options, scenarios):
         for scenario, ours, theirs in zip(scenarios, found, alone, strict=True):
             assert tuple(ours) == tuple(theirs) == scenario.losses
@@ -69,6 +71,6 @@ def test_the_gradients_of_one_process(options: dict[str, Any], scenarios: list[S
                 assert norm > 0
                 off = {key: float((gradients[key] - g).norm()) for key, g in expected.items()}
                 assert sum(e**2 for e in off.values()) ** 0.5 < CLOSE * norm, (scenario, name)
-                # A parameter with little in it is held against a part of the whole: sums of large terms that cancel are that exact.
+                # A small gradient is compared with a part of the whole: sums of large terms that cancel are only so exact.
                 for key, gradient in expected.items():
                     assert off[key] < CLOSE * max(float(gradient.norm()), 0.1 * norm), (scenario, name, key)

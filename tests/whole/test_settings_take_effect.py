@@ -174,7 +174,7 @@ def places(
 
 
 def traces(run: Path) -> str:
-    """What a run did and left, without its times, its place and the settings it merely wrote down."""
+    """What a run computed and wrote, without times, paths and config.yaml."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     for line in lines:
         line.pop("tokens_per_second", None)

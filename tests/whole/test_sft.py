@@ -1,4 +1,4 @@
-"""`forge.sft` end to end: the run directory, the model that comes out, the two doors, every kind of row."""
+"""`forge.sft` end to end: the run directory, the exported model, Python and shell, every kind of row."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def learned(run: Path) -> list[tuple[float, float, float]]:
 
 
 def test_a_run_leaves_what_the_design_names(model_dir: Path, chats: Path, tmp_path: Path) -> None:
-    """config.yaml, metrics.jsonl, log.txt, data/, plan/, one export, its last state and its result lie there, and nothing else."""
+    """It holds config.yaml, metrics.jsonl, log.txt, data/, plan/, one export, the last state and the result only."""
     result = forge.sft(
         model_path=model_dir, data_path=chats, ckpt_output_dir=tmp_path / "run", validation_split=0.2, eval_every_steps=2, **FEW
     )
@@ -85,7 +85,7 @@ def test_lora_gives_a_plain_peft_directory(model_dir: Path, chats: Path, tmp_pat
     assert losses[-1] < losses[0]
 
 
-def test_both_doors_and_the_recipe_are_one_run(
+def test_python_shell_and_recipe_are_one_run(
     model_dir: Path, chats: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Python, the command line and a run's own config.yaml give the same losses to the last bit."""
@@ -159,7 +159,7 @@ def test_every_kind_of_row_trains(kind: str, model_dir: Path, tmp_path: Path) ->
 
 
 def test_save_samples_and_epochs_make_exports(model_dir: Path, chats: Path, tmp_path: Path) -> None:
-    """save_samples exports whenever that many more samples were seen, also where the batch does not divide it; epochs likewise."""
+    """save_samples exports each time that many more samples were seen, divisible by the batch or not; epochs too."""
     common = {
         "model_path": model_dir,
         "data_path": chats,
@@ -202,8 +202,8 @@ def test_generate_takes_a_run_directory(
     assert said[0].strip()
 
 
-def test_a_run_in_fewer_digits_reports_the_model_that_is_there(model_dir: Path, chats: Path, tmp_path: Path) -> None:
-    """A bfloat16 directory is exported in bfloat16: the held-out loss reported is the exported model's, and a lost gain is said."""
+def test_a_run_in_bfloat16_reports_the_exported_model(model_dir: Path, chats: Path, tmp_path: Path) -> None:
+    """A bfloat16 model is exported in bfloat16: the reported loss is the export's, and a lost gain is logged."""
     import numpy as np
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -230,7 +230,7 @@ def test_a_run_in_fewer_digits_reports_the_model_that_is_there(model_dir: Path, 
 
 
 def test_an_override_chooses_anew_what_was_chosen(model_dir: Path, chats: Path, tmp_path: Path) -> None:
-    """A run's config.yaml as recipe keeps what was asked for; what was default or chosen is left open, so LoRA's rate is not kept."""
+    """A config.yaml as recipe keeps given settings; defaults and choices, such as LoRA's rate, are left open."""
     options = {name: value for name, value in FEW.items() if name != "learning_rate"}
     forge.sft(model_path=model_dir, data_path=chats, ckpt_output_dir=tmp_path / "lora", adapter="lora", **options)
     forge.sft(tmp_path / "lora" / "config.yaml", ckpt_output_dir=tmp_path / "full", adapter="none")
@@ -240,8 +240,8 @@ def test_an_override_chooses_anew_what_was_chosen(model_dir: Path, chats: Path, 
     assert "beta1: 0.9  # default" in (tmp_path / "full" / "config.yaml").read_text()
 
 
-def test_samples_beyond_the_models_positions_are_said(model_dir: Path, chats: Path, tmp_path: Path) -> None:
-    """Training on more tokens than the model has positions for goes on, and says how many samples that concerns."""
+def test_samples_beyond_the_models_positions_are_warned_of(model_dir: Path, chats: Path, tmp_path: Path) -> None:
+    """Training on more tokens than the model has positions for continues with a warning that counts them."""
     import shutil
 
     short = tmp_path / "short"
@@ -252,8 +252,8 @@ def test_samples_beyond_the_models_positions_are_said(model_dir: Path, chats: Pa
     assert "than the 50 positions" in (tmp_path / "run" / "log.txt").read_text()
 
 
-def test_attention_that_does_not_fit_gives_way(model_dir: Path, chats: Path, tmp_path: Path) -> None:
-    """Gemma 2's soft-capped scores are beyond our attention: auto takes eager and says why; asked for by name, it is refused."""
+def test_attention_falls_back_to_eager(model_dir: Path, chats: Path, tmp_path: Path) -> None:
+    """Gemma 2's soft-capped scores: auto takes eager and logs why; attention=documents is refused."""
     import torch
     from transformers import AutoTokenizer, Gemma2Config, Gemma2ForCausalLM
 

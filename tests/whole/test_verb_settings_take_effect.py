@@ -1,4 +1,4 @@
-"""No dead settings: what a verb has of its own changes the run or its files, or is refused by name."""
+"""No dead settings: each setting of a verb's own changes the run or its files, or is refused by name."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def at_times(prompts, completions, **_):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where rows and rewards lie."""
+    """Folder of rows and reward functions."""
     return tmp_path_factory.mktemp("verbs")
 
 
@@ -165,7 +165,7 @@ def run_with(verb: str, options: dict[str, Any], places: dict[str, str], directo
 
 
 def test_every_setting_has_a_case() -> None:
-    """A setting that is added to a verb without a case here fails the suite; what online verbs share is tried with one of them."""
+    """A setting of a verb without a case here fails the suite; what online verbs share is tried with one."""
     shared = {name for group in ("data", "objective") for name in _names(SFTSettings, group)}
     online = set(CASES["grpo"]) | set(_names(task_of("grpo").settings, "data"))
     for verb in VERBS.keys() - {"sft", "osft"}:
@@ -201,7 +201,7 @@ def test_an_online_run_that_nothing_rewards_is_refused(model_dir: Path, folder: 
 def test_switching_off_an_adapter_that_is_not_there_is_refused(model_dir: Path, folder: Path, tmp_path: Path) -> None:
     """A reference by the adapter's absence needs an adapter."""
     given = settings_of("dpo", model_dir, folder) | {"reference": "adapter_off"}
-    with pytest.raises(forge.SettingsError, match="adapter is 'none'"):
+    with pytest.raises(forge.SettingsError, match="adapter=none trains the model itself"):
         forge.dpo(**given, ckpt_output_dir=tmp_path / "run")
 
 

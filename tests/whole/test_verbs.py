@@ -1,4 +1,4 @@
-"""Every verb from one end to the other: rows, run directory, figures, and a model that plain transformers loads."""
+"""Every verb end to end: rows, run directory, figures, and a model that plain transformers loads."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ ONLINE = ("ppo", "grpo", "rloo")
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where rows and rewards lie."""
+    """Folder of rows and reward functions."""
     return tmp_path_factory.mktemp("verbs")
 
 
 @pytest.fixture(scope="module")
 def _importable(folder: Path) -> Any:
-    """The rewards can be imported."""
+    """The reward functions can be imported."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(folder)
         yield
@@ -58,13 +58,13 @@ def test_a_run(verb: str, model_dir: Path, folder: Path, tmp_path: Path) -> None
     values = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
     recipe.write_text(yaml.safe_dump({**values, "ckpt_output_dir": str(tmp_path / "again")}))
     getattr(forge, verb)(recipe)
-    assert _timeless(tmp_path / "again") == _timeless(tmp_path / "run")
+    assert _untimed(tmp_path / "again") == _untimed(tmp_path / "run")
 
 
 @pytest.mark.usefixtures("_importable")
 @pytest.mark.parametrize("verb", ["dpo", "orpo", "simpo", "kto", "reward"])
 def test_preferences_are_learned(verb: str, model_dir: Path, folder: Path, tmp_path: Path) -> None:
-    """On rows where one rule says what is better, held-out pairs are told apart, and the loss falls."""
+    """Where one rule decides which answer is better, held-out pairs are distinguished and the loss falls."""
     given = settings_of(verb, model_dir, folder)
     given |= {"max_steps": 20, "learning_rate": 1e-2, "effective_batch_size": 8}
     result = getattr(forge, verb)(**given, ckpt_output_dir=tmp_path / "run")
@@ -92,7 +92,7 @@ def test_with_lora(verb: str, model_dir: Path, folder: Path, tmp_path: Path) -> 
 
 
 def test_dpo_begins_at_ln_2(model_dir: Path, folder: Path, tmp_path: Path) -> None:
-    """Before the first step the held-out loss is ln 2, whether the reference was stored or runs beside."""
+    """Before the first step the held-out loss is ln 2, with a stored and with a live reference."""
     for reference in ("stored", "live"):
         given = settings_of("dpo", model_dir, folder) | {"max_steps": 1, "reference": reference}
         result = forge.dpo(**given, ckpt_output_dir=tmp_path / reference)
@@ -101,7 +101,7 @@ def test_dpo_begins_at_ln_2(model_dir: Path, folder: Path, tmp_path: Path) -> No
 
 
 def test_a_run_stands_for_its_model(model_dir: Path, folder: Path, tmp_path: Path) -> None:
-    """The directory of a reward run, with LoRA too, rewards completions; a run is where another begins; a reward model writes no text."""
+    """A run directory serves as reward model and as model_path; a reward model generates no text."""
     for adapter in ("none", "lora"):
         reward = tmp_path / f"reward {adapter}"
         forge.reward(**settings_of("reward", model_dir, folder), adapter=adapter, ckpt_output_dir=reward)
@@ -116,7 +116,7 @@ def test_a_run_stands_for_its_model(model_dir: Path, folder: Path, tmp_path: Pat
 
 
 def test_only_what_the_run_comes_to_is_scored(model_dir: Path, folder: Path, tmp_path: Path) -> None:
-    """A reference costs what the run uses of it; a run that goes on for longer scores the rest."""
+    """Only completions that the run uses are scored by the reference; a longer run scores the rest."""
     import numpy as np
     from safetensors.numpy import load_file
 
@@ -131,7 +131,7 @@ def test_only_what_the_run_comes_to_is_scored(model_dir: Path, folder: Path, tmp
 
 
 def test_another_verb_is_refused(model_dir: Path, folder: Path, tmp_path: Path) -> None:
-    """A directory that holds a run of one verb is not gone on with by another."""
+    """A run of one verb is not resumed by another."""
     forge.orpo(**settings_of("orpo", model_dir, folder), ckpt_output_dir=tmp_path / "run")
     with pytest.raises(forge.SettingsError, match="holds a run of forge orpo, and this is forge simpo"):
         forge.simpo(**settings_of("simpo", model_dir, folder), ckpt_output_dir=tmp_path / "run")
@@ -155,7 +155,7 @@ def _config(run: Path) -> dict[str, Any]:
     return yaml.safe_load((run / "config.yaml").read_text())
 
 
-def _timeless(run: Path) -> list[dict[str, Any]]:
+def _untimed(run: Path) -> list[dict[str, Any]]:
     return [
         {name: value for name, value in line.items() if name not in ("tokens_per_second", "memory")} for line in metrics(run)
     ]

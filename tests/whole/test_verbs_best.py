@@ -1,4 +1,4 @@
-"""The best model is the one that measured best, over every resume; and what belongs to a reference is refused where it does not."""
+"""The best model is that of the best evaluation, over every resume; references are checked."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from safetensors.numpy import load_file, save_file
 
 import forge
 from forge.run._best import Best
-from forge.tasks._task import Measured
+from forge.tasks._task import Evaluation
 
 from .starts import metrics
 from .verbs import settings_of, teacher
@@ -22,18 +22,18 @@ LONGER = {"lr_scheduler": "constant", "full_state_every_steps": 1, "eval_every_s
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where rows lie."""
+    """Folder of rows."""
     return tmp_path_factory.mktemp("verbs")
 
 
 def weights(directory: Path) -> bytes:
-    """Of one export."""
+    """The weights of one export."""
     return (directory / "model.safetensors").read_bytes()
 
 
 @pytest.mark.parametrize(("metric", "other"), [("margin", "chosen_logp"), ("loss", "accuracy")])
 def test_best_stays_true_when_a_run_goes_on(metric: str, other: str, model_dir: Path, folder: Path, tmp_path: Path) -> None:
-    """A finished run that goes on by another figure measures every step once, forgets the old figure, and keeps the right weights."""
+    """Resumed with another metric, a run measures every step once and keeps the weights of the new best."""
     given = settings_of("dpo", model_dir, folder) | LONGER | {"ckpt_output_dir": tmp_path / "run"}
     forge.dpo(**{**given, "max_steps": 3, "metric_for_best": metric})
     result = forge.dpo(**{**given, "max_steps": 6, "metric_for_best": other, "save_samples": 1})
@@ -49,7 +49,7 @@ def test_best_stays_true_when_a_run_goes_on(metric: str, other: str, model_dir: 
 
 
 def test_a_best_of_later_steps_goes_with_them(model_dir: Path, folder: Path, tmp_path: Path) -> None:
-    """A run that goes on from an earlier state than its best one's does not keep that export under the name of another step."""
+    """Resumed from a state before its best step, a run does not keep that step's export."""
     given = settings_of("dpo", model_dir, folder) | LONGER | {"ckpt_output_dir": tmp_path / "run", "keep_last_n": 9}
     forge.dpo(**{**given, "max_steps": 4})
     (tmp_path / "run" / "result.json").unlink()
@@ -61,7 +61,7 @@ def test_a_best_of_later_steps_goes_with_them(model_dir: Path, folder: Path, tmp
 
 
 def test_a_run_that_is_made_shorter_is_measured_at_its_end(model_dir: Path, folder: Path, tmp_path: Path) -> None:
-    """A state that was not the last when it was saved may become it: what is exported then was measured too."""
+    """A state that becomes the last of a shorter run is evaluated before it is exported."""
     given = settings_of("dpo", model_dir, folder) | {"lr_scheduler": "constant", "full_state_every_steps": 1, "keep_last_n": 9}
     forge.dpo(**{**given, "max_steps": 3}, ckpt_output_dir=tmp_path / "run")
     (tmp_path / "run" / "result.json").unlink()
@@ -72,13 +72,13 @@ def test_a_run_that_is_made_shorter_is_measured_at_its_end(model_dir: Path, fold
 
 
 def test_directions() -> None:
-    """Less is better of losses and of what is said of rejected answers; more of all else; no number is never better."""
+    """Losses and figures of rejected answers are best low, all others high; NaN is never better."""
 
     def after(metric: str, *values: float) -> Best:
         best = Best()
         for step, value in enumerate(values):
             loss = {"loss": value} if metric == "loss" else {"loss": 0.0, "figures": {metric: value}}
-            best = best.after(Measured(**{"count": 1, "unit": "pairs", "figures": {}, **loss}), step, metric)
+            best = best.after(Evaluation(**{"count": 1, "unit": "pairs", "figures": {}, **loss}), step, metric)
         return best
 
     for metric in ("loss", "nll", "kl", "rejected_reward", "rejected_logp"):
@@ -88,7 +88,7 @@ def test_directions() -> None:
 
 
 def test_nothing_better_than_before_training(model_dir: Path, folder: Path, tmp_path: Path) -> None:
-    """Where no step was better than none, no best is kept, and waiting for it ends the run."""
+    """Where no step beats the initial model, no best is kept, and early stopping ends the run."""
     given = settings_of("sft", model_dir, folder) | LONGER | {"learning_rate": 1.0}
     result = forge.sft(**given, early_stopping_patience=2, ckpt_output_dir=tmp_path / "run")
     assert (result.best_step, result.steps, result.best_dir) == (0, 2, None)
@@ -96,7 +96,7 @@ def test_nothing_better_than_before_training(model_dir: Path, folder: Path, tmp_
 
 @pytest.mark.parametrize("damage", ["reversed", "short", "nan"])
 def test_changed_references_are_not_trained_on(damage: str, model_dir: Path, folder: Path, tmp_path: Path) -> None:
-    """Numbers that were altered under the right metadata are computed anew: the run ends as if nobody had touched them."""
+    """Altered reference log-probabilities are computed anew, whatever their metadata."""
     given = settings_of("dpo", model_dir, folder) | {"lr_scheduler": "constant", "full_state_every_steps": 1}
     runs = []
     for name in ("whole", "damaged"):
@@ -116,7 +116,7 @@ def test_changed_references_are_not_trained_on(damage: str, model_dir: Path, fol
 
 
 def test_a_reference_with_other_tokens_is_refused(model_dir: Path, folder: Path, tmp_path: Path) -> None:
-    """A second model must read the same ids, or it speaks of other words; the setting is named, and so is a path that is no model."""
+    """A second model with another vocabulary is refused by setting, and so is a path that is no model."""
     other = teacher(model_dir, tmp_path)
     file = other / "tokenizer.json"
     text = json.loads(file.read_text())

@@ -1,7 +1,7 @@
-"""A name in, a tiny model saved as a plain HF directory out; and a handful of ragged samples for it to learn from.
+"""Tiny models of several architectures, saved as plain HF directories, and a few ragged samples.
 
-The models have grouped-query attention, two layers and weights large enough that attention matters: with the usual 0.02 a leak between
-two documents, or a position that is off by one, would hardly move the logits.
+The models have grouped-query attention, two layers and weights large enough that attention matters: with the usual 0.02 a leak
+between two documents, or a position that is off by one, would hardly change the logits.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ CONFIGS: dict[str, PretrainedConfig] = {
 
 # Models that do not keep packed documents apart by position_ids alone, each for a reason of its own.
 _OLD_SHAPE = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
-STRANGERS: dict[str, Callable[[], PretrainedConfig]] = {
+OTHER_CONFIGS: dict[str, Callable[[], PretrainedConfig]] = {
     "gemma2: capped scores": lambda: Gemma2Config(**_SHAPE, sliding_window=WINDOW, query_pre_attn_scalar=8),
     "gpt-oss: sinks, and a mask made without positions": lambda: GptOssConfig(
         **_SHAPE, num_local_experts=2, num_experts_per_tok=1, sliding_window=WINDOW, rope_parameters={"rope_type": "default"}
@@ -99,7 +99,7 @@ STRANGERS: dict[str, Callable[[], PretrainedConfig]] = {
 def save(name: str, directory: Path) -> str:
     """The tiny model `name` with its one fixed set of random fp32 weights, as a plain HF directory; the directory's name."""
     torch.manual_seed(20)
-    config = CONFIGS[name] if name in CONFIGS else STRANGERS[name]()
+    config = CONFIGS[name] if name in CONFIGS else OTHER_CONFIGS[name]()
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager")
     # Norm weights all start at one value; shaken, a gradient that mixes two of them up shows.
     with torch.no_grad():
@@ -125,7 +125,7 @@ def sample(length: int, seed: int, labelled: slice | None = slice(0, None)) -> S
 
 
 def ragged() -> list[Sample]:
-    """Ten samples of odd lengths, each with another way for a loss mask to be awkward."""
+    """Ten samples of odd lengths, each with another difficult loss mask."""
     return [
         sample(17, 0),  # the first label is a token, which nothing in its own sample predicts
         sample(1, 1),  # nothing to predict at all, though labelled

@@ -64,7 +64,7 @@ def rows_of(kind: str, number: int = 24) -> list[dict[str, Any]]:
 
 
 def settings_of(verb: str, model_dir: Path, folder: Path) -> dict[str, Any]:
-    """Everything that a short run of a verb is given, but its output directory; its rows and rewards are written to `folder`."""
+    """Settings of a short run, without its output directory; rows and rewards are written to `folder`."""
     kind = KINDS[verb]
     data = folder / f"{kind}.jsonl"
     if not data.exists():
@@ -96,7 +96,7 @@ def teacher(model_dir: Path, folder: Path) -> Path:
 
 
 def run_verb(verb: str, settings: dict[str, Any], path: str | None = None) -> dict[str, Any]:
-    """Run a verb, and return its result as JSON; `path` is where its modules lie."""
+    """Run a verb, and return its result as JSON; `path` is the folder of its modules."""
     import sys
 
     import forge
@@ -108,7 +108,7 @@ def run_verb(verb: str, settings: dict[str, Any], path: str | None = None) -> di
 
 
 def run_verb_killed(verb: str, settings: dict[str, Any], path: str, step: int) -> None:
-    """Run a verb until its state of a step was saved, and kill this process before it takes another."""
+    """Run a verb until the state of a step was saved, and kill this process before the next step."""
     from forge.run._full_state import FullStates
 
     original = FullStates.save

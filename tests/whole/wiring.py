@@ -1,4 +1,4 @@
-"""The leaves wired together as the facade wires them, in a few functions that tests call; no arithmetic of its own."""
+"""The leaf packages wired together as the facade wires them, without any arithmetic."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def load(directory: str, attention: str) -> PreTrainedModel:
 
 
 def with_adapter(model: PreTrainedModel, seed: int = 3) -> Any:
-    """The model under forge's LoRA, its B drawn at random: a fresh one is zero, and then A has no gradient to compare."""
+    """The model with forge's LoRA and random B: with the initial zeros A would have no gradient."""
     CPU.seed(seed)
     wrapped = forge_algos.adapt(model, LORA).model
     with torch.no_grad():
@@ -61,7 +61,7 @@ def rows(samples: Sequence[Sample], max_tokens: int) -> list[Any]:
 
 
 class Recorder(torch.optim.Optimizer):
-    """An optimizer that moves nothing and writes down the gradients that it is given."""
+    """An optimizer that updates nothing and records its gradients."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         self.named = {plain_name(name): p for name, p in model.named_parameters() if p.requires_grad}
@@ -69,12 +69,12 @@ class Recorder(torch.optim.Optimizer):
         super().__init__(list(self.named.values()), {"lr": 1.0})
 
     def step(self, closure: Any = None) -> None:
-        """Write down a copy of every gradient, zeros where there is none."""
+        """Record a copy of every gradient, zeros where there is none."""
         self.seen.append({name: torch.zeros_like(p) if p.grad is None else p.grad.clone() for name, p in self.named.items()})
 
 
 def record(model: torch.nn.Module, steps: Sequence[Sequence[Any]]) -> tuple[list[Any], list[Gradients]]:
-    """forge_algos.train over the steps with weights that stay; its outputs, and the gradients of those that learned something."""
+    """Run forge_algos.train without updates; its outputs, and the gradients of the steps with a loss."""
     recorder = Recorder(model)
     constant = torch.optim.lr_scheduler.LambdaLR(recorder, lambda _: 1.0)
     outputs = forge_algos.train(

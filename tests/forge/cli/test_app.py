@@ -1,4 +1,4 @@
-"""The command line's own part: words, help, exit statuses."""
+"""The command line itself: options, help, exit statuses."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 
 import forge
 from forge.cli import _app as _cli
+from forge.run import _run
 from forge.settings._settings import dashed, flat_fields
 from forge.verbs._registry import VERBS, task_of
 
@@ -48,7 +49,7 @@ def test_exit_statuses(
     def fail(_task: object, _settings: object) -> None:
         raise error
 
-    monkeypatch.setattr(_cli, "run", fail)
+    monkeypatch.setattr(_run, "run", fail)
     assert _cli.main(["sft", "--model-path", "m", "--data-path", "d", "--ckpt-output-dir", "o"]) == status
     said = capsys.readouterr().err
     assert said.startswith("forge: ")
@@ -57,16 +58,20 @@ def test_exit_statuses(
 
 def test_a_list_setting_takes_words_and_repeats() -> None:
     """`--target-modules a b` and `--target-modules a --target-modules b` are one list."""
-    app = _cli._app("sft")
+    app = _cli.make_app("sft")
     for words in (["--target-modules", "a", "b"], ["--target-modules", "a", "--target-modules", "b"]):
         _, bound, *_ = app.parse_args(["sft", *words], exit_on_error=False, print_error=False)
         assert tuple(bound.kwargs["target_modules"]) == ("a", "b")
         assert set(bound.kwargs) == {"target_modules"}, "a flag that was not given is not a flag"
 
 
+@pytest.mark.slow
 def test_help_loads_no_torch() -> None:
     """`forge sft --help` imports neither torch nor transformers."""
-    code = "import sys\nfrom forge.cli._app import main\nmain(['sft', '--help'])\nassert not {'torch', 'transformers', 'numba', 'trl'} & set(sys.modules)"
+    code = (
+        "import sys\nfrom forge.cli._app import main\nmain(['sft', '--help'])\n"
+        "assert not {'torch', 'transformers', 'numba', 'trl'} & set(sys.modules)"
+    )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 

@@ -29,7 +29,7 @@ def test_forge_help_names_it(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_bad_input(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Bad words and bad input are one line on stderr and status 2."""
+    """Unknown commands and bad input give one line on stderr and status 2."""
     assert _cli.main(["data", "show", str(tmp_path)]) == 2
     said = capsys.readouterr().err
     assert said.startswith("forge: ")
@@ -39,7 +39,7 @@ def test_bad_input(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_statuses_pass(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """What `forge data lint` exits with, forge exits with; options and negative numbers reach the verb as they are."""
+    """The exit status is that of `forge data lint`; options and negative numbers are passed on unchanged."""
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"input_ids": [1, 2, 3], "labels": [-100, 2, 3]}\n')
     forge_data.TokenStore.from_jsonl(rows, tmp_path / "store")
@@ -48,7 +48,11 @@ def test_statuses_pass(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert _cli.main(["data", "lint", "x", "--json"]) == 1
 
 
+@pytest.mark.slow
 def test_help_loads_no_transformers() -> None:
     """`forge data --help` is instant: neither torch nor transformers nor datasets."""
-    code = "import sys\nfrom forge.cli._app import main\nmain(['data', '--help'])\nassert not {'torch', 'transformers', 'datasets'} & set(sys.modules)"
+    code = (
+        "import sys\nfrom forge.cli._app import main\nmain(['data', '--help'])\n"
+        "assert not {'torch', 'transformers', 'datasets'} & set(sys.modules)"
+    )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)

@@ -1,4 +1,4 @@
-"""forge plan: a saved plan or a store, shown on the ranks that were asked for."""
+"""`forge plan`: a saved plan, or one for a store, on the requested ranks."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_store(store: forge_data.TokenStore, capsys: pytest.CaptureFixture[str
 
 
 def test_tokens_that_suit_the_machine(store: forge_data.TokenStore, capsys: pytest.CaptureFixture[str]) -> None:
-    """Without max_tokens_per_gpu the machine's own is taken, as in training, and said."""
+    """Without max_tokens_per_gpu the machine's own is used, as in training, and printed."""
     assert _cli.main(["plan", str(store.path), "--max-steps", "5"]) == 0
     said = capsys.readouterr().out
     assert said.startswith("max_tokens_per_gpu ")
@@ -78,7 +78,7 @@ def test_tokens_that_suit_the_machine(store: forge_data.TokenStore, capsys: pyte
 
 
 def test_a_run_without_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """An endless plan is summed up and drawn from its beginning; every step of it can be looked at."""
+    """An endless plan is summed up and drawn from its beginning; each of its steps can be shown."""
     endless = forge_packing.plan([3, 9, 4], batch_size=2, max_tokens=12, epochs=None)
     endless.save(tmp_path / "plan.npz")
     words = ["plan", str(tmp_path / "plan.npz"), "--step", str(10**12)]
@@ -94,17 +94,17 @@ def test_a_run_without_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     [
         (["plan.npz", "--seed", "1"], "--seed has no effect on"),
         (["run", "--effective-batch-size", "8"], "--effective-batch-size has no effect on"),
-        (["plan.npz", "--max-tokens-per-gpu", "5"], "max_tokens_per_gpu=5 is less than the longest sample, 12 tokens"),
+        (["plan.npz", "--max-tokens-per-gpu", "5"], "--max-tokens-per-gpu 5 is less than the longest sample, 12 tokens"),
         (["plan.npz", "--step", "6"], "--step 6 is not in this plan: it has 6 steps, counted from 0"),
         (["plan.npz", "--step", "-1"], "--step -1 is not in this plan"),
         (["plan.npz", "--packing", "x.png"], "the drawing is an SVG"),
         (["plan.npz", "--packing", "nowhere/x.svg"], "nowhere/x.svg: cannot be written"),
         (["nothing"], "nothing is no plan: give a plan.npz, a run directory"),
         (["."], "is no plan"),
-        (["store", "--max-tokens-per-gpu", "8"], "max_tokens_per_gpu=8 is less than the longest sample, 9 tokens"),
-        (["store", "--world-size", "33"], "batch_size=32 is less than world_size=33"),
-        (["store", "--seed", "-1"], "seed must be an integer from 0"),
-        (["store", "--num-epochs", "0"], "num_epochs must be an integer of at least 1, got 0"),
+        (["store", "--max-tokens-per-gpu", "8"], "--max-tokens-per-gpu 8 is less than the longest sample, 9 tokens"),
+        (["store", "--world-size", "33"], "--effective-batch-size 32 is less than --world-size 33"),
+        (["store", "--seed", "-1"], "--seed must be an integer from 0"),
+        (["store", "--num-epochs", "0"], "--num-epochs must be an integer of at least 1, got 0"),
         (["tokens.jsonl"], "tokens.jsonl is not a plan"),
     ],
 )
@@ -117,7 +117,7 @@ def test_refusals(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """What cannot be shown is one message that says why, exit status 2, and no file."""
+    """What cannot be shown gives one message with the reason, exit status 2, and no file."""
     (tmp_path / "plan.npz").rename(tmp_path / "here.npz")
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path / "empty")

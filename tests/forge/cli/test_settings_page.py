@@ -1,4 +1,4 @@
-"""The words that explain the settings come from the settings."""
+"""Help texts and docs/settings.md are generated from the settings classes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from forge.cli._settings_page import field_texts, settings_page
+from forge.cli._options import field_texts
+from forge.cli._settings_page import settings_page
 from forge.settings._settings import flat_fields, groups
 from forge.verbs._registry import VERBS, task_of
 

@@ -1,4 +1,4 @@
-"""The drawing of a plan: sound XML whose bars are the plan's own figures."""
+"""The drawing of a plan: well-formed XML whose bars are the plan's own figures."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_bars_and_waiting_fill_the_step() -> None:
 
 
 def test_nothing_but_itself() -> None:
-    """The drawing needs no network, runs no script, has a title, and says so to who cannot see it."""
+    """The drawing needs no network, runs no script, and has a title that screen readers read."""
     drawing = draw(made(), 0)
     assert set(re.findall(r"https?://[^\s\"']+", drawing)) == {"http://www.w3.org/2000/svg"}
     assert "<script" not in drawing
@@ -78,7 +78,7 @@ def test_nothing_but_itself() -> None:
     ids=["one sample", "many ranks", "many steps", "no last step", "a small unit"],
 )
 def test_extremes(plan: forge_packing.BatchPlan) -> None:
-    """One sample, hundreds of ranks, a hundred million steps, a run without end and any unit of cost can be drawn, in a moderate file."""
+    """One sample, hundreds of ranks, 10**8 steps, an endless run and any unit of cost: the file stays small."""
     drawing = draw(plan, 0)
     numbers = re.findall(r' (?:x|y|width|height|x1|y2)="([^"%]+)"', drawing)
     assert all(-1 <= float(number) < 20_000 for number in numbers)
@@ -87,7 +87,7 @@ def test_extremes(plan: forge_packing.BatchPlan) -> None:
 
 @pytest.mark.parametrize("batch_size", [1, 2, 64])
 def test_few_steps_are_measured(monkeypatch: pytest.MonkeyPatch, batch_size: int) -> None:
-    """A step's bounds take time, so of many small steps as few are measured as of a run with many samples; the drawing says so."""
+    """A step's bounds take time, so of many small steps only some are measured; the drawing says so."""
     plan = forge_packing.plan([5] * 5_000, batch_size=batch_size, max_tokens=5 * batch_size)
     measured = []
     whole = forge_packing.BatchPlan.figures

@@ -1,4 +1,4 @@
-"""A run directory is whole or not there."""
+"""A run directory is complete or not there."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_an_empty_directory_of_the_user_is_kept(tmp_path: Path) -> None:
 
 
 def test_publish_moves_everything(tmp_path: Path) -> None:
-    """After `publish` everything lies in its place, and the open files go on."""
+    """After `publish` everything is in its place, and the open files are appended to."""
     with RunDirectory(tmp_path / "run") as out:
         (out.root / "data").mkdir()
         out.log("before")
@@ -43,9 +43,13 @@ def test_publish_moves_everything(tmp_path: Path) -> None:
     assert [line.split("  ")[1] for line in (tmp_path / "run" / "log.txt").read_text().splitlines()] == ["before", "after"]
 
 
+@pytest.mark.slow
 def test_the_lock_dies_with_its_owner(tmp_path: Path) -> None:
     """A run killed with SIGKILL while preparing leaves a directory that the next run takes over."""
-    code = "import os, sys\nfrom forge.run._run_directory import RunDirectory\nwith RunDirectory(sys.argv[1]) as out:\n    out.log('x')\n    os.kill(os.getpid(), 9)"
+    code = (
+        "import os, sys\nfrom forge.run._run_directory import RunDirectory\n"
+        "with RunDirectory(sys.argv[1]) as out:\n    out.log('x')\n    os.kill(os.getpid(), 9)"
+    )
     killed = subprocess.run([sys.executable, "-c", code, str(tmp_path / "run")], env=os.environ, check=False)
     assert killed.returncode == -9
     with RunDirectory(tmp_path / "run") as out:
@@ -62,7 +66,7 @@ def test_two_at_once(tmp_path: Path) -> None:
 
 
 def test_what_is_there_is_refused(tmp_path: Path) -> None:
-    """Another run, somebody's files, or a file in the place of the directory: refused by name, untouched."""
+    """Another run, other files, or a file in the place of the directory: refused by name, untouched."""
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.yaml").touch()
     (tmp_path / "thesis").mkdir()
@@ -93,7 +97,7 @@ def test_home_and_dots_are_resolved(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize(("began", "kept"), [(False, False), (True, True)])
 def test_a_refusal_before_the_first_step_leaves_nothing(began: bool, kept: bool, tmp_path: Path) -> None:
-    """Bad input that shows only when the model meets the data is bad input still: until a step was made nothing stays."""
+    """Bad input that shows only once the model is loaded leaves nothing either, until a step was made."""
     with pytest.raises(SettingsError), RunDirectory(tmp_path / "a" / "run") as out:
         (out.root / "data").mkdir()
         out.publish("")
@@ -103,15 +107,15 @@ def test_a_refusal_before_the_first_step_leaves_nothing(began: bool, kept: bool,
 
 
 def test_a_failure_after_publishing_is_kept_and_named(tmp_path: Path) -> None:
-    """What is no refusal stays, and the log's last line says how it ended."""
+    """A failed run stays, and the log's last line says how it ended."""
     with pytest.raises(RuntimeError), RunDirectory(tmp_path / "run") as out:
         out.publish("")
         raise RuntimeError("boom")
     assert (tmp_path / "run" / "log.txt").read_text().endswith("failed: RuntimeError: boom\n")
 
 
-def test_a_full_disk_is_said_with_the_file(tmp_path: Path) -> None:
-    """A line that the disk refuses is a failed run (status 1) that names the file; leaving does not hide it."""
+def test_a_full_disk_is_reported_with_the_file(tmp_path: Path) -> None:
+    """A full disk fails the run (status 1) with the name of the file; closing the run does not hide it."""
     full = open("/dev/full", "w")  # noqa: SIM115 - closed by the run directory
     with pytest.raises(RunWriteError, match=r"full.*No space left") as caught, RunDirectory(tmp_path / "run") as out:
         out.publish("")
@@ -153,7 +157,7 @@ def published(path: Path) -> None:
 
 
 def test_a_run_goes_on_in_its_directory(tmp_path: Path) -> None:
-    """The log is gone on with, plan and config.yaml are replaced, what a killed run left half-written goes, all else stays."""
+    """The log is appended to, plan and config.yaml are replaced, half-written files of a killed run are removed."""
     published(tmp_path)
     (tmp_path / "hf_format" / ".samples_9.1-aa.tmp").mkdir()
     with RunDirectory(tmp_path) as out:
@@ -171,7 +175,7 @@ def test_a_run_goes_on_in_its_directory(tmp_path: Path) -> None:
 
 
 def test_a_refused_start_leaves_the_run_alone(tmp_path: Path) -> None:
-    """An error before `publish` changes not a byte of the run that lies there, its log included."""
+    """An error before `publish` changes not a byte of the run in the directory, its log included."""
     published(tmp_path)
     before = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
     with pytest.raises(SettingsError), RunDirectory(tmp_path) as out:
@@ -181,7 +185,7 @@ def test_a_refused_start_leaves_the_run_alone(tmp_path: Path) -> None:
 
 
 def test_rewinding(tmp_path: Path) -> None:
-    """Lines after a position go, and exports of more samples; a file that is shorter than it was is said."""
+    """Lines after a position and exports of more samples are removed; a file that was cut is refused."""
     published(tmp_path)
     with RunDirectory(tmp_path) as out:
         (out.root / "plan").mkdir()
@@ -195,7 +199,7 @@ def test_rewinding(tmp_path: Path) -> None:
 
 
 def test_figures_that_are_not_finite_stay_json(tmp_path: Path) -> None:
-    """NaN is no JSON: it becomes null."""
+    """NaN is not valid JSON: it becomes null."""
     with RunDirectory(tmp_path) as out:
         out.publish("")
         out.metrics({"loss": float("nan"), "lr": 0.1})
@@ -203,7 +207,7 @@ def test_figures_that_are_not_finite_stay_json(tmp_path: Path) -> None:
 
 
 def test_nothing_that_was_trained_is_lost_for_want_of_a_state(tmp_path: Path) -> None:
-    """Exports or a result without any state to go on from: refused, for the run would begin anew over them."""
+    """Exports or a result without a full state are refused: the run would begin anew over them."""
     published(tmp_path)
     with RunDirectory(tmp_path) as out, pytest.raises(RunDirectoryError, match="holds a run with hf_format and no full state"):
         out.check(None)

@@ -1,4 +1,4 @@
-"""Recipes in and out."""
+"""Reading and writing recipes."""
 
 from __future__ import annotations
 
@@ -74,14 +74,14 @@ def test_numbers_are_what_a_person_reads(tmp_path: Path) -> None:
 
 
 def test_paths_that_cannot_be_asked_about(tmp_path: Path) -> None:
-    """A name that the file system refuses is a recipe that is not there, not a crash."""
+    """A name that the file system refuses is a missing recipe, not a crash."""
     for name in ("x" * 300, "a\0b"):
         with pytest.raises(RecipeError):
             read_recipe(tmp_path / name)
 
 
 def test_a_runs_own_defaults_are_left_open(tmp_path: Path) -> None:
-    """Of a config.yaml only what was asked for is read; a comment of the user's own, and one inside a string, change nothing."""
+    """Of a config.yaml only given settings are read; other comments, and one inside a string, change nothing."""
     lines = ["seed: 1  # flag", "beta1: 0.5  # default", "dtype: float32  # chosen: because", "eps: 1e-6  # my default"]
     lines.append("data_path: 'a  # default'  # argument")
     (tmp_path / "r.yaml").write_text("\n".join(lines) + "\n")
@@ -89,7 +89,7 @@ def test_a_runs_own_defaults_are_left_open(tmp_path: Path) -> None:
 
 
 def test_data_in_the_place_of_a_recipe(tmp_path: Path) -> None:
-    """`forge sft train.jsonl` is answered with the option that was meant."""
+    """`forge sft train.jsonl` is answered with the right option."""
     (tmp_path / "train.jsonl").write_text('{"messages": []}\n{"messages": []}\n')
     with pytest.raises(RecipeError, match="--data-path"):
         read_recipe(tmp_path / "train.jsonl")

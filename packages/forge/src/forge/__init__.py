@@ -1,7 +1,7 @@
-"""A few settings to a run: `forge.sft(...)` in Python, `forge sft` in a shell.
+"""Fine-tuning runs from a few settings: `forge.sft(...)` in Python, `forge sft` in a shell.
 
-A lazy door: importing `forge` loads none of the rooms behind it. `forge.data` is `forge_data`, `forge.packing` is
-`forge_packing`, and so on; the verbs (`forge.sft`, `forge.dpo`, ..., `forge.generate`) load what they need when they are called.
+Importing `forge` loads none of the packages behind it. `forge.data` is `forge_data`, `forge.packing` is `forge_packing`, and so
+on; the verbs (`forge.sft`, `forge.dpo`, ..., `forge.generate`) load what they need when they are called.
 """
 
 from __future__ import annotations
@@ -25,41 +25,30 @@ if TYPE_CHECKING:
         SettingsError as SettingsError,
     )
     from forge._result import RunResult as RunResult
+    from forge.cli._generate import generate as generate
     from forge.exporting._export import export as export
     from forge.verbs._distill import distill as distill
-    from forge.verbs._dpo import dpo as dpo
-    from forge.verbs._generate import generate as generate
-    from forge.verbs._grpo import grpo as grpo
-    from forge.verbs._kto import kto as kto
-    from forge.verbs._orpo import orpo as orpo
+    from forge.verbs._online import grpo as grpo, ppo as ppo, rloo as rloo
     from forge.verbs._osft import osft as osft
-    from forge.verbs._ppo import ppo as ppo
+    from forge.verbs._preferences import dpo as dpo, kto as kto, orpo as orpo, reward as reward, simpo as simpo
     from forge.verbs._pretrain import pretrain as pretrain
-    from forge.verbs._reward import reward as reward
-    from forge.verbs._rloo import rloo as rloo
     from forge.verbs._sft import sft as sft
-    from forge.verbs._simpo import simpo as simpo
 
-__version__ = "0.5.0"
+__version__ = "0.5.1"
 
 # Each module with the public names that it defines; a module is imported when one of its names is first used.
 _PUBLIC = {
     "_errors": "DataLintError ForgeError PreemptedError RecipeError RunDirectoryError RunWriteError SettingsError",
     "_result": "RunResult",
+    "cli._generate": "generate",
     "exporting._export": "export",
-    "verbs._distill": "distill",
-    "verbs._dpo": "dpo",
-    "verbs._generate": "generate",
-    "verbs._grpo": "grpo",
-    "verbs._kto": "kto",
-    "verbs._orpo": "orpo",
-    "verbs._osft": "osft",
-    "verbs._ppo": "ppo",
-    "verbs._pretrain": "pretrain",
-    "verbs._reward": "reward",
-    "verbs._rloo": "rloo",
+    # The public names of verbs/ are the training verbs, in the order of `forge --help`.
     "verbs._sft": "sft",
-    "verbs._simpo": "simpo",
+    "verbs._osft": "osft",
+    "verbs._pretrain": "pretrain",
+    "verbs._distill": "distill",
+    "verbs._preferences": "dpo orpo simpo kto reward",
+    "verbs._online": "ppo grpo rloo",
 }
 # `forge.data` is `forge_data`, and so on.
 _PACKAGES = {
@@ -74,7 +63,7 @@ __all__ = sorted({**_MODULE_OF, **_PACKAGES})
 
 
 def __getattr__(name: str) -> object:
-    """Load a room or a verb when it is first asked for."""
+    """Import a package or a public name when it is first used."""
     if name in _PACKAGES:
         value: object = import_module(_PACKAGES[name])
     elif name in _MODULE_OF:

@@ -1,15 +1,15 @@
-"""What can be wrong with a request, as a family of exceptions.
+"""Exceptions of the facade.
 
     ForgeError
     ├── SettingsError (ValueError)       a setting is unknown, mistyped, out of range, or would have no effect
     ├── RecipeError (ValueError)         a recipe file cannot be read as settings
-    ├── DataLintError (ValueError)       the rows would teach something false, as their lint says
+    ├── DataLintError (ValueError)       the lint found rows that would teach something wrong
     ├── RunDirectoryError (OSError)      the output directory holds something else, is in use, or cannot be written
-    ├── RunWriteError (OSError)          the disk refused a file of a run that had begun: exit status 1
+    ├── RunWriteError (OSError)          a file of a run that had begun cannot be written: exit status 1
     └── PreemptedError (RuntimeError)    a signal asked the run to stop, and its state is saved: exit status 75
 
-Each room has a family of its own. All of them agree by shape: an exception that carries `exit_status` is an answer to the
-user, said in one message; any other exception is a defect of forge.
+Each package has its own. In all of them an exception with an `exit_status` is an answer to the user, one message long; any
+other exception is a defect of forge.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import ClassVar
 
 
 class ForgeError(Exception):
-    """Root of the facade's errors: bad input, exit status 2."""
+    """Base class of the facade's errors: bad input, exit status 2."""
 
     exit_status: ClassVar[int] = 2
 
@@ -32,7 +32,7 @@ class RecipeError(ForgeError, ValueError):
 
 
 class DataLintError(ForgeError, ValueError):
-    """The rows would teach something false, as their lint says; `lint=off` overrules it."""
+    """The lint found rows that would teach something wrong; `lint=off` overrules it."""
 
 
 class RunDirectoryError(ForgeError, OSError):
@@ -40,12 +40,12 @@ class RunDirectoryError(ForgeError, OSError):
 
 
 class RunWriteError(ForgeError, OSError):
-    """The disk refused a file of a run that had begun: the run failed, its input was right."""
+    """A file of a run that had begun cannot be written: the run failed, its input was right."""
 
     exit_status: ClassVar[int] = 1
 
 
 class PreemptedError(ForgeError, RuntimeError):
-    """A signal asked the run to stop; its step was finished and its state saved. The same command goes on from there."""
+    """A signal asked the run to stop, and its state is saved; the same command resumes it."""
 
     exit_status: ClassVar[int] = 75

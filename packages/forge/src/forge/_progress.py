@@ -1,4 +1,4 @@
-"""Steps → what a person sees: a live bar on a terminal, plain lines elsewhere; both end up in the run's log."""
+"""Training steps → a progress bar on a terminal, plain lines elsewhere, and the run's log."""
 
 from __future__ import annotations
 
@@ -12,17 +12,16 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 _SHOWN = ("accuracy", "margin", "reward", "kl")
-"""Figures of a step that its line has beside the loss."""
+"""Figures of a step that its line shows beside the loss."""
 
 
 class Reporter:
-    """Says what happens, on stderr and through `log`; a context manager around the steps.
+    """Progress report on stderr and in the log; a context manager around the steps.
 
     Args:
-        log: takes a line for the run's log file.
-        num_steps: steps of the run, for the bar and the remaining time.
-        every: a plain line every so many steps.
-        quiet: show nothing, for the ranks beside the first.
+        log: appends a line to the run's log file.
+        every: steps between two plain lines.
+        quiet: print nothing, on all ranks but the first.
 
     """
 
@@ -37,12 +36,12 @@ class Reporter:
         self._began = 0.0
 
     def note(self, line: str) -> None:
-        """Say a line now."""
+        """Print and log a line."""
         self._log(line)
         self._console.print(line, markup=False)
 
-    def count(self, what: str) -> Callable[[int, int], None]:
-        """Return a function `(done, total)` that shows how far some preparation has come (terminal only)."""
+    def progress(self, what: str) -> Callable[[int, int], None]:
+        """Return a function `(done, total)` that shows the progress of a preparation on a terminal."""
 
         def show(done: int, total: int) -> None:
             if sys.stderr.isatty() and not self._quiet:
@@ -51,7 +50,7 @@ class Reporter:
         return show
 
     def steps(self, num_steps: int, *, done: int = 0) -> Self:
-        """Begin the steps, of which some were made before this start; use as `with reporter.steps(n):`."""
+        """Set the number of steps, `done` of them before this start: `with reporter.steps(n): ...`."""
         self._num_steps, self._done = num_steps, done
         return self
 
@@ -80,16 +79,18 @@ class Reporter:
 
     def step(self, out: Any, tokens_per_second: float) -> None:
         """Show one finished step (a `forge_algos.StepOutput`)."""
-        said = f"loss {out.loss:.4f}" + "".join(f"  {name} {out.figures[name]:.3g}" for name in _SHOWN if name in out.figures)
-        seen = f"{said}  {tokens_per_second:,.0f} tokens/s"
+        figures = f"loss {out.loss:.4f}" + "".join(
+            f"  {name} {out.figures[name]:.3g}" for name in _SHOWN if name in out.figures
+        )
+        description = f"{figures}  {tokens_per_second:,.0f} tokens/s"
         if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, completed=out.step, description=seen)
+            self._bar.update(self._task, completed=out.step, description=description)
         if out.step % self._every and out.step != self._num_steps:
             return
         spent = time.perf_counter() - self._began
         left = spent / (out.step - self._done) * (self._num_steps - out.step)
         line = (
-            f"step {out.step}/{self._num_steps}  {said}  lr {out.learning_rate:.3g}  "
+            f"step {out.step}/{self._num_steps}  {figures}  lr {out.learning_rate:.3g}  "
             f"grad_norm {out.grad_norm:.3g}  {tokens_per_second:,.0f} tokens/s  ETA {_clock(left)}"
         )
         self._log(line)
@@ -98,6 +99,7 @@ class Reporter:
 
 
 def _clock(seconds: float) -> str:
+    """Format seconds as 1:02:03 or 2:03."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -1,4 +1,4 @@
-"""What a finished run hands back, and the file that says that it is finished."""
+"""Result of a finished run, and the file result.json that marks the run as finished."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BEST = "best"
 
 @attrs.frozen(kw_only=True)
 class RunResult:
-    """A finished run: where it lies and what it measured. Losses are in nats per learned token, or what the verb's objective says."""
+    """Result of a finished run. Losses are in nats per learned token, or as the objective says."""
 
     output_dir: Path
     """The run directory: `config.yaml`, `metrics.jsonl`, `log.txt`, `data/`, `plan/`, `hf_format/`, `full_state/`."""
@@ -26,19 +26,19 @@ class RunResult:
     samples: int
     """Samples trained on, repetitions counted."""
     skipped: int
-    """Those of the steps that moved nothing, because their loss or gradient was not finite (`on_nan=skip`)."""
+    """Steps that updated nothing, because their loss or gradient was not finite (`on_nan=skip`)."""
     loss: float
     """Training loss of the last step."""
     eval_before: dict[str, float] | None
-    """What was measured on the held-out data before the first step, as metrics.jsonl has it (`eval_loss`, `eval_accuracy`, ...); None
-    where nothing was held out."""
+    """Held-out figures before the first step, named as in metrics.jsonl (`eval_loss`, `eval_accuracy`, ...); None without
+    held-out data."""
     eval_after: dict[str, float] | None
-    """The same after the last step, of the model as it was exported (a bfloat16 directory is exported in bfloat16)."""
+    """Held-out figures after the last step, of the model as exported (a bfloat16 directory is exported in bfloat16)."""
     best_step: int | None
-    """The step after which the held-out figure of `metric_for_best` was best, 0 where nothing was better than before training; with
-    `keep_best` that step's model lies in `best_dir`."""
+    """Step after which the figure of `metric_for_best` was best, 0 where no step was better than none; with `keep_best` its
+    model is in `best_dir`."""
     best_value: float | None
-    """That figure."""
+    """Best held-out figure."""
     seconds: float
     """Wall-clock time from the first step to the last export, of all starts together."""
 
@@ -54,13 +54,13 @@ class RunResult:
 
     @property
     def best_dir(self) -> Path | None:
-        """The best model's export, where `keep_best` was asked for."""
+        """Export of the best model; None without `keep_best`."""
         best = self.output_dir / "hf_format" / BEST
         return best if best.is_dir() else None
 
 
 def write_result(result: RunResult) -> None:
-    """Write `result.json` into the run directory: from then on the run is finished. Paths are written relative to it."""
+    """Write `result.json`, which marks the run as finished; its paths are relative to the run."""
     values = attrs.asdict(result)
     del values["output_dir"]
     values["model_dir"] = str(result.model_dir.relative_to(result.output_dir))
@@ -68,11 +68,11 @@ def write_result(result: RunResult) -> None:
 
 
 def read_result(path: Path) -> RunResult:
-    """Read the result of the finished run in `path`. Raises FileNotFoundError where it is not finished."""
+    """Read the result of the run in `path`. Raises FileNotFoundError where it is not finished."""
     values = json.loads((path / _FILE).read_text(encoding="utf-8"))
     return RunResult(output_dir=path, **{**values, "model_dir": path / values["model_dir"]})
 
 
 def is_finished(path: Path) -> bool:
-    """Whether the run in `path` came to its end, and its model is there."""
+    """Return whether the run in `path` has a result and its model is still there."""
     return (path / _FILE).exists() and read_result(path).model_dir.is_dir()

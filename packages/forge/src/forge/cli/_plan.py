@@ -1,27 +1,32 @@
-"""`forge plan PATH`: a plan that was saved, or one for a token store → its summary, a step's figures, and a drawing."""
+"""Saved batch plan, or one for a token store → its summary, a step's figures, a drawing."""
 
 from __future__ import annotations
 
 import inspect
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any, cast, get_args
+from typing import Annotated, Any
 
 import attrs
 import cyclopts
 
 import forge_packing
 from forge._errors import RunDirectoryError, SettingsError
-from forge.cli._settings_page import field_texts
-from forge.settings._settings import dashed
+from forge.cli._options import converter_of, field_texts, with_signature
 
 _FIXED = ("effective_batch_size", "num_epochs", "max_steps", "seed")
+_OWN = {
+    "path": (str, "A saved plan (plan.npz), a run directory, or a token store to plan for."),
+    "packing": (str | None, "Draw the step's load on each rank, and the fill over the run, into this SVG file."),
+    "step": (int | None, "Step whose figures are printed and drawn. By default step 0 is drawn."),
+    "world_size": (int | None, "Ranks to divide each step over. By default those of the plan, or 1."),
+}
 
 
-def plan_command(whole: Callable[..., int]) -> Callable[..., None]:
-    """Build `forge plan`; its options are the fields of `PlanSettings`, read strictly by `whole`, and a few of its own."""
+def plan_command() -> Any:
+    """Build `forge plan`; its options are the fields of `PlanSettings` and a few of its own."""
 
     def plan(
         path: str,
@@ -34,23 +39,17 @@ def plan_command(whole: Callable[..., int]) -> Callable[..., None]:
     ) -> None:
         drawing = None if packing is None else _drawing(packing)
         chosen = {name: value for name, value in settings.items() if value is not None}
-        batch_plan = _found(Path(path).expanduser(), chosen, world_size)
-        at = 0 if step is None else _step(step, batch_plan)
+        batch_plan = _load_or_make(Path(path).expanduser(), chosen, world_size)
+        at = 0 if step is None else _checked_step(step, batch_plan)
         print(batch_plan.summary())
         if step is not None:
             print(_figures(batch_plan, at))
         if drawing is not None:
-            print(_drawn(batch_plan, at, drawing))
+            print(_draw(batch_plan, at, drawing))
 
-    own = {
-        "path": "A saved plan (plan.npz), a run directory, or a token store to plan for.",
-        "packing": "Draw the step's load on each rank, and the fill over the run, into this SVG file.",
-        "step": "Step whose figures are printed and drawn. By default step 0 is drawn.",
-        "world_size": "Ranks to divide each step over. By default those of the plan, or 1.",
-    }
     parameters = []
-    for name, kind in (("path", str), ("packing", str | None), ("step", int | None), ("world_size", int | None)):
-        about = cyclopts.Parameter(help=own[name], converter=whole if int in get_args(kind) else None)
+    for name, (kind, text) in _OWN.items():
+        about = cyclopts.Parameter(help=text, converter=converter_of({int} if kind == int | None else set()))
         position = inspect.Parameter.POSITIONAL_ONLY if name == "path" else inspect.Parameter.KEYWORD_ONLY
         default = inspect.Parameter.empty if name == "path" else None
         parameters.append(inspect.Parameter(name, position, default=default, annotation=Annotated[kind, about]))
@@ -58,22 +57,24 @@ def plan_command(whole: Callable[..., int]) -> Callable[..., None]:
     for field in attrs.fields(forge_packing.PlanSettings):
         text = field_texts(forge_packing.PlanSettings)[field.name]
         shown = "" if field.default is None else f" [default: {field.default}]"
-        about = cyclopts.Parameter(help=text + shown, group=group, converter=whole)
+        about = cyclopts.Parameter(help=text + shown, group=group, converter=converter_of({int}))
         parameters.append(
             inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[int | None, about])
         )
-    cast("Any", plan).__signature__ = inspect.Signature(parameters)
-    plan.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    plan.__doc__ = (
+    command = with_signature(
+        plan,
+        parameters,
         "Show which samples share a step and a micro-batch, and how well that fills the ranks; trains nothing.\n\n"
         "A saved plan can be shown on other ranks or with other micro-batches; for a token store every option counts. "
-        "Example: forge plan runs/first --world-size 8 --packing packing.svg"
+        "Example: forge plan runs/first --world-size 8 --packing packing.svg",
     )
-    return plan
+    # The names of forge_packing.plan, in its messages.
+    command.flags |= {"batch_size": "--effective-batch-size", "max_tokens": "--max-tokens-per-gpu"}
+    return command
 
 
-def _found(path: Path, chosen: Mapping[str, Any], world_size: int | None) -> forge_packing.BatchPlan:
-    """The plan at this path, on the ranks and with the micro-batches that were asked for."""
+def _load_or_make(path: Path, chosen: Mapping[str, Any], world_size: int | None) -> forge_packing.BatchPlan:
+    """Load the plan at a path, or make one for the store there, on these ranks."""
     files = [path] if path.is_file() else [path / "plan.npz", path / "plan" / "plan.npz"]
     file = next((each for each in files if each.is_file()), None)
     if file is not None:
@@ -81,20 +82,22 @@ def _found(path: Path, chosen: Mapping[str, Any], world_size: int | None) -> for
         fixed = [name for name in _FIXED if name in chosen]
         if fixed:
             raise SettingsError(
-                f"--{dashed(fixed[0])} has no effect on {file}: its steps are planned already. Only --world-size and "
-                "--max-tokens-per-gpu can be tried on it; give a token store to plan anew."
+                f"{fixed[0]} has no effect on {file}: its steps are planned already. Only world_size and max_tokens_per_gpu "
+                "can be tried on it; give a token store to plan anew."
             )
         tokens = chosen.get("max_tokens_per_gpu")
-        _fits(int(loaded.lengths.max()), tokens)
+        _check_fit(int(loaded.lengths.max()), tokens)
         return loaded.reshape(world_size=world_size, max_tokens=tokens)
     if (path / "store.json").is_file():
-        return _planned(path, chosen, world_size)
+        return _make(path, chosen, world_size)
     raise SettingsError(
-        f"{path} is no plan: give a plan.npz, a run directory (with plan/plan.npz in it), or a token store (with store.json in it)."
+        f"{path} is no plan: give a plan.npz, a run directory (with plan/plan.npz in it), or a token store (with store.json in "
+        "it)."
     )
 
 
-def _planned(path: Path, chosen: Mapping[str, Any], world_size: int | None) -> forge_packing.BatchPlan:
+def _make(path: Path, chosen: Mapping[str, Any], world_size: int | None) -> forge_packing.BatchPlan:
+    """Plan for a token store as training would."""
     import forge_data
 
     try:
@@ -105,7 +108,7 @@ def _planned(path: Path, chosen: Mapping[str, Any], world_size: int | None) -> f
     if store.kind != "supervised":
         raise SettingsError(f"{path} holds rows of the kind {store.kind!r}; forge plan shows those of supervised fine-tuning.")
     tokens = settings.max_tokens_per_gpu
-    _fits(int(store.lengths.max()), tokens)
+    _check_fit(int(store.lengths.max()), tokens)
     if tokens is None:
         import forge_accel
 
@@ -127,24 +130,27 @@ def _planned(path: Path, chosen: Mapping[str, Any], world_size: int | None) -> f
     )
 
 
-def _fits(longest: int, tokens: int | None) -> None:
+def _check_fit(longest: int, tokens: int | None) -> None:
+    """Raise SettingsError where a sample is longer than a micro-batch."""
     if tokens is not None and tokens < longest:
         raise SettingsError(
-            f"max_tokens_per_gpu={tokens:,} is less than the longest sample, {longest:,} tokens, and a sample is never cut. "
-            f"Set --max-tokens-per-gpu to {longest} or more."
+            f"max_tokens_per_gpu={tokens} is less than the longest sample, {longest:,} tokens, and a sample is never cut. "
+            f"Set max_tokens_per_gpu to {longest} or more."
         )
 
 
-def _step(step: int, batch_plan: forge_packing.BatchPlan) -> int:
+def _checked_step(step: int, batch_plan: forge_packing.BatchPlan) -> int:
+    """Return the step. Raises SettingsError where the plan does not have it."""
     if batch_plan.endless:
         if step < 0:
-            raise SettingsError(f"--step {step} is not in this plan: steps are counted from 0.")
+            raise SettingsError(f"step={step} is not in this plan: steps are counted from 0.")
     elif not 0 <= step < batch_plan.num_steps:
-        raise SettingsError(f"--step {step} is not in this plan: it has {batch_plan.num_steps:,} steps, counted from 0.")
+        raise SettingsError(f"step={step} is not in this plan: it has {batch_plan.num_steps:,} steps, counted from 0.")
     return step
 
 
 def _figures(batch_plan: forge_packing.BatchPlan, step: int) -> str:
+    """Describe the load of a step."""
     found = batch_plan.figures(step)
     return (
         f"step {step}: {found.samples:,} samples, {found.tokens:,} tokens, micro-batches: {found.micro_batches} a rank "
@@ -154,13 +160,15 @@ def _figures(batch_plan: forge_packing.BatchPlan, step: int) -> str:
 
 
 def _drawing(packing: str) -> Path:
+    """Return the path of the drawing. Raises SettingsError where it is no SVG file."""
     file = Path(packing).expanduser()
     if file.suffix.lower() != ".svg":
-        raise SettingsError(f"--packing {file}: the drawing is an SVG; give a file that ends in .svg.")
+        raise SettingsError(f"packing={file}: the drawing is an SVG; give a file that ends in .svg.")
     return file
 
 
-def _drawn(batch_plan: forge_packing.BatchPlan, step: int, file: Path) -> Path:
+def _draw(batch_plan: forge_packing.BatchPlan, step: int, file: Path) -> Path:
+    """Write the drawing of a step, at once or not at all."""
     from forge.reports._plan_svg import draw
 
     text = draw(batch_plan, step)
@@ -170,7 +178,7 @@ def _drawn(batch_plan: forge_packing.BatchPlan, step: int, file: Path) -> Path:
         temporary.replace(file)
     except OSError as error:
         raise RunDirectoryError(
-            f"--packing {file}: cannot be written: {error.strerror or error}. Its directory must exist and be writable."
+            f"packing={file}: cannot be written: {error.strerror or error}. Its directory must exist and be writable."
         ) from error
     finally:
         with suppress(OSError):  # it was renamed, or never made

@@ -1,35 +1,25 @@
-"""Settings classes → the words that explain them: help texts, and the page docs/settings.md."""
+"""Settings classes of all verbs → the page docs/settings.md, in Markdown."""
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any, Literal, get_args, get_origin
 
 import attrs
-import docstring_parser
 
+from forge.cli._options import field_texts
 from forge.settings._settings import groups
 from forge.verbs._registry import VERBS, task_of
 
 
-@cache
-def field_texts(owner: type) -> dict[str, str]:
-    """Field name → the docstring written under it in an attrs class, or in the one that it inherits the field from."""
-    return {
-        param.arg_name: " ".join((param.description or "").split())
-        for home in reversed(owner.__mro__)
-        if attrs.has(home)
-        for param in docstring_parser.parse_from_object(home).params
-    }
-
-
 def settings_page() -> str:
-    """Write the reference of every verb's settings as Markdown: what all have first, then what each has of its own."""
+    """Write the settings of every verb as Markdown: those that all have, then each verb's own."""
     lines = [
         "# Settings",
         "",
-        "Generated from the settings classes by `hatch run docs`. In Python `forge.VERB(name=value)`, in a shell `--name value` with dashes,",
-        "in a YAML recipe `name: value`. `forge VERB RECIPE.yaml --name value` overrides a recipe; a run's own `config.yaml` is one.",
+        "Generated from the settings classes by `hatch run docs`. In Python `forge.VERB(name=value)`, in a shell `--name "
+        "value` with dashes,",
+        "in a YAML recipe `name: value`. `forge VERB RECIPE.yaml --name value` overrides a recipe; a run's own `config.yaml` "
+        "is one.",
         "",
         f"Verbs: {', '.join(f'[`{name}`](#forge-{name})' for name in VERBS)}.",
     ]
@@ -47,6 +37,7 @@ def settings_page() -> str:
 
 
 def _table(group: str, owner: type, level: str) -> list[str]:
+    """Write the settings of one class as a table below a heading."""
     attrs.resolve_types(owner)
     return [
         "",
@@ -62,6 +53,7 @@ def _table(group: str, owner: type, level: str) -> list[str]:
 
 
 def _kind(kind: Any) -> str:
+    """Describe a type in Markdown."""
     if get_origin(kind) is Literal:
         return ", ".join(f"`{choice}`" for choice in get_args(kind))
     if get_origin(kind) is tuple:

@@ -1,10 +1,14 @@
-"""What a launcher starts for each rank: `python -m forge.cli._worker COMMAND SETTINGS.json`."""
+"""Process of one rank that a launcher started.
+
+`python -m forge.cli._worker MODULE VERB SETTINGS.json`, where MODULE defines VERB.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import forge_dist
@@ -13,9 +17,9 @@ from forge.run._launching import read_settings
 
 
 class _Termination:
-    """SIGTERM before there is a state: an exception on its way through the clean-up, and the memory of it.
+    """Handler of a SIGTERM before there is a state: it raises, and remembers that it did.
 
-    Raised in the middle of an import it may come out as something else.
+    Raised in the middle of an import the exception may come out as another one.
     """
 
     came = False
@@ -25,23 +29,22 @@ class _Termination:
         raise KeyboardInterrupt
 
 
-def main(command: str, settings: str) -> None:
-    """Run one rank of a command to its end. An error that is an answer to the user is said by the launcher alone."""
+def main(module: str, verb: str, settings: str) -> None:
+    """Run one rank of a verb; the launcher prints an error that is an answer to the user."""
     termination = _Termination()
     signal.signal(signal.SIGTERM, termination)
     try:
         with forge_dist.worker_report():
             try:
                 from forge.run._run import run
-                from forge.verbs._registry import task_of
 
-                task = task_of(command)
+                task = getattr(import_module(module), verb).task
                 run(task, read_settings(task, Path(settings)))
             except PreemptedError as stopped:
                 raise SystemExit(stopped.exit_status) from None
             except BaseException:
                 if termination.came:
-                    # What was prepared is taken back by now; the launcher is to see the signal.
+                    # What was prepared is removed by now; the launcher is to see the signal.
                     signal.signal(signal.SIGTERM, signal.SIG_DFL)
                     os.kill(os.getpid(), signal.SIGTERM)
                 raise

@@ -1,4 +1,4 @@
-"""A run, or what one exported → a directory to hand on: merged or not, as Hugging Face or as GGUF files, proved, with a model card."""
+"""Run, model or adapter directory → an export that was compared with it, with a model card."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import forge_accel
 import forge_data
 import forge_dist
 from forge._errors import SettingsError
-from forge.exporting._model_card import Exported, model_card
-from forge.exporting._request import Asked, DType, Format
+from forge.exporting._model_card import model_card
+from forge.exporting._request import DType, ExportRequest, Format
 
 _ROWS = (5, 17, 33, 64)
 """Lengths in tokens of the rows on which logits are compared."""
@@ -28,71 +28,62 @@ def export(
     dtype: DType | None = None,
     format: Format = "hf",  # noqa: A002 - what users call it
 ) -> Path:
-    """Write a model to hand on, loaded back and compared before it is there, with a model card (README.md).
+    """Write a model to hand on, with a model card (README.md), loaded back and compared before.
 
     Args:
         run: A run directory (its last export), or a model or adapter directory.
         output: The directory to write, which must not exist; of a run by default one in its `exports/`.
         merge: Add an adapter's updates to the weights of its base, which makes a plain model of it.
-        dtype: What the weights are written as: float32, float16, bfloat16, with gguf also q8_0; by default as they are stored,
-            merged ones as those of the base.
-        format: hf for a directory that plain transformers (or plain PEFT) loads, gguf for a file that llama.cpp and its kin run.
+        dtype: Type of the weights, with gguf also q8_0; by default as they are stored, merged ones as those of the base.
+        format: hf for a directory that plain transformers (or plain PEFT) loads, gguf for a file that llama.cpp runs.
 
     Returns:
         The directory, or with gguf the file in it.
 
     Raises:
         SettingsError, RunDirectoryError: the request is wrong; nothing was written.
-        forge_dist.ModelError: an adapter that cannot be merged, a base that is not there or not the one that was trained on, a model or
-            tokenizer that GGUF cannot hold.
-        forge_dist.ExportError: what was written, or merged, does not compute what it should, or the disk refused it.
+        forge_dist.ModelError: an adapter that cannot be merged, a base that is missing or not the one that was trained on, a
+            model or tokenizer that GGUF cannot hold.
+        forge_dist.ExportError: what was written, or merged, does not compute what it should, or cannot be written.
 
     """
-    asked = Asked.of(run, output, merge=merge, dtype=dtype, format=format)
-    tokenizer = _tokenizer(asked)
-    rows = _rows(asked.vocabulary(tokenizer))
-    loaded = forge_dist.merge_adapter(asked.folder, rows, task=asked.task) if merge else None
-    model: Any = (
-        loaded.model
-        if loaded is not None
-        else forge_dist.load_trained(str(asked.folder), dtype=forge_accel.float32, device="cpu", task=asked.task)
-    )
-    proofs = (
-        []
-        if loaded is None
-        else [
-            f"Merged: on {loaded.tokens} tokens its logits are those of the adapter beside its base within {loaded.difference:.1e} of the largest."
-        ]
-    )
-    _check_range(asked, model)
-    with forge_dist.atomic_directory(asked.output) as folder:
+    request = ExportRequest.of(run, output, merge=merge, dtype=dtype, format=format)
+    tokenizer = _tokenizer(request)
+    rows = _rows(request.vocabulary(tokenizer))
+    proofs = []
+    model: Any
+    if merge:
+        merged = forge_dist.merge_adapter(request.folder, rows, task=request.task)
+        model = merged.model
+        proofs.append(
+            f"Merged: on {merged.tokens} tokens its logits are those of the adapter beside its base within "
+            f"{merged.difference:.1e} of the largest."
+        )
+    else:
+        model = forge_dist.load_trained(str(request.folder), dtype=forge_accel.float32, device="cpu", task=request.task)
+    _check_range(request, model)
+    with forge_dist.atomic_directory(request.output) as folder:
         try:
             if format == "gguf":
-                file, proof = _write_gguf(asked, model, tokenizer, rows, folder)
+                file, proof = _write_gguf(request, model, tokenizer, rows, folder)
             else:
-                file, proof = None, _write_hf(asked, model, tokenizer, rows, folder)
-        except forge_dist.ForgeDistError as error:  # it names the place that is there for the while
-            raise type(error)(str(error).replace(str(folder), str(asked.output))) from error
+                file, proof = None, _write_hf(request, model, tokenizer, rows, folder)
+        except forge_dist.ForgeDistError as error:  # it names the temporary directory
+            raise type(error)(str(error).replace(str(folder), str(request.output))) from error
         except OSError as error:
-            raise _unwritable(asked.output, error) from error
-        card = Exported(
-            run=asked.run,
-            folder=asked.folder,
-            merged=merge,
-            adapter=asked.adapter,
-            base=asked.base,
-            dtype=asked.dtype,
+            raise _unwritable(request.output, error) from error
+        text = model_card(
+            request,
             file=file,
-            proofs=(*proofs, proof),
-            architecture=type(model if merge or not asked.adapter else model.get_base_model()).__name__,
-            template=tokenizer is not None and bool(tokenizer.chat_template),
+            proofs=[*proofs, proof],
+            architecture=type(model if merge or not request.adapter else model.get_base_model()).__name__,
+            chat_template=tokenizer is not None and bool(tokenizer.chat_template),
         )
-        text = model_card(card)
         try:
             (folder / "README.md").write_text(text, encoding="utf-8")
         except OSError as error:
-            raise _unwritable(asked.output / "README.md", error) from error
-    return asked.output if file is None else asked.output / file
+            raise _unwritable(request.output / "README.md", error) from error
+    return request.output if file is None else request.output / file
 
 
 def _unwritable(place: Path, error: OSError) -> forge_dist.ExportError:
@@ -101,64 +92,70 @@ def _unwritable(place: Path, error: OSError) -> forge_dist.ExportError:
     )
 
 
-def _tokenizer(asked: Asked) -> Any:
-    """What lies beside the model, or beside an adapter's base; None where neither has one."""
-    for place in (str(asked.folder), asked.base):
+def _tokenizer(request: ExportRequest) -> Any:
+    """Load the tokenizer of the model or of an adapter's base; None where neither has one."""
+    for place in (str(request.folder), request.base):
         try:
             return forge_data.load_tokenizer(place)
         except forge_data.TokenizerError as error:
             refused = error
-    if asked.format == "gguf":
+    if request.format == "gguf":
         raise refused
     return None
 
 
 def _rows(vocabulary: int) -> list[list[int]]:
-    """Rows of token ids drawn from the whole vocabulary, always the same."""
+    """Draw rows of token ids from the whole vocabulary, always the same."""
     draw = np.random.default_rng(0)
     return [draw.integers(0, vocabulary, length).tolist() for length in _ROWS]
 
 
-_BEYOND_HALF = 65520.0
-"""The least number that float16 rounds to infinity."""
+_FLOAT16_OVERFLOW = 65520.0
+"""Smallest number that float16 rounds to infinity."""
 
 
-def _check_range(asked: Asked, model: Any) -> None:
-    """Raise SettingsError where float16, which q8_0 falls back to for some rows, cannot hold a weight."""
-    if asked.dtype not in ("float16", "q8_0") or (asked.adapter and not asked.merge):
+def _check_range(request: ExportRequest, model: Any) -> None:
+    """Raise SettingsError where float16, to which q8_0 falls back for some rows, overflows."""
+    if request.dtype not in ("float16", "q8_0") or (request.adapter and not request.merge):
         return
     for name, tensor in model.state_dict().items():
-        if asked.format == "gguf" and (tensor.ndim < 2 or (asked.dtype == "q8_0" and tensor.shape[-1] % 32 == 0)):
+        if request.format == "gguf" and (tensor.ndim < 2 or (request.dtype == "q8_0" and tensor.shape[-1] % 32 == 0)):
             continue
         largest = tensor.abs().max().item() if tensor.numel() else 0.0
-        if _BEYOND_HALF <= largest < math.inf:
+        if _FLOAT16_OVERFLOW <= largest < math.inf:
             raise SettingsError(
-                f"dtype={asked.dtype}: the weight {name} has a number of {largest:g}, which overflows float16 (at most 65504). Take dtype=bfloat16."
+                f"dtype={request.dtype}: the weight {name} has a number of {largest:g}, which overflows float16 (at most "
+                "65504). Take dtype=bfloat16."
             )
 
 
-def _write_hf(asked: Asked, model: Any, tokenizer: Any, rows: Sequence[Sequence[int]], folder: Path) -> str:
-    written = forge_dist.export_model(model, folder / "model", tokenizer=tokenizer, dtype=getattr(forge_accel, asked.dtype))
+def _write_hf(request: ExportRequest, model: Any, tokenizer: Any, rows: Sequence[Sequence[int]], folder: Path) -> str:
+    """Write a Hugging Face directory and load it back; return a sentence on how it was compared."""
+    written = forge_dist.export_model(model, folder / "model", tokenizer=tokenizer, dtype=getattr(forge_accel, request.dtype))
     check = forge_dist.check_export(model, written, [(row, row) for row in rows])
     for file in sorted(written.iterdir()):
         file.rename(folder / file.name)
     written.rmdir()
-    what = "mean reward" if asked.task == "reward" else "loss"
+    what = "mean reward" if request.task == "reward" else "loss"
     return (
-        f"Read back: {check.tensors} tensors, each the one in memory, written as {asked.dtype}; loaded by plain "
-        f"{'PEFT' if asked.adapter and not asked.merge else 'transformers'}, its {what} on {check.loss_tokens} random tokens is "
-        f"{check.reloaded:.4f}, {check.in_memory:.4f} in memory."
+        f"Read back: {check.tensors} tensors, each the one in memory, written as {request.dtype}; loaded by plain "
+        f"{'PEFT' if request.adapter and not request.merge else 'transformers'}, its {what} on {check.loss_tokens} random "
+        f"tokens is {check.reloaded:.4f}, {check.in_memory:.4f} in memory."
     )
 
 
-def _write_gguf(asked: Asked, model: Any, tokenizer: Any, rows: Sequence[Sequence[int]], folder: Path) -> tuple[str, str]:
-    name = asked.name
-    file = f"{name}-{asked.dtype}.gguf"
-    given: Any = {"tokenizer": tokenizer, "dtype": asked.dtype, "name": name}
+def _write_gguf(
+    request: ExportRequest, model: Any, tokenizer: Any, rows: Sequence[Sequence[int]], folder: Path
+) -> tuple[str, str]:
+    """Write a GGUF file and read it back; return its name and a sentence on how it was compared."""
+    name = request.name
+    file = f"{name}-{request.dtype}.gguf"
+    given: Any = {"tokenizer": tokenizer, "dtype": request.dtype, "name": name}
     forge_dist.export_gguf(model, folder / file, **given)
     check = forge_dist.check_gguf(model, folder / file, rows, **given)
     halves = f" ({check.halves} of them as float16, for their rows are no multiple of 32 long)" if check.halves else ""
     return file, (
-        f"Read back: {check.tensors} tensors, each the one in memory, matrices written as {asked.dtype}{halves}; loaded by transformers from the file, its logits are "
-        f"those in memory within {check.difference:.1e} of the largest, and within {check.exact:.1e} with the unrounded weights."
+        f"Read back: {check.tensors} tensors, each the one in memory, matrices written as {request.dtype}{halves}; loaded by "
+        f"transformers from the file, its logits are those in memory within {check.difference:.1e} of the largest, and within "
+        f"{check.exact:.1e} with the unrounded weights."
     )

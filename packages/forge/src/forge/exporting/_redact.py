@@ -1,4 +1,4 @@
-"""Text with paths and addresses of this machine → the same with only the part of them that a stranger may see."""
+"""Text → the same without paths of this machine, and without secrets in addresses."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ _PATH = re.compile(r"(?<![\w.~/\\-])(?:(?:~[\w.-]*|\.{0,2})/|[A-Za-z]:[/\\]|~[\w
 
 
 def is_hub_form(value: str) -> bool:
-    """Whether it has the form org/name."""
+    """Return whether a string has the form org/name."""
     return _HUB_NAME.fullmatch(value) is not None
 
 
-def place_name(value: str) -> str:
-    r"""The last part of a path, whatever it is made of; a name of the Hub stays, and an address without user and query.
+def last_part(value: str) -> str:
+    r"""Return the last part of a path; a Hub name as it is, an address without user and query.
 
-    >>> place_name("/my models/the base/"), place_name(r"C:\Users\me\smol"), place_name("org/name")
+    >>> last_part("/my models/the base/"), last_part(r"C:\Users\me\smol"), last_part("org/name")
     ('the base', 'smol', 'org/name')
-    >>> place_name("https://me:secret@host/rows.jsonl?token=secret")
+    >>> last_part("https://me:secret@host/rows.jsonl?token=secret")
     'https://host/rows.jsonl'
     """
     if is_hub_form(value):
@@ -33,25 +33,26 @@ def place_name(value: str) -> str:
 
 
 def _public(found: re.Match[str]) -> str:
+    """Return an address without user and query; of a file its last part."""
     return found[2].rstrip("/").rpartition("/")[2] if found[1].lower() == "file" else f"{found[1]}://{found[2]}"
 
 
-def nameless(value: Any) -> Any:
-    """The same with every path on this machine reduced to its last part; names of the Hub (org/name) stay.
+def redact(value: Any) -> Any:
+    """Reduce every path of this machine in a value to its last part; Hub names (org/name) stay.
 
-    >>> nameless("/home/me/models/smol"), nameless("org/name"), nameless("recipe ../mine/a.yaml")
+    >>> redact("/home/me/models/smol"), redact("org/name"), redact("recipe ../mine/a.yaml")
     ('smol', 'org/name', 'recipe a.yaml')
     """
     if isinstance(value, dict):
-        return {nameless(key): nameless(held) for key, held in value.items()}
+        return {redact(key): redact(held) for key, held in value.items()}
     if isinstance(value, (list, tuple)):
-        return [nameless(held) for held in value]
+        return [redact(held) for held in value]
     if not isinstance(value, str):
         return value
     if _WHOLE_PATH.match(value) and "\n" not in value:
-        return place_name(value)
+        return last_part(value)
     parts, end = [], 0
     for found in _ADDRESS.finditer(value):
-        parts += [_PATH.sub(lambda path: place_name(path[0]), value[end : found.start()]), _public(found)]
+        parts += [_PATH.sub(lambda path: last_part(path[0]), value[end : found.start()]), _public(found)]
         end = found.end()
-    return "".join([*parts, _PATH.sub(lambda path: place_name(path[0]), value[end:])])
+    return "".join([*parts, _PATH.sub(lambda path: last_part(path[0]), value[end:])])

@@ -1,4 +1,4 @@
-"""What `forge export` is asked for → what it comes to: which model, from where, to where, in which type; or why it makes no sense."""
+"""Arguments of `forge.export` → a checked request: model, base, target, type."""
 
 from __future__ import annotations
 
@@ -21,31 +21,33 @@ DType = Literal["float32", "float16", "bfloat16", "q8_0"]
 
 
 @attrs.frozen(kw_only=True)
-class Asked:
-    """A request that was found to make sense."""
+class ExportRequest:
+    """Checked request of an export."""
 
     run: Path | None
+    """Run directory; None for a model of unknown origin."""
     folder: Path
+    """Directory that is exported, such as `hf_format/samples_N` of the run."""
     output: Path
     adapter: bool
     merge: bool
     dtype: str
     format: Format
     base: str
-    """Directory or hub name of the model that was trained; of a whole model its own directory."""
+    """Directory or hub name of an adapter's base; of a whole model its own directory."""
     task: Literal["causal", "reward"]
 
     @classmethod
-    def of(cls, run: str | Path, output: str | Path | None, *, merge: bool, dtype: str | None, format: str) -> Asked:  # noqa: A002
-        """Look at what is asked for. Raises SettingsError and RunDirectoryError."""
-        found = last_export(str(run))
-        folder, of_run = Path(os.path.abspath(Path(found).expanduser())), Path(os.path.abspath(Path(run).expanduser()))
-        if (folder / "hf_format").is_dir():
-            run_values(folder)  # a run whose config.yaml is gone
-        if not (folder / "config.json").is_file() and not (folder / "adapter_config.json").is_file():
-            raise SettingsError(
-                f"{run}: neither a run directory nor one of a model or an adapter (it holds no config.yaml, config.json or adapter_config.json)."
-            )
+    def of(
+        cls,
+        run: str | Path,
+        output: str | Path | None,
+        *,
+        merge: bool,
+        dtype: str | None,
+        format: str,  # noqa: A002 - what users call it
+    ) -> ExportRequest:
+        """Check the arguments of `forge.export`. Raises SettingsError and RunDirectoryError."""
         for name, value, known in (("format", format, get_args(Format)), ("dtype", dtype, (None, *get_args(DType)))):
             if value not in known:
                 raise SettingsError(f"{name}={value!r} is not one of {', '.join(each for each in known if each)}.")
@@ -53,45 +55,36 @@ class Asked:
             raise SettingsError("dtype=q8_0 is a type of GGUF files: set format=gguf, or dtype=float32, float16 or bfloat16.")
         if output is not None and not str(output):
             raise SettingsError(
-                "output is empty: say which directory to write, or leave it out to have one in the run's exports/."
+                "output is empty: give the directory to write, or leave it out to have one in the run's exports/."
             )
+        folder = Path(os.path.abspath(Path(last_export(str(run))).expanduser()))
+        given = Path(os.path.abspath(Path(run).expanduser()))
+        if (folder / "hf_format").is_dir():
+            run_values(folder)  # raises: this is a run whose config.yaml is gone
+        if not (folder / "config.json").is_file() and not (folder / "adapter_config.json").is_file():
+            raise SettingsError(
+                f"{run}: neither a run directory nor one of a model or an adapter (it holds no config.yaml, config.json or "
+                "adapter_config.json)."
+            )
+        of_run = None if given == folder else given
+        if of_run is not None:
+            run_values(of_run)
         adapter = (folder / "adapter_config.json").is_file()
         if merge and not adapter:
             raise SettingsError(f"merge has no effect: {folder} holds a whole model, and no adapter. Leave it out.")
         if adapter and not merge and format == "gguf":
-            raise SettingsError(f"{folder} holds an adapter, and a GGUF file a whole model: set merge.")
-        base = str(folder)
-        if of_run != folder:
-            run_values(of_run)
-        if adapter:
-            known = forge_dist.adapter_base(folder)
-            base = known.path
-            if merge:
-                _check_base_there(folder, base)
-            if merge and known.quantization is not None and dtype is None:
-                raise SettingsError(
-                    f"{folder} was trained beside a base in 4 bits, and what those stand for, with its updates, is written in more: say the dtype "
-                    "(float32, float16 or bfloat16, with gguf also q8_0)."
-                )
-        is_run = of_run != folder
-        if adapter and is_run:
-            _check_run(of_run, base)
+            raise SettingsError(f"{folder} holds an adapter, and a GGUF file a whole model: set merge=True.")
+        base = _base_of(folder, of_run, merge=merge, dtype=dtype) if adapter else str(folder)
         chosen = dtype or _stored_dtype(base if merge else str(folder))
-        if output is None and not is_run:
+        if output is None and of_run is None:
             raise SettingsError(
-                f"output: say which directory to write; only an export of a run has a place of its own, and {run} is none."
+                f"output is required: only an export of a run has a directory of its own, and {run} is none. Give the "
+                "directory to write."
             )
-        kind = "".join((f"-{chosen}", "-merged" if merge else "", "-gguf" if format == "gguf" else ""))
-        target = (
-            Path(os.path.abspath(Path(output).expanduser()))
-            if output is not None
-            else of_run / "exports" / f"{folder.name}{kind}"
-        )
-        _check_target(target, [folder, *([of_run / "hf_format"] if is_run else [])])
         return cls(
-            run=of_run if is_run else None,
+            run=of_run,
             folder=folder,
-            output=target,
+            output=_target(output, folder, of_run, f"{chosen}{'-merged' * merge}{'-gguf' * (format == 'gguf')}"),
             adapter=adapter,
             merge=merge,
             dtype=chosen,
@@ -102,36 +95,53 @@ class Asked:
 
     @property
     def name(self) -> str:
-        """What readers of a GGUF file show."""
+        """Name of the model in a GGUF file."""
         if self.run is None:
             return Path(self.base).name
-        return f"{Path(run_values(self.run)['model_path']).name}-{_json(self.run / 'run.json').get('verb', 'forge')}"
+        return f"{Path(run_values(self.run)['model_path']).name}-{read_json(self.run / 'run.json').get('verb', 'forge')}"
 
     def vocabulary(self, tokenizer: Any) -> int:
-        """How many token ids may be tried."""
+        """Return how many token ids the model has."""
         if tokenizer is not None:
             return len(tokenizer)
-        config = _json(self.folder / "config.json") or _json(Path(self.base) / "config.json")
+        config = read_json(self.folder / "config.json") or read_json(Path(self.base) / "config.json")
         return int(config.get("vocab_size", 100))
 
 
-def _check_run(run: Path, base: str) -> None:
-    """Raise SettingsError where the base is not the model that the run began with."""
-    began, now = _json(run / "run.json").get("model"), forge_dist.model_identity(base)
-    # A hub name is told by its name alone: what the Hub holds under it now is not compared.
-    if began is not None and Path(base).is_dir() and began != now:
+def _base_of(folder: Path, run: Path | None, *, merge: bool, dtype: str | None) -> str:
+    """Return directory or hub name of an adapter's base. Raises SettingsError."""
+    known = forge_dist.adapter_base(folder)
+    base = known.path
+    if merge and not Path(os.path.expanduser(base)).is_dir() and not is_hub_form(base):
         raise SettingsError(
-            f"{run}: the base model in {base} is not the one that this run began with: its config.json or its weights changed. Put it back."
+            f"{folder}: its base model is gone: adapter_config.json names {base} (base_model_name_or_path), and there is no "
+            "such directory. Put the base back, or name there where it lies now."
         )
+    if merge and known.quantization is not None and dtype is None:
+        raise SettingsError(
+            f"{folder} was trained beside a base in 4 bits, and the merged weights need more bits: give the dtype (float32, "
+            "float16 or bfloat16, with gguf also q8_0)."
+        )
+    if run is not None:
+        began, now = read_json(run / "run.json").get("model"), forge_dist.model_identity(base)
+        # A hub name is identified by its name alone: what the Hub holds under it now is not compared.
+        if began is not None and Path(base).is_dir() and began != now:
+            raise SettingsError(
+                f"{run}: the base model in {base} is not the one that this run began with: its config.json or its weights "
+                "changed. Put it back."
+            )
+    return base
 
 
 def _task_of(folder: Path) -> Literal["causal", "reward"]:
-    architectures = _json(folder / "config.json").get("architectures") or []
+    """Return which head a model or an adapter has."""
+    architectures = read_json(folder / "config.json").get("architectures") or []
     of_rewards = any(str(name).endswith("ForSequenceClassification") for name in architectures)
-    return "reward" if of_rewards or _json(folder / "adapter_config.json").get("task_type") == "SEQ_CLS" else "causal"
+    return "reward" if of_rewards or read_json(folder / "adapter_config.json").get("task_type") == "SEQ_CLS" else "causal"
 
 
-def _json(file: Path) -> dict[str, Any]:
+def read_json(file: Path) -> dict[str, Any]:
+    """Read a JSON object; an empty one where there is none."""
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -140,7 +150,7 @@ def _json(file: Path) -> dict[str, Any]:
 
 
 def _stored_dtype(place: str) -> str:
-    """The float type, of those that are written, that holds most numbers of a model's or adapter's files."""
+    """Return the float type that holds most numbers of a model's or adapter's files."""
     from safetensors import SafetensorError, safe_open
 
     if not Path(place).is_dir():
@@ -158,18 +168,18 @@ def _stored_dtype(place: str) -> str:
     return next((names[kind] for kind, _ in found.most_common() if kind in names), "float32")
 
 
-def _check_base_there(folder: Path, base: str) -> None:
-    if not Path(os.path.expanduser(base)).is_dir() and not is_hub_form(base):
-        raise SettingsError(
-            f"{folder}: its base model is gone: adapter_config.json names {base} (base_model_name_or_path), and there is no such "
-            "directory. Put the base back, or name there where it lies now."
-        )
-
-
-def _check_target(target: Path, sources: list[Path]) -> None:
-    if any(Path(os.path.realpath(target)).is_relative_to(os.path.realpath(source)) for source in sources):
-        raise SettingsError(f"output {target}: lies within {sources[-1]}, what is exported. Give a directory elsewhere.")
+def _target(output: str | Path | None, folder: Path, run: Path | None, kind: str) -> Path:
+    """Return the directory to write. Raises where it lies in what is exported, or exists."""
+    if output is None:
+        assert run is not None
+        target = run / "exports" / f"{folder.name}-{kind}"
+    else:
+        target = Path(os.path.abspath(Path(output).expanduser()))
+    for source in (folder, *([run / "hf_format"] if run is not None else [])):
+        if Path(os.path.realpath(target)).is_relative_to(os.path.realpath(source)):
+            raise SettingsError(f"output={target}: lies within {source}, what is exported. Give a directory elsewhere.")
     if os.path.lexists(target):
         raise RunDirectoryError(
-            f"output {target}: exists already, and nothing is written over it. Remove it, or give another one."
+            f"output={target}: exists already, and nothing is written over it. Remove it, or give another one."
         )
+    return target

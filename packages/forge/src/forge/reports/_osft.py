@@ -1,4 +1,4 @@
-"""`forge osft inspect RUN`: a run's plan, its base model and its last export → what was protected and what moved, as words and as a page."""
+"""OSFT run: its plan, base model and last export → what was protected and what moved."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 import forge_accel
 import forge_dist
 from forge._errors import SettingsError
-from forge.reports._osft_html import leaks, page
+from forge.reports._osft_page import leaks, page
 from forge.run._directories import last_export, run_values
 from forge_algos.adaptations import Moved, osft_moved, osft_portrait
 
@@ -24,20 +24,20 @@ def inspect(run: str | Path, *, layer: str | None = None, html: str | Path | Non
     Args:
         run: The run's directory, with its plan (osft/plan.json) and an export.
         layer: Name of the target to draw, or the last part of it; of several the one that moved most.
-        html: Where the page goes; by default osft/inspect.html of the run. A page there is replaced.
+        html: Where to write the page; by default osft/inspect.html of the run. A page there is replaced.
 
     Returns:
-        The summary for a person; its last line is the page's path.
+        A summary; its last line is the path of the page.
 
     Raises:
-        SettingsError: this is no OSFT run or it has no export yet, a file of it is damaged, its base model changed, `layer` is no
-            target, or the page cannot be written.
+        SettingsError: this is no OSFT run or it has no export yet, a file of it is damaged, its base model changed, `layer` is
+            no target, or the page cannot be written.
 
     """
     root = Path(run).expanduser()
-    plan = _plan(root)
-    wanted = _wanted(plan, layer)
-    values = _values(root)
+    plan = _read_plan(root)
+    wanted = _matching(plan, layer)
+    values = _read_settings(root)
     _check_base(root, values["model_path"])
     rule: Literal["strict", "paper"] = values["osft_rule"]
     cache = root / "osft" if values.get("osft_cache") is None else Path(values["osft_cache"])
@@ -63,9 +63,9 @@ def inspect(run: str | Path, *, layer: str | None = None, html: str | Path | Non
 
 
 class Weights(Mapping[str, Any]):
-    """The tensors of a model by the names that it has in memory, read one at a time from the files of a directory.
+    """Tensors of a model by name, read one at a time from its files.
 
-    A hub name, or a directory whose files name or shape them otherwise than the architecture does, is loaded whole.
+    A model that is a hub name, or whose files name its tensors otherwise than the architecture does, is loaded whole.
     """
 
     def __init__(self, path: str, needed: set[str]) -> None:
@@ -103,7 +103,8 @@ def _damaged(file: Path, error: Exception) -> SettingsError:
     return SettingsError(f"{file}: cannot be read: {error}. It is damaged; put it back.")
 
 
-def _values(root: Path) -> dict[str, Any]:
+def _read_settings(root: Path) -> dict[str, Any]:
+    """Read the run's settings. Raises SettingsError where those of OSFT are missing."""
     values = run_values(root)
     for name, known in (("osft_rule", ("strict", "paper")), ("osft_svd", ("exact", "randomized"))):
         if values.get(name) not in known:
@@ -113,18 +114,19 @@ def _values(root: Path) -> dict[str, Any]:
     return values
 
 
-def _plan(root: Path) -> dict[str, Any]:
+def _read_plan(root: Path) -> dict[str, Any]:
+    """Read which directions of each target may move. Raises SettingsError without a plan."""
     file = root / "osft" / "plan.json"
     try:
         plan = json.loads(file.read_text(encoding="utf-8"))
     except OSError:
         raise SettingsError(
-            f"{root}: is no run with adapter=osft, for it has no osft/plan.json. Name a directory that `forge osft` (or adapter=osft of "
-            "another verb) wrote."
+            f"{root}: is no run with adapter=osft, for it has no osft/plan.json. Give a directory that `forge osft` (or "
+            "adapter=osft of another verb) wrote."
         ) from None
     except ValueError as error:
         raise SettingsError(f"{file}: cannot be read: {error}.") from error
-    if not isinstance(plan, dict) or not all(map(_planned, plan.values())):
+    if not isinstance(plan, dict) or not all(map(_is_target, plan.values())):
         raise SettingsError(
             f"{file}: is not what a run writes: each target has a shape and a number of free directions. Put it back."
         )
@@ -133,7 +135,8 @@ def _plan(root: Path) -> dict[str, Any]:
     return plan
 
 
-def _planned(target: Any) -> bool:
+def _is_target(target: Any) -> bool:
+    """Return whether an entry of plan.json has a shape and a number of free directions."""
     if not isinstance(target, dict) or not isinstance(target.get("free"), int):
         return False
     shape = target.get("shape")
@@ -141,6 +144,7 @@ def _planned(target: Any) -> bool:
 
 
 def _check_base(root: Path, model_path: str) -> None:
+    """Raise SettingsError unless the base model is the one that the run began with."""
     try:
         began = json.loads((root / "run.json").read_text(encoding="utf-8"))["model"]
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -149,12 +153,13 @@ def _check_base(root: Path, model_path: str) -> None:
         ) from error
     if forge_dist.model_identity(model_path) != began:
         raise SettingsError(
-            f"{model_path}: this base model is not the one that the run began with: it is gone, or its config.json or its weights changed. "
-            f"Put it back, or set model_path in {root / 'config.yaml'} to where it lies now."
+            f"{model_path}: this base model is not the one that the run began with: it is gone, or its config.json or its "
+            f"weights changed. Put it back, or name in {root / 'config.yaml'} where it lies now."
         )
 
 
-def _wanted(plan: Mapping[str, Any], layer: str | None) -> set[str]:
+def _matching(plan: Mapping[str, Any], layer: str | None) -> set[str]:
+    """Return the targets that `layer` names, all without one."""
     if layer is None:
         return set(plan)
     found = {name for name in plan if name == layer or name.endswith(f".{layer}")}
@@ -162,12 +167,12 @@ def _wanted(plan: Mapping[str, Any], layer: str | None) -> set[str]:
         ends = sorted({name.rpartition(".")[2] for name in plan})
         near = difflib.get_close_matches(layer, [*ends, *plan], n=1)
         hint = f" Did you mean {near[0]}?" if near else ""
-        raise SettingsError(f"layer {layer!r}: is no target of this run.{hint} Targets end in {', '.join(ends)}.")
+        raise SettingsError(f"layer={layer!r}: is no target of this run.{hint} Targets end in {', '.join(ends)}.")
     return found
 
 
 def _moved(before: Weights, after: Weights, name: str) -> float | None:
-    """‖Δ‖/‖W‖, or None where there is nothing to compare with."""
+    """Compute ‖Δ‖/‖W‖ of a tensor; None where there is nothing to compare with."""
     if name not in before or before[name].shape != after[name].shape:
         return None
     old, new = before[name].double(), after[name].double()
@@ -178,23 +183,25 @@ def _moved(before: Weights, after: Weights, name: str) -> float | None:
 def _summary(
     targets: list[Moved], others: Mapping[str, float | None], rule: Literal["strict", "paper"], dtype: str
 ) -> Iterator[str]:
+    """Yield the lines of the summary."""
     most, worst = max(targets, key=lambda t: t.moved), max(targets, key=lambda t: t.leak(rule))
     directions, free = sum(min(t.shape) for t in targets), sum(t.free for t in targets)
     above = sum(leaks(t, rule) for t in targets)
     changed = sum(size != 0 for size in others.values())
-    told = (
-        f"{above:,} of {len(targets):,} above it"
-        if above
-        else "so nothing leaked"
-        if any(t.moved for t in targets)
-        else "nothing moved"
-    )
+    if above:
+        verdict = f"{above:,} of {len(targets):,} above it"
+    else:
+        verdict = "so nothing leaked" if any(t.moved for t in targets) else "nothing moved"
     yield f"protected   {directions - free:,} of {directions:,} directions of {len(targets):,} targets (osft_rule={rule})"
     yield f"moved most  {most.moved:.2e} of ‖W‖: {most.name}"
-    yield f"worst leak  {worst.leak(rule):.1e} of ‖ΔW‖: {worst.name} (rounding to {dtype} explains {worst.rounding:.1e}; {told})"
+    explained = f"rounding to {dtype} explains {worst.rounding:.1e}"
+    yield f"worst leak  {worst.leak(rule):.1e} of ‖ΔW‖: {worst.name} ({explained}; {verdict})"
     anew = sum(target.anew for target in targets)
     if anew:
-        yield f"anew        singular vectors of {anew:,} targets: the run's own are not in its osft/, these follow from the same weights"
+        yield (
+            f"anew        singular vectors of {anew:,} targets: the run's own are not in its osft/, these follow from the same "
+            "weights"
+        )
     yield f"elsewhere   {changed:,} of {len(others):,} other tensors changed"
 
 
@@ -203,4 +210,4 @@ def _write(file: Path, text: str) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         forge_dist.write_text_atomically(file, text)
     except (OSError, forge_dist.ForgeDistError) as error:
-        raise SettingsError(f"html {file}: cannot be written: {error}. Give another place.") from error
+        raise SettingsError(f"html={file}: cannot be written: {error}. Give another path.") from error

@@ -1,54 +1,47 @@
-"""A batch plan → one SVG: how a step keeps its ranks busy, and how full the micro-batches are over the run.
-
-Written by hand as text, so that it needs no plotting library, opens in any browser, and is small.
-"""
+"""Batch plan → one SVG: the load of a step on each rank, and the fill over the run."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from html import escape
 from typing import NamedTuple
 
 import forge_packing
+from forge.reports._svg import group, line, rect, svg, text
 
 _WIDTH, _LEFT, _RIGHT = 960, 84, 24
 _PLOT = _WIDTH - _LEFT - _RIGHT
 _MOST_RANKS = 256
 _MOST_COLUMNS = 96
-# A run with more samples or steps than this is measured in stretches: few columns, a few steps in each.
+# A run with more samples or steps than this is measured in stretches: fewer columns, some steps of each.
 _MEASURED, _MEASURED_STEPS, _STRETCHES, _STEPS_EACH = 2**17, 2**11, 32, 16
-# An endless run is drawn up to here.
+# Steps of an endless run that are drawn.
 _ENDLESS = 2**10
-# Okabe and Ito's blues: told apart in every kind of colour blindness, and by lightness alone.
+# Okabe and Ito's blues: distinguishable in every kind of colour blindness, and by lightness alone.
 _STYLE = """
 text { font: 13px system-ui, sans-serif; fill: #1a1a1a }
 .title { font-size: 15px; font-weight: 600 } .soft { fill: #555 }
-.paper { fill: #fff } .even { fill: #0072b2 } .odd { fill: #56b4e9 } .idle { fill: url(#idle) } .hatch { stroke: #8a8a8a }
+.paper { fill: #fff } .even { fill: #0072b2 } .odd { fill: #56b4e9 } .idle { fill: url(#hatch) } .stripe { stroke: #8a8a8a }
 .axis { stroke: #777; fill: none } .grid { stroke: #ddd } .bound { stroke: #d55e00; stroke-width: 2; stroke-dasharray: 6 4 }
 @media (prefers-color-scheme: dark) {
-text { fill: #eee } .soft { fill: #aaa } .paper { fill: #161616 } .grid { stroke: #3a3a3a } .hatch { stroke: #777 }
+text { fill: #eee } .soft { fill: #aaa } .paper { fill: #161616 } .grid { stroke: #3a3a3a } .stripe { stroke: #777 }
 }
 """
 
 
 def draw(plan: forge_packing.BatchPlan, step: int) -> str:
-    """Return the SVG: the step's micro-batches on each rank, pass by pass, and under it the fill over the run."""
+    """Draw a step's micro-batches on each rank, and below it the fill over the run."""
     parts, height = _ranks(plan, step, top=16)
     below, height = _fill(plan, top=height + 34)
-    body = "\n".join([*parts, *below])
     name = f"Batch plan: step {step} on {plan.world_size} rank{'s' if plan.world_size > 1 else ''}, and fill over the run"
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height:g}" width="{_WIDTH}" role="img" '
-        f'style="max-width: 100%; height: auto" aria-label="{escape(name)}">\n<title>{escape(name)}</title>\n<style>{_STYLE}</style>\n'
-        '<defs><pattern id="idle" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
-        '<line class="hatch" x1="0" y1="0" x2="0" y2="6"/></pattern></defs>\n'
-        f'<rect class="paper" width="100%" height="100%"/>\n{body}\n</svg>\n'
-    )
+    root = f' xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" style="max-width: 100%; height: auto"'
+    paper = '<rect class="paper" width="100%" height="100%"/>'
+    head = f"<style>{_STYLE}</style>\n"
+    return svg(name, _WIDTH, height, [paper, *parts, *below], hatching="stripe", more=root, head=head) + "\n"
 
 
 def _ranks(plan: forge_packing.BatchPlan, step: int, top: float) -> tuple[list[str], float]:
-    """A row a rank, from left to right what it computes and where it waits; a pass begins when all have finished the last."""
+    """Draw a row for each rank: its micro-batches and its waiting, pass by pass."""
     figures = plan.figures(step)
     ranks = min(plan.world_size, _MOST_RANKS)
     rows = [plan.micro_batches(step, rank) for rank in range(plan.world_size)]
@@ -57,12 +50,13 @@ def _ranks(plan: forge_packing.BatchPlan, step: int, top: float) -> tuple[list[s
     row_height = max(3.0, min(24.0, 420 / ranks))
     gap = 1 if row_height > 5 else 0
     parts = [
-        _text(_LEFT, top + 14, f"Step {step}: {figures.samples:,} samples, {figures.tokens:,} tokens", "title"),
-        _text(
+        text(_LEFT, top + 14, f"Step {step}: {figures.samples:,} samples, {figures.tokens:,} tokens", "title"),
+        text(
             _LEFT,
             top + 33,
-            f"micro-batches: {figures.micro_batches} a rank (lower bound {figures.fewest_micro_batches}), fill {figures.fill:.1%}, "
-            f"makespan {figures.makespan / figures.least_makespan:.3f} of its lower bound; hatched: waits for the slowest",
+            f"micro-batches: {figures.micro_batches} a rank (lower bound {figures.fewest_micro_batches}), fill "
+            f"{figures.fill:.1%}, makespan {figures.makespan / figures.least_makespan:.3f} of its lower bound; hatched: waits "
+            "for the slowest",
             "soft",
         ),
     ]
@@ -76,35 +70,30 @@ def _ranks(plan: forge_packing.BatchPlan, step: int, top: float) -> tuple[list[s
                 f"rank {rank}, pass {number}: {samples.size:,} samples, {int(plan.lengths[samples].sum()):,} tokens, "
                 f"waits {1 - cost / longest:.0%} of the pass"
             )
-            parts += _bar(x, y, cost, longest, scale, row_height - gap, "even" if number % 2 == 0 else "odd", about)
+            bar = _bar(x, y, cost, longest, scale, row_height - gap, "even" if number % 2 == 0 else "odd", about)
+            parts.append(bar)
             x += longest + plan.cost.per_micro_batch
         if row_height >= 12 or rank == 0 or rank == ranks - 1:
-            parts.append(_text(_LEFT - 8, y + row_height / 2 + 4, f"rank {rank}", "soft", "end"))
+            parts.append(text(_LEFT - 8, y + row_height / 2 + 4, f"rank {rank}", "soft", "end"))
     bottom = first + ranks * row_height
     bound = _LEFT + figures.least_makespan * scale
-    parts.append(_line(bound, first - 6, bound, bottom + 6, "bound", "lower bound of the makespan"))
+    parts.append(line(bound, first - 6, bound, bottom + 6, "bound", "lower bound of the makespan"))
     parts += _ticks(bottom + 4, max(figures.makespan, figures.least_makespan), scale)
     shown = f", the first {ranks} of {plan.world_size:,} ranks" if ranks < plan.world_size else ""
-    parts.append(
-        _text(_LEFT, bottom + 40, f"cost, in tokens without attention (dashed: no division takes less){shown}", "soft")
-    )
+    parts.append(text(_LEFT, bottom + 40, f"cost, in tokens without attention (dashed: no division takes less){shown}", "soft"))
     return parts, bottom + 48
 
 
-def _bar(x: float, y: float, cost: float, longest: float, scale: float, height: float, kind: str, about: str) -> Iterator[str]:
-    """One micro-batch, and beside it the wait for the slowest rank of its pass."""
+def _bar(x: float, y: float, cost: float, longest: float, scale: float, height: float, kind: str, about: str) -> str:
+    """Draw one micro-batch, and beside it the wait for the slowest rank of its pass."""
     left, width, wait = _LEFT + x * scale, cost * scale, (longest - cost) * scale
-    yield f"<g><title>{escape(about)}</title>"
-    if width > 0:
-        # A hairline of paper keeps neighbours apart.
-        yield f'<rect class="{kind}" x="{left:.2f}" y="{y:.2f}" width="{max(width - 0.7, 0.3):.2f}" height="{height:.2f}"/>'
-    if wait > 0:
-        yield f'<rect class="idle" x="{left + width:.2f}" y="{y:.2f}" width="{wait:.2f}" height="{height:.2f}"/>'
-    yield "</g>"
+    # A hairline of paper keeps neighbours apart.
+    work = [rect(left, y, max(width - 0.7, 0.3), height, kind)] if width > 0 else []
+    return group(about, [*work, *([rect(left + width, y, wait, height, "idle")] if wait > 0 else [])])
 
 
 class _Column(NamedTuple):
-    """Steps that share a place on the axis: the lowest and highest fill of those that were measured, and what they hold together."""
+    """Steps that share a column, with the lowest and highest fill of those that were measured."""
 
     first: int
     last: int
@@ -113,22 +102,23 @@ class _Column(NamedTuple):
     tokens: int
     micro_batches: int
 
-    def fill(self, room: int) -> float:
-        """The fill of its steps together; `room` is the tokens of a micro-batch on all ranks."""
-        return self.tokens / (self.micro_batches * room)
+    def fill(self, capacity: int) -> float:
+        """Return the fill of its steps together; `capacity` is the tokens of a micro-batch on all ranks."""
+        return self.tokens / (self.micro_batches * capacity)
 
 
 def _steps(plan: forge_packing.BatchPlan) -> int:
+    """Return how many steps are drawn."""
     return _ENDLESS if plan.endless else plan.num_steps
 
 
 def _whole(plan: forge_packing.BatchPlan) -> bool:
-    """Whether every step of the run is measured."""
+    """Return whether every step of the run is measured."""
     return not plan.endless and plan.num_samples <= _MEASURED and plan.num_steps <= _MEASURED_STEPS
 
 
 def _columns(plan: forge_packing.BatchPlan) -> list[_Column]:
-    """The run in at most so many columns; of a long run only a few steps of each are measured."""
+    """Divide the run into columns; of a long run only some steps of each are measured."""
     whole, steps = _whole(plan), _steps(plan)
     count = min(steps, _MOST_COLUMNS if whole else _STRETCHES)
     columns = []
@@ -143,13 +133,13 @@ def _columns(plan: forge_packing.BatchPlan) -> list[_Column]:
 
 
 def _fill(plan: forge_packing.BatchPlan, top: float) -> tuple[list[str], float]:
-    """A column a stretch of steps: a bar to the mean fill, a stroke from the lowest to the highest."""
+    """Draw a bar to the mean fill of each column, and a stroke from the lowest to the highest."""
     columns = _columns(plan)
     height = 160.0
     base = top + 48 + height
     each = _PLOT / len(columns)
-    room = plan.max_tokens * plan.world_size
-    together = sum(column.tokens for column in columns) / (sum(column.micro_batches for column in columns) * room)
+    capacity = plan.max_tokens * plan.world_size
+    together = sum(column.tokens for column in columns) / (sum(column.micro_batches for column in columns) * capacity)
     steps = _steps(plan)
     about = f"{steps:,} step{'s' if steps > 1 else ''}"
     if plan.endless:
@@ -159,46 +149,36 @@ def _fill(plan: forge_packing.BatchPlan, top: float) -> tuple[list[str], float]:
     if len(columns) < steps:
         about += "; strokes: emptiest to fullest step"
     parts = [
-        _text(_LEFT, top + 14, f"Fill over the run: {together:.1%} of {plan.max_tokens:,} tokens", "title"),
-        _text(_LEFT, top + 33, about, "soft"),
+        text(_LEFT, top + 14, f"Fill over the run: {together:.1%} of {plan.max_tokens:,} tokens", "title"),
+        text(_LEFT, top + 33, about, "soft"),
     ]
     for share in (0.0, 0.25, 0.5, 0.75, 1.0):
         y = base - share * height
-        parts.append(_line(_LEFT, y, _WIDTH - _RIGHT, y, "grid"))
-        parts.append(_text(_LEFT - 8, y + 4, f"{share:.0%}", "soft", "end"))
+        parts.append(line(_LEFT, y, _WIDTH - _RIGHT, y, "grid"))
+        parts.append(text(_LEFT - 8, y + 4, f"{share:.0%}", "soft", "end"))
     for number, column in enumerate(columns):
         x, width = _LEFT + number * each, max(each - (1 if each > 4 else 0), 0.5)
-        fill = column.fill(room)
+        fill = column.fill(capacity)
         which = f"step {column.first:,}" if column.first == column.last else f"steps {column.first:,} to {column.last:,}"
         about = f"{which}: fill {fill:.1%}, from {column.lowest:.1%} to {column.highest:.1%}"
         tall = fill * height
-        parts.append(f"<g><title>{escape(about)}</title>")
-        parts.append(f'<rect class="odd" x="{x:.2f}" y="{base - tall:.2f}" width="{width:.2f}" height="{tall:.2f}"/>')
+        bar = [rect(x, base - tall, width, tall, "odd")]
         if column.highest > column.lowest:
             middle = x + width / 2
-            parts.append(_line(middle, base - column.highest * height, middle, base - column.lowest * height, "axis"))
-        parts.append("</g>")
-    parts.append(_line(_LEFT, base, _WIDTH - _RIGHT, base, "axis"))
-    parts.append(_text(_LEFT, base + 20, "step 0", "soft"))
-    parts.append(_text(_WIDTH - _RIGHT, base + 20, f"step {steps - 1:,}", "soft", "end"))
+            bar.append(line(middle, base - column.highest * height, middle, base - column.lowest * height, "axis"))
+        parts.append(group(about, bar))
+    parts.append(line(_LEFT, base, _WIDTH - _RIGHT, base, "axis"))
+    parts.append(text(_LEFT, base + 20, "step 0", "soft"))
+    parts.append(text(_WIDTH - _RIGHT, base + 20, f"step {steps - 1:,}", "soft", "end"))
     return parts, base + 34
 
 
 def _ticks(y: float, largest: float, scale: float) -> Iterator[str]:
-    """Round numbers under the axis, about five of them."""
+    """Label the axis with about five round numbers."""
     power = 10.0 ** math.floor(math.log10(largest))
     unit = next(step for step in (power / 5, power / 2, power, 2 * power, 5 * power) if largest / step <= 6)
-    yield _line(_LEFT, y, _LEFT + largest * scale, y, "axis")
+    yield line(_LEFT, y, _LEFT + largest * scale, y, "axis")
     for number in range(int(largest / unit) + 1):
         x = _LEFT + number * unit * scale
-        yield _line(x, y, x, y + 5, "axis")
-        yield _text(x, y + 19, f"{number * unit:,.6g}", "soft", "middle")
-
-
-def _text(x: float, y: float, words: str, kind: str, anchor: str = "start") -> str:
-    return f'<text class="{kind}" x="{x:.2f}" y="{y:.2f}" text-anchor="{anchor}">{escape(words)}</text>'
-
-
-def _line(x1: float, y1: float, x2: float, y2: float, kind: str, about: str = "") -> str:
-    title = f"<title>{escape(about)}</title>" if about else ""
-    return f'<line class="{kind}" x1="{x1:.2f}" y1="{y1:.2f}" x2="{x2:.2f}" y2="{y2:.2f}">{title}</line>'
+        yield line(x, y, x, y + 5, "axis")
+        yield text(x, y + 19, f"{number * unit:,.6g}", "soft", "middle")

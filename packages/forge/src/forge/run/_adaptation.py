@@ -1,4 +1,4 @@
-"""How much of the model moves, in a run: what OSFT keeps in the run directory, and what does not go with what."""
+"""Adapter settings → the adapted model; of OSFT also its plan in the run directory."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ import forge_data
 import forge_dist
 from forge._errors import SettingsError
 from forge._progress import Reporter
-from forge.tasks._task import Items, Task
+from forge.tasks._task import Task
+from forge.tasks.items._items import Items
 from forge.tasks.items._samples import Samples
 
 _CALIBRATION_TOKENS = 16_384
-"""As many tokens say which layers turn their input little; more change the second digit of no importance."""
+"""Tokens on which the importance of each target is measured; more change the second digit of none."""
 
 
-def adapted(
+def adapt_model(
     task: Task,
     s: Any,
     model: Any,
@@ -31,21 +32,21 @@ def adapted(
     autocast: Callable[[], AbstractContextManager[Any]],
     report: Reporter,
 ) -> forge_algos.Adaptation:
-    """Ready the model for what its settings let move, say so in the log, and write down what OSFT protects; collective."""
+    """Attach the adapter, log what trains, and store what OSFT protects; collective."""
     ranks = strategy.ranks
     if s.adapter.adapter != "osft":
         adaptation = forge_algos.adapt(model, s.adapter, tokenizer_path=s.model.model_path)
     else:
         folder = root / "osft"
         cache = folder if s.adapter.osft_cache is None else Path(s.adapter.osft_cache)
-        before = ranks.first(lambda: _plan_before(folder / "plan.json"))
+        before = ranks.first(lambda: _read_plan(folder / "plan.json"))
         importance = None
         if s.adapter.osft_rank == "adaptive" and before is None:
             batches = _calibration(task, s, tokenizer, train, root, ranks)
 
             def importance(targets: Sequence[str]) -> dict[str, float]:
                 found = forge_algos.osft_importance(model, batches, targets=targets, autocast=autocast, parallel=strategy)
-                # A forward leaves weights whole where they are divided otherwise, and what is frozen now must be the parts.
+                # The forward gathered the weights of a divided model, and what is frozen next must be the shards.
                 strategy.settle(model)
                 return found
 
@@ -62,34 +63,19 @@ def adapted(
 
 
 def check_projections(s: Any, strategy: forge_dist.Strategy) -> None:
-    """Refuse, by name, rules that act around the optimizer's step where nobody can get between. Raises SettingsError."""
+    """Raise SettingsError for OSFT settings that project gradients or weights under ZeRO."""
     a = s.adapter
     projects = a.adapter == "osft" and (a.osft_rule == "paper" or a.osft_form == "factors")
     if projects and strategy.name.startswith("zero"):
-        chosen = "osft_rule='paper'" if a.osft_rule == "paper" else "osft_form='factors'"
+        chosen = "osft_rule=paper" if a.osft_rule == "paper" else "osft_form=factors"
         raise SettingsError(
-            f"{chosen} projects gradients and weights around each step, and strategy={strategy.name} keeps both in flat parts of its own: "
-            "set strategy=fsdp2, or osft_rule=strict with osft_form=direct, which needs no projection."
+            f"{chosen} projects gradients and weights around each step, and strategy={strategy.name} keeps both in flat "
+            "partitions of its own: set strategy=fsdp2, or osft_rule=strict with osft_form=direct, which needs no projection."
         )
 
 
-def why_not_off(s: Any) -> str | None:
-    """Why the model's start cannot be had again by switching its adapter off; None where it can."""
-    a = s.adapter
-    if a.adapter == "none":
-        return "adapter is 'none'"
-    if a.adapter in ("prefix", "prompt"):
-        return f"adapter={a.adapter} begins as another model than the one without it"
-    if a.adapter != "osft":
-        return None
-    if a.osft_rule == "paper":
-        return "osft_rule=paper moves the weights themselves"
-    if a.unfreeze_rank_ratio == 1:
-        return "osft with unfreeze_rank_ratio=1 trains the targets themselves"
-    return "osft_train_rest moves weights of the model itself" if a.osft_train_rest else None
-
-
-def _plan_before(file: Path) -> dict[str, Any] | None:
+def _read_plan(file: Path) -> dict[str, Any] | None:
+    """Read the OSFT plan of a run that is resumed; None where there is none."""
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
         if not found or not all(
@@ -106,16 +92,19 @@ def _plan_before(file: Path) -> dict[str, Any] | None:
 
 
 def _check_plan(before: dict[str, Any], now: dict[str, Any], cache: Path, kept: set[Path]) -> None:
-    """Raise SettingsError where singular vectors are not those that the run's state is written in; what was made anew goes."""
+    """Raise SettingsError where singular vectors are not those of the run's plan.
+
+    What was computed anew is removed from the cache.
+    """
     other = [name for name in now if name not in before or now[name]["bases"] != before[name]["bases"]]
     if not other:
         return
     for file in set(cache.glob("*.safetensors")) - kept:
         file.unlink()
     raise SettingsError(
-        f"{cache}: the singular vectors of {other[0]} (and {len(other) - 1} other targets) are not there, and made anew they are not those that "
-        "this run began with: they differ by machine and number of threads. Put back the files that it had (its osft/, or its osft_cache), "
-        "start it as it was started, or give another ckpt_output_dir."
+        f"{cache}: the singular vectors of {other[0]} (and {len(other) - 1} other targets) are missing, and computed anew they "
+        "are not those that this run began with: they differ by machine and number of threads. Put back the files that it had "
+        "(its osft/, or its osft_cache), start it as it was started, or give another ckpt_output_dir."
     )
 
 
@@ -125,7 +114,7 @@ def _write_plan(file: Path, plan: dict[str, Any]) -> None:
 
 
 def _calibration(task: Task, s: Any, tokenizer: Any, train: Items, root: Path, ranks: forge_dist.Ranks) -> list[Any]:
-    """Rows, the same on every rank, of the tasks before, or of this one."""
+    """Return batches, the same on every rank, of the earlier tasks' rows or of this task's."""
     path = s.adapter.osft_calibration_path
     if path is not None:
         place = root / "data" / "calibration"
@@ -133,14 +122,14 @@ def _calibration(task: Task, s: Any, tokenizer: Any, train: Items, root: Path, r
         train = Samples(forge_data.TokenStore.open(place))
     elif not isinstance(train, Samples):
         raise SettingsError(
-            f"osft_rank=adaptive measures on rows to imitate, and forge {task.name} has none: set osft_calibration_path to such rows, or "
-            "osft_rank=uniform."
+            f"osft_rank=adaptive measures on rows to imitate, and forge {task.name} has none: set osft_calibration_path to "
+            "such rows, or osft_rank=uniform."
         )
     return list(_few_batches(train, s.plan.max_tokens_per_gpu))
 
 
 def _few_batches(items: Samples, most: int) -> Sequence[Any]:
-    """The first rows in packed rows of at most `most` tokens (or one sample), up to some thousands of tokens in all."""
+    """Pack the first samples, _CALIBRATION_TOKENS in all, into rows of at most `most` tokens."""
     batches, held, size, total = [], [], 0, 0
     for index, length in enumerate(items.lengths.tolist()):
         if held and size + length > most:

@@ -1,4 +1,4 @@
-"""Measurements one after another → which was the best, and whether it is time to stop; and the mark of the best model's export."""
+"""Evaluations one after another → the best one, and the file that names the best export."""
 
 from __future__ import annotations
 
@@ -11,32 +11,34 @@ import attrs
 import forge_dist
 from forge._errors import SettingsError
 from forge._result import BEST
-from forge.run._directories import discard
-from forge.tasks._task import Measured
+from forge.run._directories import remove_at_once
+from forge.tasks._task import Evaluation
 
 LOW = frozenset({"loss", "nll", "kl", "rejected_reward", "rejected_logp"})
-"""Figures of which less is better; of all others that `metric_for_best` may name it is more."""
+"""Figures of which less is better; of all others that `metric_for_best` may name more is."""
 
 
 @attrs.frozen(kw_only=True)
 class Best:
-    """The best measurement so far."""
+    """Best evaluation so far."""
 
     metric: str | None = None
-    """The figure that says so."""
+    """Figure that is compared."""
     value: float | None = None
     step: int = 0
     waited: int = 0
-    """Measurements since then."""
+    """Evaluations since the best one."""
 
-    def after(self, measured: Measured, step: int, metric: str | None) -> Best:
-        """The same once a further measurement came; one that is no number is never the best, and another figure begins anew.
+    def after(self, evaluation: Evaluation, step: int, metric: str | None) -> Best:
+        """Return the best after a further evaluation.
+
+        A figure that is not finite is never the best, and another metric than before begins anew.
 
         Raises:
             SettingsError: nothing of that name is measured.
 
         """
-        name, value = figure_for_best(measured, metric)
+        name, value = figure_for_best(evaluation, metric)
         before = self if name == self.metric else Best(metric=name)
         better = math.isfinite(value) and (
             before.value is None or (value < before.value if name in LOW else value > before.value)
@@ -44,28 +46,31 @@ class Best:
         return Best(metric=name, value=value, step=step) if better else attrs.evolve(before, waited=before.waited + 1)
 
 
-def figure_for_best(measured: Measured, metric: str | None) -> tuple[str, float]:
-    """Name and value of the figure that says what is best: by default the loss, or the reward where there is none.
+def figure_for_best(evaluation: Evaluation, metric: str | None) -> tuple[str, float]:
+    """Return name and value of the figure to compare: by default the loss, or else the reward.
 
     Raises:
         SettingsError: nothing of that name is measured.
 
     """
-    name = metric or ("reward" if measured.loss is None else "loss")
-    value = measured.value(name)
+    name = metric or ("reward" if evaluation.loss is None else "loss")
+    value = evaluation.value(name)
     if value is None:
-        known = [*(["loss"] if measured.loss is not None else []), *measured.figures]
+        known = [*(["loss"] if evaluation.loss is not None else []), *evaluation.figures]
         raise SettingsError(f"metric_for_best={name!r} is not measured here; what is: {', '.join(known)}")
     return name, value
 
 
-def mark_best(run: Path, best: Best) -> None:
-    """Write down which measurement hf_format/best is the model of."""
+def write_best(run: Path, best: Best) -> None:
+    """Write hf_format/best.json: which evaluation hf_format/best is the model of."""
     forge_dist.write_text_atomically(run / "hf_format" / "best.json", json.dumps(attrs.asdict(best)) + "\n")
 
 
-def forget_other_best(run: Path, best: Best) -> bool:
-    """Remove hf_format/best where a run that goes on from an earlier state knows another measurement as the best; say whether it did."""
+def remove_outdated_best(run: Path, best: Best) -> bool:
+    """Remove hf_format/best where it is not of the best step; return whether it was removed.
+
+    A run that is resumed from an earlier state knows another step as its best.
+    """
     folder, mark = run / "hf_format" / BEST, run / "hf_format" / "best.json"
     if not folder.exists():
         return False
@@ -76,5 +81,5 @@ def forget_other_best(run: Path, best: Best) -> bool:
     if step == best.step:
         return False
     mark.unlink(missing_ok=True)
-    discard(folder)
+    remove_at_once(folder)
     return True

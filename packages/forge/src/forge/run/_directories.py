@@ -1,4 +1,4 @@
-"""Directories that are made, removed and thrown away without leaving halves; what a run's directory holds."""
+"""Paths of runs → folders made and removed without leaving halves, last exports, settings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,12 @@ from forge._errors import RunDirectoryError, SettingsError
 
 
 def make_directories(path: Path) -> list[Path]:
-    """Make a directory with its parents; return those that were not there. Raises RunDirectoryError where it is a file."""
+    """Make a directory with its parents, and return those that were missing.
+
+    Raises:
+        RunDirectoryError: it is a file, or cannot be made.
+
+    """
     missing: list[Path] = []
     made: list[Path] = []
     above = path
@@ -37,7 +42,7 @@ def make_directories(path: Path) -> list[Path]:
 
 
 def remove_empty(folders: list[Path]) -> None:
-    """Remove directories, the last first, as far as they are empty."""
+    """Remove directories, the last first, until one is not empty."""
     for folder in reversed(folders):
         try:
             folder.rmdir()
@@ -45,29 +50,34 @@ def remove_empty(folders: list[Path]) -> None:
             break
 
 
-def discard(directory: Path) -> None:
-    """Remove a directory so that a kill on the way leaves no half of it under its name."""
+def remove_at_once(directory: Path) -> None:
+    """Remove a directory so that a kill leaves no half of it under its name."""
     hidden = directory.with_name(f".{directory.name}.{os.getpid()}.tmp")
     directory.rename(hidden)
     shutil.rmtree(hidden)
 
 
 def last_export(path: str) -> str:
-    """Turn a run directory into its export with the most samples; leave any other path as it is."""
+    """Return a run's export with the most samples; any other path as it is."""
     run = Path(path).expanduser()
     try:
         if not (run / "config.yaml").exists():
             return path
         done = [entry for entry in run.glob("hf_format/samples_*") if entry.name.removeprefix("samples_").isdigit()]
     except OSError:
-        return path  # not a run, then; the loader says what it is
+        return path  # not a run: loading it raises the right error
     if not done:
         raise SettingsError(f"{path}: this run has no export yet in hf_format/. Let it finish, or name a model directory.")
     return str(max(done, key=lambda entry: int(entry.name.removeprefix("samples_"))))
 
 
 def run_values(run: Path) -> dict[str, Any]:
-    """Every setting of the run as it was resolved. Raises SettingsError where its config.yaml is not what a run writes."""
+    """Return every setting of a run as it was resolved.
+
+    Raises:
+        SettingsError: its config.yaml is missing or is not what a run writes.
+
+    """
     file = run / "config.yaml"
     try:
         found = yaml.safe_load(file.read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""A run's position → a full state on disk and back; and when one is due."""
+"""Position of a run → a full state on disk, and back; and when one is due."""
 
 from __future__ import annotations
 
@@ -16,31 +16,32 @@ import forge_packing
 from forge._errors import SettingsError
 from forge.run._best import Best
 from forge.settings._settings import RunSettings
-from forge.tasks._task import Items, Measured
+from forge.tasks._task import Evaluation
+from forge.tasks.items._items import Items
 
-_NAMED = 8
+_LISTED = 8
 
 
 @attrs.frozen(kw_only=True)
 class Position:
-    """How far a run has come."""
+    """Progress of a run; its fields are the keys of `position` in a full state."""
 
     step: int = 0
     """Steps made."""
     samples: int = 0
     """Samples seen, repetitions counted."""
     skipped: int = 0
-    """Steps that moved nothing because their loss or gradient was not finite."""
+    """Steps that updated nothing because their loss or gradient was not finite."""
     loss: float = 0.0
     """Training loss of the last step."""
     eval_before: dict[str, float] | None = None
     """Held-out figures before the first step."""
-    measured: Measured | None = attrs.field(
-        default=None, converter=lambda found: Measured(**found) if isinstance(found, dict) else found
+    measured: Evaluation | None = attrs.field(
+        default=None, converter=lambda found: Evaluation(**found) if isinstance(found, dict) else found
     )
-    """What was measured after this very step."""
+    """Evaluation after this very step."""
     best: Best = attrs.field(factory=Best, converter=lambda found: Best(**found) if isinstance(found, dict) else found)
-    """The best measurement so far."""
+    """Best evaluation so far."""
     metrics_bytes: int = 0
     """Length of metrics.jsonl."""
     seconds: float = 0.0
@@ -48,7 +49,7 @@ class Position:
 
 
 class FullStates:
-    """The full states of a run: `restore` once, `save` when `due`."""
+    """Full states of a run: `restore` once, `save` when `due`."""
 
     def __init__(
         self, s: RunSettings, path: Path, ranks: forge_dist.Ranks, must_match: Mapping[str, Any], note: Callable[[str], None]
@@ -67,11 +68,16 @@ class FullStates:
     def restore(
         self, strategy: forge_dist.Strategy, model: Any, optimizer: Any, scheduler: Any, num_steps: int
     ) -> Position | None:
-        """Put model, optimizer and schedule where the newest whole state says, or the one that `resume` names.
+        """Restore model, optimizer and schedule from the newest whole state, or that of `resume`.
 
-        Returns None where there is no state. Raises SettingsError where the run is to be shorter than it is already.
+        Returns:
+            The position of that state; None where there is none.
+
+        Raises:
+            SettingsError: the run is to be shorter than it is already.
+
         """
-        # A process that torchrun started again goes on from what it saved last, not from where its first start was sent.
+        # A process that torchrun restarted resumes from what it saved last, not from what its first start was given.
         if self._s.resume not in ("auto", "never") and not int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")):
             found = self.files.at(Path(self._s.resume).expanduser(), self._must_match)
         else:
@@ -80,31 +86,35 @@ class FullStates:
             return None
         if found.step > num_steps:
             raise SettingsError(
-                f"{found.path}: is of step {found.step}, and num_epochs and max_steps now ask for {num_steps} steps: what was trained "
-                "cannot be taken back. Ask for more, name an earlier state (resume=PATH), or give another ckpt_output_dir."
+                f"{found.path}: is of step {found.step}, and num_epochs and max_steps now ask for {num_steps} steps: what was "
+                "trained cannot be taken back. Ask for more, name an earlier state (resume=PATH), or give another "
+                "ckpt_output_dir."
             )
         strategy.load_state(model, optimizer, found)
         scheduler.load_state_dict(found.about["schedule"])
         for group, rate in zip(optimizer.param_groups, scheduler.get_last_lr(), strict=True):
             group["lr"] = rate
         self._saved = found.step
-        self._note(f"going on after step {found.step}, from {found.path}")
+        self._note(f"resuming after step {found.step}, from {found.path}")
         return Position(**found.about["position"])
 
     def diverged(
         self, error: forge_algos.DivergedError, train: Items, plan: forge_packing.BatchPlan, step: int, updates: int
     ) -> forge_algos.DivergedError:
-        """Name the samples of the step after `step`, and the last good state."""
+        """Return the error with the samples of the step after `step` and the last good state."""
         self.files.wait()
         samples = plan.samples(step // updates)
-        rows = ", ".join(train.source(int(sample)) for sample in samples[:_NAMED])
-        more = f" and {len(samples) - _NAMED} more" if len(samples) > _NAMED else ""
+        rows = ", ".join(train.source(int(sample)) for sample in samples[:_LISTED])
+        more = f" and {len(samples) - _LISTED} more" if len(samples) > _LISTED else ""
         good = self.files.last_good
         state = f"the last good state is {good}" if good else "no state was saved yet"
         return type(error)(f"{error}. Its samples: {rows}{more}; {state}")
 
     def due(self, step: int, *, epoch_ends: bool) -> bool:
-        """Whether a state is to be saved after this step; the clock is the first rank's, so ask on every rank and add up."""
+        """Return whether a state is to be saved after this step.
+
+        Only the first rank looks at the clock, so the caller combines the answers of all ranks.
+        """
         every = self._s.full_state_every_steps
         minutes = self._s.full_state_every_minutes
         late = bool(minutes) and self._ranks.is_first and time.monotonic() - self._saved_at >= 60 * minutes
@@ -113,7 +123,7 @@ class FullStates:
     def save(
         self, strategy: forge_dist.Strategy, model: Any, optimizer: Any, scheduler: Any, at: Position, *, wait: bool
     ) -> None:
-        """Save everything at a position; a second time for the same step does nothing but wait, unless it failed."""
+        """Save a full state, unless that of this step was saved; `wait` until it is on disk."""
         if wait:
             self.files.wait()
         if at.step != self._saved or self.files.failed:

@@ -1,4 +1,7 @@
-"""Settings and a run's body → that body on every rank: in this process, in processes started here, or in one that torchrun started."""
+"""Settings and the body of a run → that body on every rank.
+
+Ranks are this process, processes started here, or this one of those that torchrun started.
+"""
 
 from __future__ import annotations
 
@@ -27,43 +30,42 @@ PREEMPTED = PreemptedError.exit_status
 
 
 def on_ranks(task: Task, s: Any, body: Callable[[Any, forge_dist.Ranks], RunResult]) -> RunResult:
-    """Run `body` on the ranks that settings and environment ask for, and return what the first one returns.
+    """Run `body` on the ranks of settings and environment; return the first one's result.
 
     Raises:
         forge_dist.LaunchError: settings and environment contradict each other, or the ranks do not meet.
         PreemptedError: the run was asked to stop, and its state is saved.
-
-    What a rank raises is raised here, with its rank and host.
+        Exception: what a rank raised, with its rank and host.
 
     """
     where = forge_dist.topology(s.launch, devices=_devices(s))
     s = _with_origins(s, where)
     if where.role == "launcher":
-        return _launched(task.name, s, where)
+        return _launch(task, s, where)
     with forge_dist.worker_report(), forge_dist.join(where) as ranks:
         return body(s, ranks)
 
 
 def preempted(path: Path, why: str, failed: str | None = None) -> PreemptedError:
-    """Make the error of a run that was asked to stop and did; `failed` says why its state could not be saved."""
+    """Return the error of a run that was asked to stop; `failed` is why its state was not saved."""
     latest = path / "full_state" / "latest"
     if not latest.exists():
-        error = PreemptedError(f"stopped by {why} before there was a state to go on from. {failed or ''}".rstrip())
+        error = PreemptedError(f"stopped by {why} before there was a state to resume from. {failed or ''}".rstrip())
         error.exit_status = 143  # type: ignore[misc]  # as a process that SIGTERM ended
         return error
     state = latest.read_text(encoding="utf-8").strip()
     if failed:
         return PreemptedError(
-            f"stopped by {why}: its state could not be saved ({failed}). The same command goes on from the one before, "
+            f"stopped by {why}: its state could not be saved ({failed}). The same command resumes from the one before, "
             f"{path / 'full_state' / state}."
         )
     return PreemptedError(
-        f"stopped by {why}: {path / 'full_state' / state} holds the state to go on from; the same command goes on with it."
+        f"stopped by {why}: {path / 'full_state' / state} holds the state to resume from; the same command resumes it."
     )
 
 
 def write_settings(s: Any, file: Path) -> None:
-    """Write composed settings, with their origins, for a process of this very version."""
+    """Write composed settings with their origins, for a process of this very version."""
     values = {name: value for name, value in as_values(s).items() if s.origins[name] != "default"}
     file.write_text(json.dumps({"values": values, "origins": dict(s.origins)}), encoding="utf-8")
 
@@ -76,13 +78,13 @@ def read_settings(task: Task, file: Path) -> Any:
 
 
 def _devices(s: Any) -> int:
-    """How many accelerators there are; asked only where the number of processes goes by it, for it imports torch."""
-    wish = s.launch.nproc_per_node or os.environ.get("PET_NPROC_PER_NODE", "").strip()
-    return forge_accel.device_count(s.device.device) if wish in ("auto", "gpu") else 0
+    """Count the accelerators if the number of processes depends on it, for it imports torch."""
+    requested = s.launch.nproc_per_node or os.environ.get("PET_NPROC_PER_NODE", "").strip()
+    return forge_accel.device_count(s.device.device) if requested in ("auto", "gpu") else 0
 
 
 def _with_origins(s: Any, where: forge_dist.Topology) -> Any:
-    """Write down what came from the environment, apart from what was asked for."""
+    """Write launch settings that came from the environment into the settings, with their origin."""
     known = attrs.asdict(where)
     for name, origin in where.origins.items():
         if origin not in ("argument", "default") and name in known and getattr(s.launch, name, None) is None:
@@ -91,16 +93,18 @@ def _with_origins(s: Any, where: forge_dist.Topology) -> Any:
     return s
 
 
-def _launched(command: str, s: Any, where: forge_dist.Topology) -> RunResult:
+def _launch(task: Task, s: Any, where: forge_dist.Topology) -> RunResult:
+    """Start the ranks of this node as processes, wait for them, and read the result."""
     path = Path(s.checkpoints.ckpt_output_dir)
     logs = path / "logs" / f"{time.strftime('%Y%m%d-%H%M%S')}-{socket.gethostname()}-{os.getpid()}"
     made = make_directories(path) + make_directories(logs)
     settings = logs / "settings.json"
     try:
         write_settings(s, settings)
-        # What this process can import, its workers can: a script's own folder, say, for `preprocess`.
+        # What this process can import, its workers can: a script's own folder, for example, for `preprocess`.
         paths = {"PYTHONPATH": os.pathsep.join(os.path.abspath(entry) for entry in sys.path)}
-        status = forge_dist.launch(where, ["-m", "forge.cli._worker", command, str(settings)], log_dir=logs, environ=paths)
+        worker = ["-m", "forge.cli._worker", type(task).__module__, task.name, str(settings)]
+        status = forge_dist.launch(where, worker, log_dir=logs, environ=paths)
         if status == PREEMPTED:
             raise preempted(path, "a signal")
     except BaseException as error:

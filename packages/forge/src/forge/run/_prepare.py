@@ -1,4 +1,4 @@
-"""Settings → stores and a plan in the run's hidden folder, compared with those of a run that goes on; and both opened again."""
+"""Settings → token stores and a batch plan in the hidden folder, checked for a resumed run."""
 
 from __future__ import annotations
 
@@ -23,35 +23,46 @@ from forge.run._resume import (
     same_request,
 )
 from forge.run._run_directory import NoDirectory, RunDirectory
-from forge.tasks._task import Items, Task
+from forge.tasks._task import Task
+from forge.tasks.items._items import Items
 
 
 class Prepared(NamedTuple):
-    """What a run is made of, the same on every rank."""
+    """Data and plan of a run, the same on every rank."""
 
     settings: Any
-    """With everything chosen that depends on the data."""
+    """With every choice made that depends on the data."""
     train: Items
     held_out: Items | None
     plan: forge_packing.BatchPlan
 
 
-def begin(
+def prepare(
     task: Task,
     s: Any,
     out: RunDirectory | NoDirectory,
     tokenizer: Any,
     machine: forge_accel.Accelerator,
-    world_size: int,
+    shards: int,
     report: Reporter,
 ) -> dict[str, Any]:
-    """Tokenise, check and plan; on the first rank only.
+    """Tokenize, check and plan; on the first rank only.
 
-    Returns, as JSON, whether the run is finished; if not, where its data are and what its states belong to.
+    Args:
+        task: the verb.
+        s: its settings.
+        out: the run directory.
+        tokenizer: of the model.
+        machine: the accelerator of this process.
+        shards: into how many data-parallel shards a step is divided.
+        report: the progress report.
+
+    Returns:
+        As JSON: `finished`; where it is false also `root`, the folder of data and plan, and `identity`, for full states.
 
     Raises:
-        SettingsError: the directory holds a run that this one cannot go on with.
-        forge_data.DataError, forge_packing.PackingError, DataLintError: the data refuse.
+        SettingsError: the directory holds a run that cannot be resumed with these settings.
+        forge_data.DataError, forge_packing.PackingError, DataLintError: the data are refused.
 
     """
     assert isinstance(out, RunDirectory)
@@ -61,9 +72,10 @@ def begin(
         return {"finished": True}
     if not again and not Path(s.checkpoints.resume).expanduser().is_dir():
         raise SettingsError(
-            f"resume={s.checkpoints.resume}: there is no such full state. Give the directory of one (full_state/step_N), or resume=auto."
+            f"resume={s.checkpoints.resume}: there is no such full state. Give the directory of one (full_state/step_N), or "
+            "resume=auto."
         )
-    models = {"model": s.model.model_path, **task.paths(s)}
+    models = {"model": s.model.model_path, **task.other_models(s)}
     identity = {
         "run": secrets.token_hex(8),
         "verb": task.name,
@@ -71,19 +83,19 @@ def begin(
     }
     if out.resuming:
         identity = compare_model(out.path, identity)
-        report.note(f"{out.path} holds this run already: going on with it")
+        report.note(f"{out.path} holds this run already: resuming it")
         link_stores(out.path, out.staging)
     paths = {"train": s.data.data_path, **({"eval": s.data.eval_data_path} if s.data.eval_data_path else {})}
     for name, path in paths.items():
-        _prepare(task, path, tokenizer, out.root / "data" / name, s, report)
-    found = prepared(task, s, machine, out.root, world_size)
+        _tokenize(task, path, tokenizer, out.root / "data" / name, s, report)
+    found = open_prepared(task, s, machine, out.root, shards)
     if found.held_out is not None and not s.data.eval_data_path:
         report.note(f"held out {found.held_out}")
     report.note(f"training on {found.train}")
-    task.check(s, report, found.train.store, None if found.held_out is None else found.held_out.store)
+    task.check_data(s, report, found.train.store, None if found.held_out is None else found.held_out.store)
     (out.root / "plan").mkdir()
     found.plan.save(out.root / "plan" / "plan.npz")
-    report.note(task.summary(found.plan))
+    report.note(task.plan_summary(found.plan))
     if not out.resuming:
         (out.root / "run.json").write_text(json.dumps(identity) + "\n", encoding="utf-8")
     else:
@@ -94,28 +106,28 @@ def begin(
     return {"finished": False, "root": str(out.path if out.resuming else out.root), "identity": identity}
 
 
-def prepared(task: Task, s: Any, machine: forge_accel.Accelerator, root: Path, world_size: int) -> Prepared:
-    """Open the stores under `root` and plan, as `begin` did: the same on every rank."""
-    store, held_out_store = task.open(root / "data" / "train"), None
+def open_prepared(task: Task, s: Any, machine: forge_accel.Accelerator, root: Path, shards: int) -> Prepared:
+    """Open the stores under `root` and plan as `prepare` did: the same on every rank."""
+    store, held_out_store = task.open_store(root / "data" / "train"), None
     if s.data.eval_data_path:
-        held_out_store = task.open(root / "data" / "eval")
+        held_out_store = task.open_store(root / "data" / "eval")
     elif s.data.validation_split:
         store, held_out_store = store.split(s.data.validation_split, seed=s.plan.seed)
     train = task.items(s, store)
     held_out = None if held_out_store is None else task.items(s, held_out_store)
     s = choose_sizes(task, s, machine, [train] if held_out is None else [train, held_out])
     assert s.plan.max_tokens_per_gpu is not None
-    if s.plan.effective_batch_size < world_size:
+    if s.plan.effective_batch_size < shards:
         raise SettingsError(
-            f"effective_batch_size={s.plan.effective_batch_size} is less than the {world_size} ranks: some would never have a sample. "
-            f"Set effective_batch_size to {world_size} or more, or start fewer processes."
+            f"effective_batch_size={s.plan.effective_batch_size} is less than the {shards} ranks: some would never have a "
+            f"sample. Set effective_batch_size to {shards} or more, or start fewer processes."
         )
-    epochs, max_steps = task.length(s, train)
+    epochs, max_steps = task.epochs_and_steps(s, train)
     plan = forge_packing.plan(
         train.lengths,
         batch_size=s.plan.effective_batch_size,
         max_tokens=s.plan.max_tokens_per_gpu,
-        world_size=world_size,
+        world_size=shards,
         seed=s.plan.seed,
         epochs=epochs,
         max_steps=max_steps,
@@ -127,7 +139,8 @@ def prepared(task: Task, s: Any, machine: forge_accel.Accelerator, root: Path, w
     return Prepared(s, train, held_out, plan)
 
 
-def _prepare(task: Task, path: Any, tokenizer: Any, directory: Path, s: Any, report: Reporter) -> None:
+def _tokenize(task: Task, path: Any, tokenizer: Any, directory: Path, s: Any, report: Reporter) -> None:
+    """Tokenize the rows of a path into a store, and log how many were kept and dropped."""
     directory.parent.mkdir(exist_ok=True)
     account = task.prepare(s, path, tokenizer, directory, report).accounting
     lost = "".join(f", dropped {count:,} ({reason})" for reason, count in account.dropped.items())

@@ -1,12 +1,11 @@
-"""What lies in a run directory, and what is asked for now → whether the one goes on as the other.
+"""Run in a directory, and the settings now → whether the run can be resumed with them.
 
-A setting belongs to the past if another value of it would have made the steps so far otherwise. Those must stay; what decides only
-how the work is divided, shown or kept may change at every start.
+Settings of which another value would have changed the steps so far must stay. Those that decide only how the work is divided,
+shown or kept may change at every start.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -14,13 +13,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 import forge_packing
 from forge._errors import SettingsError
+from forge.run._directories import run_values
 from forge.settings._recipe import as_values, left_open
 from forge.settings._settings import RunSettings
-from forge.tasks._task import Items, Task
+from forge.tasks._task import Task
+from forge.tasks.items._items import Items
 
 DIVISION = frozenset(
     {
@@ -29,14 +28,14 @@ DIVISION = frozenset(
         *("max_restarts", "connect_seconds", "device", "attention", "num_proc", "resume"),
     }
 )
-"""How a step is divided: its samples and its loss are the same."""
+"""Settings of how a step is divided: its samples and its loss are the same."""
 
 _FREE = DIVISION | frozenset(
     {
-        # Where things lie: what they hold is compared by fingerprint.
+        # Paths: the content is compared by fingerprint.
         *("model_path", "reference_path", "teacher_path", "reward_model_path"),
         *("data_path", "eval_data_path", "preprocess", "ckpt_output_dir", "osft_cache"),
-        # What is kept, shown and refused.
+        # What is saved, measured, shown and refused.
         *("save_samples", "checkpoint_at_epoch", "full_state_every_steps", "full_state_every_minutes"),
         *("accelerate_full_state_at_epoch", "keep_last_n", "keep_last_checkpoint_only", "async_save"),
         *("eval_every_steps", "keep_best", "metric_for_best", "early_stopping_patience", "logging_steps", "lint", "on_nan"),
@@ -46,8 +45,8 @@ _LENGTH = ("num_epochs", "max_steps", "max_tokens")
 
 
 def same_request(path: Path, s: RunSettings) -> bool:
-    """Whether what is asked for now is what the run in `path` was asked for: the same values, and the same left open."""
-    before, now = read_values(path), as_json(as_values(s))
+    """Return whether the run in `path` has the same settings, and the same left open."""
+    before, now = run_values(path), as_json(as_values(s))
     was_open = left_open((path / "config.yaml").read_text(encoding="utf-8"))
     is_open = {
         name for name, origin in s.origins.items() if origin == "default" or origin.startswith(("chosen", "environment"))
@@ -58,23 +57,14 @@ def same_request(path: Path, s: RunSettings) -> bool:
     )
 
 
-def read_values(path: Path) -> dict[str, Any]:
-    """Every setting of the run in `path` as it was resolved."""
-    return yaml.safe_load((path / "config.yaml").read_text(encoding="utf-8"))
-
-
 def compare_settings(path: Path, s: RunSettings) -> list[str]:
-    """Return what changed since the run in `path` began, or refuse what would change its past.
-
-    Args:
-        path: of the run directory.
-        s: the settings as resolved now.
+    """Return the settings that changed since the run in `path` began, in words.
 
     Raises:
-        SettingsError: the first setting that must stay.
+        SettingsError: a setting changed that must stay.
 
     """
-    before, now = read_values(path), as_json(as_values(s))
+    before, now = run_values(path), as_json(as_values(s))
     changed = {name: (before[name], now[name]) for name in now if name in before and before[name] != now[name]}
     for name, (was, is_now) in changed.items():
         if name in _FREE:
@@ -85,17 +75,24 @@ def compare_settings(path: Path, s: RunSettings) -> list[str]:
             why = f"its learning rates were those of lr_scheduler={s.optimizer.lr_scheduler} over that length"
         else:
             why = "its steps so far were made with the former"
+        before_it = f"no {name}" if was is None else f"{name}={_word(was)}"
+        remedy = f"Leave {name} out" if was is None else f"Give {before_it}"
         raise SettingsError(
-            f"ckpt_output_dir {path}: holds a run with {name}: {json.dumps(was)}, and now {name} is {json.dumps(is_now)} "
-            f"({s.origins[name]}); {why}. Give {name}={json.dumps(was)} to go on with it, or another ckpt_output_dir to begin anew."
+            f"ckpt_output_dir {path}: holds a run with {before_it}, and now {name} is {_word(is_now)} ({s.origins[name]}); "
+            f"{why}. {remedy} to resume it, or give another ckpt_output_dir to begin anew."
         )
     # What is left open is chosen later, or has no value of its own.
-    said = {name: values for name, values in changed.items() if values[1] not in (None, "auto")}
-    return [f"{name}: {json.dumps(was)} → {json.dumps(is_now)}" for name, (was, is_now) in said.items()]
+    shown = {name: values for name, values in changed.items() if values[1] not in (None, "auto")}
+    return [f"{name}: {_word(was)} → {_word(is_now)}" for name, (was, is_now) in shown.items()]
+
+
+def _word(value: object) -> str:
+    """Write a setting's value for a message."""
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def compare_data(task: Task, path: Path, prepared: Path, names: list[str]) -> None:
-    """Raise SettingsError unless the stores that were prepared now are those that the run has."""
+    """Raise SettingsError unless the stores prepared now hold the same tokens as the run's."""
     for name in names:
         kept = path / "data" / name
         if not kept.exists():
@@ -103,29 +100,30 @@ def compare_data(task: Task, path: Path, prepared: Path, names: list[str]) -> No
                 f"ckpt_output_dir {path}: its run has no data/{name}, which it was made with. Give another ckpt_output_dir."
             )
         was, now = (
-            task.open(kept).fingerprint,
-            task.open(prepared / "data" / name).fingerprint,
+            task.open_store(kept).fingerprint,
+            task.open_store(prepared / "data" / name).fingerprint,
         )
         if was != now:
             which = "data_path" if name == "train" else "eval_data_path"
             raise SettingsError(
-                f"ckpt_output_dir {path}: the rows of {which} are not those that its run was made with (tokens {was[:12]} then, "
-                f"{now[:12]} now): the rows, the tokenizer or its template changed. Put them back, or give another ckpt_output_dir."
+                f"ckpt_output_dir {path}: the rows of {which} are not those that its run was made with (tokens {was[:12]} "
+                f"then, {now[:12]} now): the rows, the tokenizer or its template changed. Put them back, or give another "
+                "ckpt_output_dir."
             )
 
 
 def compare_order(path: Path, plan: forge_packing.BatchPlan) -> None:
-    """Raise SettingsError unless the steps so far were made of the samples that the plan gives them now."""
+    """Raise SettingsError unless the plan takes the samples in the same order as the run's."""
     was = forge_packing.BatchPlan.load(path / "plan" / "plan.npz")
     if was.order_fingerprint != plan.order_fingerprint:
         raise SettingsError(
-            f"ckpt_output_dir {path}: its run takes the samples in another order than this version would plan now. Go on with the "
-            "versions of forge-packing and numpy that it was made with, or give another ckpt_output_dir."
+            f"ckpt_output_dir {path}: its run takes the samples in another order than this version would plan now. Resume it "
+            "with the versions of forge-packing and numpy that it was made with, or give another ckpt_output_dir."
         )
 
 
 def link_stores(path: Path, staging: Path) -> None:
-    """Offer the run's own token stores for reuse where they are prepared again; what is rebuilt there leaves the run's alone."""
+    """Link the token stores into the staging folder, where `prepare` reuses or replaces them."""
     for store in sorted((path / "data").glob("*/")):
         copy = staging / "data" / store.name
         copy.parent.mkdir(exist_ok=True)
@@ -143,24 +141,25 @@ def _link_tree(source: Path, target: Path) -> None:
 
 
 def compare_model(path: Path, identity: Mapping[str, str]) -> dict[str, str]:
-    """Return the identity of the run in `path`. Raises SettingsError where it is that of another model."""
+    """Return the identity of the run in `path`. Raises SettingsError for another model."""
     try:
         known = {name: str(value) for name, value in json.loads((path / "run.json").read_text(encoding="utf-8")).items()}
         run, verb = known["run"], known["verb"]
     except (OSError, ValueError, KeyError, AttributeError) as error:
         raise SettingsError(
-            f"ckpt_output_dir {path}: its run.json, which says what its run belongs to, cannot be read ({error!r}). Put it back, or give "
-            "another ckpt_output_dir."
+            f"ckpt_output_dir {path}: its run.json, which identifies the run and its model, cannot be read ({error!r}). Put it "
+            "back, or give another ckpt_output_dir."
         ) from error
     if verb != identity["verb"]:
         raise SettingsError(
-            f"ckpt_output_dir {path}: holds a run of forge {verb}, and this is forge {identity['verb']}. Give another ckpt_output_dir."
+            f"ckpt_output_dir {path}: holds a run of forge {verb}, and this is forge {identity['verb']}. Give another "
+            "ckpt_output_dir."
         )
     for name in sorted((identity.keys() | known.keys()) - {"run", "verb"}):
         if known.get(name) != identity.get(name):
             raise SettingsError(
-                f"ckpt_output_dir {path}: the model in {'model_path' if name == 'model' else name} is not the one that its run began "
-                "with: its config.json or its weights changed. Put it back, or give another ckpt_output_dir."
+                f"ckpt_output_dir {path}: the model in {'model_path' if name == 'model' else name} is not the one that its run "
+                "began with: its config.json or its weights changed. Put it back, or give another ckpt_output_dir."
             )
     return {**identity, "run": run}
 
@@ -168,7 +167,10 @@ def compare_model(path: Path, identity: Mapping[str, str]) -> dict[str, str]:
 def must_match(
     s: RunSettings, train: Items, plan: forge_packing.BatchPlan, identity: Mapping[str, str], adaptation: str
 ) -> dict[str, Any]:
-    """What a full state belongs to: run, data, order, model, what moves of it, and the settings of its past, as JSON."""
+    """Return what a full state must match to be restored, as JSON.
+
+    That is the run, the data, their order, the model, the adaptation, and the settings that must stay.
+    """
     past = {name: value for name, value in as_values(s).items() if name not in _FREE and name not in _LENGTH}
     length = {} if s.optimizer.lr_scheduler == "constant" else {"steps": plan.num_steps}
     return {
@@ -181,11 +183,6 @@ def must_match(
     }
 
 
-def step_seed(seed: int, step: int, rank: int) -> int:
-    """The seed of a step's random numbers on a rank: it follows from the position alone, so that no state of it need be kept."""
-    return int.from_bytes(hashlib.blake2b(f"{seed} {step} {rank}".encode(), digest_size=8).digest(), "little") >> 1
-
-
 def as_json(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The same values as they come back from a JSON file."""
+    """Return the values as they come back from a JSON file."""
     return json.loads(json.dumps(values))

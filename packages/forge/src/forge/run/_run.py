@@ -1,6 +1,6 @@
-"""A run of any verb, the whole algorithm on one page: data → plan → launch → train → result.
+"""Run of any verb, the whole algorithm on one page: data → plan → launch → train → result.
 
-What a verb adds (which data, which objective) is its `Task`, in a file of its own.
+What a verb adds (its data, its objective) is its `Task`, in `verbs/`.
 """
 
 from __future__ import annotations
@@ -19,29 +19,37 @@ import forge_data
 import forge_dist
 from forge._progress import Reporter
 from forge._result import BEST, RunResult, read_result, write_result
-from forge.run._adaptation import adapted, check_projections
-from forge.run._best import forget_other_best, mark_best
-from forge.run._choices import absolute_paths, choose_machine, load_fitting, load_frozen, warn_of_positions, warn_of_rounding
-from forge.run._directories import discard
+from forge.run._adaptation import adapt_model, check_projections
+from forge.run._best import remove_outdated_best, write_best
+from forge.run._choices import (
+    absolute_paths,
+    choose_machine,
+    load_frozen,
+    load_with_attention,
+    warn_of_positions,
+    warn_of_rounding,
+)
+from forge.run._directories import remove_at_once
 from forge.run._full_state import FullStates, Position
 from forge.run._launching import on_ranks, preempted
-from forge.run._prepare import begin, prepared
+from forge.run._prepare import open_prepared, prepare
 from forge.run._resume import must_match
 from forge.run._run_directory import NoDirectory, RunDirectory
-from forge.run._stop import StopWish
+from forge.run._stop_signal import StopSignal
 from forge.settings._recipe import as_recipe
-from forge.tasks._task import Measured, Run, Task
+from forge.tasks._task import DataParallel, Evaluation, Run, Task
 
 
 def run(task: Task, s: Any) -> RunResult:
-    """Run a verb with settings that are already composed, on the ranks that they ask for."""
+    """Run a verb with composed settings, on the ranks that they ask for."""
     s = absolute_paths(task, s)
-    forge_dist.check_model_path(s.model.model_path, task=task.loads)
-    task.look(s)
+    forge_dist.check_model_path(s.model.model_path, task=task.model_task)
+    task.check_settings(s)
     return on_ranks(task, s, partial(_on_rank, task))
 
 
 def _on_rank(task: Task, s: Any, ranks: forge_dist.Ranks) -> RunResult:
+    """Open the run directory on the first rank, and run."""
     path = s.checkpoints.ckpt_output_dir
     with RunDirectory(path, resume=s.checkpoints.resume) if ranks.is_first else NoDirectory(path) as out:
         return _run(task, s, out, Reporter(out.log, every=s.report.logging_steps, quiet=not ranks.is_first), ranks)
@@ -50,7 +58,7 @@ def _on_rank(task: Task, s: Any, ranks: forge_dist.Ranks) -> RunResult:
 def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
     task: Task, s: Any, out: RunDirectory | NoDirectory, report: Reporter, ranks: forge_dist.Ranks
 ) -> RunResult:
-    # device: what this machine can do, each decision with its reason
+    # device: what this machine can do, each choice with its reason
     machine = forge_accel.accelerator(s.device.device)
     dtype = machine.dtype(s.device.dtype)
     autocast = partial(machine.autocast, dtype.value)
@@ -60,42 +68,43 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
         s.strategy,
         ranks,
         device=device,
-        # OSFT trains within the weights themselves, which are divided like any others.
+        # OSFT trains the weights themselves, which are divided like any others.
         adapter=s.adapter.adapter not in ("none", "osft"),
         optimizer=s.optimizer.optimizer,
     )
+    data_parallel = DataParallel.of(strategy)
     check_projections(s, strategy)
     s = s if s.strategy.strategy != "auto" else s.resolved("strategy", strategy.name, strategy.reason)
     report.note(f"device: {machine.device.reason}")
     report.note(f"dtype: {dtype.reason}")
     report.note(f"ranks: {ranks.world_size}, {strategy.reason}")
 
-    # data and plan: the first rank makes them, before there is a group of processes that could lose its patience
+    # data and plan: the first rank makes them, before there is a process group whose collectives could time out
     tokenizer = forge_data.load_tokenizer(s.model.model_path)
-    found = ranks.first(lambda: begin(task, s, out, tokenizer, machine, ranks.world_size, report))
+    found = ranks.first(lambda: prepare(task, s, out, tokenizer, machine, data_parallel.size, report))
     if found["finished"]:
         return read_result(out.path)
-    s, train, held_out, plan = prepared(task, s, machine, Path(found["root"]), ranks.world_size)
+    s, train, held_out, plan = open_prepared(task, s, machine, Path(found["root"]), data_parallel.size)
     ranks.connect(machine.collective_backend.value, device)
     ranks.agree({"settings": s.digest(), "data": train.store.fingerprint, "plan": plan.fingerprint})
 
-    # model: on its ranks, with the attention that fits it, and as much of it ready to move as was asked for
+    # model: on its ranks, with an attention that computes it, with its adapter, its optimizer and its schedule
     machine.seed(s.plan.seed)
-    s, model, reason = load_fitting(task, s, machine, dtype, strategy)
+    s, model, reason = load_with_attention(task, s, machine, dtype, strategy)
     report.note(f"attention: {reason}")
     warn_of_positions(report, model, [train] if held_out is None else [train, held_out])
-    adaptation = adapted(task, s, model, tokenizer, train, Path(found["root"]), strategy, autocast, report)
+    adaptation = adapt_model(task, s, model, tokenizer, train, Path(found["root"]), strategy, autocast, report)
     model = adaptation.model
-    task.extend(model, s)
+    task.add_modules(model, s)
     model, optimizer = strategy.wrap(
         model, lambda model: forge_algos.make_optimizer(model, s.optimizer, fused=machine.fused_optimizer.value)
     )
     num_steps = task.num_steps(s, plan)
     scheduler = forge_algos.schedule(optimizer, s.optimizer, num_steps=num_steps)
-    # A model goes back to the dtype of its directory; adapters stay in the float32 that they were trained in.
-    kept = forge_dist.base_dtype(s.model.model_path) if adaptation.writes == "model" else None
-    rounds = kept is not None and kept != forge_accel.float32
-    as_plain: Any = {"without": (*task.additions, *adaptation.additions), "plain": adaptation.plain}
+    # A model is exported in the dtype of its directory; adapters stay in the float32 that they were trained in.
+    export_dtype = forge_dist.base_dtype(s.model.model_path) if adaptation.writes == "model" else None
+    rounds = export_dtype is not None and export_dtype != forge_accel.float32
+    as_plain: Any = {"without": (*task.extra_modules, *adaptation.additions), "plain": adaptation.plain}
 
     this = Run(
         settings=s,
@@ -106,6 +115,7 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
         plan=plan,
         num_steps=num_steps,
         strategy=strategy,
+        data_parallel=data_parallel,
         ranks=ranks,
         machine=machine,
         device=device,
@@ -116,9 +126,9 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
         metrics=out.metrics,
         identity=found["identity"],
     )
-    task.refer(this)
+    task.score_reference(this)
 
-    # the run begins, or goes on: from here everything is read from its directory
+    # the run begins, or is resumed: from here everything is read from its directory
     past = must_match(s, train, plan, found["identity"], adaptation.identity)
     states = FullStates(s, out.path, ranks, past, report.note)
     restored = states.restore(strategy, model, optimizer, scheduler, num_steps)
@@ -126,14 +136,14 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
     ranks.first(lambda: out.check(None if restored is None else restored.metrics_bytes))
     out.publish(as_recipe(s, task.name))
     ranks.barrier()
-    s, train, held_out, plan = prepared(task, s, machine, out.path, ranks.world_size)
-    work = task.begin(attrs.evolve(this, settings=s, train=train, held_out=held_out, plan=plan, root=out.path))
+    s, train, held_out, plan = open_prepared(task, s, machine, out.path, data_parallel.size)
+    source = task.step_source(attrs.evolve(this, settings=s, train=train, held_out=held_out, plan=plan, root=out.path))
     if restored is None:
-        work.first()
+        source.check_start()
     states.files.forget_later(at.step)
     for name in out.rewind(at.metrics_bytes, at.samples):
         report.note(f"removed hf_format/{name}: the steps that led to it are made again")
-    if ranks.first(lambda: out.resuming and forget_other_best(out.path, at.best)):
+    if ranks.first(lambda: out.resuming and remove_outdated_best(out.path, at.best)):
         report.note(f"removed hf_format/{BEST}: a later step's; the best so far was that of step {at.best.step}")
     if out.resuming and restored is None:
         report.note("no full state was saved before it ended: it begins at its first step")
@@ -141,71 +151,73 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
         report.note(f"WARNING: metrics.jsonl was lost; it begins anew after step {at.step}")
     ranks.barrier()
 
-    def measure(step: int, of: Any = None, where: str = "") -> Measured | None:
+    def evaluate(step: int, of: Any = None, where: str = "") -> Evaluation | None:
         if held_out is None:
             return None
         with nullcontext() if of is None else strategy.computing(of):
-            measured = work.measure(model if of is None else of)
-        if measured is not None:
-            out.metrics({"step": step, **{("" if of is None else "exported_") + k: v for k, v in measured.metrics().items()}})
-            report.note(f"held out, after step {step}{where}: {measured}")
-        return measured
+            found = source.evaluate(model if of is None else of)
+        if found is not None:
+            out.metrics({"step": step, **{("" if of is None else "exported_") + k: v for k, v in found.metrics().items()}})
+            report.note(f"held out, after step {step}{where}: {found}")
+        return found
 
     def export(directory: Path, *, final: bool = False) -> Path:
         others = sorted(directory.parent.glob("samples_*"))
         if not ranks.broadcast(directory.exists()):
             try:
-                forge_dist.export_model(model, directory, tokenizer=tokenizer, dtype=kept, strategy=strategy, **as_plain)
+                forge_dist.export_model(
+                    model, directory, tokenizer=tokenizer, dtype=export_dtype, strategy=strategy, **as_plain
+                )
             except forge_dist.ExportError as error:
                 if final:
                     raise
                 report.note(f"WARNING: training goes on without this export: {error}")
                 return directory
-        few = (train if held_out is None else held_out).few()
-        check = forge_dist.check_export(model, directory, few, strategy=strategy, **as_plain)
-        what = "mean reward" if task.loads == "reward" else "loss"
+        samples = (train if held_out is None else held_out).short_samples()
+        check = forge_dist.check_export(model, directory, samples, strategy=strategy, **as_plain)
+        what = "mean reward" if task.model_task == "reward" else "loss"
         report.note(
-            f"exported {directory}: loaded back, on {len(few)} short samples its {what} is {check.reloaded:.4f}, "
+            f"exported {directory}: loaded back, on {len(samples)} short samples its {what} is {check.reloaded:.4f}, "
             f"{check.in_memory:.4f} in memory"
         )
         if s.checkpoints.keep_last_checkpoint_only and ranks.is_first and directory.name != BEST:
             for other in others:
                 if other != directory:
-                    discard(other)
+                    remove_at_once(other)
         return directory
 
-    def keep_if_best(at: Position, measured: Measured) -> Position:
-        at = attrs.evolve(at, best=at.best.after(measured, at.step, s.evaluation.metric_for_best))
+    def keep_if_best(at: Position, found: Evaluation) -> Position:
+        at = attrs.evolve(at, measured=found, best=at.best.after(found, at.step, s.evaluation.metric_for_best))
         best = out.path / "hf_format" / BEST
         if s.evaluation.keep_best and at.best.step == at.step:
-            ranks.first(lambda: discard(best) if best.exists() else None)
+            ranks.first(lambda: remove_at_once(best) if best.exists() else None)
             export(best)
-            ranks.first(lambda: mark_best(out.path, at.best))
+            ranks.first(lambda: write_best(out.path, at.best))
         return at
 
     def save(*, wait: bool = False) -> None:
         where = attrs.evolve(at, metrics_bytes=out.metrics_bytes, seconds=at.seconds + time.perf_counter() - began)
         states.save(strategy, model, optimizer, scheduler, where, wait=wait)
 
-    def leave_if_asked() -> None:
-        if ranks.any(stop.asked is not None):
+    def stop_if_asked() -> None:
+        if ranks.any(stop.received is not None):
             save(wait=True)
-            raise preempted(out.path, stop.asked or "a signal to another rank", states.files.failed)
+            raise preempted(out.path, stop.received or "a signal to another rank", states.files.failed)
 
-    # train: the one loop; saving, measuring and reporting are the body of this `for`
+    # train: the one loop; saving, evaluating and reporting are the body of this `for`
     began = time.perf_counter()
     updates, patience = task.updates(s), s.evaluation.early_stopping_patience
-    with StopWish() as stop, states.files, report.steps(num_steps, done=at.step):
-        if restored is None and (before := measure(0)) is not None:
+    with StopSignal() as stop, states.files, report.steps(num_steps, done=at.step):
+        if restored is None and (before := evaluate(0)) is not None:
             best = at.best.after(before, 0, s.evaluation.metric_for_best)
             at = attrs.evolve(at, eval_before=before.metrics(), best=best)
-        leave_if_asked()
+        stop_if_asked()
         machine.reset_peak_memory()
         try:
             for last in forge_algos.train(
                 model,
-                () if patience and at.best.waited >= patience else work.steps(at.step),
-                objective=work.objective,
+                () if patience and at.best.waited >= patience else source.steps(at.step),
+                objective=source.objective,
                 optimizer=optimizer,
                 scheduler=scheduler,
                 adaptation=adaptation,
@@ -235,7 +247,7 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
                         "lr": last.learning_rate,
                         "grad_norm": last.grad_norm,
                         "tokens": last.tokens,
-                        f"loss_{work.objective.unit}": last.loss_count,
+                        f"loss_{source.objective.unit}": last.loss_count,
                         **last.figures,
                         "tokens_per_second": round(last.tokens / last.seconds, 1),
                         "memory": machine.peak_memory_bytes(),
@@ -244,8 +256,8 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
                 )
                 report.step(last, last.tokens / last.seconds)
                 final, every = last.step == num_steps, s.evaluation.eval_every_steps
-                if (final or (every and last.step % every == 0)) and (seen_now := measure(last.step)) is not None:
-                    at = keep_if_best(attrs.evolve(at, measured=seen_now), seen_now)
+                if (final or (every and last.step % every == 0)) and (found_now := evaluate(last.step)) is not None:
+                    at = keep_if_best(at, found_now)
                     if not final and patience and at.best.waited >= patience:
                         final = True
                         report.note(f"stopping early: {patience} measurements brought nothing better than step {at.best.step}")
@@ -257,28 +269,28 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
                     export(out.path / "hf_format" / f"samples_{at.samples}")
                 if ranks.any(states.due(last.step, epoch_ends=epoch_ends) or final):
                     save()
-                leave_if_asked()
+                stop_if_asked()
                 if final:
                     break
         except forge_algos.DivergedError as error:
             raise states.diverged(error, train, plan, at.step, updates) from error
 
-        # result: nothing is called a success before it was loaded back
-        if at.measured is None and (late := measure(at.step)) is not None:
-            # It goes on from a state that was not its last when it was saved.
-            at = keep_if_best(attrs.evolve(at, measured=late), late)
+        # result: a run succeeds only once its export was loaded back
+        if at.measured is None and (late := evaluate(at.step)) is not None:
+            # The state that it was resumed from was not the run's last when it was saved.
+            at = keep_if_best(at, late)
         after = at.measured
-        leave_if_asked()
+        stop_if_asked()
         directory = export(out.path / "hf_format" / f"samples_{at.samples}", final=True)
         states.files.wait()
     if rounds and after is not None and after.loss is not None:
-        # What was trained in float32 is written in fewer digits: what counts is the model that is there now.
-        exported = load_fitting(task, s.with_value("model", "model_path", str(directory)), machine, dtype, strategy)[1]
-        trained, after = after, measure(at.step, exported, f" as exported in {kept}") or after
-        warn_of_rounding(report, (at.eval_before or {}).get("eval_loss"), trained.loss, after.loss, str(kept))
+        # Trained in float32, exported in fewer digits: the figures to report are those of the exported model.
+        exported = load_with_attention(task, s.with_value("model", "model_path", str(directory)), machine, dtype, strategy)[1]
+        trained, after = after, evaluate(at.step, exported, f" as exported in {export_dtype}") or after
+        warn_of_rounding(report, (at.eval_before or {}).get("eval_loss"), trained.loss, after.loss, str(export_dtype))
     seconds = at.seconds + time.perf_counter() - began
-    left = f" ({at.skipped:,} skipped: not finite)" if at.skipped else ""
-    report.note(f"finished: {at.step} steps{left}, {at.samples:,} samples, {seconds:.0f} s; the model lies in {directory}")
+    skipped = f" ({at.skipped:,} skipped: not finite)" if at.skipped else ""
+    report.note(f"finished: {at.step} steps{skipped}, {at.samples:,} samples, {seconds:.0f} s; the model is in {directory}")
     result = RunResult(
         output_dir=out.path,
         model_dir=directory,

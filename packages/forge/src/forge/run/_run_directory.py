@@ -1,8 +1,8 @@
-"""A path → a run directory that is whole, or not there; the files in it that a person reads; and a run that goes on in it.
+"""Path → a run directory that is complete or not there, with its log, metrics and config.
 
 Everything made before training begins (token stores, plan, config) is made in a hidden folder inside and moved out at once by
-`publish`. Until then a failure leaves the disk as it was found; so does a refusal (exit status 2) before the first step. A directory
-that holds a run already is that run's, `resuming`: what is prepared again is compared with what lies there, and thrown away.
+`publish`. Until then a failure leaves the disk as it was found; so does a refusal (exit status 2) before the first step. A
+directory that holds a run already is resumed: what is prepared again is compared with what it holds, and removed.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from typing import Self, TextIO
 
 import forge_dist
 from forge._errors import RunDirectoryError, RunWriteError
-from forge.run._directories import discard, make_directories, remove_empty
+from forge.run._directories import make_directories, remove_at_once, remove_empty
 
 _STAGING = ".forge-preparing"
 _PREPARED = frozenset({"data", "plan", "osft", "run.json", "log.txt", "metrics.jsonl"})
 _LOGS = "logs"
-"""Where a launcher keeps its ranks' output: made before the run itself."""
+"""Folder of the ranks' output, which a launcher makes before the run itself."""
 
 
 class RunDirectory:
-    """The run directory, claimed for this process; use as a context manager.
+    """Run directory, locked for this process; a context manager.
 
-    The lock is on the directory itself and is held by the process, so it dies with its owner.
+    The lock is on the directory itself and held by the process, so that it is released when the process dies.
 
     Args:
         path: of the directory; new, empty, or a run's.
@@ -41,10 +41,10 @@ class RunDirectory:
     """
 
     def __init__(self, path: str | Path, *, resume: str = "auto") -> None:
-        self.path = Path(os.path.abspath(os.path.expanduser(_named(path))))
+        self.path = Path(os.path.abspath(os.path.expanduser(_checked_name(path))))
         self.published = False
         self.resuming = False
-        """Whether the directory holds a run that is to go on."""
+        """Whether the directory holds a run that is resumed."""
         self.began = False
         """Whether a step was made: from then on the run is kept, however it ends."""
         self._resume = resume
@@ -61,7 +61,7 @@ class RunDirectory:
             shutil.rmtree(self.staging, ignore_errors=True)
             self.staging.mkdir()
             self._entries = [self.staging]
-            # metrics.jsonl is opened here too, so that a directory that cannot be written is found before any work is done.
+            # metrics.jsonl is opened here too, so that a directory that cannot be written is refused before any work.
             self._log = (self.staging / "log.txt").open("a", encoding="utf-8")
             self._metrics = (self.staging / "metrics.jsonl").open("a", encoding="utf-8")
         except RunDirectoryError:
@@ -70,16 +70,17 @@ class RunDirectory:
         except OSError as error:
             self._undo()
             raise RunDirectoryError(
-                f"ckpt_output_dir {self.path}: cannot be written: {error.strerror or error}. Give a directory that you may write to."
+                f"ckpt_output_dir {self.path}: cannot be written: {error.strerror or error}. Give a directory that you may "
+                "write to."
             ) from error
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         refused = not self.published or (not self.began and getattr(error, "exit_status", None) == 2)
-        # On a full disk the last words may not be written, which must not hide why the run ended.
+        # On a full disk the last line may not be written, which must not hide why the run ended.
         with contextlib.suppress(OSError, RunWriteError):
             if error is not None and not refused:
-                self.log(_how(error))
+                self.log(_ending(error))
         for handle in (self._log, self._metrics):
             if handle is not None:
                 with contextlib.suppress(OSError):
@@ -90,51 +91,56 @@ class RunDirectory:
 
     @property
     def staging(self) -> Path:
-        """The hidden folder in which a run is prepared."""
+        """Hidden folder in which a run is prepared."""
         return self.path / _STAGING
 
     @property
     def root(self) -> Path:
-        """Where files go now: the hidden folder until `publish`, the run directory from then on."""
+        """Folder to write to now: the hidden one until `publish`, the run directory from then on."""
         return self.path if self.published else self.staging
 
     def publish(self, config: str) -> None:
-        """Write config.yaml and move what was prepared to its place: from here on the directory is a run.
+        """Write config.yaml and move what was prepared to its place: the directory is a run now.
 
-        A run that goes on keeps its own data; its log is gone on with, and plan and config.yaml, which say how it is divided
-        now, take the place of the former.
+        A resumed run keeps its own data and appends to its log; plan and config.yaml are replaced, as they say how the run is
+        divided now.
         """
         (self.staging / "config.yaml").write_text(config, encoding="utf-8")
         if self.resuming:
-            self._publish_anew()
+            self._publish_resumed()
         else:
-            # config.yaml last: it is what makes the directory a run.
+            # config.yaml last: it makes the directory a run.
             for entry in sorted(self.staging.iterdir(), key=lambda entry: entry.name == "config.yaml"):
                 self._entries.append(entry.rename(self.path / entry.name))
         shutil.rmtree(self.staging)
         self.published = True
 
-    def _publish_anew(self) -> None:
+    def _publish_resumed(self) -> None:
         assert self._log is not None
         assert self._metrics is not None
         self._log.close()
         self._metrics.close()
-        said = (self.staging / "log.txt").read_text(encoding="utf-8")
+        logged = (self.staging / "log.txt").read_text(encoding="utf-8")
         self._log = (self.path / "log.txt").open("a", encoding="utf-8")
-        self._append(self._log, said)
+        self._append(self._log, logged)
         self._metrics = (self.path / "metrics.jsonl").open("a", encoding="utf-8")
-        # It was finished, perhaps, and goes on all the same: for longer.
+        # A finished run may be resumed for more steps.
         (self.path / "result.json").unlink(missing_ok=True)
         for name in ("plan/plan.npz", "config.yaml"):
             (self.path / name).parent.mkdir(exist_ok=True)
             (self.staging / name).replace(self.path / name)
-        # What a killed run left half-written has hidden names, which nothing reads; its owner is gone, for the lock is ours.
+        # What a killed run left half-written has a hidden name; its owner is gone, for this process holds the lock.
         for folder in (self.path, self.path / "hf_format"):
             for left in folder.glob(".*.tmp"):
                 shutil.rmtree(left) if left.is_dir() else left.unlink()
 
     def check(self, metrics_bytes: int | None) -> None:
-        """Raise RunDirectoryError if the run cannot go on from a state with that much of metrics.jsonl, or (None) without a state."""
+        """Raise RunDirectoryError where the run's files do not fit the state to resume from.
+
+        Args:
+            metrics_bytes: length of metrics.jsonl when that state was saved; None without a state.
+
+        """
         if not self.resuming:
             return
         file = self.path / "metrics.jsonl"
@@ -142,19 +148,19 @@ class RunDirectory:
             done = [name for name in ("result.json", "hf_format") if (self.path / name).exists()]
             if done:
                 raise RunDirectoryError(
-                    f"ckpt_output_dir {self.path}: holds a run with {' and '.join(done)} and no full state to go on from: what it trained "
-                    "would be lost. Give another ckpt_output_dir, or remove that run."
+                    f"ckpt_output_dir {self.path}: holds a run with {' and '.join(done)} and no full state to resume from: "
+                    "what it trained would be lost. Give another ckpt_output_dir, or remove that run."
                 )
         elif file.exists() and 0 < file.stat().st_size < metrics_bytes:
             raise RunDirectoryError(
-                f"{file}: has {file.stat().st_size:,} bytes, and had {metrics_bytes:,} when the state to go on from was saved: it was "
-                "cut or replaced. Put it back, remove it, or give another ckpt_output_dir."
+                f"{file}: has {file.stat().st_size:,} bytes, and had {metrics_bytes:,} when the state to resume from was "
+                "saved: it was cut or replaced. Put it back, remove it, or give another ckpt_output_dir."
             )
 
     def rewind(self, metrics_bytes: int, samples: int) -> list[str]:
-        """Forget what came after a position: later lines of metrics.jsonl, and exports of more samples, which will be made again.
+        """Remove later lines of metrics.jsonl and exports of more samples than a position has.
 
-        Returns the names of the exports that went.
+        Both are made again. Returns the names of the exports that were removed.
         """
         if not self.resuming:
             return []
@@ -165,17 +171,17 @@ class RunDirectory:
                 self._metrics.close()
             forge_dist.write_text_atomically(file, found[:metrics_bytes].decode("utf-8"))
             self._metrics = file.open("a", encoding="utf-8")
-        gone = []
+        removed = []
         for export in sorted(self.path.glob("hf_format/samples_*")):
             count = export.name.removeprefix("samples_")
             if count.isdigit() and int(count) > samples:
-                discard(export)
-                gone.append(export.name)
-        return gone
+                remove_at_once(export)
+                removed.append(export.name)
+        return removed
 
     @property
     def metrics_bytes(self) -> int:
-        """How long metrics.jsonl is now."""
+        """Length of metrics.jsonl now."""
         return (self.root / "metrics.jsonl").stat().st_size
 
     def log(self, line: str) -> None:
@@ -184,7 +190,12 @@ class RunDirectory:
         self._append(self._log, "".join(f"{stamp}  {part}\n" for part in line.splitlines() or [""]))
 
     def metrics(self, values: Mapping[str, object]) -> None:
-        """Append one JSON line to `metrics.jsonl` and flush it; a figure that is not finite becomes null. Raises RunWriteError."""
+        """Append a JSON line to `metrics.jsonl`, with null for a figure that is not finite.
+
+        Raises:
+            RunWriteError: it cannot be written.
+
+        """
         finite = {name: None if isinstance(v, float) and not math.isfinite(v) else v for name, v in values.items()}
         self._append(self._metrics, json.dumps(finite) + "\n")
 
@@ -197,14 +208,15 @@ class RunDirectory:
         except OSError as error:
             name = Path(handle.name).name
             raise RunWriteError(
-                f"{self.root / name}: cannot be written: {error.strerror or error}. What was saved before is whole: make room, and "
-                "the same command goes on from there."
+                f"{self.root / name}: cannot be written: {error.strerror or error}. What was saved before is whole: make room, "
+                "and the same command resumes from there."
             ) from error
 
     def _make(self) -> None:
         self._made = make_directories(self.path)
 
     def _claim(self) -> None:
+        """Lock the directory, and find out whether it is new, holds a run, or holds anything else."""
         self._lock = os.open(self.path, os.O_RDONLY)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -223,7 +235,8 @@ class RunDirectory:
         if self.resuming and self._resume == "never":
             which = "another run" if "hf_format" in held else "another run, which made no export"
             raise RunDirectoryError(
-                f"ckpt_output_dir {self.path}: holds {which}, and resume=never. Give a new directory, or resume=auto to go on with it."
+                f"ckpt_output_dir {self.path}: holds {which}, and resume=never. Give a new directory, or resume=auto to resume "
+                "it."
             )
         if held and not self.resuming:
             shown = ", ".join(held[:5]) + (", ..." if len(held) > 5 else "")
@@ -232,7 +245,7 @@ class RunDirectory:
             )
 
     def _undo(self) -> None:
-        """Leave the disk as it was found: remove what this object made, and only that; and let go of the directory."""
+        """Remove what this object made, and only that, and release the lock."""
         for entry in self._entries:
             if entry.is_dir():
                 shutil.rmtree(entry, ignore_errors=True)
@@ -249,13 +262,13 @@ class RunDirectory:
 
 
 class NoDirectory:
-    """What the other ranks have in its place: the first rank alone writes the run's files, and the others know where they are."""
+    """Stand-in for the run directory on all ranks but the first, which alone writes files."""
 
     resuming = published = began = False
     metrics_bytes = 0
 
     def __init__(self, path: str | Path) -> None:
-        self.path = Path(os.path.abspath(os.path.expanduser(_named(path))))
+        self.path = Path(os.path.abspath(os.path.expanduser(_checked_name(path))))
 
     def __enter__(self) -> Self:
         return self
@@ -264,31 +277,32 @@ class NoDirectory:
         return
 
     def publish(self, config: str) -> None:
-        """Do nothing."""
+        """Do nothing on this rank."""
 
     def check(self, metrics_bytes: int | None) -> None:
-        """Do nothing."""
+        """Do nothing on this rank."""
 
     def rewind(self, metrics_bytes: int, samples: int) -> list[str]:  # noqa: ARG002 - the first rank's business
-        """Do nothing."""
+        """Do nothing on this rank."""
         return []
 
     def log(self, line: str) -> None:
-        """Do nothing."""
+        """Do nothing on this rank."""
 
     def metrics(self, values: Mapping[str, object]) -> None:
-        """Do nothing."""
+        """Do nothing on this rank."""
 
 
-def _how(error: BaseException) -> str:
+def _ending(error: BaseException) -> str:
+    """Return the last line of a log: how the run ended."""
     if getattr(error, "exit_status", None) == 75:
         return str(error)
     how = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
     return f"{how}: {type(error).__name__}: {error}"
 
 
-def _named(path: str | Path) -> str:
-    """Return the path as text that can be written down in the run's own files."""
+def _checked_name(path: str | Path) -> str:
+    """Return the path as text. Raises RunDirectoryError where no file of the run could name it."""
     text = str(path)
     try:
         text.encode()

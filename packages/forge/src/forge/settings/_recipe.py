@@ -13,7 +13,10 @@ from forge.settings._settings import flat_fields
 
 
 class _Loader(yaml.SafeLoader):
-    """A safe loader without two surprises of YAML 1.1: a key given twice is refused, and 010 and 1:30 are no numbers of another base."""
+    """Safe YAML loader without two surprises of YAML 1.1.
+
+    A key given twice is refused; 010 is not read as octal, and 1:30 not as a number of base 60.
+    """
 
     yaml_implicit_resolvers = {  # noqa: RUF012 - as the parent has it
         first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:int"]
@@ -64,9 +67,10 @@ def read_recipe(path: str | Path) -> dict[str, object]:
 
 
 def left_open(text: str) -> set[str]:
-    """Names that a run's own config.yaml marks as default or chosen: nobody asked for them, so they are chosen anew.
+    """Return the names that a run's config.yaml marks as default, chosen or environment.
 
-    Otherwise `forge sft RUN/config.yaml --adapter none` would train everything with the learning rate that was chosen for LoRA.
+    They are resolved anew: otherwise `forge sft RUN/config.yaml --adapter none` would train all weights with the learning rate
+    that was chosen for LoRA.
     """
     last_comments = re.findall(r"^(\w+): .*  # ((?:(?!  # ).)*)$", text, re.MULTILINE)
     return {
@@ -75,7 +79,7 @@ def left_open(text: str) -> set[str]:
 
 
 def as_recipe(settings: Any, verb: str) -> str:
-    """Write composed settings as YAML, one line each, with where every value came from as its comment."""
+    """Write composed settings as YAML, one line each, with its origin as a comment."""
     lines = [
         f"# Every setting of this run as resolved, and where it came from. `forge {verb} FILE` reads it as a recipe:",
         "# what is marked default, chosen or environment is then left open again, everything else is as written.",
@@ -92,7 +96,7 @@ def as_recipe(settings: Any, verb: str) -> str:
 
 
 def _one_line(value: object) -> str:
-    """YAML for a scalar or a list of strings, on one line so that a comment can follow."""
+    """Write a scalar or a list of strings as YAML on one line, so that a comment can follow."""
     text = yaml.safe_dump(value, default_flow_style=True, width=2**30, allow_unicode=True).removesuffix("...\n").rstrip("\n")
     if "\n" in text:
         text = yaml.safe_dump(value, default_flow_style=True, default_style='"', width=2**30).rstrip("\n")

@@ -1,7 +1,7 @@
-"""Flat names and values → the settings of every room, each value with where it came from.
+"""Flat names and values → the settings of every package, each value with its origin.
 
-Each leaf owns the settings of its room; this file only composes them: `RunSettings` names the groups, a verb's own class
-says which data and objective it has, and signatures, the command line, recipes and `config.yaml` are all derived from it.
+Each leaf package owns its settings; this file only composes them. `RunSettings` names the groups, a verb's own class says which
+data and objective it has; signatures, the command line, recipes and `config.yaml` are derived from it.
 """
 
 from __future__ import annotations
@@ -28,27 +28,28 @@ T = TypeVar("T")
 
 
 def _whole(_: object, field: attrs.Attribute[int], value: object) -> None:
-    """Refuse what is no whole number; True is none, though Python calls it an int."""
+    """Raise TypeError unless the value is a whole number; True and False are none."""
     if not isinstance(value, int) or isinstance(value, bool):
         raise TypeError(f"{field.name} must be a whole number, not {value!r}")
 
 
 @attrs.frozen(kw_only=True)
 class ReportSettings:
-    """What a run says while it trains."""
+    """Settings of the progress report."""
 
     logging_steps: int = attrs.field(default=1, validator=[_whole, attrs.validators.ge(1)])
     """Print a line to the log every so many steps (metrics.jsonl has every step)."""
 
 
 Metric = Literal[
-    "loss", "accuracy", "reward", "margin", "chosen_reward", "rejected_reward", "chosen_logp", "rejected_logp", "log_odds", "nll", "kl"
+    "loss", "accuracy", "reward", "margin", "chosen_reward", "rejected_reward", "chosen_logp", "rejected_logp", "log_odds",
+    "nll", "kl",
 ]  # fmt: skip
 
 
 @attrs.frozen(kw_only=True)
 class EvaluationSettings:
-    """When the held-out data are measured, and what follows from it."""
+    """Settings of the evaluation on held-out data, and of what follows from it."""
 
     eval_every_steps: int = attrs.field(default=0, validator=[_whole, attrs.validators.ge(0)])
     """Measure on the held-out data every so many steps; 0 measures before and after training only."""
@@ -57,9 +58,8 @@ class EvaluationSettings:
     metric_for_best: Metric | None = attrs.field(
         default=None, validator=cast("Any", attrs.validators.optional(attrs.validators.in_(get_args(Metric))))
     )
-    """Which held-out figure says what is best, as metrics.jsonl has it after `eval_`. Losses, nll, kl and what is said of rejected answers are
-    best low, the others high.
-    By default the loss, and the reward of online methods."""
+    """Held-out figure that decides which model is best, named as in metrics.jsonl after `eval_`. Losses, nll, kl and figures of
+    rejected answers are best low, the others high. By default the loss, and the reward of online methods."""
     early_stopping_patience: int = attrs.field(default=0, validator=[_whole, attrs.validators.ge(0)])
     """End the run once so many measurements in a row brought nothing better; 0 never does."""
 
@@ -70,13 +70,14 @@ class EvaluationSettings:
             )
         if self.metric_for_best is not None and not (self.keep_best or self.early_stopping_patience):
             raise ValueError(
-                f"metric_for_best={self.metric_for_best!r} has no effect without keep_best or early_stopping_patience: set one, or leave it out"
+                f"metric_for_best={self.metric_for_best!r} has no effect without keep_best or early_stopping_patience: set "
+                "one, or leave it out"
             )
 
 
 @attrs.frozen(kw_only=True)
 class RunSettings:
-    """The settings that every verb has, grouped by the room that owns them; `origins` says where each value came from."""
+    """Settings that every verb has, grouped by the package that owns them."""
 
     model: forge_dist.ModelSettings
     data: Any
@@ -91,15 +92,16 @@ class RunSettings:
     evaluation: EvaluationSettings
     report: ReportSettings
     origins: Mapping[str, str]
+    """Setting → where its value came from: default, recipe FILE, flag, argument, chosen or environment."""
 
     def resolved(self, name: str, value: object, reason: str) -> Self:
-        """Return a copy in which a setting that was left open holds what was chosen for it, and why."""
+        """Return a copy with a value chosen for a setting that was left open, and the reason."""
         group = next(owner for owner, field in flat_fields(type(self)) if field.name == name)
         chosen = self.with_value(group, name, value)
         return attrs.evolve(chosen, origins={**self.origins, name: f"chosen: {reason}"})
 
     def check(self) -> None:
-        """Refuse, by name, a setting that would change nothing beside the others. Raises SettingsError."""
+        """Raise SettingsError, by name, for a setting that has no effect with the others."""
         if self.data.eval_data_path or self.data.validation_split:
             return
         for name in ("eval_every_steps", "keep_best"):
@@ -109,17 +111,17 @@ class RunSettings:
                 )
 
     def digest(self) -> str:
-        """sha256 (hex) over every value that all ranks of a run must share: what differs by node is left out."""
+        """Return the sha256 (hex) of all values but the launch settings, which differ by node."""
         shared = {name: attrs.asdict(getattr(self, name)) for name in sorted(groups(type(self))) if name != "launch"}
         return hashlib.sha256(json.dumps(shared, sort_keys=True, default=list).encode()).hexdigest()
 
     def with_value(self, group: str, name: str, value: object) -> Self:
-        """Return a copy in which a setting is spelled otherwise, its origin kept."""
+        """Return a copy with another value of a setting and its origin kept."""
         return attrs.evolve(self, **{group: attrs.evolve(getattr(self, group), **{name: value})})
 
 
 def flat_fields(settings_class: type) -> Iterator[tuple[str, attrs.Attribute[Any]]]:
-    """Yield `(group, field)` for every setting of a composed class, types resolved, in the order of its groups."""
+    """Yield `(group, field)` for every setting of a composed class, with types resolved."""
     for group, owner in groups(settings_class).items():
         attrs.resolve_types(owner)
         for field in attrs.fields(owner):
@@ -127,14 +129,14 @@ def flat_fields(settings_class: type) -> Iterator[tuple[str, attrs.Attribute[Any
 
 
 def groups(settings_class: type) -> dict[str, type]:
-    """Name → attrs class of every group of a composed settings class, in the order of `RunSettings`."""
+    """Return the attrs class of every group by name, in the order of `RunSettings`."""
     hints = typing.get_type_hints(settings_class)
-    # A verb's class states its own data and objective anew, which puts them last.
+    # A verb's class declares data and objective again, which puts them last.
     return {field.name: hints[field.name] for field in attrs.fields(RunSettings) if field.name != "origins"}
 
 
 def signature_of(settings_class: type) -> inspect.Signature:
-    """Signature `(recipe=None, /, *, setting=default, ...)` that a composed settings class stands for."""
+    """Return the signature `(recipe=None, /, *, setting=default, ...)` of a settings class."""
     recipe = inspect.Parameter("recipe", inspect.Parameter.POSITIONAL_ONLY, default=None, annotation=str | None)
     keywords = [
         inspect.Parameter(
@@ -166,7 +168,7 @@ def resolve(settings_class: type[T], *layers: tuple[str, Mapping[str, object]]) 
             origins[name] = origin
     for name, (group, field) in fields.items():
         if field.default is attrs.NOTHING and values[group].get(name) is None:
-            raise SettingsError(f"{name} is required: give {name}=... (on the command line --{dashed(name)}).")
+            raise SettingsError(f"{name} is required: give it here or in a recipe.")
     built = {}
     for group, owner in groups(settings_class).items():
         try:
@@ -182,21 +184,23 @@ def resolve(settings_class: type[T], *layers: tuple[str, Mapping[str, object]]) 
 
 
 def dashed(name: str) -> str:
-    """Return a setting's name as the command line spells it."""
+    """Return a setting's name with dashes, as a flag has it."""
     return name.replace("_", "-")
 
 
 def _nearest(name: str, known: Mapping[str, object]) -> str:
+    """Return a hint at the nearest known setting, or the list of all."""
     close = difflib.get_close_matches(name.replace("-", "_"), known, n=1, cutoff=0.5)
     return f" Did you mean {close[0]!r}?" if close else f" Known settings: {', '.join(known)}."
 
 
 def _named_in(message: str, given: Mapping[str, object]) -> str | None:
+    """Return the given setting that a validator's message names."""
     return next((name for name in given if f"'{name}'" in message or message.startswith(name)), None)
 
 
 def _converted(field: attrs.Attribute[Any], value: object, origin: str) -> object:
-    """Give back `value` as the field's type, or say what was wished and what came."""
+    """Convert a value to the field's type. Raises SettingsError with the type and the value."""
     kinds = get_args(field.type) if get_origin(field.type) in (Union, types.UnionType) else (field.type,)
     if value is None and (types.NoneType in kinds or field.default is attrs.NOTHING):
         return None
@@ -204,18 +208,22 @@ def _converted(field: attrs.Attribute[Any], value: object, origin: str) -> objec
         converted = _as_kind(kind, value, from_text=origin.startswith("recipe"))
         if converted is not None:
             return converted
-    wish = " or ".join(_spelled(kind) for kind in kinds if kind is not types.NoneType)
+    wanted = " or ".join(_spelled(kind) for kind in kinds if kind is not types.NoneType)
     close = ""
     if isinstance(value, str) and get_origin(field.type) is Literal:
         match = difflib.get_close_matches(value, get_args(field.type), n=1, cutoff=0.5)
         close = f" Did you mean {match[0]!r}?" if match else ""
-    raise SettingsError(f"{field.name} must be {wish}, not {value!r} ({origin}).{close}")
+    raise SettingsError(f"{field.name} must be {wanted}, not {value!r} ({origin}).{close}")
 
 
 def _as_kind(kind: Any, value: object, *, from_text: bool) -> object | None:
+    """Convert a value to one type; None where it is not of that type.
+
+    `from_text` converts what YAML 1.1 reads as another type.
+    """
     if get_origin(kind) is Literal:
         if from_text and isinstance(value, bool):
-            # YAML 1.1 reads a bare on or off as true or false; a person who writes it means the word.
+            # YAML 1.1 reads a bare on or off as true or false; here the word is meant.
             value = "on" if value else "off"
         return value if isinstance(value, str) and value in get_args(kind) else None
     if get_origin(kind) is tuple:
@@ -229,26 +237,27 @@ def _as_kind(kind: Any, value: object, *, from_text: bool) -> object | None:
     if get_origin(kind) is Mapping:
         if not isinstance(value, Mapping) or not all(isinstance(name, (str, PathLike)) for name in value):
             return None
-        # What the values may be, the room's own validator says.
+        # The values are checked by the settings class that owns the field.
         return {fspath(name): share for name, share in value.items()}
     if kind is str:
         return fspath(cast("str | PathLike[str]", value)) if isinstance(value, (str, PathLike)) else None
     if kind is bool:
         return value if isinstance(value, bool) else None
     if kind in (int, float) and not isinstance(value, bool):
-        # YAML 1.1 reads 1e-5 as a string; a person who writes it means the number.
+        # YAML 1.1 reads 1e-5 as a string; here the number is meant.
         if from_text and isinstance(value, str):
             try:
                 return kind(value)
             except ValueError:
                 return None
         if isinstance(value, int) or (kind is float and isinstance(value, float)):
-            # An int beyond every float is as unreasonable as infinity, which the fields refuse.
+            # An int beyond every float becomes infinity, which the fields refuse.
             return float("inf") if kind is float and isinstance(value, int) and abs(value) >= 2**1000 else kind(value)
     return None
 
 
 def _spelled(kind: Any) -> str:
+    """Return a type in words, for an error message."""
     if get_origin(kind) is Literal:
         return "one of " + ", ".join(repr(choice) for choice in get_args(kind))
     if get_origin(kind) is tuple:

@@ -1,30 +1,32 @@
-"""What the data's lint found → the run's log, or a refusal before anything trains."""
+"""Findings of the data's lint → lines of the run's log, or a refusal before training."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import forge_data
 from forge._errors import DataLintError, SettingsError
-from forge._progress import Reporter
 
-_NAMED = 3
+if TYPE_CHECKING:
+    from forge._progress import Reporter
+
+_LISTED = 3
 
 
-def check_kind(task: str, store: forge_data.TokenStore, kind: str, wanted: str) -> None:
+def check_kind(verb: str, store: forge_data.TokenStore, kind: str, wanted: str) -> None:
     """Raise SettingsError unless the rows of a store are of a kind."""
     if store.kind != kind:
         which = "eval_data_path" if store.path.name == "eval" else "data_path"
         raise SettingsError(
-            f"{which} holds {store.kind.replace('_', ' ')} rows ({store.source(0)}), and forge {task} takes {wanted}."
+            f"{which} holds {store.kind.replace('_', ' ')} rows ({store.source(0)}), and forge {verb} takes {wanted}."
         )
 
 
-def check_data(s: Any, report: Reporter, train: forge_data.TokenStore, held_out: forge_data.TokenStore | None) -> None:
-    """Say what was found in the rows, and refuse those that would teach something false.
+def check_lint(s: Any, report: Reporter, train: forge_data.TokenStore, held_out: forge_data.TokenStore | None) -> None:
+    """Log what the lint found, and refuse rows that would teach something wrong.
 
     Raises:
-        DataLintError: the lint stops and `lint` is not off.
+        DataLintError: a finding stops the run, and `lint` is not off.
 
     """
     reports = [forge_data.lint(train, eval_data=held_out)]
@@ -39,10 +41,9 @@ def check_data(s: Any, report: Reporter, train: forge_data.TokenStore, held_out:
     if s.data.lint == "off":
         report.note(f"WARNING: lint=off: training goes on in spite of {stops:,} findings that would stop it.")
         return
-    named = [str(finding) for found in reports for finding in found.findings if finding.severity == "stop"]
-    more = f"\n  ... and {stops - _NAMED:,} more" if stops > _NAMED else ""
+    listed = [str(finding) for found in reports for finding in found.findings if finding.severity == "stop"]
+    more = f"\n  ... and {stops - _LISTED:,} more" if stops > _LISTED else ""
     raise DataLintError(
-        f"the lint of the data found {stops:,} reasons not to train on it (lint=off overrules it; `forge data lint` lists all):\n  "
-        + "\n  ".join(named[:_NAMED])
-        + more
+        f"the lint of the data found {stops:,} reasons not to train on it (lint=off overrules it; `forge data lint` lists "
+        "all):\n  " + "\n  ".join(listed[:_LISTED]) + more
     )

@@ -1,4 +1,4 @@
-"""A run whose steps are rows of the data as they stand: what each step holds, and how held-out rows are measured."""
+"""Batch plan over the rows of a store → micro-batches of each step, and the held-out loss."""
 
 from __future__ import annotations
 
@@ -7,31 +7,32 @@ from typing import Any
 
 import forge_algos
 import forge_packing
-from forge.run._resume import step_seed
-from forge.tasks._task import Ints, Measured, Run
+from forge.tasks._seeds import step_seed
+from forge.tasks._task import Evaluation, Run
+from forge.tasks.items._items import Ints
 
 
-class Offline:
-    """The work of supervised and preference verbs."""
+class OfflineSteps:
+    """Steps of the supervised and preference verbs: rows of the data as they stand."""
 
     def __init__(self, run: Run, objective: forge_algos.Objective) -> None:
         self.objective = objective
         self._run = run
-        self._eval_rows = [] if run.held_out is None else divided(run, run.held_out.lengths)
+        self._eval_rows = [] if run.held_out is None else shard_of(run, run.held_out.lengths)
 
-    def first(self) -> None:
-        """Nothing but the data and the model has to hold."""
+    def check_start(self) -> None:
+        """Check nothing: no reference is involved."""
 
     def steps(self, first: int) -> Iterator[list[Any]]:
-        """This rank's micro-batches of each step."""
+        """Yield this rank's micro-batches of each step."""
         run = self._run
         for step in range(first, run.num_steps):
-            # Random numbers follow from the position, so that a run that goes on draws what it would have drawn.
-            run.machine.seed(step_seed(run.settings.plan.seed, step, run.ranks.rank))
-            yield [run.train.batch(rows) for rows in run.plan.micro_batches(step, run.ranks.rank)]
+            # Random numbers follow from the position, so that a resumed run draws the same ones.
+            run.machine.seed(step_seed(run.settings.plan.seed, step, run.data_parallel.rank))
+            yield [run.train.batch(rows) for rows in run.plan.micro_batches(step, run.data_parallel.rank)]
 
-    def measure(self, model: Any) -> Measured | None:
-        """The objective's loss and figures over the held-out rows."""
+    def evaluate(self, model: Any) -> Evaluation | None:
+        """Compute the objective's loss and figures over the held-out rows."""
         run = self._run
         if run.held_out is None:
             return None
@@ -43,10 +44,10 @@ class Offline:
             autocast=run.autocast,
             parallel=run.strategy,
         )
-        return Measured(loss=found.loss, count=found.loss_count, unit=self.objective.unit, figures=found.figures)
+        return Evaluation(loss=found.loss, count=found.loss_count, unit=self.objective.unit, figures=found.figures)
 
 
-def divided(run: Run, lengths: Ints) -> list[Any]:
-    """This rank's share of items of these lengths in micro-batches, of which every rank has equally many."""
-    most = run.settings.plan.max_tokens_per_gpu
-    return list(forge_packing.divide(lengths, max_tokens=most, world_size=run.ranks.world_size)[run.ranks.rank])
+def shard_of(run: Run, lengths: Ints) -> list[Any]:
+    """Divide items into micro-batches, equally many a shard, and return this rank's."""
+    divided = forge_packing.divide(lengths, max_tokens=run.settings.plan.max_tokens_per_gpu, world_size=run.data_parallel.size)
+    return list(divided[run.data_parallel.rank])

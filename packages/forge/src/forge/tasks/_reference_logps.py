@@ -1,4 +1,4 @@
-"""A model before its first step → what it says of every completion, kept beside the token store; and read again."""
+"""Reference model → log-probabilities of every completion, stored beside the token store."""
 
 from __future__ import annotations
 
@@ -15,13 +15,17 @@ from safetensors.numpy import save_file
 import forge_algos
 import forge_dist
 from forge._errors import RunWriteError
-from forge.tasks._offline import divided
-from forge.tasks._task import Ints, Items, Run
+from forge.tasks._offline import shard_of
+from forge.tasks._task import Run
+from forge.tasks.items._items import Ints, Items
 from forge.tasks.items._pairs import Pairs, References
 
 
-def refer(run: Run, parts: dict[str, Items | None]) -> None:
-    """Compute the reference's log-probabilities of all items that the run will use, divided over the ranks, unless it has them already."""
+def store_references(run: Run, parts: dict[str, Items | None]) -> None:
+    """Compute and store the reference log-probabilities of all items that the run uses.
+
+    The work is divided over the data-parallel ranks. What is stored already is not computed again.
+    """
     own = run.settings.objective
     missing = {}
     for name, items in parts.items():
@@ -38,52 +42,53 @@ def refer(run: Run, parts: dict[str, Items | None]) -> None:
     share, _ = forge_algos.shares_prompts(model, device=run.device)
     for name, (items, rows, known) in missing.items():
         run.report.note(f"reference: scoring {len(rows):,} of {len(items):,} {items.noun}, once")
-        mine = [rows[part] for part in divided(run, items.lengths[rows])]
+        mine = [rows[part] for part in shard_of(run, items.lengths[rows])]
         found = np.zeros((len(items), 2))
         batches = (items.groups(indices, share_prompt=share) for indices in mine)
         scored = forge_algos.reference_logps(model, batches, device=run.device, autocast=run.autocast)
         for indices, logps in zip(mine, scored, strict=True):
             found[indices] = np.reshape(logps, (-1, 2))
-        # Every row was some rank's, and zero on the others: their sum is exact.
+        # Every row was scored in one shard and is zero in the others: their sum is exact.
         total = np.array(run.strategy.sum(found.ravel().tolist())).reshape(found.shape)
         whole = np.full(found.shape, np.nan) if known is None else known.logps.astype(np.float64)
         whole[rows] = total[rows]
-        run.ranks.first(partial(_write, _file(run.root, name), whole.astype(np.float32), _about(run, items)))
+        run.ranks.first(partial(_write, _file(run.root, name), whole.astype(np.float32), _key(run, items)))
 
 
 def read_references(run: Run, name: str, items: Pairs) -> References:
-    """Read what `refer` wrote. Raises CheckpointError where it is gone."""
+    """Read what `store_references` wrote. Raises CheckpointError where it is gone."""
     found = _read(run, name, items)
     if found is None:
         raise forge_dist.CheckpointError(
-            f"{_file(run.root, name)}: the reference's log-probabilities are not those of this data and model. Remove the file: they are computed anew."
+            f"{_file(run.root, name)}: the reference's log-probabilities are not those of this data and model. Remove the "
+            "file: they are computed anew."
         )
     return found
 
 
 def _used(run: Run, items: Pairs) -> Ints:
-    """int64[n]: the items that the run comes to, in order; all of those held out."""
+    """Return int64[n], ascending: training items that the plan contains, or all held-out ones."""
     if items is not run.train or run.plan.num_samples >= len(items):
         return np.arange(len(items), dtype=np.int64)
     return np.unique(np.concatenate([run.plan.samples(step) for step in range(run.plan.num_steps)]))
 
 
 def _read(run: Run, name: str, items: Pairs) -> References | None:
+    """Read stored log-probabilities; None where missing, damaged, or of another key."""
     try:
         with safe_open(_file(run.root, name), framework="numpy") as opened:
-            about = opened.metadata() or {}
+            key = opened.metadata() or {}
             found = References(logps=opened.get_tensor("logps"))
     except (OSError, SafetensorError):
         return None
-    # Numbers that were changed are as good as none.
     whole = found.logps.shape == (len(items), 2)
-    return found if whole and about == {**_about(run, items), "sha256": _digest(found.logps)} else None
+    return found if whole and key == {**_key(run, items), "sha256": _digest(found.logps)} else None
 
 
-def _write(file: Path, logps: np.ndarray, about: dict[str, str]) -> None:
+def _write(file: Path, logps: np.ndarray, key: dict[str, str]) -> None:
     temporary = file.with_name(f".{file.name}.tmp")
     try:
-        save_file({"logps": logps}, temporary, metadata={**about, "sha256": _digest(logps)})
+        save_file({"logps": logps}, temporary, metadata={**key, "sha256": _digest(logps)})
         temporary.replace(file)
     except (OSError, SafetensorError) as error:
         raise RunWriteError(
@@ -91,15 +96,15 @@ def _write(file: Path, logps: np.ndarray, about: dict[str, str]) -> None:
         ) from error
 
 
-def _digest(*arrays: np.ndarray) -> str:
-    return hashlib.sha256(b"".join(np.ascontiguousarray(array).tobytes() for array in arrays)).hexdigest()
+def _digest(values: np.ndarray) -> str:
+    return hashlib.sha256(np.ascontiguousarray(values).tobytes()).hexdigest()
 
 
 def _file(root: Path, name: str) -> Path:
     return root / "data" / f"{name}.reference.safetensors"
 
 
-def _about(run: Run, items: Items) -> dict[str, str]:
-    """What the numbers belong to: these tokens, these weights, this arithmetic."""
+def _key(run: Run, items: Items) -> dict[str, str]:
+    """Return what the stored numbers depend on: the tokens, the weights and the dtype."""
     model: Any = run.identity.get("reference_path", run.identity["model"])
     return {"store": items.store.fingerprint, "model": model, "dtype": json.dumps(run.settings.device.dtype)}

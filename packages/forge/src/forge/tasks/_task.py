@@ -1,12 +1,12 @@
-"""What a verb adds to the page of all runs (`_run.py`): the data that it takes, what is learned from them, and by which settings."""
+"""Interface of a training verb: what it adds to `run/_run.py`, which all verbs share."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self
 
 import attrs
 
@@ -15,78 +15,34 @@ import forge_algos
 import forge_data
 import forge_dist
 import forge_packing
-from forge._progress import Reporter
 from forge.settings._settings import RunSettings
+from forge.tasks.items._items import Items
 
 if TYPE_CHECKING:
-    # What `forge sft --help` takes to answer is half numpy's import otherwise.
-    import numpy as np
-    import numpy.typing as npt
-
-Ints: TypeAlias = "npt.NDArray[np.int64]"
-
-
-class Items(Protocol):
-    """What a plan numbers: N samples, pairs, blocks or prompts of a store."""
-
-    store: Any
-    lengths: Ints
-    """int64[N]: tokens of each, all that goes through the model."""
-    longest: Ints
-    """int64[N]: tokens of the longest row in each."""
-    loss_counts: Ints
-    """int64[N]: tokens that are learned or scored in each."""
-    sources: Ints | None
-    """int64[N]: which of several weighted sources each is from."""
-    weights: list[float] | None
-
-    def __len__(self) -> int: ...
-
-    def __str__(self) -> str:
-        """Say what there is, as `1,500 pairs, in which 30,000 tokens are scored`."""
-        ...
-
-    def source(self, index: int) -> str:
-        """Where it came from, as `train.jsonl:417`."""
-        ...
-
-    def size(self, index: int) -> str:
-        """Say what has how many tokens, as `train.jsonl:417 has 2,300 tokens`."""
-        ...
-
-    @property
-    def shorter(self) -> str:
-        """The setting that makes them shorter, and how."""
-        ...
-
-    def batch(self, indices: Sequence[int] | Ints) -> Any:
-        """One micro-batch."""
-        ...
-
-    def few(self) -> list[tuple[Any, Any]]:
-        """Some short samples (input_ids, labels), enough to compare two models by."""
-        ...
+    from forge._progress import Reporter
 
 
 @attrs.frozen(kw_only=True)
-class Measured:
-    """What held-out data say of a model."""
+class Evaluation:
+    """Figures of a model on held-out data."""
 
     loss: float | None
     """None where a verb has no held-out loss (online methods)."""
     count: int
+    """How many tokens, pairs, answers or completions were measured."""
     unit: str
+    """What `count` counts."""
     figures: Mapping[str, float]
 
     def metrics(self) -> dict[str, float | int]:
-        """As metrics.jsonl has them: `eval_loss`, `eval_NAME`, `eval_loss_tokens`."""
+        """Return the keys of metrics.jsonl: `eval_loss`, `eval_NAME`, `eval_loss_tokens`."""
         figures = {f"eval_{name}": value for name, value in self.figures.items()}
         if self.loss is None:
             return {f"eval_{self.unit}": self.count, **figures}
         return {"eval_loss": self.loss, f"eval_loss_{self.unit}": self.count, **figures}
 
     def value(self, name: str) -> float | None:
-        """A figure by name; `loss` is one."""
+        """Return a figure by name, `loss` included; None where it was not measured."""
         return self.loss if name == "loss" else self.figures.get(name)
 
     def __str__(self) -> str:
@@ -96,13 +52,26 @@ class Measured:
 
 
 @attrs.frozen(kw_only=True)
+class DataParallel:
+    """Degree of data parallelism: the number of shards of a step, and the shard of this rank."""
+
+    size: int
+    rank: int
+
+    @classmethod
+    def of(cls, strategy: forge_dist.Strategy) -> Self:
+        """Read both from a strategy: today every rank has a shard of its own."""
+        return cls(size=strategy.ranks.world_size, rank=strategy.ranks.rank)
+
+
+@attrs.frozen(kw_only=True)
 class Run:
-    """A run as its page has it once the model is there: what a verb's own work is made from."""
+    """Everything of a run that its step source needs, once the model is loaded."""
 
     settings: Any
-    """With everything chosen."""
+    """With every choice made."""
     model: Any
-    """As it is trained: with its adapter, wrapped for its ranks, its first weights in it."""
+    """The model that is trained: with its adapter, wrapped for its ranks, before its first step."""
     tokenizer: Any
     train: Items
     held_out: Items | None
@@ -110,51 +79,69 @@ class Run:
     num_steps: int
     """Optimizer steps."""
     strategy: forge_dist.Strategy
+    data_parallel: DataParallel
     ranks: forge_dist.Ranks
     machine: forge_accel.Accelerator
     device: Any
     autocast: Callable[[], AbstractContextManager[Any]]
     root: Path
-    """Of the run's files."""
+    """Directory of the run's files: the hidden one until the run is published."""
     load_frozen: Callable[[str], Any]
-    """Model path → a second model on the same ranks that nothing trains."""
+    """Model path → a second, frozen model on the same ranks."""
     report: Reporter
     metrics: Callable[[Mapping[str, object]], None]
     """Appends a line to metrics.jsonl."""
     identity: Mapping[str, str]
+    """Digests of the models and the id of this run, as in run.json."""
 
 
-class Work(Protocol):
-    """What a run does in each step, and what it measures."""
+class StepSource(Protocol):
+    """The micro-batches of every step of a run, and its evaluation."""
 
     objective: forge_algos.Objective
 
-    def first(self) -> None:
-        """Before the first step of a run that did not go on: what has to hold then."""
+    def check_start(self) -> None:
+        """Check what must hold before the first step of a run that was not resumed."""
         ...
 
     def steps(self, first: int) -> Iterator[list[Any]]:
-        """This rank's micro-batches of each step from the one after `first` on, to the last."""
+        """Yield this rank's micro-batches of each step, from the one with index `first` to the last."""
         ...
 
-    def measure(self, model: Any) -> Measured | None:
-        """The held-out figures of a model; None where nothing was held out."""
+    def evaluate(self, model: Any) -> Evaluation | None:
+        """Measure a model on the held-out data; None where there are none."""
         ...
 
 
 class Task(ABC):
-    """One verb. Each has a file with the class of its settings, a subclass of this, and the function that users call."""
+    """Base class of the training verbs.
+
+    A verb's file in `verbs/` holds its settings class, a subclass of this, and the function that users call.
+    """
 
     name: ClassVar[str]
     settings: ClassVar[type[RunSettings]]
     about: ClassVar[str]
-    """What `--help` says."""
-    loads: ClassVar[Literal["causal", "reward"]] = "causal"
-    additions: ClassVar[tuple[str, ...]] = ()
-    """Modules that are put on the model for the run, and are no part of its export."""
+    """One sentence for `--help`, the function's docstring and docs/settings.md."""
+    model_task: ClassVar[Literal["causal", "reward"]] = "causal"
+    """Which head the model is loaded with."""
+    extra_modules: ClassVar[tuple[str, ...]] = ()
+    """Modules that are trained on the model and left out of its export."""
+
+    def check_settings(self, s: Any) -> None:
+        """Check the models and functions that the settings name, before any work is done."""
+        for name, path in self.other_models(s).items():
+            try:
+                forge_dist.check_model_path(path)
+            except forge_dist.ModelError as error:
+                raise forge_dist.ModelError(str(error).replace("model_path", name)) from None
+
+    def other_models(self, s: Any) -> dict[str, str]:  # noqa: ARG002 - most have none
+        """Return the paths of further models by setting; a resume needs the same ones."""
+        return {}
 
     def prepare(self, s: Any, path: Any, tokenizer: Any, directory: Path, report: Reporter, **more: Any) -> Any:
-        """Tokenise the rows of a path into a store in `directory`; `more` is passed on."""
+        """Tokenize rows into a store in `directory`; `more` is passed to `forge_data.prepare`."""
         return forge_data.prepare(
             path,
             tokenizer,
@@ -165,61 +152,49 @@ class Task(ABC):
             on_overflow=s.data.on_overflow,
             preprocess=s.data.preprocess,
             num_proc=s.data.num_proc,
-            progress=report.count("tokenising"),
+            progress=report.progress("tokenizing"),
             **more,
         )
 
-    def open(self, directory: Path) -> Any:
+    def open_store(self, directory: Path) -> Any:
         """Open the store that `prepare` made."""
         return forge_data.TokenStore.open(directory)
 
     @abstractmethod
     def items(self, s: Any, store: Any) -> Items:
-        """Say what is planned of a store."""
+        """Return the items of a store that the batch plan numbers."""
 
     @abstractmethod
-    def check(self, s: Any, report: Reporter, train: Any, held_out: Any) -> None:
-        """Refuse stores that would teach something false."""
+    def check_data(self, s: Any, report: Reporter, train: Any, held_out: Any) -> None:
+        """Raise where the rows of the stores would teach something wrong."""
 
-    def length(self, s: Any, items: Items) -> tuple[int | None, int | None]:  # noqa: ARG002 - the data may decide
-        """(epochs, steps) of the run."""
+    def epochs_and_steps(self, s: Any, items: Items) -> tuple[int | None, int | None]:  # noqa: ARG002 - the data may decide
+        """Return epochs and steps of the batch plan, None where the settings leave them open."""
         return s.plan.num_epochs, s.plan.max_steps
 
     def updates(self, s: Any) -> int:  # noqa: ARG002 - the settings may decide
-        """How many optimizer steps are made with what one step of the plan names."""
+        """Return how many optimizer steps are made with one step of the batch plan."""
         return 1
 
     def num_steps(self, s: Any, plan: forge_packing.BatchPlan) -> int:
-        """Optimizer steps of the run."""
-        made = plan.num_steps * self.updates(s)
-        return made if s.plan.max_steps is None else min(made, s.plan.max_steps)
+        """Return the optimizer steps of the run."""
+        planned = plan.num_steps * self.updates(s)
+        return planned if s.plan.max_steps is None else min(planned, s.plan.max_steps)
 
-    def summary(self, plan: forge_packing.BatchPlan) -> str:
-        """Say what was planned."""
+    def plan_summary(self, plan: forge_packing.BatchPlan) -> str:
+        """Describe the batch plan for the log."""
         return plan.summary()
 
-    def look(self, s: Any) -> None:
-        """Look at what the settings name beside model and rows, before any work is done."""
-        for name, path in self.paths(s).items():
-            try:
-                forge_dist.check_model_path(path)
-            except forge_dist.ModelError as error:
-                raise forge_dist.ModelError(str(error).replace("model_path", name)) from None
-
-    def paths(self, s: Any) -> dict[str, str]:  # noqa: ARG002 - most have none
-        """Further models by the setting that names them: a run belongs to them too."""
-        return {}
-
-    def probe(self, s: Any) -> forge_algos.Objective:  # noqa: ARG002 - the settings may decide
-        """What asks a model, once it is loaded, whether it can be trained so."""
+    def probe_objective(self, s: Any) -> forge_algos.Objective:  # noqa: ARG002 - the settings may decide
+        """Return the objective used to check that the loaded model supports this training."""
         return forge_algos.SFT()
 
-    def extend(self, model: Any, s: Any) -> None:  # noqa: B027 - most put nothing on it
-        """Put on the model what this verb trains beside it."""
+    def add_modules(self, model: Any, s: Any) -> None:  # noqa: B027 - most add none
+        """Put modules on the model that are trained beside it, such as a value head."""
 
-    def refer(self, run: Run) -> None:  # noqa: B027 - most have no reference
-        """Find what has to be found with the model's first weights, and keep it in the run's files."""
+    def score_reference(self, run: Run) -> None:  # noqa: B027 - most have no reference
+        """Compute what depends on the initial weights, and keep it in the run's files."""
 
     @abstractmethod
-    def begin(self, run: Run) -> Work:
-        """Make the run's work; the model may have gone on from a full state by now."""
+    def step_source(self, run: Run) -> StepSource:
+        """Return the run's steps; by now the model may hold the weights of a full state."""

@@ -1,4 +1,4 @@
-"""`forge.osft`: supervised fine-tuning in an orthogonal subspace, which leaves what the model knows alone."""
+"""`forge.osft`: supervised fine-tuning in an orthogonal subspace (arXiv 2504.07097)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _only: Any = attrs.validators.in_(("osft",))
 
 @attrs.frozen(kw_only=True)
 class OSFTAdapterSettings(forge_algos.AdapterSettings):
-    """How much of each weight moves (OSFT, arXiv 2504.07097)."""
+    """Settings of OSFT: how much of each weight may move."""
 
     adapter: Literal["osft"] = attrs.field(default="osft", validator=_only)
     """This verb's adapter; the other verbs take it too, as adapter=osft."""
@@ -23,18 +23,17 @@ class OSFTAdapterSettings(forge_algos.AdapterSettings):
 
 @attrs.frozen(kw_only=True)
 class OSFTSettings(SFTSettings):
-    """Every setting of `forge.osft`, grouped by the room that owns it."""
+    """Settings of `forge.osft`."""
 
     adapter: OSFTAdapterSettings
 
 
 class OSFT(SFT):
-    """Imitate the learned tokens of every row, and move only what large singular values leave free."""
+    """SFT in the singular directions of small singular values."""
 
     name = "osft"
     settings = OSFTSettings
     about = "Orthogonal-subspace fine-tuning: learn new rows and leave alone what the model knows best (arXiv 2504.07097)."
 
 
-TASK = OSFT()
-osft = verb(TASK)
+osft = verb(OSFT())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import numpy as np
@@ -13,32 +13,35 @@ import forge_algos
 import forge_data
 import forge_packing
 from forge._errors import SettingsError
-from forge._progress import Reporter
 from forge.settings._settings import RunSettings
-from forge.tasks._lint_check import check_data, check_kind
-from forge.tasks._offline import Offline
-from forge.tasks._task import Items, Run, Task
+from forge.tasks._lint_check import check_kind, check_lint
+from forge.tasks._offline import OfflineSteps
+from forge.tasks._task import Run, Task
 from forge.tasks.items._blocks import DocumentBlocks
+from forge.tasks.items._items import Items
 from forge.verbs._registry import verb
+
+if TYPE_CHECKING:
+    from forge._progress import Reporter
 
 
 @attrs.frozen(kw_only=True)
 class PretrainSettings(RunSettings):
-    """Every setting of `forge.pretrain`, grouped by the room that owns it."""
+    """Settings of `forge.pretrain`."""
 
     data: forge_data.PretrainDataSettings
     objective: forge_algos.PretrainSettings
 
 
 class Pretrain(Task):
-    """Predict every token of every document from those before it."""
+    """Cross-entropy of every token of every document."""
 
     name = "pretrain"
     settings = PretrainSettings
     about = "Pretraining: train a model on whole documents, text or tokens, every token of them once an epoch."
 
     def prepare(self, s: Any, path: Any, tokenizer: Any, directory: Path, report: Reporter, **more: Any) -> Any:
-        """Tokenise documents; all of their tokens are learned, and none is too long."""
+        """Tokenize documents, of any length and with every token learned."""
         return forge_data.prepare(
             path,
             tokenizer,
@@ -47,7 +50,7 @@ class Pretrain(Task):
             train_on="all",
             preprocess=s.data.preprocess,
             num_proc=s.data.num_proc,
-            progress=report.count("tokenising"),
+            progress=report.progress("tokenizing"),
             **more,
         )
 
@@ -55,16 +58,17 @@ class Pretrain(Task):
         """Plan blocks of the documents."""
         if store.weights is not None:
             raise SettingsError(
-                "data_path gives weights, and a block of pretraining holds documents of several sources: list the paths without weights."
+                "data_path gives weights, and a block of pretraining holds documents of several sources: list the paths "
+                "without weights."
             )
         own = s.objective
         return DocumentBlocks(store, block_size=own.block_size, cross_documents=own.cross_documents)
 
-    def length(self, s: Any, items: Items) -> tuple[int | None, int | None]:
-        """Stop at the step that reaches `max_tokens`, where that is given."""
+    def epochs_and_steps(self, s: Any, items: Items) -> tuple[int | None, int | None]:
+        """End with the step that reaches `max_tokens`, where that is given."""
         budget = s.objective.max_tokens
         if budget is None:
-            return super().length(s, items)
+            return super().epochs_and_steps(s, items)
         for name in ("num_epochs", "max_steps"):
             if getattr(s.plan, name) is not None:
                 raise SettingsError(f"max_tokens and {name} both say how long to train: give one of them.")
@@ -75,16 +79,15 @@ class Pretrain(Task):
         )
         return None, int(np.searchsorted(np.cumsum(planned.tokens[:]), budget)) + 1
 
-    def check(self, s: Any, report: Reporter, train: Any, held_out: Any) -> None:
+    def check_data(self, s: Any, report: Reporter, train: Any, held_out: Any) -> None:
         """Refuse rows that are no documents, and what the lint stops."""
         for store in filter(None, (train, held_out)):
             check_kind(self.name, store, "supervised", "documents: text, or tokens")
-        check_data(s, report, train, held_out)
+        check_lint(s, report, train, held_out)
 
-    def begin(self, run: Run) -> Offline:
-        """Make the work of next-token prediction."""
-        return Offline(run, forge_algos.Pretrain(run.settings.objective))
+    def step_source(self, run: Run) -> OfflineSteps:
+        """Take the steps of the batch plan, with the cross-entropy of every token."""
+        return OfflineSteps(run, forge_algos.Pretrain(run.settings.objective))
 
 
-TASK = Pretrain()
-pretrain = verb(TASK)
+pretrain = verb(Pretrain())

@@ -1,4 +1,4 @@
-"""Stores of documents → what a plan numbers: blocks, each token of which is learned once."""
+"""Stores of documents → blocks of a fixed size, in which each token is learned once."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ import numpy as np
 
 import forge_data
 import forge_packing
-from forge.tasks._task import Ints
-from forge.tasks.items._samples import few_of
+from forge.tasks.items._items import Ints
+from forge.tasks.items._samples import shortest_samples
 
 
 class DocumentBlocks:
-    """Documents cut into blocks, each token of them learned once."""
+    """Documents cut into blocks."""
+
+    shorter = "lower block_size"
 
     def __init__(self, store: forge_data.TokenStore, *, block_size: int, cross_documents: bool) -> None:
         self.store = store
@@ -28,26 +30,25 @@ class DocumentBlocks:
         return len(self._blocks)
 
     def __str__(self) -> str:
-        return f"{len(self):,} blocks of {len(self.store):,} documents, in which {int(self.loss_counts.sum()):,} tokens are learned"
+        learned = int(self.loss_counts.sum())
+        return f"{len(self):,} blocks of {len(self.store):,} documents, in which {learned:,} tokens are learned"
 
     def source(self, index: int) -> str:
-        """Where the block's first document came from."""
+        """Return the file and row of the block's first document."""
         return self.store.source(self._blocks[index][0][0])
 
     def size(self, index: int) -> str:
-        """Say what has how many tokens."""
+        """Return the length of a block in words."""
         return f"the block that begins with {self.source(index)} has {self.lengths[index]:,} tokens"
 
-    shorter = "lower block_size"
-
     def batch(self, indices: Sequence[int] | Ints) -> forge_packing.PackedBatch:
-        """Blocks in one row; where documents do not see each other, each piece of one is a sample."""
+        """Pack blocks into one row; without cross_documents each piece of a document is a sample."""
         samples = []
         for i in indices:
             pieces = [np.asarray(self.store[document].input_ids[start:stop]) for document, start, stop in self._blocks[int(i)]]
             samples += [np.concatenate(pieces)] if self._blocks.cross_documents else pieces
         return forge_packing.collate([(ids, ids) for ids in samples])
 
-    def few(self) -> list[tuple[Any, Any]]:
-        """Some short documents."""
-        return few_of(self.store)
+    def short_samples(self) -> list[tuple[Any, Any]]:
+        """Return a few short documents."""
+        return shortest_samples(self.store)

@@ -1,4 +1,4 @@
-"""Stores of preferences → what a plan numbers: pairs of answers to one prompt, or single answers that are wanted or not."""
+"""Stores of preferences → pairs of answers to one prompt, or single answers."""
 
 from __future__ import annotations
 
@@ -12,26 +12,27 @@ import numpy.typing as npt
 import forge_algos
 import forge_data
 import forge_packing
-from forge.tasks._task import Ints
-from forge.tasks.items._samples import few_of
+from forge.tasks.items._items import Ints
+from forge.tasks.items._samples import shortest_samples
 
 _IGNORE = -100
 Example = tuple[Any, Any]
-"""(input_ids, labels), prompt and answer."""
+"""(input_ids, labels) of a prompt with its answer."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
 class References:
-    """What the reference says of N items of two completions each, float32[N, 2]."""
+    """Reference log-probabilities of N items of two completions each, float32[N, 2]."""
 
     logps: npt.NDArray[np.float32]
     """Summed log-probabilities of the completions."""
 
 
 class Pairs:
-    """Chosen and rejected; a prompt that both share is computed once where the model's attention allows it."""
+    """Pairs of a chosen and a rejected answer; their prompt may be computed once for both."""
 
     noun = "pairs"
+    shorter = "max_seq_len to drop longer answers"
 
     def __init__(self, store: forge_data.TokenStore) -> None:
         self.store = store
@@ -45,7 +46,7 @@ class Pairs:
         self.sources = None if store.weights is None else store.sources[self.rows[:, 0]]
 
     def using(self, *, share_prompt: bool, references: References | None) -> Self:
-        """The same items, told what the model can do and what the reference said."""
+        """Return the same items with or without shared prompts and reference log-probabilities."""
         same = type(self)(self.store)
         same.share_prompt, same.references = share_prompt, references
         return same
@@ -57,26 +58,24 @@ class Pairs:
         return f"{len(self):,} {self.noun}, in which {int(self.loss_counts.sum()):,} tokens are scored"
 
     def source(self, index: int) -> str:
-        """Where it came from."""
+        """Return the file and row of an item."""
         return self.store.source(int(self.rows[index, 0]))
 
     def examples(self, index: int) -> tuple[Example, Example]:
-        """Both completions of an item, each with its prompt."""
+        """Return both completions of an item, each with its prompt."""
         chosen, rejected = (self.store[int(row)] for row in self.rows[index])
         return (chosen.input_ids, chosen.labels), (rejected.input_ids, rejected.labels)
 
     def groups(self, indices: Sequence[int] | Ints, *, share_prompt: bool) -> forge_packing.PackedGroups:
-        """Items as groups of two completions."""
+        """Pack items as groups of two completions."""
         return forge_packing.collate_groups([self.examples(int(i)) for i in indices], share_prompt=share_prompt)
 
     def size(self, index: int) -> str:
-        """Say what has how many tokens."""
+        """Return the length of an item in words."""
         return f"{self.source(index)} has {self.lengths[index]:,} tokens, both answers with their prompts"
 
-    shorter = "max_seq_len to drop longer answers"
-
     def batch(self, indices: Sequence[int] | Ints) -> Any:
-        """One micro-batch of pairs."""
+        """Collate pairs into one micro-batch, a `forge_algos.PreferenceBatch`."""
         at = np.asarray(indices, dtype=np.int64)
         found, margins = self.references, self.store.margins
         return forge_algos.PreferenceBatch(
@@ -85,16 +84,20 @@ class Pairs:
             margins=None if margins is None else margins[at],
         )
 
-    def few(self) -> list[tuple[Any, Any]]:
-        """Some short samples."""
-        return few_of(self.store)
+    def short_samples(self) -> list[tuple[Any, Any]]:
+        """Return a few short samples."""
+        return shortest_samples(self.store)
 
     def _rows(self) -> Ints:
+        """Return int64[N, 2]: the rows of each item's two completions in the store."""
         return self.store.pairs
 
 
 class Answers(Pairs):
-    """Single answers, each beside the next row's answer to its own prompt: a mismatch, from which KTO estimates its KL."""
+    """Single answers, desirable or not, each with a mismatch from which KTO estimates its KL.
+
+    The mismatch is the row's prompt with the next row's answer.
+    """
 
     noun = "answers"
 
@@ -108,7 +111,7 @@ class Answers(Pairs):
         self.lengths, self.longest = own + mismatched, np.maximum(own, mismatched)
 
     def examples(self, index: int) -> tuple[Example, Example]:
-        """A row, and its prompt with the next row's answer."""
+        """Return a row, and its prompt with the next row's answer."""
         own, other = (self.store[int(row)] for row in self.rows[index])
         prompt, begin = _prompt(own.labels), _prompt(other.labels)
         ids = np.concatenate([own.input_ids[:prompt], other.input_ids[begin:]])
@@ -116,13 +119,11 @@ class Answers(Pairs):
         return (own.input_ids, own.labels), (ids, labels)
 
     def size(self, index: int) -> str:
-        """Say what has how many tokens."""
+        """Return the length of an item in words."""
         return f"{self.source(index)} has {self.lengths[index]:,} tokens, with the mismatched answer that is scored beside it"
 
-    shorter = "max_seq_len to drop longer answers"
-
     def batch(self, indices: Sequence[int] | Ints) -> Any:
-        """One micro-batch of answers and of their mismatches."""
+        """Collate answers and their mismatches into one micro-batch, a `forge_algos.KTOBatch`."""
         at = np.asarray(indices, dtype=np.int64)
         both = [self.examples(int(i)) for i in at]
         found = self.references
@@ -139,9 +140,10 @@ class Answers(Pairs):
         return np.stack([own, np.roll(own, -1)], axis=1)
 
     def _prompts(self) -> Ints:
+        """Return int64[N]: tokens of each row's prompt."""
         return np.array([_prompt(example.labels) for example in self.store], dtype=np.int64)
 
 
 def _prompt(labels: Any) -> int:
-    """Tokens before the first that is learned."""
+    """Count the tokens before the first that is learned."""
     return int(np.argmax(np.asarray(labels) != _IGNORE))

@@ -1,4 +1,4 @@
-"""Stores of prompts → what a plan numbers when completions are drawn while training."""
+"""Stores of prompts → prompts with room for a completion that is sampled while training."""
 
 from __future__ import annotations
 
@@ -8,11 +8,15 @@ from typing import Any
 import numpy as np
 
 import forge_data
-from forge.tasks._task import Ints
+from forge.tasks.items._items import Ints
+
+_CANDIDATES, _COMPARED = 64, 4
 
 
 class Prompts:
-    """Prompts, each with room for a completion."""
+    """Prompts, each with room for a completion of `max_new_tokens`."""
+
+    shorter = "lower max_new_tokens or max_prompt_len"
 
     def __init__(self, store: forge_data.PromptStore, *, max_new_tokens: int) -> None:
         self.store = store
@@ -28,21 +32,19 @@ class Prompts:
         return f"{len(self):,} prompts"
 
     def source(self, index: int) -> str:
-        """Where the prompt came from."""
+        """Return the file and row of a prompt."""
         return self.store.source(index)
 
     def size(self, index: int) -> str:
-        """Say what has how many tokens."""
+        """Return the largest length of a prompt with its completion, in words."""
         return f"{self.source(index)} may have {self.lengths[index]:,} tokens with its completion"
 
-    shorter = "lower max_new_tokens or max_prompt_len"
-
     def batch(self, indices: Sequence[int] | Ints) -> list[forge_data.Prompt]:
-        """Prompts as they are asked."""
+        """Return the prompts as stored."""
         return [self.store[int(i)] for i in indices]
 
-    def few(self) -> list[tuple[Any, Any]]:
-        """Some short prompts, as if they were to be learned: enough to compare two models by."""
-        rows = sorted(range(min(len(self), 64)), key=lambda row: int(self.store.lengths[row]))
-        ids = [self.store[row].input_ids for row in rows if self.store.lengths[row] > 1][:4]
+    def short_samples(self) -> list[tuple[Any, Any]]:
+        """Return a few short prompts as samples that are learned whole, to compare two models on."""
+        rows = sorted(range(min(len(self), _CANDIDATES)), key=lambda row: int(self.store.lengths[row]))
+        ids = [self.store[row].input_ids for row in rows if self.store.lengths[row] > 1][:_COMPARED]
         return [(each, each) for each in ids]

@@ -1,4 +1,4 @@
-"""Token stores → what a plan numbers, and how some of it becomes one micro-batch: samples."""
+"""Token stores → single samples."""
 
 from __future__ import annotations
 
@@ -7,19 +7,21 @@ from typing import Any
 
 import forge_data
 import forge_packing
-from forge.tasks._task import Ints
+from forge.tasks.items._items import Ints
 
-_LOOKED_AT = 64
+_CANDIDATES = 64
 
 
-def few_of(store: Any, most: int = 4) -> list[tuple[Any, Any]]:
-    """Pick the shortest few of a token store's first samples that have something to learn."""
-    rows = sorted(range(min(len(store), _LOOKED_AT)), key=lambda row: int(store.lengths[row]))
+def shortest_samples(store: Any, most: int = 4) -> list[tuple[Any, Any]]:
+    """Return (input_ids, labels) of the shortest of a store's first samples that have a loss."""
+    rows = sorted(range(min(len(store), _CANDIDATES)), key=lambda row: int(store.lengths[row]))
     return [(store[row].input_ids, store[row].labels) for row in rows if store.loss_counts[row]][:most]
 
 
 class Samples:
-    """Each sample of a store by itself."""
+    """Each sample of a token store as one item."""
+
+    shorter = "max_seq_len to drop longer rows"
 
     def __init__(self, store: forge_data.TokenStore) -> None:
         self.store = store
@@ -35,19 +37,17 @@ class Samples:
         return f"{len(self):,} rows, in which {int(self.loss_counts.sum()):,} tokens are learned"
 
     def source(self, index: int) -> str:
-        """Where the sample came from."""
+        """Return the file and row of a sample."""
         return self.store.source(index)
 
     def size(self, index: int) -> str:
-        """Say what has how many tokens."""
+        """Return the length of a sample in words."""
         return f"{self.source(index)} has {self.lengths[index]:,} tokens"
 
-    shorter = "max_seq_len to drop longer rows"
-
     def batch(self, indices: Sequence[int] | Ints) -> forge_packing.PackedBatch:
-        """Samples one after another in one row."""
+        """Pack samples into one row."""
         return forge_packing.collate([self.store[int(i)] for i in indices])
 
-    def few(self) -> list[tuple[Any, Any]]:
-        """Some short ones."""
-        return few_of(self.store)
+    def short_samples(self) -> list[tuple[Any, Any]]:
+        """Return a few short samples."""
+        return shortest_samples(self.store)

@@ -1,4 +1,4 @@
-"""A run that is killed anywhere and started again ends with the bits of a run that nobody touched."""
+"""A run that is killed anywhere and resumed ends with the bits of an uninterrupted run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ import forge
 
 from ..ranks import run_on_ranks
 from .conftest import conversations, write_rows
-from .starts import DROPOUT, RUN, final_state, sft, sft_struck, timeless, weights
+from .starts import DROPOUT, RUN, final_state, sft, sft_with_signal, untimed, weights
+
+pytestmark = pytest.mark.slow
 
 STEPS = 12
 IN_A_STEP = ("forward", "backward", "optimizer", "saving: begin", "saving: write", "saving: rename")
@@ -36,7 +38,7 @@ def given(model_dir: Path, chats: Path, tmp_path_factory: pytest.TempPathFactory
 
 @pytest.fixture(scope="module")
 def untouched(given: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run that nobody touched; background saving on, as by default."""
+    """The uninterrupted run; background saving on, as by default."""
     run = tmp_path_factory.mktemp("untouched") / "run"
     run_on_ranks(sft, 1, {**given, "ckpt_output_dir": str(run)}, joined=False)
     return run
@@ -45,7 +47,7 @@ def untouched(given: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -
 def killed(settings: dict[str, Any], moment: str, count: int, when: str | float) -> bool:
     """Whether the run was killed there; False if it came to its end before."""
     try:
-        run_on_ranks(sft_struck, 1, settings, moment, count, when, joined=False)
+        run_on_ranks(sft_with_signal, 1, settings, moment, count, when, joined=False)
     except RuntimeError as error:
         if "-9" not in str(error):
             raise
@@ -61,7 +63,7 @@ def saved_step(run: Path) -> int:
 
 def alike(run: Path, untouched: Path) -> None:
     """Raise unless two runs ended the same."""
-    assert timeless(run) == timeless(untouched), "every step once, with the same loss, norm, rate and counters"
+    assert untimed(run) == untimed(untouched), "every step once, with the same loss, norm, rate and counters"
     assert weights(run) == weights(untouched), "the exported weights, bit for bit"
     assert final_state(run) == final_state(untouched), "weights and optimizer state, bit for bit"
     assert not [*run.rglob(".*")], "nothing half-written is left"
@@ -69,9 +71,9 @@ def alike(run: Path, untouched: Path) -> None:
 
 @pytest.mark.parametrize("epoch", [1, 2, 3])
 def test_killed_in_every_phase_of_every_step(epoch: int, given: dict[str, Any], untouched: Path, tmp_path: Path) -> None:
-    """One run is killed in each phase of each step of an epoch, started again each time, and ends with the same bits.
+    """One run is killed in each phase of each step of an epoch, resumed each time, and ends with the same bits.
 
-    Each start goes on from what the killed one before it left, so a defect anywhere carries through to the end.
+    Each start resumes what the killed one before it left, so that a defect anywhere carries through to the end.
     """
     run = tmp_path / "run"
     settings = {**given, "ckpt_output_dir": str(run), "async_save": False}
@@ -94,7 +96,7 @@ def test_killed_in_every_phase_of_every_step(epoch: int, given: dict[str, Any], 
 
 
 def test_killed_after_the_last_step(given: dict[str, Any], untouched: Path, tmp_path: Path) -> None:
-    """Killed before, in and after the export, and before the result is written: each time the run goes on, and is not finished yet."""
+    """Killed around the export and before the result is written: each time the run is resumed, and not finished."""
     run = tmp_path / "run"
     settings = {**given, "ckpt_output_dir": str(run)}
     for moment, when in (("exporting", "before"), ("exporting", "after"), ("checking", "after"), ("result", "before")):
@@ -105,7 +107,7 @@ def test_killed_after_the_last_step(given: dict[str, Any], untouched: Path, tmp_
 
 
 def test_killed_at_any_moment_of_saving(given: dict[str, Any], untouched: Path, tmp_path: Path) -> None:
-    """30 kills at drawn moments while a state is written beside the training: always a whole one to go on from."""
+    """30 kills at random moments while a state is written in the background: a whole one is always left."""
     run = tmp_path / "run"
     settings = {**given, "ckpt_output_dir": str(run)}
     draw = random.Random(5)
@@ -120,16 +122,16 @@ def test_killed_at_any_moment_of_saving(given: dict[str, Any], untouched: Path, 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_asked_to_stop(number: int, given: dict[str, Any], untouched: Path, tmp_path: Path) -> None:
-    """A signal in any phase: the step is finished, its state saved, status 75 and a message; the same command goes on."""
+    """A signal in any phase: the step is finished, its state saved, status 75; the same command resumes."""
     run = tmp_path / "run"
     settings = {**given, "ckpt_output_dir": str(run), "full_state_every_steps": 0, "accelerate_full_state_at_epoch": False}
     for step, moment in enumerate(("optimizer", "backward", "forward") * 2, start=1):
-        with pytest.raises(forge.PreemptedError, match=rf"step_{step} holds the state to go on from") as caught:
-            run_on_ranks(sft_struck, 1, settings, moment, 2 if moment == "backward" else 1, "before", number, joined=False)
+        with pytest.raises(forge.PreemptedError, match=rf"step_{step} holds the state to resume from") as caught:
+            run_on_ranks(sft_with_signal, 1, settings, moment, 2 if moment == "backward" else 1, "before", number, joined=False)
         assert caught.value.exit_status == 75
         assert saved_step(run) == step
     run_on_ranks(sft, 1, settings, joined=False)
-    assert timeless(run) == timeless(untouched)
+    assert untimed(run) == untimed(untouched)
     assert weights(run) == weights(untouched)
 
 

@@ -1,4 +1,4 @@
-"""SIGTERM or SIGINT → a wish that the run looks at between two steps."""
+"""SIGTERM or SIGINT → a flag that the run reads between two steps."""
 
 from __future__ import annotations
 
@@ -11,30 +11,31 @@ from typing import Any, Self
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
-class StopWish:
-    """While in its `with` block, the first signal is only noted in `asked`; a second one does what it did before.
+class StopSignal:
+    """Handler that notes the first signal in `received`; a second one does what it did before.
 
-    Python delivers signals to its main thread alone: in any other, nothing changes.
+    Active inside its `with` block. Python delivers signals to its main thread alone: in any other nothing changes.
     """
 
     def __init__(self) -> None:
-        self.asked: str | None = None
+        self.received: str | None = None
         """Name of the signal that came, or None."""
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._note) for number in _SIGNALS}
+            self._before = {number: signal.signal(number, self._receive) for number in _SIGNALS}
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._restore()
 
-    def _note(self, number: int, _frame: FrameType | None) -> None:
-        self.asked = signal.Signals(number).name
+    def _receive(self, number: int, _frame: FrameType | None) -> None:
+        self.received = signal.Signals(number).name
         self._restore()
         print(
-            f"forge: {self.asked}: this step is finished and its state saved, then the run ends; a second signal ends it at once.",
+            f"forge: {self.received}: this step is finished and its state saved, then the run ends; a second signal ends it "
+            "at once.",
             file=sys.stderr,
             flush=True,
         )

@@ -1,4 +1,4 @@
-"""Every verb killed and started again: the same numbers to the bit; and divided over ranks: the same numbers."""
+"""Every verb: killed and resumed to the same bits; divided over two ranks with the same figures."""
 
 from __future__ import annotations
 
@@ -9,19 +9,21 @@ import numpy as np
 import pytest
 
 from ..ranks import run_on_ranks
-from .starts import metrics, timeless, weights
+from .starts import metrics, untimed, weights
 from .verbs import VERBS, run_verb, run_verb_killed, settings_of
+
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where rows and rewards lie."""
+    """Folder of rows and reward functions."""
     return tmp_path_factory.mktemp("verbs")
 
 
 @pytest.fixture(scope="module")
 def alone(model_dir: Path, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Verb → the run of it that nobody disturbed, in one process."""
+    """Verb → its uninterrupted run in one process."""
     runs: dict[str, Path] = {}
 
     def run(verb: str) -> Path:
@@ -36,14 +38,14 @@ def alone(model_dir: Path, folder: Path, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.mark.parametrize("verb", [verb for verb in VERBS if verb != "sft"])
 def test_a_resume_is_invisible(verb: str, alone: Any, model_dir: Path, folder: Path, tmp_path: Path) -> None:
-    """kill -9 after step 3 (online: between two updates of one rollout), and the same command: every figure, weight and rollout to the bit."""
+    """kill -9 after step 3 (online: within a rollout) and the same command: the same figures, weights, rollouts."""
     given = settings_of(verb, model_dir, folder) | {"full_state_every_steps": 3, "ckpt_output_dir": str(tmp_path / "run")}
     with pytest.raises(RuntimeError, match="status -9"):
         run_on_ranks(run_verb_killed, 1, verb, given, str(folder), 3, joined=False)
     assert not (tmp_path / "run" / "result.json").exists()
     run_on_ranks(run_verb, 1, verb, given, str(folder), joined=False)
-    assert "going on after step 3" in (tmp_path / "run" / "log.txt").read_text()
-    assert timeless(tmp_path / "run") == timeless(alone(verb))
+    assert "resuming after step 3" in (tmp_path / "run" / "log.txt").read_text()
+    assert untimed(tmp_path / "run") == untimed(alone(verb))
     assert weights(tmp_path / "run") == weights(alone(verb))
     assert _rollouts(tmp_path / "run") == _rollouts(alone(verb))
 
@@ -52,7 +54,7 @@ def test_a_resume_is_invisible(verb: str, alone: Any, model_dir: Path, folder: P
     ("verb", "strategy"), [*((verb, "fsdp2") for verb in VERBS if verb != "sft"), ("dpo", "ddp"), ("grpo", "ddp")]
 )
 def test_the_same_on_two_ranks(verb: str, strategy: str, alone: Any, model_dir: Path, folder: Path, tmp_path: Path) -> None:
-    """Two ranks take one process' steps, and draw its completions: every figure of every line, but for the order of sums."""
+    """Two ranks make one process's steps and sample its completions: the same figures but for rounding."""
     given = settings_of(verb, model_dir, folder) | {"strategy": strategy, "ckpt_output_dir": str(tmp_path / "run")}
     run_on_ranks(run_verb, 2, verb, given, str(folder), joined=False)
     found, one = metrics(tmp_path / "run"), metrics(alone(verb))

@@ -1,4 +1,4 @@
-"""A model directory and a prompt → an answer, so that a person can try what was trained."""
+"""A model directory and a prompt → an answer, to try what was trained."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ def generate(
     system: str | None = None,
     seed: int = 42,
 ) -> str:
-    """Let a model answer a prompt.
+    """Generate a model's answer to a prompt.
 
     Args:
-        model_path: A model directory, a LoRA directory, a run directory (its last export), or a hub name.
+        model_path: A model directory, an adapter directory, a run directory (its last export), or a hub name.
         prompt: What the user says. With a tokenizer that has a chat template it becomes a user message.
         max_new_tokens: Stop after so many tokens.
-        temperature: 0 always takes the likeliest token; higher draws more freely.
+        temperature: 0 always takes the likeliest token; a higher one samples more freely.
         system: A system message before the prompt; needs a chat template.
-        seed: Seed of the draw.
+        seed: Seed of the sampling.
 
     Returns:
         The answer, without special tokens.
@@ -45,7 +45,7 @@ def generate(
     if temperature and not 1e-3 <= temperature < float("inf"):
         raise SettingsError(f"temperature must be 0 (always the likeliest token) or at least 0.001, not {temperature}.")
     if not prompt.strip():
-        raise SettingsError("the prompt is empty: say something to the model.")
+        raise SettingsError("the prompt is empty: give a text.")
     try:
         f"{prompt}{system or ''}".encode()
     except UnicodeEncodeError as error:
@@ -57,16 +57,16 @@ def generate(
     model: Any = forge_dist.load_trained(directory, dtype=machine.dtype("auto").value, device=machine.device.value)
     tokenizer = forge_data.load_tokenizer(directory)
     if tokenizer.chat_template:
-        said = [{"role": "system", "content": system}] if system is not None else []
+        first = [{"role": "system", "content": system}] if system is not None else []
         text = tokenizer.apply_chat_template(
-            [*said, {"role": "user", "content": prompt}], tokenize=False, add_generation_prompt=True
+            [*first, {"role": "user", "content": prompt}], tokenize=False, add_generation_prompt=True
         )
         inputs = tokenizer(text, add_special_tokens=False, return_tensors="pt")
     elif system is not None:
         raise SettingsError("system has no effect here: this tokenizer has no chat template.")
     else:
         inputs = tokenizer(prompt, return_tensors="pt")
-    draw = (
+    sampling = (
         {"do_sample": True, "temperature": temperature}
         if temperature
         else {"do_sample": False, "temperature": None, "top_p": None, "top_k": None}
@@ -76,20 +76,20 @@ def generate(
         attention_mask=inputs["attention_mask"].to(machine.device.value),
         max_new_tokens=max_new_tokens,
         pad_token_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id,
-        **draw,
+        **sampling,
     )
     return str(tokenizer.decode(tokens[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)).strip()
 
 
 def _refuse_reward_model(directory: str) -> None:
-    """A reward model writes nothing."""
+    """Raise SettingsError for a reward model, which generates no text."""
     for name, key in (("config.json", "architectures"), ("adapter_config.json", "task_type")):
         file = Path(directory) / name
         try:
-            said = json.loads(file.read_text(encoding="utf-8")).get(key) if file.is_file() else None
+            found = json.loads(file.read_text(encoding="utf-8")).get(key) if file.is_file() else None
         except (OSError, ValueError, AttributeError):
             continue
-        if said == "SEQ_CLS" or (isinstance(said, list) and any("SequenceClassification" in str(one) for one in said)):
+        if found == "SEQ_CLS" or (isinstance(found, list) and any("SequenceClassification" in str(one) for one in found)):
             raise SettingsError(
-                f"{directory} is a reward model: it gives texts a number and writes none. Name a language model."
+                f"{directory} is a reward model: it gives texts a number and writes none. Give a language model."
             )

@@ -1,0 +1,62 @@
+"""Error message about settings → the same message about flags.
+
+Messages spell a setting as Python and recipes do, `max_seq_len=40`. On the command line they name the flag: `--max-seq-len 40`.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Mapping
+
+_VALUE = r"""'[^']*'|"[^"]*"|\[[^]]*]|\([^()]*\)|[^\s,;:()\]]*[^\s,;:()\].]"""
+# Not part of a path, of a dotted name or of a quotation.
+_BEFORE, _AFTER = r"""(?<![\w./\\='"-])""", r"""(?![\w/\\='"(]|\.\w)"""
+
+
+def as_flags(message: str, flags: Mapping[str, str]) -> str:
+    """Spell the settings in a message as flags.
+
+    A message about a recipe is left as it is, for there the settings have their own names.
+
+    Args:
+        message: of an error.
+        flags: setting → flag, or whatever names it on this command line.
+
+    >>> as_flags("max_seq_len=40 drops every row: raise max_seq_len", {"max_seq_len": "--max-seq-len"})
+    '--max-seq-len 40 drops every row: raise --max-seq-len'
+
+    """
+    if not flags or "(recipe " in message:
+        return message
+    by_length = sorted(flags, key=len, reverse=True)
+    names = "|".join(map(re.escape, by_length))
+    # A single word, such as `seed`, may be meant as a word: it names a setting before its value, or at the beginning.
+    compound = "|".join(re.escape(name) for name in by_length if "_" in name) or r"(?!)"
+    pattern = (
+        rf"{_BEFORE}(?P<assigned>{names})=(?P<value>{_VALUE})"
+        rf"|{_BEFORE}(?P<bare>{compound}){_AFTER}"
+        rf"|\A(?P<quote>'?)(?P<first>{names})(?P=quote)(?= must | has no effect|: | is required| is empty)"
+    )
+
+    def spelled(found: re.Match[str]) -> str:
+        if found["assigned"]:
+            return _with_value(flags[found["assigned"]], found["value"])
+        return flags[found["bare"] or found["first"]]
+
+    return re.sub(pattern, spelled, message)
+
+
+def _with_value(flag: str, value: str) -> str:
+    """Write a flag with its value: `--keep-best`, `--lr 1`, `--target-modules q_proj v_proj`."""
+    if value in ("True", "true"):
+        return flag
+    if value in ("False", "false"):
+        return f"--no-{flag.removeprefix('--')}"
+    if value[0] in "[(":
+        try:
+            parts = ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            return f"{flag} {value}"
+        return " ".join([flag, *map(str, parts if isinstance(parts, (list, tuple)) else [parts])])
+    return f"{flag} {value.strip(chr(39) + chr(34))}"

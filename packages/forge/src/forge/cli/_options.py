@@ -1,0 +1,95 @@
+"""Settings classes and public functions → commands of cyclopts, with options and help."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+import attrs
+import cyclopts
+import docstring_parser
+
+from forge.settings._settings import dashed
+
+
+def whole_number(_kind: object, tokens: Sequence[cyclopts.Token]) -> int:
+    """Convert a whole number strictly; cyclopts by itself rounds 1.5 to 2."""
+    return int(tokens[0].value)
+
+
+def whole_number_or_word(_kind: object, tokens: Sequence[cyclopts.Token]) -> int | str:
+    """Convert a whole number where one is given, and keep a word (`auto`, `1:4`)."""
+    word = tokens[0].value
+    return int(word) if word.isdecimal() else word
+
+
+def converter_of(kinds: set[Any]) -> Callable[..., int | str] | None:
+    """Return the converter of an option of these types; None for the one of cyclopts."""
+    if int not in kinds:
+        return None
+    return whole_number_or_word if str in kinds else whole_number
+
+
+@cache
+def field_texts(owner: type) -> dict[str, str]:
+    """Return the docstring under each field of an attrs class, inherited fields included."""
+    return {
+        param.arg_name: " ".join((param.description or "").split())
+        for home in reversed(owner.__mro__)
+        if attrs.has(home)
+        for param in docstring_parser.parse_from_object(home).params
+    }
+
+
+def with_signature(command: Any, parameters: Sequence[inspect.Parameter], doc: str) -> Any:
+    """Give a function the parameters and docstring that cyclopts reads, and its flags."""
+    command.__signature__ = inspect.Signature(parameters)
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    command.__doc__ = doc
+    command.flags = {
+        parameter.name: parameter.name.upper()
+        if parameter.kind is inspect.Parameter.POSITIONAL_ONLY
+        else f"--{dashed(parameter.name)}"
+        for parameter in parameters
+    }
+    return command
+
+
+def command_of(function: Callable[..., object], example: str, *, positional: int = 1, empty: str = "") -> Any:
+    """Make a command of a public function: the same parameters and help; it prints the result.
+
+    Args:
+        function: documented in Google's style.
+        example: a command line, for the help.
+        positional: how many parameters are words; the others are options.
+        empty: a line for stderr where the result is empty.
+
+    """
+
+    def command(*words: object, **options: object) -> None:
+        text = str(function(*words, **options))
+        print(text)
+        if not text:
+            print(f"forge: {empty}", file=sys.stderr)
+
+    parameters = []
+    for number, parameter in enumerate(inspect.signature(function, eval_str=True).parameters.values()):
+        kind = inspect.Parameter.POSITIONAL_ONLY if number < positional else inspect.Parameter.KEYWORD_ONLY
+        parameters.append(parameter.replace(kind=kind, annotation=_option(parameter.annotation)))
+    text = inspect.cleandoc(function.__doc__ or "").partition("\nReturns:")[0]
+    summary, _, rest = text.partition("\n\n")
+    return with_signature(command, parameters, f"{summary}\n\nExample: {example}\n\n{rest}")
+
+
+def _option(annotation: Any) -> Any:
+    """Return the type of an option: strings for paths, strict whole numbers, no `--no-SWITCH`."""
+    kinds = get_args(annotation) if get_origin(annotation) is not Literal else ()
+    if Path in kinds:
+        annotation = str | None if type(None) in kinds else str
+    if annotation is int:
+        return Annotated[int, cyclopts.Parameter(converter=whole_number)]
+    return Annotated[bool, cyclopts.Parameter(negative=())] if annotation is bool else annotation

@@ -1,0 +1,76 @@
+"""What OSFT moved → one HTML page: no network, no script, readable without colour."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import attrs
+
+from forge._templates import render
+from forge.reports._osft_svg import draw_change, draw_spectrum
+
+if TYPE_CHECKING:
+    from forge_algos.adaptations import Moved, Portrait
+
+_NEGLIGIBLE = 1e-5
+"""Largest leak that float32 arithmetic explains."""
+
+
+def page(
+    name: str,
+    rule: Literal["strict", "paper"],
+    dtype: str,
+    targets: Sequence[Moved],
+    shown: Moved,
+    portrait: Portrait,
+    others: Mapping[str, float | None],
+) -> str:
+    """Write the page.
+
+    Args:
+        name: of the run.
+        rule: what its protected directions forbid.
+        dtype: of the exported targets.
+        targets: in the model's order.
+        shown: the target that is drawn.
+        portrait: of that target.
+        others: every other tensor of the model → ‖Δ‖/‖W‖, or None where it is new.
+
+    """
+    style = render("reports/pages/osft.css")
+    rows = {target.name: _row(target, rule) for target in targets}
+    energy = portrait.singular_values.square()
+    return render(
+        "reports/pages/osft.html",
+        name=name,
+        rule=rule,
+        dtype=dtype,
+        style=style,
+        style_hash="sha256-" + base64.b64encode(hashlib.sha256(style.encode()).digest()).decode(),
+        targets=list(rows.values()),
+        most=max(rows.values(), key=lambda row: row["moved"]),
+        worst=max(rows.values(), key=lambda row: row["leak"]),
+        leaking=sum(row["leaks"] for row in rows.values()),
+        negligible=_NEGLIGIBLE,
+        shown=rows[shown.name],
+        portrait=portrait,
+        energy=float(energy[: portrait.protected].sum() / energy.sum()),
+        spectrum=draw_spectrum(portrait),
+        change=draw_change(portrait),
+        others=len(others),
+        changed={other: size for other, size in others.items() if size != 0},
+    )
+
+
+def leaks(target: Moved, rule: Literal["strict", "paper"]) -> bool:
+    """Return whether more went to protected directions than rounding explains."""
+    return target.leak(rule) > max(_NEGLIGIBLE, 4 * target.rounding)
+
+
+def _row(target: Moved, rule: Literal["strict", "paper"]) -> dict[str, Any]:
+    """Return what the page says of a target."""
+    found = attrs.asdict(target)
+    return found | {"directions": min(target.shape), "leak": target.leak(rule), "leaks": leaks(target, rule)}

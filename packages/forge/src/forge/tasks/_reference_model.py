@@ -1,0 +1,52 @@
+"""Settings of a reference model or a teacher → checks of it, and the loaded model."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import forge_data
+from forge._errors import SettingsError
+
+if TYPE_CHECKING:
+    from forge.tasks._task import Run
+
+
+def why_not_off(s: Any) -> str | None:
+    """Explain why the model without its adapter is not the initial one; None where it is."""
+    a = s.adapter
+    if a.adapter == "none":
+        return "adapter=none trains the model itself"
+    if a.adapter in ("prefix", "prompt"):
+        return f"adapter={a.adapter} begins as another model than the one without it"
+    if a.adapter != "osft":
+        return None
+    if a.osft_rule == "paper":
+        return "osft_rule=paper moves the weights themselves"
+    if a.unfreeze_rank_ratio == 1:
+        return "unfreeze_rank_ratio=1 trains the targets of osft themselves"
+    return "osft_train_rest moves weights of the model itself" if a.osft_train_rest else None
+
+
+def check_reference(s: Any) -> None:
+    """Raise SettingsError where reference=adapter_off is not the initial model."""
+    if s.objective.reference == "adapter_off" and (why := why_not_off(s)):
+        raise SettingsError(
+            f"reference=adapter_off is the model without its adapter, and {why}: set another adapter, or reference=stored or "
+            "reference=live."
+        )
+
+
+def require_same_tokens(model_path: str, name: str, path: str) -> None:
+    """Raise SettingsError unless the tokenizers of two models give every token the same id."""
+    own, theirs = (forge_data.load_tokenizer(each) for each in (model_path, path))
+    if own.get_vocab() != theirs.get_vocab():
+        raise SettingsError(
+            f"{name} {path}: its tokenizer gives other ids to tokens than that of model_path, so that its predictions are "
+            "about other words. Take a model of the same family."
+        )
+
+
+def live_reference(run: Run) -> Any:
+    """Load the second model of reference=live; None with another reference."""
+    own = run.settings.objective
+    return run.load_frozen(own.reference_path or run.settings.model.model_path) if own.reference == "live" else None

@@ -1,0 +1,161 @@
+"""Prompts → rollouts (sampled, rewarded completions) in the run directory → micro-batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import forge_algos
+import forge_data
+import forge_dist
+from forge._errors import SettingsError
+from forge.tasks._reference_model import why_not_off
+from forge.tasks._seeds import step_seed
+from forge.tasks._task import Evaluation, Run
+
+_HELD_OUT = -1
+"""Step index in the seed of held-out completions: every evaluation of the same weights samples the same ones."""
+_SHOWN = ("reward", "kl", "length", "cut_off", "unscored")
+"""Figures of held-out completions that are reported, beside each reward's own."""
+
+
+class RolloutSteps:
+    """Steps of the online verbs: `updates` optimizer steps on each rollout."""
+
+    def __init__(self, run: Run, objective: forge_algos.Objective, updates: int) -> None:
+        self.objective = objective
+        self._run, self._updates, self._own = run, updates, run.settings.objective
+        self._shares, why = forge_algos.shares_prompts(run.model, device=run.device)
+        run.report.note(f"prompts: {'computed once a group' if self._shares else 'computed once a completion'}: {why}")
+        end_ids = _end_ids(run)
+        self._sampler = forge_algos.online.GenerateSampler(
+            run.model,
+            eos_ids=end_ids,
+            pad_id=run.tokenizer.pad_token_id if run.tokenizer.pad_token_id is not None else end_ids[0],
+            batch_tokens=run.settings.plan.max_tokens_per_gpu,
+            synced=run.strategy.divides,
+            autocast=run.autocast,
+            parallel=run.strategy,
+        )
+        self._rewards = _rewards(run)
+        self._reference: Any = None
+        if self._own.kl_weight:
+            off = why_not_off(run.settings) is None
+            self._reference = "adapter_off" if off else run.load_frozen(run.settings.model.model_path)
+
+    def check_start(self) -> None:
+        """Check nothing: the first rollout is made of the initial model itself."""
+
+    def steps(self, first: int) -> Iterator[list[Any]]:
+        """Yield the updates on one rollout after another.
+
+        A rollout that was begun before the run was resumed is read back.
+        """
+        run, batches = self._run, []
+        for step in range(first, run.num_steps):
+            planned, update = divmod(step, self._updates)
+            if update == 0 or not batches:
+                batches = self._batches(self._rollout(planned, begun=update > 0))
+            run.machine.seed(step_seed(run.settings.plan.seed, step, run.data_parallel.rank))
+            yield batches[update]
+
+    def evaluate(self, model: Any) -> Evaluation | None:
+        """Measure the mean reward on held-out prompts; None for any model but the trained one."""
+        run = self._run
+        if run.held_out is None or model is not run.model:
+            return None
+        rows = range(len(run.held_out))
+        found = self._make(run.held_out, rows, step_seed(run.settings.plan.seed, _HELD_OUT, 0)).figures()
+        figures = {name: found[name] for name in found if name in _SHOWN or name.startswith("reward/")}
+        return Evaluation(loss=None, count=int(found["completions"]), unit="completions", figures=figures)
+
+    def _rollout(self, planned: int, *, begun: bool) -> forge_algos.online.Rollout:
+        """Sample and store the rollout of a step of the plan, or read the one that was stored."""
+        run = self._run
+        file = run.root / "rollouts" / f"step_{planned * self._updates + 1}.jsonl"
+        if begun:
+            return forge_algos.online.Rollout.read(file)
+        rows = [int(i) for i in run.plan.samples(planned)]
+        made = self._make(run.train, rows, step_seed(run.settings.plan.seed, planned, 0))
+
+        def write() -> None:
+            file.parent.mkdir(exist_ok=True)
+            made.write(file)
+
+        run.ranks.first(write)
+        figures = {name: value for name, value in made.figures().items() if value == value}  # noqa: PLR0124 - NaN is not equal
+        run.metrics({"step": planned * self._updates, **{f"rollout_{name}": value for name, value in figures.items()}})
+        return made
+
+    def _make(self, prompts: Any, rows: Any, seed: int) -> forge_algos.online.Rollout:
+        """Sample completions of rows of prompts, and reward them."""
+        run, tokenizer = self._run, self._run.tokenizer
+        return forge_algos.online.make_rollout(
+            run.model,
+            self._sampler,
+            prompts.batch(rows),
+            settings=self._own,
+            rewards=self._rewards,
+            decode=lambda ids: tokenizer.decode(ids, skip_special_tokens=True),
+            max_tokens=run.settings.plan.max_tokens_per_gpu,
+            seed=seed,
+            rows=rows,
+            device=run.device,
+            autocast=run.autocast,
+            parallel=run.strategy,
+            rank=run.data_parallel.rank,
+            reference=self._reference,
+            share_prompts=self._shares,
+        )
+
+    def _batches(self, rollout: forge_algos.online.Rollout) -> list[list[Any]]:
+        """Divide a rollout into this rank's micro-batches of each update."""
+        run = self._run
+        return forge_algos.online.rollout_batches(
+            rollout,
+            max_tokens=run.settings.plan.max_tokens_per_gpu,
+            updates=self._own.updates_per_pass,
+            passes=self._own.num_iterations,
+            share_prompts=self._shares,
+            parallel=run.strategy,
+            rank=run.data_parallel.rank,
+        )
+
+
+def _end_ids(run: Run) -> list[int]:
+    """Return the token ids that end a completion: the model's and the tokenizer's."""
+    found = [getattr(getattr(run.model, "generation_config", None), "eos_token_id", None), run.tokenizer.eos_token_id]
+    ids = [one for each in found if each is not None for one in (each if isinstance(each, list) else [each])]
+    if not ids:
+        raise SettingsError(
+            f"model_path {run.settings.model.model_path}: neither generation_config.json nor the tokenizer names a token that "
+            "ends a text: set eos_token in tokenizer_config.json."
+        )
+    return sorted(set(ids))
+
+
+def _rewards(run: Run) -> list[forge_algos.online.Reward]:
+    """Load the reward functions and the reward model, each with its weight."""
+    own = run.settings.objective
+    functions = [(name, forge_algos.online.load_reward(name)) for name in own.reward]
+    if own.reward_model_path is not None:
+        functions.append(("reward_model", _reward_model(run, own.reward_model_path)))
+    weights = own.reward_weights or (1.0,) * len(functions)
+    return [
+        forge_algos.online.Reward(name=name, function=function, weight=weight)
+        for (name, function), weight in zip(functions, weights, strict=True)
+    ]
+
+
+def _reward_model(run: Run, path: str) -> Any:
+    """Load a reward model, whole on each rank, since ranks score different completions."""
+    model = forge_dist.load_trained(
+        path, dtype=run.machine.dtype(run.settings.device.dtype).value, device=run.device, task="reward"
+    )
+    return forge_algos.online.RewardModel(
+        model,
+        tokenizer=forge_data.load_tokenizer(path),
+        device=run.device,
+        max_tokens=run.settings.plan.max_tokens_per_gpu,
+        autocast=run.autocast,
+    )

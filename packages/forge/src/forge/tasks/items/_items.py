@@ -1,0 +1,56 @@
+"""Protocol of what a batch plan numbers: N samples, pairs, blocks or prompts of one store."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+if TYPE_CHECKING:
+    # `forge sft --help` would spend half of its time on importing numpy.
+    import numpy as np
+    import numpy.typing as npt
+
+Ints: TypeAlias = "npt.NDArray[np.int64]"
+
+
+class Items(Protocol):
+    """N samples, pairs, blocks or prompts of a store."""
+
+    store: Any
+    lengths: Ints
+    """int64[N]: tokens of each item, all that goes through the model."""
+    longest: Ints
+    """int64[N]: tokens of the longest sequence in each item."""
+    loss_counts: Ints
+    """int64[N]: tokens that are learned or scored in each item."""
+    sources: Ints | None
+    """int64[N]: index of the weighted source that each item is from; None without weights."""
+    weights: list[float] | None
+    """Weight of each source; None without weights."""
+
+    def __len__(self) -> int: ...
+
+    def __str__(self) -> str:
+        """Return counts, such as `1,500 pairs, in which 30,000 tokens are scored`."""
+        ...
+
+    def source(self, index: int) -> str:
+        """Return the file and row of an item, such as `train.jsonl:417`."""
+        ...
+
+    def size(self, index: int) -> str:
+        """Return the length of an item in words, such as `train.jsonl:417 has 2,300 tokens`."""
+        ...
+
+    @property
+    def shorter(self) -> str:
+        """Setting that makes items shorter, and how."""
+        ...
+
+    def batch(self, indices: Sequence[int] | Ints) -> Any:
+        """Collate items into one micro-batch."""
+        ...
+
+    def short_samples(self) -> list[tuple[Any, Any]]:
+        """Return a few short samples (input_ids, labels) on which two models are compared."""
+        ...

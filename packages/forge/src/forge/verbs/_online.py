@@ -1,0 +1,168 @@
+"""`forge.ppo`, `grpo`, `rloo`: reinforcement learning on rewards of own completions."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+import forge_algos
+import forge_data
+import forge_packing
+from forge._errors import SettingsError
+from forge.settings._settings import RunSettings
+from forge.tasks._rollouts import RolloutSteps
+from forge.tasks._task import Run, Task
+from forge.tasks.items._items import Items
+from forge.tasks.items._prompts import Prompts
+from forge.verbs._registry import verb
+
+if TYPE_CHECKING:
+    from forge._progress import Reporter
+
+
+@attrs.frozen(kw_only=True)
+class OnlineRunSettings(RunSettings):
+    """Settings that all online verbs share."""
+
+    data: forge_data.PromptDataSettings
+
+    def check(self) -> None:
+        """Refuse a run without a reward, and a trained model that differs from the sampling one."""
+        super().check()
+        if not self.objective.reward and self.objective.reward_model_path is None:
+            raise SettingsError(
+                "nothing rewards the completions: set reward to 'package.module:function', or reward_model_path."
+            )
+        if self.adapter.lora_dropout or self.optimizer.optimizer == "schedule_free":
+            name = f"lora_dropout={self.adapter.lora_dropout}" if self.adapter.lora_dropout else "optimizer=schedule_free"
+            raise SettingsError(
+                f"{name} trains another model than the one that samples the completions, so that the probability ratio would "
+                "not begin at 1: leave it out."
+            )
+
+
+class OnlineTask(Task):
+    """Base of the online verbs; each names its objective."""
+
+    def check_settings(self, s: Any) -> None:
+        """Import the reward functions; the reward model is checked when it is loaded."""
+        for name in s.objective.reward:
+            forge_algos.online.load_reward(name)
+
+    def other_models(self, s: Any) -> dict[str, str]:
+        """Return the path of the reward model, where there is one."""
+        path = s.objective.reward_model_path
+        return {} if path is None else {"reward_model_path": path}
+
+    def prepare(self, s: Any, path: Any, tokenizer: Any, directory: Path, report: Reporter, **more: Any) -> Any:  # noqa: ARG002 - prompts are few
+        """Tokenize prompts."""
+        return forge_data.prepare_prompts(
+            path,
+            tokenizer,
+            directory,
+            preprocess=s.data.preprocess,
+            max_prompt_len=s.data.max_prompt_len,
+            on_overflow=s.data.on_overflow,
+            **more,
+        )
+
+    def open_store(self, directory: Path) -> Any:
+        """Open the store of prompts."""
+        return forge_data.PromptStore.open(directory)
+
+    def items(self, s: Any, store: Any) -> Prompts:
+        """Plan prompts."""
+        return Prompts(store, max_new_tokens=s.objective.max_new_tokens)
+
+    def check_data(self, s: Any, report: Reporter, train: Any, held_out: Any) -> None:
+        """Check nothing: the lint looks at what is learned, and of prompts nothing is."""
+
+    def epochs_and_steps(self, s: Any, items: Items) -> tuple[int | None, int | None]:  # noqa: ARG002 - the same for all prompts
+        """Plan as many rollouts as `max_steps` optimizer steps need."""
+        steps = s.plan.max_steps
+        return s.plan.num_epochs, None if steps is None else math.ceil(steps / self.updates(s))
+
+    def updates(self, s: Any) -> int:
+        """Return the optimizer steps on one rollout."""
+        return s.objective.num_iterations * s.objective.updates_per_pass
+
+    def plan_summary(self, plan: forge_packing.BatchPlan) -> str:
+        """Describe the rollouts; their tokens are known once they are sampled."""
+        return f"{plan.num_steps:,} rollouts of at most {plan.batch_size:,} prompts"
+
+    @abstractmethod
+    def objective(self, settings: Any) -> forge_algos.Objective:
+        """Return the objective on a rollout."""
+
+    def step_source(self, run: Run) -> RolloutSteps:
+        """Sample, reward and learn from rollouts."""
+        return RolloutSteps(run, self.objective(run.settings.objective), self.updates(run.settings))
+
+
+@attrs.frozen(kw_only=True)
+class PPOSettings(OnlineRunSettings):
+    """Settings of `forge.ppo`."""
+
+    objective: forge_algos.PPOSettings
+
+
+class PPO(OnlineTask):
+    """Proximal policy optimization."""
+
+    name = "ppo"
+    settings = PPOSettings
+    about = "Proximal policy optimization: train a model on rewards of its own completions, with a value head."
+    extra_modules = ("value_head",)
+
+    def add_modules(self, model: Any, s: Any) -> None:  # noqa: ARG002 - the same for all settings
+        """Put the value head on the model."""
+        forge_algos.online.attach_value_head(model)
+
+    def objective(self, settings: Any) -> forge_algos.Objective:
+        """Return the PPO objective."""
+        return forge_algos.PPO(settings)
+
+
+@attrs.frozen(kw_only=True)
+class GRPOSettings(OnlineRunSettings):
+    """Settings of `forge.grpo`."""
+
+    objective: forge_algos.GRPOSettings
+
+
+class GRPO(OnlineTask):
+    """Group-relative policy optimization."""
+
+    name = "grpo"
+    settings = GRPOSettings
+    about = "Group-relative policy optimization: train a model on rewards of its own completions, compared within groups."
+
+    def objective(self, settings: Any) -> forge_algos.Objective:
+        """Return the GRPO objective."""
+        return forge_algos.GRPO(settings)
+
+
+@attrs.frozen(kw_only=True)
+class RLOOSettings(OnlineRunSettings):
+    """Settings of `forge.rloo`."""
+
+    objective: forge_algos.RLOOSettings
+
+
+class RLOO(OnlineTask):
+    """REINFORCE with a leave-one-out baseline."""
+
+    name = "rloo"
+    settings = RLOOSettings
+    about = "REINFORCE with a leave-one-out baseline: train a model on rewards of its own completions."
+
+    def objective(self, settings: Any) -> forge_algos.Objective:
+        """Return the RLOO objective."""
+        return forge_algos.RLOO(settings)
+
+
+ppo, grpo, rloo = verb(PPO()), verb(GRPO()), verb(RLOO())

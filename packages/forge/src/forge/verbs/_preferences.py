@@ -1,0 +1,251 @@
+"""`forge.dpo`, `orpo`, `simpo`, `kto`, `reward`: learn from preferred and rejected answers."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+import forge_algos
+import forge_data
+from forge.settings._settings import RunSettings
+from forge.tasks._lint_check import check_kind, check_lint
+from forge.tasks._offline import OfflineSteps
+from forge.tasks._reference_logps import read_references, store_references
+from forge.tasks._reference_model import check_reference, live_reference, require_same_tokens
+from forge.tasks._task import Run, Task
+from forge.tasks.items._pairs import Answers, Pairs
+from forge.verbs._registry import verb
+
+if TYPE_CHECKING:
+    from forge._progress import Reporter
+
+
+@attrs.frozen(kw_only=True)
+class PreferenceSettings(RunSettings):
+    """Settings that all preference verbs share."""
+
+    data: forge_data.PreferenceDataSettings
+
+
+class Preferences(Task):
+    """Base of the preference verbs; each names its objective."""
+
+    kind = "preference"
+    """Kind of the rows, as the store has it."""
+    needs = "rows with chosen and rejected answers"
+
+    def prepare(self, s: Any, path: Any, tokenizer: Any, directory: Any, report: Reporter, **more: Any) -> Any:
+        """Tokenize rows of two answers."""
+        return super().prepare(s, path, tokenizer, directory, report, on_bad_pair=s.data.on_bad_pair, **more)
+
+    def items(self, s: Any, store: Any) -> Pairs:  # noqa: ARG002 - the same for all settings
+        """Plan pairs of answers."""
+        check_kind(self.name, store, self.kind, self.needs)
+        return Pairs(store)
+
+    def check_data(self, s: Any, report: Reporter, train: Any, held_out: Any) -> None:
+        """Refuse what the lint stops."""
+        check_lint(s, report, train, held_out)
+
+    @abstractmethod
+    def objective(self, run: Run) -> forge_algos.Objective:
+        """Return the objective on the pairs."""
+
+    def step_source(self, run: Run) -> OfflineSteps:
+        """Take the steps of the batch plan, with shared prompts where the model allows it."""
+        return OfflineSteps(with_prompts_and_references(run), self.objective(run))
+
+
+def with_prompts_and_references(run: Run) -> Run:
+    """Return the run with shared prompts, where the model allows it, and stored references."""
+    share, why = forge_algos.shares_prompts(run.model, device=run.device)
+    run.report.note(f"prompts: {'computed once a pair' if share else 'computed once an answer'}: {why}")
+    stored = getattr(run.settings.objective, "reference", None) == "stored"
+
+    def using(name: str, items: Any) -> Any:
+        if items is None:
+            return None
+        return items.using(share_prompt=share, references=read_references(run, name, items) if stored else None)
+
+    return attrs.evolve(run, train=using("train", run.train), held_out=using("eval", run.held_out))
+
+
+# Verbs without a reference model.
+
+
+@attrs.frozen(kw_only=True)
+class ORPOSettings(PreferenceSettings):
+    """Settings of `forge.orpo`."""
+
+    objective: forge_algos.ORPOSettings
+
+
+class ORPO(Preferences):
+    """Odds-ratio preference optimization."""
+
+    name = "orpo"
+    settings = ORPOSettings
+    about = "Odds-ratio preference optimization: imitate the chosen of two answers and prefer it, without a reference model."
+
+    def objective(self, run: Run) -> forge_algos.Objective:
+        """Return the ORPO objective."""
+        return forge_algos.ORPO(run.settings.objective)
+
+
+@attrs.frozen(kw_only=True)
+class SimPOSettings(PreferenceSettings):
+    """Settings of `forge.simpo`."""
+
+    objective: forge_algos.SimPOSettings
+
+
+class SimPO(Preferences):
+    """Simple preference optimization."""
+
+    name = "simpo"
+    settings = SimPOSettings
+    about = (
+        "Simple preference optimization: prefer the chosen of two answers by its likelihood a token, without a reference model."
+    )
+
+    def objective(self, run: Run) -> forge_algos.Objective:
+        """Return the SimPO objective."""
+        return forge_algos.SimPO(run.settings.objective)
+
+
+@attrs.frozen(kw_only=True)
+class RewardSettings(PreferenceSettings):
+    """Settings of `forge.reward`."""
+
+    objective: forge_algos.RewardSettings
+
+
+class Reward(Preferences):
+    """Reward modelling by the model of Bradley and Terry."""
+
+    name = "reward"
+    settings = RewardSettings
+    about = "Reward modelling: train a model with a scalar head to give the chosen of two answers the higher reward."
+    model_task = "reward"
+
+    def probe_objective(self, s: Any) -> forge_algos.Objective:
+        """Return the reward objective: the language model's head is not there."""
+        return forge_algos.Reward(s.objective)
+
+    def objective(self, run: Run) -> forge_algos.Objective:
+        """Return the reward objective."""
+        return forge_algos.Reward(run.settings.objective)
+
+
+# Verbs with a reference model.
+
+
+@attrs.frozen(kw_only=True)
+class ReferencedSettings(PreferenceSettings):
+    """Settings that the verbs with a reference model share."""
+
+    def check(self) -> None:
+        """Refuse reference=adapter_off where it is not the initial model."""
+        super().check()
+        check_reference(self)
+
+
+class ReferencedPreferences(Preferences):
+    """Base of the preference verbs that compare with a reference model."""
+
+    def other_models(self, s: Any) -> dict[str, str]:
+        """Return the path of the reference model, where it is not the initial model."""
+        return {} if s.objective.reference_path is None else {"reference_path": s.objective.reference_path}
+
+    def check_data(self, s: Any, report: Reporter, train: Any, held_out: Any) -> None:
+        """Refuse a reference with another vocabulary, and what the lint stops."""
+        for name, path in self.other_models(s).items():
+            require_same_tokens(s.model.model_path, name, path)
+        super().check_data(s, report, train, held_out)
+
+    def score_reference(self, run: Run) -> None:
+        """Score every completion with the reference, once."""
+        if run.settings.objective.reference == "stored":
+            store_references(run, {"train": run.train, "eval": run.held_out})
+
+    def step_source(self, run: Run) -> OfflineSteps:
+        """Take the steps of the batch plan, and check the first loss against the reference."""
+        return ReferencedSteps(with_prompts_and_references(run), self.objective(run))
+
+
+class ReferencedSteps(OfflineSteps):
+    """Steps of a model that begins as its own reference, so that its first loss is known."""
+
+    def check_start(self) -> None:
+        """Raise ReferenceMismatchError unless the first loss is that of the reference itself."""
+        run = self._run
+        if run.settings.objective.reference_path is not None:
+            return
+        # The first step's rows: only items that the run uses have reference log-probabilities.
+        rows = run.plan.micro_batches(0, run.data_parallel.rank)
+        objective: Any = self.objective
+        found = forge_algos.check_reference(
+            run.model,
+            [run.train.batch(indices) for indices in rows],
+            objective=objective,
+            device=run.device,
+            autocast=run.autocast,
+            parallel=run.strategy,
+        )
+        run.report.note(f"reference: the loss of {found:.4f} before the first step is that of a model equal to its reference")
+
+
+@attrs.frozen(kw_only=True)
+class DPOSettings(ReferencedSettings):
+    """Settings of `forge.dpo`."""
+
+    objective: forge_algos.DPOSettings
+
+
+class DPO(ReferencedPreferences):
+    """Direct preference optimization, in one of its forms or several."""
+
+    name = "dpo"
+    settings = DPOSettings
+    about = "Direct preference optimization: train a model to prefer the chosen of two answers, near a reference model."
+
+    def objective(self, run: Run) -> forge_algos.Objective:
+        """Return the DPO objective."""
+        return forge_algos.DPO(run.settings.objective, reference=live_reference(run))
+
+
+@attrs.frozen(kw_only=True)
+class KTOSettings(ReferencedSettings):
+    """Settings of `forge.kto`."""
+
+    objective: forge_algos.KTOSettings
+
+
+class KTO(ReferencedPreferences):
+    """Kahneman-Tversky optimization, with one estimate of the KL a step."""
+
+    name = "kto"
+    settings = KTOSettings
+    about = "Kahneman-Tversky optimization: learn from single answers that are marked as wanted or not, near a reference model."
+    kind = "unpaired_preference"
+    needs = "rows of prompt, completion and label (true where the completion is wanted)"
+
+    def items(self, s: Any, store: Any) -> Pairs:  # noqa: ARG002 - the same for all settings
+        """Plan single answers, some of which are desirable and some not."""
+        check_kind(self.name, store, self.kind, self.needs)
+        return Answers(store)
+
+    def check_data(self, s: Any, report: Reporter, train: Any, held_out: Any) -> None:
+        """Refuse answers of one class, another vocabulary of the reference, and lint stops."""
+        forge_data.check_classes(train)
+        super().check_data(s, report, train, held_out)
+
+    def objective(self, run: Run) -> forge_algos.Objective:
+        """Return the KTO objective."""
+        return forge_algos.KTO(run.settings.objective, reference=live_reference(run))
+
+
+dpo, kto = verb(DPO()), verb(KTO())
+orpo, simpo, reward = verb(ORPO()), verb(SimPO()), verb(Reward())

@@ -1,0 +1,27 @@
+"""Imports of a rank, made once in the server that ranks are forked from: a rank that is forked starts with them.
+
+Each package is loaded whole, public name by public name, as far as it is installed: a leaf's own environment holds no other.
+"""
+
+from importlib import import_module
+
+PACKAGES = ("forge_accel", "forge_packing", "forge_data", "forge_dist", "forge_algos", "forge")
+LIBRARIES = (
+    *("pytest", "torch", "torch.distributed.fsdp", "torch.distributed.checkpoint", "transformers.models.llama.modeling_llama"),
+    # transformers asks accelerate whether a model that it writes is wrapped, and that asks deepspeed.
+    *("peft", "accelerate", "deepspeed", "forge.run._run"),
+)
+
+
+def load(name: str) -> None:
+    """Import a library, or every public name of a package, where it is installed."""
+    try:
+        module = import_module(name)
+        for public in module.__all__ if name in PACKAGES else ():
+            getattr(module, public)
+    except ImportError:
+        pass
+
+
+for library in (*LIBRARIES, *PACKAGES):
+    load(library)
