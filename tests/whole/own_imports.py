@@ -16,12 +16,15 @@ if TYPE_CHECKING:
 IMPORTERS = {"import_module", "__import__", "find_spec", "run_module"}
 
 
-def own_imports(package: Package, module: str, tree: ast.Module, modules: Mapping[str, bool]) -> Iterator[tuple[int, str]]:
+def own_imports(
+    package: Package, module: str, tree: ast.Module, modules: Mapping[str, bool], *, rows: bool = True
+) -> Iterator[tuple[int, str]]:
     """(line, module) of each use of the package's own files, however it is spelled.
 
     Imports at any depth, conditional, deferred or for type checkers only; relative ones; a dotted name such as
     `forge_data.store._writer`, whatever its first part is called here; a name that an `__init__` gathers, for the module that
-    defines it; and a string that names a module, as `import_module`, `sys.modules` and `python -m` take it.
+    defines it; and a string that names a module, as `import_module`, `sys.modules` and `python -m` take it. With `rows=False`
+    such strings are left out, as the rows of a table and the groups of entry points are.
     """
     root, here, documentation, loads = package.import_name, package_of(module, modules), prose(tree), _importers(tree)
     bound = {root: root}
@@ -44,7 +47,7 @@ def own_imports(package: Package, module: str, tree: ast.Module, modules: Mappin
             if first in bound:
                 yield ".".join([bound[first], *rest])
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documentation:
-            if (name := node.value.partition(":")[0]) in set(modules) - {root}:
+            if rows and (name := node.value.partition(":")[0]) in set(modules) - {root}:
                 yield name
         elif isinstance(node, ast.Call) and loads(node):
             name = getattr(node.args[0], "value", None)

@@ -8,7 +8,7 @@ model cannot be sharded.
 import inspect
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -94,9 +94,11 @@ class FSDP(TorchStrategy):
             return super().read(request)
         from transformers.distributed import DistributedConfig
 
+        # transformers knows the argument from 5.23 on; hsdp is refused below that.
+        replicas: Any = {"dp_replicate_size": self.dims.dp_replicate} if self.dims.dp_replicate > 1 else {}
         divided = DistributedConfig(
             fsdp_size=self.dims.dp_shard,
-            **({"dp_replicate_size": self.dims.dp_replicate} if self.dims.dp_replicate > 1 else {}),
+            **replicas,
             fsdp_cpu_offload=self.settings.cpu_offload,
             fsdp_mixed_precision=self.settings.gather_dtype == "bfloat16",
         )
