@@ -28,7 +28,7 @@ def settings_page() -> str:
     lines = [
         "# Settings",
         "",
-        "Generated from the settings classes by `hatch run docs`. In Python `forge.VERB(name=value)`, in a shell `--name value` with dashes,",
+        "Generated from the settings classes by `hatch run settings`. In Python `forge.VERB(name=value)`, in a shell `--name value` with dashes,",
         "in a YAML recipe `name: value`. `forge VERB RECIPE.yaml --name value` overrides a recipe; a run's own `config.yaml` is one.",
         "",
         f"Verbs: {', '.join(f'[`{name}`](#forge-{name})' for name in VERBS)}.",
@@ -39,10 +39,14 @@ def settings_page() -> str:
     for group, owner in groups(tasks[0].settings).items():
         if group not in own:
             lines += _table(group, owner, "###")
+    shown: dict[type, str] = {}
     for task in tasks:
         lines += ["", f"## forge {task.name}", "", task.about]
         for group in sorted(own):
-            lines += _table(group, groups(task.settings)[group], "###")
+            owner = groups(task.settings)[group]
+            first = shown.setdefault(owner, task.name)
+            same = ["", f"{group.capitalize()} settings: those of [forge {first}](#forge-{first})."]
+            lines += _table(group, owner, "###") if first == task.name else same
     return "\n".join([*lines, ""])
 
 
