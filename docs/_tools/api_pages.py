@@ -38,7 +38,9 @@ class Name:
             return "Functions"
         if not isinstance(self.node, ast.ClassDef):
             return "Constants"
-        return next((kind for kind, end in (("Settings", "Settings"), ("Errors", "Error")) if self.name.endswith(end)), "Classes")
+        return next(
+            (kind for kind, end in (("Settings", "Settings"), ("Errors", "Error")) if self.name.endswith(end)), "Classes"
+        )
 
     @property
     def first_line(self) -> str:
@@ -116,7 +118,9 @@ def _targets(node: ast.stmt) -> list[str]:
 
 
 def _assigned(tree: ast.Module, name: str) -> ast.expr | None:
-    return next((node.value for node in tree.body if isinstance(node, ast.Assign | ast.AnnAssign) and name in _targets(node)), None)
+    return next(
+        (node.value for node in tree.body if isinstance(node, ast.Assign | ast.AnnAssign) and name in _targets(node)), None
+    )
 
 
 def _text(node: ast.stmt | None) -> str:
@@ -243,7 +247,7 @@ def _sections(text: str) -> Iterator[str]:
 
 
 def _about(sources: Sources, name: Name) -> str:
-    """What `--help` says of a verb: the `about` of its task."""
+    """Find what `--help` says of a verb: the `about` of its task."""
     for node in sources.tree(name.module).body:
         if isinstance(node, ast.ClassDef):
             for statement in node.body:

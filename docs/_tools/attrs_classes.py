@@ -94,4 +94,6 @@ def _add_init(class_: griffe.Class) -> None:
             )
     ordered = sorted(fields.values(), key=lambda parameter: parameter.kind is griffe.ParameterKind.keyword_only)
     this = griffe.Parameter("self", kind=griffe.ParameterKind.positional_or_keyword)
-    class_.set_member("__init__", griffe.Function("__init__", parent=class_, parameters=griffe.Parameters(this, *ordered), returns="None"))
+    class_.set_member(
+        "__init__", griffe.Function("__init__", parent=class_, parameters=griffe.Parameters(this, *ordered), returns="None")
+    )

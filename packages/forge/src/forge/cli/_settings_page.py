@@ -28,8 +28,9 @@ def settings_page() -> str:
     lines = [
         "# Settings",
         "",
-        "Generated from the settings classes by `hatch run settings`. In Python `forge.VERB(name=value)`, in a shell `--name value` with dashes,",
-        "in a YAML recipe `name: value`. `forge VERB RECIPE.yaml --name value` overrides a recipe; a run's own `config.yaml` is one.",
+        "Generated from the settings classes by `hatch run settings`. In Python a setting is `forge.VERB(name=value)`, in",
+        "a shell `--name value` with dashes, in a YAML recipe `name: value`. `forge VERB RECIPE.yaml --name value` overrides",
+        "a recipe; the `config.yaml` of a run is a recipe too.",
         "",
         f"Verbs: {', '.join(f'[`{name}`](#forge-{name})' for name in VERBS)}.",
     ]
@@ -54,7 +55,9 @@ def _table(group: str, owner: type, level: str) -> list[str]:
     attrs.resolve_types(owner)
     return [
         "",
-        f"{level} {group.capitalize()} (`{owner.__module__.split('.')[0]}.{owner.__name__}`)",
+        f"{level} {group.capitalize()}",
+        "",
+        f"`{owner.__module__.split('.')[0]}.{owner.__name__}`",
         "",
         "| setting | type | default | |",
         "|---|---|---|---|",
