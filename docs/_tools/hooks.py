@@ -64,6 +64,11 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
             )
         return link["text"] if (ROOT / path).exists() else link[0]
 
+    # What explains comes before what lists, in the results of a search.
+    folder = page.file.src_uri.partition("/")[0]
+    page.meta["search"] = {
+        "boost": {"settings.md": 4, "api": 1, "benchmarks": 0.5, "examples": 0.5, "migrating": 0.5}.get(folder, 2)
+    }
     markdown = _LINK.sub(lead, markdown)
     return _setting_anchors(markdown)[0] if here == "docs/settings.md" else markdown
 
@@ -79,16 +84,21 @@ def on_page_content(html: str, page: Page, files: Files, **_: Any) -> str:
         code = match["code"]
         if code is None:
             return match[0]
+        # A short name with a hyphen, such as a flag, is not broken at the end of a line.
+        shown = match[0] if "-" not in code or len(code) > 32 else match[0].replace("<code>", '<code class="unbroken">')
         module = here.removeprefix("api/").removesuffix(".md") if here.startswith("api/") else ""
         for name in (code.partition("(")[0], f"{module}.{code}" if module and code[:1].isupper() else ""):
             if name in _names and name != "forge" and (_names[name] != here or name != code):
-                return f'<a href="{url(_names[name], name)}">{match[0]}</a>'
+                return f'<a href="{url(_names[name], name)}">{shown}</a>'
         anchor = _settings.get(code.partition("=")[0]) if here.startswith("migrating/") else None
-        return match[0] if anchor is None else f'<a href="{url("settings.md", anchor)}">{match[0]}</a>'
+        return shown if anchor is None else f'<a href="{url("settings.md", anchor)}">{shown}</a>'
 
     # A migration table's first column has the other trainer's names.
     skipped = rf"<tr>\s*<td>.*?</td>|{_CODE.pattern}" if here.startswith("migrating/") else _CODE.pattern
-    return _TABLE.sub(_labelled, re.sub(skipped, link, html, flags=re.DOTALL))
+    html = re.sub(skipped, link, html, flags=re.DOTALL)
+    # A search for a setting leads to the settings page, not to the field of its class.
+    html = re.sub(r'<h4 (?=id="[\w.]+Settings\.\w+")', "<h4 data-search-exclude ", html)
+    return _TABLE.sub(_labelled, html)
 
 
 def on_post_build(config: MkDocsConfig) -> None:
