@@ -224,7 +224,8 @@ def _verbs(sources: Sources, module: str, verbs: list[Name]) -> Iterator[str]:
     if not verbs:
         return
     yield from ("## Training verbs", "", "```python", f"{module}.VERB(recipe=None, /, **settings) -> RunResult", "```", "")
-    yield from _sections(str(sources.table("forge.verbs._registry", "_PROMISE")).format(settings="VERBSettings"))
+    promise = sources.table("forge.verbs._registry", "_PROMISE")
+    yield from _sections(str(promise or "").format(settings="VERBSettings"))
     for name in verbs:
         yield from (
             f"### {module}.{name.name} {{ #{module}.{name.name} }}",
@@ -235,15 +236,18 @@ def _verbs(sources: Sources, module: str, verbs: list[Name]) -> Iterator[str]:
 
 
 def _sections(text: str) -> Iterator[str]:
-    """Markdown of a docstring whose `Returns:` and `Raises:` are indented."""
-    for line in text.splitlines():
-        if line in {"Returns:", "Raises:"}:
-            yield from (f"**{line}**", "")
-        else:
-            names, colon, what = line.strip().partition(": ")
-            raised = line.startswith(" ") and colon and names.endswith("Error")
-            yield f"- {', '.join(f'`{name}`' for name in names.split(', '))}: {what}" if raised else line.strip()
-    yield ""
+    """Markdown of a docstring with the sections `Returns:` and `Raises:`."""
+    about, *sections = re.split(r"^(Returns|Raises):$", text, flags=re.MULTILINE)
+    yield about
+    for title, section in zip(sections[::2], sections[1::2], strict=True):
+        body = " ".join(section.split())
+        yield from (f"**{title}:**", "")
+        # Each entry begins with the errors that it is about: `A, b.B: why.`
+        entries = re.split(r"(?<=\.) (?=[\w.]+Error[,:])", body) if title == "Raises" else [body]
+        for entry in entries:
+            names, _, why = entry.partition(": ") if title == "Raises" else ("", "", entry)
+            yield f"- {', '.join(f'`{name}`' for name in names.split(', '))}: {why}" if names else why
+        yield ""
 
 
 def _about(sources: Sources, name: Name) -> str:
