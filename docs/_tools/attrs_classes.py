@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import griffe
 from api_pages import escaped  # hooks.py, which mkdocs loads first, finds it
+
+_EXAMPLE = re.compile(r"^>>> .*?(?=\n[ \t]*\n|\Z)", re.MULTILINE | re.DOTALL)
 
 
 class AttrsClasses(griffe.Extension):
@@ -29,8 +32,10 @@ class AttrsClasses(griffe.Extension):
 
 def as_markdown(text: str) -> str:
     """Fence the examples (`>>>`) of a docstring, and keep `step[rank][batch]` from being read as a link."""
-    parts = text.split("\n\n")
-    return escaped("\n\n".join(f"```pycon\n{part}\n```" if part.startswith(">>>") else part for part in parts))
+    parts = re.split(r"(^```.*?^```$)", text, flags=re.MULTILINE | re.DOTALL)
+    # Every second part is fenced already.
+    parts[::2] = [_EXAMPLE.sub("```pycon\n\\g<0>\n```", part) for part in parts[::2]]
+    return escaped("".join(parts))
 
 
 def _classes(parent: griffe.Module | griffe.Class) -> list[griffe.Class]:
