@@ -18,6 +18,7 @@ PACKAGES = {
 }
 """Import name → folder in packages/, in the order of the navigation."""
 KINDS = ("Functions", "Classes", "Settings", "Errors", "Constants")
+"""Sections of a page, after the training verbs."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,8 @@ class Name:
     node: ast.stmt
     text: str
     """Its docstring; empty where there is none."""
+    is_verb: bool = False
+    """Whether it is a training verb: a function made from a task, which no syntax tree has."""
 
     @property
     def kind(self) -> str:
@@ -85,12 +88,27 @@ class Sources:
             homes = {name: f"{module}.{home}" for home, names in table.items() for name in names.split()}
         else:
             homes = dict.fromkeys(self.table(module, "__all__") or (), module)
-        return [self.find(home, name) for name, home in sorted(homes.items(), key=lambda item: item[0].lower())]
+        in_order = sorted(homes.items(), key=lambda item: item[0].lower())
+        return [self.verb(home, name) or self.find(home, name) for name, home in in_order]
 
     def public_folders(self, module: str) -> list[str]:
         """Public names of a package that are packages themselves, such as `forge_algos.losses`."""
         folders = self.table(module, "_PACKAGES") or ()
         return [] if isinstance(folders, Mapping) else [f"{module}.{folder}" for folder in folders]
+
+    def verb(self, module: str, name: str) -> Name | None:
+        """Training verb that a module of forge defines: one with a task of that name, whose `about` is its docstring."""
+        for node in self.tree(module).body if module.startswith("forge.verbs.") else ():
+            if isinstance(node, ast.ClassDef):
+                fields = {field: _assigned(node, field) for field in ("name", "about")}
+                if all(isinstance(value, ast.Constant) for value in fields.values()) and fields["name"].value == name:
+                    return Name(name, module, node, fields["about"].value, is_verb=True)
+        return None
+
+    def verb_docstring(self) -> str:
+        """What the docstrings of all training verbs say of arguments, result and errors."""
+        values = [node.value for node in self.tree("forge.verbs._registry").body if isinstance(node, ast.Assign)]
+        return next(value.value for value in values if isinstance(value, ast.Constant) and "Raises:" in str(value.value))
 
     def find(self, module: str, name: str) -> Name:
         """Definition of a name, through the imports of the folders that hand it on."""
@@ -117,7 +135,7 @@ def _targets(node: ast.stmt) -> list[str]:
     return [target.id for target in targets if isinstance(target, ast.Name)]
 
 
-def _assigned(tree: ast.Module, name: str) -> ast.expr | None:
+def _assigned(tree: ast.Module | ast.ClassDef, name: str) -> ast.expr | None:
     return next(
         (node.value for node in tree.body if isinstance(node, ast.Assign | ast.AnnAssign) and name in _targets(node)), None
     )
@@ -158,8 +176,6 @@ def public_names(root: Path) -> dict[str, str]:
 
 def _home(sources: Sources, package: str, name: Name) -> str | None:
     """Public folder of a package that has the name too: it is explained there, once."""
-    if _verb(name):
-        return None
     for folder in sources.public_folders(package):
         if any((other.name, other.module) == (name.name, name.module) for other in sources.public(folder)):
             return folder
@@ -188,16 +204,14 @@ def _package_page(sources: Sources, package: str) -> str:
 def _page(sources: Sources, module: str, names: list[Name], elsewhere: Mapping[str, str] | None = None) -> str:
     elsewhere = elsewhere or {}
     lines = [f"# {module}", "", sources.docstring(module), ""]
-    verbs = [name for name in names if _verb(name)]
-    rest = [name for name in names if name not in verbs]
-    lines += _verbs(sources, module, verbs)
+    lines += _verbs(sources, module, [name for name in names if name.is_verb])
     folders = sources.public_folders(module)
     if folders:
         lines += ["## Public folders", "", "| folder | |", "|---|---|"]
         lines += [f"| [`{folder}`]({folder}.md) | {sources.docstring(folder).partition(chr(10))[0]} |" for folder in folders]
         lines += [""]
     for kind in KINDS:
-        of_kind = [name for name in rest if name.kind == kind]
+        of_kind = [name for name in names if not name.is_verb and name.kind == kind]
         if of_kind:
             lines += [f"## {kind}", "", "| name | |", "|---|---|"]
             for name in of_kind:
@@ -214,23 +228,16 @@ def _directives(module: str, names: list[Name]) -> Iterator[str]:
         yield ""
 
 
-def _verb(name: Name) -> bool:
-    """Whether a name is made by `verb(TASK)`: its signature follows from settings, so no syntax tree has it."""
-    value = name.node.value if isinstance(name.node, ast.Assign) else None
-    return isinstance(value, ast.Call) and ast.unparse(value.func) == "verb"
-
-
 def _verbs(sources: Sources, module: str, verbs: list[Name]) -> Iterator[str]:
     if not verbs:
         return
     yield from ("## Training verbs", "", "```python", f"{module}.VERB(recipe=None, /, **settings) -> RunResult", "```", "")
-    promise = sources.table("forge.verbs._registry", "_PROMISE")
-    yield from _sections(str(promise or "").format(settings="VERBSettings"))
+    yield from _sections(sources.verb_docstring().format(settings="VERBSettings"))
     for name in verbs:
         yield from (
             f"### {module}.{name.name} {{ #{module}.{name.name} }}",
             "",
-            f"{_about(sources, name)} [Settings](../settings.md#{module}-{name.name})",
+            f"{name.text} [Settings](../settings.md#{module}-{name.name})",
             "",
         )
 
@@ -248,13 +255,3 @@ def _sections(text: str) -> Iterator[str]:
             names, _, why = entry.partition(": ") if title == "Raises" else ("", "", entry)
             yield f"- {', '.join(f'`{name}`' for name in names.split(', '))}: {why}" if names else why
         yield ""
-
-
-def _about(sources: Sources, name: Name) -> str:
-    """Find what `--help` says of a verb: the `about` of its task."""
-    for node in sources.tree(name.module).body:
-        if isinstance(node, ast.ClassDef):
-            for statement in node.body:
-                if "about" in _targets(statement):
-                    return ast.literal_eval(statement.value)
-    raise LookupError(f"{name.module} has no task with an `about`")
