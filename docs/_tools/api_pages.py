@@ -106,7 +106,7 @@ class Sources:
         return None
 
     def verb_docstring(self) -> str:
-        """What the docstrings of all training verbs say of arguments, result and errors."""
+        """Find what the docstrings of all training verbs say of arguments, result and errors."""
         values = [node.value for node in self.tree("forge.verbs._registry").body if isinstance(node, ast.Assign)]
         return next(value.value for value in values if isinstance(value, ast.Constant) and "Raises:" in str(value.value))
 

@@ -279,8 +279,9 @@ def commands(text: str) -> Iterator[list[str]]:
 
 
 @cache
-def app(verb: str | None) -> Any:
-    return _app(verb)
+def app(command: str) -> Any:
+    """The command line, with the options of one command."""
+    return _app(command if command in VERBS else None)
 
 
 def parsed(words: list[str]) -> None:
@@ -288,7 +289,7 @@ def parsed(words: list[str]) -> None:
     if words[0] == "data":
         _parser("forge data").parse_args(words[1:])
     else:
-        app(words[0] if words[0] in VERBS else None).parse_args(words, exit_on_error=False, print_error=False)
+        app(words[0]).parse_args(words, exit_on_error=False, print_error=False)
 
 
 @pages
