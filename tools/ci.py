@@ -15,7 +15,6 @@ import subprocess
 import sys
 import threading
 import time
-import tomllib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -73,9 +72,7 @@ def steps() -> tuple[list[Step], list[Step]]:
     # forge-dist's tests of ZeRO need DeepSpeed, which the environment of everything has.
     others = ["tests/whole", "tests/forge", "tests/tools", "tests/peers", "tests/forge-dist/strategies/zero"]
     tests.insert(2, testing("everything together", everything, "hatch", "run", "test", *others))
-    checks = ["hatch check code", "hatch check fmt", "hatch check types", "hatch run wheels"]
-    if "docs" in tomllib.loads((ROOT / "hatch.toml").read_text(encoding="utf-8"))["envs"]:
-        checks.append("hatch run docs:build --strict")
+    checks = ["hatch check code", "hatch check fmt", "hatch check types", "hatch run wheels", "hatch run docs:build"]
     environments = [made["forge-packing"], made["forge-data"], everything, *(made[leaf] for leaf in alone[2:])]
     return tests, [*environments, *(Step(check, check.split()) for check in checks)]
 

@@ -23,5 +23,5 @@ def test_every_setting_is_explained(name: str) -> None:
 
 
 def test_the_page_is_current() -> None:
-    """docs/settings.md is what `hatch run docs` writes."""
+    """docs/settings.md is what `hatch run settings` writes."""
     assert (ROOT / "docs" / "settings.md").read_text() == settings_page()

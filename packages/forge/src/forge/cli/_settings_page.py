@@ -16,10 +16,9 @@ def settings_page() -> str:
     lines = [
         "# Settings",
         "",
-        "Generated from the settings classes by `hatch run docs`. In Python `forge.VERB(name=value)`, in a shell `--name "
-        "value` with dashes,",
-        "in a YAML recipe `name: value`. `forge VERB RECIPE.yaml --name value` overrides a recipe; a run's own `config.yaml` "
-        "is one.",
+        "Generated from the settings classes by `hatch run settings`. In Python a setting is `forge.VERB(name=value)`, in",
+        "a shell `--name value` with dashes, in a YAML recipe `name: value`. `forge VERB RECIPE.yaml --name value` overrides",
+        "a recipe; the `config.yaml` of a run is a recipe too.",
         "",
         f"Verbs: {', '.join(f'[`{name}`](#forge-{name})' for name in VERBS)}.",
     ]
@@ -29,10 +28,14 @@ def settings_page() -> str:
     for group, owner in groups(tasks[0].settings).items():
         if group not in own:
             lines += _table(group, owner, "###")
+    shown: dict[type, str] = {}
     for task in tasks:
         lines += ["", f"## forge {task.name}", "", task.about]
         for group in sorted(own):
-            lines += _table(group, groups(task.settings)[group], "###")
+            owner = groups(task.settings)[group]
+            first = shown.setdefault(owner, task.name)
+            same = ["", f"{group.capitalize()} settings: those of [forge {first}](#forge-{first})."]
+            lines += _table(group, owner, "###") if first == task.name else same
     return "\n".join([*lines, ""])
 
 
@@ -41,7 +44,9 @@ def _table(group: str, owner: type, level: str) -> list[str]:
     attrs.resolve_types(owner)
     return [
         "",
-        f"{level} {group.capitalize()} (`{owner.__module__.split('.')[0]}.{owner.__name__}`)",
+        f"{level} {group.capitalize()}",
+        "",
+        f"`{owner.__module__.split('.')[0]}.{owner.__name__}`",
         "",
         "| setting | type | default | |",
         "|---|---|---|---|",

@@ -72,11 +72,12 @@ def export(
             raise type(error)(str(error).replace(str(folder), str(request.output))) from error
         except OSError as error:
             raise _unwritable(request.output, error) from error
+        trained: Any = model
         text = model_card(
             request,
             file=file,
             proofs=[*proofs, proof],
-            architecture=type(model if merge or not request.adapter else model.get_base_model()).__name__,
+            architecture=type(trained if merge or not request.adapter else trained.get_base_model()).__name__,
             chat_template=tokenizer is not None and bool(tokenizer.chat_template),
         )
         try:
