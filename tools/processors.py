@@ -27,7 +27,7 @@ NOT_NUMERIC = {
     "tests/whole/test_benchmarks.py": "benchmarks at toy size",
     "tests/whole/test_data_lint.py": "the lint's command line",
     "tests/whole/test_doctests.py": "examples in docstrings",
-    "tests/whole/test_doors.py": "a law of the sources",
+    "tests/whole/test_public_api.py": "a law of the sources",
     "tests/whole/test_environments.py": "a law of the sources",
     "tests/whole/test_error_laws.py": "a law of the sources",
     "tests/whole/test_launched.py": "processes, signals and their exit statuses",

@@ -20,7 +20,7 @@ RESULTS = ROOT / "docs" / "lanes"
 
 LAWS = tuple(
     f"tests/whole/test_{name}.py"
-    for name in ("laws", "layers", "doors", "settings_laws", "error_laws", "environments", "pages")
+    for name in ("laws", "layers", "public_api", "settings_laws", "error_laws", "environments", "pages")
 )
 """Tests that read the repository itself: any change may break them, and they are quick."""
 

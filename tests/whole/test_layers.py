@@ -85,8 +85,8 @@ UPWARDS = {
     # A launched worker is a process of its own, which is started by its module's name.
     ("forge.run._launching", "forge.cli._worker"),
 }
-# Tables whose rows name functions or classes of higher stages as "module:name": settings and errors read the table, and a row is
-# resolved when it is chosen.
+# Tables whose rows name functions or classes of higher stages as "module:name": settings and errors read the table,
+# and a row is resolved when it is chosen.
 TABLES = {"forge_dist._strategy_table", "forge_algos.settings._adapter_table"}
 MAX_MODULES = 20
 LONG, MOST_LINES = 400, 500

@@ -19,6 +19,7 @@ from forge.cli._app import make_app
 from forge.settings._settings import flat_fields
 from forge.verbs._registry import VERBS, task_of
 from forge_data.cli._parser import _parser
+from forge_dist._strategy_table import strategy_names
 
 from .repository import PACKAGES, ROOT
 
@@ -179,7 +180,9 @@ def wrong(cell: str) -> list[str]:
         if name.startswith("forge "):
             ok = name.split()[1] in {*VERBS, "data", "export", "generate", "plan"}
         else:
-            ok = name in settings() and (not equals or any(takes(kind, value) for kind in settings()[name]))
+            taken = name in settings() and (not equals or any(takes(kind, value) for kind in settings()[name]))
+            # Packages from outside may add strategies, so that the type of this setting is any string.
+            ok = taken and (code == name or name != "strategy" or value in {"auto", *strategy_names()})
         if not ok:
             found.append(code)
     return found
@@ -281,7 +284,7 @@ def commands(text: str) -> Iterator[list[str]]:
 @cache
 def app(command: str) -> Any:
     """The command line, with the options of one command."""
-    return make_app(command if command in VERBS else None)
+    return make_app(command)
 
 
 def parsed(words: list[str]) -> None:

@@ -103,7 +103,7 @@ class _Column(NamedTuple):
     micro_batches: int
 
     def fill(self, capacity: int) -> float:
-        """Return the fill of its steps together; `capacity` is the tokens of a micro-batch on all ranks."""
+        """Return the fill of its steps; `capacity` is the tokens of a micro-batch on all ranks."""
         return self.tokens / (self.micro_batches * capacity)
 
 

@@ -186,7 +186,7 @@ class FSDP(TorchStrategy):
 
 
 def require_replicas() -> None:
-    """Raise StrategyError unless transformers can hold several copies of a sharded model, as hsdp does."""
+    """Raise StrategyError unless transformers can replicate a sharded model, as hsdp does."""
     import transformers
     from transformers.distributed import DistributedConfig
 
