@@ -11,7 +11,6 @@ import pytest
 import forge_packing
 from forge.tasks._offline import OfflineSteps, shard_of
 from forge.tasks._seeds import step_seed
-from forge.tasks._task import DataParallel
 
 LENGTHS = np.array([7, 3, 9, 4, 4, 12, 5, 6, 2, 8])
 SHARDS, RANKS = 2, 4
@@ -21,7 +20,7 @@ def run_of(rank: int, seeds: list[int]) -> Any:
     """What the steps of a rank need, where two ranks share each of two data shards."""
     plan = forge_packing.plan(LENGTHS, batch_size=4, max_tokens=20, world_size=SHARDS, seed=3, epochs=1)
     return SimpleNamespace(
-        data_parallel=DataParallel(size=SHARDS, rank=rank // (RANKS // SHARDS)),
+        strategy=SimpleNamespace(data_parallel_size=SHARDS, data_parallel_rank=rank // (RANKS // SHARDS)),
         ranks=SimpleNamespace(world_size=RANKS, rank=rank),
         machine=SimpleNamespace(seed=seeds.append),
         settings=SimpleNamespace(plan=SimpleNamespace(seed=3, max_tokens_per_gpu=20)),
@@ -53,12 +52,6 @@ def test_held_out_rows_are_divided_over_the_shards() -> None:
     assert shards[0] == shards[1] != shards[2] == shards[3]
     assert len(shards[0]) == len(shards[2])
     assert sorted(sample for shard in shards[::2] for batch in shard for sample in batch) == list(range(len(LENGTHS)))
-
-
-def test_without_a_strategy_of_its_own_every_rank_is_a_shard() -> None:
-    """Today's strategies divide the data over all ranks."""
-    strategy: Any = SimpleNamespace(ranks=SimpleNamespace(world_size=3, rank=2))
-    assert DataParallel.of(strategy) == DataParallel(size=3, rank=2)
 
 
 @pytest.mark.parametrize("other", [(4, 1, 0), (3, 2, 0), (3, 1, 1)])

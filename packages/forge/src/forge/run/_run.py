@@ -37,7 +37,7 @@ from forge.run._resume import must_match
 from forge.run._run_directory import NoDirectory, RunDirectory
 from forge.run._stop_signal import StopSignal
 from forge.settings._recipe import as_recipe
-from forge.tasks._task import DataParallel, Evaluation, Run, Task
+from forge.tasks._task import Evaluation, Run, Task
 
 
 def run(task: Task, s: Any) -> RunResult:
@@ -72,7 +72,6 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
         adapter=s.adapter.adapter not in ("none", "osft"),
         optimizer=s.optimizer.optimizer,
     )
-    data_parallel = DataParallel.of(strategy)
     check_projections(s, strategy)
     s = s if s.strategy.strategy != "auto" else s.resolved("strategy", strategy.name, strategy.reason)
     report.note(f"device: {machine.device.reason}")
@@ -81,10 +80,10 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
 
     # data and plan: the first rank makes them, before there is a process group whose collectives could time out
     tokenizer = forge_data.load_tokenizer(s.model.model_path)
-    found = ranks.first(lambda: prepare(task, s, out, tokenizer, machine, data_parallel.size, report))
+    found = ranks.first(lambda: prepare(task, s, out, tokenizer, machine, strategy.data_parallel_size, report))
     if found["finished"]:
         return read_result(out.path)
-    s, train, held_out, plan = open_prepared(task, s, machine, Path(found["root"]), data_parallel.size)
+    s, train, held_out, plan = open_prepared(task, s, machine, Path(found["root"]), strategy.data_parallel_size)
     ranks.connect(machine.collective_backend.value, device)
     ranks.agree({"settings": s.digest(), "data": train.store.fingerprint, "plan": plan.fingerprint})
 
@@ -115,7 +114,6 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
         plan=plan,
         num_steps=num_steps,
         strategy=strategy,
-        data_parallel=data_parallel,
         ranks=ranks,
         machine=machine,
         device=device,
@@ -136,7 +134,7 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
     ranks.first(lambda: out.check(None if restored is None else restored.metrics_bytes))
     out.publish(as_recipe(s, task.name))
     ranks.barrier()
-    s, train, held_out, plan = open_prepared(task, s, machine, out.path, data_parallel.size)
+    s, train, held_out, plan = open_prepared(task, s, machine, out.path, strategy.data_parallel_size)
     source = task.step_source(attrs.evolve(this, settings=s, train=train, held_out=held_out, plan=plan, root=out.path))
     if restored is None:
         source.check_start()

@@ -28,8 +28,8 @@ class OfflineSteps:
         run = self._run
         for step in range(first, run.num_steps):
             # Random numbers follow from the position, so that a resumed run draws the same ones.
-            run.machine.seed(step_seed(run.settings.plan.seed, step, run.data_parallel.rank))
-            yield [run.train.batch(rows) for rows in run.plan.micro_batches(step, run.data_parallel.rank)]
+            run.machine.seed(step_seed(run.settings.plan.seed, step, run.strategy.data_parallel_rank))
+            yield [run.train.batch(rows) for rows in run.plan.micro_batches(step, run.strategy.data_parallel_rank)]
 
     def evaluate(self, model: Any) -> Evaluation | None:
         """Compute the objective's loss and figures over the held-out rows."""
@@ -49,5 +49,7 @@ class OfflineSteps:
 
 def shard_of(run: Run, lengths: Ints) -> list[Any]:
     """Divide items into micro-batches, equally many a shard, and return this rank's."""
-    divided = forge_packing.divide(lengths, max_tokens=run.settings.plan.max_tokens_per_gpu, world_size=run.data_parallel.size)
-    return list(divided[run.data_parallel.rank])
+    divided = forge_packing.divide(
+        lengths, max_tokens=run.settings.plan.max_tokens_per_gpu, world_size=run.strategy.data_parallel_size
+    )
+    return list(divided[run.strategy.data_parallel_rank])

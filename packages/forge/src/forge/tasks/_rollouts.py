@@ -56,7 +56,7 @@ class RolloutSteps:
             planned, update = divmod(step, self._updates)
             if update == 0 or not batches:
                 batches = self._batches(self._rollout(planned, begun=update > 0))
-            run.machine.seed(step_seed(run.settings.plan.seed, step, run.data_parallel.rank))
+            run.machine.seed(step_seed(run.settings.plan.seed, step, run.strategy.data_parallel_rank))
             yield batches[update]
 
     def evaluate(self, model: Any) -> Evaluation | None:
@@ -103,7 +103,7 @@ class RolloutSteps:
             device=run.device,
             autocast=run.autocast,
             parallel=run.strategy,
-            rank=run.data_parallel.rank,
+            rank=run.strategy.data_parallel_rank,
             reference=self._reference,
             share_prompts=self._shares,
         )
@@ -118,7 +118,7 @@ class RolloutSteps:
             passes=self._own.num_iterations,
             share_prompts=self._shares,
             parallel=run.strategy,
-            rank=run.data_parallel.rank,
+            rank=run.strategy.data_parallel_rank,
         )
 
 

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 import attrs
 
@@ -52,19 +52,6 @@ class Evaluation:
 
 
 @attrs.frozen(kw_only=True)
-class DataParallel:
-    """Degree of data parallelism: the number of shards of a step, and the shard of this rank."""
-
-    size: int
-    rank: int
-
-    @classmethod
-    def of(cls, strategy: forge_dist.Strategy) -> Self:
-        """Read both from a strategy: today every rank has a shard of its own."""
-        return cls(size=strategy.ranks.world_size, rank=strategy.ranks.rank)
-
-
-@attrs.frozen(kw_only=True)
 class Run:
     """Everything of a run that its step source needs, once the model is loaded."""
 
@@ -79,7 +66,6 @@ class Run:
     num_steps: int
     """Optimizer steps."""
     strategy: forge_dist.Strategy
-    data_parallel: DataParallel
     ranks: forge_dist.Ranks
     machine: forge_accel.Accelerator
     device: Any

@@ -184,7 +184,7 @@ class ReferencedSteps(OfflineSteps):
         if run.settings.objective.reference_path is not None:
             return
         # The first step's rows: only items that the run uses have reference log-probabilities.
-        rows = run.plan.micro_batches(0, run.data_parallel.rank)
+        rows = run.plan.micro_batches(0, run.strategy.data_parallel_rank)
         objective: Any = self.objective
         found = forge_algos.check_reference(
             run.model,
