@@ -1,6 +1,6 @@
 """A strategy as another package would bring it: tensor parallelism of the MLPs over pairs of ranks, which share a data shard.
 
-The tests install it beside an entry point of the group `forge_dist.strategies`; nothing in forge_dist knows of it.
+The tests install it beside an entry point of the group `forge.strategies`; nothing in forge_dist knows of it.
 """
 
 from contextlib import contextmanager

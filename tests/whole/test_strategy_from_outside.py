@@ -22,7 +22,7 @@ def installed(tmp_path: Path) -> Path:
     metadata = tmp_path / "outside_strategy-1.0.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: outside-strategy\nVersion: 1.0\n")
-    (metadata / "entry_points.txt").write_text("[forge_dist.strategies]\npairs = outside_strategy:SPEC\n")
+    (metadata / "entry_points.txt").write_text("[forge.strategies]\npairs = outside_strategy:SPEC\n")
     return tmp_path
 
 

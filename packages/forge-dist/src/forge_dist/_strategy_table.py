@@ -14,7 +14,7 @@ import attrs
 
 from forge_dist._errors import StrategyError
 
-GROUP = "forge_dist.strategies"
+GROUP = "forge.strategies"
 """Entry-point group: the name is what `strategy=` calls it, the value a `StrategySpec`."""
 
 
