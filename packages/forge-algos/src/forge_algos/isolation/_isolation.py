@@ -101,8 +101,6 @@ def hidden_states(model: nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
 def batch_hidden_states(model: nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
     """Run a forward and return the decoder's output float[B, S, D], or logits without a decoder.
     S counts virtual tokens where the decoder is given them as tokens.
-
-    S counts virtual tokens where the decoder is given them as tokens.
     """
     body = decoder(model)
     if body is None:
