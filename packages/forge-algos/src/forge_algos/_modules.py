@@ -5,7 +5,7 @@ outermost module, whose hooks gather weights and sum gradients. The head is look
 module or weight is seen.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -85,6 +85,20 @@ def mode(model: nn.Module, *, training: bool) -> Iterator[None]:
     finally:
         for module, was in before.items():
             module.training = was
+
+
+@contextmanager
+def override_forward(layer: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+    """Let `layer(x)` run its hooks around `forward(x)` inside the block."""
+    before = vars(layer).get("forward")
+    layer.forward = forward
+    try:
+        yield
+    finally:
+        # The attribute hides the method of the layer's class.
+        del layer.forward
+        if before is not None:
+            layer.forward = before
 
 
 def trainable(model: nn.Module) -> list[torch.nn.Parameter]:

@@ -4,26 +4,13 @@ What divides a model over ranks gathers a layer's weights in hooks around its ca
 pass. So what needs a layer's weight is computed inside the layer's call, where it is whole, and not beside the model.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
-
-@contextmanager
-def override_forward(layer: nn.Module, forward: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
-    """Let `layer(x)` run its hooks around `forward(x)` inside the block."""
-    before = vars(layer).get("forward")
-    layer.forward = forward
-    try:
-        yield
-    finally:
-        # The attribute hides the method of the layer's class.
-        del layer.forward
-        if before is not None:
-            layer.forward = before
+from forge_algos._modules import override_forward
 
 
 def compute_inside(

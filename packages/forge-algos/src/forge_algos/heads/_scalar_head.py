@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from forge_algos._errors import LossError
-from forge_algos._modules import causal_model, mode, virtual_tokens
+from forge_algos._modules import causal_model, mode, override_forward, virtual_tokens
 from forge_algos.batches._packed import packed_inputs
-from forge_algos.heads._forward_override import compute_inside, override_forward
+from forge_algos.heads._forward_override import compute_inside
 from forge_algos.heads._layout import lay_out
 
 _LAYER = "score"

@@ -19,7 +19,8 @@ from forge_algos.batches._packed import packed_inputs
 REFUSALS = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 """Exceptions by which a model refuses a row that it cannot run."""
 
-_LENGTHS = (5, 7)
+LENGTHS = (5, 7)
+"""Tokens of the made-up documents."""
 _passed: WeakKeyDictionary[nn.Module, tuple[Any, ...]] = WeakKeyDictionary()
 """Model → attention and device that it passed with,
 so that an evaluation every few steps does not test it again. The result does not depend on the weights."""
@@ -73,8 +74,8 @@ def made_up_ids(model: nn.Module, number: int, device: torch.device) -> tuple[to
 
 
 def _problem(model: nn.Module, device: torch.device) -> str | None:
-    ids, vocab = made_up_ids(model, sum(_LENGTHS), device)
-    first, second = ids.split(list(_LENGTHS))
+    ids, vocab = made_up_ids(model, sum(LENGTHS), device)
+    first, second = ids.split(list(LENGTHS))
     packed = _run(model, first, second)
     for which, document, found in (("first", first, packed[0]), ("second", second, packed[1])):
         if not equal_within_rounding(found, _run(model, document)[0]):

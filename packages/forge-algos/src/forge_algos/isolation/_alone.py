@@ -1,0 +1,238 @@
+"""Documents of a packed row, each run by itself, for a model that cannot keep them apart in one row.
+
+A model with a state or a convolution (Mamba, Qwen3.5), or one that builds its mask without positions (gpt-oss, Falcon), carries
+one document of a row into the next. Such a model is given documents as lines of ordinary batches instead, within the forward of
+its decoder: what is outside of the decoder, the head and the losses, the wrappers that divide a model over ranks, sees the row's
+hidden states as if it had been run packed.
+
+Three ways are tried on made-up documents, the fastest first: lines of unequal documents, padded on the right without a mask (a
+causal model cannot see what comes later); lines of equally long documents; one document a forward.
+"""
+
+import inspect
+from collections.abc import Callable, Sequence
+from itertools import accumulate, pairwise
+from typing import Any, Literal
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import nn
+
+from forge_algos._errors import PackedBatchError
+from forge_algos._modules import attention_of, causal_model, decoder, mode, override_forward
+from forge_algos.isolation._isolation import LENGTHS, REFUSALS, equal_within_rounding, made_up_ids
+
+Lines = Literal["padded", "equal", "single"]
+Agree = Callable[[int], int]
+
+HOW = {
+    "padded": "several in a forward, padded on the right",
+    "equal": "equally long ones in a forward",
+    "single": "one a forward",
+}
+_WASTE = 1.25
+"""Most places for each token of a forward of padded lines, beyond a forward so small that its size does not matter."""
+_SMALL = 256
+"""Places of a forward below which its time does not depend on their number."""
+
+_running: "WeakKeyDictionary[nn.Module, _Alone]" = WeakKeyDictionary()
+
+
+def run_documents_alone(model: nn.Module, *, device: torch.device, agree: Agree = lambda number: number) -> str:
+    """Run the documents of every later packed row of `model` alone; return how, in a few words.
+
+    The forward of the decoder is replaced, or that of the causal model where it names no decoder, so that it stays so under
+    adapters and wrappers that are put around the model afterwards. A row of B documents becomes one to B forwards of the decoder.
+    Calls without `cu_seq_lens_q` are passed on as they are.
+
+    Args:
+        model: bare or wrapped; where it is divided over ranks, every rank calls this.
+        device: where test rows go.
+        agree: number of forwards of this rank → the largest of all ranks. Where a forward is collective, as in a model whose
+            weights are divided, every rank must make equally many; a rank with fewer repeats one at weight 0.
+
+    Raises:
+        PackedBatchError: the model cannot run even one document, or its layers refuse a forward without a mask.
+    """
+    causal = causal_model(model)
+    if causal in _running:
+        return HOW[_running[causal].lines]
+    alone = _Alone(causal, agree)
+    alone.lines = _fastest(alone, model, device)
+    alone.install()
+    _running[causal] = alone
+    return HOW[alone.lines]
+
+
+def runs_alone(model: nn.Module) -> bool:
+    """Return whether `run_documents_alone` was called on the model."""
+    return causal_model(model) in _running
+
+
+def lengths_of_lines(model: nn.Module) -> torch.Tensor | None:
+    """Return the documents' lengths int64[B] in the forward that is running now; None outside of one."""
+    alone = _running.get(causal_model(model))
+    return None if alone is None else alone.lengths
+
+
+class _Alone:
+    """The replaced forward of a model's decoder, and a hook on the causal model that tells it where documents begin.
+
+    The hook also removes the arguments that only a packed row has: not every model takes them.
+    """
+
+    def __init__(self, causal: nn.Module, agree: Agree) -> None:
+        body = decoder(causal)
+        self.causal = causal
+        self.module = causal if body is None else body
+        self.plain: Callable[..., Any] = self.module.forward
+        self.output = "logits" if body is None else "last_hidden_state"
+        self.agree = agree
+        self.lines: Lines = "single"
+        self.lengths: torch.Tensor | None = None
+        self.names = list(inspect.signature(self.plain).parameters)
+        self._starts: list[int] | None = None
+
+    def install(self) -> None:
+        """Put `forward` in the place of the module's own."""
+        self.causal.register_forward_pre_hook(self._begin, with_kwargs=True)
+        self.causal.register_forward_hook(self._end, always_call=True)
+        self.module.forward = self.forward
+
+    def _begin(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
+        if kwargs.get("kv_rows") is not None:
+            raise PackedBatchError(
+                "documents are run alone, so completions cannot share a prompt: collate with share_prompt=False"
+            )
+        if (boundaries := kwargs.get("cu_seq_lens_q")) is None:
+            return None
+        self._starts = boundaries.tolist()
+        return args, {name: value for name, value in kwargs.items() if name not in _OF_ROWS}
+
+    def _end(self, *_: Any) -> None:
+        self._starts = None
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the decoder: a packed row by its documents, any other call as it is."""
+        if self._starts is None:
+            return self.plain(*args, **kwargs)
+        return self.run(self._starts, {**dict(zip(self.names, args, strict=False)), **kwargs})
+
+    def run(self, starts: Sequence[int], given: dict[str, Any]) -> Any:
+        """Run the documents of a row [1, T] in lines; return the module's output with float[1, T, ...]."""
+        name = "inputs_embeds" if given.get("inputs_embeds") is not None else "input_ids"
+        (row,) = given[name]
+        rest = {key: value for key, value in given.items() if key not in (name, "logits_to_keep") and value is not None}
+        lengths = [stop - start for start, stop in pairwise(starts)]
+        groups = divide(lengths, self.lines)
+        found: list[torch.Tensor] = []
+        for documents in groups:
+            out = self._forward(name, row, documents, starts, lengths, rest)
+            found += [
+                hidden[: lengths[document]] for document, hidden in zip(documents, getattr(out, self.output), strict=True)
+            ]
+        order = [document for documents in groups for document in documents]
+        whole = torch.cat([found[place] for place in sorted(range(len(order)), key=order.__getitem__)])[None]
+        for _ in range(self.agree(len(groups)) - len(groups)):
+            out = self._forward(name, row, [_shortest(lengths)], starts, lengths, rest)
+            # Weight 0: its backward pass runs, and adds nothing.
+            whole = whole + 0.0 * getattr(out, self.output).sum()
+        keep = given.get("logits_to_keep", 0)
+        if self.output == "logits":
+            whole = whole[:, keep] if isinstance(keep, torch.Tensor) else whole[:, -keep:]
+        return type(out)(**{self.output: whole})
+
+    def _forward(
+        self,
+        name: str,
+        row: torch.Tensor,
+        documents: Sequence[int],
+        starts: Sequence[int],
+        lengths: Sequence[int],
+        rest: dict[str, Any],
+    ) -> Any:
+        """Run some documents as lines [B, S], padded on the right without a mask."""
+        lines = row.new_zeros(len(documents), max(lengths[document] for document in documents), *row.shape[1:])
+        for line, document in zip(lines, documents, strict=True):
+            line[: lengths[document]] = row[starts[document] : starts[document + 1]]
+        self.lengths = torch.tensor([lengths[document] for document in documents], device=row.device)
+        try:
+            return self.plain(**{name: lines}, **rest)
+        finally:
+            self.lengths = None
+
+
+_OF_ROWS = frozenset({"position_ids", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"})
+"""Arguments that a packed row has, and a document by itself does without."""
+
+
+def divide(lengths: Sequence[int], lines: Lines) -> list[list[int]]:
+    """Divide documents over forwards, equally long ones or those of similar lengths together.
+
+    >>> divide([2, 300, 2, 299], "padded"), divide([2, 300, 2, 299], "equal"), divide([2, 300], "single")
+    ([[1, 3], [0, 2]], [[1], [3], [0, 2]], [[0], [1]])
+    """
+    if lines == "single":
+        return [[document] for document in range(len(lengths))]
+    groups: list[list[int]] = []
+    tokens = 0
+    for document in sorted(range(len(lengths)), key=lambda document: -lengths[document]):
+        length, group = lengths[document], groups[-1] if groups else []
+        longest = lengths[group[0]] if group else 0
+        places = (len(group) + 1) * longest
+        fits = length == longest if lines == "equal" else places <= max(_SMALL, _WASTE * (tokens + length))
+        if group and fits:
+            group.append(document)
+            tokens += length
+        else:
+            groups.append([document])
+            tokens = length
+    return groups
+
+
+def _shortest(lengths: Sequence[int]) -> int:
+    return min(range(len(lengths)), key=lengths.__getitem__)
+
+
+def _fastest(alone: _Alone, model: nn.Module, device: torch.device) -> Lines:
+    """Return the first way in which made-up documents come out as each does by itself."""
+    refusals = []
+    with mode(model, training=False), torch.no_grad():
+        for lines in ("padded", "equal", "single"):
+            alone.lines = lines
+            try:
+                if _is_exact(alone, model, device):
+                    return lines
+            except torch.OutOfMemoryError:
+                raise
+            except REFUSALS as error:
+                refusals.append(error)
+    what = f"{type(causal_model(model)).__name__} with attention {attention_of(causal_model(model))!r}"
+    why = f": {refusals[-1]}" if refusals else ""
+    raise PackedBatchError(f"{what} does not compute a document alone as it does in a plain forward{why}")
+
+
+def _is_exact(alone: _Alone, model: nn.Module, device: torch.device) -> bool:
+    """Compare documents of a row, run in lines, with each in a plain forward of its own."""
+    lengths = [*LENGTHS, LENGTHS[0]]
+    ids, _ = made_up_ids(model, sum(lengths), device)
+    starts = [0, *accumulate(lengths)]
+    found: list[torch.Tensor] = []
+
+    def lines(*args: Any, **kwargs: Any) -> Any:
+        out = alone.run(starts, {**dict(zip(alone.names, args, strict=False)), **kwargs})
+        found.append(getattr(out, alone.output)[0])
+        return out
+
+    def plain(*args: Any, **kwargs: Any) -> Any:
+        out = alone.plain(*args, **kwargs)
+        found.append(getattr(out, alone.output)[0])
+        return out
+
+    with override_forward(alone.module, lines):
+        model(input_ids=ids[None], use_cache=False)
+    with override_forward(alone.module, plain):
+        for document in ids.split(lengths):
+            model(input_ids=document[None], use_cache=False)
+    together, *each = found
+    return all(equal_within_rounding(*pair) for pair in zip(together.split(lengths), each, strict=True))
