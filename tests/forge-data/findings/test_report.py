@@ -5,7 +5,8 @@ import pickle
 import pytest
 
 from forge_data import StoreError
-from forge_data.findings._report import KEPT_PER_RULE, Finding, Findings, LintReport
+from forge_data.findings._finding import Finding
+from forge_data.findings._report import KEPT_PER_RULE, Findings, LintReport
 
 
 def finding(rule="empty_turn", severity="stop", row=7, **more):

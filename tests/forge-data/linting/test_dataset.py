@@ -10,7 +10,8 @@ from hypothesis import given, strategies as st
 from forge_data._example import IGNORED, TokenizedExample
 from forge_data.findings._rules import Where
 from forge_data.linting._dataset import duplicates, outliers, overlap
-from forge_data.linting._sample_table import TableBuilder, digest
+from forge_data.linting._sample_table import TableBuilder
+from forge_data.store._duplicates import digest
 
 
 def example(ids, learned):

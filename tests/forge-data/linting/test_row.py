@@ -14,7 +14,7 @@ from forge_data._options import Options
 from forge_data.findings._rules import Where
 from forge_data.formats._registry import convert, detect
 from forge_data.formats._samples import Encoded, Note
-from forge_data.linting._lost_from_lint_refused import refused
+from forge_data.linting._lost import refused
 from forge_data.linting._row import RowLint
 
 from ..defects import DEFECTS

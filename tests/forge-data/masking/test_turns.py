@@ -2,9 +2,9 @@
 
 import pytest
 
-from forge_data.chat_template._trace import render
+from forge_data.chat_template._trace import literal, render, stranger
 from forge_data.chat_template._traced_jinja import compile_template
-from forge_data.masking._turns import find, literal, stranger, turn_span
+from forge_data.masking._turns import find, turn_span
 
 
 @pytest.mark.parametrize(

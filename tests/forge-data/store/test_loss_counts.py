@@ -5,8 +5,8 @@ import itertools
 import numpy as np
 import pytest
 
-from forge_data.store import _token_store_from_loss_counts as _loss_counts
-from forge_data.store._token_store_from_loss_counts import loss_counts
+from forge_data.store import _token_store
+from forge_data.store._token_store import loss_counts
 
 
 class Files:
@@ -25,7 +25,7 @@ class Files:
 @pytest.mark.parametrize("samples", [1, 2, 6, 7, 8, 14, 15, 300])
 def test_any_stretch(monkeypatch, samples):
     """Whole stretches, a rest, a single sample: the counts are those of each sample by itself, and memory is given back each time."""
-    monkeypatch.setattr(_loss_counts, "_STRETCH", 7)
+    monkeypatch.setattr(_token_store, "_STRETCH", 7)
     files = Files(samples)
     offsets, mask = files.arrays["offsets.bin"], files.arrays["loss_mask.bin"]
     expected = [int(mask[a + 1 : b].sum()) for a, b in itertools.pairwise(offsets)]

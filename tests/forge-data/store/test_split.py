@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from forge_data import DataError, StoreError
-from forge_data.store._duplicates import twins
+from forge_data.store._duplicates import grouped
 from forge_data.store._split import pairs_of, split_indices
 
 
@@ -44,17 +44,17 @@ def test_twins_stay_together(digests, fraction, seed, data):
     """What has the same tokens or comes from one row is on one side, and no border between groups is nearer to the share."""
     count = len(digests)
     rows = np.sort(data.draw(st.lists(st.integers(0, count), min_size=count, max_size=count)))
-    train, held_out = split_indices(twins(np.array(digests), rows), fraction, seed)
+    train, held_out = split_indices(grouped(np.array(digests), rows), fraction, seed)
     assert sorted([*train, *held_out]) == list(range(count))
     for keys in (np.array(digests), rows):
         assert not set(keys[train].tolist()) & set(keys[held_out].tolist())
-    largest = int(np.unique(twins(np.array(digests), rows), return_counts=True)[1].max())
+    largest = int(np.unique(grouped(np.array(digests), rows), return_counts=True)[1].max())
     assert abs(len(held_out) - round(count * fraction)) <= largest / 2
 
 
 def test_twins_of_twins():
     """A chain of rows and repetitions is one group, named by its first."""
-    assert twins(np.array([5, 6, 6, 7, 5]), np.array([0, 0, 1, 2, 3])).tolist() == [0, 0, 0, 3, 0]
+    assert grouped(np.array([5, 6, 6, 7, 5]), np.array([0, 0, 1, 2, 3])).tolist() == [0, 0, 0, 3, 0]
 
 
 @pytest.mark.parametrize("fraction", [0, 1, -0.1, float("nan")])

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from forge_data import Accounting, StoreError, TokenStore, prepare
-from forge_data.preparing._batch import Dropped
+from forge_data.store._dropped import Dropped
 from forge_data.store._manifest import SourceFile
 from forge_data.store._writer import StoreWriter
 

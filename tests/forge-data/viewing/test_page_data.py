@@ -5,7 +5,7 @@ import json
 from hypothesis import given, strategies as st
 
 from forge_data._example import ROLES
-from forge_data.findings._report import Finding
+from forge_data.findings._finding import Finding
 from forge_data.viewing._page_data import as_script, page_data
 from forge_data.viewing._view import views
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from forge_data.findings._report import Finding
+from forge_data.findings._finding import Finding
 from forge_data.viewing._page import write_page
 
 from ..browser import CHROMIUM, Browser

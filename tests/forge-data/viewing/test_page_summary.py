@@ -1,6 +1,7 @@
 """The page's head."""
 
-from forge_data.findings._report import Finding, LintReport
+from forge_data.findings._finding import Finding
+from forge_data.findings._report import LintReport
 from forge_data.viewing._page_summary import books, figures, lede
 
 from ..viewed import SHA256, Store, chat

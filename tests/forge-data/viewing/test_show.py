@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import forge_data
-from forge_data.findings._report import Finding
+from forge_data.findings._finding import Finding
 from forge_data.viewing._show import plain, text_of, wants_colour, write_line
 
 from ..viewed import SHA256, Store, chat

@@ -23,14 +23,14 @@ if TYPE_CHECKING:
         PretrainDataSettings as PretrainDataSettings,
         PromptDataSettings as PromptDataSettings,
     )
-    from forge_data.findings._report import Finding as Finding, LintReport as LintReport
+    from forge_data.findings._finding import Finding as Finding
+    from forge_data.findings._report import LintReport as LintReport
     from forge_data.linting._lint import lint as lint
     from forge_data.preparing._prepare import prepare as prepare
     from forge_data.preparing._prepare_prompts import prepare_prompts as prepare_prompts
     from forge_data.preparing._tokenize import tokenize as tokenize
     from forge_data.store._prompt_store import Prompt as Prompt, PromptStore as PromptStore
-    from forge_data.store._token_store import TokenStore as TokenStore
-    from forge_data.store._token_store_from_classes import check_classes as check_classes
+    from forge_data.store._token_store import TokenStore as TokenStore, check_classes as check_classes
     from forge_data.tokenizing._tokenizer import load_tokenizer as load_tokenizer
     from forge_data.viewing._show import show as show
     from forge_data.viewing._stats import Stats as Stats, stats as stats
@@ -43,14 +43,14 @@ _PUBLIC = {
     "_errors": "BadPairError DataError ForgeDataError StoreError TemplateError TokenizerError",
     "_example": "TokenizedExample",
     "_settings": "DataSettings PreferenceDataSettings PretrainDataSettings PromptDataSettings",
-    "findings._report": "Finding LintReport",
+    "findings._finding": "Finding",
+    "findings._report": "LintReport",
     "linting._lint": "lint",
     "preparing._prepare": "prepare",
     "preparing._prepare_prompts": "prepare_prompts",
     "preparing._tokenize": "tokenize",
     "store._prompt_store": "Prompt PromptStore",
-    "store._token_store": "TokenStore",
-    "store._token_store_from_classes": "check_classes",
+    "store._token_store": "TokenStore check_classes",
     "tokenizing._tokenizer": "load_tokenizer",
     "viewing._show": "show",
     "viewing._stats": "Stats stats",

@@ -9,8 +9,7 @@ import os
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from forge_data.chat_template._trace import Trace
-from forge_data.masking._turns import literal
+from forge_data.chat_template._trace import Trace, literal
 
 Messages = list[dict[str, Any]]
 

@@ -142,3 +142,28 @@ def assemble(chunks: Iterable[str], leaves: list[dict[str, Leaf]]) -> Trace:
         at += len(chunk)
     walk.pass_to(at, NOBODY - 1)
     return Trace("".join(texts), leaves, stretches, walk.runs, walk.marked)
+
+
+def literal(trace: Trace, message: int, start: int, stop: int) -> tuple[str, bool]:
+    """What a turn begins with that came from no message, and whether it is what the message says that comes next.
+
+    It may be a name or an id, or another message's; then what comes before is not all that the template writes of itself.
+    """
+    told = trace.within(start, stop)
+    if not told:
+        return trace.text[start:stop], True
+    first, _, leaf, _ = told[0]
+    return trace.text[start:first], leaf.message == message and (says(leaf) or leaf.field.startswith("tool_calls"))
+
+
+def stranger(trace: Trace, message: int, start: int, stop: int) -> str:
+    """What of a stretch of the text another message says, if it is more than blanks."""
+    others = (
+        trace.text[first:last] for first, last, leaf, _ in trace.within(start, stop) if leaf.message != message and says(leaf)
+    )
+    return next((text for text in others if text.strip()), "")
+
+
+def says(leaf: Leaf) -> bool:
+    """Whether a leaf is what a message says, rather than its name or an id."""
+    return leaf.field.startswith(("content", "reasoning", "thinking"))

@@ -3,7 +3,7 @@
 import re
 from typing import NamedTuple
 
-from forge_data.findings._report import STOP, WARN, Finding
+from forge_data.findings._finding import STOP, WARN, Finding
 
 
 class Rule(NamedTuple):

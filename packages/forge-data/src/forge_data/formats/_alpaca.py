@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from forge_data._errors import DataError
-from forge_data._values import describe
-from forge_data._values_from_text import from_json, string
+from forge_data._values import describe, from_json, string
 from forge_data.formats._chat import chat
 from forge_data.formats._messages import Turns
 from forge_data.formats._samples import Chat, Message

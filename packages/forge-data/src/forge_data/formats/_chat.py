@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from forge_data._errors import DataError
-from forge_data._values import describe
-from forge_data._values_from_text import checked_tree, from_json
+from forge_data._values import checked_tree, describe, from_json
 from forge_data.formats._messages import Turns
 from forge_data.formats._samples import Chat
 

@@ -7,7 +7,7 @@ import attrs
 import numpy as np
 
 from forge_data._errors import DataError
-from forge_data._values_from_text import string
+from forge_data._values import string
 from forge_data.formats._samples import Document, Sample, Tokens
 from forge_data.formats._tokenised import checked_tokens
 

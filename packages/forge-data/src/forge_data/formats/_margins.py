@@ -2,17 +2,12 @@
 
 import math
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from forge_data._errors import DataError
 from forge_data._values import describe
-from forge_data.store._manifest import MARGINS, PREFERENCE
-
-if TYPE_CHECKING:
-    from forge_data.preparing._batch import Batch
-    from forge_data.reading._sources import Source
 
 
 def margin_of(place: str, value: Any) -> float | None:
@@ -40,21 +35,8 @@ class Margins:
     def __init__(self) -> None:
         self._first: tuple[bool, str] | None = None
 
-    def check(self, batch: "Batch", source: "Source") -> None:
-        """Raise at the first pair of a batch that is otherwise than the first of all.
-
-        Raises:
-            DataError: naming both rows.
-        """
-        rows = batch.arrays["rows.bin"][::2]
-        if batch.kind == PREFERENCE and len(rows):
-            given = ~np.isnan(batch.arrays[MARGINS]) if MARGINS in batch.arrays else np.zeros(len(rows), dtype=np.bool_)
-            self.see(source.place(int(rows[0])), given=bool(given[0]))
-            at = int(np.argmax(given != given[0]))
-            self.see(source.place(int(rows[at])), given=bool(given[at]))
-
     def see(self, place: str, *, given: bool) -> None:
-        """The same for one pair.
+        """Compare one pair with the first.
 
         Raises:
             DataError: naming both rows.

@@ -4,8 +4,7 @@ import difflib
 from typing import Any, NamedTuple
 
 from forge_data._errors import DataError
-from forge_data._values import describe
-from forge_data._values_from_text import checked_text, string
+from forge_data._values import checked_text, describe, string
 from forge_data.formats._samples import Message
 from forge_data.formats._tool_calls import checked_calls
 

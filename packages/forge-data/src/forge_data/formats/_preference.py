@@ -6,8 +6,7 @@ from typing import Any
 
 from forge_data._accounting import EMPTY_ANSWER, PROMPTS_DIFFER, SAME_ANSWERS
 from forge_data._errors import BadPairError, DataError
-from forge_data._values import describe
-from forge_data._values_from_text import checked_text
+from forge_data._values import checked_text, describe
 from forge_data.formats._chat import chat
 from forge_data.formats._margins import margin_of
 from forge_data.formats._messages import Turns, checked_messages

@@ -5,8 +5,7 @@ from typing import Any
 
 from forge_data._accounting import EMPTY_ANSWER
 from forge_data._errors import BadPairError, DataError
-from forge_data._values import describe
-from forge_data._values_from_text import checked_text
+from forge_data._values import checked_text, describe
 from forge_data.formats._chat import TOLD, chat
 from forge_data.formats._messages import REASONING, Turns, checked_messages
 from forge_data.formats._samples import Chat, Message, Text, Unpaired

@@ -7,8 +7,7 @@ from typing import Any
 import attrs
 
 from forge_data._errors import DataError
-from forge_data._values import describe
-from forge_data._values_from_text import from_json, string
+from forge_data._values import describe, from_json, string
 from forge_data.formats._chat import TOLD, chat
 from forge_data.formats._messages import checked_messages
 from forge_data.formats._samples import Chat

@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from forge_data._errors import DataError
-from forge_data._values import describe
-from forge_data._values_from_text import from_json
+from forge_data._values import describe, from_json
 from forge_data.formats._alpaca import alpaca
 from forge_data.formats._chat import TOLD, chat
 from forge_data.formats._documents import document, text_document

@@ -4,8 +4,7 @@ import json
 from typing import Any
 
 from forge_data._errors import DataError
-from forge_data._values import describe
-from forge_data._values_from_text import checked_tree, from_json, string
+from forge_data._values import checked_tree, describe, from_json, string
 
 _CALL = {"id", "type", "index", "function"}
 _FUNCTION = {"name", "arguments"}

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from forge_data.findings._report import Finding
+from forge_data.findings._finding import Finding
 from forge_data.findings._rules import found
 from forge_data.linting._sample_table import SampleTable
 

@@ -8,7 +8,8 @@ import attrs
 
 from forge_data._errors import DataError, ForgeDataError
 from forge_data._options import Options
-from forge_data.findings._report import Finding, Findings, LintReport
+from forge_data.findings._finding import Finding
+from forge_data.findings._report import Findings, LintReport
 from forge_data.findings._rules import SET_RULES, Where
 from forge_data.linting._dataset import duplicates, outliers, overlap
 from forge_data.linting._lost import REASONS, lost_to_length

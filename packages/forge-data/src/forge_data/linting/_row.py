@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from forge_data._options import Options
-from forge_data.findings._report import STOP, WARN, Finding
+from forge_data.findings._finding import STOP, WARN, Finding
 from forge_data.findings._rules import Where, found
 from forge_data.formats._samples import Chat, Document, Encoded, Sample, Text
 from forge_data.linting._sides import Side, noted, sides

@@ -5,14 +5,14 @@ from typing import TYPE_CHECKING
 
 from forge_data._errors import BadPairError, DataError, ForgeDataError
 from forge_data._options import Options
-from forge_data.findings._report import Finding, Findings
+from forge_data.findings._finding import Finding
+from forge_data.findings._report import Findings
 from forge_data.findings._rules import Where, found
 from forge_data.formats import _registry as _formats
 from forge_data.formats._documents import is_empty
 from forge_data.formats._margins import Margins
 from forge_data.formats._samples import Encoded, Sample
-from forge_data.linting._lost import REASONS, lost_to_length
-from forge_data.linting._lost_from_lint_refused import refused
+from forge_data.linting._lost import REASONS, lost_to_length, refused
 from forge_data.linting._row import RowLint
 from forge_data.linting._sample_table import SampleTable, TableBuilder
 from forge_data.reading._preprocess import Preprocess

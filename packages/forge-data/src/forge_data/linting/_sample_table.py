@@ -1,8 +1,7 @@
 """Samples, of a store or row by row, to a table that is small enough to hold millions: lengths, counts, hashes and places."""
 
-import hashlib
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -11,14 +10,12 @@ import numpy as np
 from forge_data._example import TokenizedExample
 from forge_data.findings._rules import Where
 from forge_data.reading._record import place_of
-from forge_data.store._manifest import PREFERENCE
+from forge_data.store._duplicates import as_digests, digest
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from forge_data.store._token_store import TokenStore
-
-_DIGEST = np.dtype([("high", "<u8"), ("low", "<u8")])
 
 
 @attrs.frozen(eq=False)
@@ -39,31 +36,8 @@ class SampleTable:
     @classmethod
     def of(cls, store: "TokenStore") -> "SampleTable":
         """The samples of a store; of a view, the view's."""
-        packed = bytearray()
-        if store.kind == PREFERENCE:
-            firsts = store.pairs[:, 0]
-            for chosen, rejected in store.pairs:
-                packed += digest((store[int(chosen)].input_ids, store[int(rejected)].input_ids))
-        else:
-            firsts = np.arange(len(store), dtype=np.int64)
-            for example in store:
-                packed += digest((example.input_ids,))
-        return cls(store.lengths, store.loss_counts, as_digests(packed), firsts, lambda index: Where.of(store.source(index)))
-
-
-def digest(examples: Iterable["NDArray[np.int32]"]) -> bytes:
-    """16 bytes that stand for the ids int32[S] of a unit's samples: equal for equal ids, and for no others that there are."""
-    hashed = hashlib.blake2b(digest_size=_DIGEST.itemsize)
-    for ids in examples:
-        # The length before the ids, so that two samples cannot run into one another.
-        hashed.update(len(ids).to_bytes(8, "little"))
-        hashed.update(np.ascontiguousarray(ids).data)
-    return hashed.digest()
-
-
-def as_digests(packed: bytearray) -> "NDArray[Any]":
-    """(uint64, uint64)[U], of what `digest` gave one after the other."""
-    return np.frombuffer(packed, dtype=_DIGEST)
+        members, digests = store.units()
+        return cls(store.lengths, store.loss_counts, digests, members[:, 0], lambda index: Where.of(store.source(index)))
 
 
 class TableBuilder:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from forge_data.findings._report import WARN, Finding
+from forge_data.findings._finding import WARN, Finding
 from forge_data.findings._rules import Where, found
 from forge_data.formats._samples import Chat, Note, Preference, Sample, Unpaired
 from forge_data.linting._fields import field_of

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from forge_data._example import IGNORED, TokenizedExample
-from forge_data.findings._report import Finding
+from forge_data.findings._finding import Finding
 from forge_data.findings._rules import Where, found
 from forge_data.formats._samples import Chat, Document, Encoded, Preference, Sample, Text, Tokens
 

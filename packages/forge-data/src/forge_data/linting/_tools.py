@@ -3,9 +3,8 @@
 from collections.abc import Iterator
 from typing import Any
 
-from forge_data._values import describe
-from forge_data._values_from_text import from_json
-from forge_data.findings._report import WARN, Finding
+from forge_data._values import describe, from_json
+from forge_data.findings._finding import WARN, Finding
 from forge_data.findings._rules import found
 from forge_data.formats._samples import Message
 from forge_data.linting._turns import View

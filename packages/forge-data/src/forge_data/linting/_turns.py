@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from forge_data.findings._report import STOP, WARN, Finding
+from forge_data.findings._finding import STOP, WARN, Finding
 from forge_data.findings._rules import Where, found
 from forge_data.formats._messages import REASONING
 from forge_data.formats._samples import Chat, Message

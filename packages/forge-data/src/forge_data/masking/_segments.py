@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from forge_data.chat_template._trace import NOBODY, Run, Trace
-from forge_data.masking._turns import literal, says
+from forge_data.chat_template._trace import NOBODY, Run, Trace, literal, says
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 from forge_data.chat_template._header import Opening, RefusedError, UndecidableError, header_end
 from forge_data.chat_template._template import Written
-from forge_data.chat_template._trace import NOBODY
+from forge_data.chat_template._trace import NOBODY, stranger
 from forge_data.formats._samples import Note
 from forge_data.masking._loss_mask import Span
 from forge_data.masking._train_on import CONTENT, TURN
-from forge_data.masking._turns import find, stranger, turn_span
+from forge_data.masking._turns import find, turn_span
 
 
 class UnclearError(Exception):

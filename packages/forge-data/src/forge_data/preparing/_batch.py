@@ -8,24 +8,17 @@ import numpy as np
 
 from forge_data._accounting import NOTHING_WITHIN, TOO_LONG
 from forge_data._example import IGNORED, ROLES, TokenizedExample
+from forge_data.store._dropped import Dropped
 from forge_data.store._manifest import MARGINS, PREFERENCE, SUPERVISED, UNPAIRED
 from forge_data.tokenizing._overflow import Fitted
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from forge_data.findings._report import Finding
+    from forge_data.findings._finding import Finding
     from forge_data.formats._samples import Encoded
 
 _ROLE_NUMBERS = {role: number for number, role in enumerate(ROLES)}
-
-
-class Dropped(NamedTuple):
-    """A row that was left out, as `dropped.jsonl` has it."""
-
-    row: int
-    reason: str
-    tokens: int
 
 
 class Seen(NamedTuple):

@@ -13,7 +13,7 @@ from forge_data.findings._rules import Where
 from forge_data.formats import _registry as _formats
 from forge_data.formats._documents import is_empty
 from forge_data.formats._samples import Encoded, Sample, Tokens
-from forge_data.linting._lost_from_lint_refused import refused
+from forge_data.linting._lost import refused
 from forge_data.linting._row import RowLint
 from forge_data.preparing._batch import Batch, BatchBuilder, Seen
 from forge_data.reading._preprocess import Preprocess

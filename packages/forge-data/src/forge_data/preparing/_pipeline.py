@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import attrs
+import numpy as np
 
 from forge_data._accounting import Accounting
 from forge_data._errors import DataError, ForgeDataError
@@ -19,7 +20,7 @@ from forge_data.preparing._batch import Batch, Seen
 from forge_data.preparing._job import Job, Rows, Task, read
 from forge_data.preparing._workers import batches
 from forge_data.reading._record import Record
-from forge_data.store._manifest import SourceFile
+from forge_data.store._manifest import MARGINS, PREFERENCE, SourceFile
 
 if TYPE_CHECKING:
     from forge_data.reading._sources import Source
@@ -112,7 +113,7 @@ def _book(outcome: Outcome, batch: Batch) -> None:
 
 def _check(outcome: Outcome, batch: Batch, job: Job, sources: Sequence["Source"]) -> None:
     """Raise what is wrong with the first row of a batch that is at fault, if one is."""
-    outcome.margins.check(batch, sources[batch.source])
+    _check_margins(outcome.margins, batch, sources[batch.source])
     names = list(batch.formats)
     if names and outcome.format_name is None:
         outcome.format_name, outcome.format = names[0], batch.formats[names[0]]
@@ -126,6 +127,20 @@ def _check(outcome: Outcome, batch: Batch, job: Job, sources: Sequence["Source"]
         )
     if batch.error is not None:
         raise batch.error
+
+
+def _check_margins(margins: Margins, batch: Batch, source: "Source") -> None:
+    """Refuse the first pair of a batch that has a margin where others have none, or none where others have one.
+
+    Raises:
+        DataError: naming both rows.
+    """
+    rows = batch.arrays["rows.bin"][::2]
+    if batch.kind == PREFERENCE and len(rows):
+        given = ~np.isnan(batch.arrays[MARGINS]) if MARGINS in batch.arrays else np.zeros(len(rows), dtype=np.bool_)
+        margins.see(source.place(int(rows[0])), given=bool(given[0]))
+        at = int(np.argmax(given != given[0]))
+        margins.see(source.place(int(rows[at])), given=bool(given[at]))
 
 
 def _survey(sources: Sequence["Source"], job: Job) -> str:

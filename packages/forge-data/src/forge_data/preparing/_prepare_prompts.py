@@ -13,12 +13,12 @@ from forge_data._accounting import EMPTY_PROMPT, LONG_PROMPT, PREPROCESS, Accoun
 from forge_data._errors import DataError, ForgeDataError, StoreError
 from forge_data._options import PromptOptions
 from forge_data.formats._prompts import Question, question
-from forge_data.preparing._batch import Dropped
 from forge_data.preparing._fingerprint import check_stamps, fingerprint_of_inputs, stamps_of
 from forge_data.preparing._prepare import check_whole, place_for, reusable
 from forge_data.reading._preprocess import Preprocess, load_preprocess
 from forge_data.reading._record import Record
 from forge_data.reading._sources import DataPath, Source, resolve
+from forge_data.store._dropped import Dropped
 from forge_data.store._manifest import PROMPTS, SourceFile
 from forge_data.store._partial import remove_leftovers
 from forge_data.store._prompt_store import PromptStore

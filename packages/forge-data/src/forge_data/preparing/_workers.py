@@ -19,8 +19,7 @@ from typing import Any
 from forge_data._errors import DataError
 from forge_data.preparing._batch import Batch
 from forge_data.preparing._job import Job, Rows, Task, Work, read
-from forge_data.preparing._worker import Failure
-from forge_data.preparing._worker_from_garbage import collected
+from forge_data.preparing._worker import Failure, collected
 from forge_data.store._partial import meeting_place
 
 _PARALLELISM = "TOKENIZERS_PARALLELISM"

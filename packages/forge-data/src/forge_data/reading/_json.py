@@ -8,7 +8,7 @@ from typing import BinaryIO
 import attrs
 
 from forge_data._errors import DataError
-from forge_data._values_from_text import DECODER
+from forge_data._values import DECODER
 from forge_data.reading._file import DataFile
 from forge_data.reading._jsonl import JsonLines
 from forge_data.reading._record import Chunk, Record, Refused, place_of, record

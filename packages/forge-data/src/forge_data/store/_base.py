@@ -15,6 +15,7 @@ from forge_data._errors import DataError, StoreError
 from forge_data._paths import at_home
 from forge_data.reading._record import place_of
 from forge_data.store._dropped import dropped_rows
+from forge_data.store._duplicates import as_digests, digest, grouped
 from forge_data.store._files import Files, undisturbed, verify
 from forge_data.store._manifest import PROMPTS, TOKENIZER, Manifest, read_manifest
 from forge_data.store._split import split_indices
@@ -28,6 +29,8 @@ class Stored:
     """N things of some tokens each, in the files of one directory; a view has the same files and other indices."""
 
     _of_prompts: ClassVar[bool]
+    _plural: ClassVar[str]
+    """What it holds, for messages."""
 
     def __init__(self, path: Path, manifest: Manifest, indices: "NDArray[np.int64] | None" = None) -> None:
         self.path = path
@@ -158,6 +161,39 @@ class Stored:
             raise IndexError(f"indices run from {wanted.min()} to {wanted.max()}, the store has 0 to {len(self) - 1}")
         return type(self)(self.path, self._manifest, wanted if self._indices is None else self._indices[wanted])
 
+    def units(self) -> tuple["NDArray[np.int64]", "NDArray[Any]"]:
+        """List what is held out or trained on as one: (samples int64[U, k], digests of their ids).
+
+        A unit is one sample (k = 1), or chosen and rejected of one preference (k = 2). Digests are equal where the ids are.
+        """
+        samples = self._unit_samples()
+        ids, bounds, views = self._ids, self._bounds, self._bases
+        packed = bytearray()
+        for unit in samples.tolist():
+            at = unit if views is None else [views[index] for index in unit]
+            packed += digest([ids[bounds[index] : bounds[index + 1]] for index in at])
+        return samples, as_digests(packed)
+
+    def split(self, fraction: float, seed: int | None = None) -> tuple[Self, Self]:
+        """Divide into (train, held out): about `fraction` is held out, the same for the same seed on every machine.
+
+        Both sides of a preference, all that came from one row, and samples of the same tokens stay together: nothing that is
+        evaluated on was trained on. Without a seed, the one that the store was prepared with is used.
+
+        Raises:
+            DataError: the fraction leaves one of the two empty.
+        """
+        samples, digests = self.units()
+        groups = grouped(digests, self._rows()[samples[:, 0]])
+        parts = split_indices(groups, fraction, int(self.settings.get("seed", 0)) if seed is None else seed)
+        if not all(map(len, parts)):
+            raise DataError(
+                f"a held-out share of {fraction} of {len(groups)} {self._plural} leaves {len(parts[0])} to train on and "
+                f"{len(parts[1])} held out; change validation_split, or give a file of held-out rows as eval_data_path"
+            )
+        train, held_out = parts
+        return self.select(samples[train].reshape(-1)), self.select(samples[held_out].reshape(-1))
+
     def verify(self) -> None:
         """Read every byte and hold it against the SHA-256 that was taken while writing.
 
@@ -166,17 +202,9 @@ class Stored:
         """
         verify(self.path, self._manifest)
 
-    def _parted(
-        self, groups: "NDArray[np.int64]", fraction: float, seed: int | None, what: str
-    ) -> tuple["NDArray[np.int64]", "NDArray[np.int64]"]:
-        """(kept, held out) of units of which those of one group must not be parted."""
-        parts = split_indices(groups, fraction, int(self.settings.get("seed", 0)) if seed is None else seed)
-        if not all(map(len, parts)):
-            raise DataError(
-                f"a held-out share of {fraction} of {len(groups)} {what} leaves {len(parts[0])} to train on and {len(parts[1])} "
-                "held out; change validation_split, or give a file of held-out rows as eval_data_path"
-            )
-        return parts
+    def _unit_samples(self) -> "NDArray[np.int64]":
+        """int64[U, k], the samples of each unit."""
+        return np.arange(len(self), dtype=np.int64)[:, None]
 
     @cached_property
     def _ends(self) -> "NDArray[np.int64]":

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import numpy as np
 
-from forge_data.linting._sample_table import as_digests, digest
 from forge_data.store._base import Stored
 
 if TYPE_CHECKING:
@@ -38,6 +37,7 @@ class PromptStore(Stored):
     """
 
     _of_prompts = True
+    _plural = "prompts"
 
     def __getitem__(self, index: int) -> Prompt:
         at = self._base(index)
@@ -50,21 +50,3 @@ class PromptStore(Stored):
 
     def __repr__(self) -> str:
         return f"PromptStore({str(self.path)!r}, prompts={len(self)}, tokens={int(self.lengths.sum())})"
-
-    def split(self, fraction: float, seed: int | None = None) -> tuple["PromptStore", "PromptStore"]:
-        """(train, held out): a share of the prompts held out, the same ones for the same seed on every machine.
-
-        Prompts of the same tokens stay on one side, whatever else their rows hold, and so do those that came of one row.
-        Without a seed, the one that the store was prepared with draws.
-
-        Raises:
-            DataError: the share leaves one of the two without a prompt.
-        """
-        from forge_data.store._duplicates import twins
-
-        packed = bytearray()
-        for index in range(len(self)):
-            at = self._base(index)
-            packed += digest((self._ids[self._bounds[at] : self._bounds[at + 1]],))
-        train, held_out = self._parted(twins(as_digests(packed), self._rows()), fraction, seed, "prompts")
-        return self.select(train), self.select(held_out)

@@ -8,20 +8,23 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from forge_data._errors import StoreError
+from forge_data._errors import DataError, StoreError
 from forge_data._example import TokenizedExample
+from forge_data.findings._report import LintReport
 from forge_data.store._base import Stored
+from forge_data.store._jsonl import write_jsonl
 from forge_data.store._manifest import LINT, MARGINS, PREFERENCE, UNPAIRED
 from forge_data.store._split import pairs_of
 from forge_data.store._stored_example import stored_example
-from forge_data.store._token_store_from_loss_counts import loss_counts
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from transformers import PreTrainedTokenizerBase
 
-    from forge_data.findings._report import LintReport
+    from forge_data.store._files import Files
 
+_STRETCH = 4096
+"""Samples at once. All of them at once would take eight bytes a token, more than all else that preparing them takes."""
 _PASS = 4096
 """Samples after which a pass over all of them gives back the memory that they were read into."""
 
@@ -33,6 +36,7 @@ class TokenStore(Stored):
     """
 
     _of_prompts = False
+    _plural = "samples"
 
     @classmethod
     def from_jsonl(
@@ -50,7 +54,7 @@ class TokenStore(Stored):
             DataError: the file, or a row of it by `file:row`.
             StoreError: the directory holds something else, or cannot be written.
         """
-        from forge_data.store._jsonl import read_jsonl
+        from forge_data.preparing._from_jsonl import read_jsonl
 
         return read_jsonl(file, directory, tokenizer)
 
@@ -60,9 +64,7 @@ class TokenStore(Stored):
         Raises:
             StoreError: the file cannot be written.
         """
-        from forge_data.store._jsonl import write_jsonl
-
-        return write_jsonl(self, file)
+        return write_jsonl(self, self.path, file)
 
     def __getitem__(self, index: int) -> TokenizedExample:
         if type(index) is int and 0 <= index < self._count:
@@ -128,24 +130,48 @@ class TokenStore(Stored):
         return self._pick(self._arrays["desirable.bin"]).astype(np.bool_)
 
     @cached_property
-    def lint(self) -> "LintReport":
+    def lint(self) -> LintReport:
         """What the lint found while the store was prepared; a view has its store's."""
-        from forge_data.findings._report import LintReport
-
         return LintReport.loads((self.path / LINT).read_text("utf-8"), str(self.path / LINT))
 
-    def split(self, fraction: float, seed: int | None = None) -> tuple["TokenStore", "TokenStore"]:
-        """(train, held out): a share of the samples held out, the same ones for the same seed on every machine.
+    def _unit_samples(self) -> "NDArray[np.int64]":
+        return self.pairs if self.kind == PREFERENCE else super()._unit_samples()
 
-        What was one preference or one row is held out whole, and so are samples of the same tokens: none of what is
-        measured by was trained on. Without a seed, the one that the store was prepared with draws.
 
-        Raises:
-            DataError: the share leaves one of the two without a sample.
-        """
-        from forge_data.store._duplicates import twins_of
+def loss_counts(files: "Files") -> "NDArray[np.int64]":
+    """int64[N]: of each sample, the tokens but the first that are learned."""
+    mask, offsets = files.arrays["loss_mask.bin"], files.arrays["offsets.bin"]
+    counts = np.empty(len(offsets) - 1, dtype=np.int64)
+    for first in range(0, len(counts), _STRETCH):
+        bounds = offsets[first : first + _STRETCH + 1]
+        here = mask[bounds[0] : bounds[-1]]
+        starts = bounds[:-1] - bounds[0]
+        counts[first : first + _STRETCH] = np.add.reduceat(here, starts, dtype=np.int64) - here[starts]
+        files.release()
+    return counts
 
-        pairs = self.pairs if self.kind == PREFERENCE else None
-        parts = self._parted(twins_of(self), fraction, seed, "samples")
-        train, held_out = parts if pairs is None else (pairs[part].reshape(-1) for part in parts)
-        return self.select(train), self.select(held_out)
+
+def check_classes(store: TokenStore) -> None:
+    """Make sure that a store of unpaired preferences, or a view of one, holds wanted answers and unwanted ones.
+
+    KTO (Ethayarajh and others 2024, equation 8) learns from the difference; of one class alone it pushes every answer one way.
+
+    Raises:
+        DataError: all labels are the same.
+        StoreError: the store holds no unpaired preferences.
+    """
+    wanted = store.desirable
+    if wanted.any() and not wanted.all():
+        return
+    if not len(wanted):
+        raise DataError(f"{store.path}: this view holds no answer; KTO needs wanted and unwanted ones")
+    label = "true" if wanted[0] else "false"
+    remedy = (
+        "add rows with label false, or learn these with sft"
+        if wanted[0]
+        else "add rows with label true: nothing here is to be learned"
+    )
+    raise DataError(
+        f"{store.source(0)} and every other answer that is trained on ({len(wanted):,}) has the label {label}, and KTO learns from "
+        f"the difference between wanted and unwanted answers; {remedy}"
+    )

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Self
 import numpy as np
 
 from forge_data._errors import StoreError
-from forge_data.preparing._batch import Dropped
-from forge_data.store._dropped import dropped_lines
+from forge_data.store._dropped import Dropped, dropped_lines
 from forge_data.store._manifest import (
     DROPPED,
     DTYPES,

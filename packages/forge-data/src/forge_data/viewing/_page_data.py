@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from forge_data._example import ROLES
-from forge_data.findings._report import Finding
+from forge_data.findings._finding import Finding
 from forge_data.viewing._view import View
 
 _UNSAFE = re.compile("[<>&\u2028\u2029\ud800-\udfff]")

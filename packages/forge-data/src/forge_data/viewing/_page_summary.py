@@ -6,7 +6,7 @@ from html import escape
 from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
-from forge_data.findings._report import STOP
+from forge_data.findings._finding import STOP
 
 if TYPE_CHECKING:
     from forge_data.findings._report import LintReport

@@ -6,7 +6,7 @@ import weakref
 import pytest
 
 from forge_data import DataError, prepare
-from forge_data.preparing._worker_from_garbage import collected
+from forge_data.preparing._worker import collected
 
 
 class Knot:
