@@ -19,19 +19,19 @@ from forge_data._values import checked_text, checked_tree, describe, from_json
     ],
 )
 def test_words(value, words):
-    """Each kind of value has its words, and long ones are cut."""
+    """Each type of value is described, and long ones are cut."""
     assert describe(value) == words
 
 
 def test_unicode():
-    """Text beyond ASCII is fine, of any plane; half of a character is not."""
+    """Text beyond ASCII is accepted, of any plane; half of a character is not."""
     assert checked_text("f:1", "prompt", "é🙂\u200b\x00") == "é🙂\u200b\x00"
     with pytest.raises(DataError, match=r"f:1: field prompt holds the lone surrogate U\+DFFF at position 2"):
         checked_text("f:1", "prompt", "é.\udfff")
 
 
 def test_trees():
-    """Every string of a value is looked at, and named by where it is."""
+    """Every string of a value is checked, and named by its path."""
     tree = {"a": [1, None, {"b": "é"}]}
     assert checked_tree("f:1", "tools", tree) is tree
     with pytest.raises(DataError, match=r"f:1: field tools.a\[1\].b holds the lone surrogate"):
@@ -46,5 +46,5 @@ def test_trees():
     ],
 )  # fmt: skip
 def test_from_json(value, read):
-    """A list or an object in a string is read; everything else, and what is not sound, is itself."""
+    """A list or an object in a string is decoded; anything else, or invalid JSON, is returned as it is."""
     assert from_json(value) == read

@@ -1,8 +1,8 @@
-"""A template that could tell one content from another is never taken to be blind to them."""
+"""A template that may branch on content is never taken to be blind to it."""
 
 import pytest
 
-from forge_data.chat_template._content_blind import is_blind
+from forge_data.chat_template._content_blind import is_content_blind
 
 from ..families import TEMPLATES
 
@@ -14,8 +14,9 @@ BLIND = [
     LOOP.format("{% if m.content %}{{ m.content }}{% endif %}{% if m.content is string %}.{% endif %}"),
     LOOP.format("{% if 'tool_calls' in m or m.tool_calls %}x{% endif %}{{ m.content }}"),
     LOOP.format("{% generation %}{{ m.content }}{% endgeneration %}{% if loop.last %}{{ eos_token }}{% endif %}"),
-    "{% if messages[0].role == 'system' %}{% set s = messages[0].content %}{% set messages = messages[1:] %}{% else %}{% set s = false %}{% endif %}"
-    "{% if s != false %}{{ s }}{% endif %}{% for m in messages[::-1] %}{{ m.content }}{% endfor %}{{ messages | length }}",
+    "{% if messages[0].role == 'system' %}{% set s = messages[0].content %}{% set messages = messages[1:] %}{% else "
+    "%}{% set s = false %}{% endif %}{% if s != false %}{{ s }}{% endif %}{% for m in messages[::-1] %}"
+    "{{ m.content }}{% endfor %}{{ messages | length }}",
     LOOP.format("{% set c = m.content %}{% if loop.first %}{% set c = 'x' + c %}{% endif %}{{ c }}"),
 ]  # fmt: skip
 LOOKING = [
@@ -61,19 +62,20 @@ LOOKING = [
 
 @pytest.mark.parametrize("template", BLIND)
 def test_blind(template):
-    """Contents that are written, trimmed, carried about or asked whether they are there are not looked at."""
-    assert is_blind(template)
+    """Writing, stripping and passing on contents, or testing whether there are any, is no branch."""
+    assert is_content_blind(template)
 
 
 @pytest.mark.parametrize("template", LOOKING)
 def test_looking(template):
-    """Whatever compares, cuts, counts, hands over or renames a content, or might, is a look."""
-    assert not is_blind(template)
+    """Whatever compares, slices, counts, passes to a function or renames a content counts as a branch."""
+    assert not is_content_blind(template)
 
 
 def test_real_templates():
-    """Those that take reasoning or tool results apart look; the plain ones of most families do not."""
-    blind = {path.stem for path in TEMPLATES.glob("*.jinja") if is_blind(path.read_text(encoding="utf-8"))}
+    """Templates that split reasoning or tool results branch; the plain ones of most families do not."""
+    blind = {path.stem for path in TEMPLATES.glob("*.jinja") if is_content_blind(path.read_text(encoding="utf-8"))}
     assert blind == {
-        "chatml", "command-r", "gemma", "granite-3.3", "llama-3", "llama-3-generation", "mistral", "phi-3", "phi-4", "qwen2.5", "vicuna", "zephyr",
+        "chatml", "command-r", "gemma", "granite-3.3", "llama-3", "llama-3-generation", "mistral", "phi-3", "phi-4", "qwen2.5",
+        "vicuna", "zephyr",
     }  # fmt: skip

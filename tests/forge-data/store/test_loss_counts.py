@@ -1,4 +1,4 @@
-"""Loss counts, stretch by stretch."""
+"""Loss counts, some samples at a time."""
 
 import itertools
 
@@ -24,8 +24,8 @@ class Files:
 
 @pytest.mark.parametrize("samples", [1, 2, 6, 7, 8, 14, 15, 300])
 def test_any_stretch(monkeypatch, samples):
-    """Whole stretches, a rest, a single sample: the counts are those of each sample by itself, and memory is given back each time."""
-    monkeypatch.setattr(_token_store, "_STRETCH", 7)
+    """For any number of samples the counts are those of each sample alone, and memory is given back each time."""
+    monkeypatch.setattr(_token_store, "_COUNTED_AT_ONCE", 7)
     files = Files(samples)
     offsets, mask = files.arrays["offsets.bin"], files.arrays["loss_mask.bin"]
     expected = [int(mask[a + 1 : b].sum()) for a, b in itertools.pairwise(offsets)]

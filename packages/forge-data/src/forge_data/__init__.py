@@ -1,4 +1,4 @@
-"""Records to tokens and labels: reading, formats, chat templates, loss masks, lint, viewer, token store. No torch.
+"""Records → tokens and labels: reading, formats, chat templates, loss masks, lint, viewer, token store. No torch.
 
 Names load on first use, so `import forge_data` costs nothing and brings in neither transformers nor datasets nor pyarrow.
 """
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     )
     from forge_data.findings._finding import Finding as Finding
     from forge_data.findings._report import LintReport as LintReport
+    from forge_data.formats._format import Format as Format
     from forge_data.linting._lint import lint as lint
     from forge_data.preparing._prepare import prepare as prepare
     from forge_data.preparing._prepare_prompts import prepare_prompts as prepare_prompts
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from forge_data.viewing._show import show as show
     from forge_data.viewing._stats import Stats as Stats, stats as stats
 
-__version__ = "0.3.1"
+__version__ = "0.3.2"
 
 # Each module with the public names that it defines; a module is imported when one of its names is first used.
 _PUBLIC = {
@@ -45,6 +46,7 @@ _PUBLIC = {
     "_settings": "DataSettings PreferenceDataSettings PretrainDataSettings PromptDataSettings",
     "findings._finding": "Finding",
     "findings._report": "LintReport",
+    "formats._format": "Format",
     "linting._lint": "lint",
     "preparing._prepare": "prepare",
     "preparing._prepare_prompts": "prepare_prompts",
@@ -60,10 +62,10 @@ __all__ = sorted(_MODULE_OF)
 
 
 def __getattr__(name: str) -> object:
-    home = _MODULE_OF.get(name)
-    if home is None:
+    module = _MODULE_OF.get(name)
+    if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{home}"), name)
+    value = getattr(importlib.import_module(f"{__name__}.{module}"), name)
     globals()[name] = value
     return value
 

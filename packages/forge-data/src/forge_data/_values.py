@@ -1,13 +1,15 @@
-"""Values of a row that have to be text, or to hold nothing but text, as a tokenizer can take them."""
+"""Values of a row: described in a message, checked as text, decoded from JSON."""
 
+import difflib
 import json
+from collections.abc import Iterable
 from typing import Any
 
 from forge_data._errors import DataError
 
 
 def describe(value: object) -> str:
-    """What a JSON value is, in few words, for a message.
+    """Describe a JSON value in few words, for a message.
 
     >>> describe([1, 2]), describe("hi"), describe(None)
     ('a list of 2', "the string 'hi'", 'null')
@@ -27,8 +29,18 @@ def describe(value: object) -> str:
             return f"{type(value).__name__} {str(value)[:40]}"
 
 
+def nearest(name: object, known: Iterable[str]) -> str:
+    """Suggest the known name that is spelled most like `name`, as the end of a message; empty if none is.
+
+    >>> nearest("mesages", ["messages", "text"])
+    "; did you mean 'messages'?"
+    """
+    near = difflib.get_close_matches(str(name), known, 1, 0.4)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
 def checked_text(place: str, field: str, value: str) -> str:
-    """A string that can be encoded.
+    """Return a string that can be encoded.
 
     Raises:
         DataError: it holds half of a surrogate pair, which no tokenizer accepts.
@@ -45,7 +57,7 @@ def checked_text(place: str, field: str, value: str) -> str:
 
 
 def string(place: str, field: str, value: object) -> str:
-    """A field that has to be a string.
+    """Return the value of a field that must be a string.
 
     Raises:
         DataError: it is something else, or cannot be encoded.
@@ -56,10 +68,10 @@ def string(place: str, field: str, value: object) -> str:
 
 
 def checked_tree(place: str, field: str, value: Any) -> Any:
-    """A JSON value of which every string, keys included, can be encoded.
+    """Return a JSON value of which every string, keys included, can be encoded.
 
     Raises:
-        DataError: one that cannot, by its field.
+        DataError: naming the field of the first that cannot.
     """
     if isinstance(value, str):
         return checked_text(place, field, value)
@@ -74,7 +86,10 @@ def checked_tree(place: str, field: str, value: Any) -> Any:
 
 
 def from_json(value: object) -> object:
-    """What a string of JSON holds, where it is one: tables and CSV files keep lists and objects so. Anything else is itself."""
+    """Decode a string that holds a JSON list or object; return any other value as it is.
+
+    Tables and CSV files keep lists and objects as strings.
+    """
     if not isinstance(value, str) or value.lstrip()[:1] not in ("[", "{"):
         return value
     try:
@@ -83,19 +98,19 @@ def from_json(value: object) -> object:
         return value
 
 
-def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    """An object of JSON; json keeps the last of several values of a key and says nothing."""
-    made = dict(pairs)
-    if len(made) != len(pairs):
+def _unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """Make a JSON object; json itself keeps the last of several values of a key."""
+    unique = dict(pairs)
+    if len(unique) != len(pairs):
         keys = [key for key, _ in pairs]
         twice = next(key for key in keys if keys.count(key) > 1)
         raise ValueError(f"an object names the key {twice!r} more than once; keep one of them")
-    return made
+    return unique
 
 
-def _no_number(name: str) -> object:
-    raise ValueError(f"{name} is no JSON number; write null or a string")
+def _refuse_constant(name: str) -> object:
+    raise ValueError(f"{name} is not a JSON number; write null or a string")
 
 
-DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_number)
-"""JSON as it is written down: a key that stands twice and NaN, which Python's own reader takes, are refused as `ValueError`."""
+DECODER = json.JSONDecoder(object_pairs_hook=_unique_keys, parse_constant=_refuse_constant)
+"""JSON decoder that refuses, as `ValueError`, what Python's own accepts: a key that occurs twice, NaN and infinity."""

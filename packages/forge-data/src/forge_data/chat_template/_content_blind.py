@@ -1,11 +1,11 @@
-"""A chat template's source to whether it writes what messages say without ever looking at it.
+"""Static check of a chat template: does it copy message content without branching on it.
 
-Such a template has no way to tell one content from another: which of its words it writes, in which loop, and where among them
-the contents stand, follows from the roles alone. So one conversation that was traced says where the contents of every other
-of the same roles stand (`_skeleton`). Everything that is not known to be blind is taken to look.
+Such a template cannot distinguish one content from another: which of its literals it writes, in which loop, and where the
+contents come among them, follows from the roles alone. So one traced conversation shows where the contents of every other with
+the same roles are (`masking._span_cache`). A template passes only if every construct in it is known not to branch on content.
 
-Contents are taken to be strings of at least one character that neither begin nor end with a blank: to trim them, or to ask whether
-there are any, is no look at them then. Messages are taken to have a role and a content and nothing else.
+Contents are assumed to be strings of at least one character without blanks at their ends: stripping them, or testing whether
+there are any, is no branch then. Messages are assumed to have a role and a content and nothing else.
 """
 
 from enum import Enum
@@ -16,43 +16,45 @@ from forge_data.chat_template._traced_jinja import parse
 
 
 class _Kind(Enum):
-    PLAIN = "nothing that a message says"
-    SAID = "a text that may hold what messages say"
-    TURN = "a message"
-    TURNS = "messages"
+    """Kinds of values in a template."""
+
+    PLAIN = "no message content"
+    CONTENT = "a text that may hold message content"
+    MESSAGE = "a message"
+    MESSAGES = "messages"
 
 
-class _LooksError(Exception):
-    """The template does something that may tell one content from another."""
+class _BranchesError(Exception):
+    """The template does something whose result may depend on content."""
 
 
-_PLAIN, _SAID, _TURN, _TURNS = _Kind
-_OF_LOOPS = frozenset({"depth", "depth0", "first", "index", "index0", "last", "length", "revindex", "revindex0"})
-_OF_TYPES = frozenset({"boolean", "defined", "iterable", "mapping", "none", "number", "sequence", "string", "undefined"})
+_PLAIN, _CONTENT, _MESSAGE, _MESSAGES = _Kind
+_LOOP_ATTRIBUTES = frozenset({"depth", "depth0", "first", "index", "index0", "last", "length", "revindex", "revindex0"})
+_TYPE_TESTS = frozenset({"boolean", "defined", "iterable", "mapping", "none", "number", "sequence", "string", "undefined"})
 _TRIMS = frozenset({"lstrip", "rstrip", "strip"})
-_OF_DICTS = frozenset(dir(dict))
+_DICT_ATTRIBUTES = frozenset(dir(dict))
 
 
-def is_blind(source: str) -> bool:
-    """Whether a template never looks at what messages say, so that its output is the same function of it for all that they say."""
+def is_content_blind(source: str) -> bool:
+    """Tell whether a template never branches on content."""
     template = parse(source)
-    looks = _Looks()
+    analysis = _Analysis()
     try:
         known: dict[str, _Kind] = {}
-        # A name is what it is anywhere in the template: until nothing new is learned of one.
-        while known != looks.names:
-            known = dict(looks.names)
-            looks.body(template.body)
-    except _LooksError:
+        # A name has one kind in the whole template: repeat until no kind changes.
+        while known != analysis.names:
+            known = dict(analysis.names)
+            analysis.body(template.body)
+    except _BranchesError:
         return False
     return True
 
 
-class _Looks:
-    """What the names of a template stand for; refuses whatever could look at a content."""
+class _Analysis:
+    """Kinds of the names of a template; refuses every construct that may branch on content."""
 
     def __init__(self) -> None:
-        self.names = {"messages": _TURNS}
+        self.names = {"messages": _MESSAGES}
 
     def body(self, statements: list[nodes.Node]) -> None:
         for statement in statements:
@@ -63,127 +65,127 @@ class _Looks:
             case nodes.Output():
                 self._text(*node.nodes)
             case nodes.If():
-                self._of(node.test)
+                self._kind(node.test)
                 self.body([*node.body, *node.elif_, *node.else_])
             case nodes.For(recursive=False):
-                of = self._of(node.iter)
-                if of not in (_PLAIN, _TURNS):
-                    raise _LooksError
-                self._name(node.target, _TURN if of is _TURNS else _PLAIN)
+                of = self._kind(node.iter)
+                if of not in (_PLAIN, _MESSAGES):
+                    raise _BranchesError
+                self._name(node.target, _MESSAGE if of is _MESSAGES else _PLAIN)
                 if node.test is not None:
-                    self._of(node.test)
+                    self._kind(node.test)
                 self.body([*node.body, *node.else_])
             case nodes.Assign():
-                self._name(node.target, self._of(node.node))
+                self._name(node.target, self._kind(node.node))
             case nodes.Scope():
                 self.body(node.body)
             case nodes.Continue() | nodes.Break():
                 pass
             case _:
-                raise _LooksError
+                raise _BranchesError
 
     def _name(self, target: nodes.Node, kind: _Kind) -> None:
         match target:
             case nodes.Name(name=name) if name != "loop":
-                self.names[name] = _either(self.names.get(name, _PLAIN), kind)
+                self.names[name] = _merged(self.names.get(name, _PLAIN), kind)
             case nodes.Tuple() if kind is _PLAIN:
                 for item in target.items:
                     self._name(item, kind)
             case nodes.NSRef() if kind is _PLAIN:
                 pass
             case _:
-                raise _LooksError
+                raise _BranchesError
 
     def _text(self, *parts: nodes.Node) -> _Kind:
-        """Parts of a text, one after the other."""
-        kinds = {self._of(part) for part in parts}
-        if not kinds <= {_PLAIN, _SAID}:
-            raise _LooksError
-        return _SAID if _SAID in kinds else _PLAIN
+        """Find the kind of parts that are written one after the other."""
+        kinds = {self._kind(part) for part in parts}
+        if not kinds <= {_PLAIN, _CONTENT}:
+            raise _BranchesError
+        return _CONTENT if _CONTENT in kinds else _PLAIN
 
-    def _of(self, node: nodes.Node) -> _Kind:
+    def _kind(self, node: nodes.Node) -> _Kind:
         match node:
             case nodes.Const() | nodes.TemplateData():
                 return _PLAIN
             case nodes.Name(name=name) if name != "loop":
                 return self.names.get(name, _PLAIN)
             case nodes.Getattr(node=nodes.Name(name="loop"), attr=name):
-                return _PLAIN if name in _OF_LOOPS else _look()
+                return _PLAIN if name in _LOOP_ATTRIBUTES else _refuse()
             case nodes.Getattr(node=of, attr=name):
-                return self._field(self._of(of), name)
+                return self._field(self._kind(of), name)
             case nodes.Getitem(node=of, arg=nodes.Const(value=str(name))):
-                return self._field(self._of(of), name, item=True)
+                return self._field(self._kind(of), name, item=True)
             case nodes.Getitem(node=of, arg=at):
-                return self._item(self._of(of), at)
+                return self._item(self._kind(of), at)
             case nodes.Call(node=nodes.Getattr(node=of, attr=name), args=[], kwargs=[], dyn_args=None, dyn_kwargs=None) if (
                 name in _TRIMS
             ):
                 return self._text(of)
             case nodes.Filter(node=nodes.Expr() as of, name="trim", args=[], kwargs=[], dyn_args=None, dyn_kwargs=None):
                 return self._text(of)
-            case nodes.Filter(node=nodes.Expr() as of, name="length" | "count", args=[]) if self._of(of) is _TURNS:
+            case nodes.Filter(node=nodes.Expr() as of, name="length" | "count", args=[]) if self._kind(of) is _MESSAGES:
                 return _PLAIN
             case nodes.Test() | nodes.Compare() | nodes.Not():
-                return self._asked(node)
+                return self._condition(node)
             case nodes.And() | nodes.Or():
-                return _either(self._of(node.left), self._of(node.right))
+                return _merged(self._kind(node.left), self._kind(node.right))
             case nodes.CondExpr():
-                self._of(node.test)
-                return _either(self._of(node.expr1), self._of(node.expr2) if node.expr2 is not None else _PLAIN)
+                self._kind(node.test)
+                return _merged(self._kind(node.expr1), self._kind(node.expr2) if node.expr2 is not None else _PLAIN)
             case nodes.Add():
                 return self._text(node.left, node.right)
             case nodes.Concat():
                 return self._text(*node.nodes)
             case _:
-                return self._nothing_said(node)
+                return self._without_content(node)
 
-    def _asked(self, node: nodes.Node) -> _Kind:
-        """A question to which no content gives another answer than any other."""
+    def _condition(self, node: nodes.Node) -> _Kind:
+        """Allow a condition that has the same result for every content."""
         match node:
-            case nodes.Test(node=of, name=name, args=[]) if name in _OF_TYPES:
-                self._of(of)
+            case nodes.Test(node=of, name=name, args=[]) if name in _TYPE_TESTS:
+                self._kind(of)
                 return _PLAIN
-            case nodes.Compare(expr=one, ops=[nodes.Operand(op="in" | "notin", expr=other)]) if self._of(other) is _TURN:
-                return _PLAIN if isinstance(one, nodes.Const) else _look()
+            case nodes.Compare(expr=one, ops=[nodes.Operand(op="in" | "notin", expr=other)]) if self._kind(other) is _MESSAGE:
+                return _PLAIN if isinstance(one, nodes.Const) else _refuse()
             case nodes.Compare(expr=one, ops=[nodes.Operand(op="eq" | "ne", expr=nodes.Const(value=None | bool() | int()))]):
-                # A string is neither of these, whatever it says.
-                return _PLAIN if self._of(one) in (_PLAIN, _SAID) else _look()
+                # A string equals none of these, whatever its content.
+                return _PLAIN if self._kind(one) in (_PLAIN, _CONTENT) else _refuse()
             case nodes.Not():
-                self._of(node.node)
+                self._kind(node.node)
                 return _PLAIN
             case _:
-                return self._nothing_said(node)
+                return self._without_content(node)
 
     def _field(self, of: _Kind, name: str, *, item: bool = False) -> _Kind:
         match of:
             case _Kind.PLAIN:
                 return _PLAIN
-            case _Kind.TURN if name == "content":
-                return _SAID
-            case _Kind.TURN if item or name not in _OF_DICTS:
+            case _Kind.MESSAGE if name == "content":
+                return _CONTENT
+            case _Kind.MESSAGE if item or name not in _DICT_ATTRIBUTES:
                 return _PLAIN
             case _:
-                return _look()
+                return _refuse()
 
     def _item(self, of: _Kind, at: nodes.Node) -> _Kind:
-        """One of messages, or some of them; which it is depends on nothing that they say."""
-        if self._of(at) is not _PLAIN or of in (_SAID, _TURN):
-            raise _LooksError
-        return _PLAIN if of is _PLAIN else _TURNS if isinstance(at, nodes.Slice) else _TURN
+        """Find the kind of an item or slice; which one must not depend on content."""
+        if self._kind(at) is not _PLAIN or of in (_CONTENT, _MESSAGE):
+            raise _BranchesError
+        return _PLAIN if of is _PLAIN else _MESSAGES if isinstance(at, nodes.Slice) else _MESSAGE
 
-    def _nothing_said(self, node: nodes.Node) -> _Kind:
-        """Anything at all, as long as nothing in it is a message or said by one."""
-        if isinstance(node, nodes.Name) or any(self._of(part) is not _PLAIN for part in node.iter_child_nodes()):
-            raise _LooksError
+    def _without_content(self, node: nodes.Node) -> _Kind:
+        """Allow any expression in which nothing is a message or content."""
+        if isinstance(node, nodes.Name) or any(self._kind(part) is not _PLAIN for part in node.iter_child_nodes()):
+            raise _BranchesError
         return _PLAIN
 
 
-def _look() -> _Kind:
-    raise _LooksError
+def _refuse() -> _Kind:
+    raise _BranchesError
 
 
-def _either(one: _Kind, other: _Kind) -> _Kind:
-    """What a name is that is now this, now that: by the roles alone, or it would have been refused already."""
+def _merged(one: _Kind, other: _Kind) -> _Kind:
+    """Merge two kinds of a name, of which the roles alone decide which it has."""
     if one is other or other is _PLAIN:
         return one
-    return other if one is _PLAIN else _look()
+    return other if one is _PLAIN else _refuse()

@@ -1,4 +1,4 @@
-"""Margins of preferences: by how much the chosen answer is better, a number a row, of all rows or of none."""
+"""Margins of preferences, by how much the chosen answer is better: in every row or in none."""
 
 import math
 from decimal import Decimal
@@ -11,10 +11,10 @@ from forge_data._values import describe
 
 
 def margin_of(place: str, value: Any) -> float | None:
-    """The margin that a row gives; None where it gives none, as an empty cell of a CSV file does not.
+    """Read the margin of a row; None where it has none, or an empty cell of a CSV file.
 
     Raises:
-        DataError: no finite number, or one that float32 has not.
+        DataError: not a finite number, or one beyond float32.
     """
     if value is None or value == "":
         return None
@@ -30,7 +30,7 @@ def margin_of(place: str, value: Any) -> float | None:
 
 
 class Margins:
-    """Sees pair after pair that either every row has a margin or none."""
+    """Check, pair by pair, that either every row has a margin or none has."""
 
     def __init__(self) -> None:
         self._first: tuple[bool, str] | None = None

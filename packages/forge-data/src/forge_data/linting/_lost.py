@@ -9,37 +9,37 @@ from forge_data.findings._finding import STOP, WARN, Finding
 from forge_data.findings._rules import RULES, Where, found
 
 REASONS = (TOO_LONG, NOTHING_WITHIN, TRUNCATED)
-"""Reasons of the accounting that are the length's fault."""
+"""Reasons of the accounting that are due to `max_seq_len`."""
 
-# As every message of this package is made: the place, the field, what was found; what to do.
+# Every message of this package is: place, field, what was found; what to do.
 _FIELD = re.compile(r"\bfields? ([A-Za-z_]\w*(?:\[\d+\]|\.\w+)*)")
 
 
 def lost_to_length(
     tokens_read: int, tokens_lost: Mapping[str, int], longest: Where | None, longest_tokens: int, file: str
 ) -> Iterator[Finding]:
-    """One finding if tokens were lost to length, none otherwise.
+    """Make one finding if tokens were lost to `max_seq_len`.
 
     Args:
         tokens_read: tokens of all rows.
         tokens_lost: tokens left out, by reason.
-        longest: the longest row that was left out or cut, where that is known.
+        longest: the longest row that was left out or cut, if known.
         longest_tokens: its tokens.
         file: a source's name, where no row is known.
     """
     lost = sum(tokens_lost.get(reason, 0) for reason in REASONS)
     if not lost:
         return
-    told = f"{lost / tokens_read:.1%} of all tokens ({lost:,} of {tokens_read:,}) are lost to max_seq_len"
+    what = f"{lost / tokens_read:.1%} of all tokens ({lost:,} of {tokens_read:,}) are lost to max_seq_len"
     if longest is not None:
-        told += f"; this row is the longest of them, with {longest_tokens:,} tokens"
-    yield found("lost_to_length", longest or Where(file, None, file), "", told)
+        what += f"; this row is the longest of them, with {longest_tokens:,} tokens"
+    yield found("lost_to_length", longest or Where(file, None, file), "", what)
 
 
 def refused(where: Where, error: ForgeDataError, *, skipped: bool = False) -> Finding:
-    """The finding that stands for a row of which nothing can be made; `skipped` if it is left out, as was asked for."""
-    told = str(error).removeprefix(where.place).lstrip(": ")
-    what, _, remedy = told.rpartition("; ")
+    """Make the finding of a row that was refused; `skipped` if it is left out on request."""
+    message = str(error).removeprefix(where.place).lstrip(": ")
+    what, _, remedy = message.rpartition("; ")
     if not what:
         what, remedy = remedy, ""
     named = _FIELD.search(what)

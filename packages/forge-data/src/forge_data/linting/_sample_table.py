@@ -1,4 +1,4 @@
-"""Samples, of a store or row by row, to a table that is small enough to hold millions: lengths, counts, hashes and places."""
+"""Samples → a table small enough for millions: lengths, loss counts, hashes and places."""
 
 from array import array
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @attrs.frozen(eq=False)
 class SampleTable:
-    """N samples that make up U units; a unit is what a row became: one sample, or both sides of a preference."""
+    """N samples that make up U units: a unit is one sample, or both sides of a preference."""
 
     lengths: "NDArray[np.int64]"
     """int64[N], tokens."""
@@ -31,17 +31,17 @@ class SampleTable:
     firsts: "NDArray[np.int64]"
     """int64[U], the first sample of each unit."""
     where: Callable[[int], Where]
-    """A sample's place."""
+    """Place of a sample."""
 
     @classmethod
     def of(cls, store: "TokenStore") -> "SampleTable":
-        """The samples of a store; of a view, the view's."""
+        """Make the table of a store, or of a view."""
         members, digests = store.units()
         return cls(store.lengths, store.loss_counts, digests, members[:, 0], lambda index: Where.of(store.source(index)))
 
 
 class TableBuilder:
-    """Samples one row at a time to a `SampleTable`."""
+    """Collects samples, one row at a time, for a `SampleTable`."""
 
     def __init__(self) -> None:
         self._lengths, self._loss_counts, self._firsts = array("q"), array("q"), array("q")
@@ -50,7 +50,7 @@ class TableBuilder:
         self._names: dict[tuple[str, bool], int] = {}
 
     def add(self, where: Where, samples: Sequence[TokenizedExample], *, pair: bool) -> None:
-        """The samples of one row; those of a `pair` are one unit."""
+        """Add the samples of one row; those of a `pair` are one unit."""
         units = [samples] if pair and samples else [(sample,) for sample in samples]
         for unit in units:
             self._firsts.append(len(self._lengths))
@@ -63,7 +63,7 @@ class TableBuilder:
                 self._files.append(self._names.setdefault((where.file, indexed), len(self._names)))
 
     def build(self) -> SampleTable:
-        """All that was added."""
+        """Make the table of everything that was added."""
         names, rows, files = list(self._names), self._rows, self._files
 
         def where(sample: int) -> Where:

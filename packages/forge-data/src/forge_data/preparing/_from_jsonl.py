@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from forge_data._errors import StoreError
 from forge_data._options import Options
-from forge_data._paths import at_home
+from forge_data._paths import expand_user
 from forge_data.preparing._job import Job
 from forge_data.preparing._prepare import build
 from forge_data.reading._sources import resolve
@@ -24,7 +24,7 @@ def read_jsonl(
     tokenizer: "PreTrainedTokenizerBase | str | os.PathLike[str] | None",
 ) -> "TokenStore":
     """Write the rows of such a file as a store, checked as `prepare` checks rows of token ids."""
-    where = at_home(directory, StoreError)
+    where = expand_user(directory, StoreError)
     require_room(where)
     sources = resolve(file)
     loaded = as_tokenizer(tokenizer) if tokenizer is not None else None

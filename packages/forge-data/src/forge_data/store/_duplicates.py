@@ -1,4 +1,4 @@
-"""Samples that a split must keep together: those of the same tokens, and pieces of one row."""
+"""Samples that a split must keep together: equal tokens, or pieces of one row."""
 
 import hashlib
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ _DIGEST = np.dtype([("high", "<u8"), ("low", "<u8")])
 
 
 def digest(examples: Iterable["NDArray[np.int32]"]) -> bytes:
-    """16 bytes that stand for the ids int32[S] of a unit's samples: equal for equal ids, and for no others that there are."""
+    """Hash the ids int32[S] of a unit's samples into 16 bytes; equal for equal ids only."""
     hashed = hashlib.blake2b(digest_size=_DIGEST.itemsize)
     for ids in examples:
         # The length before the ids, so that two samples cannot run into one another.
@@ -23,14 +23,18 @@ def digest(examples: Iterable["NDArray[np.int32]"]) -> bytes:
 
 
 def as_digests(packed: bytearray) -> "NDArray[Any]":
-    """(uint64, uint64)[U], of what `digest` gave one after the other."""
+    """Read (uint64, uint64)[U] from what `digest` returned, one after the other."""
     return np.frombuffer(packed, dtype=_DIGEST)
 
 
 def grouped(digests: "NDArray[Any]", rows: "NDArray[np.int64]") -> "NDArray[np.int64]":
-    """int64[U]: for each unit the first one that has the same tokens or comes from the same row, be it over others.
+    """Name, for each unit, the first unit of its group: int64[U].
 
-    digests: a hash of each unit's ids. rows: int64[U], a number for the row that it came from.
+    Units of the same tokens or of one row are in one group, directly or over other units.
+
+    Args:
+        digests: a hash of each unit's ids.
+        rows: int64[U], a number for the row that each unit came from.
     """
     groups = np.arange(len(rows), dtype=np.int64)
     links = [np.unique(keys, return_inverse=True)[1] for keys in (digests, rows)]

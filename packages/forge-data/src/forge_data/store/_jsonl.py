@@ -8,16 +8,18 @@ from pathlib import Path
 
 from forge_data._errors import StoreError
 from forge_data._example import TokenizedExample
-from forge_data._paths import at_home
+from forge_data._paths import expand_user
 
 
 def write_jsonl(examples: Iterable[TokenizedExample], store: Path, file: str | os.PathLike[str]) -> Path:
-    """Write every example of the store in directory `store` as a line; the file gets its name when it is complete.
+    """Write every example of the store in directory `store` as a line.
+
+    The file gets its name when it is complete.
 
     Raises:
         StoreError: the file cannot be written.
     """
-    path = at_home(file, StoreError)
+    path = expand_user(file, StoreError)
     if not path.name or store.resolve() in path.resolve().parents:
         raise StoreError(f"{str(path)!r} cannot be written: it must be a file, and outside of the store {store}")
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
