@@ -146,7 +146,16 @@ def test_without_trl_the_comparison_does_not_start():
 
 
 @pytest.mark.parametrize(
-    "script", ["data_small.py", "data_workers.py", "data_memory.py", "data_store.py", "packing_order.py", "packing_plan.py"]
+    "script",
+    [
+        "data_fast_paths.py",
+        "data_small.py",
+        "data_workers.py",
+        "data_memory.py",
+        "data_store.py",
+        "packing_order.py",
+        "packing_plan.py",
+    ],
 )
 def test_a_side_of_our_own(script):
     """The claims that need no other library measure what they say."""

@@ -11,6 +11,7 @@ import pytest
 
 from forge_data import DataError, prepare
 from forge_data.preparing import _pipeline, _workers
+from forge_data.preparing._job import Processor
 from forge_data.tokenizing import _batch_tokenizer
 from forge_data.tokenizing._batch_tokenizer import BatchTokenizer
 from forge_data.tokenizing._encoder import Encoder
@@ -118,7 +119,7 @@ def test_a_function_without_a_name(write_rows, small_chats, chatml_tokenizer, tm
     ("function", "expected"),
     [("die", r"was ended by signal 9 \(SIGKILL\) before its work was done; the system ends processes so when memory runs out; "
              r"use fewer"),
-     ("leave", "ended with status 3 before its work was done; use fewer with num_proc")],
+     ("leave", "ended with status 3 before its work was done; use fewer with `num_proc`")],
 )  # fmt: skip
 def test_a_worker_that_dies(write_rows, small_chats, chatml_tokenizer, tmp_path, started, functions, function, expected):
     """A killed worker is an error and never a hang; the others end and nothing is left behind."""
@@ -176,11 +177,12 @@ def test_a_script_without_a_main_guard(write_rows, small_chats, chatml_tokenizer
 def test_one_thread(write_rows, small_chats, chatml_tokenizer, tmp_path, monkeypatch):
     """One process is one thread: the tokenizer's own threads are off meanwhile, and afterwards as they were."""
     seen = []
-    monkeypatch.setattr(
-        _workers, "Work", lambda job: lambda task: seen.append(os.environ["TOKENIZERS_PARALLELISM"]) or _work(job)(task)
-    )
-    from forge_data.preparing._job import Work as _work
 
+    def recorded(job):
+        process = Processor(job)
+        return lambda task: seen.append(os.environ["TOKENIZERS_PARALLELISM"]) or process(task)
+
+    monkeypatch.setattr(_workers, "Processor", recorded)
     for before in (None, "true"):
         monkeypatch.delenv("TOKENIZERS_PARALLELISM", raising=False)
         if before:

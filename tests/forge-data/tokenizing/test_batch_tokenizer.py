@@ -27,7 +27,7 @@ def same(tokenize, texts):
 
 @pytest.mark.parametrize("trim_offsets", [True, False])
 @given(texts=TEXTS)
-def test_as_told(tokenizers, trim_offsets, texts):
+def test_as_the_tokenizer(tokenizers, trim_offsets, texts):
     """Characters of several bytes, tokens of half a character, blanks and look-alikes have the same offsets."""
     same(BatchTokenizer(tokenizers["chatml", trim_offsets]), texts)
 

@@ -71,7 +71,8 @@ def test_an_eos_of_the_prompt_is_none_of_the_completion():
 def test_no_eos():
     """A tokenizer without EOS is refused, since a completion could not learn to end."""
     with pytest.raises(
-        TokenizerError, match="has no EOS token, so a completion could never learn to end; set tokenizer.eos_token"
+        TokenizerError,
+        match="has no EOS token, so a completion could never learn to end; name one as eos_token in its tokenizer_config.json",
     ):
         tokenize({"prompt": "a", "completion": "b"}, words())
 

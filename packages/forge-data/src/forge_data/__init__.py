@@ -1,4 +1,4 @@
-"""Records → tokens and labels: reading, formats, chat templates, loss masks, lint, viewer, token store. No torch.
+"""Records → tokens and labels: formats, loss masks, lint, viewer, token store; no torch.
 
 Names load on first use, so `import forge_data` costs nothing and brings in neither transformers nor datasets nor pyarrow.
 """

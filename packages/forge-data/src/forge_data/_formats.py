@@ -1,4 +1,7 @@
-"""Table of row formats: name → where its `Format` is defined. Reading the names imports none of them."""
+"""Table of row formats: name → where its `Format` is defined.
+
+Reading the names imports no format.
+"""
 
 import warnings
 from typing import TYPE_CHECKING, NamedTuple
@@ -37,7 +40,7 @@ BUILT_IN = {
 
 
 def plug_ins() -> "dict[str, EntryPoint]":
-    """Find the formats that installed packages add; a name that is taken already is ignored with a warning."""
+    """Find the formats that installed packages add; warn of a name that is taken, and ignore it."""
     from importlib.metadata import entry_points
 
     found: dict[str, EntryPoint] = {}
@@ -60,5 +63,8 @@ def names() -> tuple[str, ...]:
 
 
 def is_known(name: object) -> bool:
-    """Tell whether `format` may be `name`; other packages are asked for names that are not built in only."""
+    """Tell whether a format is called `name`.
+
+    Entry points are read only for a name that is not built in.
+    """
     return name == AUTO or name in BUILT_IN or name in plug_ins()

@@ -30,7 +30,7 @@ def describe(value: object) -> str:
 
 
 def nearest(name: object, known: Iterable[str]) -> str:
-    """Suggest the known name that is spelled most like `name`, as the end of a message; empty if none is.
+    """Suggest the known name spelled most like `name`, to end a message with; empty if none is.
 
     >>> nearest("mesages", ["messages", "text"])
     "; did you mean 'messages'?"

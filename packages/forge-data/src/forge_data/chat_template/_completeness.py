@@ -59,7 +59,7 @@ def dropped_reasoning(trace: Trace, message: int, given: Mapping[str, Any], matt
 
 
 def _is_verbatim(trace: Trace, message: int, leaf: Leaf | None, *, answers: bool) -> bool:
-    """Tell quickly that a message is its content alone, in one piece in its turn, as most are."""
+    """Check quickly whether a message is its content alone, in one piece in its turn."""
     stretches = trace.of(message)
     if leaf is None or len(stretches) != 1:
         return False

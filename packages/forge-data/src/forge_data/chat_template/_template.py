@@ -1,7 +1,7 @@
 """Conversation → its text, as the tokenizer's own chat template writes it, with a trace.
 
 The text is always the tokenizer's. The trace is written beside it, by the same template (`_traced_jinja`), and must be the same
-text to the character; so what the trace says of a place is true of the ids that are trained on. For a template that never
+text to the character; so the trace holds for the ids that are trained on. For a template that never
 branches on content, one trace holds for all conversations of the same roles (`masking._span_cache`); the text is rendered every
 time.
 """

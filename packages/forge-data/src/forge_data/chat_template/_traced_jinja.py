@@ -42,7 +42,7 @@ def _mark(kind: str, loop: int = 0, message: int = -1) -> Traced:
 
 @pass_context
 def _enter(_: Context, value: object, loop: int) -> Traced:
-    """Mark that a loop's body begins for a value; if that is a message, what it writes is its."""
+    """Mark the start of a loop's body; if its value is a message, the text is that message's."""
     return _mark("enter", loop, index_of(value)) if isinstance(value, Turn) else _mark("leave", loop)
 
 

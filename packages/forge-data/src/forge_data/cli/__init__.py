@@ -1,4 +1,4 @@
-"""Words of a shell → the calls that Python makes, and their results as text and exit status.
+"""Command line → calls of the public API, and their results as text and exit status.
 
 May import every folder.
 """

@@ -1,4 +1,4 @@
-"""Parsed words of each verb → what it does and prints; each returns its exit status."""
+"""Parsed arguments of each command → its work, its output, and its exit status."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Words of a shell → calls: `forge-data VERB`, `python -m forge_data VERB`, `forge data VERB`.
+"""Command line (`forge-data`, `python -m forge_data`, `forge data`) → calls and exit status.
 
 Exit status: 0 done; 1 the lint found something that stops a training; 2 bad input, with one line that says what and where; 130
 interrupted, 143 terminated.

@@ -106,7 +106,7 @@ class LintReport:
 
 
 class Findings:
-    """Collects findings, batch by batch in the order of the rows, and keeps the first of each rule."""
+    """Collector of findings, batch by batch in the order of rows; keeps the first of each rule."""
 
     def __init__(self) -> None:
         self._kept: dict[tuple[str, str], list[Finding]] = {}

@@ -1,4 +1,4 @@
-"""Raw record → `Sample`: conversation, prompt and completion, preference, document or token ids.
+"""Raw record → `Sample`: conversation, prompt and answer, preference, document, token ids.
 
 May import the package's own modules only, and knows neither files nor tokenizers.
 """

@@ -1,4 +1,7 @@
-"""Formats by name: which format a row has, and the row → `Sample`. The table of names is `forge_data._formats`."""
+"""Row → its format, detected or chosen by name → `Sample`.
+
+The table of names is `forge_data._formats`.
+"""
 
 import hashlib
 import warnings
@@ -45,7 +48,7 @@ _CHANGES_MEANING = {
 
 @cache
 def formats() -> dict[str, Format]:
-    """Load every format, of this package and of others; one that cannot be loaded is left out with a warning."""
+    """Load every format, built in or from another package; warn of one that cannot be loaded."""
     found = {name: built_in(name) for name in BUILT_IN}
     for name, entry in plug_ins().items():
         try:
@@ -117,7 +120,10 @@ def convert(format: str, place: str, fields: Fields, vocabulary: int | None) -> 
 
 
 def plug_in_identity(format: str) -> dict[str, list[str | None]]:  # noqa: A002
-    """Describe the formats of other packages that rows may be read by: where each is defined, version, SHA-256 of its file."""
+    """Describe the plug-in formats that may read rows, for the fingerprint of a store.
+
+    Each is described by its entry point, its package's version and the SHA-256 of its file.
+    """
     entries = plug_ins()
     chosen = entries if format == AUTO else {format} & entries.keys()
     return {name: _identity(entries[name]) for name in sorted(chosen)}

@@ -38,7 +38,7 @@ def checked_tokens(place: str, fields: Fields) -> Tokens:
 
 
 def check_vocabulary(tokens: Tokens, vocabulary: int | None) -> None:
-    """Refuse ids that a tokenizer of `vocabulary` ids does not have; None where no tokenizer is known.
+    """Refuse token ids outside [0, `vocabulary`); None where no tokenizer is known.
 
     Raises:
         DataError: naming the first.

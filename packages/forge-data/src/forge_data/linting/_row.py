@@ -66,7 +66,7 @@ class RowLint:
         return findings
 
     def _is_clean(self, chat: Chat) -> bool:
-        """Tell quickly that no rule for conversations can find anything, as in most rows."""
+        """Check quickly whether no rule for conversations can find anything, as in most rows."""
         messages = chat.messages
         if not _ALTERNATES("".join([message["role"][0] for message in messages])):
             return False

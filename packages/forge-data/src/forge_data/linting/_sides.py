@@ -38,7 +38,7 @@ def sides(sample: Sample) -> tuple[Side, ...]:
 def note_findings(
     where: Where, fields: Fields, sides: Sequence[Side], notes: Sequence[Note], field_of: FieldOf
 ) -> Iterator[Finding]:
-    """Make findings of what encoding saw, with the row's own field names and the severity of the turn."""
+    """Make findings of the encoder's notes, with the row's field names and the turn's severity."""
     seen: set[tuple[str, str]] = set()
     for note in notes:
         match = _INDEX.fullmatch(note.field)
@@ -59,7 +59,10 @@ def note_findings(
 
 
 def _severity(side: Side, note: Note, index: int) -> str | None:
-    """WARN for what the model is not to learn, or sees as it will in use; None for the rule's own severity."""
+    """Return WARN for an unwanted answer or an earlier turn; None for the rule's own severity.
+
+    Earlier turns without reasoning are what the model sees when it is used.
+    """
     chat = _chat(side.sample)
     last = max((at for at, message in enumerate(chat.messages) if message["role"] == "assistant"), default=index)
     earlier = note.rule == "reasoning_dropped" and index != last

@@ -1,4 +1,4 @@
-"""Tokens of one row, of whatever format → findings."""
+"""Tokens of one row of any format → findings."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -47,7 +47,7 @@ class TokenLint:
             yield found("missing_eos", where, "labels", f"the last learned token is {last}, which ends no text and no turn")
 
     def _is_clean(self, example: TokenizedExample) -> bool:
-        """Tell quickly that nothing is wrong, as with most examples."""
+        """Check quickly whether nothing is wrong, as with most examples."""
         ids, labels = example.input_ids, example.labels
         learned = len(ids) > 2 and (labels[-1] != IGNORED or labels[-2] != IGNORED)
         return learned and (ids[0] != self._bos or ids[1] != self._bos)

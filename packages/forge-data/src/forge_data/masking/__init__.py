@@ -1,4 +1,4 @@
-"""Traced text and `train_on` → learned character spans, segments by role, and the token mask.
+"""Traced text and `train_on` → learned character spans, segments by role, and token mask.
 
 May import `chat_template` and `formats`.
 """

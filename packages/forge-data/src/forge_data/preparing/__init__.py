@@ -1,4 +1,4 @@
-"""`data_path` → store: chunks of rows to workers, batches back in order, accounting, lint, fingerprint.
+"""`data_path` → store: workers, batches in order, accounting, lint, fingerprint.
 
 May import every folder but `cli` and `viewing`.
 """

@@ -1,4 +1,7 @@
-"""JSONL in mini-trainer's form, `{"input_ids": [...], "labels": [...], "len": n}` a line → token store."""
+"""JSONL of token ids, as mini-trainer writes it → token store.
+
+A line is `{"input_ids": [...], "labels": [...], "len": n}`.
+"""
 
 import os
 from typing import TYPE_CHECKING

@@ -1,4 +1,7 @@
-"""Chunk of rows → `Batch`: preprocessed, read by format, tokenised, cut to length, linted. The same code in every process."""
+"""Chunk of rows → `Batch`: preprocessed, read by format, tokenised, cut to length, linted.
+
+The same code runs in every process.
+"""
 
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -165,7 +168,7 @@ class Processor:
             return _Call(rows, None)
 
     def _read_row(self, record: Record, builder: BatchBuilder) -> _Row | None:
-        """Read a row by its format; None where that is not the format of the rows before, which ends the batch."""
+        """Read a row by its format; None, which ends the batch, where the rows before had another."""
         name = self._job.options.format
         if name == AUTO:
             name = detect(record.place, record.fields)

@@ -173,7 +173,7 @@ class _Worker:
             )
             why = "; the system ends processes so when memory runs out" if code == -9 else ""
             raise DataError(
-                f"a worker process of prepare {how} before its work was done{why}; use fewer with a lower `num_proc`"
+                f"a worker process of prepare {how} before its work was done{why}; use fewer with `num_proc`"
             ) from error
 
     def _end(self) -> None:

@@ -1,4 +1,6 @@
-"""`data_path` → raw records with their place: files, URLs, archives, saved datasets, the Hub; knows no row format.
+"""`data_path` → raw records with their place: files, URLs, saved datasets, the Hub.
+
+No module here knows a row format.
 
 May import the package's own modules only.
 """

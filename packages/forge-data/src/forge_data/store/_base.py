@@ -73,7 +73,7 @@ class Store:
     def kind(self) -> str:
         """Kind of the samples: `supervised`, `preference`, `unpaired_preference` or `prompts`.
 
-        A preference is two samples a row, see `pairs`; which unpaired answers are wanted, `desirable` says.
+        A preference is two samples a row, see `pairs`; `desirable` tells which unpaired answers are wanted.
         """
         return self._manifest.kind
 

@@ -1,4 +1,7 @@
-"""Token store → JSONL in mini-trainer's form: `{"input_ids": [...], "labels": [...], "len": n}` a line."""
+"""Token store → JSONL of token ids, as mini-trainer reads it.
+
+A line is `{"input_ids": [...], "labels": [...], "len": n}`.
+"""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Files of a store, and `store.json`, which records and vouches for all of them.
+"""Files of a store, and `store.json`, which records the size and hash of each.
 
 ```
 store.json           format and version, sizes, SHA-256, source files, accounting, settings

@@ -1,4 +1,4 @@
-"""`Sample` → `input_ids`, `labels` and segments, a batch at a time; then `on_overflow` for what is too long.
+"""`Sample` → `input_ids`, `labels` and segments in batches; long samples by `on_overflow`.
 
 May import `masking`, `chat_template` and `formats`.
 """

@@ -1,4 +1,4 @@
-"""Texts → ids and character offsets, a batch at a time: from the word cache where it applies, else from the tokenizer.
+"""Batch of texts → ids and character offsets, from the word cache or the tokenizer.
 
 The cache looks up the ids of words that occurred before, and places follow from the bytes that tokens stand for; a tokenizer
 that reports offsets spends a good part of its time on them, and Python as much on reading them.

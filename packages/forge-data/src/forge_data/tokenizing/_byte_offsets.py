@@ -1,4 +1,4 @@
-"""Bytes of tokens → the characters that each token stands for, without the tokenizer's offset mapping.
+"""Bytes of tokens → character offsets, without the tokenizer's offset mapping.
 
 A token of a byte-level vocabulary spells its bytes. Where the tokens of a text, one after the other, spell exactly that text,
 their places are running sums of their lengths, for all texts at once.
@@ -27,7 +27,7 @@ class TokenBytes:
         self._learn(np.array(list(added), dtype=np.int32))
 
     def spell(self, texts: Sequence[str], ids: "NDArray[np.int32]", sizes: Sequence[int]) -> bool:
-        """Tell whether the tokens of each text spell exactly that text; their bytes are known from then on.
+        """Tell whether the tokens of each text spell exactly that text, and keep their bytes.
 
         Args:
             texts: several texts.
@@ -44,7 +44,7 @@ class TokenBytes:
         return spelled == "".join(texts).encode() and np.array_equal(ends, np.cumsum(lengths))
 
     def offsets(self, texts: Sequence[str], ids: "NDArray[np.int32]", sizes: Sequence[int]) -> "NDArray[np.int64]":
-        """int64[T, 2]: compute the characters of each token of texts that their tokens spell."""
+        """Compute int64[T, 2], the characters of each token, for texts that their tokens spell."""
         ends = np.cumsum(self._sizes[ids], dtype=np.int64)
         begins = ends - self._sizes[ids]
         whole = "".join(texts)
@@ -77,7 +77,10 @@ class TokenBytes:
 
 
 def _byte_letters() -> dict[int, int]:
-    """Map letters of byte-level vocabularies to bytes: printable Latin-1 to itself, U+0100 and on to the rest (GPT-2)."""
+    """Map letters of byte-level vocabularies (GPT-2) to bytes.
+
+    Printable Latin-1 is itself; U+0100 and on are the other bytes.
+    """
     plain = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     return {0x100 + place: byte for place, byte in enumerate(byte for byte in range(256) if byte not in plain)}
 

@@ -63,7 +63,7 @@ class Pending:
 
 
 class Encoder:
-    """Makes `TokenizedExample`s of samples, with one tokenizer."""
+    """Converter of samples to `TokenizedExample`s, with one tokenizer."""
 
     def __init__(
         self, tokenizer: "PreTrainedTokenizerBase", train_on: str = "assistant", thread: "Executor | None" = None
@@ -90,7 +90,7 @@ class Encoder:
         if not isinstance(eos, int):
             raise TokenizerError(
                 f"{self._tokenizer.name_or_path or type(self._tokenizer).__name__} has no EOS token, so a completion could "
-                "never learn to end; set tokenizer.eos_token"
+                "never learn to end; name one as eos_token in its tokenizer_config.json"
             )
         return eos
 
@@ -205,7 +205,7 @@ class Encoder:
     def _trained(
         self, jobs: list[_Job], ids: _Ids, offsets: _Offsets, sizes: list[int], bounds: list[tuple[int, int]]
     ) -> "NDArray[np.bool_]":
-        """bool[T]: mark the tokens of all texts that their spans say to learn."""
+        """Mark the learned tokens of all texts, by their spans: bool[T]."""
         # Special tokens around plain text end no completion; `_ended` handles its EOS.
         added = self._added[ids] if jobs[0].ends_from is None else np.zeros(len(ids), dtype=np.bool_)
         before = np.cumsum([0, *(len(job.text) + 1 for job in jobs)])[:-1]

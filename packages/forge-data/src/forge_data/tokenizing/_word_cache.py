@@ -63,7 +63,11 @@ class WordCache:
             self._numbers[content]
 
     def encode(self, texts: Sequence[str]) -> tuple["NDArray[np.int32]", list[int], New]:
-        """Tokenise texts without special tokens around them: ids int32[T], tokens of each text, and words that are new."""
+        """Tokenise texts without special tokens around them.
+
+        Returns:
+            The ids int32[T], the number of tokens of each text, and the words that are new.
+        """
         if len(self._numbers) > _MAX_WORDS or self._characters > _MAX_CHARACTERS:
             self.clear()
         words: list[str] = []
@@ -112,7 +116,7 @@ class _Numbers(dict[str, int]):
 
 
 def word_cache(tokenizer: "PreTrainedTokenizerBase") -> WordCache | None:
-    """Make a cache for a byte-pair tokenizer that cuts words by a known expression; None for any other."""
+    """Make the cache of a BPE tokenizer that cuts words by a known expression; None for others."""
     from tokenizers import models
 
     backend: Any = tokenizer.backend_tokenizer
