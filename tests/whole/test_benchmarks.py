@@ -148,8 +148,8 @@ def test_without_trl_the_comparison_does_not_start():
 @pytest.mark.parametrize(
     "script",
     [
-        "data_fast_paths.py",
         "data_small.py",
+        "data_word_cache.py",
         "data_workers.py",
         "data_memory.py",
         "data_store.py",

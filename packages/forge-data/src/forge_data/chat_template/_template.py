@@ -1,9 +1,7 @@
 """Conversation → its text, as the tokenizer's own chat template writes it, with a trace.
 
 The text is always the tokenizer's. The trace is written beside it, by the same template (`_traced_jinja`), and must be the same
-text to the character; so the trace holds for the ids that are trained on. For a template that never
-branches on content, one trace holds for all conversations of the same roles (`masking._span_cache`); the text is rendered every
-time.
+text to the character; so the trace holds for the ids that are trained on.
 """
 
 import json
@@ -129,13 +127,6 @@ class ChatTemplate:
             return text
         except RefusedError as error:
             raise DataError(f"{chat.place}: {self.name} refuses the conversation: {error}") from error
-
-    @cached_property
-    def is_content_blind(self) -> bool:
-        """Whether it never branches on content, for rows without tools."""
-        from forge_data.chat_template._content_blind import is_content_blind
-
-        return is_content_blind(self._tokenizer.get_chat_template())
 
     def _source(self, chat: Chat) -> str:
         try:

@@ -15,7 +15,6 @@ from forge_data.chat_template._trace import Run
 from forge_data.formats._samples import Chat, Note
 from forge_data.masking._loss_mask import Span
 from forge_data.masking._segments import text_owners
-from forge_data.masking._span_cache import SpanCache, Spans, watch_renderer
 from forge_data.masking._spans import SpanContext, UnclearError, spans_of
 from forge_data.masking._train_on import TURN
 
@@ -48,7 +47,6 @@ class ConversationReader:
         self._turn_end_tokens = re.compile("|".join([r"\s", *sorted(tokens, key=len, reverse=True)]))
         # How turns begin may depend on the template's other arguments.
         self._openings: dict[str, Opening | UndecidableError | None] = {}
-        self._cache = SpanCache()
 
     def render_batch(self, chats: Sequence[Chat]) -> list[str | None]:
         """Render conversations, as far as one call can render many."""
@@ -66,9 +64,7 @@ class ConversationReader:
             DataError: the template refuses the conversation; its own message is included.
             TemplateError: it leaves out text of a message, or leaves open which tokens are to be learned.
         """
-        if text is not None and (found := self._cache.find(chat, what, text)) is not None:
-            return Conversation(text, *found, ())
-        rendered, asked = watch_renderer(self._template.render(chat, text))
+        rendered = self._template.render(chat, text)
         notes = [
             note
             for index in range(len(what))
@@ -78,11 +74,7 @@ class ConversationReader:
             spans, more = spans_of(SpanContext(rendered, lambda: self._opening(chat, rendered), self._ends_turn), what)
         except UnclearError as error:
             self._refuse(chat, error.index, error.why, error)
-        read = Conversation(rendered.trace.text, spans, text_owners(rendered.trace), (*notes, *more))
-        if self._template.is_content_blind and self._cache.wanted(chat, what):
-            known = not (asked() or read.notes)
-            self._cache.learn(chat, what, rendered, Spans(read.spans, read.runs) if known else None)
-        return read
+        return Conversation(rendered.trace.text, spans, text_owners(rendered.trace), (*notes, *more))
 
     def _dropped_reasoning(self, chat: Chat, rendered: RenderedChat, index: int) -> Note | None:
         role = chat.messages[index]["role"]

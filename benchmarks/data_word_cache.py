@@ -1,13 +1,12 @@
-"""Claim: the word cache and the span cache each make `forge_data.prepare` at least 1.3 times as fast; what does not is deleted.
+"""Claim: the word cache makes `forge_data.prepare` at least 1.3 times as fast; if it does not, it is deleted.
 
-The word cache looks up the tokens of words that occurred before; the span cache finds what is learned of a conversation from
-another one with the same roles, where the template never branches on content. Each is switched off in turn, in this process, on
-the rows of the other preparation benchmarks, with default settings and in one thread (`num_proc=1`). All stores must be the
-same, file by file. A ratio is the seconds without a cache over those with it, the median over pairs measured side by side. The
-line's ratio is the least of four; the processor time of each is beside it. `--distinct` takes every question with its answer
+The cache looks up the tokens of words that occurred before. It is switched off in every second run, in this process, on the
+rows of the other preparation benchmarks, with default settings and in one thread (`num_proc=1`). All stores must be the same,
+file by file. A ratio is the seconds without the cache over those with it, the median over pairs measured side by side. The
+line's ratio is the lesser of the two; the processor time of each is beside it. `--distinct` takes every question and answer
 once, so that no text occurs twice; `--template FILE` takes another chat template.
 
-    python benchmarks/data_fast_paths.py --repeats 9
+    python benchmarks/data_word_cache.py --repeats 9
 """
 
 import argparse
@@ -24,7 +23,6 @@ from _chats import MODULES, TOY_MODULES, conversations
 from _report import emit, machine, note
 
 import forge_data
-from forge_data.chat_template._template import ChatTemplate
 from forge_data.tokenizing import _batch_tokenizer
 
 TARGET = 1.3
@@ -35,16 +33,6 @@ def without_word_cache(run: preparation.Prepare) -> preparation.Prepare:
 
     def switched(data: Path, tokenizer: Path, folder: Path) -> None:
         with mock.patch.object(_batch_tokenizer, "_is_plain", return_value=False):
-            run(data, tokenizer, folder)
-
-    return switched
-
-
-def without_span_cache(run: preparation.Prepare) -> preparation.Prepare:
-    """Return a preparation in which every conversation is traced."""
-
-    def switched(data: Path, tokenizer: Path, folder: Path) -> None:
-        with mock.patch.object(ChatTemplate, "is_content_blind", new=False):
             run(data, tokenizer, folder)
 
     return switched
@@ -72,9 +60,9 @@ def main() -> None:
     template = options.template.read_text(encoding="utf-8") if options.template else preparation.CHATML
     settings = {"default": preparation.forge, "one_thread": preparation.forge_in_one}
     sides = {
-        f"{name}_{cache}": switch(run) if switch else run
+        f"{name}_{state}": prepare
         for name, run in settings.items()
-        for cache, switch in (("both", None), ("no_words", without_word_cache), ("no_spans", without_span_cache))
+        for state, prepare in (("on", run), ("off", without_word_cache(run)))
     }
     with tempfile.TemporaryDirectory(prefix="forge-bench-") as scratch:
         folder = Path(scratch)
@@ -83,23 +71,21 @@ def main() -> None:
         file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
         every = preparation.take_turns(sides, file, tokenizer, folder, repeats=options.repeats)
         stores = {side: forge_data.TokenStore.open(folder / f"{side}-0" / "store") for side in sides}
-        one = stores["default_both"]
+        one = stores["default_on"]
         if any(store.sha256 != one.sha256 for store in stores.values()):
-            raise SystemExit("the stores differ: a cache changes what is prepared")
+            raise SystemExit("the stores differ: the cache changes what is prepared")
         tokens = int(one.lengths.sum())
     ratios: dict[str, dict[str, float]] = {}
-    for cache, switched in (("word_cache", "no_words"), ("span_cache", "no_spans")):
-        for name in settings:
-            pairs = [*zip(every[f"{name}_{switched}"], every[f"{name}_both"], strict=True)]
-            ratios[f"{cache}_{name}"] = {
-                "ratio": round(statistics.median(off.seconds / on.seconds for off, on in pairs), 3),
-                "cpu_time_ratio": round(statistics.median(off.cpu / on.cpu for off, on in pairs), 3),
-            }
-            note(f"{cache} {name}: {ratios[f'{cache}_{name}']}")
+    for name in settings:
+        pairs = [*zip(every[f"{name}_off"], every[f"{name}_on"], strict=True)]
+        ratios[name] = {
+            "ratio": round(statistics.median(off.seconds / on.seconds for off, on in pairs), 3),
+            "cpu_time_ratio": round(statistics.median(off.cpu / on.cpu for off, on in pairs), 3),
+        }
+        note(f"{name}: {ratios[name]}")
     emit(
-        "data_fast_paths",
-        "seconds of forge_data.prepare without a cache over those with it: the least of word and span cache, with default "
-        "settings and in one thread",
+        "data_word_cache",
+        "seconds of forge_data.prepare without the word cache over those with it, the lesser of defaults and one thread",
         min(each["ratio"] for each in ratios.values()),
         TARGET,
         toy=options.toy,
