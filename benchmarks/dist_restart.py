@@ -139,7 +139,7 @@ def measure(scratch: Path, repeats: int) -> tuple[dict[str, list[float]], dict[s
             with Run(where, scratch) as run:
                 seconds[name].append(run.reach(1 if name == "fresh" else step + 1))
                 busy[name].append(run.processor_seconds())
-            if ("going on after step" in run.log.read_text()) != (name == "restart"):
+            if ("resuming after step" in run.log.read_text()) != (name == "restart"):
                 raise SystemExit(f"this is no {name} run:\n{run.log.read_text()}")
             note(f"{name:8} {seconds[name][-1]:6.2f} s")
             shutil.rmtree(where)

@@ -1,7 +1,7 @@
-"""Second, hand-written accounts of what real templates write, and which of it an assistant has to learn.
+"""Oracles of real chat templates: what each writes, and what of it is learned, written by hand.
 
-An account turns messages into (text, is it learned). It was written from the template, and knows nothing of tracing, offsets or tokens. A
-test first holds it against the template's own text, so an account that is wrong about the text fails by itself.
+An account turns messages into (text, is it learned). It was written from the template, and knows nothing of tracing, offsets or
+tokens. A test first holds it against the template's own text, so an account that is wrong about the text fails by itself.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,7 +13,7 @@ Pieces = Iterator[tuple[str, bool]]
 
 @attrs.frozen
 class Account:
-    """One family's account, and which conversations it covers."""
+    """One family's template by hand, and which conversations it covers."""
 
     pieces: Callable[[list[dict]], Pieces]
     system: bool = True
@@ -27,7 +27,7 @@ class Account:
 def turns(
     header: str, end: str, after: str = "", *, names: dict[str, str] | None = None, trims: bool = False
 ) -> Callable[[list[dict]], Pieces]:
-    """Most families: a header with the role's name, the content, a turn end, and what the template writes between turns."""
+    """Write most families: header with the role's name, content, turn end, and text between turns."""
 
     def pieces(messages: list[dict]) -> Pieces:
         for message in messages:
@@ -40,7 +40,7 @@ def turns(
 
 
 def opened(begin: str, inner: Callable[[list[dict]], Pieces], end: str = "") -> Callable[[list[dict]], Pieces]:
-    """What stands before and after the turns."""
+    """Add text before and after the turns."""
 
     def pieces(messages: list[dict]) -> Pieces:
         yield begin, False
@@ -51,7 +51,7 @@ def opened(begin: str, inner: Callable[[list[dict]], Pieces], end: str = "") -> 
 
 
 def own_system(text: str, inner: Callable[[list[dict]], Pieces]) -> Callable[[list[dict]], Pieces]:
-    """A template that writes a system turn of its own where the conversation has none."""
+    """Describe a template that writes a system turn of its own where the conversation has none."""
 
     def pieces(messages: list[dict]) -> Pieces:
         if messages[0]["role"] != "system":
@@ -62,7 +62,7 @@ def own_system(text: str, inner: Callable[[list[dict]], Pieces]) -> Callable[[li
 
 
 def folded(join: str, inner: Callable[[list[dict]], Pieces], *, front: str = "") -> Callable[[list[dict]], Pieces]:
-    """A system message that becomes the beginning of the first user message."""
+    """Describe a template that puts the system message at the beginning of the first user message."""
 
     def pieces(messages: list[dict]) -> Pieces:
         if messages[0]["role"] == "system":
@@ -174,8 +174,8 @@ def command_r(messages: list[dict]) -> Pieces:
 
 def vicuna(messages: list[dict]) -> Pieces:
     default = (
-        "A chat between a curious user and an artificial intelligence assistant. The assistant gives helpful, detailed, and polite "
-        "answers to the user's questions."
+        "A chat between a curious user and an artificial intelligence assistant. The assistant gives helpful, detailed, and "
+        "polite answers to the user's questions."
     )
     system = messages[0]["content"] if messages[0]["role"] == "system" else default
     yield f"<s>{system} ", False

@@ -1,4 +1,4 @@
-"""A real, headless Chromium, spoken to over a pipe (the DevTools protocol): no driver, no port."""
+"""Headless Chromium over a pipe (the DevTools protocol): no driver, no port."""
 
 import json
 import os
@@ -12,7 +12,7 @@ _SECONDS = 60
 
 
 class Browser:
-    """One page of one browser; `errors` is whatever its console complained of, `requests` what it asked for beside the page."""
+    """One page of one browser; `errors` are messages of its console, `requests` what it loaded."""
 
     def __init__(self):
         to_browser, self._out = os.pipe()
@@ -40,7 +40,7 @@ class Browser:
             self.call(f"{domain}.enable")
 
     def call(self, method, **parameters):
-        """One command and its answer."""
+        """Send a command and return its answer."""
         self._number += 1
         message = {"id": self._number, "method": method, "params": parameters}
         if self._session:
@@ -55,7 +55,7 @@ class Browser:
             self._note(got)
 
     def open(self, path, *, width=1440, height=1000, fragment="", dark=False):
-        """Go to a file, in a window of a size."""
+        """Open a file in a window of a size."""
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600)
         self.call(
             "Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
@@ -66,24 +66,24 @@ class Browser:
                  " document.readyState === 'complete' ? go() : addEventListener('load', go); })")  # fmt: skip
 
     def run(self, expression):
-        """The value of a JavaScript expression; a promise is waited for."""
+        """Return the value of a JavaScript expression; wait for a promise."""
         got = self.call("Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True)
         if "exceptionDetails" in got:
             raise RuntimeError(got["exceptionDetails"])
         return got["result"].get("value")
 
     def press(self, key, text=""):
-        """A key, down and up."""
+        """Press and release a key."""
         for kind in ("keyDown", "keyUp"):
             self.call("Input.dispatchKeyEvent", type=kind, key=key, **({"text": text} if text and kind == "keyDown" else {}))
         self.run("new Promise(done => setTimeout(done, 30))")
 
     def screenshot(self):
-        """The window as PNG, in base 64."""
+        """Return the window as PNG, in base 64."""
         return self.call("Page.captureScreenshot")["data"]
 
     def close(self):
-        """End it and take its profile away."""
+        """End the browser and remove its profile."""
         try:
             self._session = None
             self.call("Browser.close")

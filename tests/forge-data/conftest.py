@@ -48,18 +48,21 @@ GEMMA = (
     "{{ bos_token }}" + BLOCK + "{% if m['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
     "{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}"
     "{{ raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}{% endif %}"
-    "{{ '<start_of_turn>' + ('model' if m['role'] == 'assistant' else m['role']) + '\n' + m['content'] | trim + '<end_of_turn>\n' }}"
+    "{{ '<start_of_turn>' + ('model' if m['role'] == 'assistant' else m['role']) + '\n' + m['content'] | trim + "
+    "'<end_of_turn>\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}"
 )
 ZEPHYR = (
     BLOCK
-    + "{% if m['role'] in ['user', 'system', 'assistant'] %}{{ '<|' + m['role'] + '|>\n' + m['content'] + eos_token + '\n' }}{% endif %}"
+    + "{% if m['role'] in ['user', 'system', 'assistant'] %}{{ '<|' + m['role'] + '|>\n' + m['content'] + eos_token + '\n' "
+    "}}{% endif %}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %}"
 )
 VICUNA = (
     BLOCK
     + "{% if m['role'] == 'system' %}{{ m['content'] + ' ' }}{% elif m['role'] == 'user' %}{{ 'USER: ' + m['content'] + ' ' }}"
-    "{% else %}{{ 'ASSISTANT: ' + m['content'] + '</s>' }}{% endif %}{% endfor %}{% if add_generation_prompt %}{{ 'ASSISTANT:' }}{% endif %}"
+    "{% else %}{{ 'ASSISTANT: ' + m['content'] + '</s>' }}{% endif %}{% endfor %}{% if add_generation_prompt %}{{ 'ASSISTANT:' "
+    "}}{% endif %}"
 )
 # Writes no generation prompt at all: the header of the assistant's turn is the end of the user's.
 LLAMA2 = (
@@ -69,20 +72,24 @@ LLAMA2 = (
 # Closes a turn in plain text: no token of it is special.
 PLAIN = (
     BLOCK
-    + "{{ '### ' + ('Assistant' if m['role'] == 'assistant' else 'Human') + ':\n' + m['content'] + '\n### End\n\n' }}{% endfor %}"
+    + "{{ '### ' + ('Assistant' if m['role'] == 'assistant' else 'Human') + ':\n' + m['content'] + '\n### End\n\n' }}{% endfor "
+    "%}"
     "{% if add_generation_prompt %}{{ '### Assistant:\n' }}{% endif %}"
 )
 MARKED = (
     BLOCK
-    + "{{ '<|im_start|>' + m['role'] + '\n' }}{% if m['role'] == 'assistant' %}{% generation %}{{ m['content'] + '<|im_end|>' }}"
+    + "{{ '<|im_start|>' + m['role'] + '\n' }}{% if m['role'] == 'assistant' %}{% generation %}{{ m['content'] + '<|im_end|>' "
+    "}}"
     "{% endgeneration %}{% else %}{{ m['content'] + '<|im_end|>' }}{% endif %}{{ '\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 # As Qwen3's: an empty reasoning block in the last turn only, and reasoning dropped from all earlier ones.
 QWEN3 = (
     BLOCK + "{% set c = m['content'].split('</think>')[-1].lstrip('\n') %}{{ '<|im_start|>' + m['role'] + '\n' }}"
-    "{% if m['role'] == 'assistant' and loop.last %}{{ m['content'] if '</think>' in m['content'] else '<think>\n\n</think>\n\n' + c }}"
-    "{% else %}{{ c }}{% endif %}{{ '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+    "{% if m['role'] == 'assistant' and loop.last %}{{ m['content'] if '</think>' in m['content'] else "
+    "'<think>\n\n</think>\n\n' + c }}"
+    "{% else %}{{ c }}{% endif %}{{ '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' "
+    "}}{% endif %}"
 )
 
 

@@ -1,4 +1,4 @@
-"""What a corpus of seeded defects is made of: clean rows, and for each kind of defect twenty rows that are damaged in one place, each its own way.
+"""Corpus of seeded defects: clean rows, and for each defect twenty rows that are damaged in one place each.
 
 A defect knows which rule has to find it, how gravely, and in which field; whoever uses it knows in which row.
 """
@@ -21,7 +21,8 @@ class Defect:
     rule: str
     severity: str
     damage: Callable[[Random, Row], str | tuple[Any, str]]
-    """Damages a row in place and returns the field that has to be named; or returns what to write instead of the row, and the field."""
+    """Damages a row in place and returns the field that has to be named; or returns what to write instead of the row, and the
+    field."""
     base: Callable[[Random], Row] = clean
     template: str = TOOLED
     settings: dict[str, Any] = attrs.field(factory=dict)
@@ -34,8 +35,8 @@ class Defect:
         for place in range(rows):
             row: Any = self.base(rng)
             if place in damaged:
-                told = self.damage(rng, row)
-                row, fields[place + 1] = told if isinstance(told, tuple) else (row, told)
+                message = self.damage(rng, row)
+                row, fields[place + 1] = message if isinstance(message, tuple) else (row, message)
             lines.append(row if isinstance(row, (str, bytes)) else json.dumps(row))
         return lines, fields
 
@@ -44,7 +45,7 @@ DEFECTS: list[Defect] = []
 
 
 def defect(rule: str, severity: str, **more: Any) -> Callable[..., Any]:
-    """Put a way of damaging a row into the corpus under its own name."""
+    """Register a way of damaging a row under its own name."""
 
     def add(damage: Callable[[Random, Row], Any]) -> Callable[[Random, Row], Any]:
         DEFECTS.append(Defect(damage.__name__, rule, severity, damage, **more))

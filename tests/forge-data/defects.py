@@ -1,4 +1,4 @@
-"""The corpus of seeded defects: one function a kind, which damages a clean row in one place, each time its own way.
+"""Seeded defects: one function each, which damages a clean row in one place, differently each time.
 
 A defect knows which rule has to find it, how gravely, and in which field; whoever uses it knows in which row.
 """
@@ -27,7 +27,7 @@ __all__ = ["DEFECTS"]
 
 
 def inside(rng, text, wrong):
-    """A text with something wrong at one of its blanks."""
+    """Put something wrong at one of a text's blanks."""
     parts = text.split(" ")
     at = rng.randint(1, len(parts) - 1)
     return " ".join([*parts[:at], wrong, *parts[at:]])

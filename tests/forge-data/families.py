@@ -1,7 +1,8 @@
-"""The chat templates of real model families, as vendors ship them, each to a small tokenizer that has the family's special tokens.
+"""Chat templates of real model families, as vendors ship them, each with a small tokenizer that has its special tokens.
 
-`templates/README.md` says where each file comes from. Vocabularies are trained on the spot: of the family's own make (byte-level or
-SentencePiece-like), small, so that words fall apart at places that no mask may lean on. No model, no network, no torch.
+`templates/README.md` says where each file comes from. Vocabularies are trained on the spot: of the family's own make
+(byte-level or SentencePiece-like), small, so that words fall apart at places that no mask may lean on. No model, no network, no
+torch.
 """
 
 import json
@@ -36,8 +37,8 @@ class Family:
     files: tuple[tuple[str, str], ...] = ()
     """Name of a template and its file where the vendor ships several; else one file of the family's own name."""
     make: str = "tiktoken"
-    """`tiktoken` (Llama-3, Qwen, Phi-4: newlines stay together), `bytes` (GPT-2, SmolLM2: they do not), `metaspace` (Llama-2: every stretch
-    of text begins with a blank of its own), `gemma` (no such blank)."""
+    """`tiktoken` (Llama-3, Qwen, Phi-4: newlines stay together), `bytes` (GPT-2, SmolLM2: they do not), `metaspace` (Llama-2:
+    every stretch of text begins with a blank of its own), `gemma` (no such blank)."""
     swallows: tuple[str, ...] = ()
     """Special tokens that take the blanks after them along."""
 
@@ -116,13 +117,15 @@ _LLAMA3 = (
 )
 _GEMMA = ("<pad>", "<eos>", "<bos>", "<start_of_turn>", "<end_of_turn>")
 _COHERE = (
-    "<PAD>", "<BOS_TOKEN>", "<EOS_TOKEN>", "<|START_OF_TURN_TOKEN|>", "<|END_OF_TURN_TOKEN|>", "<|USER_TOKEN|>", "<|CHATBOT_TOKEN|>",
+    "<PAD>", "<BOS_TOKEN>", "<EOS_TOKEN>", "<|START_OF_TURN_TOKEN|>", "<|END_OF_TURN_TOKEN|>", "<|USER_TOKEN|>",
+    "<|CHATBOT_TOKEN|>",
     "<|SYSTEM_TOKEN|>",
 )  # fmt: skip
 _QWEN3 = (*_CHATML, "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
 _DEEPSEEK = (
-    "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>", "<think>", "</think>", "<｜tool▁calls▁begin｜>",
-    "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>", "<｜tool▁outputs▁begin｜>",
+    "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>", "<think>", "</think>",
+    "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>",
+    "<｜tool▁sep｜>", "<｜tool▁outputs▁begin｜>",
     "<｜tool▁outputs▁end｜>", "<｜tool▁output▁begin｜>", "<｜tool▁output▁end｜>",
 )  # fmt: skip
 _HARMONY = (

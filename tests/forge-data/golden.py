@@ -1,7 +1,7 @@
-"""Golden files to cases, and a second account of masks: which token holds which bytes, known without offsets.
+"""Golden files → cases, and an oracle of masks that knows bytes and no offsets.
 
-A golden file reads as a reviewer reads it: `=== name | settings`, the row as JSON, `---`, and the text as the family's template writes it,
-with what is learned between ⟦ and ⟧ and ∎ where the text ends. `⟨%Y-%m-%d⟩` stands for today's date.
+A golden file reads as a reviewer reads it: `=== name | settings`, the row as JSON, `---`, and the text as the family's template
+writes it, with what is learned between ⟦ and ⟧ and ∎ where the text ends. `⟨%Y-%m-%d⟩` stands for today's date.
 """
 
 import json
@@ -50,7 +50,7 @@ class Case:
 
 
 def cases() -> list[Case]:
-    """All cases of all golden files."""
+    """Return all cases of all golden files."""
     return [case for file in sorted(FOLDER.glob("*.txt")) for case in _cases(file)]
 
 
@@ -72,7 +72,7 @@ def _cases(file: Path) -> list[Case]:
 
 
 def messages(row: dict) -> list[dict]:
-    """The messages as the chat template is to get them: calls' arguments as objects, no word of ours about training."""
+    """Return the messages for the chat template: arguments of calls as objects, no fields about training."""
     both = json.loads(json.dumps(row["messages"] if "messages" in row else row["prompt"] + row["completion"]))
     for message in both:
         for name in ("train", "weight"):
@@ -83,14 +83,14 @@ def messages(row: dict) -> list[dict]:
 
 
 def native(tokenizer, row: dict, **settings):
-    """What the tokenizer's own chat template gives for a row."""
+    """Render a row with the tokenizer's own chat template."""
     return tokenizer.apply_chat_template(
         messages(row), tools=row.get("tools"), return_dict=False, **row.get("chat_template_kwargs", {}), **settings
     )
 
 
 def places(tokenizer, text: str, ids: list[int]) -> list[tuple[int, int]]:
-    """The bytes [a, b) of the text that each token holds, read off the tokens' own letters; no offsets are asked for."""
+    """Return the bytes [a, b) of the text that each token holds, from the tokens' letters."""
     data, at, fresh, found = text.encode(), 0, True, []
     added = tokenizer.added_tokens_decoder
     bytewise = tokenizer.backend_tokenizer.normalizer is None
@@ -122,10 +122,11 @@ def _letters(token: str, *, bytewise: bool) -> bytes:
 
 
 def expected(tokenizer, ids: list[int], pieces: list[tuple[str, bool]]) -> list[bool | None]:
-    """Whether each token is learned: one that holds learned bytes is, save a special token that begins before them and took blanks along.
+    """Whether each token is learned: one that holds learned bytes is, save a special token that begins before them and took
+    blanks along.
 
-    None, either, for a token that begins before learned text and brings only blanks of it along (whose they are, the template's or the
-    message's, is not marked), and for one of no bytes at all where learned text begins or ends.
+    None, either, for a token that begins before learned text and brings only blanks of it along (whose they are, the template's
+    or the message's, is not marked), and for one of no bytes at all where learned text begins or ends.
     """
     text = "".join(text for text, _ in pieces)
     data, learned = text.encode(), [flag for text, flag in pieces for _ in text.encode()]
@@ -143,7 +144,7 @@ def expected(tokenizer, ids: list[int], pieces: list[tuple[str, bool]]) -> list[
 
 
 def disagreements(tokenizer, example, pieces: list[tuple[str, bool]]) -> list[str]:
-    """Tokens whose label is not what the account says, written so that a person sees which and where."""
+    """List tokens whose label is not what the oracle says, readable for a person."""
     ids, labels = example.input_ids.tolist(), example.labels.tolist()
     assert all(label in (i, -100) for i, label in zip(ids, labels, strict=True))
     tokens = tokenizer.convert_ids_to_tokens(ids)

@@ -1,4 +1,4 @@
-"""Rows of every format in which nothing is wrong, made from a seed, and a small tokenizer with the templates that the lint's tests need."""
+"""Clean rows of every format, made from a seed, and a small tokenizer with templates for the lint's tests."""
 
 import json
 from random import Random
@@ -9,18 +9,18 @@ from .families import FAMILIES
 Row = dict[str, Any]
 
 WORDS = (
-    "river lamp seven quiet orange ladder window maple copper night paper garden silver clock morning button bridge yellow feather "
-    "market winter basket needle harbour candle stone meadow pocket ribbon saddle thunder valley whistle anchor blanket cellar"
+    "river lamp seven quiet orange ladder window maple copper night paper garden silver clock morning button bridge yellow "
+    "feather market winter basket needle harbour candle stone meadow pocket ribbon saddle thunder valley whistle anchor "
+    "blanket cellar"
 ).split()
 
 TOOLED = (
-    "{% if tools %}{{ '<|im_start|>system\n' + (tools | tojson) + '<|im_end|>\n' }}{% endif %}"
-    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' }}"
-    "{% if m['reasoning_content'] %}{{ '<think>' + m['reasoning_content'] + '</think>' }}{% endif %}{{ m['content'] or '' }}"
-    "{% for c in m['tool_calls'] or [] %}{{ '<tool_call>' + c['function']['name'] + ' ' }}"
-    "{% if c['function']['arguments'] is string %}{{ c['function']['arguments'] }}{% else %}{{ c['function']['arguments'] | tojson }}{% endif %}"
-    "{{ '</tool_call>' }}{% endfor %}{{ '<|im_end|>\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+    "{% if tools %}{{ '<|im_start|>system\n' + (tools | tojson) + '<|im_end|>\n' }}{% endif %}{% for m in messages "
+    "%}{{ '<|im_start|>' + m['role'] + '\n' }}{% if m['reasoning_content'] %}{{ '<think>' + m['reasoning_content'] + "
+    "'</think>' }}{% endif %}{{ m['content'] or '' }}{% for c in m['tool_calls'] or [] %}{{ '<tool_call>' + "
+    "c['function']['name'] + ' ' }}{% if c['function']['arguments'] is string %}{{ c['function']['arguments'] }}"
+    "{% else %}{{ c['function']['arguments'] | tojson }}{% endif %}{{ '</tool_call>' }}{% endfor %}"
+    "{{ '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 """ChatML that writes tools, calls and reasoning, and takes roles in any order."""
 MUTE = TOOLED.replace("{% if m['reasoning_content'] %}{{ '<think>' + m['reasoning_content'] + '</think>' }}{% endif %}", "")
@@ -37,16 +37,17 @@ STRICT = (
 )
 """Refuses tool messages."""
 SOME = (
-    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' }}{% if m['role'] == 'assistant' and not m['tool_calls'] %}"
-    "{% generation %}{{ m['content'] + '<|im_end|>' }}{% endgeneration %}{% else %}{{ m['content'] or '' }}"
-    "{% for c in m['tool_calls'] or [] %}{{ c['function']['name'] + (c['function']['arguments'] | tojson) }}{% endfor %}"
-    "{{ '<|im_end|>' }}{% endif %}{{ '\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' }}{% if m['role'] == 'assistant' and not "
+    "m['tool_calls'] %}{% generation %}{{ m['content'] + '<|im_end|>' }}{% endgeneration %}{% else %}"
+    "{{ m['content'] or '' }}{% for c in m['tool_calls'] or [] %}{{ c['function']['name'] + (c['function']['arguments'] | "
+    "tojson) }}{% endfor %}{{ '<|im_end|>' }}{% endif %}{{ '\n' }}{% endfor %}{% if add_generation_prompt "
+    "%}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 """Marks what the assistant says, and passes over what it calls."""
 
 
 def tokenizer(template: str = TOOLED) -> Any:
-    """A small tokenizer with one of these templates; its BOS is no part of the template."""
+    """Make a small tokenizer with one of these templates; its BOS is not part of the template."""
     made = FAMILIES["phi-4"].tokenizer()
     made.chat_template = template
     return made
@@ -61,7 +62,7 @@ def turn(role: str, content: Any, **more: Any) -> Row:
 
 
 def clean(rng: Random) -> Row:
-    """A conversation in which nothing is wrong."""
+    """Make a clean conversation."""
     turns = [turn(role, words(rng)) for _ in range(rng.randint(1, 3)) for role in ("user", "assistant")]
     return {"messages": ([turn("system", words(rng))] if rng.random() < 0.3 else []) + turns}
 
@@ -78,7 +79,7 @@ def call(name: str, arguments: Any, **more: Any) -> Row:
 
 
 def tooled(rng: Random) -> Row:
-    """A conversation with a call, its result and the answer, in which nothing is wrong."""
+    """Make a clean conversation with a call, its result and the answer."""
     name = rng.choice(WORDS)
     arguments = {"city": rng.choice(WORDS)}
     return {
@@ -106,14 +107,14 @@ def preference(rng: Random) -> Row:
 
 
 def tokens(rng: Random, ends: int = 422) -> Row:
-    """Ids of letters, and a token that ends a turn."""
+    """Make ids of letters, and a token that ends a turn."""
     size = rng.randint(6, 12)
     ids = [rng.randint(10, 90) for _ in range(size)] + [ends]
     return {"input_ids": ids, "labels": [-100] * 3 + ids[3:]}
 
 
 def reply(row: Row, rng: Random) -> int:
-    """The place of one of the answers."""
+    """Return the place of one of the answers."""
     return rng.choice([at for at, each in enumerate(row["messages"]) if each["role"] == "assistant"])
 
 

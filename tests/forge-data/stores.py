@@ -1,4 +1,4 @@
-"""Stores of a few tokens, written without a tokenizer: for tests of what becomes of a store once its samples are known."""
+"""Stores of a few tokens, written without a tokenizer."""
 
 import numpy as np
 
@@ -9,11 +9,16 @@ from forge_data.store._manifest import SourceFile
 from forge_data.store._writer import StoreWriter
 from forge_data.tokenizing._overflow import Fitted
 
-EXAMPLE = TokenizedExample(np.array([1, 2], dtype=np.int32), np.array([-100, 2], dtype=np.int32), np.array([[0, 1], [1, 2]], dtype=np.int32), ("user", "assistant"))  # fmt: skip
+EXAMPLE = TokenizedExample(
+    np.array([1, 2], dtype=np.int32),
+    np.array([-100, 2], dtype=np.int32),
+    np.array([[0, 1], [1, 2]], dtype=np.int32),
+    ("user", "assistant"),
+)
 
 
 def arrays(rows, *, sides=1, desirable=None):
-    """What a batch of rows holds, one example (or two) a row."""
+    """Make the arrays of a batch of rows, one example (or two) a row."""
     builder = BatchBuilder()
     for row in rows:
         examples = (EXAMPLE,) * sides
@@ -24,7 +29,7 @@ def arrays(rows, *, sides=1, desirable=None):
 def write(
     directory, rows=(1,), *, kind="supervised", sources=None, inputs="x", commit=True, before=lambda writer: None, **about
 ):
-    """A store of rows."""
+    """Write a store of rows."""
     with StoreWriter(directory) as writer:
         writer.add(arrays(rows, **about))
         count, tokens = writer.samples, writer.tokens

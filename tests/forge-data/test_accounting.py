@@ -1,4 +1,4 @@
-"""The books balance, or there are none."""
+"""Counts of rows and tokens that must add up."""
 
 import pickle
 
@@ -8,7 +8,7 @@ from forge_data import Accounting
 
 
 def test_balance():
-    """Kept and dropped add up to read, in words too."""
+    """Kept and dropped add up to read, in text too."""
     books = Accounting(10, 7, {"too_long": 3})
     assert str(books) == "kept 7 of 10 rows; dropped 3 too_long"
     assert books.as_dict() == {
@@ -18,7 +18,7 @@ def test_balance():
 
 
 def test_tokens_balance():
-    """Tokens have books too; what was cut off rows that were kept is told beside what was dropped."""
+    """Tokens add up too; what was cut off kept rows is listed beside what was dropped."""
     books = Accounting(10, 7, {"too_long": 3}, 9, 1000, 700, {"too_long": 250, "truncated": 50})
     assert str(books) == "kept 7 of 10 rows as 9 samples; dropped 3 too_long; lost 50 tokens truncated"
 
@@ -37,7 +37,7 @@ def test_tokens_balance():
     ],
 )
 def test_no_balance(counts):
-    """Counts that do not add up, or are no counts, are refused."""
+    """Counts that do not add up, or are not counts, are refused."""
     with pytest.raises(ValueError, match="add up|whole and not negative|each becomes one at least"):
         Accounting(*counts)
 

@@ -21,13 +21,13 @@ def test_family(kind):
 
 
 def test_the_reason_travels():
-    """A bad pair that another process met says here what the accounting calls it."""
+    """The reason of a bad pair survives pickling."""
     error = pickle.loads(pickle.dumps(BadPairError("a:1: what", reason="same_answers")))
     assert (str(error), error.reason) == ("a:1: what", "same_answers")
     assert isinstance(error, DataError)
 
 
 def test_the_tree_names_them_all():
-    """The drawing in the module's docstring shows every member."""
+    """The tree in the module's docstring has every class."""
     drawn = __import__("forge_data._errors", fromlist=["x"]).__doc__
     assert all(name in drawn for name in forge_data.__all__ if name.endswith("Error"))

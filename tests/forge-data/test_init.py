@@ -1,4 +1,4 @@
-"""The door: public names, lazy imports, no torch anywhere."""
+"""Public API: names, lazy imports, no torch anywhere."""
 
 import ast
 import re
@@ -21,7 +21,7 @@ def python(code, **environment):
 
 
 def test_public_names():
-    """__all__ is sorted, and is the table of homes; each name is found there and in dir()."""
+    """__all__ is sorted and matches the table of modules; each name is found there and in dir()."""
     assert forge_data.__all__ == sorted(forge_data.__all__) == sorted(forge_data._MODULE_OF)
     for name in forge_data.__all__:
         assert getattr(forge_data, name).__module__ == f"forge_data.{forge_data._MODULE_OF[name]}"
@@ -29,7 +29,7 @@ def test_public_names():
 
 
 def test_type_checkers_see_the_same_names():
-    """The imports for type checkers name every public name, from its home."""
+    """The imports for type checkers name every public name, from its module."""
     tree = ast.parse((SOURCE / "__init__.py").read_text(encoding="utf-8"))
     (guarded,) = [node for node in tree.body if isinstance(node, ast.If)]
     seen = {alias.name: node.module.removeprefix("forge_data.") for node in guarded.body for alias in node.names}
@@ -37,11 +37,12 @@ def test_type_checkers_see_the_same_names():
 
 
 def test_unknown_name():
-    """A name that is not there is an AttributeError, as in any module."""
+    """An unknown name is an AttributeError."""
     with pytest.raises(AttributeError, match="module 'forge_data' has no attribute 'pack'"):
         _ = forge_data.pack
 
 
+@pytest.mark.slow
 def test_import_is_free():
     """Importing the package loads nothing; reading its settings loads attrs and no more."""
     loaded = "[m for m in ('attrs', 'numpy', 'pyarrow', 'datasets', 'transformers', 'jinja2', 'torch') if m in sys.modules]"
@@ -50,8 +51,9 @@ def test_import_is_free():
     assert python(code).stdout.strip() == "['attrs']"
 
 
+@pytest.mark.slow
 def test_tokens_without_torch(chatml_tokenizer, small_chats, write_rows, tmp_path):
-    """On a machine where torch cannot be imported, a tokenizer loads and a file is prepared, and nobody complains about it."""
+    """Where torch cannot be imported, a tokenizer loads and a file is prepared, without a warning."""
     chatml_tokenizer.save_pretrained(tmp_path / "model")
     rows = write_rows(small_chats)
     code = f"""

@@ -8,9 +8,9 @@ import attrs
 import pytest
 
 from forge_data import DataSettings, PreferenceDataSettings, PretrainDataSettings, PromptDataSettings
+from forge_data._formats import BUILT_IN
 from forge_data._options import ON_BAD_PAIR, ON_LONG_PROMPT, ON_OVERFLOW, TRAIN_ON
 from forge_data._settings import Format, OnBadPair, OnLongPrompt, OnOverflow, TrainOn
-from forge_data.formats._registry import FORMATS
 
 
 def test_defaults():
@@ -101,17 +101,17 @@ def test_one_source_of_held_out_rows():
 
 
 def test_no_dead_setting():
-    """What happens to rows that are too long says nothing where no row is."""
+    """What becomes of rows that are too long has no effect without a limit: refused."""
     with pytest.raises(ValueError, match="on_overflow='split' has no effect without a limit"):
         DataSettings(data_path="x", on_overflow="split")
     assert DataSettings(data_path="x", on_overflow="split", max_seq_len=9).on_overflow == "split"
 
 
 def test_the_same_words():
-    """Settings and `prepare` know the same words."""
+    """Settings and `prepare` accept the same values."""
     assert get_args(TrainOn) == TRAIN_ON
     assert get_args(OnOverflow) == ON_OVERFLOW
-    assert get_args(Format) == ("auto", *FORMATS)
+    assert get_args(get_args(Format)[0]) == ("auto", *BUILT_IN)
 
 
 CLASSES = (DataSettings, PreferenceDataSettings, PretrainDataSettings, PromptDataSettings)
@@ -134,7 +134,7 @@ def test_every_setting_has_help():
 
 
 def test_only_what_has_an_effect():
-    """Documents have no limit, no part that is learned and no format to choose; prompts nothing that is learned."""
+    """Documents have no limit, train_on and format; prompts have nothing that is learned."""
     rows = {"data_path", "eval_data_path", "validation_split", "preprocess"}
     named = {found: {field.name for field in attrs.fields(found)} for found in CLASSES}
     assert named[PretrainDataSettings] == rows | {"num_proc", "lint"}
@@ -144,13 +144,13 @@ def test_only_what_has_an_effect():
 
 @pytest.mark.parametrize("found", CLASSES)
 def test_held_out_rows_have_one_source_everywhere(found):
-    """Whatever the rows are, two ways of holding some out exclude each other."""
+    """In every class, two ways of holding rows out exclude each other."""
     with pytest.raises(ValueError, match="give one of them"):
         found(data_path="x", eval_data_path="y", validation_split=0.1)
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "expected"),
     [
         (
             {"data_format": "messages"},
@@ -162,15 +162,15 @@ def test_held_out_rows_have_one_source_everywhere(found):
         ({"on_bad_pair": "drop"}, "on_bad_pair must be one of error, skip"),
     ],
 )
-def test_settings_of_preferences(given, said):
-    """What cannot be had of preferences is refused by name before any row is read."""
-    with pytest.raises(ValueError, match=said):
+def test_settings_of_preferences(given, expected):
+    """Values that preferences cannot have are refused by name before any row is read."""
+    with pytest.raises(ValueError, match=expected):
         PreferenceDataSettings(data_path="x", **given)
     assert PreferenceDataSettings(data_path="x", on_bad_pair="skip", data_format="unpaired_preference").on_bad_pair == "skip"
 
 
 def test_settings_of_prompts():
-    """A prompt is never cut, and what becomes of too long a one says nothing without a limit."""
+    """A prompt is never cut, and what becomes of one that is too long has no effect without a limit."""
     assert PromptDataSettings(data_path="x", max_prompt_len=5, on_overflow="error").on_overflow == "error"
     with pytest.raises(ValueError, match="on_overflow must be one of drop, error"):
         PromptDataSettings(data_path="x", max_prompt_len=5, on_overflow="truncate")

@@ -1,4 +1,4 @@
-"""A token store in memory, with any tokens, roles, findings and dropped rows that a test of the viewer wants to see."""
+"""A token store in memory, with any tokens, roles, findings and dropped rows, for tests of the viewer."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ SHA256 = {"input_ids.bin": "a1" * 32, "loss_mask.bin": "b2" * 32}
 
 
 def example(tokenizer, *parts):
-    """Parts are (role, text or ids, learned); neighbours of one role and learning are one segment each."""
+    """Make an example of parts (role, text or ids, learned); neighbours of one role and mask are one segment."""
     ids, mask, starts, roles = [], [], [], []
     for role, text, learned in parts:
         own = tokenizer(text, add_special_tokens=False)["input_ids"] if isinstance(text, str) else list(text)
@@ -25,7 +25,7 @@ def example(tokenizer, *parts):
 
 
 def chat(tokenizer, *turns):
-    """ChatML turns (role, content); the assistant's content and turn end are learned."""
+    """Make ChatML turns of (role, content); the assistant's content and turn end are learned."""
     parts = []
     for role, content in turns:
         learned = role == "assistant"
@@ -34,7 +34,7 @@ def chat(tokenizer, *turns):
 
 
 class Store:
-    """What the viewer asks of a `TokenStore`, without a disk."""
+    """What the viewer reads of a `TokenStore`, without a disk."""
 
     def __init__(
         self, examples, tokenizer=None, *, findings=(), dropped=(), kind="supervised", name="store", source="train.jsonl"

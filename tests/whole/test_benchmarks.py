@@ -158,7 +158,16 @@ def test_without_trl_the_comparison_does_not_start():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "script", ["data_small.py", "data_workers.py", "data_memory.py", "data_store.py", "packing_order.py", "packing_plan.py"]
+    "script",
+    [
+        "data_small.py",
+        "data_word_cache.py",
+        "data_workers.py",
+        "data_memory.py",
+        "data_store.py",
+        "packing_order.py",
+        "packing_plan.py",
+    ],
 )
 def test_a_side_of_our_own(script):
     """The benchmarks that need no other library measure what they claim."""

@@ -87,7 +87,7 @@ UPWARDS = {
 }
 # Tables whose rows name functions or classes of higher stages as "module:name": settings and errors read the table,
 # and a row is resolved when it is chosen.
-TABLES = {"forge_dist._strategy_table", "forge_algos.settings._adapter_table"}
+TABLES = {"forge_data._formats", "forge_dist._strategy_table", "forge_algos.settings._adapter_table"}
 MAX_MODULES = 20
 LONG, MOST_LINES = 400, 500
 

@@ -210,7 +210,7 @@ def test_the_check_of_migration_tables_finds_what_is_planted() -> None:
 
 @cache
 def messages() -> str:
-    """Every text in the sources, with what is filled in left open."""
+    """Every text in the sources, as the command line prints it, with what is filled in left open."""
     found = []
     for package in PACKAGES.values():
         for source in package.sources:
@@ -219,7 +219,8 @@ def messages() -> str:
                     found.append("".join(part.value if isinstance(part, ast.Constant) else "…" for part in node.values))
                 elif isinstance(node, ast.Constant) and isinstance(node.value, str):
                     found.append(node.value)
-    return "\n".join(found)
+    # Settings that stand between backticks become flags.
+    return re.sub(r"`(\w+_\w+)`", lambda name: f"--{name[1].replace('_', '-')}", "\n".join(found))
 
 
 def test_the_messages_of_the_page_are_in_the_code() -> None:

@@ -1,21 +1,26 @@
-"""What a template leaves out of what the messages say: reasoning is told, anything else is refused."""
+"""What a template leaves out of messages: reasoning is noted, anything else is refused."""
 
 import pytest
 
-from forge_data.chat_template._completeness import LeftOutError, left_out, tool_names
+from forge_data.chat_template._completeness import LeftOutError, dropped_reasoning, tool_names
 from forge_data.chat_template._trace import render
 from forge_data.chat_template._traced_jinja import compile_template
 
 LOOP = "{% for m in messages %}<{{ m.role }}>"
 THINK = "<think>\nhm\n</think>\n\nho"
 LAST = "{{ m.content.split('</think>')[-1].lstrip('\n') }}"
-ANEW = "<think>\n{{ m.content.split('</think>')[0].split('<think>')[-1].strip('\n') }}\n</think>\n\n{{ m.content.split('</think>')[-1] }}"
+ANEW = (
+    "<think>\n{{ m.content.split('</think>')[0].split('<think>')[-1].strip('\n') }}\n</think>\n\n"
+    "{{ m.content.split('</think>')[-1] }}"
+)
 
 
 def check(body, message, *others):
     template = compile_template(LOOP + body + "|{% endfor %}")[0]
     trace = render(template, [message, *others], {})
-    return left_out(trace, 0, message, lambda field: render(template, [message | {field: "0"}, *others], {}).text != trace.text)
+    return dropped_reasoning(
+        trace, 0, message, lambda field: render(template, [message | {field: "0"}, *others], {}).text != trace.text
+    )
 
 
 def assistant(content, **fields):
@@ -37,20 +42,20 @@ def assistant(content, **fields):
     ],
 )
 def test_all_is_there(body, content):
-    """As it stands, trimmed, as JSON, or with its tags written anew: nothing is left out."""
+    """Content as it is, stripped, as JSON, or with its tags written anew: nothing is left out."""
     assert check(body, assistant(content)) is None
 
 
 @pytest.mark.parametrize("content", [THINK, "first <think>hm</think>ho", "hm</think>ho"])
 def test_reasoning_in_the_content(content):
-    """Reasoning that is left out whole, with all that stands before its end, is told by field."""
+    """Reasoning that is left out as a whole, with everything before its end, is noted by field."""
     note = check(LAST, assistant(content))
     assert (note.rule, note.field) == ("reasoning_dropped", "messages[0].content")
 
 
 @pytest.mark.parametrize("name", ["reasoning_content", "thinking", "reasoning"])
 def test_reasoning_in_a_field(name):
-    """Reasoning that has a field of its own, by the name that the row gives it."""
+    """Reasoning in a field of its own is noted by the name that the row gives it."""
     message = assistant("ho", **{name: "hm"})
     assert check("{{ m.content }}", message).field == f"messages[0].{name}"
     assert check("{{ m." + name + " }}{{ m.content }}", message) is None
@@ -77,7 +82,7 @@ def test_reasoning_in_a_field(name):
     ],
 )
 def test_refused(body, message, lacks):
-    """Anything else that is left out, and a part of the reasoning, is refused with what is lacking."""
+    """Anything else that is left out, and a part of the reasoning, is refused with the text that is missing."""
     if lacks is None:
         assert check(body, message) is not None
         return
@@ -87,20 +92,20 @@ def test_refused(body, message, lacks):
 
 
 def test_words_of_another_turn_do_not_count():
-    """What an answer says must be in its own turn; that another says the same does not help it."""
+    """The content of an answer must be in its own turn; equal text in another turn does not count."""
     with pytest.raises(LeftOutError):
         check("{{ m.content if m.role == 'user' else '' }}", assistant("ho"), {"role": "user", "content": "ho"})
 
 
 def test_others_may_be_moved():
-    """What is not learned as a turn may stand where the template likes."""
+    """A message that is not learned as a turn may be anywhere in the text."""
     template = compile_template("{{ messages[0].content }}{% for m in messages[1:] %}<{{ m.content }}>{% endfor %}")[0]
     messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}]
-    assert left_out(render(template, messages, {}), 0, messages[0], lambda _: False) is None
+    assert dropped_reasoning(render(template, messages, {}), 0, messages[0], lambda _: False) is None
 
 
 def test_words_that_happen_to_be_there():
-    """That the same words stand in the turn does not make them the message's: the header's, or those of the answer."""
+    """Equal text in the turn (its header, or the answer) does not prove that it came from the message."""
     with pytest.raises(LeftOutError):
         check("", assistant("assistant"))
     assert check("{{ m.content }}", assistant("no, ho", reasoning_content="ho")).field == "messages[0].reasoning_content"
@@ -117,14 +122,16 @@ CALL = {
     ("body", "lacks"),
     [
         ("{% for c in m.tool_calls %}{{ c.function | tojson }}{% endfor %}", None),
-        ("{% for c in m.tool_calls %}{{ c.function.name }}{% for k, v in c.function.arguments.items() %}{{ k }}={{ v }}{% endfor %}{% endfor %}", None),
+        ("{% for c in m.tool_calls %}{{ c.function.name }}{% for k, v in c.function.arguments.items() %}{{ k }}={{ v }}"
+         "{% endfor %}{% endfor %}", None),
         ("", "'weather' of its tool_calls[0].function.name"),
         ("{{ m.tool_calls[0].function.name }}", "'city' of its tool_calls[0].function.arguments.city (its name)"),
-        ("{{ m.tool_calls[0].function.name }} city in days n {{ m.tool_calls[0].function.arguments.city }}", "'two' of its tool_calls[0].function.arguments.in.days[0]"),
+        ("{{ m.tool_calls[0].function.name }} city in days n {{ m.tool_calls[0].function.arguments.city }}",
+            "'two' of its tool_calls[0].function.arguments.in.days[0]"),
     ],
 )  # fmt: skip
 def test_tool_calls(body, lacks):
-    """A call's name and the strings of its arguments must be there, as they stand or as JSON."""
+    """A call's name and the strings of its arguments must be in the text, as they are or as JSON."""
     message = {"role": "assistant", "tool_calls": [CALL]}
     if lacks is None:
         assert check(body, message) is None
@@ -135,5 +142,5 @@ def test_tool_calls(body, lacks):
 
 
 def test_names_of_tools():
-    """Definitions in OpenAI's form and bare ones; what has no name has none."""
+    """Names are found in OpenAI's form of definitions and in bare ones; a definition without name has none."""
     assert tool_names([{"type": "function", "function": {"name": "f"}}, {"name": "g"}, {"x": 1}, "h"]) == ["f", "g"]

@@ -1,4 +1,4 @@
-"""Where a header ends and the model takes over: the generation prompt, and what the template itself writes."""
+"""Where a header ends: the generation prompt, and what the template itself writes."""
 
 import pytest
 
@@ -50,7 +50,7 @@ def test_openings(turn, prompt, expected):
 
 
 def test_an_eos_in_the_way():
-    """An EOS that is written where no prompt is does not hide the prompt."""
+    """An EOS after a conversation without generation prompt does not hide that prompt."""
     made = opens(LOOP + "<{{ m.role }}>" + END + "{% if add_generation_prompt %}<assistant>{% else %}</s>{% endif %}")
     assert made == Opening("<assistant>", "<assistant>")
 
@@ -64,7 +64,7 @@ def test_an_eos_in_the_way():
     ],
 )
 def test_no_telling(template, why):
-    """A template that does not give its header as a generation prompt leaves open where it ends."""
+    """A template whose header is not its generation prompt leaves open where the header ends."""
     with pytest.raises(UndecidableError, match=why):
         opens(template)
 
@@ -76,7 +76,7 @@ def learned(tokenizer, messages):
 
 
 def test_the_prompt_of_this_very_place(with_template):
-    """After a tool result some templates go on with another header, which only that conversation's own prompt shows."""
+    """Where a template opens a turn differently after a tool result, the prompt at that place decides."""
     tokenizer = with_template(
         LOOP + "{% if m.role == 'assistant' and loop.previtem.role == 'tool' %}{{ '|' + m.content }}{% else %}"
         "{{ '<|im_start|>' + m.role + '\n' + m.content }}{% endif %}<|im_end|>\n{% endfor %}"
@@ -89,19 +89,20 @@ def test_the_prompt_of_this_very_place(with_template):
 
 
 def test_what_stands_before_the_header(chatml_tokenizer):
-    """An assistant that speaks first has its header after the template's own system message; only its own words are learned."""
-    said = [{"role": "assistant", "content": "welcome"}, {"role": "user", "content": "hi"}]
-    assert learned(chatml_tokenizer, said) == "welcome<|im_end|>"
-    said[0]["content"] = ""
-    assert learned(chatml_tokenizer, said) == "<|im_end|>"
+    """An assistant that speaks first has its header after the template's own system message; only its content is learned."""
+    wanted = [{"role": "assistant", "content": "welcome"}, {"role": "user", "content": "hi"}]
+    assert learned(chatml_tokenizer, wanted) == "welcome<|im_end|>"
+    wanted[0]["content"] = ""
+    assert learned(chatml_tokenizer, wanted) == "<|im_end|>"
 
 
 def test_reasoning_in_every_turn(with_template):
-    """Where the prompt opens the reasoning, turns that reason begin as it says, and those that do not are left open."""
+    """Where the prompt opens the reasoning, turns with reasoning begin as it does; turns without it are undecidable."""
     tokenizer = with_template(
         LOOP + "{{ '<|im_start|>' + m.role + '\n' }}{% if m.role == 'assistant' %}"
-        "{{ '<think>\n' + m.thinking + '\n</think>' if m.thinking else '<think></think>' }}{% endif %}{{ m.content }}<|im_end|>\n{% endfor %}"
-        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n<think>\n' }}{% endif %}"
+        "{{ '<think>\n' + m.thinking + '\n</think>' if m.thinking else '<think></think>' }}{% endif %}{{ m.content "
+        "}}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n<think>\n' }}{% endif "
+        "%}"
     )
     messages = [{"role": "user", "content": "a"}, {"role": "assistant", "thinking": "hm", "content": "b"}]
     assert learned(tokenizer, messages) == "hm\n</think>b<|im_end|>"
@@ -112,7 +113,7 @@ def test_reasoning_in_every_turn(with_template):
 
 
 def test_a_name_in_the_header(with_template):
-    """A header that holds something of the row's is not what a generation prompt could show, unless that comes after it."""
+    """A header with a value of the row is no generation prompt, unless the value comes after it."""
     turn = "{{ '<|im_start|>' + m.role + ' ' + (m.name or 'x') + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
     prompt = "{% if add_generation_prompt %}{{ '<|im_start|>assistant PROMPT' }}{% endif %}"
     messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", "name": "x"}]

@@ -1,4 +1,4 @@
-"""Templates that are traced write what transformers writes of the same templates, and their marks say who writes."""
+"""Traced templates write what transformers writes, and mark whose text it is."""
 
 import json
 
@@ -20,26 +20,44 @@ MESSAGES = st.lists(
 )
 
 SNIPPETS = {
-    "loops": "{% for m in messages %}{% if loop.first %}{% continue %}{% endif %}{{ m.content }}{% if loop.index > 2 %}{% break %}{% endif %}{% endfor %}",
+    "loops": "{% for m in messages %}{% if loop.first %}{% continue %}{% endif %}{{ m.content }}{% if loop.index > 2 %}"
+             "{% break %}{% endif %}{% endfor %}",
     "filtered loop": "{% for m in messages if m.role == 'user' %}{{ m['content'] }}{% else %}none{% endfor %}",
     "reversed": "{% for m in messages[::-1] %}{{ m.content }}|{% endfor %}{{ messages[-1].content[::-1] }}",
     "concat": "{% for m in messages %}{{ loop.index ~ m.content ~ none ~ 1.5 }}{% endfor %}",
-    "join": "{{ messages | map(attribute='content') | join(', ') }}{{ ', '.join(['a', messages[0].content]) }}{{ messages | join('-', attribute='role') }}",
-    "trim": "{% for m in messages %}[{{ m.content | trim }}{{ m.content.strip('a') }}{{ m['content'].rstrip() | replace('a', m.role) }}]{% endfor %}",
-    "think": "{% for m in messages %}{% set c = m.content %}{% if '</think>' in c %}{% set c = c.split('</think>')[-1].lstrip('\n') %}{% endif %}{{ c }}{% endfor %}",
-    "macro": "{% macro say(m) %}<{{ m.role }}>{{ m.content }}{{ caller() if caller else '' }}{% endmacro %}{% for m in messages %}{% call say(m) %}!{% endcall %}{{ say(m) | upper }}{% endfor %}",
-    "capture": "{% for m in messages %}{% set text %}{{ m.content }}.{% endset %}{{ text | trim }}{% endfor %}{% filter trim %} {{ messages[0].content }} {% endfilter %}",
-    "namespace": "{% set ns = namespace(text='', n=0) %}{% for m in messages %}{% set ns.text = ns.text + m.content %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.text }}{{ ns.n }}",
-    "json": "{% for m in messages %}{{ m | tojson }}{{ m.content | tojson(indent=2) }}{{ {'a': m.content} | tojson | safe }}{% endfor %}",
-    "safe": "{% for m in messages %}{{ m.content | safe if loop.first else m.content }}{% set s = m.content | safe %}{{ s + '<' }}{{ '<' + s }}{% endfor %}",
-    "format": "{% for m in messages %}{{ '%s:%s' % (m.role, m.content) }}{{ '{}'.format(m.content) }}{{ m.content | length }}{{ m.content[0] }}{% endfor %}",
-    "copies": "{% set ns = namespace(all=[]) %}{% for m in messages %}{% set ns.all = ns.all + [{'role': m.role, 'content': m.content}] %}{% endfor %}{% for m in ns.all %}{{ m.content }}{% endfor %}",
-    "dict": "{% for k, v in dict(a=1).items() %}{{ k ~ v }}{% endfor %}{% for m in messages %}{% for k, v in m.items() %}{{ k }}={{ v }};{% endfor %}{{ m.name }}{{ m.get('name', '-') }}{{ m.nothing is defined }}{% endfor %}",
-    "iterated": "{% for m in messages %}{% for c in m.content %}{{ c }}.{% endfor %}{{ m.content | list | last if m.content else '' }}{{ m.content | first }}{% endfor %}",
-    "blocks": "{%- for m in messages -%}\n    {%- if m.role == 'user' %}\n  x\n    {% endif -%}\n{{- m.content -}}\n{%- endfor %}\n",
-    "recursive": "{% for m in messages recursive %}{{ m.content }}{% if m.role == 'tool' %}{{ loop(messages) }}{% endif %}{% endfor %}",
-    "generation": "{% for m in messages %}{{ m.role }}{% generation %}{% set x = m.content %}{{ x }}{% endgeneration %}{{ x is defined }}{% endfor %}",
-    "strings": "{% for m in messages %}{{ m.content.startswith('a') }}{{ m.content.find('a') }}{{ m.content.count('a') }}{{ 'a' in m.content }}{{ m.content.splitlines() }}{{ m.content.title() }}{{ m.content | upper }}{{ m.content | indent }}{{ m.content | string }}{% endfor %}",
+    "join": "{{ messages | map(attribute='content') | join(', ') }}{{ ', '.join(['a', messages[0].content]) }}{{ messages | "
+            "join('-', attribute='role') }}",
+    "trim": "{% for m in messages %}[{{ m.content | trim }}{{ m.content.strip('a') }}{{ m['content'].rstrip() | replace('a', "
+            "m.role) }}]{% endfor %}",
+    "think": "{% for m in messages %}{% set c = m.content %}{% if '</think>' in c %}{% set c = "
+             "c.split('</think>')[-1].lstrip('\n') %}{% endif %}{{ c }}{% endfor %}",
+    "macro": "{% macro say(m) %}<{{ m.role }}>{{ m.content }}{{ caller() if caller else '' }}{% endmacro %}{% for m in "
+             "messages %}{% call say(m) %}!{% endcall %}{{ say(m) | upper }}{% endfor %}",
+    "capture": "{% for m in messages %}{% set text %}{{ m.content }}.{% endset %}{{ text | trim }}{% endfor %}{% filter trim "
+               "%} {{ messages[0].content }} {% endfilter %}",
+    "namespace": "{% set ns = namespace(text='', n=0) %}{% for m in messages %}{% set ns.text = ns.text + m.content %}{% set "
+                 "ns.n = ns.n + 1 %}{% endfor %}{{ ns.text }}{{ ns.n }}",
+    "json": "{% for m in messages %}{{ m | tojson }}{{ m.content | tojson(indent=2) }}{{ {'a': m.content} | tojson | safe }}"
+            "{% endfor %}",
+    "safe": "{% for m in messages %}{{ m.content | safe if loop.first else m.content }}{% set s = m.content | safe %}{{ s + "
+            "'<' }}{{ '<' + s }}{% endfor %}",
+    "format": "{% for m in messages %}{{ '%s:%s' % (m.role, m.content) }}{{ '{}'.format(m.content) }}{{ m.content | length "
+              "}}{{ m.content[0] }}{% endfor %}",
+    "copies": "{% set ns = namespace(all=[]) %}{% for m in messages %}{% set ns.all = ns.all + [{'role': m.role, 'content': "
+              "m.content}] %}{% endfor %}{% for m in ns.all %}{{ m.content }}{% endfor %}",
+    "dict": "{% for k, v in dict(a=1).items() %}{{ k ~ v }}{% endfor %}{% for m in messages %}{% for k, v in m.items() %}{{ k "
+            "}}={{ v }};{% endfor %}{{ m.name }}{{ m.get('name', '-') }}{{ m.nothing is defined }}{% endfor %}",
+    "iterated": "{% for m in messages %}{% for c in m.content %}{{ c }}.{% endfor %}{{ m.content | list | last if m.content "
+                "else '' }}{{ m.content | first }}{% endfor %}",
+    "blocks": "{%- for m in messages -%}\n    {%- if m.role == 'user' %}\n  x\n    {% endif -%}\n{{- m.content -}}\n{%- endfor "
+              "%}\n",
+    "recursive": "{% for m in messages recursive %}{{ m.content }}{% if m.role == 'tool' %}{{ loop(messages) }}{% endif %}"
+                 "{% endfor %}",
+    "generation": "{% for m in messages %}{{ m.role }}{% generation %}{% set x = m.content %}{{ x }}{% endgeneration %}{{ x is "
+                  "defined }}{% endfor %}",
+    "strings": "{% for m in messages %}{{ m.content.startswith('a') }}{{ m.content.find('a') }}{{ m.content.count('a') }}"
+               "{{ 'a' in m.content }}{{ m.content.splitlines() }}{{ m.content.title() }}{{ m.content | upper }}{{ m.content | "
+               "indent }}{{ m.content | string }}{% endfor %}",
 }  # fmt: skip
 
 
@@ -52,14 +70,14 @@ def native(template, messages):
 
 
 def ours(template, messages):
-    told = {"tools": None, "documents": None, "add_generation_prompt": False, "bos_token": "<s>", "eos_token": "</s>"}
-    return render(compile_template(template)[0], messages, told)
+    expected = {"tools": None, "documents": None, "add_generation_prompt": False, "bos_token": "<s>", "eos_token": "</s>"}
+    return render(compile_template(template)[0], messages, expected)
 
 
 @pytest.mark.parametrize("template", SNIPPETS.values(), ids=SNIPPETS)
 @given(messages=MESSAGES)
 def test_as_transformers(template, messages):
-    """Text and marks are transformers' own, what a template does with strings notwithstanding, and what is remembered is true."""
+    """Text and generation marks equal transformers' own, whatever a template does with strings, and origins are true."""
     trace = ours(template, messages)
     assert (trace.text, trace.marked) == native(template, messages)
     for start, stop, leaf, offset in trace.stretches:
@@ -86,7 +104,7 @@ REMEMBERED = {
 
 @pytest.mark.parametrize("template", REMEMBERED)
 def test_what_is_remembered(template):
-    """The ways in which templates pass strings on keep their memory; what changes them loses it."""
+    """The ways in which templates pass strings on keep their origin; what changes a string loses it."""
     trace = ours(template, TWO)
     assert [trace.text[start:stop] for start, stop, _, _ in trace.stretches] == REMEMBERED[template]
 
@@ -104,19 +122,19 @@ def test_what_is_remembered(template):
     ],
 )
 def test_the_sandbox_holds(template):
-    """What transformers' sandbox refuses is refused here."""
+    """Whatever transformers' sandbox refuses is refused here."""
     with pytest.raises((jinja2.TemplateError, TypeError)):
         ours(template, TWO)
 
 
 def test_no_mark_can_be_called():
-    """A template cannot name what leaves marks, so it cannot forge them."""
+    """A template cannot name the filters that leave marks, so it cannot forge them."""
     for name in ("forge enter", "enter"):
         with pytest.raises(jinja2.TemplateError):
             compile_template("{{ 'x' | " + name + "(1) }}")
 
 
 def test_what_is_read():
-    """The names that a template reads of what it is told."""
+    """The names of the arguments that a template reads are found."""
     _, reads = compile_template("{% if enable_thinking is defined %}{{ tools }}{% endif %}{% set x = 1 %}{{ x }}")
     assert reads == {"enable_thinking", "tools"}

@@ -1,4 +1,4 @@
-"""Strings with a memory: to a template they are strings, and what they remember is true."""
+"""Strings that remember their origin: strings to a template, and what they remember is true."""
 
 import pytest
 from hypothesis import given, strategies as st
@@ -19,7 +19,8 @@ OPERATIONS = [
     st.tuples(st.just("replace"), st.tuples(TEXT, TEXT, COUNT)),
     st.tuples(st.just("join"), st.tuples(st.lists(TEXT, max_size=3))),
     st.tuples(st.sampled_from(["__add__", "__radd__"]), st.tuples(TEXT)),
-    st.tuples(st.just("__getitem__"), st.tuples(st.builds(slice, st.none() | NUMBER, st.none() | NUMBER, st.sampled_from([None, 1, 2, -1])))),
+    st.tuples(st.just("__getitem__"),
+    st.tuples(st.builds(slice, st.none() | NUMBER, st.none() | NUMBER, st.sampled_from([None, 1, 2, -1])))),
     st.tuples(st.sampled_from(["upper", "title", "swapcase", "casefold"]), st.just(())),
 ]  # fmt: skip
 
@@ -33,7 +34,7 @@ def strings(result):
 
 
 def true(text):
-    """What a string remembers is so."""
+    """Check what a string remembers."""
     plain = "".join(map(str, list(text)))
     for start, stop, leaf, offset in pieces_of(text):
         assert 0 <= start <= stop <= len(text)
@@ -43,7 +44,7 @@ def true(text):
 
 @given(text=TEXT, operations=st.lists(st.one_of(OPERATIONS), min_size=1, max_size=4), data=st.data())
 def test_a_string_like_any_other(text, operations, data):
-    """Whatever is done to it gives what the same gives of a plain str, and what is remembered of it is true."""
+    """Every str method returns what it returns for a plain str, and the origins of the result are true."""
     ours, plain = traced(text), text
     for name, args in operations:
         if name == "__radd__":
@@ -61,7 +62,7 @@ def test_a_string_like_any_other(text, operations, data):
 
 @given(text=TEXT.filter(bool), sep=SEPARATOR)
 def test_nothing_is_forgotten(text, sep):
-    """Cutting at a separator and joining again with one remembers every character but the separators'."""
+    """Splitting at a separator and joining with one keeps the origin of every character but the separators'."""
     parts = traced(text).split(sep)
     again = join(sep, parts)
     assert again == text
@@ -71,7 +72,7 @@ def test_nothing_is_forgotten(text, sep):
 
 @given(text=TEXT, index=NUMBER)
 def test_one_character(text, index):
-    """A character that is asked for by number is remembered too, and one that is not there is an IndexError."""
+    """A character by index keeps its origin, and an index out of range is an IndexError."""
     ours = traced(text)
     if -len(text) <= index < len(text):
         assert ours[index] == text[index]
@@ -83,20 +84,20 @@ def test_one_character(text, index):
 
 
 def test_two_of_one_text():
-    """Two strings that are equal are told apart by where they came from."""
+    """Two equal strings are distinguished by their origin."""
     one, two = traced("same", 1), traced("same", 2)
     assert one == two
     assert [leaf.message for _, _, leaf, _ in pieces_of(one + "same" + two)] == [1, 2]
 
 
 def test_what_is_not_known_is_plain():
-    """What a method gives that is not followed is a plain str: nothing is remembered, and nothing wrong."""
+    """A method that is not overridden returns a plain str: without origin, never with a wrong one."""
     for made in (traced("ab").upper(), traced("ab").center(9), f"<{traced('ab')}>", traced("ab") * 2):
         assert type(made) is str
 
 
 def test_str_keeps_it():
-    """jinja2 calls str() on whatever it writes; that must not make it forget."""
+    """jinja2 calls str() on whatever it writes; that must not lose the origin."""
     text = traced("ab")
     assert str(text) is text
 
@@ -108,7 +109,7 @@ def test_markup_escapes():
 
 
 def test_marks_stay_in_their_place():
-    """Marks have no characters; they go with the place that they stand at, through joining and trimming."""
+    """Marks have no characters; they keep their place through joining and stripping."""
     begin, end = Traced.mark(Mark("enter", 1, 0)), Traced.mark(Mark("leave", 1))
     text = concat(["  x", begin, traced("a"), end, "y "]).strip()
     assert [(start, origin.kind) for start, _, origin, _ in pieces_of(text) if isinstance(origin, Mark)] == [
@@ -118,20 +119,20 @@ def test_marks_stay_in_their_place():
 
 
 def test_marks_of_a_cut():
-    """What was begun before a cut is not over in it, and what begins after it is empty at its end."""
+    """What began before a cut has not ended in it, and what begins after it is empty at its end."""
     text = concat(["a", Traced.mark(Mark("enter", 1, 0)), "bc", Traced.mark(Mark("leave", 1)), "d"])
     placed = [[place for place, _, _, _ in pieces_of(part)] for part in (text[:1], text[2:], text[1:3], text.split("b")[1])]
     assert placed == [[1, 1], [0, 1], [0, 2], [0, 1]]
 
 
 def test_leaves_in_a_nest():
-    """A leaf is found wherever in lists and objects it stands, in a name too."""
+    """A leaf is found anywhere in lists and objects, in a key too."""
     leaf = Leaf(0, "x", "b")
     assert leaf_of({"a": [1, {Traced.of(leaf): 2}]}) is leaf
     assert leaf_of({"a": ("b", None)}) is None
 
 
 def test_no_place():
-    """A piece in another spelling has no places, and cutting it gives it none."""
+    """A piece in another spelling has no places, and slicing gives it none."""
     text = Traced('"\\n"', ((0, 4, Leaf(0, "content", "\n"), UNPLACED),))
     assert [offset for _, _, _, offset in pieces_of(text[1:3])] == [UNPLACED]

@@ -1,13 +1,17 @@
-"""The command line: words, help, exit statuses."""
+"""The command line: arguments, help, exit statuses."""
 
+import importlib
 import json
+import re
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
 
 import forge_data
-from forge_data.cli import _commands as _verbs, _parser as _cli
+from forge_data.cli import _commands, _parser
 
 
 @pytest.fixture
@@ -19,12 +23,12 @@ def model(chatml_tokenizer, tmp_path):
 
 @pytest.fixture
 def store(small_chats, write_rows, chatml_tokenizer, tmp_path):
-    """A store of twelve samples, by its directory."""
+    """Directory of a store of twelve samples."""
     forge_data.prepare(write_rows(small_chats), chatml_tokenizer, tmp_path / "store", progress=False)
     return str(tmp_path / "store")
 
 
-def said(capsys):
+def printed(capsys):
     written = capsys.readouterr()
     return written.out, written.err
 
@@ -32,18 +36,18 @@ def said(capsys):
 @pytest.mark.parametrize("verb", [[], ["prepare"], ["show"], ["lint"], ["stats"]])
 def test_help(verb, capsys):
     """Help is there for all verbs, exits with 0, and its example is a line that the parser takes."""
-    assert _cli.main([*verb, "--help"]) == 0
-    out, err = said(capsys)
-    assert out.startswith("usage: forge_data")
+    assert _parser.main([*verb, "--help"]) == 0
+    out, err = printed(capsys)
+    assert out.startswith("usage: forge-data")
     assert err == ""
     if verb:
-        example = out.partition("Example: forge_data ")[2].split()
+        example = out.partition("Example: forge-data ")[2].split()
         assert example[0] == verb[0]
-        assert _cli._parser("forge_data").parse_args(example).verb is getattr(_verbs, verb[0])
+        assert _parser._parser("forge-data").parse_args(example).verb is getattr(_commands, verb[0])
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "expected"),
     [
         ([], "VERB"),
         (["shwo"], "shwo"),
@@ -52,30 +56,30 @@ def test_help(verb, capsys):
         (["prepare", "x", "--tokenizer", "t", "--store-dir", "s", "--train-on", "everything"], "everything"),
         (["show", "nowhere"], "nowhere is not a token store"),
         (["stats", "nowhere"], "nowhere is not a token store"),
-        (["lint", "rows.jsonl"], "tokenizer"),
+        (["lint", "rows.jsonl"], "give a --tokenizer"),
     ],
 )
-def test_bad_input_is_one_line(words, told, capsys):
-    """What is wrong is said in one line on stderr, with status 2."""
-    assert _cli.main(words) == 2
-    out, err = said(capsys)
+def test_bad_input_is_one_line(words, expected, capsys):
+    """Bad input is reported in one line on stderr, with status 2 and the flag that it is about."""
+    assert _parser.main(words) == 2
+    out, err = printed(capsys)
     assert out == ""
-    assert told in err
-    assert err.startswith("forge_data")
+    assert expected in err
+    assert err.startswith("forge-data")
     assert err.count("\n") == 1
 
 
 def test_prepare(model, small_chats, write_rows, tmp_path, capsys):
-    """`prepare` makes the store that the function makes, with every option, and says what became of the rows."""
+    """`prepare` makes the store that the function makes, with every option, and prints what became of the rows."""
     rows, directory = str(write_rows(small_chats)), tmp_path / "store"
     options = ["--max-seq-len", "40", "--on-overflow", "truncate", "--train-on", "all", "--format", "messages", "--seed", "7"]
     assert (
-        _cli.main(
+        _parser.main(
             ["prepare", rows, "--tokenizer", model, "--store-dir", str(directory), "--num-proc", "1", "--quiet", *options]
         )
         == 0
     )
-    out, _ = said(capsys)
+    out, _ = printed(capsys)
     made = forge_data.TokenStore.open(directory)
     same = forge_data.prepare(
         rows,
@@ -95,12 +99,12 @@ def test_prepare(model, small_chats, write_rows, tmp_path, capsys):
 
 
 def test_weights(model, small_chats, write_rows, tmp_path, capsys):
-    """Several files can have a share each, and there must be one for each."""
+    """Several files can have a weight each, and there must be one for each."""
     files = [str(write_rows(small_chats[at::2], f"{at}.jsonl")) for at in range(2)]
     words = ["prepare", *files, "--tokenizer", model, "--store-dir", str(tmp_path / "store"), "--quiet", "--weights"]
-    assert _cli.main([*words, "1"]) == 2
-    assert "--weights has 1 numbers for 2" in said(capsys)[1]
-    assert _cli.main([*words, "0.75", "0.25"]) == 0
+    assert _parser.main([*words, "1"]) == 2
+    assert "--weights has 1 numbers for 2" in printed(capsys)[1]
+    assert _parser.main([*words, "0.75", "0.25"]) == 0
     assert forge_data.TokenStore.open(tmp_path / "store").weights == [0.75, 0.25]
 
 
@@ -117,108 +121,161 @@ def test_weights(model, small_chats, write_rows, tmp_path, capsys):
 )
 def test_show_names_samples(store, words, rows, capsys):
     """Samples are named by number, range or source row; the first few otherwise."""
-    assert _cli.main(["show", store, *words]) == 0
-    out, _ = said(capsys)
+    assert _parser.main(["show", store, *words]) == 0
+    out, _ = printed(capsys)
     shown = [line.split(" ")[0] for line in out.splitlines() if " · sample " in line]
     assert shown == [f"train.jsonl:{row}" for row in rows]
 
 
-@pytest.mark.parametrize(("word", "told"), [("12", "0 to 11"), ("train.jsonl:13", "train.jsonl:13"), ("nonsense", "nonsense")])
-def test_show_refuses(store, word, told, capsys):
-    """A sample that is not there is said so."""
-    assert _cli.main(["show", store, word]) == 2
-    assert told in said(capsys)[1]
+@pytest.mark.parametrize(
+    ("word", "expected"), [("12", "0 to 11"), ("train.jsonl:13", "train.jsonl:13"), ("nonsense", "nonsense")]
+)
+def test_show_refuses(store, word, expected, capsys):
+    """A sample that the store does not have is refused."""
+    assert _parser.main(["show", store, word]) == 2
+    assert expected in printed(capsys)[1]
 
 
 def test_show_findings(model, chat, write_rows, tmp_path, capsys):
-    """`--finding` picks the samples on whose rows the lint found it, and names what there is if it found no such thing."""
+    """`--finding` selects samples on whose rows the lint found it; for another rule it names those that were found."""
     rows = [chat(("user", f"What is {n}?"), ("assistant", f"{n} it is")) for n in range(4)]
     rows.append(rows[1])
     forge_data.prepare(write_rows(rows), model, tmp_path / "store", progress=False)
-    assert _cli.main(["show", str(tmp_path / "store"), "--finding", "duplicate_row"]) == 0
-    out, _ = said(capsys)
+    assert _parser.main(["show", str(tmp_path / "store"), "--finding", "duplicate_row"]) == 0
+    out, _ = printed(capsys)
     assert [line.split(" ")[0] for line in out.splitlines() if " · sample " in line] == ["train.jsonl:5"]
-    assert _cli.main(["show", str(tmp_path / "store"), "--finding", "nonsense"]) == 2
-    assert "duplicate_row" in said(capsys)[1]
+    assert _parser.main(["show", str(tmp_path / "store"), "--finding", "nonsense"]) == 2
+    assert "duplicate_row" in printed(capsys)[1]
 
 
 def test_show_findings_of_other_samples(model, chat, write_rows, tmp_path, capsys):
-    """Samples without the finding, or a finding on a row that was left out, are said, not shown as nothing."""
+    """Samples without the finding, or a finding on a row that was left out, are reported, not shown as nothing."""
     rows = [chat(("user", f"What is {n}?"), ("assistant", f"{n} it is")) for n in range(4)]
     rows += [rows[1], chat(("user", "Hi"))]
     store = str(tmp_path / "store")
     forge_data.prepare(write_rows(rows), model, store, progress=False)
-    assert _cli.main(["show", store, "0", "--finding", "duplicate_row"]) == 2
-    assert "none of these samples" in said(capsys)[1]
-    assert _cli.main(["show", store, "--finding", "no_trained_token"]) == 2
-    assert "train.jsonl:6" in (told := said(capsys)[1])
-    assert "dropped.jsonl" in told
+    assert _parser.main(["show", store, "0", "--finding", "duplicate_row"]) == 2
+    assert "none of these samples" in printed(capsys)[1]
+    assert _parser.main(["show", store, "--finding", "no_trained_token"]) == 2
+    assert "train.jsonl:6" in (expected := printed(capsys)[1])
+    assert "dropped.jsonl" in expected
 
 
 @pytest.mark.parametrize("words", ["3:1", "20:", "5:2"])
 def test_show_of_no_range(store, words, capsys):
-    """A range in which no sample lies is refused, with the samples that there are."""
-    assert _cli.main(["show", store, words]) == 2
-    assert f"no sample lies in {words}: the store has 0 to 11" in said(capsys)[1]
+    """A range without samples is refused, with the samples that there are."""
+    assert _parser.main(["show", store, words]) == 2
+    assert f"no sample lies in {words}: the store has 0 to 11" in printed(capsys)[1]
 
 
 def test_a_home_that_is_not_there(model, store, tmp_path, capsys):
-    """A `~user` whom nobody knows is named in each place where a path is given, and nothing is made."""
+    """An unknown `~user` is named wherever a path is given, and nothing is made."""
     away = "~nouser-of-this-machine/x"
     for words in (["show", away], ["stats", away], ["show", store, "--html", away], ["lint", away, "--tokenizer", model]):
-        assert _cli.main([str(word) for word in words]) == 2
-        assert "~nouser-of-this-machine" in (told := said(capsys)[1])
-        assert "Traceback" not in told
+        assert _parser.main([str(word) for word in words]) == 2
+        assert "~nouser-of-this-machine" in (expected := printed(capsys)[1])
+        assert "Traceback" not in expected
 
 
 def test_show_html(store, tmp_path, capsys):
-    """`--html` writes the page and says where."""
+    """`--html` writes the page and prints its path."""
     page = tmp_path / "page.html"
-    assert _cli.main(["show", store, "3:5", "--html", str(page)]) == 0
-    assert said(capsys)[0].strip() == str(page)
+    assert _parser.main(["show", store, "3:5", "--html", str(page)]) == 0
+    assert printed(capsys)[0].strip() == str(page)
     assert "2 chosen of 12 samples" in page.read_text("utf-8")
 
 
 def test_lint_status(model, chat, write_rows, tmp_path, capsys):
-    """`lint` exits with 1 where something stops a training, else with 0; over rows, over a store, and as JSON."""
+    """`lint` exits with 1 where something stops a training, else with 0; for rows, for a store, and as JSON."""
     good = [chat(("user", f"What is {n}?"), ("assistant", f"{n} it is")) for n in range(4)]
     rows = str(write_rows(good))
-    assert _cli.main(["lint", rows, "--tokenizer", model, "--json"]) == 0
-    report = json.loads(said(capsys)[0])
+    assert _parser.main(["lint", rows, "--tokenizer", model, "--json"]) == 0
+    report = json.loads(printed(capsys)[0])
     assert report["stops"] == 0
     assert report["rows"] == 4
     bad = str(write_rows([*good, '{"messages": 1}'], "bad.jsonl"))
-    assert _cli.main(["lint", bad, "--tokenizer", model]) == 1
-    assert "bad.jsonl:5" in said(capsys)[0]
-    assert _cli.main(["lint", rows, "--tokenizer", model, "--eval-data", rows]) == 1, "held-out rows that are trained on"
+    assert _parser.main(["lint", bad, "--tokenizer", model]) == 1
+    assert "bad.jsonl:5" in printed(capsys)[0]
+    assert _parser.main(["lint", rows, "--tokenizer", model, "--eval-data", rows]) == 1, "held-out rows that are trained on"
     forge_data.prepare(rows, model, tmp_path / "store", progress=False)
-    assert _cli.main(["lint", str(tmp_path / "store")]) == 0
+    assert _parser.main(["lint", str(tmp_path / "store")]) == 0
 
 
 def test_stats(store, capsys):
     """`stats` prints the table, or the same numbers as JSON."""
-    assert _cli.main(["stats", store]) == 0
+    assert _parser.main(["stats", store]) == 0
     counted = forge_data.stats(forge_data.TokenStore.open(store))
-    assert said(capsys)[0] == f"{counted}\n"
-    assert _cli.main(["stats", store, "--json"]) == 0
-    assert json.loads(said(capsys)[0])["tokens"] == counted.tokens
+    assert printed(capsys)[0] == f"{counted}\n"
+    assert _parser.main(["stats", store, "--json"]) == 0
+    assert json.loads(printed(capsys)[0])["tokens"] == counted.tokens
 
 
 def test_interrupted(monkeypatch, capsys):
-    """Ctrl-C is 130 and one line; a fault of ours is not hidden."""
+    """Ctrl-C is 130 and one line; an error of this package's own code is not hidden."""
 
     def fail(words):
         raise error
 
-    monkeypatch.setattr(_verbs, "stats", fail)
+    monkeypatch.setattr(_commands, "stats", fail)
     error = KeyboardInterrupt()
-    assert _cli.main(["stats", "x"]) == 130
-    assert said(capsys)[1] == "forge_data: interrupted.\n"
+    assert _parser.main(["stats", "x"]) == 130
+    assert printed(capsys)[1] == "forge-data: interrupted.\n"
     error = RuntimeError("a defect")
     with pytest.raises(RuntimeError):
-        _cli.main(["stats", "x"])
+        _parser.main(["stats", "x"])
 
 
+@pytest.mark.parametrize(
+    ("rows", "words", "message"),
+    [
+        (
+            [{"text": "a b c d e f"}],
+            ["--max-seq-len", "2", "--on-overflow", "error"],
+            "tokens, and --max-seq-len is 2; raise it",
+        ),
+        ([{"text": "a"}], ["--train-on", "last"], "train.jsonl:1: --train-on is 'last', and the row is plain text"),
+        ([{"text": "a"}], ["--format", "txt"], "--format is 'txt'; allowed: auto, messages"),
+        ([{"text": "a", "messages": []}], [], "say which is meant with --format, such as messages"),
+        ([{"text": "a"}], ["--preprocess", "nothing"], "--preprocess is 'nothing'; name a function as"),
+        ([{"text": "a"}], ["--num-proc", "0"], "--num-proc must be a whole number of at least 1"),
+        ([{"text": "a"}], ["--max-seq-len", "0"], "--max-seq-len must be a whole number of at least 1"),
+    ],
+)
+def test_errors_name_flags(model, rows, words, message, write_rows, tmp_path, capsys):
+    """An error about an option names its flag, and neither an argument of Python nor a function."""
+    command = ["prepare", str(write_rows(rows)), "--tokenizer", model, "--store-dir", str(tmp_path / "store"), "--quiet"]
+    assert _parser.main([*command, *words]) == 2
+    error = printed(capsys)[1]
+    assert message in error
+    assert "`" not in error
+    assert "(...)" not in error
+
+
+def test_every_option_of_rows_has_a_flag():
+    """Whatever option an error may name in backticks, the command line has a flag for it."""
+    named = set()
+    for file in Path(forge_data.__file__).parent.rglob("*.py"):
+        # Messages, not docstrings: a name in backticks within a line of an f-string or string.
+        named |= {
+            name
+            for line in file.read_text("utf-8").splitlines()
+            if re.match(r'\s*(raise \w+\()?f?"(?!"")', line)
+            for name in re.findall(r"`([a-z_]+)`", line)
+        }
+    of_other_callers = {"max_prompt_len", "validation_split", "eval_data_path"}
+    assert named - of_other_callers <= set(_commands._FLAGS)
+    assert {"max_seq_len", "on_overflow", "format", "tokenizer", "train_on"} <= named
+
+
+def test_a_command_of_its_own():
+    """The console script `forge-data` is the command line."""
+    project = tomllib.loads((Path(__file__).parents[3] / "packages" / "forge-data" / "pyproject.toml").read_text("utf-8"))
+    module, _, name = project["project"]["scripts"]["forge-data"].partition(":")
+    assert getattr(importlib.import_module(module), name) is _parser.main
+    assert _parser.main.__defaults__ == (None, "forge-data")
+
+
+@pytest.mark.slow
 def test_as_a_module(store):
     """`python -m forge_data` is the command line; a reader that leaves early (head) is no error."""
     command = [sys.executable, "-W", "error", "-m", "forge_data"]
@@ -233,7 +290,9 @@ def test_as_a_module(store):
     assert shown.wait() == 0
 
 
+@pytest.mark.slow
 def test_help_is_free():
     """Help and bad words load neither transformers nor numpy."""
-    code = "import sys\nfrom forge_data.cli._parser import main\nmain(['show', '--help'])\nassert not {'transformers', 'datasets', 'numpy'} & set(sys.modules)"
+    code = "import sys; from forge_data.cli._parser import main; main(['show', '--help']); "
+    code += "assert not {'transformers', 'datasets', 'numpy'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)

@@ -5,7 +5,8 @@ import pickle
 import pytest
 
 from forge_data import StoreError
-from forge_data.findings._report import KEPT_PER_RULE, Finding, Findings, LintReport
+from forge_data.findings._finding import Finding
+from forge_data.findings._report import KEPT_PER_RULE, Findings, LintReport
 
 
 def finding(rule="empty_turn", severity="stop", row=7, **more):
@@ -15,7 +16,10 @@ def finding(rule="empty_turn", severity="stop", row=7, **more):
 
 
 def test_a_finding_says_where_what_and_what_to_do():
-    """Place, field, what was found, what to do; a set's finding has the file alone, a JSON array's its index."""
+    """A finding prints place, field, what was found and what to do.
+
+    A finding about the whole set has the file alone, one in a JSON array its index.
+    """
     assert str(finding()) == "train.jsonl:7 messages[1].content: the answer is empty; take it out"
     assert str(finding(row=None, field="")) == "train.jsonl: the answer is empty; take it out"
     indexed = Finding("empty_turn", "stop", "a.json", 0, "", "it is empty", "take it out", "a.json[0]")
@@ -23,7 +27,7 @@ def test_a_finding_says_where_what_and_what_to_do():
 
 
 def test_counts_are_exact_where_findings_are_not_kept():
-    """A million bad rows fit in memory: of each rule and severity the first are kept, and all are counted."""
+    """A million bad rows fit in memory: the first of each rule and severity are kept, and all are counted."""
     collected = Findings()
     for row in range(1, KEPT_PER_RULE + 501):
         collected.add([finding(row=row), finding("role_order", "warn", row), finding(severity="warn", row=row)])
@@ -58,13 +62,13 @@ def test_there_and_back():
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"findings": [{}], "counts": {}, "stop_counts": {}, "rows": 1}', "nonsense"])
 def test_a_damaged_file_is_named(text):
-    """What is no report is refused as a damaged store is."""
+    """A file that is no report is refused as a damaged store is."""
     with pytest.raises(StoreError, match=r"store/lint\.json is damaged"):
         LintReport.loads(text, "store/lint.json")
 
 
 def test_going_on_from_a_report():
-    """Counts and findings are taken over, but for the rules that are looked at anew."""
+    """Counts and findings are taken over, except for rules that run anew."""
     old = LintReport([finding(), finding("duplicate_row", "warn")], {"empty_turn": 5, "duplicate_row": 3}, {"empty_turn": 4}, 9)
     collected = Findings()
     collected.resume(old, without=("duplicate_row",))

@@ -9,13 +9,28 @@ from forge_data.cli import _parser as _cli
 from forge_data.preparing import _job as _work, _pipeline
 
 USER = {"role": "user", "content": "count"}
-GOOD = [{"prompt": [USER], "chosen": [{"role": "assistant", "content": f"{n}!"}], "rejected": [{"role": "assistant", "content": f"{n}?"}]} for n in range(6)]  # fmt: skip
+GOOD = [
+    {
+        "prompt": [USER],
+        "chosen": [{"role": "assistant", "content": f"{n}!"}],
+        "rejected": [{"role": "assistant", "content": f"{n}?"}],
+    }
+    for n in range(6)
+]
 SAME = GOOD[0] | {"rejected": GOOD[0]["chosen"]}
-TRIMMED = {"prompt": [USER], "chosen": [{"role": "assistant", "content": "4"}], "rejected": [{"role": "assistant", "content": "4  "}]}  # fmt: skip
+TRIMMED = {
+    "prompt": [USER],
+    "chosen": [{"role": "assistant", "content": "4"}],
+    "rejected": [{"role": "assistant", "content": "4  "}],
+}
 TWO = {"prompt_chosen": [USER], "prompt_rejected": [USER, USER], "chosen": GOOD[0]["chosen"], "rejected": GOOD[0]["rejected"]}
 EMPTY = GOOD[0] | {"chosen": [{"role": "assistant", "content": ""}]}
 GONE = {"prompt": [USER], "chosen": GOOD[0]["chosen"], "rejected": None}
-LONG = {"prompt": [USER], "chosen": [{"role": "assistant", "content": "a b c " * 40 + "x"}], "rejected": [{"role": "assistant", "content": "a b c " * 40 + "y"}]}  # fmt: skip
+LONG = {
+    "prompt": [USER],
+    "chosen": [{"role": "assistant", "content": "a b c " * 40 + "x"}],
+    "rejected": [{"role": "assistant", "content": "a b c " * 40 + "y"}],
+}
 BAD = {
     "same": (SAME, "same_answers"),
     "same tokens": (TRIMMED, "same_answers"),
@@ -29,7 +44,7 @@ SETTINGS = {"max_seq_len": 60, "on_overflow": "truncate", "progress": False}
 
 @pytest.fixture
 def trims(with_template):
-    """A template that trims what is said, as Llama-3's does."""
+    """A template that strips contents, as Llama-3's does."""
     return with_template(
         "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] | trim + '<|im_end|>' + '\n' }}{% endfor %}"
         "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
@@ -39,19 +54,19 @@ def trims(with_template):
 @pytest.mark.parametrize("rows", [1, 512])
 @pytest.mark.parametrize("kind", BAD)
 def test_an_error_by_default(kind, rows, write_rows, trims, tmp_path, monkeypatch):
-    """The first bad row ends it with its place and reason, in whatever batches, and leaves nothing behind."""
+    """The first bad row ends it with its place and reason, for any batch size, and leaves nothing behind."""
     monkeypatch.setattr(_work, "_ROWS", rows)
     row, reason = BAD[kind]
-    with pytest.raises(BadPairError, match=r"^train.jsonl:3: ") as told:
+    with pytest.raises(BadPairError, match=r"^train.jsonl:3: ") as caught:
         prepare(write_rows([*GOOD[:2], row, SAME, *GOOD[2:]]), trims, tmp_path / "store", **SETTINGS)
-    assert told.value.reason == reason
+    assert caught.value.reason == reason
     assert [each.name for each in tmp_path.iterdir()] == ["train.jsonl"]
 
 
 @pytest.mark.parametrize("chunk", [1, 300, 1 << 20])
 @pytest.mark.parametrize("workers", [1, 2])
 def test_left_out_and_counted(chunk, workers, write_rows, trims, tmp_path, monkeypatch):
-    """Under "skip" each is left out by its reason and place; rows and tokens balance, and the lint warns of each."""
+    """Under "skip" each is left out by its reason and place; rows and tokens add up, and the lint warns of each."""
     monkeypatch.setattr(_pipeline, "_CHUNK_BYTES", chunk)
     rows = [row for pair in zip(GOOD, [row for row, _ in BAD.values()], strict=True) for row in pair]
     store = prepare(write_rows(rows), trims, tmp_path / "store", on_bad_pair="skip", num_proc=workers, **SETTINGS)
@@ -61,15 +76,17 @@ def test_left_out_and_counted(chunk, workers, write_rows, trims, tmp_path, monke
     assert [row["place"] for row in store.dropped()] == [f"train.jsonl:{2 * n}" for n in range(1, 7)]
     assert [row["reason"] for row in store.dropped()] == [reason for _, reason in BAD.values()]
     assert [store.source(at) for at in range(0, 12, 2)] == [f"train.jsonl:{n}" for n in range(1, 13, 2)]
-    told = sorted((each.row, each.rule, each.severity) for each in store.lint.findings if each.row % 2 == 0)
+    message = sorted((each.row, each.rule, each.severity) for each in store.lint.findings if each.row % 2 == 0)
     rules = [reason.removesuffix("_within_max_seq_len") for _, reason in BAD.values()]
-    assert [each for each in told if each[1] != "lost_to_length"] == [(2 * n, rule, "warn") for n, rule in enumerate(rules, 1)]
+    assert [each for each in message if each[1] != "lost_to_length"] == [
+        (2 * n, rule, "warn") for n, rule in enumerate(rules, 1)
+    ]
     assert not store.lint.stops
     assert store.settings["on_bad_pair"] == "skip"
 
 
 def test_both_ways_make_the_same_store(write_rows, chatml_tokenizer, tmp_path):
-    """Where nothing is bad, what was asked for makes no difference to what is trained on."""
+    """Where no row is bad, the option makes no difference to what is trained on."""
     path = write_rows(GOOD)
     one, other = (prepare(path, chatml_tokenizer, tmp_path / how, on_bad_pair=how) for how in ("error", "skip"))
     assert one.fingerprint == other.fingerprint
@@ -83,7 +100,7 @@ def test_nothing_but_bad_pairs(write_rows, chatml_tokenizer, tmp_path):
 
 
 def test_an_answer_alone(write_rows, chatml_tokenizer, tmp_path):
-    """An unpaired answer that says nothing is as bad, wanted or not."""
+    """An empty unpaired answer is as bad, wanted or not."""
     rows = [
         {"prompt": "a", "completion": text, "label": label}
         for text, label in (("b", True), ("", False), (" ", True), ("c", False))
@@ -96,14 +113,14 @@ def test_an_answer_alone(write_rows, chatml_tokenizer, tmp_path):
 
 
 def test_the_verbs(write_rows, chatml_tokenizer, tmp_path, capsys):
-    """In a shell a bad pair is one line and status 2; with --on-bad-pair skip it is counted, and linted as worth a look."""
+    """In a shell a bad pair is one line and status 2; with --on-bad-pair skip it is counted, and linted as a warning."""
     chatml_tokenizer.save_pretrained(tmp_path / "model")
     rows, model, store = str(write_rows([*GOOD, SAME])), str(tmp_path / "model"), str(tmp_path / "store")
     words = ["prepare", rows, "--tokenizer", model, "--store-dir", store, "--quiet"]
     assert _cli.main(words) == 2
     assert (
         capsys.readouterr().err
-        == "forge_data: train.jsonl:7: field rejected is the same as chosen; take the row out, or mend it\n"
+        == "forge-data: train.jsonl:7: field rejected is the same as chosen; take the row out, or mend it\n"
     )
     assert _cli.main([*words, "--on-bad-pair", "skip"]) == 0
     assert "kept 6 of 7 rows as 12 samples; dropped 1 same_answers" in capsys.readouterr().out
@@ -113,7 +130,7 @@ def test_the_verbs(write_rows, chatml_tokenizer, tmp_path, capsys):
 
 
 def test_the_lint_goes_on(write_rows, trims):
-    """`lint` names every bad pair once, as what stops; where they are skipped, as what is worth a look."""
+    """`lint` reports every bad pair once, as a stop; where they are skipped, as a warning."""
     path = write_rows([*GOOD, *(row for row, _ in BAD.values())])
     for how, severity in (("error", "stop"), ("skip", "warn")):
         report = lint(path, trims, on_bad_pair=how, max_seq_len=60, on_overflow="truncate")
@@ -123,6 +140,6 @@ def test_the_lint_goes_on(write_rows, trims):
 
 
 def test_an_argument_that_is_none(chatml_tokenizer, tmp_path):
-    """Another word than the two is refused with both."""
-    with pytest.raises(DataError, match="on_bad_pair is 'drop'; allowed: error, skip"):
+    """A value other than the two is refused with both."""
+    with pytest.raises(DataError, match="`on_bad_pair` is 'drop'; allowed: error, skip"):
         prepare("x.jsonl", chatml_tokenizer, tmp_path / "store", on_bad_pair="drop")

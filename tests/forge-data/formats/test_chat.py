@@ -1,4 +1,4 @@
-"""What a row tells its chat template beside the messages."""
+"""What a row gives its chat template beside the messages."""
 
 import pytest
 
@@ -11,7 +11,7 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "ob
 
 
 def test_all_of_it():
-    """Tools, documents, template arguments and unmask come along as they stand in the row."""
+    """Tools, documents, template arguments and unmask are kept as the row has them."""
     row = {"tools": [TOOL], "documents": [{"title": "a"}], "chat_template_kwargs": {"enable_thinking": False}, "unmask": True}
     made = chat("f:1", row, TURNS, 1)
     assert (made.messages, made.trains, made.first_completion) == (*TURNS, 1)
@@ -19,7 +19,7 @@ def test_all_of_it():
 
 
 def test_as_json():
-    """A table keeps tools as text, all of them or each; the text is read."""
+    """A table keeps tools as text, all of them or each; the text is decoded."""
     for tools in ('[{"name": "f", "x": null}]', ['{"name": "f", "x": null}']):
         assert chat("f:1", {"tools": tools}, TURNS).tools == [{"name": "f", "x": None}]
     assert chat("f:1", {"chat_template_kwargs": '{"a": 1}'}, TURNS).template_kwargs == {"a": 1}
@@ -27,13 +27,13 @@ def test_as_json():
 
 @pytest.mark.parametrize("empty", [None, [], "", {}])
 def test_empty(empty):
-    """What says nothing is not told to the template: no tools are no tools."""
+    """Empty values are not passed to the template: an empty list of tools is no tools."""
     made = chat("f:1", dict.fromkeys(("tools", "documents", "chat_template_kwargs"), empty) | {"unmask": False}, TURNS)
     assert (made.tools, made.documents, made.template_kwargs, made.unmask) == (None, None, {}, False)
 
 
 @pytest.mark.parametrize(
-    ("row", "said"),
+    ("row", "expected"),
     [
         ({"tools": "f"}, "f:1: field tools is the string 'f'; it must be a list of objects"),
         ({"tools": [TOOL, "f"]}, r"f:1: field tools\[1\] is the string 'f'; it must be an object"),
@@ -48,7 +48,7 @@ def test_empty(empty):
         ),
     ],
 )
-def test_refused(row, said):
-    """What is of another kind is refused by its field."""
-    with pytest.raises(DataError, match=said):
+def test_refused(row, expected):
+    """A value of another type is refused by its field."""
+    with pytest.raises(DataError, match=expected):
         chat("f:1", row, TURNS)

@@ -23,8 +23,9 @@ def flat(store):
 
 @pytest.mark.parametrize("bos", [False, True])
 def test_one_eos_between_documents(bos, write_rows, families, tmp_path):
-    """In the row of all documents the EOS stands at the end of each and nowhere else, however they came: without one, with one
-    written out, as tokens with and without; and every token is learned.
+    """In the concatenation of all documents one EOS ends each, and every token is learned.
+
+    However they came: as text without an EOS or with one written out, as token ids with and without it.
     """
     tokenizer = families["llama-3"].tokenizer()
     eos, first = tokenizer.eos_token_id, [tokenizer.bos_token_id] if bos else []
@@ -49,7 +50,7 @@ def test_one_eos_between_documents(bos, write_rows, families, tmp_path):
 
 
 def test_every_term_is_counted(write_rows, chatml_tokenizer, tmp_path):
-    """Each document counts one term a token but the first, so that the sum is known without packing it."""
+    """Each document counts one loss term a token but the first, so the sum is known without packing."""
     store = prepare(
         write_rows([{"text": f"{'é🎈 ' * n}end"} for n in range(1, 9)]), chatml_tokenizer, tmp_path / "s", format="document"
     )
@@ -60,7 +61,7 @@ def test_every_term_is_counted(write_rows, chatml_tokenizer, tmp_path):
 @pytest.mark.parametrize("rows", [1, 512])
 @pytest.mark.parametrize("format", ["auto", "document"])
 def test_empty_documents(with_bos, rows, format, write_rows, families, tmp_path, monkeypatch):
-    """A document of nothing but blanks is left out by that reason, also where a BOS would make two tokens of it."""
+    """A document of blanks alone is left out by that reason, also where a BOS would make two tokens of it."""
     monkeypatch.setattr(_work, "_ROWS", rows)
     tokenizer = families["llama-3"].tokenizer()
     if with_bos:
@@ -70,40 +71,44 @@ def test_empty_documents(with_bos, rows, format, write_rows, families, tmp_path,
     path = write_rows([{"text": ""}, {"text": "a b"}, {"document": " \n\u3000"}, {"text": "c"}])
     store = prepare(path, tokenizer, tmp_path / "store", format=format)
     assert store.accounting.dropped == {"empty_document": 2}
-    assert [(row["place"], row["reason"]) for row in store.dropped()] == [("train.jsonl:1", "empty_document"), ("train.jsonl:3", "empty_document")]  # fmt: skip
+    assert [(row["place"], row["reason"]) for row in store.dropped()] == [
+        ("train.jsonl:1", "empty_document"),
+        ("train.jsonl:3", "empty_document"),
+    ]
     assert [store.source(at) for at in range(len(store))] == ["train.jsonl:2", "train.jsonl:4"]
     report = lint(path, tokenizer, format=format)
     assert [each.row for each in report.findings if each.rule == "no_trained_token"] == [1, 3]
 
 
 def test_documents_of_no_tokens(write_rows, chatml_tokenizer, tmp_path):
-    """An empty list of ids is an empty document; one of an EOS alone has nothing to learn."""
+    """An empty list of ids is an empty document; one EOS alone has nothing to learn."""
     rows = [{"input_ids": []}, {"input_ids": [5, 6]}, {"input_ids": [chatml_tokenizer.eos_token_id]}]
     store = prepare(write_rows(rows), chatml_tokenizer, tmp_path / "store", format="document")
     assert store.accounting.dropped == {"empty_document": 1, "no_trained_token": 1}
 
 
 def test_ended():
-    """An EOS is added where there is none, learned; one that is there is enough."""
+    """An EOS is added where there is none, and learned; an existing one is enough."""
     added = ended(tokens(5, 6), 2, None)
     assert added.input_ids.tolist() == [5, 6, 2]
     assert added.input_ids.dtype == np.int32
     assert added.trained.tolist() == [True] * 3
     assert ended(tokens(5, 6, 2), 2, 1).input_ids.tolist() == [5, 6, 2]
     assert ended(tokens(2, 5, 2, 6), 2, 2).input_ids.tolist() == [2, 5, 2, 6, 2]
-    for ids, said in (
+    for ids, expected in (
         ((5, 2, 2), "ends with the EOS token 2 2 times"),
         ((2, 2), "2 times"),
         ((2, 5), "begins with the EOS token 2"),
     ):
         with pytest.raises(
-            DataError, match=f"f:1: field input_ids {said if 'ends' in said or 'begins' in said else '.*' + said}"
+            DataError,
+            match=f"f:1: field input_ids {expected if 'ends' in expected or 'begins' in expected else '.*' + expected}",
         ):
             ended(tokens(*ids), 2, 1)
 
 
 @pytest.mark.parametrize(
-    ("row", "said"),
+    ("row", "expected"),
     [
         ({"text": "a", "input_ids": [1]}, "train.jsonl:2 has both text and input_ids; keep the one"),
         ({"text": "a", "document": "b"}, "train.jsonl:2 has both text and document"),
@@ -118,13 +123,13 @@ def test_ended():
         ),
     ],
 )
-def test_refused(row, said, write_rows, chatml_tokenizer, tmp_path):
-    """What is no document is refused by row."""
-    with pytest.raises(DataError, match=said):
+def test_refused(row, expected, write_rows, chatml_tokenizer, tmp_path):
+    """A row that is not a document is refused by place."""
+    with pytest.raises(DataError, match=expected):
         prepare(write_rows([{"text": "fine"}, row]), chatml_tokenizer, tmp_path / "store", format="document")
 
 
 def test_is_empty():
-    """Only documents can be empty: a prompt of blanks is somebody else's business."""
+    """Only documents can be empty: a blank prompt is another check's."""
     assert [is_empty(each) for each in (Document("f", ""), Document("f", "\t\n"), tokens())] == [True] * 3
     assert [is_empty(each) for each in (Document("f", " a"), tokens(1), Text("f", "", ""))] == [False] * 3

@@ -14,16 +14,18 @@ def bot(**more):
 
 
 @pytest.mark.parametrize(
-    ("value", "said"),
+    ("value", "expected"),
     [
         ("hi", r"f:3: field messages is the string 'hi'; it must be a list of messages"),
         ([], r"f:3: field messages is an empty list"),
         ([USER, "hi"], r"f:3: field messages\[1\] is the string 'hi'; it must be \{"),
         ([{"content": "hi"}], r"f:3: field messages\[0\] is an object with 'content' and lacks a role; allowed: system"),
         ([USER, USER, bot(role="Assistant")],
-         r"f:3: field messages\[2\].role is the string 'Assistant'; allowed: system, developer, user, assistant, tool; did you mean 'assistant'\?"),
+         r"f:3: field messages\[2\].role is the string 'Assistant'; allowed: system, developer, user, assistant, tool; did you "
+         r"mean 'assistant'\?"),
         ([bot(role="gpt")], r"messages\[0\].role is the string 'gpt'; .* did you mean 'assistant'"),
-        ([bot(role="narrator")], r"messages\[0\].role is the string 'narrator'; allowed: system, developer, user, assistant, tool$"),
+        ([bot(role="narrator")], r"messages\[0\].role is the string 'narrator'; allowed: system, developer, user, assistant, "
+                                 r"tool$"),
         ([{"role": 1, "content": "x"}], r"f:3: field messages\[0\].role is int 1; allowed"),
         ([{"role": ["user"], "content": "x"}], r"f:3: field messages\[0\].role is a list of 1; allowed"),
         ([{"role": "user"}], r"f:3: field messages\[0\].content is null; it must be a string"),
@@ -34,12 +36,17 @@ def bot(**more):
         ([USER | {"content": []}], r"messages\[0\].content is a list of 0; it must be a string"),
         ([USER | {"content": ["x"]}], r"messages\[0\].content\[0\] is the string 'x'; a part must be"),
         ([USER | {"content": [{"type": "text"}]}], r"messages\[0\].content\[0\] is a part of the type 'text'; only text"),
-        ([USER | {"content": [{"type": "image_url", "image_url": {}}]}], r"content\[0\] is a part of the type 'image_url'; only text is trained"),
-        ([USER | {"content": [{"type": "text", "text": "x", "cache": 1}]}], r"content\[0\].cache is int 1; a part has type and text"),
-        ([bot(audio={"id": 1})], r"messages\[0\].audio is an object with 'id', which is not known, and would be passed over; known: role"),
+        ([USER | {"content": [{"type": "image_url", "image_url": {}}]}], r"content\[0\] is a part of the type 'image_url'; "
+                                                                         r"only text is trained"),
+        ([USER | {"content": [{"type": "text", "text": "x", "cache": 1}]}], r"content\[0\].cache is int 1; a part has type and "
+                                                                            r"text"),
+        ([bot(audio={"id": 1})], r"messages\[0\].audio is an object with 'id', which is not known, and would be ignored; "
+                                 r"known: role"),
         ([bot(function_call={"name": "f"})], r"messages\[0\].function_call is an object with 'name'; write it as tool_calls"),
-        ([USER | {"tool_calls": [CALL]}], r"messages\[0\].tool_calls is a list of 1, but the message is of the role 'user'; only assistant"),
-        ([USER | {"reasoning_content": "x"}], r"messages\[0\].reasoning_content is the string 'x', but the message is of the role 'user'"),
+        ([USER | {"tool_calls": [CALL]}], r"messages\[0\].tool_calls is a list of 1, but the message is of the role 'user'; "
+                                          r"only assistant"),
+        ([USER | {"reasoning_content": "x"}], r"messages\[0\].reasoning_content is the string 'x', but the message is of the "
+                                              r"role 'user'"),
         ([bot(tool_call_id="1")], r"messages\[0\].tool_call_id is the string '1', but .* only tool messages have"),
         ([bot(reasoning_content=3)], r"messages\[0\].reasoning_content is int 3; it must be a string"),
         ([bot(name=3)], r"messages\[0\].name is int 3; it must be a string"),
@@ -48,19 +55,20 @@ def bot(**more):
         ([bot(weight=0.5)], r"messages\[0\].weight is float 0.5; it must be 0 or 1"),
         ([bot(weight=True)], r"messages\[0\].weight is true; it must be 0 or 1"),
         ([bot(weight=1, train=False)], r"messages\[0\].train is false, but its weight is 1; keep one"),
-        ([USER | {"train": True}], r"messages\[0\] is of the role 'user' and asks to be learned; only assistant messages are. unmask"),
+        ([USER | {"train": True}], r"messages\[0\] is of the role 'user' and asks to be learned; only assistant messages are. "
+                                   r"unmask"),
         ([{"role": "user", "content": "a\ud800b"}], r"messages\[0\].content holds the lone surrogate U\+D800 at position 1"),
         ([bot(reasoning_content="\udc00")], r"messages\[0\].reasoning_content holds the lone surrogate U\+DC00"),
     ],
 )  # fmt: skip
-def test_refused(value, said):
-    """What is wrong is named by place and field, with what was found and what is allowed."""
-    with pytest.raises(DataError, match=said):
+def test_refused(value, expected):
+    """Errors name place and field, what was found and what is allowed."""
+    with pytest.raises(DataError, match=expected):
         checked_messages("f:3", "messages", value)
 
 
 def test_null_fields_are_absent():
-    """A table gives every message every field; those that are null are not there."""
+    """A table gives every message every field; those that are null count as absent."""
     assert checked_messages("f:1", "messages", [USER | {"name": None, "tool_calls": None, "train": None, "audio": None}]) == (
         [USER],
         None,
@@ -68,7 +76,7 @@ def test_null_fields_are_absent():
 
 
 def test_all_that_templates_read():
-    """Reasoning, names, calls and their results are kept as the template is to get them."""
+    """Reasoning, names, calls and their results are kept for the template."""
     rows = [
         {"role": "developer", "content": "be brief", "name": "boss"},
         USER,
@@ -83,7 +91,7 @@ def test_all_that_templates_read():
 
 
 def test_no_content_beside_a_call():
-    """A content that is not there is null, as OpenAI writes it."""
+    """A missing content is null, as OpenAI writes it."""
     row = {"role": "assistant", "tool_calls": [CALL]}
     assert checked_messages("f:1", "messages", [row]).messages[0]["content"] is None
     assert (
@@ -92,13 +100,13 @@ def test_no_content_beside_a_call():
 
 
 def test_parts():
-    """Text in parts is the text."""
+    """Text in parts becomes one text."""
     parts = [{"type": "text", "text": "a "}, {"type": "text", "text": "b", "image_url": None}, {"text": "c"}]
     assert checked_messages("f:1", "messages", [USER | {"content": parts}]).messages == [{"role": "user", "content": "a bc"}]
 
 
 def test_trains():
-    """train and weight say which messages may be learned, and do not reach the template."""
+    """train and weight decide which messages may be learned, and do not reach the template."""
     rows = [
         USER | {"weight": 0},
         bot(train=False),
@@ -114,7 +122,7 @@ def test_trains():
 
 
 def test_an_empty_prompt():
-    """A prompt of no messages may stand before a completion that brings its own."""
+    """A prompt without messages may precede a completion that has its own."""
     assert checked_messages("f:1", "prompt", []) == ([], None)
     with pytest.raises(DataError, match="field completion is an empty list"):
         checked_messages("f:1", "completion", [])

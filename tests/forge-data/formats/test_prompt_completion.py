@@ -15,7 +15,7 @@ def test_text():
 
 
 def test_messages():
-    """Messages of both are one conversation; what is learned begins with the completion, whatever either says of itself."""
+    """Messages of both are one conversation; learning begins with the completion, whatever either side contains."""
     assert prompt_completion("f:1", {"prompt": [USER], "completion": [BOT]}) == Chat("f:1", [USER, BOT], 1)
     assert prompt_completion("f:1", {"prompt": [], "completion": [USER, BOT]}) == Chat("f:1", [USER, BOT], 0)
     made = prompt_completion("f:1", {"prompt": [USER, BOT, USER], "completion": [BOT | {"train": False}, USER, BOT]})
@@ -23,7 +23,7 @@ def test_messages():
 
 
 @pytest.mark.parametrize(
-    ("row", "said"),
+    ("row", "expected"),
     [
         ({"prompt": "a", "completion": [BOT]}, "f:1: prompt is the string 'a' and completion is a list of 1; make both"),
         ({"prompt": [USER], "completion": "b"}, "f:1: prompt is a list of 1 and completion is the string 'b'; make both"),
@@ -36,9 +36,9 @@ def test_messages():
         ({"prompt": [USER], "completion": []}, "f:1: field completion is an empty list"),
     ],
 )
-def test_refused(row, said):
-    """What is of two kinds, or of none, is refused with both."""
-    with pytest.raises(DataError, match=said):
+def test_refused(row, expected):
+    """A row of two types, or of neither, is refused with both."""
+    with pytest.raises(DataError, match=expected):
         prompt_completion("f:1", row)
 
 
@@ -53,6 +53,6 @@ def test_labels(label, wanted):
 
 @pytest.mark.parametrize("label", ["yes", 2, -1, 1.0, 0.5, [True], ""])
 def test_no_label(label):
-    """Anything else is no label: it is not guessed at."""
+    """Anything else is refused and not guessed at."""
     with pytest.raises(DataError, match="f:1: field label is .*; it must be true"):
         unpaired("f:1", {"prompt": "a", "completion": "b", "label": label})

@@ -1,4 +1,4 @@
-"""A row to a question."""
+"""A row → question."""
 
 import json
 
@@ -20,7 +20,7 @@ json_values = st.recursive(
 
 @given(st.dictionaries(st.text(min_size=1, max_size=5), json_values, max_size=4))
 def test_columns_come_back_as_they_were(columns):
-    """Any JSON value is kept to the bit: floats, large numbers, nulls within, half surrogates, the order of keys."""
+    """Any JSON value is kept exactly: floats, large numbers, nulls within, half surrogates, the order of keys."""
     columns = {name: value for name, value in columns.items() if name not in ("prompt", "messages")}
     record = json.loads(question("f:1", {"prompt": "a", **columns} if "tools" not in columns else {"prompt": "a"}).record)
     assert record["prompt"] == "a"
@@ -30,20 +30,20 @@ def test_columns_come_back_as_they_were(columns):
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 10**400, 0.1 + 0.2, -0.0, "\ud800", True])
 def test_odd_values(value):
-    """What tables hold beyond JSON's numbers comes back too, each as its own type."""
+    """What tables hold beyond JSON's numbers is kept too, each with its type."""
     back = json.loads(question("f:1", {"prompt": "a", "x": value}).record)["columns"]["x"]
     assert repr(back) == repr(value)
 
 
 @pytest.mark.parametrize("value", [b"a", np.float32(1), (1, 2), [np.int64(3)], {"a": {1: 2}}, {"b": [set()]}])
 def test_what_is_no_json(value):
-    """A value that would come back as another is refused by its place."""
+    """A value that would come back changed is refused by its place."""
     with pytest.raises(DataError, match=r"f:1: field x[\w.\[\]]* (is|has)"):
         question("f:1", {"prompt": "a", "x": value})
 
 
 def test_too_deep():
-    """A value that is nested as no row is, is refused, for it might not be read again; a deep one comes back."""
+    """A value that is nested too deeply to be read again is refused; a deep one is kept."""
     deep = json.loads("[" * 150 + "]" * 150)
     assert json.loads(question("f:1", {"prompt": "a", "x": deep}).record)["columns"]["x"] == deep
     with pytest.raises(DataError, match=r"f:1: field x\[0\]\[0\].* more than 200 deep"):
@@ -51,7 +51,7 @@ def test_too_deep():
 
 
 def test_messages():
-    """A conversation that ends where the assistant is to answer, with what the row tells the template; parts become text."""
+    """A conversation that ends before an answer is kept with its template fields; parts become text."""
     for fields in ({"messages": [USER]}, {"prompt": [USER]}, {"messages": json.dumps([USER])}, {"messages": [USER, BOT, TOOL]}):
         assert isinstance(question("f:1", fields).prompt, Chat)
     asked = question(
@@ -62,7 +62,7 @@ def test_messages():
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "expected"),
     [
         ({"messages": [USER, BOT]}, r"f:1: field messages\[1\] is of the role 'assistant', and a prompt ends where"),
         ({"prompt": [USER, {"role": "system", "content": "s"}]}, r"field prompt\[1\] is of the role 'system'"),
@@ -72,13 +72,14 @@ def test_messages():
         ({"prompt": "a\ud800"}, "field prompt holds the lone surrogate"),
         ({"prompt": [{"role": "bot", "content": "x"}]}, r"field prompt\[0\].role is the string 'bot'"),
         ({"messages": []}, "field messages is an empty list"),
-        ({"prompt": "a", "tools": [{"name": "f"}]}, "field tools is a list of 1, but the prompt is text, which no chat template"),
+        ({"prompt": "a", "tools": [{"name": "f"}]}, "field tools is a list of 1, but the prompt is text, which no chat "
+                                                    "template"),
         ({"prompt": [USER], "chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs.tokenize is no argument"),
     ],
 )  # fmt: skip
-def test_refused(fields, said):
-    """What asks nothing, or asks twice, is refused by row and field."""
-    with pytest.raises(DataError, match=said):
+def test_refused(fields, expected):
+    """A row without a prompt, or with two, is refused by row and field."""
+    with pytest.raises(DataError, match=expected):
         question("f:1", fields)
 
 
@@ -94,5 +95,5 @@ def test_refused(fields, said):
     ],
 )
 def test_empty(fields, empty):
-    """A prompt of blanks alone asks nothing; one that says anything at all does."""
+    """A prompt of blanks alone is empty; any other text is not."""
     assert question("f:1", fields).empty is empty

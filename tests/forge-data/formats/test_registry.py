@@ -1,10 +1,11 @@
-"""Which format a row has, what is said when it has none, and that nothing in it is passed over that would change what is learned."""
+"""Which format a row has, errors for rows of none, and fields that must not be ignored."""
 
 import numpy as np
 import pytest
 
 from forge_data import BadPairError, DataError
-from forge_data.formats._registry import FORMATS, check_name, convert, detect
+from forge_data._formats import BUILT_IN
+from forge_data.formats._registry import check_name, convert, detect
 from forge_data.formats._samples import Chat, Document, Preference, Text, Tokens, Unpaired
 
 USER, BOT, BAD = (
@@ -37,7 +38,7 @@ KINDS = sorted(ROWS)
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_known(kind):
-    """Each format is told from the row, fields that say nothing about the training beside it, and becomes its kind of sample."""
+    """Each format is detected, also beside fields without meaning, and becomes its type of sample."""
     row, made = ROWS[kind]
     name = kind.split(" ")[0]
     assert detect("f:1", row | {"source": "web", "id": 3}) == name
@@ -47,13 +48,13 @@ def test_known(kind):
 
 
 def test_every_format_is_tried():
-    """The rows above are of all formats that there are."""
-    assert {kind.split(" ")[0] for kind in (*KINDS, *ASKED)} == set(FORMATS)
+    """The rows above cover every format."""
+    assert {kind.split(" ")[0] for kind in (*KINDS, *ASKED)} == set(BUILT_IN)
 
 
 @pytest.mark.parametrize("kind", ASKED)
 def test_only_where_it_is_asked_for(kind):
-    """A row that has the fields of a document is never told to be one; where somebody says so, it is."""
+    """A row with the fields of a document is never detected as one; chosen by name, it is."""
     row, made = ASKED[kind]
     assert type(convert("document", "f:1", row, None)) is made
     if kind == "document of tokens":
@@ -65,7 +66,7 @@ def test_only_where_it_is_asked_for(kind):
 
 @pytest.mark.parametrize("row", [{"prompt": "a", "chosen": "b"}, {"rejected": "b"}])
 def test_half_a_preference(row):
-    """A row with one side alone (the other was null) is a preference, and refused for the side that it lacks."""
+    """A row with one side alone (the other was null) is a preference, and refused for the missing side."""
     assert detect("f:1", row) == "preference"
     with pytest.raises(BadPairError, match="f:1: field (chosen|rejected) is null or not there; give the answer"):
         convert("preference", "f:1", row, None)
@@ -74,34 +75,35 @@ def test_half_a_preference(row):
 @pytest.mark.parametrize("one", KINDS)
 @pytest.mark.parametrize("other", KINDS)
 def test_never_a_guess(one, other):
-    """A row with the fields of two formats is refused with both names, unless one of them is said; then it is that one."""
+    """A row with the fields of two formats is refused with both names, unless one is chosen."""
     first, second = one.split(" ")[0], other.split(" ")[0]
     row = ROWS[one][0] | ROWS[other][0]
     if first == second or {first, second} == {"prompt_completion", "unpaired_preference"}:
         return
     with pytest.raises(
         DataError, match="f:1 has the fields .*, which fit more than one format: .*; say which is meant"
-    ) as told:
+    ) as caught:
         detect("f:1", row)
     for name in (first, second):
-        assert name in str(told.value) or (name == "prompt_completion" and "unpaired_preference" in str(told.value))
+        assert name in str(caught.value) or (name == "prompt_completion" and "unpaired_preference" in str(caught.value))
     if not row.keys() & {"prompt", "tools"} or first == "messages":
         assert type(convert(first, "f:1", row, None)) is ROWS[one][1]
 
 
 def test_a_label_is_not_passed_over():
-    """A prompt and a completion with a label are an unpaired preference, unless somebody says that they are not."""
+    """Prompt and completion with a label are an unpaired preference, unless prompt_completion is chosen."""
     row = {"prompt": "a", "completion": "b", "label": "spam"}
     assert detect("f:1", row) == "unpaired_preference"
     with pytest.raises(
-        DataError, match="f:1: field label is the string 'spam'; it must be true .*format=\"prompt_completion\" passes over"
+        DataError,
+        match="f:1: field label is the string 'spam'; it must be true .*choose prompt_completion as `format`, which ignores it",
     ):
         convert("unpaired_preference", "f:1", row, None)
     assert convert("prompt_completion", "f:1", row, None) == Text("f:1", "a", "b")
 
 
 def test_unknown():
-    """A row of no known format is told which fields it has, and which are known."""
+    """A row of no known format is refused with its fields, and with the formats that are known."""
     with pytest.raises(
         DataError, match=r"f:9 has the fields 'body', 'id', which are no known format; known: messages \(messages\); s"
     ):
@@ -111,7 +113,7 @@ def test_unknown():
 
 
 def test_hints():
-    """Ids without labels and rows within a field are what people mean most often."""
+    """Errors hint at the most common mistakes: ids without labels, and rows within a field."""
     with pytest.raises(DataError, match="give labels beside input_ids: the id where a token is learned, -100 elsewhere"):
         detect("f:1", {"input_ids": [1]})
     with pytest.raises(
@@ -120,20 +122,20 @@ def test_hints():
         detect("f[0]", {"version": "1", "data": [ROWS["messages"][0]]})
 
 
-@pytest.mark.parametrize("name", sorted(FORMATS))
+@pytest.mark.parametrize("name", sorted(BUILT_IN))
 def test_asked_for(name):
-    """A row that lacks what the format it is said to have needs is told so."""
+    """A row that lacks what its chosen format needs is refused."""
     with pytest.raises(DataError, match=f"f:1 has the fields 'body', but the format {name} needs "):
         convert(name, "f:1", {"body": "x"}, None)
 
 
 def test_names():
-    """A format that there is not is refused with the nearest."""
-    for name in ("auto", *FORMATS):
+    """An unknown format is refused with the nearest."""
+    for name in ("auto", *BUILT_IN):
         check_name(name)
     for wrong, near in (("message", "messages"), ("shareGPT", "sharegpt"), ("tokenized", "tokenised"), ("dpo", None)):
         with pytest.raises(
-            DataError, match=f"format is {wrong!r}; allowed: auto, messages, .*" + (f"mean {near!r}" if near else "")
+            DataError, match=f"`format` is {wrong!r}; allowed: auto, messages, .*" + (f"mean {near!r}" if near else "")
         ):
             check_name(wrong)
 
@@ -141,7 +143,7 @@ def test_names():
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("field", ["tools", "documents", "chat_template_kwargs", "unmask"])
 def test_what_only_templates_read(kind, field):
-    """What is told to a chat template is refused where none is used, and let through where it says nothing."""
+    """Template fields are refused in formats without a template, and allowed where they are empty."""
     row, name = ROWS[kind][0], kind.split(" ")[0]
     value = {"unmask": True, "chat_template_kwargs": {"x": 1}}.get(field, [{"name": "f"}])
     if kind in IN_TEXT:
@@ -167,7 +169,7 @@ def test_what_only_templates_read(kind, field):
     ],
 )
 def test_a_column_beside(kind, field, what_to_do):
-    """Masks, positions and packing that would be ignored are refused, zeros and arrays too; empty ones say nothing."""
+    """Masks, positions and packing that would be ignored are refused, zeros and arrays too; empty ones are not."""
     row, name = ROWS[kind][0], kind.split(" ")[0]
     for value in ([0, 0], np.zeros(2, dtype=int)):
         with pytest.raises(DataError, match=f"f:1: field {field} is .*, and .*{what_to_do}.*; take it out of the rows"):

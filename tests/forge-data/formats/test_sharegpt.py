@@ -48,7 +48,7 @@ def test_several_calls():
 
 
 def test_a_system_prompt_of_its_own():
-    """The row may keep the system prompt beside the turns; it is the first message."""
+    """A row may keep the system prompt beside the turns; it becomes the first message."""
     made = sharegpt("f:1", row(turn("human", "h"), turn("gpt", "g", weight=0), system="be brief"))
     assert made.messages[0] == {"role": "system", "content": "be brief"}
     assert made.trains == (True, True, False)
@@ -62,7 +62,7 @@ def test_turns_of_role_and_content():
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "expected"),
     [
         (row(), "f:1: field conversations is an empty list; it must be a list of"),
         ({"conversations": "hi"}, "f:1: field conversations is the string 'hi'; it must be a list of"),
@@ -70,16 +70,21 @@ def test_turns_of_role_and_content():
         (row({"value": "x"}), r"f:1: field conversations\[0\] is an object with 'value'; it must be"),
         (row(turn("narrator", "x")), r"f:1: field conversations\[0\].from is the string 'narrator'; allowed: system, human"),
         (row(turn("human", None)), r"f:1: field conversations\[0\].value is null; it must be a string"),
-        (row(turn("human", "x", note="y")), r"f:1: field conversations\[0\].note is the string 'y', which would be passed over"),
-        (row(turn("human", "x"), {"role": "user", "content": "x"}), r"f:1: field conversations\[1\] is an object with 'role', 'cont"),
-        (row(turn("function_call", "add(1)")), r"f:1: field conversations\[0\].value is the string 'add\(1\)'; a function_call is JSON"),
+        (row(turn("human", "x", note="y")), r"f:1: field conversations\[0\].note is the string 'y', which would be passed "
+                                            r"over"),
+        (row(turn("human", "x"), {"role": "user", "content": "x"}), r"f:1: field conversations\[1\] is an object with 'role', "
+                                                                    r"'cont"),
+        (row(turn("function_call", "add(1)")), r"f:1: field conversations\[0\].value is the string 'add\(1\)'; a function_call "
+                                               r"is JSON"),
         (row(turn("function_call", "[]")), r"f:1: field conversations\[0\].value is .* a function_call is JSON"),
-        (row(turn("function_call", '{"arguments": {}}')), r"f:1: field conversations\[0\].value.name is null; it must be a string"),
-        (row(turn("gpt", "x", train="no")), r"f:1: field conversations\[0\].train is the string 'no'; it must be true or false"),
+        (row(turn("function_call", '{"arguments": {}}')), r"f:1: field conversations\[0\].value.name is null; it must be a "
+                                                          r"string"),
+        (row(turn("gpt", "x", train="no")), r"f:1: field conversations\[0\].train is the string 'no'; it must be true or "
+                                            r"false"),
         (row(turn("system", "x"), system="y"), "f:1: field system stands beside a system turn in the conversation"),
     ],
 )  # fmt: skip
-def test_refused(fields, said):
-    """What cannot be read is named by its turn."""
-    with pytest.raises(DataError, match=said):
+def test_refused(fields, expected):
+    """A turn that cannot be read is named."""
+    with pytest.raises(DataError, match=expected):
         sharegpt("f:1", fields)

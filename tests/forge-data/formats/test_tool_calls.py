@@ -1,4 +1,4 @@
-"""Tool calls: arguments become what templates read, and nothing is passed over."""
+"""Tool calls: arguments become what templates read, and no field is ignored."""
 
 import pytest
 
@@ -30,18 +30,18 @@ def arguments(value):
     ],
 )
 def test_arguments(written, read):
-    """Arguments that are a JSON object in a string become the object; everything else is kept as it is."""
+    """Arguments that are a JSON object in a string become the object; everything else is kept."""
     assert arguments(written) == read
 
 
 def test_missing_arguments_are_null():
-    """A call without arguments has null ones, which is what a table makes of them."""
+    """A call without arguments has null ones, as a table makes of them."""
     (call,) = checked_calls("f:1", "calls", [{"function": {"name": "f"}}])
     assert call == {"function": {"name": "f", "arguments": None}}
 
 
 def test_flat():
-    """Name and arguments beside the id are the function's."""
+    """Name and arguments beside the id belong to the function."""
     (call,) = checked_calls("f:1", "calls", [{"id": "1", "name": "f", "arguments": "{}", "function": None}])
     assert call == {"id": "1", "function": {"name": "f", "arguments": {}}}
     assert function_call("f:1", "v", {"name": "f", "arguments": {"a": 1}}) == {
@@ -51,7 +51,7 @@ def test_flat():
 
 
 @pytest.mark.parametrize(
-    ("value", "said"),
+    ("value", "expected"),
     [
         ("f()", r"field calls is the string 'f\(\)'; it must be a list of tool calls"),
         (["f"], r"field calls\[0\] is the string 'f'; it must be \{"),
@@ -67,14 +67,14 @@ def test_flat():
         ([{"function": {"name": "f", "arguments": {"\ud800": 1}}}], r"lone surrogate U\+D800"),
     ],
 )  # fmt: skip
-def test_refused(value, said):
-    """What is wrong is named by its field."""
-    with pytest.raises(DataError, match=said):
+def test_refused(value, expected):
+    """Errors name the field."""
+    with pytest.raises(DataError, match=expected):
         checked_calls("f:1", "calls", value)
 
 
 def test_arguments_as_a_string_for_templates_that_want_one(with_template):
-    """A template that can only add strings gets a call's arguments as the JSON that OpenAI has, and the call is learned."""
+    """A template that can only add strings gets a call's arguments as JSON, and the call is learned."""
     tokenizer = with_template(
         "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}{% for c in m.tool_calls or [] %}"
         "{{ c.function.name + ' ' + c.function.arguments }}{% endfor %}<|im_end|>\n{% endfor %}"

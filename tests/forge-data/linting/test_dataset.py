@@ -1,4 +1,4 @@
-"""What only the whole of a data set shows: repetitions, overlap, outliers."""
+"""Findings about a whole data set: repetitions, overlap, outliers."""
 
 from collections import Counter
 from random import Random
@@ -10,18 +10,19 @@ from hypothesis import given, strategies as st
 from forge_data._example import IGNORED, TokenizedExample
 from forge_data.findings._rules import Where
 from forge_data.linting._dataset import duplicates, outliers, overlap
-from forge_data.linting._sample_table import TableBuilder, digest
+from forge_data.linting._sample_table import TableBuilder
+from forge_data.store._duplicates import digest
 
 
 def example(ids, learned):
-    """A sample of which the last `learned` tokens are learned."""
+    """Make a sample of which the last `learned` tokens are learned."""
     ids = np.array(ids, dtype=np.int32)
     labels = np.where(np.arange(len(ids)) >= len(ids) - learned, ids, np.int32(IGNORED))
     return TokenizedExample(ids, labels)
 
 
 def table(units, *, pair=False, file="train.jsonl"):
-    """A table of units of samples, one a row."""
+    """Make a table of units of samples, one a row."""
     builder = TableBuilder()
     for row, unit in enumerate(units, start=1):
         builder.add(Where(file, row, f"{file}:{row}"), unit, pair=pair)
@@ -34,7 +35,9 @@ def sequences():
 
 @given(sequences())
 def test_repetitions_are_all_found_and_nothing_else(rows):
-    """Each row whose ids an earlier one has is named with the first that has them; rows are empty, too, or begin alike."""
+    """Each row whose ids occurred before is reported with the first that has them, and no other; rows may be empty or begin
+    alike.
+    """
     found = [(each.row, each.what.rpartition(":")[2]) for each in duplicates(table([[example(row, 1)] for row in rows]))]
     firsts: dict[tuple, int] = {}
     expected = []
@@ -58,7 +61,7 @@ def test_overlap_is_found_and_nothing_else(trained, held_out):
 
 
 def test_a_preference_is_one_unit():
-    """The same answer to two prompts, or chosen here and rejected there, is no repetition; the same pair is."""
+    """The same answer to two prompts, or chosen once and rejected once, is no repetition; the same pair is."""
     a, b, c = ([example([1, n], 1)] for n in (2, 3, 4))
     pairs = [a + b, b + a, a + c, a + b]
     assert [each.row for each in duplicates(table(pairs, pair=True))] == [4]
@@ -68,13 +71,13 @@ def test_a_preference_is_one_unit():
 
 
 def test_pieces_of_one_row_are_no_repetition():
-    """A long row that was split may well say the same twice."""
+    """Equal pieces of one row that was split are no repetition."""
     assert not list(duplicates(table([[example([1, 2], 1), example([1, 2], 1)]])))
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_outliers(seed):
-    """Of rows that are learned by a third to two thirds, one that is hardly learned or wholly learned is found; by row, alone."""
+    """Among rows that are learned by a third to two thirds, one that is hardly or wholly learned is reported."""
     rng = Random(seed)
     units = []
     for _ in range(rng.randint(30, 200)):
@@ -90,7 +93,7 @@ def test_outliers(seed):
 
 @pytest.mark.parametrize("share", [0.02, 0.3, 0.9, 1.0])
 def test_no_outliers_where_rows_are_alike(share):
-    """Rows of many lengths that are all learned to about the same part, or wholly, are no outliers."""
+    """Rows of many lengths that are learned to about the same part, or wholly, are no outliers."""
     rng = Random(1)
     sizes = [int(10 ** rng.uniform(1.7, 4)) for _ in range(300)]
     units = [[example(range(size), max(1, round(size * min(1.0, share * rng.uniform(0.7, 1.3)))))] for size in sizes]
@@ -98,7 +101,7 @@ def test_no_outliers_where_rows_are_alike(share):
 
 
 def test_few_samples_say_nothing():
-    """What is usual cannot be told from a handful, and an empty table has neither repetitions nor outliers."""
+    """A handful of samples has no usual share, and an empty table has neither repetitions nor outliers."""
     units = [[example(range(100), 50)]] * 5 + [[example(range(5000), 1)]]
     assert not list(outliers(table(units)))
     for rule in (outliers, duplicates):
@@ -107,7 +110,7 @@ def test_few_samples_say_nothing():
 
 
 def test_places_of_a_table():
-    """A sample is named as every message names it, whatever file it is from."""
+    """A sample is named as in every message, whatever file it is from."""
     builder = TableBuilder()
     wheres = [Where("a.jsonl", 3, "a.jsonl:3"), Where("b.json", 0, "b.json[0]"), Where("a.jsonl", 9, "a.jsonl:9")]
     for where in wheres:

@@ -1,10 +1,10 @@
-"""The field of the row that a message came from, for every format."""
+"""Field of the row that a message came from, for every format."""
 
 import pytest
 
 from forge_data._options import Options
-from forge_data.formats._registry import convert, detect
-from forge_data.linting._fields import field_of
+from forge_data.findings._rules import Where
+from forge_data.formats._registry import convert, detect, format_named
 from forge_data.linting._row import RowLint
 
 from ..lint_rows import tokenizer
@@ -14,7 +14,7 @@ def message(role, content):
     return {"role": role, "content": content}
 
 
-def said(speaker, text):
+def printed(speaker, text):
     return {"from": speaker, "value": text}
 
 
@@ -25,9 +25,9 @@ ROWS = [
     ({"messages": [USER, message("assistant", BAD)]}, "messages[1].content"),
     ({"messages": [USER, {**ANSWER, "reasoning_content": BAD}]}, "messages[1].reasoning_content"),
     ({"messages": [message("system", BAD), USER, ANSWER]}, "messages[0].content"),
-    ({"conversations": [said("human", "why"), said("gpt", BAD)]}, "conversations[1].value"),
-    ({"system": "be", "conversations": [said("human", BAD), said("gpt", "so")]}, "conversations[0].value"),
-    ({"system": BAD, "conversations": [said("human", "why"), said("gpt", "so")]}, "system"),
+    ({"conversations": [printed("human", "why"), printed("gpt", BAD)]}, "conversations[1].value"),
+    ({"system": "be", "conversations": [printed("human", BAD), printed("gpt", "so")]}, "conversations[0].value"),
+    ({"system": BAD, "conversations": [printed("human", "why"), printed("gpt", "so")]}, "system"),
     ({"conversations": [USER, message("assistant", BAD)]}, "conversations[1].content"),
     ({"instruction": BAD, "input": "", "output": "so"}, "instruction"),
     ({"instruction": "why", "input": "", "output": BAD}, "output"),
@@ -59,27 +59,25 @@ def rules():
 
 @pytest.mark.parametrize(("fields", "field"), ROWS)
 def test_what_is_wrong_is_named_by_its_field_in_the_file(fields, field, rules):
-    """Once, and as it is called in the row, not as the template gets it; what both sides of a preference share is looked at once."""
-    sample = convert(detect("a.jsonl:1", fields), "a.jsonl:1", fields, None)
-    found = [each.field for each in rules.check("a.jsonl", 1, fields, sample, None) if each.rule == "broken_unicode"]
+    """A finding names the row's own field, once; what both sides of a preference share is linted once."""
+    name = detect("a.jsonl:1", fields)
+    sample, where = convert(name, "a.jsonl:1", fields, None), Where.of("a.jsonl:1")
+    findings = rules.check(where, fields, sample, None, format_named(name).field_of)
+    found = [each.field for each in findings if each.rule == "broken_unicode"]
     assert found == [field]
 
 
 def test_parts_of_calls():
-    """A part of a message is named behind it; ShareGPT keeps a whole call in one value."""
+    """A part of a message follows its field; ShareGPT keeps a whole call in one value."""
     calls = {"type": "function", "function": {"name": "a", "arguments": {}}}
     rows = [
         {"messages": [USER, {"role": "assistant", "content": None, "tool_calls": [calls]}]},
-        {"conversations": [said("human", "why"), said("function_call", '{"name": "a", "arguments": {}}')]},
+        {"conversations": [printed("human", "why"), printed("function_call", '{"name": "a", "arguments": {}}')]},
     ]
     fields = []
     for row in rows:
-        chat = convert(detect("a:1", row), "a:1", row, None)
-        fields += [
-            field_of(row, chat, 1, "tool_calls[0].function.name"),
-            field_of(row, chat, 1, "role"),
-            field_of(row, chat, 1, ""),
-        ]
+        field_of = format_named(detect("a:1", row)).field_of
+        fields += [field_of(row, 1, part, "completion") for part in ("tool_calls[0].function.name", "role", "")]
     assert fields == [
         "messages[1].tool_calls[0].function.name",
         "messages[1].role",

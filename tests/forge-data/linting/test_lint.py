@@ -1,4 +1,4 @@
-"""The lint over rows and stores, held against a corpus of seeded defects and against clean rows."""
+"""The lint of rows and stores, against a corpus of seeded defects and against clean rows."""
 
 import json
 from random import Random
@@ -29,7 +29,7 @@ def tokenizers():
 
 @pytest.fixture
 def lines(tmp_path):
-    """Write lines, surrogates and all, and return the path."""
+    """Write lines, surrogates included, and return the path."""
 
     def write(rows, name="train.jsonl"):
         path = tmp_path / name
@@ -41,15 +41,15 @@ def lines(tmp_path):
 
 @pytest.mark.parametrize("defect", DEFECTS, ids=[each.name for each in DEFECTS])
 def test_every_defect_is_found(defect, tokenizers, lines):
-    """Of each kind all twenty in a file, by rule, severity, row and field; and no other row is stopped or has that rule."""
+    """All twenty rows of each defect are found by rule, severity, row and field; no other row stops or has that rule."""
     rows, planted = defect.file(0)
     report = lint(lines(rows), tokenizers(defect.template), **defect.settings)
-    told = {
+    expected = {
         (finding.row, finding.field)
         for finding in report.findings
         if (finding.rule, finding.severity) == (defect.rule, defect.severity)
     }
-    assert told >= set(planted.items())
+    assert expected >= set(planted.items())
     strangers = [finding for finding in report.findings if finding.row not in planted]
     # A template without turn ends is a fault of every row.
     if defect.rule != "untrained_turn_end":
@@ -59,7 +59,7 @@ def test_every_defect_is_found(defect, tokenizers, lines):
 
 
 def test_the_corpus_is_large_enough():
-    """At least fifteen kinds, twenty of each, and together with the tests of whole sets every rule there is."""
+    """There are at least fifteen defects, twenty rows each; with the tests of whole sets they cover every rule."""
     assert len(DEFECTS) >= 15
     assert all(len(defect.file(0)[1]) == 20 for defect in DEFECTS)
     assert {defect.rule for defect in DEFECTS} | set(SET_RULES) == set(RULES)
@@ -67,7 +67,7 @@ def test_the_corpus_is_large_enough():
 
 @pytest.mark.parametrize("make", [clean, tooled, completion, preference, tokens])
 def test_clean_rows(make, tokenizers, lines):
-    """Of sound rows of every format nothing is said."""
+    """Clean rows of every format have no finding."""
     rng = Random(make.__name__)
     rows = [json.dumps(make(rng)) for _ in range(300)]
     assert str(lint(lines(rows), tokenizers(TOOLED))) == "0 stops, 0 warnings in 300 rows"
@@ -75,16 +75,16 @@ def test_clean_rows(make, tokenizers, lines):
 
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
 def test_clean_rows_of_every_family(family, lines):
-    """Whatever a vendor's template writes (BOS, headers, turn ends, default system prompts), sound rows are sound."""
+    """Whatever a vendor's template writes (BOS, headers, turn ends, default system prompts), clean rows have no finding."""
     rng = Random(family.name)
     rows = [clean(rng)["messages"] for _ in range(20)]
-    told = [json.dumps({"messages": [each for each in row if each["role"] != "system"]}) for row in rows]
-    assert str(lint(lines(told), family.tokenizer())) == "0 stops, 0 warnings in 20 rows"
+    expected = [json.dumps({"messages": [each for each in row if each["role"] != "system"]}) for row in rows]
+    assert str(lint(lines(expected), family.tokenizer())) == "0 stops, 0 warnings in 20 rows"
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_repeated_rows(seed, tokenizers, lines):
-    """Each repetition is found, and said to be of the first."""
+    """Each repetition is reported as one of the first."""
     rng = Random(seed)
     rows = [json.dumps(clean(rng)) for _ in range(40)]
     again = sorted(rng.sample(range(40), 5))
@@ -99,7 +99,7 @@ def test_repeated_rows(seed, tokenizers, lines):
 
 @pytest.mark.parametrize("seed", range(20))
 def test_rows_of_the_evaluation_that_are_trained_on(seed, tokenizers, lines, tmp_path):
-    """An evaluation that asks for what was learned is a stop, whether it is given as rows or as a store."""
+    """Held-out rows that are trained on are stops, whether given as rows or as a store."""
     rng = Random(seed)
     train, held_out = ([clean(rng) for _ in range(30)] for _ in range(2))
     places = sorted(rng.sample(range(30), 3))
@@ -120,7 +120,7 @@ def test_rows_of_the_evaluation_that_are_trained_on(seed, tokenizers, lines, tmp
 
 @pytest.mark.parametrize("seed", range(20))
 def test_tokens_lost_to_length(seed, tokenizers, lines, tmp_path):
-    """How much is lost is said once, with the longest row; `error` says it of each row, as a stop."""
+    """The loss is reported once, with the longest row; under `error` each row is a stop."""
     rng = Random(seed)
     rows = [clean(rng) for _ in range(40)]
     place = rng.randrange(40)
@@ -139,7 +139,7 @@ def test_tokens_lost_to_length(seed, tokenizers, lines, tmp_path):
 
 
 def test_two_formats_in_one_file(tokenizers, lines):
-    """A row of another format than the rows before it is named, and the lint goes on behind it."""
+    """A row of another format than the rows before it is reported, and the lint continues after it."""
     rng = Random(1)
     rows = [clean(rng), clean(rng), completion(rng), clean(rng)]
     (finding,) = lint(lines(map(json.dumps, rows)), tokenizers(TOOLED)).findings
@@ -148,7 +148,7 @@ def test_two_formats_in_one_file(tokenizers, lines):
 
 
 def test_preprocess_runs_first(tokenizers, lines):
-    """What a user's own function makes of a row is what is looked at; where it fails, the row is named."""
+    """Rows are linted as the user's function returns them; where it fails, the row is named."""
     rng = Random(1)
     rows = [{"chat": clean(rng)["messages"]} for _ in range(5)] + [{"talk": []}]
     report = lint(lines(map(json.dumps, rows)), tokenizers(TOOLED), preprocess=lambda row: {"messages": row["chat"]})
@@ -157,7 +157,7 @@ def test_preprocess_runs_first(tokenizers, lines):
 
 
 def test_a_store_brings_what_was_found_while_it_was_prepared(tokenizers, lines, tmp_path):
-    """The lint of a store and the lint of its rows say the same; that of a view looks at the whole set's matters anew."""
+    """A store and its rows have the same findings; a view has its own of the rules about whole sets."""
     rng = Random(5)
     rows = [clean(rng) for _ in range(30)]
     rows[3]["messages"][-1]["content"] = " "
@@ -170,7 +170,7 @@ def test_a_store_brings_what_was_found_while_it_was_prepared(tokenizers, lines, 
 
 
 def test_a_store_of_tokens_is_looked_at_with_a_tokenizer(tokenizers, lines, tmp_path):
-    """Tokens that came without a tokenizer are held against one as soon as it is given."""
+    """Token ids that came without a tokenizer are linted as soon as one is given."""
     rng = Random(5)
     rows = [tokens(rng) for _ in range(10)]
     rows[2] = {"input_ids": [420, 420, 30, 31, 422], "labels": [-100, -100, 30, 31, 422], "len": 5}
@@ -182,23 +182,23 @@ def test_a_store_of_tokens_is_looked_at_with_a_tokenizer(tokenizers, lines, tmp_
 
 
 @pytest.mark.parametrize(
-    "said",
+    "expected",
     [{"max_seq_len": 8}, {"on_overflow": "split"}, {"train_on": "all"}, {"format": "messages"}, {"preprocess": "json:loads"}],
 )
-def test_what_is_said_of_rows_where_there_are_none(said, tokenizers, lines, tmp_path):
-    """A store was prepared as it was: to say otherwise is refused by name, unless rows of the evaluation are to be read so."""
+def test_what_is_said_of_rows_where_there_are_none(expected, tokenizers, lines, tmp_path):
+    """Arguments for rows are refused by name for a store, unless rows of the evaluation are read."""
     path = lines([json.dumps(clean(Random(seed))) for seed in range(3)])
     store = prepare(path, tokenizers(TOOLED), tmp_path / "store")
-    (name,) = said
-    with pytest.raises(DataError, match=f"{name} is for rows, and .*store is a token store, which was made with {name}="):
-        lint(store, **said)
+    (name,) = expected
+    with pytest.raises(DataError, match=f"`{name}` is for rows, and .*store is a token store, which was prepared already"):
+        lint(store, **expected)
     with pytest.raises(DataError, match=name):
-        lint(store, eval_data=store, **said)
+        lint(store, eval_data=store, **expected)
     assert lint(store, eval_data=path, train_on="all").counts["train_eval_overlap"] == 3
 
 
 def test_bos_of_tokenizer_and_text(lines):
-    """A BOS that the row writes before the tokenizer does is found in plain text, too."""
+    """A BOS that the row writes before the tokenizer's own is found in plain text too."""
     made = tokenizer()
     made._tokenizer.post_processor = processors.TemplateProcessing(
         single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", 420)]
@@ -210,9 +210,9 @@ def test_bos_of_tokenizer_and_text(lines):
 
 
 def test_rows_want_a_tokenizer(lines):
-    """Without one there is no telling what a row becomes; a format that there is not is refused by name."""
+    """Rows without a tokenizer are refused; an unknown format is refused by name."""
     path = lines([json.dumps({"text": "so"})])
-    with pytest.raises(DataError, match="give one as lint"):
+    with pytest.raises(DataError, match="give a `tokenizer`"):
         lint(path)
     with pytest.raises(DataError, match="did you mean 'messages'"):
         lint(path, tokenizer(), format="message")

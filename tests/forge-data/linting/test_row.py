@@ -1,4 +1,4 @@
-"""The rules for one row, where a case needs more than the corpus of defects has."""
+"""Rules for one row, where a case needs more than the corpus of defects has."""
 
 import json
 from functools import cache
@@ -12,9 +12,9 @@ from forge_data import DataError, TemplateError
 from forge_data._example import TokenizedExample
 from forge_data._options import Options
 from forge_data.findings._rules import Where
-from forge_data.formats._registry import convert, detect
+from forge_data.formats._registry import convert, detect, format_named
 from forge_data.formats._samples import Encoded, Note
-from forge_data.linting._lost_from_lint_refused import refused
+from forge_data.linting._lost import refused
 from forge_data.linting._row import RowLint
 
 from ..defects import DEFECTS
@@ -31,21 +31,23 @@ def rules():
 
 @cache
 def both():
-    """The rules as they are, and without the quick look."""
+    """The rules as they are, and without the quick check."""
     quick, thorough = (RowLint(tokenizer(), OPTIONS) for _ in range(2))
-    thorough._sound = lambda chat: False
+    thorough._is_clean = lambda chat: False
     return quick, thorough
 
 
 def check(rules, fields):
-    """(rule, severity, field) of all that is found before tokenising."""
-    sample = convert(detect("a.jsonl:7", fields), "a.jsonl:7", fields, None)
-    return [(each.rule, each.severity, each.field) for each in rules.check("a.jsonl", 7, fields, sample, None)]
+    """Return (rule, severity, field) of everything found before tokenising."""
+    name = detect("a.jsonl:7", fields)
+    sample = convert(name, "a.jsonl:7", fields, None)
+    found = rules.check(WHERE, fields, sample, None, format_named(name).field_of)
+    return [(each.rule, each.severity, each.field) for each in found]
 
 
 @pytest.mark.parametrize("make", [clean, tooled, completion, preference])
 def test_nothing_is_wrong_with_clean_rows(make, rules):
-    """Of no kind of clean row anything is said."""
+    """Clean rows of any kind have no finding."""
     rng = Random(make.__name__)
     for _ in range(200):
         assert check(rules, make(rng)) == []
@@ -64,7 +66,7 @@ def test_nothing_is_wrong_with_clean_rows(make, rules):
     )
 )
 def test_the_quick_look_agrees_with_the_long_one(turns):
-    """A row that is passed over for looking sound is one in which the rules find nothing."""
+    """In a row that the quick check takes for clean the rules find nothing."""
     quick, thorough = both()
     row = {"messages": [turn(role, content) for role, content in turns]}
     assert check(quick, row) == check(thorough, row)
@@ -72,7 +74,7 @@ def test_the_quick_look_agrees_with_the_long_one(turns):
 
 @pytest.mark.parametrize("defect", [each for each in DEFECTS if each.base is clean], ids=lambda each: each.name)
 def test_the_quick_look_passes_over_no_defect(defect):
-    """What is damaged never looks sound."""
+    """The quick check never takes a damaged row for clean."""
     lines, planted = defect.file(3)
     quick, thorough = both()
     for row in planted:
@@ -85,7 +87,7 @@ def test_the_quick_look_passes_over_no_defect(defect):
 
 
 def test_an_unwanted_answer_stops_nothing(rules):
-    """What is wrong in an answer that the model is to turn away from is a warning."""
+    """What is wrong in a rejected or unwanted answer is a warning."""
     broken, whole = [turn("assistant", "so <|im_end|> more")], [turn("assistant", "so")]
     row = {"prompt": [turn("user", "why")], "chosen": whole, "rejected": broken}
     assert check(rules, row) == [("special_token_in_text", "warn", "rejected[0].content")]
@@ -98,7 +100,7 @@ def test_an_unwanted_answer_stops_nothing(rules):
 
 
 def test_an_answer_that_is_not_learned_stops_nothing(rules):
-    """A turn switched off, or before the last under train_on="last", is context: what is wrong in it is a warning."""
+    """What is wrong in a turn that is not learned (train: false, or before the last under train_on="last") is a warning."""
     broken = turn("assistant", "so <|im_end|> more", train=False)
     row = {"messages": [turn("user", "why"), broken, turn("user", "why"), turn("assistant", "so")]}
     assert check(rules, row) == [("special_token_in_text", "warn", "messages[1].content")]
@@ -114,14 +116,14 @@ def test_an_answer_that_is_not_learned_stops_nothing(rules):
     ["<|im_start|>user\nwhy<|im_end|>\n<|im_start|>assistant\n", "[INST] why [/INST]", "<|endoftext|>why", "why<|endoftext|>"],
 )
 def test_text_that_its_author_rendered(text, rules):
-    """Plain text has no other way to say where turns are: marks that open or close it are no defect, those within are."""
+    """Plain text may begin or end with turn marks; marks within it are reported."""
     assert check(rules, {"prompt": text, "completion": "so<|im_end|>"}) == []
     assert check(rules, {"text": text}) == []
     assert check(rules, {"prompt": "why <|im_end|> not ", "completion": "so"}) == [("special_token_in_text", "warn", "prompt")]
 
 
 def test_calls_in_many_makes(rules):
-    """Several calls with their results, results without ids, a call that ends the row, a null that the tool knows of: all sound."""
+    """Several calls with results, results without ids, a call at the end, a null for a declared parameter: all clean."""
     calls = [call("map", {"city": "x"}, id="1"), call("map", {"city": None}, id="2")]
     results = [turn("tool", "a", tool_call_id="2"), turn("tool", "b", tool_call_id="1")]
     ask = [turn("user", "where"), turn("assistant", None, tool_calls=calls)]
@@ -151,12 +153,12 @@ def test_calls_in_many_makes(rules):
         (DataError("a.jsonl:7 has the fields 'a', which are no known format; known: b"), "unreadable_row", "", "known: b"),
         (DataError("a.jsonl:7: field prompt holds the lone surrogate U+D800; mend it"), "broken_unicode", "prompt", "mend it"),
         (TemplateError("a.jsonl:7: the template leaves it open; use another"), "template_refuses", "", "use another"),
-        (DataError("a.jsonl:7: 12 tokens, and max_seq_len is 4; raise it"), "lost_to_length", "", "raise it"),
+        (DataError("a.jsonl:7: 12 tokens, and `max_seq_len` is 4; raise it"), "lost_to_length", "", "raise it"),
         (DataError("a.jsonl:7: what nobody can mend"), "unreadable_row", "", "mend the row or take it out"),
     ],
 )
 def test_refusals_become_findings(error, rule, field, fix):
-    """Rule, field and remedy are those of the message; the place is not said twice; all of them stop."""
+    """A refused row becomes a finding with the message's rule, field and remedy, and its place once; all of them stop."""
     found = refused(WHERE, error)
     assert (found.rule, found.severity, found.field, found.fix) == (rule, "stop", field, fix)
     assert "a.jsonl" not in found.what
@@ -164,16 +166,17 @@ def test_refusals_become_findings(error, rule, field, fix):
 
 
 def test_notes_of_a_preference(rules):
-    """What encoding noted of the chosen answer stops, what it noted of the other warns, each under its own field."""
+    """Notes about the chosen answer stop, about the rejected one warn, each under its own field."""
     thinks = {**turn("assistant", "so"), "reasoning_content": "hm"}
     row = {"prompt": [turn("user", "why")], "chosen": [thinks], "rejected": [{**thinks, "content": "no"}]}
     note = Note("reasoning_dropped", "messages[1].reasoning_content", "it is left out")
-    told = {"chosen": ("stop", "chosen[0].reasoning_content"), "rejected": ("warn", "rejected[0].reasoning_content")}
+    expected = {"chosen": ("stop", "chosen[0].reasoning_content"), "rejected": ("warn", "rejected[0].reasoning_content")}
     for sides in (["chosen", "rejected"], ["chosen"], ["rejected"]):
         fields = row | {name: [turn("assistant", "plain")] for name in {"chosen", "rejected"} - set(sides)}
         sample = convert("preference", "a.jsonl:7", fields, None)
         examples = tuple(
             TokenizedExample.from_mask(np.arange(3, dtype=np.int32) + n, np.array([0, 0, 1], bool)) for n in range(2)
         )
-        found = rules.check("a.jsonl", 7, fields, sample, Encoded(examples, notes=(note,) * len(sides)))
-        assert [(each.severity, each.field) for each in found] == [told[side] for side in sides]
+        encoded = Encoded(examples, notes=(note,) * len(sides))
+        found = rules.check(WHERE, fields, sample, encoded, format_named("preference").field_of)
+        assert [(each.severity, each.field) for each in found] == [expected[side] for side in sides]

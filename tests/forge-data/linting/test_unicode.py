@@ -1,8 +1,8 @@
-"""Broken characters in a text, and sound text of many languages beside it."""
+"""Broken characters in a text, beside correct text of many languages."""
 
 import pytest
 
-from forge_data.linting._unicode import SUSPECTS, broken
+from forge_data.linting._unicode import SUSPECTS, find_broken
 
 SOUND = [
     "",
@@ -18,19 +18,19 @@ SOUND = [
 
 @pytest.mark.parametrize("text", SOUND)
 def test_sound_text(text):
-    """Letters of whatever language, joiners and signs are nothing to speak of."""
-    assert broken(text) is None
+    """Letters of any language, joiners and signs are correct."""
+    assert find_broken(text) is None
 
 
 @pytest.mark.parametrize("text", [text for text in SOUND if text and not set(text) & set("“”–’")])
 @pytest.mark.parametrize("encoding", ["cp1252", "latin-1"])
 def test_utf8_read_as_something_else(text, encoding):
-    """What is UTF-8 of several bytes and was read as one byte a character is found, and what it was is said."""
+    """UTF-8 that was read as one byte a character is found, with the text that was meant."""
     damaged = text.encode().decode(encoding, errors="replace")
     if text.isascii():
-        assert broken(damaged) is None
+        assert find_broken(damaged) is None
     else:
-        assert broken(damaged) is not None
+        assert find_broken(damaged) is not None
 
 
 @pytest.mark.parametrize(
@@ -46,18 +46,18 @@ def test_utf8_read_as_something_else(text, encoding):
     ],
 )
 def test_what_is_said(text, words):
-    """The gravest sign is named with its place."""
-    found = broken(text)
+    """The gravest sign is reported with its place."""
+    found = find_broken(text)
     assert found is not None
     assert words in found.what
     assert found.surrogate == ("surrogate" in words)
 
 
 def test_the_quick_look_misses_nothing():
-    """A text with none of the suspects holds nothing broken: whatever is found has one of them."""
+    """A text without any of the suspect characters has no broken place."""
     import re
 
     suspect = re.compile(f"[{SUSPECTS}]")
     for code in [*range(0x2100), *range(0xD7F0, 0xE010), *range(0xFF00, 0x10000), 0x1F600]:
         for text in (chr(code), f"Ã{chr(code)}", f"â€{chr(code)}", f"x{chr(code)}y"):
-            assert broken(text) is None or suspect.search(text), ascii(text)
+            assert find_broken(text) is None or suspect.search(text), ascii(text)

@@ -1,4 +1,4 @@
-"""Real chat templates, and what is learned of conversations in them, written down by hand: `golden/` holds texts that a reviewer reads."""
+"""Real chat templates, and what is learned of conversations in them, written by hand as text in `golden/`."""
 
 import re
 from functools import cache
@@ -25,7 +25,7 @@ def named(chosen):
 
 
 def test_every_family_has_its_page():
-    """A golden file a family, and every template has a family and a line that says where it comes from."""
+    """Every family has a golden file, and every template a family and a line about its source."""
     assert {file.stem for file in FOLDER.glob("*.txt")} == set(FAMILIES)
     files = {path.name for path in TEMPLATES.glob("*.jinja")}
     used = {name for family in FAMILIES.values() for _, name in family.files or (("", f"{family.name}.jinja"),)}
@@ -42,7 +42,7 @@ def test_the_page_is_the_templates_own_text(case):
 @pytest.mark.parametrize("make", MAKES)
 @named(WRITTEN)
 def test_ids_and_labels(case, make):
-    """The ids are the tokenizer's own, and exactly what stands between the marks is learned."""
+    """The ids are the tokenizer's own, and exactly the text between the marks is learned."""
     tokenizer = tokenizer_of(case.family, make)
     try:
         example = tokenize(case.row, tokenizer, train_on=case.train_on)
@@ -56,7 +56,7 @@ def test_ids_and_labels(case, make):
 
 @named([case for case in CASES if case.refusal == "always"])
 def test_refused(case):
-    """What a template leaves out or refuses is refused by name, with a remedy, and never guessed."""
+    """Rows that a template leaves out or refuses are refused by name, with a remedy, and never guessed at."""
     with pytest.raises(ForgeDataError) as refused:
         tokenize(case.row, tokenizer_of(case.family), train_on=case.train_on)
     assert str(refused.value).startswith("row")

@@ -1,4 +1,4 @@
-"""Spans of characters to learned tokens, by hand."""
+"""Character spans → learned tokens, on cases by hand."""
 
 import numpy as np
 from hypothesis import given, strategies as st
@@ -18,36 +18,36 @@ def test_through_the_last_added_token():
 
 
 def test_added_tokens_within_the_content_end_nothing():
-    """A look-alike in the content is no turn end; where none comes after, the closing text is."""
+    """A look-alike in the content is no turn end; without a turn end, the closing text is."""
     offsets = [(0, 4), (4, 6), (6, 8), (8, 9), (9, 12), (12, 13)]
     assert trained(offsets, [Span(4, 4, 9, 12, 13)], added=[1]) == [1, 2, 3, 4]
 
 
 def test_a_token_over_the_border():
-    """A token that begins in the header is learned if it holds a character of the content, blanks set before it do not count."""
+    """A token that begins in the header is learned if it holds a character of the content; blanks before it do not count."""
     assert trained([(0, 3), (3, 6)], [Span(4, 4, 6, 6, 6)]) == [1]
     assert trained([(0, 3), (3, 5), (5, 6)], [Span(4, 5, 6, 6, 6)]) == [2]
 
 
 def test_a_special_token_that_swallows_blanks():
-    """A header's token that took the blanks after it along (rstrip) is not learned for that."""
+    """A token of the header that took the blanks after it along (rstrip) is not learned for that."""
     assert trained([(0, 6), (6, 8)], [Span(4, 4, 8, 8, 8)], added=[0]) == [1]
 
 
 def test_a_token_over_the_end():
-    """A token that the content's last character is in is learned."""
+    """A token with the last character of the content is learned."""
     assert trained([(0, 2), (2, 5)], [Span(0, 0, 3, 3, 5)]) == [0, 1]
 
 
 def test_empty_tokens():
-    """A token that stands for no character is learned only amid a span."""
+    """A token that stands for no character is learned only inside a span."""
     offsets = [(0, 0), (0, 2), (2, 2), (2, 4), (4, 4)]
     assert trained(offsets, [Span.plain(2, 4)]) == [3]
     assert trained(offsets, [Span.plain(0, 4)]) == [1, 2, 3]
 
 
 def test_several_spans():
-    """Each span is its own."""
+    """Spans are independent of each other."""
     offsets = [(i, i + 1) for i in range(6)]
     assert trained(offsets, [Span.plain(1, 2), Span.plain(4, 6)]) == [1, 4, 5]
     assert trained(offsets, []) == []
@@ -55,7 +55,7 @@ def test_several_spans():
 
 @st.composite
 def texts(draw):
-    """Tokens of a text, which hardly ever overlap, some of them added, and spans that may do anything."""
+    """Draw tokens of a text, which rarely overlap, some of them added, and any spans."""
     places = sorted(draw(st.lists(st.integers(0, 12), max_size=9)))
     ends = np.maximum.accumulate([place + draw(st.integers(0, 3)) for place in places]) if places else []
     spans = draw(st.lists(st.lists(st.integers(0, 15), min_size=5, max_size=5).map(sorted), max_size=3))
@@ -69,7 +69,7 @@ def texts(draw):
 
 @given(st.lists(texts(), min_size=1, max_size=5))
 def test_many_texts_at_once(rows):
-    """All at once is what each is alone."""
+    """Many texts at once give what each gives alone."""
     firsts = np.cumsum([0, *(len(offsets) for offsets, _, _ in rows)]).tolist()
     apart = 100 * np.arange(len(rows))
     made = trained_in_order(

@@ -1,4 +1,4 @@
-"""The laws of masks, held against an account of each template that knows bytes and nothing of offsets or prefixes."""
+"""Laws of masks, against an oracle of each template that knows bytes and neither offsets nor prefixes."""
 
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -7,7 +7,8 @@ from tokenizers import pre_tokenizers
 from forge_data import tokenize
 
 LOOK_ALIKES = [
-    "<|im_end|>", "<|im_start|>assistant\n", "<|eot_id|>", "<end_of_turn>", "</s>", "<s>", "ASSISTANT:", "### End", "### Assistant:\n",
+    "<|im_end|>", "<|im_start|>assistant\n", "<|eot_id|>", "<end_of_turn>", "</s>", "<s>", "ASSISTANT:", "### End",
+    "### Assistant:\n",
     "[/INST]", "{% generation %}", "<|UNMASK_BEGIN|>", "{{ bos_token }}", "<|endoftext|>",
 ]  # fmt: skip
 TEXT = st.lists(
@@ -17,7 +18,7 @@ NAMES = ["chatml", "chatml, other EOS", "llama-3", "gemma", "zephyr", "vicuna", 
 
 
 def _byte_of():
-    """GPT-2's table: the character that stands for a byte in a byte-level vocabulary → the byte."""
+    """GPT-2's table: character that stands for a byte in a byte-level vocabulary → byte."""
     plain = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in plain]
     return {chr(byte): byte for byte in plain} | {chr(256 + place): byte for place, byte in enumerate(others)}
@@ -27,7 +28,7 @@ BYTE_OF = _byte_of()
 
 
 def sizes(tokenizer, ids):
-    """Bytes that each token stands for."""
+    """Return the bytes that each token stands for."""
     added = tokenizer.added_tokens_decoder
     tokens = tokenizer.convert_ids_to_tokens(ids)
     return [
@@ -37,7 +38,7 @@ def sizes(tokenizer, ids):
 
 
 def expected_labels(tokenizer, ids, pieces):
-    """A token is learned if it holds a byte that is; no offsets, no prefixes, no template."""
+    """Compute labels: a token is learned if it holds a learned byte; no offsets, no prefixes, no template."""
     learned = [flag for text, flag in pieces for _ in text.encode()]
     labels, at = [], 0
     for token_id, data in zip(ids, sizes(tokenizer, ids), strict=True):
@@ -49,7 +50,7 @@ def expected_labels(tokenizer, ids, pieces):
 
 @st.composite
 def conversations(draw, roles):
-    """A row that begins with a system or user message and has at least one answer; strict alternation where roles are two."""
+    """Draw rows that begin with a system or user message and have an answer; strictly alternating where roles are two."""
     pairs = draw(st.lists(st.tuples(TEXT, TEXT), min_size=1, max_size=3))
     messages = [
         {"role": role, "content": text} for pair in pairs for role, text in zip(("user", "assistant"), pair, strict=True)
@@ -65,7 +66,7 @@ def conversations(draw, roles):
 
 
 def test_the_byte_table():
-    """The oracle's table is the one that byte-level tokenizers use."""
+    """The oracle's byte table is the one that byte-level tokenizers use."""
     assert set(BYTE_OF) == set(pre_tokenizers.ByteLevel.alphabet())
 
 
@@ -74,8 +75,9 @@ def test_the_byte_table():
 @settings(max_examples=60)
 @given(data=st.data())
 def test_ids_and_labels(families, tokenizers, name, trim_offsets, data):
-    """Any conversation, look-alikes of every special token in it: ids are apply_chat_template's, and exactly the assistants' text
-    and turn ends are learned."""
+    """For any conversation, with look-alikes of every special token, ids are apply_chat_template's, and exactly the
+    assistants' text and turn ends are learned.
+    """
     family, tokenizer = families[name], tokenizers[name, trim_offsets]
     messages = data.draw(conversations(family.roles).filter(lambda ms: any(m["role"] == "assistant" for m in ms)))
     pieces = list(family.pieces(messages))
@@ -92,7 +94,7 @@ def test_ids_and_labels(families, tokenizers, name, trim_offsets, data):
 @settings(max_examples=40)
 @given(data=st.data())
 def test_prompt_and_completion_as_messages(families, tokenizers, name, data):
-    """A conversation cut in two: the ids stay, and what is learned is what was learned of the second part."""
+    """A conversation cut in two keeps its ids, and what is learned is what was learned of the second part."""
     family, tokenizer = families[name], tokenizers[name, True]
     messages = data.draw(conversations(("system", "user", "assistant")).filter(lambda ms: ms[-1]["role"] == "assistant"))
     cut = data.draw(st.sampled_from([i for i, m in enumerate(messages) if m["role"] == "assistant"]))
@@ -112,7 +114,7 @@ def test_prompt_and_completion_as_messages(families, tokenizers, name, data):
 @settings(max_examples=60)
 @given(prompt=TEXT, completion=TEXT)
 def test_prompt_and_completion_as_strings(chatml_tokenizer, prompt, completion):
-    """The joined text is tokenised once, what holds a byte of the completion is learned, and one EOS ends it."""
+    """The joined text is tokenised once, tokens with a byte of the completion are learned, and one EOS ends it."""
     example = tokenize({"prompt": prompt, "completion": completion + "x"}, chatml_tokenizer)
     joined = chatml_tokenizer(prompt + completion + "x")["input_ids"]
     assert example.input_ids.tolist() == [*joined, chatml_tokenizer.eos_token_id]

@@ -1,5 +1,6 @@
-"""Laws of masks over real chat templates: any conversation, however nasty its text, gives the template's own ids, and exactly the
-assistants' text and turn ends are learned. Two accounts must agree: the text's with transformers, the labels' with ours."""
+"""Laws of masks over real chat templates: any conversation, however nasty its text, gives the template's own ids, and exactly
+the assistants' text and turn ends are learned. Two accounts must agree: the text's with transformers, the labels' with ours.
+"""
 
 from functools import cache
 
@@ -24,23 +25,23 @@ def tokenizer_of(family, make=None):
 
 @st.composite
 def conversations(draw, account, answers=TEXT):
-    """Messages with at least one answer; taking turns where the template asks for that, else in any order after a first question."""
+    """Draw messages with an answer: taking turns where the template requires it, else in any order after a question."""
     if account.strict:
         pairs = draw(st.lists(st.tuples(TEXT, answers), min_size=1, max_size=3))
-        told = [pair for pair in pairs for pair in zip(("user", "assistant"), pair, strict=True)]
-        told = told[: len(told) - draw(st.booleans())] if len(told) > 2 else told
+        expected = [pair for pair in pairs for pair in zip(("user", "assistant"), pair, strict=True)]
+        expected = expected[: len(expected) - draw(st.booleans())] if len(expected) > 2 else expected
     else:
         roles = draw(
             st.lists(st.sampled_from(["user", "assistant"]), min_size=1, max_size=5).filter(lambda roles: "assistant" in roles)
         )
-        told = [("user", draw(TEXT)), *((role, draw(answers if role == "assistant" else TEXT)) for role in roles)]
+        expected = [("user", draw(TEXT)), *((role, draw(answers if role == "assistant" else TEXT)) for role in roles)]
     if account.system and draw(st.booleans()):
-        told.insert(0, ("system", draw(TEXT)))
-    return [{"role": role, "content": content} for role, content in told]
+        expected.insert(0, ("system", draw(TEXT)))
+    return [{"role": role, "content": content} for role, content in expected]
 
 
 def holds(family, messages, make=None, **settings_of_row):
-    """Hold a conversation against its account; a refusal is one only where the template loses words."""
+    """Check a conversation against its oracle; a refusal is right only where the template loses text."""
     account, tokenizer = ACCOUNTS[family], tokenizer_of(family, make)
     pieces = [piece for piece in account.pieces(messages) if piece[0]]
     assert "".join(text for text, _ in pieces) == tokenizer.apply_chat_template(messages, tokenize=False, **settings_of_row)
@@ -57,7 +58,7 @@ def holds(family, messages, make=None, **settings_of_row):
 
 
 def tiled(example):
-    """Segments are all tokens, in order, each with a role."""
+    """Check that segments are all tokens, in order, each with a role."""
     edges = example.segments.tolist()
     assert len(edges) == len(example.roles)
     assert [edge for pair in edges for edge in pair] == [0, *(stop for _, stop in edges for _ in "ab")][: 2 * len(edges)]
@@ -68,7 +69,7 @@ def tiled(example):
 @settings(max_examples=60)
 @given(data=st.data())
 def test_any_conversation(family, data):
-    """With the family's own make of tokenizer."""
+    """Masks hold with the family's own type of tokenizer."""
     holds(family, data.draw(conversations(ACCOUNTS[family])))
 
 
@@ -76,7 +77,7 @@ def test_any_conversation(family, data):
 @settings(max_examples=25)
 @given(data=st.data())
 def test_any_conversation_in_other_tokens(family, data):
-    """With another make of tokenizer, whose tokens fall apart elsewhere."""
+    """Masks hold with another type of tokenizer, which cuts text elsewhere."""
     other = "bytes" if FAMILIES[family].make == "tiktoken" else "tiktoken"
     holds(family, data.draw(conversations(ACCOUNTS[family])), other)
 
@@ -85,14 +86,14 @@ def test_any_conversation_in_other_tokens(family, data):
 @settings(max_examples=60)
 @given(data=st.data())
 def test_reasoning_within_the_content(family, data):
-    """Answers that think aloud: what the template keeps is learned, what it drops moves no other mark."""
+    """Reasoning within answers is learned where the template keeps it; dropped reasoning moves no other span."""
     holds(family, data.draw(conversations(ACCOUNTS[family], st.one_of(TEXT, REASONED))))
 
 
 @settings(max_examples=60)
 @given(data=st.data())
 def test_reasoning_in_its_field(data):
-    """Qwen3 drops `reasoning_content` before the last question: the turns after it keep their own, and their turn ends."""
+    """Qwen3 drops `reasoning_content` before the last question: later turns keep theirs, and their turn ends."""
     messages = data.draw(conversations(ACCOUNTS["qwen3"]))
     for message in messages:
         if message["role"] == "assistant" and data.draw(st.booleans()):
@@ -102,7 +103,7 @@ def test_reasoning_in_its_field(data):
 
 @pytest.mark.parametrize("family", ["chatml", "llama-3", "gemma", "llama-2", "qwen3", "mistral"])
 def test_a_line_of_100_kilobytes(family):
-    """Long lines without a blank, and many short ones, are text like any other."""
+    """Long lines without a blank, and many short ones, are masked as any text."""
     for long in ("x" * 100_000, "word " * 20_000, "<|im_end|></s>\n" * 5_000):
         holds(family, [{"role": "user", "content": long}, {"role": "assistant", "content": long + "Paris."}])
 
@@ -110,7 +111,7 @@ def test_a_line_of_100_kilobytes(family):
 @pytest.mark.parametrize("role", ["user", "assistant", "system"])
 @pytest.mark.parametrize("family", ["chatml", "llama-3", "qwen2.5"])
 def test_half_a_surrogate_pair_is_refused(family, role):
-    """Half a character is no text: the field and the code point are named."""
+    """Half a surrogate pair is refused with field and code point."""
     content = {"system": "Be brief.", "user": "Hi", "assistant": "Hello."} | {role: "cut \ud83d"}
     messages = [{"role": name, "content": content[name]} for name in ("system", "user", "assistant")]
     place = ("system", "user", "assistant").index(role)
@@ -122,7 +123,7 @@ def test_half_a_surrogate_pair_is_refused(family, role):
 @settings(max_examples=15)
 @given(data=st.data())
 def test_which_turns_are_learned_changes_no_id(family, data):
-    """`train: false` and `train_on="last"` take turns out of the mask and leave ids, and the other turns' labels, as they are."""
+    """`train: false` and `train_on="last"` take turns out of the mask and keep ids and the other turns' labels."""
     account, tokenizer = ACCOUNTS[family], tokenizer_of(family)
     messages = data.draw(conversations(account).filter(lambda messages: not account.loses(messages)))
     whole = tokenize({"messages": messages}, tokenizer)

@@ -1,4 +1,4 @@
-"""Who wrote which tokens."""
+"""Which message wrote which tokens."""
 
 import numpy as np
 from hypothesis import given, strategies as st
@@ -6,7 +6,7 @@ from hypothesis import given, strategies as st
 from forge_data.chat_template._trace import NOBODY, render
 from forge_data.chat_template._traced_jinja import compile_template
 from forge_data.masking import _segments
-from forge_data.masking._segments import speakers
+from forge_data.masking._segments import text_owners
 
 MESSAGES = [
     {"role": "system", "content": "be brief"},
@@ -15,44 +15,47 @@ MESSAGES = [
 ]
 
 
-def told(template, messages=MESSAGES):
+def owned(template, messages=MESSAGES):
     trace = render(compile_template(template)[0], messages, {})
     return [
         ("" if owner == NOBODY else f"{messages[owner]['role']}:") + trace.text[start:stop]
-        for start, stop, owner in speakers(trace)
+        for start, stop, owner in text_owners(trace)
     ]
 
 
 def segments(offsets, runs, roles):
-    """The segments of one text."""
+    """Return the segments of one text."""
     ((bounds, names),) = _segments.segments(offsets[:, 0], [len(offsets)], [runs], [roles])
     return bounds, names
 
 
 def test_turns():
-    """A turn is its message's, header and end with it."""
-    assert told("<s>{% for m in messages %}[{{ m.content }}]{% endfor %}</s>") == [
+    """A turn is its message's, with header and end."""
+    assert owned("<s>{% for m in messages %}[{{ m.content }}]{% endfor %}</s>") == [
         "<s>", "system:[be brief]", "user:[hi]", "assistant:[ho]", "</s>",
     ]  # fmt: skip
 
 
 def test_a_guest():
-    """A system message that stands within the first user's turn is the system's, one before all turns too."""
+    """A system message inside the first user's turn is the system's, and so is one before all turns."""
     within = "{% for m in messages[1:] %}[{% if loop.first %}{{ messages[0].content }}{% endif %}{{ m.content }}]{% endfor %}"
-    assert told(within) == ["user:[", "system:be brief", "user:hi]", "assistant:[ho]"]
-    assert told("<{{ messages[0].content }}>{% for m in messages[1:] %}{{ m.content }}{% endfor %}") == [
+    assert owned(within) == ["user:[", "system:be brief", "user:hi]", "assistant:[ho]"]
+    assert owned("<{{ messages[0].content }}>{% for m in messages[1:] %}{{ m.content }}{% endfor %}") == [
         "<", "system:be brief", ">", "user:hi", "assistant:ho",
     ]  # fmt: skip
 
 
 def test_a_tools_name_is_no_speech():
-    """The name of a called function within the tool's turn is the tool's turn, nobody speaks there."""
+    """The name of a called function within the tool's turn belongs to the tool's turn."""
     messages = [
         {"role": "assistant", "content": "x", "tool_calls": [{"function": {"name": "f", "arguments": {}}}]},
         {"role": "tool", "content": "42"},
     ]
-    template = "{% for m in messages %}{% if m.role == 'tool' %}{{ messages[0].tool_calls[0].function.name }}={% endif %}{{ m.content }}{% endfor %}"
-    assert told(template, messages) == ["assistant:x", "tool:f=42"]
+    template = (
+        "{% for m in messages %}{% if m.role == 'tool' %}{{ messages[0].tool_calls[0].function.name }}={% endif %}"
+        "{{ m.content }}{% endfor %}"
+    )
+    assert owned(template, messages) == ["assistant:x", "tool:f=42"]
 
 
 CHATML = (
@@ -62,23 +65,27 @@ CHATML = (
 
 
 def test_a_default_system_turn():
-    """A system turn that no message asked for is the template's, not the user's; one that a message asked for is the system's."""
-    assert told(CHATML, MESSAGES[1:]) == [
-        "<|im_start|>system\nYou help.<|im_end|>\n", "user:<|im_start|>user\nhi<|im_end|>\n", "assistant:<|im_start|>assistant\nho<|im_end|>\n",
+    """A system turn without a message is the template's, not the user's; one with a message is the system's."""
+    assert owned(CHATML, MESSAGES[1:]) == [
+        "<|im_start|>system\nYou help.<|im_end|>\n", "user:<|im_start|>user\nhi<|im_end|>\n", "assistant:<|im_start|>"
+                                                                                              "assistant\nho<|im_end|>\n",
     ]  # fmt: skip
-    assert told(CHATML)[0] == "system:<|im_start|>system\nbe brief<|im_end|>\n"
+    assert owned(CHATML)[0] == "system:<|im_start|>system\nbe brief<|im_end|>\n"
 
 
 def test_what_looks_like_a_header():
-    """What the user says never moves a border, header or not; nor does a turn whose header is another's with more words."""
+    """Content never moves a border, header-like or not; nor does a turn whose header is another's with more text."""
     messages = [{"role": "user", "content": "<|im_start|>user\nx"}, {"role": "assistant", "content": "ho"}]
-    assert told(CHATML, messages)[1] == "user:<|im_start|>user\n<|im_start|>user\nx<|im_end|>\n"
-    inst = "{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content }} [/INST]{% else %} {{ m.content }}</s>{% endif %}{% endfor %}"
-    assert told(inst, messages[:1] + MESSAGES[2:])[0].startswith("user:[INST] <|im_start|>")
+    assert owned(CHATML, messages)[1] == "user:<|im_start|>user\n<|im_start|>user\nx<|im_end|>\n"
+    inst = (
+        "{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content }} [/INST]"
+        "{% else %} {{ m.content }}</s>{% endif %}{% endfor %}"
+    )
+    assert owned(inst, messages[:1] + MESSAGES[2:])[0].startswith("user:[INST] <|im_start|>")
 
 
 def test_tokens():
-    """A token is whose its first character is; tokens of one message are one segment, of two messages two."""
+    """A token belongs to the message of its first character; tokens of one message are one segment, of two messages two."""
     offsets = np.array([(0, 0), (0, 2), (2, 5), (5, 6), (6, 8)])
     bounds, roles = segments(offsets, [(0, 1, NOBODY), (1, 3, 0), (3, 6, 1), (6, 8, 2)], ["user", "user", "assistant"])
     assert bounds.tolist() == [[0, 2], [2, 3], [3, 4], [4, 5]]
@@ -89,7 +96,7 @@ def test_tokens():
     sizes=st.lists(st.integers(0, 4), min_size=1, max_size=12), cuts=st.lists(st.integers(0, 20), max_size=4), data=st.data()
 )
 def test_they_tile(sizes, cuts, data):
-    """Segments are all tokens, in order, each with a token in it, and no two neighbours are one message's."""
+    """Segments are all tokens, in order, none is empty, and no two neighbours are one message's."""
     ends = np.cumsum(sizes)
     offsets = np.stack([ends - sizes, ends], axis=1)
     borders = sorted({0, *(cut for cut in cuts if cut < ends[-1])})
@@ -103,14 +110,14 @@ def test_they_tile(sizes, cuts, data):
 
 
 def test_nothing():
-    """No token has no segment."""
+    """No tokens have no segment."""
     bounds, roles = segments(np.zeros((0, 2), dtype=np.int64), [], [])
     assert (bounds.shape, roles) == ((0, 2), ())
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.lists(st.integers(1, 4), max_size=4), st.data()), min_size=1, max_size=5))
 def test_many_at_once(texts):
-    """Of many texts each has the segments that it has alone, those without a token or a run too."""
+    """Many texts at once have the segments that each has alone, also those without tokens or runs."""
     begins, sizes, runs, roles = [], [], [], []
     for size, lengths, data in texts:
         ends = np.cumsum([0, *lengths]).tolist()

@@ -1,4 +1,4 @@
-"""Which characters are learned: turns with what ends them, contents alone, and what a template marks itself."""
+"""Which characters are learned: turns with their ends, contents alone, and spans that a template marks."""
 
 import pytest
 
@@ -10,20 +10,20 @@ LOOP = "{% for m in messages %}"
 TURN = "{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}"
 PROMPT = "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 MARKS = (
-    LOOP
-    + "{{ '<|im_start|>' + m.role + '\n' }}{% generation %}{{ m.content + '<|im_end|>' }}{% endgeneration %}{{ '\n' }}{% endfor %}"
+    LOOP + "{{ '<|im_start|>' + m.role + '\n' }}{% generation %}{{ m.content + '<|im_end|>' }}{% endgeneration %}{{ '\n' }}"
+    "{% endfor %}"
 )
 TALK = [("system", "s"), ("user", "hi"), ("assistant", "ho"), ("user", "and?"), ("assistant", "so")]
 
 
-def encode(tokenizer, turns, **told):
-    chat = Chat("f:1", [{"role": role, "content": content} for role, content in turns], **told)
+def encode(tokenizer, turns, **expected):
+    chat = Chat("f:1", [{"role": role, "content": content} for role, content in turns], **expected)
     (encoded,) = Encoder(tokenizer).encode([chat])
     return encoded
 
 
 def shown(tokenizer, encoded):
-    """The text, with ⟦ ⟧ around what is learned."""
+    """Return the text, with ⟦ ⟧ around what is learned."""
     (example,) = encoded.examples
     text, inside = "", False
     for token, label in zip(example.input_ids.tolist(), example.labels.tolist(), strict=True):
@@ -34,44 +34,47 @@ def shown(tokenizer, encoded):
 
 
 def test_unmask(with_template):
-    """instructlab's flag: what everybody says but the system, turns of the assistant's with what ends them."""
+    """instructlab's flag learns the content of every role but the system, and assistant turns with their ends."""
     tokenizer = with_template(LOOP + TURN + "{% endfor %}" + PROMPT)
-    told = shown(tokenizer, encode(tokenizer, TALK[:3], unmask=True))
-    assert told == "<|im_start|>system\ns<|im_end|>\n<|im_start|>user\n⟦hi⟧<|im_end|>\n<|im_start|>assistant\n⟦ho<|im_end|>⟧\n"
+    expected = shown(tokenizer, encode(tokenizer, TALK[:3], unmask=True))
+    assert (
+        expected == "<|im_start|>system\ns<|im_end|>\n<|im_start|>user\n⟦hi⟧<|im_end|>\n<|im_start|>assistant\n⟦ho<|im_end|>⟧\n"
+    )
 
 
 def test_unmask_with_marks(with_template):
-    """A template's marks are for answers; what others say is found as without them."""
+    """A template's marks are for answers; content of other roles is found as without marks."""
     tokenizer = with_template(MARKS + PROMPT)
-    told = shown(tokenizer, encode(tokenizer, TALK[1:3], unmask=True))
-    assert told == "<|im_start|>user\n⟦hi⟧<|im_end|>\n<|im_start|>assistant\n⟦ho<|im_end|>⟧\n"
+    expected = shown(tokenizer, encode(tokenizer, TALK[1:3], unmask=True))
+    assert expected == "<|im_start|>user\n⟦hi⟧<|im_end|>\n<|im_start|>assistant\n⟦ho<|im_end|>⟧\n"
 
 
 def test_unmask_in_another_spelling(with_template):
-    """Content that is written as JSON has no characters of its own to learn; found by its words it has, otherwise it is refused."""
+    """Content written as JSON is found by its text where possible, and otherwise refused."""
     tokenizer = with_template(LOOP + TURN.replace("m.content", "(m.content | tojson)") + "{% endfor %}" + PROMPT)
-    told = shown(tokenizer, encode(tokenizer, TALK[1:3], unmask=True))
-    assert told == '<|im_start|>user\n"⟦hi⟧"<|im_end|>\n<|im_start|>assistant\n⟦"ho"<|im_end|>⟧\n'
+    expected = shown(tokenizer, encode(tokenizer, TALK[1:3], unmask=True))
+    assert expected == '<|im_start|>user\n"⟦hi⟧"<|im_end|>\n<|im_start|>assistant\n⟦"ho"<|im_end|>⟧\n'
     with pytest.raises(TemplateError, match="message 0: the template writes its content in another spelling"):
         encode(tokenizer, [("user", 'say "hi"'), ("assistant", "ho")], unmask=True)
 
 
 def test_marks_of_everybody(with_template):
-    """A template that marks every turn is taken at its word for those that are to be learned, and no others."""
+    """A template that marks every turn is taken at its word for turns that are to be learned, and no others."""
     tokenizer = with_template(MARKS + PROMPT)
-    told = shown(tokenizer, encode(tokenizer, TALK, trains=(True, True, False, True, True)))
-    assert told.count("⟦") == 1
-    assert "⟦so<|im_end|>⟧" in told
+    expected = shown(tokenizer, encode(tokenizer, TALK, trains=(True, True, False, True, True)))
+    assert expected.count("⟦") == 1
+    assert "⟦so<|im_end|>⟧" in expected
 
 
 def test_marks_of_nobody(with_template):
-    """A mark outside of the loop over messages belongs to whose words are in it, or else it is not known whose it is."""
+    """A mark outside of the loop over messages belongs to the message in it, or else is undecidable."""
     by_words = with_template(
         "{{ messages[0].content }}{% generation %}{{ messages[1].content }}{% endgeneration %}"
         "{{ messages[2].content }}{% generation %}{{ messages[3].content }}<|im_end|>{% endgeneration %}"
     )
     assert shown(by_words, encode(by_words, TALK[1:], trains=(True, False, True, True))) == "hihoand?⟦so<|im_end|>⟧"
-    blind = with_template("{{ messages[0].content }}{% generation %}{{ messages[1].content ~ messages[3].content }}{% endgeneration %}"
+    blind = with_template("{{ messages[0].content }}{% generation %}{{ messages[1].content ~ messages[3].content }}"
+                          "{% endgeneration %}"
                           "{{ messages[2].content }}")  # fmt: skip
     assert shown(blind, encode(blind, TALK[1:])) == "hi⟦hoso⟧and?"
     with pytest.raises(TemplateError, match="marks text for learning without saying which message it is of"):
@@ -79,7 +82,7 @@ def test_marks_of_nobody(with_template):
 
 
 def test_marks_without_an_end(with_template):
-    """A mark that leaves the turn's end out is taken at its word, and told."""
+    """A mark that leaves out the turn's end is taken at its word, and noted."""
     tokenizer = with_template(
         MARKS.replace(" + '<|im_end|>' }}{% endgeneration %}", " }}{% endgeneration %}<|im_end|>") + PROMPT
     )
@@ -92,16 +95,17 @@ def test_marks_without_an_end(with_template):
 
 TOOLS_WITHIN = (
     LOOP + "{% if m.role != 'tool' %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>' }}"
-    "{% if loop.nextitem and loop.nextitem.role == 'tool' %}{{ 'TOOL ' + loop.nextitem.content }}{% endif %}{{ '\n' }}{% endif %}"
+    "{% if loop.nextitem and loop.nextitem.role == 'tool' %}{{ 'TOOL ' + loop.nextitem.content }}{% endif %}{{ '\n' }}{% endif "
+    "%}"
     "{% endfor %}" + PROMPT
 )
 WITH_A_TOOL = [("user", "hi"), ("assistant", "call"), ("tool", "42"), ("assistant", "so")]
 
 
 def test_another_message_within_a_turn(with_template):
-    """A turn that holds what another message says ends where the conversation up to it does, if that is how the whole begins."""
+    """A turn that holds text of another message ends where the conversation up to it does, if the whole begins so."""
     tokenizer = with_template(TOOLS_WITHIN.replace("{{ '\n' }}", "") + "<|endoftext|>")
-    refused = "message 1: within this turn the template writes what another message says: '42'"
+    refused = "message 1: within this turn the template writes text of another message: '42'"
     with pytest.raises(TemplateError, match=refused):
         encode(tokenizer, WITH_A_TOOL)
     assert "⟦so<|im_end|>⟧" in shown(tokenizer, encode(tokenizer, WITH_A_TOOL, trains=(True, False, True, True)))
@@ -112,10 +116,11 @@ def test_another_message_within_a_turn(with_template):
 
 
 def test_an_eos_after_the_last_turn(with_template):
-    """A template that ends the conversation and not its turns: the last turn ends with it, the others with nothing, which is told."""
+    """A template that ends only the conversation: the last turn ends with it, the others with nothing, which is noted."""
     tokenizer = with_template(
         LOOP
-        + "{{ m.role + ':' + m.content + '\n' }}{% endfor %}{% if add_generation_prompt %}assistant:{% else %}<|endoftext|>{% endif %}"
+        + "{{ m.role + ':' + m.content + '\n' }}{% endfor %}{% if add_generation_prompt %}assistant:{% else %}<|endoftext|>"
+        "{% endif %}"
     )
     encoded = encode(tokenizer, TALK[1:])
     assert shown(tokenizer, encoded) == "user:hi\nassistant:⟦ho⟧\nuser:and?\nassistant:⟦so\n<|endoftext|>⟧"
@@ -125,7 +130,7 @@ def test_an_eos_after_the_last_turn(with_template):
 
 
 def test_an_eos_after_a_closed_turn(with_template):
-    """A turn that ends itself is over; an EOS after the conversation is the template's (Phi-3's)."""
+    """An EOS after a turn that has its own end is the template's (Phi-3)."""
     tokenizer = with_template(
         LOOP
         + TURN
@@ -135,25 +140,25 @@ def test_an_eos_after_a_closed_turn(with_template):
 
 
 def test_a_turn_that_is_not_written(with_template):
-    """An assistant that says nothing and is not written out has nothing to learn."""
+    """An empty assistant turn that is not written out has nothing to learn."""
     tokenizer = with_template(LOOP + "{% if m.content %}" + TURN + "{% endif %}{% endfor %}" + PROMPT)
     encoded = encode(tokenizer, [("user", "hi"), ("assistant", "")])
     assert encoded.examples[0].loss_count == 0
 
 
 def test_reasoning_notes(qwen3):
-    """Reasoning that is left out of a learned turn is told; of one that is not learned it does not matter."""
+    """Reasoning left out of a learned turn is noted; of one that is not learned it does not matter."""
     turns = [("user", "hi"), ("assistant", "<think>\nhm\n</think>\n\nho"), ("user", "and?"), ("assistant", "so")]
     assert [(note.rule, note.field) for note in encode(qwen3, turns).notes] == [("reasoning_dropped", "messages[1].content")]
     assert encode(qwen3, turns, first_completion=3).notes == ()
 
 
 def test_calls_are_learned_and_results_are_not(with_template):
-    """A call is learned with all that the template writes of it and through the turn's end; what a tool answers is not."""
+    """A call is learned with everything that the template writes of it, through the turn's end; its result is not."""
     tokenizer = with_template(
         LOOP + "{{ '<|im_start|>' + m.role + '\n' }}{{ m.content or '' }}"
-        "{% for c in m.tool_calls or [] %}{{ '<call>' + c.function | tojson + '</call>' }}{% endfor %}{{ '<|im_end|>\n' }}{% endfor %}"
-        + PROMPT
+        "{% for c in m.tool_calls or [] %}{{ '<call>' + c.function | tojson + '</call>' }}{% endfor %}{{ '<|im_end|>\n' }}"
+        "{% endfor %}" + PROMPT
     )
     messages = [
         {"role": "user", "content": "hi"},
@@ -175,7 +180,7 @@ def test_calls_are_learned_and_results_are_not(with_template):
 
 
 def test_a_comment_is_no_mark(with_template, chat):
-    """A template that only speaks of generation blocks, in a comment or as text, has none."""
+    """A generation block in a comment or as text is no mark."""
     body = (
         "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
         "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -188,7 +193,7 @@ def test_a_comment_is_no_mark(with_template, chat):
 
 
 def test_unmask_leaves_out_what_stands_between(with_template):
-    """Where a template writes a content twice with another message's between, only the message's own words are learned."""
+    """Where a template writes a content twice with another message's between, only its own text is learned."""
     tokenizer = with_template(
         "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
         "{% if m.role == 'user' %} [{{ messages[0].content }}] {{ m.content }}{% endif %}<|im_end|>\n{% endfor %}"
@@ -201,7 +206,7 @@ def test_unmask_leaves_out_what_stands_between(with_template):
 
 
 def test_a_turn_that_is_not_marked_is_noted(with_template):
-    """A template that marks some of the assistant's turns and passes over others does not do so in silence."""
+    """An assistant turn that a marking template leaves out is noted."""
     tokenizer = with_template(
         "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.tool_calls %}{{ m.tool_calls[0].function.name }}"
         "{{ m.tool_calls[0].function.arguments | tojson }}<|im_end|>{% elif m.role == 'assistant' %}{% generation %}"

@@ -1,4 +1,4 @@
-"""Tool calls over real chat templates: whatever their arguments hold, the call is learned as the template writes it, its result is not."""
+"""Tool calls over real chat templates: any call is learned as the template writes it, and its result is not."""
 
 import json
 from functools import cache
@@ -73,7 +73,7 @@ def tokenizer_of(family):
 @settings(max_examples=60)
 @given(question=TEXT, arguments=ARGUMENTS, result=TEXT, answer=TEXT)
 def test_any_call(family, question, arguments, result, answer):
-    """Arguments as OpenAI has them, a string of JSON; the template gets them as an object, and what it writes of them is learned whole."""
+    """Arguments as OpenAI's JSON string reach the template as an object, and all that it writes of them is learned."""
     called = {"name": "weather", "arguments": json.dumps(arguments)}
     row = {
         "messages": [
@@ -86,9 +86,9 @@ def test_any_call(family, question, arguments, result, answer):
     }
     tokenizer = tokenizer_of(family)
     text = native(tokenizer, row, tokenize=False)
-    told = list(ACCOUNTS[family](json.dumps(arguments, ensure_ascii=False), result, answer))
-    tail = "".join(part for part, _ in told)
+    expected = list(ACCOUNTS[family](json.dumps(arguments, ensure_ascii=False), result, answer))
+    tail = "".join(part for part, _ in expected)
     assert text.endswith(tail)
     example = tokenize(row, tokenizer)
     assert example.input_ids.tolist() == native(tokenizer, row)
-    assert disagreements(tokenizer, example, [(text[: len(text) - len(tail)], False), *told]) == []
+    assert disagreements(tokenizer, example, [(text[: len(text) - len(tail)], False), *expected]) == []

@@ -1,10 +1,10 @@
-"""One turn to its span: what was said, what ends it, and who else speaks in it."""
+"""One turn → its span: its content, its end, and text of other messages in it."""
 
 import pytest
 
-from forge_data.chat_template._trace import render
+from forge_data.chat_template._trace import foreign_text, render, template_prefix
 from forge_data.chat_template._traced_jinja import compile_template
-from forge_data.masking._turns import find, literal, stranger, turn_span
+from forge_data.masking._turns import find_content, turn_span
 
 
 @pytest.mark.parametrize(
@@ -20,14 +20,14 @@ from forge_data.masking._turns import find, literal, stranger, turn_span
     ],
 )
 def test_found(turn, content, begin, end):
-    """Where memory is lost, content is found by its words, as it stands, trimmed, or but for its blanks."""
-    assert find(turn, content) == (begin, end)
+    """Where the origin is lost, content is found by its text: as it is, stripped, or without regard to blanks."""
+    assert find_content(turn, content) == (begin, end)
 
 
 @pytest.mark.parametrize(("turn", "content"), [("HO<end>", "ho"), ("b<end>", "<think>a</think>b"), ("<end>", "ho")])
 def test_not_found(turn, content):
     """Content that is changed or missing is not found."""
-    assert find(turn, content) is None
+    assert find_content(turn, content) is None
 
 
 def traced(template, *contents):
@@ -36,22 +36,22 @@ def traced(template, *contents):
 
 
 def test_a_span():
-    """What was said, the blanks around it, and the last words of the template."""
+    """A span has the content, the blanks around it, and the closing text."""
     trace = traced("{% for m in messages %}HEAD {{ m.content }} END\n{% endfor %}", " x y ")
     assert tuple(turn_span(trace, 0, 4, len(trace.text))) == (4, 5, 10, 14, 15)
-    assert literal(trace, 0, 0, len(trace.text)) == ("HEAD ", True)
-    assert literal(trace, 1, 0, len(trace.text)) == ("HEAD ", False)
-    assert literal(trace, 0, 0, 3) == ("HEA", True)
+    assert template_prefix(trace, 0, 0, len(trace.text)) == ("HEAD ", True)
+    assert template_prefix(trace, 1, 0, len(trace.text)) == ("HEAD ", False)
+    assert template_prefix(trace, 0, 0, 3) == ("HEA", True)
 
 
 def test_a_look_alike_ends_nothing():
-    """What was said ends where it ends, not where it pretends to."""
+    """Content ends where it ends, not at a look-alike of its end."""
     trace = traced("{% for m in messages %}{{ m.content }} END{% endfor %}", "x END END")
     assert turn_span(trace, 0, 0, len(trace.text)).content_end == len("x END END")
 
 
 def test_a_span_of_nothing():
-    """A turn without a word begins and ends where its header does; what closes it remains."""
+    """An empty turn begins and ends where its header does; its closing text remains."""
     trace = traced("{% for m in messages %}HEAD{{ m.content }}END\n{% endfor %}", "")
     assert tuple(turn_span(trace, 0, 4, 8)) == (4, 4, 4, 7, 8)
     bare = traced("{% for m in messages %}HEAD\n{% endfor %}", "")
@@ -59,15 +59,15 @@ def test_a_span_of_nothing():
 
 
 def test_a_span_in_other_words():
-    """Content whose memory is lost on the way is found by its words, in its own turn only."""
+    """Content whose origin is lost is found by its text, in its own turn only."""
     trace = traced("{% for m in messages %}{{ '%s' % m.content }}|{% endfor %}", "ab", "cd")
     assert tuple(turn_span(trace, 1, 3, 6))[:3] == (3, 3, 5)
 
 
 def test_strangers():
-    """What another message says within a turn is seen, blanks are not."""
+    """Text of another message within a turn is found; blanks are ignored."""
     template = "{% for m in messages %}{{ messages[0].content }}-{{ m.content }};{% endfor %}"
     trace = traced(template, "ab", "cd")
-    assert stranger(trace, 1, 6, len(trace.text)) == "ab"
-    assert stranger(trace, 0, 0, 6) == ""
-    assert stranger(traced(template, " ", "cd"), 1, 4, 9) == ""
+    assert foreign_text(trace, 1, 6, len(trace.text)) == "ab"
+    assert foreign_text(trace, 0, 0, 6) == ""
+    assert foreign_text(traced(template, " ", "cd"), 1, 4, 9) == ""

@@ -1,4 +1,4 @@
-"""Where other preparations go wrong, case by case: each test is one row of the list, held against the text that has to be learned.
+"""Cases in which other libraries' preparation goes wrong, each against the text that must be learned.
 
 The list was measured on instructlab-training 0.16.2. Golden files cover the same ground as texts; here the fault is named.
 """
@@ -28,7 +28,7 @@ def answer(content, **more):
 
 
 def learned(family, *messages, **row):
-    """The learned text, stretch by stretch, and the ids are the template's own."""
+    """Return the learned text, part by part; the ids are the template's own."""
     tokenizer = tokenizer_of(family)
     row = {"messages": list(messages), **row}
     example = tokenize(row, tokenizer)
@@ -42,9 +42,9 @@ def learned(family, *messages, **row):
 
 
 def test_reasoning_that_is_dropped_from_an_earlier_turn_moves_no_mark():
-    """Theirs maps regions to messages by order: the earlier turn's <|im_end|> is masked."""
-    told = [HI, answer("Hello.", reasoning_content="Greet."), HI, answer("Again.", reasoning_content="Twice.")]
-    assert learned("qwen3", *told) == ["Hello.<|im_end|>", "<think>\nTwice.\n</think>\n\nAgain.<|im_end|>"]
+    """Others map regions to messages by order, and mask the earlier turn's <|im_end|>."""
+    message = [HI, answer("Hello.", reasoning_content="Greet."), HI, answer("Again.", reasoning_content="Twice.")]
+    assert learned("qwen3", *message) == ["Hello.<|im_end|>", "<think>\nTwice.\n</think>\n\nAgain.<|im_end|>"]
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_reasoning_that_is_dropped_from_an_earlier_turn_moves_no_mark():
     [("qwen3", "<think>\nGreet.\n</think>\n\nHello.<|im_end|>"), ("deepseek-r1-distill", "\n\nHello.<｜end▁of▁sentence｜>")],
 )
 def test_reasoning_within_the_content_is_no_error(family, wanted):
-    """Theirs raises over an orphan token, and one such row ends the run."""
+    """Others raise over an orphan token, and one such row ends the run."""
     assert learned(family, HI, answer("<think>\nGreet.\n</think>\n\nHello.")) == [wanted]
 
 
@@ -60,19 +60,19 @@ def test_reasoning_within_the_content_is_no_error(family, wanted):
     ("family", "end"), [("gemma", "<end_of_turn>"), ("gemma-3", "<end_of_turn>"), ("phi-3", "<|end|>"), ("gpt-oss", "<|end|>")]
 )
 def test_a_turn_end_that_is_not_the_eos_is_learned(family, end):
-    """Theirs trains the EOS or nothing: inner turns of these families never learn to end."""
+    """Others train the EOS or nothing: inner turns of these families never learn to end."""
     first, _ = learned(family, HI, answer("Hello."), HI, answer("Again."))
     assert tokenizer_of(family).eos_token != end
     assert first.endswith("Hello." + end)
 
 
 def test_no_word_of_a_user_who_speaks_last_is_learned():
-    """Theirs goes on to the next EOS, through the user's text."""
+    """Others continue to the next EOS, through the user's text."""
     assert learned("phi-3", HI, answer("Hello."), {"role": "user", "content": "my secret"}) == ["Hello.<|end|>"]
 
 
 def test_a_call_without_content():
-    """Theirs masks the call where the content is null, or fails in the template."""
+    """Others mask the call where the content is null, or fail in the template."""
     for family, call in (
         ("qwen3", '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>'),
         ("llama-3.1", "weather"),
@@ -88,7 +88,7 @@ def test_a_call_without_content():
 )
 @pytest.mark.parametrize("family", ["chatml", "llama-3", "gemma", "qwen3"])
 def test_no_text_of_a_user_steers_the_mask(family, injected):
-    """Theirs puts tokens into the vocabulary and the text to find the spans: a user who writes them crashes it, or is trained."""
+    """Others add tokens to vocabulary and text to find spans: a user who writes them crashes it, or is trained."""
     plain = learned(family, HI, answer("Hello."))
     assert learned(family, {"role": "user", "content": injected}, answer("Hello.")) == plain
     (found,) = learned(family, HI, answer(f"{injected} Hello."))
@@ -97,26 +97,26 @@ def test_no_text_of_a_user_steers_the_mask(family, injected):
 
 @pytest.mark.parametrize("role", ["Assistant", "model", "bot", "ai"])
 def test_a_role_that_is_none_is_refused(role):
-    """Theirs keeps the row with no learned token in it."""
+    """Others keep the row with no learned token in it."""
     with pytest.raises(DataError, match=rf"row: .*messages\[1\]\.role .*{role}.*assistant"):
         tokenize({"messages": [HI, {"role": role, "content": "Hello."}]}, tokenizer_of("chatml"))
 
 
 def test_a_conversation_without_an_answer_is_refused():
-    """Theirs keeps it."""
+    """Others keep it."""
     with pytest.raises(DataError, match="row: no token of it is learned"):
         tokenize({"messages": [HI]}, tokenizer_of("chatml"))
 
 
 @pytest.mark.parametrize("family", ["llama-3", "gemma", "command-r", "llama-2"])
 def test_a_template_that_trims_goes_on_trimming(family):
-    """Theirs wraps the content in tokens, which keeps the template from trimming it: other ids than the model will see."""
+    """Others wrap the content in tokens, which keeps the template from stripping it: the ids differ from inference."""
     bare = learned(family, HI, answer("Hello."))
     assert learned(family, {"role": "user", "content": "\n Hi "}, answer("  Hello.\n\n")) == bare
 
 
 def test_a_document_is_not_cut_at_an_angle_bracket():
-    """Theirs reads old pretraining rows with a pattern that ends at the first `<`."""
+    """Others read old pretraining rows with a pattern that ends at the first `<`."""
     tokenizer = tokenizer_of("chatml")
     example = tokenize({"text": "if a < b: <|user|> c"}, tokenizer)
     assert tokenizer.decode(example.input_ids.tolist()) == "if a < b: <|user|> c<|im_end|>"
@@ -124,7 +124,7 @@ def test_a_document_is_not_cut_at_an_angle_bracket():
 
 
 def test_exactly_max_seq_len_is_kept_and_short_rows_are(tmp_path):
-    """Theirs drops a row of exactly max_seq_len tokens, and every row of fewer than 20."""
+    """Others drop a row of exactly max_seq_len tokens, and every row of fewer than 20."""
     tokenizer, data = tokenizer_of("llama-3"), tmp_path / "train.jsonl"
     data.write_text(json.dumps({"messages": [HI, answer("")]}) + "\n" + json.dumps({"messages": [HI, answer("Hello.")]}) + "\n")
     longest = len(tokenize({"messages": [HI, answer("Hello.")]}, tokenizer))
@@ -133,7 +133,7 @@ def test_exactly_max_seq_len_is_kept_and_short_rows_are(tmp_path):
 
 
 def test_dropping_every_row_is_an_error(tmp_path):
-    """Theirs writes an empty file, and the loader dies of it with a bare StopIteration."""
+    """Others write an empty file, and the loader fails with a bare StopIteration."""
     data = tmp_path / "train.jsonl"
     data.write_text(json.dumps({"messages": [HI, answer("Hello.")]}) + "\n")
     with pytest.raises(DataError, match="max_seq_len"):
@@ -142,7 +142,7 @@ def test_dropping_every_row_is_an_error(tmp_path):
 
 
 def test_a_directory_that_holds_a_tokenizer_alone(tmp_path):
-    """Theirs loads a model's config.json to tokenise, and raises where there is none."""
+    """Others load a model's config.json to tokenise, and raise where there is none."""
     tokenizer_of("qwen3").save_pretrained(tmp_path)
     assert not (tmp_path / "config.json").exists()
     example = tokenize({"messages": [HI, answer("Hello.")]}, tmp_path)
@@ -150,6 +150,6 @@ def test_a_directory_that_holds_a_tokenizer_alone(tmp_path):
 
 
 def test_a_flag_that_is_a_word_is_not_taken_for_true():
-    """Theirs takes `"unmask": "false"` for true and trains the user's words."""
+    """Others take `"unmask": "false"` for true and train the user's text."""
     with pytest.raises(DataError, match="unmask"):
         tokenize({"messages": [HI, answer("Hello.")], "unmask": "false"}, tokenizer_of("chatml"))

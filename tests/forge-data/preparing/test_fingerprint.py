@@ -1,4 +1,4 @@
-"""A store is made anew when, and only when, it would come out otherwise."""
+"""A store is made anew when, and only when, it would come out differently."""
 
 import re
 
@@ -16,7 +16,7 @@ def same(fields):
 
 
 def made_anew(store, make):
-    """Whether making a store again wrote one."""
+    """Tell whether preparing a store again wrote one."""
     before = (store.path / "store.json").stat()
     again = make()
     after = (store.path / "store.json").stat()
@@ -26,7 +26,7 @@ def made_anew(store, make):
 
 @pytest.fixture
 def make(write_rows, small_chats, chatml_tokenizer, tmp_path):
-    """make(name=value, ...) prepares the same store with something else about it."""
+    """make(name=value, ...) prepares the same store with a change."""
     path = write_rows(small_chats)
 
     def make(**about):
@@ -42,8 +42,9 @@ def make(write_rows, small_chats, chatml_tokenizer, tmp_path):
 
 
 def test_reused(make, families, chatml_tokenizer, tmp_path):
-    """The same content, tokenizer and settings: the store is opened, from a copy of the file elsewhere and a loaded copy of the
-    tokenizer too, with any number of processes, and with a tokenizer that has cut something in between."""
+    """The same content, tokenizer and settings open the store: from a copy of the file elsewhere, with a loaded copy of
+    the tokenizer, with any number of processes, and with a tokenizer that truncated in between.
+    """
     store = make()
     assert not made_anew(store, make)
     (tmp_path / "elsewhere").mkdir()
@@ -89,7 +90,7 @@ def test_made_anew(make, families, change):
 
 
 def test_special_tokens_read_as_letters(make, families):
-    """An attribute of the tokenizer that no file of its backend tells, and that makes other ids of the same text."""
+    """An attribute of the tokenizer that changes ids and is in no file of its backend counts too."""
     store = make(max_seq_len=500)
     split = families["chatml"].tokenizer()
     split.split_special_tokens = True
@@ -98,7 +99,7 @@ def test_special_tokens_read_as_letters(make, families):
 
 
 def test_other_content(make, write_rows, small_chats):
-    """Another row in the file makes another store; who has the old one mapped still reads it."""
+    """Another row in the file makes another store; a process that mapped the old one still reads it."""
     store = make()
     write_rows(small_chats[:5])
     new = make()
@@ -107,7 +108,7 @@ def test_other_content(make, write_rows, small_chats):
 
 
 def test_a_file_that_changes_while_it_is_read(make, write_rows, small_chats, tmp_path):
-    """A store must not vouch for content that it was not made of: a file that somebody writes to is refused."""
+    """A file that changes while it is read is refused: the store would vouch for other content."""
 
     def write_on(done, total):
         write_rows(small_chats[:5])
@@ -118,7 +119,7 @@ def test_a_file_that_changes_while_it_is_read(make, write_rows, small_chats, tmp
 
 
 def test_other_preprocess(make, tmp_path, monkeypatch):
-    """A function is known by its file; one that no file tells about makes the store anew each time."""
+    """A function is identified by its file; one without a file makes the store anew each time."""
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "my_rows_d4.py").write_text(FUNCTION)
     store = make(preprocess="my_rows_d4:same")
@@ -132,7 +133,7 @@ def test_other_preprocess(make, tmp_path, monkeypatch):
 
 
 def test_a_template_with_the_date(make, families, monkeypatch):
-    """A template that writes the date makes other tokens tomorrow; one that does not stays."""
+    """A template that writes the date makes other tokens tomorrow; others stay."""
     from forge_data.preparing import _fingerprint
 
     class Tomorrow(_fingerprint.datetime):
@@ -153,7 +154,7 @@ def test_a_template_with_the_date(make, families, monkeypatch):
 
 @pytest.mark.parametrize("name", ["transformers", "tokenizers", "forge-data"])
 def test_other_versions(write_rows, small_chats, chatml_tokenizer, monkeypatch, name):
-    """Another version of what makes the tokens may make others."""
+    """Another version of a library that makes the tokens makes the store anew."""
     from forge_data.preparing import _fingerprint
 
     def fingerprint():
@@ -171,7 +172,7 @@ def test_other_versions(write_rows, small_chats, chatml_tokenizer, monkeypatch, 
 
 
 def test_a_store_that_failed_to_be_replaced(make, write_rows, small_chats):
-    """If the new one cannot be made, the old one is there as it was."""
+    """If the new store cannot be made, the old one is as it was."""
     store = make()
     write_rows([*small_chats, "{broken"])
     with pytest.raises(ValueError, match="is not valid JSON"):
@@ -181,7 +182,7 @@ def test_a_store_that_failed_to_be_replaced(make, write_rows, small_chats):
 
 
 def test_a_damaged_store_is_made_anew(make):
-    """A store of which a byte has changed is not vouched for by its own manifest: preparing again mends it."""
+    """A store with a changed byte differs from its manifest: preparing again repairs it."""
     store = make()
     array = store.path / "loss_mask.bin"
     data = bytearray(array.read_bytes())
@@ -191,7 +192,7 @@ def test_a_damaged_store_is_made_anew(make):
 
 
 def test_a_torn_store_is_not_reused(make):
-    """A store with a file missing is named, not used and not silently written over."""
+    """A store with a file missing is named, not used and not silently replaced."""
     store = make()
     (store.path / "offsets.bin").unlink()
     with pytest.raises(StoreError, match="offsets.bin is torn: missing"):

@@ -1,4 +1,4 @@
-"""Chunks to workers and back: which rows are at fault, how many processes, what a mixed file holds."""
+"""Chunks to workers and back: first refused row, number of processes, formats of a mixed file."""
 
 import json
 from pathlib import Path
@@ -24,7 +24,7 @@ def tasks(*sizes):
 
 @pytest.mark.parametrize(("sizes", "expected"), [((1, 2), None), ((), None), ((8 << 20,), 4), ((1, 8 << 20, 5, 7), 4)])
 def test_processes_by_size(monkeypatch, sizes, expected):
-    """Little data is not worth a second process, only the tokenizer's threads in this one; looking for how much there is loses no task and changes no order."""
+    """Little data starts no second process, and measuring it loses no task and changes no order."""
     monkeypatch.setattr(_pipeline, "_cores", lambda: 4)
     count, found = _processes(tasks(*sizes), None)
     assert count == expected
@@ -39,15 +39,15 @@ def test_processes_by_machine(monkeypatch):
         assert _processes(tasks(9 << 20), None)[0] == expected
 
 
-@pytest.mark.parametrize(("told", "expected"), [("400000 100000", 4), ("50000 100000", 1), ("max 100000", 64), (None, 64)])
-def test_cores_of_a_container(monkeypatch, told, expected):
-    """A container's share of time counts, for starting a process a core of the whole machine would choke it."""
+@pytest.mark.parametrize(("message", "expected"), [("400000 100000", 4), ("50000 100000", 1), ("max 100000", 64), (None, 64)])
+def test_cores_of_a_container(monkeypatch, message, expected):
+    """A container's share of processor time limits the number of processes."""
     monkeypatch.setattr(_pipeline.os, "sched_getaffinity", lambda _: range(64), raising=False)
 
     def read(path, encoding):
-        if told is None:
+        if message is None:
             raise FileNotFoundError(path)
-        return told
+        return message
 
     monkeypatch.setattr(Path, "read_text", read)
     assert _cores() == expected
@@ -59,7 +59,7 @@ PAIR = {"prompt": "a", "completion": "b"}
 
 @pytest.mark.parametrize("size", [1, 1 << 20])
 @pytest.mark.parametrize(
-    ("files", "said"),
+    ("files", "message"),
     [
         (([TEXT, TEXT, PAIR],), r"a.jsonl:3 is a row of prompt_completion, but a.jsonl:1 is one of text"),
         (([TEXT], [PAIR, TEXT]), r"b.jsonl:1 is a row of prompt_completion, but a.jsonl:1 is one of text"),
@@ -70,34 +70,34 @@ PAIR = {"prompt": "a", "completion": "b"}
         (([TEXT], [{"prompt": 1, "completion": 2}]), r"b.jsonl:1 is a row of prompt_completion"),
     ],
 )
-def test_the_first_fault_counts(write_rows, chatml_tokenizer, tmp_path, monkeypatch, size, files, said):
-    """Mixed formats and broken rows: whatever comes first in the files is told, wherever chunks end."""
+def test_the_first_fault_counts(write_rows, chatml_tokenizer, tmp_path, monkeypatch, size, files, message):
+    """Of mixed formats and broken rows the first in the files is reported, for any chunk size."""
     monkeypatch.setattr(_pipeline, "_CHUNK_BYTES", size)
     paths = [write_rows(rows, f"{name}.jsonl") for name, rows in zip("ab", files, strict=False)]
-    with pytest.raises(DataError, match=said):
+    with pytest.raises(DataError, match=message):
         prepare(paths, chatml_tokenizer, tmp_path / "store")
 
 
 def test_what_a_mixed_file_holds(write_rows, chatml_tokenizer, tmp_path):
-    """A mixed file is an error that lists what was seen, rows of no format too."""
+    """A mixed file is an error that counts its formats, rows of none too."""
     rows = [TEXT, TEXT, PAIR, TEXT, {"words": 1}]
     with pytest.raises(DataError) as caught:
         prepare(write_rows(rows), chatml_tokenizer, tmp_path / "store")
     assert str(caught.value) == (
         "train.jsonl:3 is a row of prompt_completion, but train.jsonl:1 is one of text; the first 5 rows are 3 of text (the "
         "first is train.jsonl:1), 1 of prompt_completion (the first is train.jsonl:3), 1 of no known format (the first is "
-        "train.jsonl:5); put them into files of their own and prepare one at a time, or make them one format with preprocess"
+        "train.jsonl:5); put them into files of their own and prepare one at a time, or make them one format with `preprocess`"
     )
 
 
 def test_a_format_that_is_said_is_not_looked_for(write_rows, chatml_tokenizer, tmp_path):
-    """With format= the same file is refused at the first row that does not have it, as what it lacks."""
+    """With a chosen format the same file is refused at the first row that lacks its fields."""
     with pytest.raises(DataError, match="train.jsonl:2 has the fields 'prompt', 'completion', but the format text needs"):
         prepare(write_rows([TEXT, PAIR]), chatml_tokenizer, tmp_path / "store", format="text")
 
 
 def test_a_file_that_breaks_off(write_rows, chatml_tokenizer, tmp_path):
-    """A row at fault in the first file counts before a second file that cannot be read at all."""
+    """A refused row in the first file counts before a second file that cannot be read at all."""
     (tmp_path / "b.jsonl.gz").write_bytes(b"no gzip")
     first = write_rows([TEXT, {"text": 1}], "a.jsonl")
     with pytest.raises(DataError, match="a.jsonl:2: field text"):
@@ -105,8 +105,8 @@ def test_a_file_that_breaks_off(write_rows, chatml_tokenizer, tmp_path):
 
 
 def test_settings_are_written_down(write_rows, chatml_tokenizer, tmp_path):
-    """The store says what it was made with, the format that was found included."""
+    """The store records its settings, with the format that was detected."""
     store = prepare(write_rows([TEXT]), chatml_tokenizer, tmp_path / "store", seed=3)
-    told = json.loads((store.path / "store.json").read_text())["settings"]
-    assert store.settings == told
-    assert (told["format"], told["train_on"], told["on_overflow"], told["seed"]) == ("text", "assistant", "drop", 3)
+    message = json.loads((store.path / "store.json").read_text())["settings"]
+    assert store.settings == message
+    assert (message["format"], message["train_on"], message["on_overflow"], message["seed"]) == ("text", "assistant", "drop", 3)

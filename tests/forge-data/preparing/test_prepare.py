@@ -1,4 +1,4 @@
-"""A file to a store: all of it, or nothing."""
+"""A file → a store: all of it, or nothing."""
 
 import hashlib
 import json
@@ -15,7 +15,7 @@ UNTRAINED = {"messages": [{"role": "user", "content": "nobody answers"}]}
 
 
 def test_store_is_the_rows(write_rows, small_chats, chatml_tokenizer, tmp_path):
-    """Sample i is row i, as tokenize gives it, and knows where it came from."""
+    """Sample i is row i as tokenize gives it, and knows where it came from."""
     store = prepare(write_rows(small_chats), chatml_tokenizer, tmp_path / "store")
     assert len(store) == len(small_chats)
     for i, row in enumerate(small_chats):
@@ -48,7 +48,7 @@ def test_dropped_and_counted(write_rows, small_chats, chatml_tokenizer, tmp_path
 
 
 def test_drops_are_loud(write_rows, small_chats, chatml_tokenizer, tmp_path, caplog):
-    """What was left out is said, as a warning of the logger `forge_data`; where nothing was, nothing is."""
+    """Rows that were left out are logged as a warning of `forge_data`; without any, nothing is."""
     with caplog.at_level(logging.WARNING, "forge_data"):
         prepare(write_rows(small_chats), chatml_tokenizer, tmp_path / "all")
         assert caplog.messages == []
@@ -63,7 +63,7 @@ def test_drops_are_loud(write_rows, small_chats, chatml_tokenizer, tmp_path, cap
     batch=st.integers(1, 7),
 )
 def test_the_books_balance(tmp_path_factory, chatml_tokenizer, rows, limit, batch):
-    """Kept plus dropped is read, whatever the rows, the limit and the batches; batches leave no trace in the store."""
+    """Kept plus dropped is read, for any rows, limit and batches, and batches leave no trace in the store."""
     folder = tmp_path_factory.mktemp("books")
     made = [{"input_ids": [5] * size, "labels": [-100] + [5 if good else -100] * (size - 1)} for size, good in rows]
     (folder / "a.jsonl").write_text("\n".join(map(json.dumps, made)))
@@ -87,7 +87,7 @@ def test_the_books_balance(tmp_path_factory, chatml_tokenizer, rows, limit, batc
 
 
 def test_progress(write_rows, small_chats, chatml_tokenizer, tmp_path, monkeypatch):
-    """Progress is told as (row reached, last row), and ends at the last row."""
+    """Progress is reported as (row reached, last row), and ends at the last row."""
     monkeypatch.setattr(_pipeline, "_CHUNK_BYTES", 1)
     seen = []
     paths = [write_rows(small_chats), write_rows(small_chats[:3], "more.jsonl")]
@@ -97,7 +97,7 @@ def test_progress(write_rows, small_chats, chatml_tokenizer, tmp_path, monkeypat
 
 @pytest.mark.parametrize(("rows", "size"), [(512, 1), (1, 1 << 20)])
 def test_large_rows_make_small_batches(write_rows, small_chats, chatml_tokenizer, tmp_path, monkeypatch, rows, size):
-    """A batch is bounded in bytes as well as in rows, so memory is too; the store does not show it."""
+    """A batch is bounded in bytes as well as in rows; the store does not depend on it."""
     whole = prepare(write_rows(small_chats), chatml_tokenizer, tmp_path / "whole").fingerprint
     monkeypatch.setattr(_work, "_ROWS", rows)
     monkeypatch.setattr(_work, "_BYTES", size)
@@ -109,30 +109,34 @@ def test_large_rows_make_small_batches(write_rows, small_chats, chatml_tokenizer
 
 
 @pytest.mark.parametrize(
-    ("line", "error", "said"),
+    ("line", "error", "expected"),
     [
         ("{broken", DataError, "train.jsonl:3 is not valid JSON"),
-        ('{"text": 7}', DataError, "train.jsonl:3 is a row of text, but train.jsonl:1 is one of messages; the first 4 rows are 3 of messages"),
+        ('{"text": 7}', DataError, "train.jsonl:3 is a row of text, but train.jsonl:1 is one of messages; the first 4 rows are "
+                                   "3 of messages"),
         ('{"words": "x"}', DataError, "train.jsonl:3 has the fields 'words', which are no known format"),
         ('{"prompt": "a", "completion": "b"}', DataError,
-         r"train.jsonl:3 is a row of prompt_completion, but train.jsonl:1 is one of messages; the first 4 rows are 3 of messages "
-         r"\(the first is train.jsonl:1\), 1 of prompt_completion \(the first is train.jsonl:3\); put them into files of their own"),
-        ('{"messages": [{"role": "bot", "content": "x"}]}', DataError, r"train.jsonl:3: field messages\[0\].role is the string 'bot'"),
+         r"train.jsonl:3 is a row of prompt_completion, but train.jsonl:1 is one of messages; the first 4 rows are 3 of "
+         r"messages "
+         r"\(the first is train.jsonl:1\), 1 of prompt_completion \(the first is train.jsonl:3\); put them into files of their "
+         r"own"),
+        ('{"messages": [{"role": "bot", "content": "x"}]}', DataError, r"train.jsonl:3: field messages\[0\].role is the string "
+                                                                       r"'bot'"),
         ('{"messages": []}', DataError, "train.jsonl:3"),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("parent", [".", "new/deep"])
-def test_nothing_is_left_behind(write_rows, small_chats, chatml_tokenizer, tmp_path, line, error, said, parent):
-    """A row that cannot be read ends it all, by file and row, and leaves the disk as it was."""
+def test_nothing_is_left_behind(write_rows, small_chats, chatml_tokenizer, tmp_path, line, error, expected, parent):
+    """A row that cannot be read ends it by file and row, and leaves the disk as it was."""
     path = write_rows([small_chats[0], small_chats[1], line, small_chats[2]])
     before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(error, match=said):
+    with pytest.raises(error, match=expected):
         prepare(path, chatml_tokenizer, tmp_path / parent / "store")
     assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_a_row_far_down(write_rows, small_chats, chatml_tokenizer, chat, tmp_path):
-    """A template that refuses a row names it, also when it is amid a batch and a later row is broken too."""
+    """A template that refuses a row names it, also inside a batch with a later broken row."""
     bad = chat(("user", "a"), ("assistant", "b\ud800"))
     with pytest.raises(DataError, match=r"train\.jsonl:13"):
         prepare(write_rows([*small_chats, json.dumps(bad), small_chats[0], "{broken"]), chatml_tokenizer, tmp_path / "store")
@@ -154,19 +158,19 @@ def test_interrupted(write_rows, small_chats, chatml_tokenizer, tmp_path, interr
 
 
 def test_nothing_left(write_rows, small_chats, chatml_tokenizer, tmp_path):
-    """No row to train on is an error that says why, and by how much."""
+    """No row to train on is an error with the reason and the shortest length."""
     with pytest.raises(
         DataError, match="no row is left to train on: kept 0 of 2 rows; dropped 2 no_trained_token; rows need an assistant"
     ):
         prepare(write_rows([UNTRAINED, UNTRAINED]), chatml_tokenizer, tmp_path / "store")
     shortest = min(len(tokenize(row, chatml_tokenizer)) for row in small_chats)
-    with pytest.raises(DataError, match=f"the shortest that was too long has {shortest} tokens, max_seq_len is 3: raise it"):
+    with pytest.raises(DataError, match=f"the shortest that was too long has {shortest} tokens, `max_seq_len` is 3: raise it"):
         prepare(write_rows(small_chats), chatml_tokenizer, tmp_path / "store", max_seq_len=3)
     assert not (tmp_path / "store").exists()
 
 
 def test_the_place_is_taken(write_rows, small_chats, chatml_tokenizer, tmp_path):
-    """What stands at store_dir is never written over; an empty directory is filled."""
+    """What is at store_dir is never overwritten; an empty directory is filled."""
     path = write_rows(small_chats)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.tex").write_text("years of work")
@@ -179,14 +183,14 @@ def test_the_place_is_taken(write_rows, small_chats, chatml_tokenizer, tmp_path)
 
 
 def test_no_place(write_rows, small_chats, chatml_tokenizer, tmp_path):
-    """A place that cannot be written is named with the system's reason."""
+    """A directory that cannot be written is named with the system's reason."""
     path = write_rows(small_chats)
     with pytest.raises(StoreError, match="no token store can be written at .*: Not a directory"):
         prepare(path, chatml_tokenizer, path / "below" / "store")
 
 
 def test_what_is_on_disk(write_rows, small_chats, chatml_tokenizer, tmp_path):
-    """The files are plain little-endian arrays, and store.json vouches for each of them."""
+    """The files are plain little-endian arrays, and store.json holds the hash of each."""
     store = prepare(write_rows(small_chats), chatml_tokenizer, tmp_path / "store", max_seq_len=500)
     folder = tmp_path / "store"
     assert sorted(path.name for path in folder.iterdir()) == [
@@ -208,18 +212,18 @@ def test_what_is_on_disk(write_rows, small_chats, chatml_tokenizer, tmp_path):
     assert ids[offsets[3] : offsets[4]].tolist() == store[3].input_ids.tolist()
     assert mask[offsets[3] : offsets[4]].tolist() == (store[3].labels != -100).astype(int).tolist()
     assert np.fromfile(folder / "rows.bin", dtype="<i8").tolist() == list(range(1, 13))
-    told = json.loads((folder / "store.json").read_text())
-    assert told["tokens"] == len(ids) == len(mask)
-    assert told["settings"]["max_seq_len"] == 500
+    message = json.loads((folder / "store.json").read_text())
+    assert message["tokens"] == len(ids) == len(mask)
+    assert message["settings"]["max_seq_len"] == 500
     on_disk = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
-    assert set(told["sha256"]) == set(told["sizes"]) == on_disk - {"store.json"}
-    for name, digest in told["sha256"].items():
+    assert set(message["sha256"]) == set(message["sizes"]) == on_disk - {"store.json"}
+    for name, digest in message["sha256"].items():
         assert hashlib.sha256((folder / name).read_bytes()).hexdigest() == digest
-    assert TokenStore.open(folder).fingerprint == told["fingerprint"] == store.fingerprint
+    assert TokenStore.open(folder).fingerprint == message["fingerprint"] == store.fingerprint
 
 
 def test_the_fingerprint_is_of_what_is_trained_on(write_rows, small_chats, chatml_tokenizer, tmp_path):
-    """Another name of the file changes nothing, another mask or another order does."""
+    """Another name of the file does not change it, another mask or order does."""
 
     def fingerprint(name, rows):
         return prepare(write_rows(rows, name), chatml_tokenizer, tmp_path / f"store-{name}").fingerprint
@@ -232,7 +236,7 @@ def test_the_fingerprint_is_of_what_is_trained_on(write_rows, small_chats, chatm
 
 
 def test_segments_and_tokenizer(write_rows, small_chats, chatml_tokenizer, tmp_path):
-    """A store keeps whose text each token is, and the tokenizer, template included: who looks at it needs nothing else."""
+    """A store keeps the role of each token, and the tokenizer with its template."""
     store = prepare(write_rows(small_chats), chatml_tokenizer, tmp_path / "store")
     for i, row in enumerate(small_chats):
         alone = tokenize(row, chatml_tokenizer)
@@ -245,12 +249,12 @@ def test_segments_and_tokenizer(write_rows, small_chats, chatml_tokenizer, tmp_p
 
 
 def test_formats(write_rows, small_chats, chatml_tokenizer, tmp_path):
-    """A format that is said is not looked for; one that there is not is named before anything is read."""
+    """A chosen format is not detected; an unknown one is refused before anything is read."""
     both = [row | {"text": "words"} for row in small_chats]
     with pytest.raises(DataError, match="fit more than one format: messages and text"):
         prepare(write_rows(both), chatml_tokenizer, tmp_path / "store")
     assert len(prepare(write_rows(both), chatml_tokenizer, tmp_path / "store", format="messages")) == 12
-    with pytest.raises(DataError, match="format is 'mesages'; allowed: auto, .*did you mean 'messages'"):
+    with pytest.raises(DataError, match="`format` is 'mesages'; allowed: auto, .*did you mean 'messages'"):
         prepare(tmp_path / "nothing.jsonl", chatml_tokenizer, tmp_path / "other", format="mesages")
 
 
@@ -260,7 +264,7 @@ def test_formats(write_rows, small_chats, chatml_tokenizer, tmp_path):
      ("train_on", "user"), ("on_overflow", "cut"), ("preprocess", "nothing"), ("preprocess", 3)],
 )  # fmt: skip
 def test_arguments(write_rows, small_chats, chatml_tokenizer, tmp_path, field, value):
-    """An argument that is none is named, before anything is read or written."""
+    """An argument that is invalid is named, before anything is read or written."""
     with pytest.raises(DataError, match=field):
         prepare(write_rows(small_chats), chatml_tokenizer, tmp_path / "store", **{field: value})
     assert not (tmp_path / "store").exists()
@@ -268,7 +272,7 @@ def test_arguments(write_rows, small_chats, chatml_tokenizer, tmp_path, field, v
 
 @pytest.mark.parametrize("on_overflow", ["truncate", "split"])
 def test_overflow(write_rows, small_chats, chatml_tokenizer, tmp_path, on_overflow):
-    """Rows that are too long are cut or split, and the books say how many tokens that cost."""
+    """Rows that are too long are cut or split, and the accounting has the tokens that this lost."""
     whole = [tokenize(row, chatml_tokenizer) for row in small_chats]
     limit = sorted(map(len, whole))[6]
     store = prepare(write_rows(small_chats), chatml_tokenizer, tmp_path / "store", max_seq_len=limit, on_overflow=on_overflow)
@@ -283,12 +287,12 @@ def test_overflow(write_rows, small_chats, chatml_tokenizer, tmp_path, on_overfl
         assert bytes(store[i].input_ids.astype("<i4")) in text
     if on_overflow == "split":
         assert books.samples > books.kept
-    with pytest.raises(DataError, match=r"train.jsonl:\d+: \d+ tokens, and max_seq_len is"):
+    with pytest.raises(DataError, match=r"train.jsonl:\d+: \d+ tokens, and `max_seq_len` is"):
         prepare(write_rows(small_chats), chatml_tokenizer, tmp_path / "none", max_seq_len=limit, on_overflow="error")
 
 
 def test_preprocess(write_rows, small_chats, chatml_tokenizer, tmp_path):
-    """A row becomes what the function makes of it: itself, several, or none, each booked under the row's own number."""
+    """A row becomes what the function returns: itself, several, or none, each counted under the row's number."""
 
     def function(fields):
         count = len(fields["messages"][1]["content"].split())
@@ -305,7 +309,7 @@ def test_preprocess(write_rows, small_chats, chatml_tokenizer, tmp_path):
 
 
 def test_several_sources_with_weights(write_rows, small_chats, chatml_tokenizer, tmp_path):
-    """Sources stand in the order given; each sample knows its own, each source its weight."""
+    """Sources keep the order given; each sample knows its own, each source its weight."""
     paths = {str(write_rows(small_chats[:5], "b.jsonl")): 0.75, str(write_rows(small_chats[5:], "a.jsonl")): 0.25}
     store = prepare(paths, chatml_tokenizer, tmp_path / "store")
     assert store.sources.tolist() == [0] * 5 + [1] * 7
@@ -314,7 +318,7 @@ def test_several_sources_with_weights(write_rows, small_chats, chatml_tokenizer,
 
 
 def test_preferences(write_rows, chatml_tokenizer, chat, tmp_path):
-    """A preference is two samples that stay together, in a split too; both sides go where one is too long."""
+    """A preference is two samples that stay together, in a split too; both are dropped where one is too long."""
     rows = [{"prompt": chat(("user", f"q {n}"))["messages"], "chosen": chat(("assistant", "yes " * n))["messages"],
              "rejected": chat(("assistant", "no"))["messages"]} for n in range(1, 9)]  # fmt: skip
     store = prepare(write_rows(rows), chatml_tokenizer, tmp_path / "store")
@@ -339,21 +343,21 @@ def test_unpaired_preferences(write_rows, chatml_tokenizer, tmp_path):
 
 
 def test_lint_is_kept(write_rows, small_chats, chatml_tokenizer, tmp_path):
-    """What the lint found while preparing lies in the store, rows counted."""
+    """The store holds the findings of preparing, with the number of rows."""
     store = prepare(write_rows([*small_chats, small_chats[0]]), chatml_tokenizer, tmp_path / "store")
     assert store.lint.rows == 13
     assert store.lint.counts["duplicate_row"] >= 1
 
 
 def test_seed(write_rows, small_chats, chatml_tokenizer, tmp_path):
-    """The seed is what a split draws by where it is given no other."""
+    """A split without a seed uses the store's."""
     one = prepare(write_rows(small_chats), chatml_tokenizer, tmp_path / "one", seed=1)
     two = prepare(write_rows(small_chats), chatml_tokenizer, tmp_path / "two", seed=2)
     assert one.split(0.5)[1].fingerprint == two.split(0.5, seed=1)[1].fingerprint != two.split(0.5)[1].fingerprint
 
 
 def test_a_link_to_where_the_store_is_to_be(write_rows, small_chats, chatml_tokenizer, tmp_path):
-    """A link stays a link, to the store in the place that it leads to, when the store is made and when it is made anew."""
+    """A link stays a link, to the store at its target, when the store is made and made anew."""
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "real", target_is_directory=True)
     for rows in (small_chats, small_chats[:5]):

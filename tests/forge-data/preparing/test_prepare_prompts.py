@@ -1,4 +1,4 @@
-"""Rows of whatever files to a store of prompts: all of it, or nothing."""
+"""Rows of files → a store of prompts: all of it, or nothing."""
 
 import csv
 import gzip
@@ -17,12 +17,12 @@ from forge_data.preparing import _prepare_prompts as _prompts_prepare
 ROWS = [{"prompt": f"count to {n} é🎈", "answer": str(n)} for n in range(7)]
 
 
-def told(store):
+def owned(store):
     return [(prompt.prompt, prompt.columns) for prompt in store]
 
 
 def test_the_books(write_rows, chatml_tokenizer, tmp_path, caplog):
-    """Every row is kept or dropped by its reason, and so is every token; a prompt of exactly the limit stays."""
+    """Every row and token is kept or dropped by reason; a prompt of exactly the limit stays."""
     size = len(chatml_tokenizer("one two three four")["input_ids"])
     rows = [
         {"prompt": ""},
@@ -61,35 +61,36 @@ def test_the_books(write_rows, chatml_tokenizer, tmp_path, caplog):
 def test_too_long_is_an_error_on_request(write_rows, chatml_tokenizer, tmp_path):
     """`on_overflow="error"` ends at the first long prompt, with its row and length, and leaves nothing behind."""
     path = write_rows([*ROWS, {"prompt": "a b c d e f g h i j k l m n o p q r s t u v w x y z"}])
-    with pytest.raises(DataError, match=r"train.jsonl:8: the prompt has \d+ tokens, and max_prompt_len is 30; raise it"):
+    with pytest.raises(DataError, match=r"train.jsonl:8: the prompt has \d+ tokens, and `max_prompt_len` is 30; raise it"):
         prepare_prompts(path, chatml_tokenizer, tmp_path / "store", max_prompt_len=30, on_overflow="error")
     assert [each.name for each in tmp_path.iterdir()] == ["train.jsonl"]
 
 
 @pytest.mark.parametrize("rows", [1, 512])
 @pytest.mark.parametrize(
-    ("bad", "said"),
+    ("bad", "expected"),
     [
-        ({"prompt": [{"role": "system", "content": "loud"}, {"role": "user", "content": "x"}]}, "train.jsonl:3: .* refuses the conversation"),
+        ({"prompt": [{"role": "system", "content": "loud"}, {"role": "user", "content": "x"}]}, "train.jsonl:3: .* refuses the "
+                                                                                                "conversation"),
         ({"prompt": 7}, "train.jsonl:3: field prompt is int 7"),
         ('{"prompt": ', "train.jsonl:3 is not valid JSON"),
         ({"question": "x"}, "train.jsonl:3 has the fields 'question', and none of them is a prompt"),
     ],
 )  # fmt: skip
-def test_the_first_fault_is_told(write_rows, with_template, tmp_path, bad, said, rows, monkeypatch):
-    """Of several rows that are at fault, for whatever reasons and in whatever batches, the first is named."""
+def test_the_first_fault_is_told(write_rows, with_template, tmp_path, bad, expected, rows, monkeypatch):
+    """Of several refused rows, for any reason and batch size, the first is named."""
     monkeypatch.setattr(_prompts_prepare, "_ROWS", rows)
     tokenizer = with_template(
         "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no') }}{% endif %}{{ messages[0]['content'] }}"
     )
     path = write_rows([*ROWS[:2], bad, {"prompt": 8}])
-    with pytest.raises(DataError, match=said):
+    with pytest.raises(DataError, match=expected):
         prepare_prompts(path, tokenizer, tmp_path / "store")
     assert [each.name for each in tmp_path.iterdir()] == ["train.jsonl"]
 
 
 def test_nothing_left(write_rows, chatml_tokenizer, tmp_path):
-    """A file without a prompt that stays is refused with what became of its rows."""
+    """A file without a prompt is refused with what became of its rows."""
     with pytest.raises(DataError, match="no prompt is left: kept 0 of 2 rows; dropped 2 empty_prompt"):
         prepare_prompts(write_rows([{"prompt": ""}] * 2), chatml_tokenizer, tmp_path / "store")
     assert not (tmp_path / "store").exists()
@@ -97,7 +98,7 @@ def test_nothing_left(write_rows, chatml_tokenizer, tmp_path):
 
 @pytest.mark.parametrize("kind", ["jsonl.gz", "parquet", "csv", "json"])
 def test_any_file(kind, chatml_tokenizer, tmp_path):
-    """Compressed, as a table or as an array: the same prompts and columns, each with its own place."""
+    """Compressed, as a table or as an array, a file gives the same prompts and columns, each with its own place."""
     path = tmp_path / f"rows.{kind}"
     match kind:
         case "jsonl.gz":
@@ -112,7 +113,7 @@ def test_any_file(kind, chatml_tokenizer, tmp_path):
         case _:
             path.write_text(json.dumps(ROWS), encoding="utf-8")
     store = prepare_prompts(path, chatml_tokenizer, tmp_path / "store")
-    assert told(store) == [(row["prompt"], {"answer": row["answer"]}) for row in ROWS]
+    assert owned(store) == [(row["prompt"], {"answer": row["answer"]}) for row in ROWS]
     assert store.source(2) == {"csv": "rows.csv:4", "json": "rows.json[2]"}.get(kind, f"rows.{kind}:3")
 
 
@@ -125,7 +126,7 @@ def test_several_files_with_weights(write_rows, chatml_tokenizer, tmp_path):
 
 
 def test_the_same_store_again(write_rows, chatml_tokenizer, with_template, tmp_path):
-    """Unchanged, it is opened and nothing is written; whatever decides what is in it makes it anew."""
+    """Unchanged, it is opened and nothing is written; every input that decides its content makes it anew."""
     path = write_rows(ROWS)
 
     def made(tokenizer=chatml_tokenizer, **settings):
@@ -150,7 +151,7 @@ def test_the_same_store_again(write_rows, chatml_tokenizer, with_template, tmp_p
 
 
 def test_the_fingerprint_is_of_what_is_asked(write_rows, chatml_tokenizer, tmp_path):
-    """Another answer beside the same prompt is another store, for rewards depend on it; where the rows stood is not."""
+    """Another answer beside the same prompt changes it, since rewards depend on it; the file's name does not."""
 
     def of(rows, name):
         return prepare_prompts(write_rows(rows, f"{name}.jsonl"), chatml_tokenizer, tmp_path / name).fingerprint
@@ -160,9 +161,9 @@ def test_the_fingerprint_is_of_what_is_asked(write_rows, chatml_tokenizer, tmp_p
 
 
 def test_in_the_place_of_tokens(write_rows, small_chats, chatml_tokenizer, tmp_path):
-    """A store of one kind makes room for one of the other, as any store of ours does; anything else stays."""
+    """A store of one kind replaces one of the other; anything else stays."""
     tokens = prepare(write_rows(small_chats, "chats.jsonl"), chatml_tokenizer, tmp_path / "store")
-    assert told(prepare_prompts(write_rows(ROWS), chatml_tokenizer, tokens.path))[0][0] == ROWS[0]["prompt"]
+    assert owned(prepare_prompts(write_rows(ROWS), chatml_tokenizer, tokens.path))[0][0] == ROWS[0]["prompt"]
     assert prepare(tmp_path / "chats.jsonl", chatml_tokenizer, tmp_path / "store").fingerprint == tokens.fingerprint
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("years of work")
@@ -171,24 +172,25 @@ def test_in_the_place_of_tokens(write_rows, small_chats, chatml_tokenizer, tmp_p
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "expected"),
     [
-        ({"max_prompt_len": 0}, "max_prompt_len must be a whole number of at least 1"),
-        ({"on_overflow": "truncate"}, "on_overflow is 'truncate'; allowed: drop, error"),
-        ({"seed": 1.5}, "seed must be a whole number"),
+        ({"max_prompt_len": 0}, "`max_prompt_len` must be a whole number of at least 1"),
+        ({"on_overflow": "truncate"}, "`on_overflow` is 'truncate'; allowed: drop, error"),
+        ({"seed": 1.5}, "`seed` must be a whole number"),
         ({"preprocess": "nowhere:f"}, "nowhere cannot be imported"),
     ],
 )
-def test_arguments(change, said, write_rows, chatml_tokenizer, tmp_path):
-    """An argument that is none is refused by name, before any file is read."""
-    with pytest.raises(DataError, match=said):
+def test_arguments(change, expected, write_rows, chatml_tokenizer, tmp_path):
+    """An argument that is invalid is refused by name, before any file is read."""
+    with pytest.raises(DataError, match=expected):
         prepare_prompts(tmp_path / "nowhere.jsonl", chatml_tokenizer, tmp_path / "store", **change)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="there is no such signal")
 @pytest.mark.parametrize("moment", ["preprocess", "put_in_place"])
 def test_killed(write_rows, chatml_tokenizer, tmp_path, moment):
-    """`kill -9` while rows are read, or just before the new store gets its name, leaves the old store whole; the next run is as new."""
+    """`kill -9` while rows are read, or just before the rename, leaves the old store whole; the next run succeeds."""
     chatml_tokenizer.save_pretrained(tmp_path / "model")
     place = tmp_path / "here"
     before = prepare_prompts(write_rows(ROWS[:3]), str(tmp_path / "model"), place / "store")
@@ -211,6 +213,7 @@ forge_data.prepare_prompts({str(path)!r}, {str(tmp_path / "model")!r}, {str(plac
     assert [each.name for each in place.iterdir()] == ["store"]
 
 
+@pytest.mark.slow
 def test_no_torch(write_rows, chatml_tokenizer, tmp_path):
     """Prompts are prepared and read where torch cannot be imported."""
     chatml_tokenizer.save_pretrained(tmp_path / "model")

@@ -1,7 +1,9 @@
-"""What `prepare` writes does not depend on how: any number of workers gives the same bytes, and a row in a file what it is alone."""
+"""A store does not depend on how it is made: any number of workers gives the same bytes."""
 
 import json
 import random
+
+import pytest
 
 from forge_data import TokenStore, prepare, tokenize
 
@@ -10,7 +12,7 @@ from ..nasty import BLANKS, LOOK_ALIKES, WORDS
 
 
 def nasty_rows(seed, size):
-    """Conversations full of look-alikes, of `size` bytes together; some are too long, some think aloud."""
+    """Conversations full of look-alikes, `size` bytes together; some too long, some with reasoning."""
     draw, rows, written = random.Random(seed), [], 0
     pieces = [*LOOK_ALIKES, *WORDS * 4, *BLANKS * 3]
 
@@ -29,13 +31,14 @@ def nasty_rows(seed, size):
 
 
 def contents(store):
-    """Every file of a store that a trainer reads, and what it says became of the rows."""
+    """Return every file of a store that a trainer reads, and its accounting."""
     arrays = {path.name: path.read_bytes() for path in sorted(store.path.glob("*.bin"))}
     return {**arrays, "dropped": (store.path / "dropped.jsonl").read_bytes()}, store.accounting, store.fingerprint
 
 
+@pytest.mark.slow
 def test_any_number_of_workers_and_one_row_alone(tmp_path):
-    """Workers 1, 2 and 3 write the same bytes over several pieces of a file; kept and dropped rows are those read, and each sample is its row's."""
+    """1, 2 and 3 workers write the same bytes over several chunks; rows add up, and each sample is its row's."""
     rows, limit = nasty_rows("qwen3", 2_300_000), 1_500
     data = tmp_path / "train.jsonl"
     data.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
@@ -46,10 +49,10 @@ def test_any_number_of_workers_and_one_row_alone(tmp_path):
     ]
     first, *others = [contents(store) for store in stores]
     assert all(other == first for other in others)
-    told = stores[0].accounting
-    assert told.kept + sum(told.dropped.values()) == told.read == len(rows)
-    assert told.kept
-    assert told.dropped["longer_than_max_seq_len"]
+    message = stores[0].accounting
+    assert message.kept + sum(message.dropped.values()) == message.read == len(rows)
+    assert message.kept
+    assert message.dropped["longer_than_max_seq_len"]
     store = TokenStore.open(tmp_path / "store-3")
     alone = (example for example in (tokenize(row, tokenizer) for row in rows) if len(example) <= limit)
     for number, example in zip(range(150), alone, strict=False):

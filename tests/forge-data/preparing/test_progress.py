@@ -1,11 +1,11 @@
-"""How far it has come: to whoever wants to know, and nobody else."""
+"""Progress: to a callable, or on a terminal."""
 
 import io
 
 import pytest
 
 from forge_data.preparing import _progress
-from forge_data.preparing._progress import teller, wanted
+from forge_data.preparing._progress import is_shown, reporter
 
 
 class Terminal(io.StringIO):
@@ -13,19 +13,21 @@ class Terminal(io.StringIO):
         return True
 
 
-@pytest.mark.parametrize(("progress", "terminal", "answer"), [(True, True, True), (True, False, False), (False, True, False), (print, False, True)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("progress", "terminal", "answer"), [(True, True, True), (True, False, False), (False, True, False), (print, False, True)]
+)
 def test_wanted(monkeypatch, progress, terminal, answer):
-    """A callable always wants to know, a person only where there is a terminal."""
+    """A callable always gets progress, a person only on a terminal."""
     monkeypatch.setattr("sys.stderr", Terminal() if terminal else io.StringIO())
-    assert wanted(progress) is answer
+    assert is_shown(progress) is answer
 
 
 def test_a_line_on_a_terminal(monkeypatch):
-    """One line that says row, last row and rate, written over itself, at most every tenth of a second, and wiped at the end."""
+    """One line has row, last row and rate, is overwritten at most every tenth of a second, and removed at the end."""
     monkeypatch.setattr("sys.stderr", Terminal())
     clock = iter([0.0, 1.0, 1.05, 2.0])
     monkeypatch.setattr(_progress.time, "monotonic", lambda: next(clock))
-    with teller(True, 1000) as tell:
+    with reporter(True, 1000) as tell:
         for row in (100, 101, 500):
             tell(row)
     lines = _progress.sys.stderr.getvalue().split("\r")
@@ -37,13 +39,13 @@ def test_a_line_on_a_terminal(monkeypatch):
 
 
 def test_nothing_elsewhere(monkeypatch):
-    """Where nobody watches nothing is written; a callable is told the row itself where the last is not known."""
+    """Without a terminal nothing is written; a callable gets the row itself where the last is unknown."""
     monkeypatch.setattr("sys.stderr", io.StringIO())
     for progress in (True, False):
-        with teller(progress, 10) as tell:
+        with reporter(progress, 10) as tell:
             tell(5)
     assert _progress.sys.stderr.getvalue() == ""
     seen = []
-    with teller(lambda *told: seen.append(told), None) as tell:
+    with reporter(lambda *message: seen.append(message), None) as tell:
         tell(5)
     assert seen == [(5, 5)]

@@ -1,4 +1,4 @@
-"""Several processes make what one makes, to the byte, and end when they should: real processes, few tests."""
+"""Several processes make the same bytes as one, and end when they should."""
 
 import hashlib
 import os
@@ -11,7 +11,9 @@ import pytest
 
 from forge_data import DataError, prepare
 from forge_data.preparing import _pipeline, _workers
-from forge_data.tokenizing import _byte_offsets as _token_bytes
+from forge_data.preparing._job import Processor
+from forge_data.tokenizing import _batch_tokenizer
+from forge_data.tokenizing._batch_tokenizer import BatchTokenizer
 from forge_data.tokenizing._encoder import Encoder
 
 FUNCTIONS = """
@@ -33,7 +35,7 @@ def leave(fields):
 
 @pytest.fixture
 def started(monkeypatch):
-    """The processes that were started, each in chunks of a row or two."""
+    """Record the processes that are started; chunks are a row or two."""
     monkeypatch.setattr(_pipeline, "_CHUNK_BYTES", 200)
     made = []
 
@@ -48,7 +50,7 @@ def started(monkeypatch):
 
 @pytest.fixture
 def functions(tmp_path, monkeypatch):
-    """A module of a user's own."""
+    """A user's module."""
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "d4_functions.py").write_text(FUNCTIONS)
     monkeypatch.syspath_prepend(tmp_path / "own")
@@ -62,8 +64,9 @@ def digests(directory):
     }
 
 
+@pytest.mark.slow
 def test_the_same_bytes(write_rows, small_chats, chatml_tokenizer, tmp_path, started, functions):
-    """Every file of the store is the same for one, two and three processes and for threads: dropped rows, findings and all."""
+    """Every file of the store is equal for one, two and three processes and for threads, dropped rows and findings included."""
     untrained = {"messages": [{"role": "user", "content": "nobody answers"}]}
     paths = [write_rows([*small_chats, untrained] * 3), write_rows(small_chats[::-1], "more.jsonl")]
     seen = {}
@@ -85,8 +88,9 @@ def test_the_same_bytes(write_rows, small_chats, chatml_tokenizer, tmp_path, sta
     assert store.accounting.read == 51
 
 
+@pytest.mark.slow
 def test_the_first_row_at_fault(write_rows, small_chats, chatml_tokenizer, tmp_path, started):
-    """It is the first one in the file that is named, whichever process comes upon one first; nothing is left behind."""
+    """The first refused row in the file is named, whichever process meets it first; nothing is left behind."""
     broken = [*small_chats, {"messages": [{"role": "bot", "content": "x"}]}, *small_chats[:2], "{broken"]
     path = write_rows(broken)
     before = sorted(tmp_path.rglob("*"))
@@ -97,8 +101,9 @@ def test_the_first_row_at_fault(write_rows, small_chats, chatml_tokenizer, tmp_p
     assert all(process.poll() is not None for process in started)
 
 
+@pytest.mark.slow
 def test_a_function_without_a_name(write_rows, small_chats, chatml_tokenizer, tmp_path, started):
-    """A function that no other process could import sees the rows in this one, and workers tokenise what it makes."""
+    """A function that cannot be imported runs in this process, and workers tokenise what it returns."""
     here = []
 
     def function(fields):
@@ -109,29 +114,33 @@ def test_a_function_without_a_name(write_rows, small_chats, chatml_tokenizer, tm
     assert (len(store), set(here), len(started)) == (11, {os.getpid()}, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("function", "said"),
-    [("die", r"was ended by signal 9 \(SIGKILL\) before its work was done; the system ends processes so when memory runs out; use fewer"),
-     ("leave", "ended with status 3 before its work was done; use fewer with num_proc")],
+    ("function", "expected"),
+    [("die", r"was ended by signal 9 \(SIGKILL\) before its work was done; the system ends processes so when memory runs out; "
+             r"use fewer"),
+     ("leave", "ended with status 3 before its work was done; use fewer with `num_proc`")],
 )  # fmt: skip
-def test_a_worker_that_dies(write_rows, small_chats, chatml_tokenizer, tmp_path, started, functions, function, said):
-    """A worker that is killed is an error that says so, never a hang; the others end and nothing is left behind."""
+def test_a_worker_that_dies(write_rows, small_chats, chatml_tokenizer, tmp_path, started, functions, function, expected):
+    """A killed worker is an error and never a hang; the others end and nothing is left behind."""
     path = write_rows(small_chats)
     before = sorted(tmp_path.rglob("*.jsonl"))
-    with pytest.raises(DataError, match=f"a worker process of prepare {said}"):
+    with pytest.raises(DataError, match=f"a worker process of prepare {expected}"):
         prepare(path, chatml_tokenizer, tmp_path / "store", num_proc=2, preprocess=f"d4_functions:{function}")
     assert not (tmp_path / "store").exists()
     assert sorted(tmp_path.rglob("*.jsonl")) == before
     assert all(process.poll() is not None for process in started)
 
 
+@pytest.mark.slow
 def test_a_worker_that_cannot_start(write_rows, small_chats, chatml_tokenizer, tmp_path, started, monkeypatch):
-    """A worker that never gets as far as listening is an error too."""
+    """A worker that never listens is an error too."""
     monkeypatch.setattr(_workers.sys, "executable", "/bin/false")
     with pytest.raises(DataError, match="ended with status 1 before its work was done"):
         prepare(write_rows(small_chats), chatml_tokenizer, tmp_path / "store", num_proc=2)
 
 
+@pytest.mark.slow
 def test_interrupted(write_rows, small_chats, chatml_tokenizer, tmp_path, started):
     """Ctrl-C ends the workers, and nothing is left behind."""
     path = write_rows(small_chats * 20)
@@ -146,8 +155,9 @@ def test_interrupted(write_rows, small_chats, chatml_tokenizer, tmp_path, starte
     assert [each.name for each in tmp_path.iterdir()] == ["train.jsonl"]
 
 
+@pytest.mark.slow
 def test_a_script_without_a_main_guard(write_rows, small_chats, chatml_tokenizer, tmp_path):
-    """A plain script that prepares with two processes runs once, and what its workers print stays out of its output."""
+    """A plain script that prepares with two processes runs once, and output of its workers stays out of its own."""
     path = write_rows(small_chats)
     chatml_tokenizer.save_pretrained(tmp_path / "model")
     (tmp_path / "script.py").write_text(
@@ -165,13 +175,14 @@ def test_a_script_without_a_main_guard(write_rows, small_chats, chatml_tokenizer
 
 
 def test_one_thread(write_rows, small_chats, chatml_tokenizer, tmp_path, monkeypatch):
-    """One process is one thread: the tokenizer's own threads are off while it works, and as they were afterwards."""
+    """One process is one thread: the tokenizer's own threads are off meanwhile, and afterwards as they were."""
     seen = []
-    monkeypatch.setattr(
-        _workers, "Work", lambda job: lambda task: seen.append(os.environ["TOKENIZERS_PARALLELISM"]) or _work(job)(task)
-    )
-    from forge_data.preparing._job import Work as _work
 
+    def recorded(job):
+        process = Processor(job)
+        return lambda task: seen.append(os.environ["TOKENIZERS_PARALLELISM"]) or process(task)
+
+    monkeypatch.setattr(_workers, "Processor", recorded)
     for before in (None, "true"):
         monkeypatch.delenv("TOKENIZERS_PARALLELISM", raising=False)
         if before:
@@ -181,12 +192,12 @@ def test_one_thread(write_rows, small_chats, chatml_tokenizer, tmp_path, monkeyp
     assert seen == ["false", "false"]
 
 
-@pytest.mark.parametrize("said", [None, "true", "false"])
-def test_the_machine(write_rows, small_chats, chatml_tokenizer, tmp_path, monkeypatch, said):
-    """Where nobody says how many, little data starts no process, the user's word on the tokenizer's threads holds, and ours ends."""
+@pytest.mark.parametrize("expected", [None, "true", "false"])
+def test_the_machine(write_rows, small_chats, chatml_tokenizer, tmp_path, monkeypatch, expected):
+    """By default little data starts no process, TOKENIZERS_PARALLELISM holds, and the tokenizer's thread ends."""
     monkeypatch.delenv("TOKENIZERS_PARALLELISM", raising=False)
-    if said:
-        monkeypatch.setenv("TOKENIZERS_PARALLELISM", said)
+    if expected:
+        monkeypatch.setenv("TOKENIZERS_PARALLELISM", expected)
     monkeypatch.setattr(_pipeline, "_cores", lambda: 2)
     monkeypatch.setattr(_workers.subprocess, "Popen", None)
     seen = []
@@ -196,7 +207,7 @@ def test_the_machine(write_rows, small_chats, chatml_tokenizer, tmp_path, monkey
         tmp_path / "store",
         preprocess=lambda row: seen.append(os.environ.get("TOKENIZERS_PARALLELISM")) or row,
     )
-    assert set(seen) == {said}
+    assert set(seen) == {expected}
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("forge-data")]
 
 
@@ -205,39 +216,43 @@ def _threads():
 
 
 def test_the_tokenizer_is_ahead(write_rows, small_chats, chatml_tokenizer, tmp_path, monkeypatch):
-    """The tokenizer is asked for the next rows, in its own thread, before those at hand are masked; by one thread it is not.
+    """The tokenizer works on the next rows in its own thread while rows before are masked; with one process it does not.
 
-    Nor is it where texts are told word by word, which is no work of the tokenizer's.
+    Nor does it where texts are tokenised from the word cache, which is Python's work.
     """
-    monkeypatch.setattr(_token_bytes, "words_of", lambda tokenizer: None)
+    monkeypatch.setattr(_batch_tokenizer, "word_cache", lambda tokenizer: None)
     monkeypatch.setattr(_pipeline, "_CHUNK_BYTES", 1)
     monkeypatch.setattr(_pipeline, "_cores", lambda: 2)
-    told = []
-    ask, end = Encoder._ids, Encoder.finish
-    monkeypatch.setattr(Encoder, "_ids", lambda *a, **k: told.append(threading.current_thread().name) or ask(*a, **k))
+    message = []
+    ask, end = BatchTokenizer.__call__, Encoder.finish
+    monkeypatch.setattr(
+        BatchTokenizer, "__call__", lambda *a, **k: message.append(threading.current_thread().name) or ask(*a, **k)
+    )
     begin = Encoder.begin
-    monkeypatch.setattr(Encoder, "begin", lambda *a: told.append("begin") or begin(*a))
-    monkeypatch.setattr(Encoder, "finish", lambda *a: told.append("finish") or end(*a))
+    monkeypatch.setattr(Encoder, "begin", lambda *a: message.append("begin") or begin(*a))
+    monkeypatch.setattr(Encoder, "finish", lambda *a: message.append("finish") or end(*a))
     prepare(write_rows(small_chats), chatml_tokenizer, tmp_path / "store")
-    assert [each for each in told if each in ("begin", "finish")] == ["begin", *["begin", "finish"] * 11, "finish"]
-    assert sum(each.startswith("forge-data-tokenizer") for each in told) == 12
-    told.clear()
+    assert [each for each in message if each in ("begin", "finish")] == ["begin", *["begin", "finish"] * 11, "finish"]
+    assert sum(each.startswith("forge-data-tokenizer") for each in message) == 12
+    message.clear()
     prepare(write_rows(small_chats), chatml_tokenizer, tmp_path / "one", num_proc=1)
-    assert [each for each in told if each in ("begin", "finish")] == ["begin", "finish"] * 12
-    assert not [each for each in told if each.startswith("forge-data")]
-    told.clear()
+    assert [each for each in message if each in ("begin", "finish")] == ["begin", "finish"] * 12
+    assert not [each for each in message if each.startswith("forge-data")]
+    message.clear()
     monkeypatch.undo()
     monkeypatch.setattr(_pipeline, "_cores", lambda: 2)
-    monkeypatch.setattr(Encoder, "_ids", lambda *a, **k: told.append(threading.current_thread().name) or ask(*a, **k))
+    monkeypatch.setattr(
+        BatchTokenizer, "__call__", lambda *a, **k: message.append(threading.current_thread().name) or ask(*a, **k)
+    )
     prepare(write_rows(small_chats), chatml_tokenizer, tmp_path / "words")
-    assert told
-    assert not [each for each in told if each.startswith("forge-data")]
+    assert message
+    assert not [each for each in message if each.startswith("forge-data")]
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
 def test_no_thread_is_left(write_rows, small_chats, chatml_tokenizer, tmp_path, monkeypatch, error):
-    """However a preparation in this process ends, at whichever row, its thread ends with it, and nothing is left on disk."""
-    monkeypatch.setattr(_token_bytes, "words_of", lambda tokenizer: None)
+    """However a preparation in this process ends, its thread ends with it, and nothing is left on disk."""
+    monkeypatch.setattr(_batch_tokenizer, "word_cache", lambda tokenizer: None)
     monkeypatch.setattr(_pipeline, "_CHUNK_BYTES", 1)
     monkeypatch.setattr(_pipeline, "_cores", lambda: 2)
     path = write_rows([*small_chats, {"messages": [{"role": "bot", "content": "x"}]}])
@@ -255,7 +270,7 @@ def test_no_thread_is_left(write_rows, small_chats, chatml_tokenizer, tmp_path, 
         raise error
 
     with monkeypatch.context() as patch, pytest.raises(error):
-        patch.setattr(Encoder, "_ids", fails)
+        patch.setattr(BatchTokenizer, "__call__", fails)
         prepare(path, chatml_tokenizer, tmp_path / "store")
     assert _threads() == []
     with pytest.raises(DataError, match="train.jsonl:13"):

@@ -28,11 +28,11 @@ def test_rows(tmp_path, new):
 
 @pytest.mark.parametrize("new", [pa.ipc.new_file, pa.ipc.new_stream])
 def test_broken(tmp_path, new):
-    """A file that breaks off, or that is no Arrow file, is refused by name."""
+    """A file that breaks off, or is not an Arrow file, is refused by name."""
     write(tmp_path / "a.arrow", new)
     whole = (tmp_path / "a.arrow").read_bytes()
     for data in (whole[: len(whole) * 2 // 3], b"nothing of the kind" * 9):
         (tmp_path / "a.arrow").write_bytes(data)
-        with pytest.raises(DataError, match="a.arrow: no Arrow file that can be read behind row"):
+        with pytest.raises(DataError, match="a.arrow: unreadable after row"):
             for chunk in ArrowFile("a.arrow", DataFile(str(tmp_path / "a.arrow"))).chunks(500):
                 list(chunk.records())

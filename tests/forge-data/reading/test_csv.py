@@ -1,4 +1,4 @@
-"""CSV: cells are the text that stands there."""
+"""CSV: cells are text as it is."""
 
 import csv
 import io
@@ -22,7 +22,7 @@ def rows(reader, size=1 << 20):
 
 
 def test_rows(tmp_path):
-    """A row is named by the line that it begins in; a byte order mark and blank lines are passed over; quoted cells hold lines."""
+    """A row is named by the line it begins in; a byte order mark and blank lines are skipped; quoted cells hold line ends."""
     text = '\ufeffprompt,completion\r\n"a\nb",c\r\n\r\n"say ""hi""",\r\n'
     assert rows(source(tmp_path, text), 1) == [
         ("train.csv:2", {"prompt": "a\nb", "completion": "c"}),
@@ -32,7 +32,7 @@ def test_rows(tmp_path):
 
 @pytest.mark.parametrize("cell", ["None", "NA", "null", "nan", "007", "1.0", "True", " padded ", "1e5"])
 def test_nothing_is_guessed(tmp_path, cell):
-    """A cell that looks like a number or like nothing is the text that it is."""
+    """A cell that looks like a number or null stays text."""
     assert rows(source(tmp_path, f"prompt\tcompletion\nx\t{cell}\n", "\t")) == [
         ("train.csv:2", {"prompt": "x", "completion": cell})
     ]
@@ -54,7 +54,7 @@ def test_round_trip(tmp_path_factory, values):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected"),
     [
         ("a,b\n1,2\n1\n", r"train.csv:3 has 1 cells, but the first line names 2 fields \(a, b\); put a cell"),
         ("a,b\n1,2,3\n", "train.csv:2 has 3 cells, but"),
@@ -62,10 +62,10 @@ def test_round_trip(tmp_path_factory, values):
         ("a;b\n1;2\n", "train.csv:1 names one field, 'a;b'; cells must be delimited by ',', not by ';'"),
         ('a,b\n1,"2\n', "train.csv:2 is not valid CSV: unexpected end of data"),
         ('a,b\n1,"2"x\n', "train.csv:2 is not valid CSV"),
-        (b"a,b\n1,\xff\n", "train.csv is not UTF-8 behind line"),
+        (b"a,b\n1,\xff\n", "train.csv is not UTF-8 after line"),
     ],
 )
-def test_faults(tmp_path, text, said):
+def test_faults(tmp_path, text, expected):
     """A line that cannot be read is named, and none is filled or cut."""
-    with pytest.raises(DataError, match=said):
+    with pytest.raises(DataError, match=expected):
         rows(source(tmp_path, text))

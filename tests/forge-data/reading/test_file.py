@@ -1,4 +1,4 @@
-"""Files here, elsewhere and compressed: all bytes, or an error."""
+"""Local, remote and compressed files: all bytes, or an error."""
 
 import gzip
 import importlib.util
@@ -44,13 +44,13 @@ def write(tmp_path, name, data):
     ],
 )
 def test_suffixes(path, suffixes):
-    """What a file is and how it is compressed is told by its name, without a URL's query."""
+    """Type and compression follow from the name, without a URL's query."""
     assert DataFile(path).suffixes == suffixes
 
 
 @pytest.mark.parametrize("compress", [gzip.compress, pytest.param(zstd, marks=needs_zstd)])
 def test_compressed(tmp_path, compress):
-    """A compressed file is read to its end, also where it was put together from several."""
+    """A compressed file is read to its end, also if it consists of several members."""
     suffix = ".gz" if compress is gzip.compress else ".zst"
     file = write(tmp_path, f"a.jsonl{suffix}", compress(DATA) + compress(b"more\n"))
     assert read(file) == DATA + b"more\n"
@@ -65,7 +65,7 @@ def test_damage(tmp_path, compress):
     whole = compress(DATA)
     with pytest.raises(DataError, match="cut.jsonl.* breaks off in the middle"):
         read(write(tmp_path, f"cut.jsonl{suffix}", whole[:-9]))
-    with pytest.raises(DataError, match=f"plain.jsonl{suffix} is damaged, or is no {suffix} file"):
+    with pytest.raises(DataError, match=f"plain.jsonl{suffix} is damaged, or not a {suffix} file"):
         read(write(tmp_path, f"plain.jsonl{suffix}", DATA))
     bad = bytearray(whole)
     bad[len(bad) // 2 :] = bytes(255 - byte for byte in bad[len(bad) // 2 :])
@@ -74,14 +74,14 @@ def test_damage(tmp_path, compress):
 
 
 def test_without_zstd(tmp_path, monkeypatch):
-    """Where nothing can read .zst, the message says what to install."""
+    """Without a reader for .zst, the message names the package to install."""
     monkeypatch.setattr(module, "_zstd", lambda: None)
     with pytest.raises(DataError, match=r"a.jsonl.zst needs a package to be decompressed: pip install 'forge-data\[zst\]'"):
         read(write(tmp_path, "a.jsonl.zst", b"x"))
 
 
 def test_digest(tmp_path):
-    """The digest is of the bytes, here and elsewhere, and of nothing else."""
+    """The digest is of the bytes, local or remote, and of nothing else."""
     one, two = write(tmp_path, "a.jsonl", DATA), write(tmp_path, "b.jsonl", DATA)
     assert one.digest() == two.digest() != write(tmp_path, "c.jsonl", DATA + b"\n").digest()
     fsspec.filesystem("memory").pipe("/digest/a.jsonl", DATA)
@@ -89,7 +89,7 @@ def test_digest(tmp_path):
 
 
 def test_an_etag_vouches(monkeypatch):
-    """Where a remote store knows the content by an ETag, nothing is fetched for the digest."""
+    """Where a remote store has an ETag, nothing is fetched for the digest."""
     system = fsspec.filesystem("memory")
     system.pipe("/tag/a.jsonl", DATA)
     tags = iter(["one", "one", "two"])
@@ -100,7 +100,7 @@ def test_an_etag_vouches(monkeypatch):
 
 
 def test_elsewhere():
-    """A URL is opened with fsspec; it has no place on this machine."""
+    """A URL is opened with fsspec; it has no path on this machine."""
     fsspec.filesystem("memory").pipe("/here/a.jsonl.gz", gzip.compress(DATA))
     file = DataFile("memory://here/a.jsonl.gz")
     assert read(file) == DATA
@@ -109,7 +109,7 @@ def test_elsewhere():
 
 
 def test_protocols(monkeypatch):
-    """An unknown protocol is refused; for a known one that lacks its package the message says what to install."""
+    """An unknown protocol is refused; for a known one without its package the message names what to install."""
     with pytest.raises(DataError, match="nowhere://a.jsonl cannot be opened: Protocol not known: nowhere"):
         filesystem("nowhere://a.jsonl")
 

@@ -17,7 +17,7 @@ MORE = [{"messages": [{"role": "user", "content": "only", "name": None}]}]
 
 @pytest.fixture
 def splits(tmp_path):
-    """Where a dataset of two splits was saved."""
+    """Directory of a saved dataset with two splits."""
     made = DatasetDict({"train": Dataset.from_list(ROWS), "test": Dataset.from_list(MORE)})
     made.save_to_disk(str(tmp_path / "talk"))
     return tmp_path / "talk"
@@ -28,7 +28,7 @@ def fields(source):
 
 
 def test_a_split(splits):
-    """A saved split is read in order, null fields taken out, with its name and count."""
+    """A saved split is read in order, null fields removed, with its name and count."""
     (source,) = resolve(f"{splits}:train")
     assert source.name == "talk:train"
     assert source.path == f"{splits}:train"
@@ -42,15 +42,15 @@ def test_a_split(splits):
 
 
 def test_which_split(splits):
-    """Of several splits one has to be said, and it has to be there."""
-    with pytest.raises(DataError, match="talk holds the splits train, test, and no split was said; give .*talk:train"):
+    """Of several splits one must be named, and it must exist."""
+    with pytest.raises(DataError, match="talk holds the splits train, test, and no split was named; give .*talk:train"):
         resolve(splits)
     with pytest.raises(DataError, match="and there is no 'valid'"):
         resolve(f"{splits}:valid")
 
 
 def test_one_dataset(tmp_path):
-    """A dataset that was saved by itself needs no split, and is seen in a view of it too."""
+    """A dataset saved by itself needs no split, also through a view."""
     whole = Dataset.from_list(ROWS)
     whole.select([5, 3]).save_to_disk(str(tmp_path / "two"))
     (source,) = resolve(tmp_path / "two")
@@ -60,7 +60,7 @@ def test_one_dataset(tmp_path):
 
 
 def test_a_view(tmp_path):
-    """The digest is of the rows as they are read, whatever the files beneath."""
+    """The digest is of the rows as they are read, whatever files are beneath."""
     whole = Dataset.from_list(ROWS)
     whole.save_to_disk(str(tmp_path / "a"))
     whole.select(range(2499, -1, -1)).save_to_disk(str(tmp_path / "b"))
@@ -73,12 +73,12 @@ def test_damaged(splits):
     """A saved dataset that lacks a file is refused by name."""
     for path in (splits / "train").glob("*.arrow"):
         path.unlink()
-    with pytest.raises(DataError, match="talk is no saved dataset that can be read"):
+    with pytest.raises(DataError, match="talk is not a saved dataset that can be read"):
         resolve(f"{splits}:train")
 
 
 def test_on_the_hub(monkeypatch):
-    """`org/name:split` is what `datasets` has under that name; a configuration stands before the split."""
+    """`org/name:split` is what `datasets` loads under that name; a configuration comes before the split."""
     asked = []
 
     def load(*args, **more):
@@ -93,7 +93,7 @@ def test_on_the_hub(monkeypatch):
 
 
 def test_not_to_be_had(monkeypatch):
-    """A dataset that is not there, or not within reach, is one message."""
+    """A dataset that does not exist, or cannot be reached, is one message."""
 
     def load(*_, **__):
         raise ConnectionError("Couldn't reach 'org/name' on the Hub\nmore")

@@ -1,4 +1,4 @@
-"""JSON documents: an array is read row by row, and faults have their index."""
+"""JSON documents: an array is read row by row, and errors have their index."""
 
 import json
 import tracemalloc
@@ -35,7 +35,7 @@ def test_an_array(tmp_path, indent):
 
 
 def test_lines(tmp_path):
-    """A .json file of one object a line is read as JSONL is, a single row too."""
+    """A .json file of one object a line is read as JSONL, a single row too."""
     for text, count in (('{"a": 1}\n{"a": 2}\n', 2), ('\n{"a": 1}', 1), ('{"a": ' + '"x' * 200_000, 0)):
         opened = reader(tmp_path, text)
         assert isinstance(opened, JsonLines)
@@ -76,11 +76,11 @@ def test_any_block(tmp_path_factory, values, block, indent, ascii_only):
 
 FAULTS = [
     ('[{"a": 1}, {"a": tru}, {"a": 3}]', r"train.json\[1\] is not valid JSON: Expecting value, near "),
-    ('[{"a": 1}, {"a": 2}', r"train.json breaks off behind \[1\]: the array is not closed"),
+    ('[{"a": 1}, {"a": 2}', r"train.json breaks off after \[1\]: the array is not closed"),
     ('[{"a": 1}, {"a": ', r"train.json\[1\] is not valid JSON"),
     ('[{"a": 1},]', r"train.json\[1\] is not valid JSON: Expecting value"),
     ('[{"a": 1} {"a": 2}]', r"train.json\[0\] is followed by '\{'"),
-    ('[{"a": 1}] [', r"train.json goes on behind its array with '\['"),
+    ('[{"a": 1}] [', r"train.json continues after its array with '\['"),
     ('[{"a": 1, "a": 2}]', r"train.json\[0\] cannot be read: an object names the key 'a' more than once"),
     ('[{"a": 1}, 5]', r"train.json\[1\] is not an object but int 5"),
     (b'[{"a": "\xff"}]', "train.json is not UTF-8"),
@@ -88,16 +88,16 @@ FAULTS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("text", "said"), FAULTS)
-def test_faults(tmp_path, text, said):
-    """A fault is named by its index in the array."""
-    with pytest.raises(DataError, match=said):
+@pytest.mark.parametrize(("text", "expected"), FAULTS)
+def test_faults(tmp_path, text, expected):
+    """An error is named by its index in the array."""
+    with pytest.raises(DataError, match=expected):
         rows(reader(tmp_path, text))
 
 
 @pytest.mark.parametrize(("first", "broken"), [('{"a": 1}', False), ('{"a" 1}', True)])
 def test_memory(tmp_path, first, broken):
-    """A large array takes no more memory than a row and a block, also one that turns out to be broken."""
+    """A large array takes no more memory than a row and a block, also if it turns out to be broken."""
     row = json.dumps({"a": "x" * 200})
     opened = reader(tmp_path, f"[{first}, {','.join([row] * 40_000)}]")
     tracemalloc.start()

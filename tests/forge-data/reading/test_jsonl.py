@@ -1,4 +1,4 @@
-"""JSONL: every fault has its line, and where a chunk ends leaves no trace."""
+"""JSONL: every error has its line, and chunks leave no trace."""
 
 import gzip
 import itertools
@@ -20,7 +20,7 @@ def source(tmp_path, data, name="train.jsonl"):
 
 
 def rows(reader, size=1 << 20, refused=None):
-    """(row, fields) of every record, each chunk pickled on its way as between processes."""
+    """Return (row, fields) of every record, each chunk pickled as between processes."""
     chunks = [pickle.loads(pickle.dumps(chunk)) for chunk in reader.chunks(size)]
     return [(record.row, record.fields) for chunk in chunks for record in chunk.records(refused)]
 
@@ -29,25 +29,25 @@ def rows(reader, size=1 << 20, refused=None):
 @pytest.mark.parametrize("end", [b"\n", b"\r\n"])
 @pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
 def test_lines(tmp_path, end, mark, name):
-    """Blank lines are passed over and counted, a byte order mark and either line end are fine, the last line needs none."""
+    """Blank lines are skipped and counted, a byte order mark and either line end are fine, the last line needs none."""
     data = mark + end.join([b'{"a": 1}', b"", b"  ", '{"a": "é"}'.encode(), b'{"a": 3}'])
     assert rows(source(tmp_path, data, name)) == [(1, {"a": 1}), (4, {"a": "é"}), (5, {"a": 3})]
 
 
 def test_null_is_absent(tmp_path):
-    """A field of the row that is null counts as not there, as in a table; within a field a null stays what it is."""
+    """A null field of the row counts as absent, as in a table; within a field a null stays."""
     (row,) = rows(source(tmp_path, b'{"a": null, "b": 0, "c": {"d": null}}'))
     assert row == (1, {"b": 0, "c": {"d": None}})
 
 
 def test_separators_within_a_string(tmp_path):
-    """What Unicode calls a line end is none in JSONL."""
+    """Unicode's line separators end no line of JSONL."""
     assert rows(source(tmp_path, '{"a": "x\u2028y\x85z"}\n'.encode())) == [(1, {"a": "x\u2028y\x85z"})]
 
 
 @given(lines=st.lists(st.integers(0, 40) | st.none(), max_size=25), size=st.integers(1, 90), final=st.booleans())
 def test_chunks_leave_no_trace(tmp_path_factory, lines, size, final):
-    """However large chunks are, the rows and their numbers are those of the file; local chunks are offsets, others bytes."""
+    """For any chunk size the rows and their numbers are the file's; local chunks are offsets, others bytes."""
     folder = tmp_path_factory.mktemp("chunks")
     data = "\n".join("" if n is None else json.dumps({"a": "x" * n}) for n in lines) + "\n" * final
     expected = [(i, {"a": "x" * n}) for i, n in enumerate(lines, start=1) if n is not None]
@@ -62,7 +62,7 @@ def test_chunks_leave_no_trace(tmp_path_factory, lines, size, final):
 
 
 def test_a_chunk_of_a_local_file_is_small(tmp_path):
-    """What goes to a worker is where to read, not what was read."""
+    """A worker gets an offset of a local file, not its bytes."""
     reader = source(tmp_path, b'{"a": "' + b"x" * 500_000 + b'"}\n')
     (chunk,) = reader.chunks(1000)
     assert chunk.size == 500_010
@@ -76,7 +76,7 @@ FAULTS = [
     (b'{"a": "\xff"}', "train.jsonl:2 is not UTF-8: byte 0xff at position 8 of the line"),
     (b'{"a": 1, "b": 2, "a": 1}', "train.jsonl:2 cannot be read: an object names the key 'a' more than once; keep one"),
     (b'{"m": [{"role": 1, "role": 2}]}', "train.jsonl:2 cannot be read: an object names the key 'role' more than once"),
-    (b'{"a": NaN}', "train.jsonl:2 cannot be read: NaN is no JSON number"),
+    (b'{"a": NaN}', "train.jsonl:2 cannot be read: NaN is not a JSON number"),
     (b"[" * 100_000, "train.jsonl:2 (is nested too deeply|is not valid JSON)"),
     (b'{"a": ' + b"9" * 5000 + b"}", "train.jsonl:2 cannot be read: Exceeds the limit"),
     (b"[1, 2]", "train.jsonl:2 is not an object but a list of 2"),
@@ -85,40 +85,40 @@ FAULTS = [
 ]
 
 
-@pytest.mark.parametrize(("line", "said"), FAULTS)
-def test_faults(tmp_path, line, said):
+@pytest.mark.parametrize(("line", "wanted"), FAULTS)
+def test_faults(tmp_path, line, wanted):
     """A line that cannot be read is named by file and line, with the reason."""
-    with pytest.raises(DataError, match=said):
+    with pytest.raises(DataError, match=wanted):
         rows(source(tmp_path, b'{"a": 0}\n' + line + b"\n"))
 
 
-@pytest.mark.parametrize(("line", "said"), FAULTS)
-def test_going_on(tmp_path, line, said):
-    """Whoever wants to goes on past a line that cannot be read, and is told of it."""
-    told = []
+@pytest.mark.parametrize(("line", "wanted"), FAULTS)
+def test_going_on(tmp_path, line, wanted):
+    """A reader that continues after a line that cannot be read gets its error."""
+    text = []
     kept = rows(
-        source(tmp_path, b'{"a": 0}\n' + line + b'\n{"a": 2}'), refused=lambda row, error: told.append((row, str(error)))
+        source(tmp_path, b'{"a": 0}\n' + line + b'\n{"a": 2}'), refused=lambda row, error: text.append((row, str(error)))
     )
     assert kept == [(1, {"a": 0}), (3, {"a": 2})]
-    ((row, message),) = told
+    ((row, message),) = text
     assert row == 2
     assert message.startswith("train.jsonl:2 ")
 
 
 def test_a_whole_document(tmp_path):
-    """A JSON document over many lines is told how to become one row a line."""
+    """The error for a JSON document over many lines explains how to make one row a line."""
     with pytest.raises(DataError, match="train.jsonl:1 .* one JSON document over many lines: write one object a line"):
         rows(source(tmp_path, b'[\n  {"a": 1}\n]\n'))
 
 
 def test_utf16(tmp_path):
-    """A file in UTF-16 is told so."""
+    """A file in UTF-16 is refused as such."""
     with pytest.raises(DataError, match="UTF-16 byte order mark; save the file as UTF-8"):
         rows(source(tmp_path, '{"a": 1}'.encode("utf-16")))
 
 
 def test_a_file_that_shrinks(tmp_path):
-    """A chunk whose lines are gone when it is read is no empty chunk."""
+    """A chunk whose lines are gone when it is read is an error."""
     reader = source(tmp_path, b'{"a": 1}\n{"a": 2}\n')
     (chunk,) = reader.chunks(100)
     (tmp_path / "train.jsonl").write_bytes(b'{"a": 1}\n')

@@ -1,4 +1,4 @@
-"""What an entry of data_path names: files that are there, all of them, and nothing that cannot be read."""
+"""What an entry of data_path names: all files that are there, and none that cannot be read."""
 
 import errno
 import os
@@ -19,9 +19,10 @@ def names(found):
 
 @pytest.fixture
 def folder(tmp_path):
-    """A directory as people have them."""
+    """A directory with usual contents."""
     for name in (
-        "train.jsonl", "train-00001-of-00002.jsonl", "train-00000-of-00002.jsonl", "test.jsonl", "more/b.csv", "more/a.jsonl.gz",
+        "train.jsonl", "train-00001-of-00002.jsonl", "train-00000-of-00002.jsonl", "test.jsonl", "more/b.csv",
+        "more/a.jsonl.gz",
         "train_notes.md", "README.md", ".git/config", "_cache/x.jsonl", ".hidden.jsonl",
     ):  # fmt: skip
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -30,13 +31,13 @@ def folder(tmp_path):
 
 
 def test_no_file(tmp_path):
-    """A path where nothing is names the path and where it was looked for."""
+    """A path where nothing is is named with the directory it was searched from."""
     with pytest.raises(DataError, match=r"no file at '.*nothing.jsonl' \(looked from .*\); check the path$"):
         located(str(tmp_path / "nothing.jsonl"))
 
 
 def test_a_name_without_a_split():
-    """What could be a name on the Hub is not looked for there unless it is said so; the message tells how."""
+    """A possible name on the Hub is not looked up without a split; the message explains how."""
     with pytest.raises(
         DataError, match="no file at 'org/name' .* A dataset on the Hub is given with its split: 'org/name:train'"
     ):
@@ -44,13 +45,13 @@ def test_a_name_without_a_split():
 
 
 def test_a_name_that_is_too_long():
-    """What the system says of a path is a fault of the path."""
+    """An error of the system about a path is an error of the data."""
     with pytest.raises(DataError, match="x{300}.jsonl cannot be read: File name too long"):
         located("x" * 300 + ".jsonl")
 
 
 def test_a_directory_that_may_not_be_entered(tmp_path, monkeypatch):
-    """A path that may not be looked at is refused with the reason."""
+    """A path without permission is refused with the reason."""
 
     def refuse(self, **_):
         raise PermissionError(errno.EACCES, "Permission denied", str(self))
@@ -62,29 +63,29 @@ def test_a_directory_that_may_not_be_entered(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("path", ["~no-such-user-here/rows.jsonl", "rows\0.jsonl"])
 def test_no_path(path):
-    """What cannot be a path at all is refused as one."""
+    """A string that cannot be a path is refused as one."""
     with pytest.raises(DataError, match="is no path to a file: "):
         located(path)
 
 
 def test_no_regular_file(tmp_path):
-    """A pipe, a device and a link to itself are there, but are no files of rows; none of them is opened."""
+    """A pipe, a device and a link to itself are refused without being opened."""
     os.mkfifo(tmp_path / "pipe.jsonl")
     (tmp_path / "loop.jsonl").symlink_to("loop.jsonl")
     (tmp_path / "gone.jsonl").symlink_to("nowhere")
-    for path, said in [
+    for path, expected in [
         (tmp_path / "pipe.jsonl", "is not a regular file but a named pipe; write the rows to a file"),
         (tmp_path / "loop.jsonl", "is not a regular file but a loop of symbolic links"),
         (tmp_path / "gone.jsonl", "no file at"),
         (Path(os.devnull), "is not a regular file but a device"),
     ]:
-        with pytest.raises(DataError, match=said):
+        with pytest.raises(DataError, match=expected):
             located(str(path))
 
 
 @pytest.mark.parametrize("name", ["rows.xlsx", "rows", "rows.gz", "rows.tar.gz"])
 def test_suffix(tmp_path, name):
-    """A suffix that no reader has is refused with those that there are."""
+    """An unknown suffix is refused with the known ones."""
     (tmp_path / name).write_text(LINE)
     with pytest.raises(
         DataError, match=r"has a suffix that is not known \(.*\); known: .jsonl, .ndjson, .json, .csv, .tsv, .parquet"
@@ -93,7 +94,7 @@ def test_suffix(tmp_path, name):
 
 
 def test_a_compressed_table(tmp_path):
-    """A table is compressed within; around it nothing is taken off."""
+    """A table is compressed within; compressed around, it is refused."""
     (tmp_path / "rows.parquet.gz").write_text(LINE)
     with pytest.raises(DataError, match="a .parquet file is compressed within; decompress it"):
         located(str(tmp_path / "rows.parquet.gz"))
@@ -101,14 +102,14 @@ def test_a_compressed_table(tmp_path):
 
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.parquet", "rows.csv.gz"])
 def test_empty(tmp_path, name):
-    """An empty file is said to be empty."""
+    """An empty file is refused as such."""
     (tmp_path / name).touch()
     with pytest.raises(DataError, match="is empty: it holds no rows"):
         located(str(tmp_path / name))
 
 
 def test_directory(folder):
-    """All files of rows below a directory, sorted by path; hidden ones and what lies beside data are passed over."""
+    """All files of rows below a directory are read, sorted by path; hidden and other files are ignored."""
     assert names(located(str(folder))) == [
         "a.jsonl.gz", "b.csv", "test.jsonl", "train-00000-of-00002.jsonl", "train-00001-of-00002.jsonl", "train.jsonl",
     ]  # fmt: skip
@@ -116,28 +117,28 @@ def test_directory(folder):
 
 @pytest.mark.parametrize("name", ["more.jsonl.xz", "old.pkl", "rows.zip", "notes.md.gz"])
 def test_a_file_that_may_hold_rows(folder, name):
-    """A file of a directory that may hold rows and cannot be read is not left out in silence."""
+    """A file of a directory that may hold rows and cannot be read is refused, not ignored."""
     (folder / name).write_text(LINE)
     with pytest.raises(DataError, match=f"holds {name}, whose suffix is not known; .*such as .*/\\*.jsonl"):
         located(str(folder))
 
 
 def test_a_link_to_nothing(folder):
-    """Of a directory or a glob too, a link whose file is gone is named."""
+    """A broken link is named, in a directory or a glob too."""
     (folder / "gone.jsonl").symlink_to("nowhere")
     for entry in (str(folder), f"{folder}/g*.jsonl"):
-        with pytest.raises(DataError, match="gone.jsonl is a link to nothing"):
+        with pytest.raises(DataError, match="gone.jsonl is a broken link"):
             located(entry)
 
 
 def test_a_name_that_is_no_utf8(tmp_path):
-    """Bytes that no JSON can hold as a name are refused at once, not when the store has been written."""
+    """A name whose bytes JSON cannot hold is refused at once, not after the store was written."""
     path = tmp_path / os.fsdecode(b"a\xff.jsonl")
     try:
         path.write_text("{}\n")
     except OSError:
         pytest.skip("this file system has UTF-8 names only")
-    with pytest.raises(DataError, match="has a name that is not UTF-8, which no store can note; rename it"):
+    with pytest.raises(DataError, match="has a name that is not UTF-8, which no store can record; rename it"):
         located(str(path))
 
 
@@ -149,7 +150,7 @@ def test_a_directory_of_other_things(tmp_path):
 
 
 def test_split_of_a_directory(folder):
-    """A split of a directory is the files that are called so, as the Hub names them."""
+    """A split of a directory is the files with its name, as on the Hub."""
     assert names(located(f"{folder}:train")) == ["train-00000-of-00002.jsonl", "train-00001-of-00002.jsonl", "train.jsonl"]
     assert names(located(f"{folder}:more")) == ["a.jsonl.gz", "b.csv"]
     with pytest.raises(DataError, match="holds no file of rows that is called 'valid', such as valid.jsonl"):
@@ -159,21 +160,21 @@ def test_split_of_a_directory(folder):
 
 
 def test_glob(folder, monkeypatch):
-    """A glob is the files that match, sorted; two stars go into directories."""
+    """A glob is the matching files, sorted; two stars descend into directories."""
     assert names(located(f"{folder}/train*.jsonl")) == [
         "train-00000-of-00002.jsonl", "train-00001-of-00002.jsonl", "train.jsonl",
     ]  # fmt: skip
     monkeypatch.chdir(folder)
     assert names(located("**/[ab].*")) == ["a.jsonl.gz", "b.csv"]
     assert [Path(file.path).is_absolute() for file in located("t?st.jsonl")] == [True]
-    with pytest.raises(DataError, match="no file is called like 'x\\*.jsonl'"):
+    with pytest.raises(DataError, match="no file matches 'x\\*.jsonl'"):
         located("x*.jsonl")
     with pytest.raises(DataError, match="train_notes.md has a suffix that is not known"):
         located("train*")
 
 
 def test_a_name_with_brackets(tmp_path):
-    """A file that is there is that file, whatever its name would mean as a glob or a split."""
+    """An existing file is that file, whatever its name would mean as a glob or a split."""
     for name in ("a[1].jsonl", "b:train.jsonl"):
         (tmp_path / name).write_text(LINE)
         assert names(located(str(tmp_path / name))) == [name]
@@ -187,17 +188,17 @@ def test_urls():
     assert names(located("memory://urls/a.jsonl")) == ["a.jsonl"]
     assert names(located("memory://urls")) == ["a.jsonl", "b.jsonl", "c.csv"]
     assert names(located("memory://urls/*.jsonl")) == ["a.jsonl", "b.jsonl"]
-    for url, said in [
+    for url, expected in [
         ("memory://urls/x.jsonl", "no file at 'memory://urls/x.jsonl'"),
-        ("memory://urls/x*.jsonl", "no file is called like"),
+        ("memory://urls/x*.jsonl", "no file matches"),
         ("memory://urls/README.md", "has a suffix that is not known"),
     ]:
-        with pytest.raises(DataError, match=said):
+        with pytest.raises(DataError, match=expected):
             located(url)
 
 
 def test_file_urls(folder):
-    """file:// is a path, with all that a path has."""
+    """file:// is a path, with everything that a path allows."""
     assert located(f"file://{folder}/train.jsonl") == located(f"{folder}/train.jsonl")
     with pytest.raises(DataError, match="no file at"):
         located(f"file://{folder}/nothing.jsonl")

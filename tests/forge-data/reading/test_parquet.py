@@ -31,7 +31,7 @@ def test_rows(tmp_path, size):
 
 
 def test_the_same_store_as_jsonl(tmp_path, write_rows, small_chats, chatml_tokenizer):
-    """Whether rows stand in JSONL or in Parquet, columns of nulls beside them, the tokens are the same."""
+    """JSONL and Parquet with the same rows, columns of nulls included, give the same tokens."""
     table = pa.Table.from_pylist([row | {"source": None, "note": "x"} for row in small_chats])
     parquet.write_table(table, tmp_path / "a.parquet")
     one = prepare(tmp_path / "a.parquet", chatml_tokenizer, tmp_path / "one", num_proc=1, progress=False)
@@ -41,7 +41,7 @@ def test_the_same_store_as_jsonl(tmp_path, write_rows, small_chats, chatml_token
 
 
 def test_tokenised_rows(tmp_path, chatml_tokenizer):
-    """Lists of numbers come through as they are."""
+    """Lists of numbers are read as they are."""
     row = {"input_ids": [5, 6, 7], "labels": [-100, 6, 7], "len": 3}
     parquet.write_table(pa.Table.from_pylist([row]), tmp_path / "a.parquet")
     store = prepare(tmp_path / "a.parquet", chatml_tokenizer, tmp_path / "store", num_proc=1, progress=False)
@@ -49,14 +49,14 @@ def test_tokenised_rows(tmp_path, chatml_tokenizer):
 
 
 def test_no_parquet(tmp_path):
-    """A file that only has the name is refused by it."""
+    """A file with only the suffix is refused by name."""
     (tmp_path / "a.parquet").write_bytes(b"PAR1 this is no Parquet file")
     with pytest.raises(DataError, match=r"a.parquet is not a Parquet file that can be read"):
         rows(source(tmp_path / "a.parquet"))
 
 
 def test_damaged(tmp_path):
-    """A file whose pages are damaged is refused by name when they are reached."""
+    """A file with damaged pages is refused by name when they are reached."""
     table = pa.table({"a": [f"row {i}" for i in range(5000)]})
     parquet.write_table(table, tmp_path / "a.parquet", compression="gzip")
     data = bytearray((tmp_path / "a.parquet").read_bytes())
@@ -76,32 +76,32 @@ def _not_utf8(path):
 
 @pytest.mark.parametrize("size", [500, 1 << 20])
 def test_text_that_is_not_utf8(tmp_path, size):
-    """Bytes that are no text are refused by row and column."""
+    """Bytes that are not text are refused by row and column."""
     with pytest.raises(DataError, match="^a.parquet:301: field completion cannot be read: not UTF-8: byte 0xe9 at position 4"):
         rows(_not_utf8(tmp_path / "a.parquet"), size)
 
 
 def test_going_on(tmp_path):
-    """Whoever wants to goes on past a row that cannot be read."""
-    told = []
+    """A reader can continue after a row that cannot be read."""
+    message = []
     kept = [
         record.row
         for chunk in _not_utf8(tmp_path / "a.parquet").chunks(1 << 20)
-        for record in chunk.records(lambda row, _: told.append(row))
+        for record in chunk.records(lambda row, _: message.append(row))
     ]
-    assert told == [301]
+    assert message == [301]
     assert kept == [*range(1, 301), *range(302, 312)]
 
 
 def test_a_column_twice(tmp_path):
-    """Of two columns of one name none is taken over the other."""
+    """Two columns of one name are refused."""
     parquet.write_table(pa.table([[1], [2], [3]], names=["a", "b", "a"]), tmp_path / "a.parquet")
     with pytest.raises(DataError, match="^a.parquet: more than one column is called 'a'; keep one of them"):
         rows(source(tmp_path / "a.parquet"))
 
 
 def test_a_field_twice(tmp_path):
-    """Nor of two fields within a column."""
+    """Two fields of one name within a column are refused."""
     inner = pa.StructArray.from_arrays([pa.array([1]), pa.array([2])], names=["x", "x"])
     parquet.write_table(pa.table({"a": inner}), tmp_path / "a.parquet")
     with pytest.raises(DataError, match="^a.parquet:1: field a cannot be read: .*duplicate field names"):

@@ -1,4 +1,4 @@
-"""A user's own preprocessing: a parameter, and its faults are told as such."""
+"""A user's preprocessing, and its errors."""
 
 import functools
 import pickle
@@ -29,7 +29,7 @@ def wrong(row):
 
 @pytest.fixture
 def module(tmp_path, monkeypatch):
-    """A user's module in the folder that the command is run in."""
+    """A user's module in the working directory."""
     (tmp_path / "user_rows.py").write_text(MODULE)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -39,7 +39,7 @@ def module(tmp_path, monkeypatch):
 
 
 def test_by_name(module):
-    """A function is named as package.module:function, and found in the folder that the command is run in."""
+    """A function is named as package.module:function, and found in the working directory."""
     made = load_preprocess("user_rows:Tools.shout")
     assert made("f:1", {"text": "a"}) == [{"text": "A"}]
     assert made.name == "user_rows:Tools.shout"
@@ -49,8 +49,9 @@ def test_by_name(module):
     assert load_preprocess(made) is made
 
 
+@pytest.mark.slow
 def test_pickled(module):
-    """A function that has a name is imported again where it is sent."""
+    """A function with a name is imported again where it is unpickled."""
     made = load_preprocess("user_rows:twice")
     again = pickle.loads(pickle.dumps(made))
     assert (again.name, again.identity) == (made.name, made.identity)
@@ -60,7 +61,7 @@ def test_pickled(module):
 
 
 def test_identity(module):
-    """It is known by its source file: the same again, another once the file is another."""
+    """Its identity is its source file: equal while the file is, different once it is not."""
     first = load_preprocess("user_rows:twice").identity
     assert first == load_preprocess("user_rows:twice").identity != load_preprocess("user_rows:nothing").identity
     module.write_text(MODULE + "# changed\n")
@@ -69,7 +70,7 @@ def test_identity(module):
 
 
 def test_what_has_no_identity():
-    """A lambda, a closure, a partial or an object carries what no file tells: such a store is never reused."""
+    """A lambda, a closure, a partial or an object has state that no file holds: such a store is never reused."""
     limit = 3
 
     class Cut:
@@ -86,7 +87,7 @@ def test_what_has_no_identity():
 
 
 def test_a_function_that_was_made():
-    """What a function was made with may stand in its defaults: two of one factory are not the same, and no file tells them apart."""
+    """Defaults of a made function may hold state: two of one factory differ, and no file distinguishes them."""
 
     def made_with(limit):
         def first(row, limit=limit):
@@ -99,31 +100,31 @@ def test_a_function_that_was_made():
 
 
 def test_a_function():
-    """A function of a module is known as the file it stands in."""
+    """A function given as such has the identity of its file."""
     made = load_preprocess(test_a_function)
     assert made.identity is not None
     assert made.name.endswith(".test_a_function")
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "expected"),
     [
         (
             "broken",
-            r"f:7: preprocess user_rows:broken raised KeyError: 'absent' \(user_rows.py:12\); mend the function or the row",
+            r"f:7: preprocess user_rows:broken raised KeyError: 'absent' \(user_rows.py:12\); correct the function or the row",
         ),
-        ("wrong", "f:7: preprocess user_rows:wrong gave back the string 'text'; it must give a row"),
+        ("wrong", "f:7: preprocess user_rows:wrong returned the string 'text'; it must return a row"),
     ],
 )
-def test_faults(module, name, said):
-    """What goes wrong within is told with the row, the function and the line of it."""
-    with pytest.raises(DataError, match=said):
+def test_faults(module, name, expected):
+    """Errors within it name the row, the function and its line."""
+    with pytest.raises(DataError, match=expected):
         load_preprocess(f"user_rows:{name}")("f:7", {"text": "a"})
 
 
 @pytest.mark.parametrize("stop", [KeyboardInterrupt, SystemExit])
 def test_interrupted(stop):
-    """What is no fault of the row goes through as it is."""
+    """What is no error of the row passes through."""
 
     def function(row):
         raise stop
@@ -133,18 +134,18 @@ def test_interrupted(stop):
 
 
 @pytest.mark.parametrize(
-    ("spec", "said"),
+    ("spec", "expected"),
     [
-        ("user_rows", "preprocess is 'user_rows'; name a function as 'package.module:function'"),
+        ("user_rows", "`preprocess` is 'user_rows'; name a function as 'package.module:function'"),
         ("user_rows:", "name a function as"),
         ("user rows:x", "name a function as"),
-        ("no_such_module:x", "preprocess is 'no_such_module:x', but no_such_module cannot be imported: ModuleNotFoundError"),
+        ("no_such_module:x", "`preprocess` is 'no_such_module:x', but no_such_module cannot be imported: ModuleNotFoundError"),
         ("user_rows:absent", "user_rows has no 'absent'; its functions: broken, nothing, twice, wrong"),
-        ("user_rows:LIMIT", "preprocess is 'user_rows:LIMIT', which is int 3 and no function"),
-        (7, "preprocess is int 7; give a function or its name"),
+        ("user_rows:LIMIT", "`preprocess` is 'user_rows:LIMIT', which is int 3 and not a function"),
+        (7, "`preprocess` is int 7; give a function or its name"),
     ],
 )
-def test_no_function(module, spec, said):
-    """What names no function is refused, with what there is."""
-    with pytest.raises(DataError, match=said):
+def test_no_function(module, spec, expected):
+    """A name without a function is refused, with the functions that there are."""
+    with pytest.raises(DataError, match=expected):
         load_preprocess(spec)

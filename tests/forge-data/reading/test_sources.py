@@ -1,4 +1,4 @@
-"""data_path, however it is said, to sources that read themselves."""
+"""data_path in any form → sources that read themselves."""
 
 import gzip
 import json
@@ -16,7 +16,7 @@ ROW = '{"text": "x"}\n'
 
 @pytest.fixture
 def files(tmp_path):
-    """files("a.jsonl", ...) writes a row into each and gives the paths."""
+    """files("a.jsonl", ...) writes a row into each and returns the paths."""
 
     def write(*names, text=ROW):
         paths = [tmp_path / name for name in names]
@@ -89,12 +89,12 @@ def test_weights(files):
 def test_no_weight(files, weight):
     """A weight is a number above 0."""
     (path,) = files("a.jsonl")
-    with pytest.raises(DataError, match="gives .*a.jsonl the weight .*; it must be a number above 0"):
+    with pytest.raises(DataError, match="the weight of .*a.jsonl is .*; it must be a number above 0"):
         resolve({path: weight})
 
 
 def test_names_tell_files_apart(files):
-    """Files of one name are called by as many of their folders as it takes."""
+    """Files of one name are named with as many directories as distinguish them."""
     paths = files("x/en/train.jsonl", "x/fr/train.jsonl", "y/fr/train.jsonl", "test.jsonl")
     assert [source.name for source in resolve(paths)] == [
         "en/train.jsonl",
@@ -105,45 +105,45 @@ def test_names_tell_files_apart(files):
 
 
 def test_a_question_mark_in_a_name(files):
-    """What ends a URL's path is a letter like any other in the name of a file here."""
+    """A question mark is part of a local file's name."""
     assert [source.name for source in resolve(files("a?1.jsonl", "a?2.jsonl"))] == ["a?1.jsonl", "a?2.jsonl"]
 
 
 def test_a_file_twice(files):
-    """A file that is named twice, by whatever entries, would be learned twice."""
+    """A file that is named twice, by any entries, is refused."""
     (path,) = files("a.jsonl")
     with pytest.raises(
-        DataError, match="a.jsonl is named more than once in data_path; to see its rows more often, give it a weight"
+        DataError, match="a.jsonl is named more than once in the data; to see its rows more often, give it a weight"
     ):
         resolve([path, path.parent / "*.jsonl"])
 
 
 def test_a_file_twice_by_a_link(files):
-    """A link to a file, or to a folder that leads back to it, does not make its rows count more often."""
+    """A link to a file, or a directory link in a circle, does not make its rows count twice."""
     (path,) = files("a.jsonl")
     (path.parent / "round").symlink_to(path.parent, target_is_directory=True)
-    with pytest.raises(DataError, match=r"/a.jsonl is named more than once in data_path"):
+    with pytest.raises(DataError, match=r"/a.jsonl is named more than once in the data"):
         resolve(path.parent / "**" / "*.jsonl")
     (path.parent / "round").unlink()
     (path.parent / "b.jsonl").symlink_to(path)
-    with pytest.raises(DataError, match=r"/a.jsonl is named more than once in data_path"):
+    with pytest.raises(DataError, match=r"/a.jsonl is named more than once in the data"):
         resolve(path.parent)
 
 
 @pytest.mark.parametrize(
-    ("path", "said"),
+    ("path", "expected"),
     [
-        ([], "data_path names nothing"),
-        ({}, "data_path names nothing"),
-        ("", "data_path holds the string ''; it must be a path"),
-        (7, "data_path holds int 7; it must be a path"),
-        ([None], "data_path holds null; it must be a path"),
-        (b"a.jsonl", "data_path holds bytes b'a.jsonl'; it must be a path"),
+        ([], "`data_path` names nothing"),
+        ({}, "`data_path` names nothing"),
+        ("", "`data_path` holds the string ''; it must be a path"),
+        (7, "`data_path` holds int 7; it must be a path"),
+        ([None], "`data_path` holds null; it must be a path"),
+        (b"a.jsonl", "`data_path` holds bytes b'a.jsonl'; it must be a path"),
     ],
 )
-def test_no_path(path, said):
-    """What names nothing is refused with what it must be."""
-    with pytest.raises(DataError, match=said):
+def test_no_path(path, expected):
+    """An entry that names nothing is refused with what it must be."""
+    with pytest.raises(DataError, match=expected):
         resolve(path)
 
 
@@ -159,7 +159,7 @@ def test_no_rows(files, name, text):
 
 
 def test_elsewhere():
-    """A URL is read like a file, and keeps its address."""
+    """A URL is read as a file is, and keeps its address."""
     fsspec.filesystem("memory").pipe("/sources/a.jsonl", ROW.encode() * 2)
     (source,) = resolve("memory://sources/a.jsonl")
     assert (source.name, source.path) == ("a.jsonl", "memory://sources/a.jsonl")
@@ -167,6 +167,7 @@ def test_elsewhere():
     assert source.count() is None
 
 
+@pytest.mark.slow
 def test_what_is_loaded(files):
     """Plain JSONL is read without datasets, pyarrow or fsspec, which take longer to load than a small file to prepare."""
     (path,) = files("a.jsonl")

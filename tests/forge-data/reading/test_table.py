@@ -1,4 +1,4 @@
-"""Tables: rows as they were before a schema filled them with nulls."""
+"""Tables: rows as they were before the schema filled them with nulls."""
 
 import pickle
 
@@ -18,7 +18,7 @@ CALLS = [
 
 
 def test_nulls_go():
-    """A field that a message does not have, and that the schema filled with null, is not there, at any depth."""
+    """A field that the schema filled with null is absent, at any depth."""
     (batch,) = pa.Table.from_pylist([{"messages": CALLS, "more": None}, {"messages": CALLS[1:2], "more": 1}]).to_batches()
     one, two = TableRows("t", 1, batch).records()
     assert one.fields == {"messages": CALLS}
@@ -27,12 +27,12 @@ def test_nulls_go():
 
 
 def test_nulls_in_lists_stay():
-    """A null that is an item of a list has a place of its own."""
+    """A null item of a list stays."""
     assert without_nulls({"a": [None, {"b": None, "c": [1, None]}]}) == {"a": [None, {"c": [1, None]}]}
 
 
 def test_json_columns():
-    """JSON that `datasets` keeps as text within Arrow is read as what it is, its own nulls kept."""
+    """JSON that `datasets` keeps as text within Arrow is decoded, its own nulls kept."""
     rows = [{"tools": [{"name": "f", "default": None}], "n": {"a": 1}}, {"tools": [{"x": [1, {"y": 2}]}], "n": {"a": None}}]
     features = datasets.Features({"tools": datasets.List(datasets.Json()), "n": {"a": datasets.Value("int64")}})
     made = datasets.Dataset.from_list(rows, features=features)
@@ -42,7 +42,7 @@ def test_json_columns():
 
 @given(sizes=st.lists(st.integers(0, 12), max_size=5), size=st.integers(1, 400))
 def test_chunks_leave_no_trace(sizes, size):
-    """However batches and chunks fall, rows are numbered through, and a chunk carries its own rows only."""
+    """For any batches and chunks, rows are numbered through, and a chunk holds its own rows only."""
     numbers = iter(range(sum(sizes)))
     batches = [pa.RecordBatch.from_pydict({"a": pa.array([next(numbers) for _ in range(n)], pa.int64())}) for n in sizes]
     chunks = list(table_chunks("t", iter(batches), size))
@@ -53,7 +53,7 @@ def test_chunks_leave_no_trace(sizes, size):
 
 
 def test_a_slice_is_sent_alone():
-    """A piece of a large batch is pickled as the piece."""
+    """A slice of a large batch is pickled as the slice."""
     batch = pa.RecordBatch.from_pydict({"a": ["x" * 1000] * 1000})
     first = next(table_chunks("t", iter([batch]), 4000))
     assert len(pickle.dumps(first)) < 20_000

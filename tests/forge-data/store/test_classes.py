@@ -10,7 +10,7 @@ def rows(labels):
 
 
 def test_of_both(write_rows, chatml_tokenizer, tmp_path):
-    """Wanted and unwanted answers are let through; a view that has lost one of the two is not."""
+    """Wanted and unwanted answers are accepted; a view that lost one of the two is refused."""
     store = prepare(write_rows(rows([True, False, True])), chatml_tokenizer, tmp_path / "store")
     check_classes(store)
     check_classes(store.select([1, 2]))
@@ -22,13 +22,13 @@ def test_of_both(write_rows, chatml_tokenizer, tmp_path):
 
 @pytest.mark.parametrize(("label", "way_out"), [(True, "learn these with sft"), (False, "add rows with label true")])
 def test_of_one(write_rows, chatml_tokenizer, tmp_path, label, way_out):
-    """All wanted or all unwanted is refused with the way out."""
+    """All wanted or all unwanted is refused with what to do."""
     store = prepare(write_rows(rows([label] * 3)), chatml_tokenizer, tmp_path / "store")
     with pytest.raises(DataError, match=f"has the label {str(label).lower()}, .*{way_out}"):
         check_classes(store)
 
 
 def test_of_no_preferences(write_rows, chatml_tokenizer, small_chats, tmp_path):
-    """What has no labels has no classes."""
+    """A store without labels is refused."""
     with pytest.raises(StoreError, match="which are desirable is known of unpaired preferences only"):
         check_classes(prepare(write_rows(small_chats), chatml_tokenizer, tmp_path / "store"))

@@ -1,4 +1,4 @@
-"""The rows that were left out, as they are written and read back."""
+"""Rows that were left out, written and read back."""
 
 import json
 
@@ -8,7 +8,7 @@ from forge_data.store._manifest import SourceFile
 
 
 def test_dropped_places(chatml_tokenizer, tmp_path, chat):
-    """A row that was left out is named as messages name it: a line from 1, an item of an array from 0; in the file too."""
+    """A dropped row is named as messages name it: a line from 1, an item of an array from 0; in the file too."""
     rows = [chat(("user", "Hi"), ("assistant", "Hello")), chat(("user", "Hi"))]
     (tmp_path / "rows.json").write_text(json.dumps(rows))
     (tmp_path / "lines.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -20,7 +20,7 @@ def test_dropped_places(chatml_tokenizer, tmp_path, chat):
 
 
 def test_dropped_places_of_an_older_store(tmp_path):
-    """Before 0.2.1 no place was written: it is worked out."""
+    """Before 0.2.1 no place was written: it is computed."""
     sources = [SourceFile("a.json", "/a.json", 1, indexed=True), SourceFile("b.jsonl", "/b.jsonl", 0)]
     rows = [{"file": name, "row": 3, "reason": "preprocess", "tokens": 0} for name in ("a.json", "b.jsonl")]
     (tmp_path / "dropped.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

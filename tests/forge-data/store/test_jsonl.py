@@ -1,4 +1,4 @@
-"""A store to JSONL in mini-trainer's form and back, to the same arrays."""
+"""A store → JSONL in mini-trainer's form and back, to the same arrays."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,7 @@ from ..stores import write
 
 
 def test_lines(write_rows, small_chats, chatml_tokenizer, tmp_path):
-    """One object a sample with input_ids, labels and len, nothing else; views write their own samples."""
+    """One object a sample has input_ids, labels and len, nothing else; views write their own samples."""
     store = prepare(write_rows(small_chats), chatml_tokenizer, tmp_path / "store")
     path = store.select([3, 1]).to_jsonl(tmp_path / "out.jsonl")
     lines = [json.loads(line) for line in Path(path).read_text().splitlines()]
@@ -25,7 +25,7 @@ def test_lines(write_rows, small_chats, chatml_tokenizer, tmp_path):
 
 @pytest.mark.parametrize("name", ["", "store/loss_mask.bin", "store/deep/out.jsonl"])
 def test_lines_are_no_part_of_the_store(write_rows, small_chats, chatml_tokenizer, tmp_path, monkeypatch, name):
-    """A file that would stand in the store's own directory, or has no name, is refused, and the store stays whole."""
+    """A file inside the store's own directory, or without a name, is refused, and the store stays whole."""
     monkeypatch.chdir(tmp_path)
     store = prepare(write_rows(small_chats), chatml_tokenizer, tmp_path / "store")
     with pytest.raises(StoreError, match="must be a file, and outside of the store"):
@@ -36,7 +36,7 @@ def test_lines_are_no_part_of_the_store(write_rows, small_chats, chatml_tokenize
 @settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.lists(st.tuples(st.integers(0, 2**31 - 1), st.booleans()), min_size=2, max_size=30), min_size=1, max_size=8))
 def test_there_and_back(tmp_path_factory, rows):
-    """Out and in again gives the same arrays, to the byte, and the same fingerprint; a label on the first token stays."""
+    """Written and read again, the arrays and the fingerprint are the same; a label on the first token stays."""
     folder = tmp_path_factory.mktemp("round")
     lines = []
     for row in rows:
@@ -57,7 +57,7 @@ def test_there_and_back(tmp_path_factory, rows):
 
 
 def test_without_and_with_a_tokenizer(write_rows, chatml_tokenizer, tmp_path):
-    """Without a tokenizer there is none to read ids back; with one, ids outside its vocabulary are refused."""
+    """Without a tokenizer there is none to decode with; with one, ids outside its vocabulary are refused."""
     path = write_rows([{"input_ids": [5, 6], "labels": [-100, 6], "len": 2}])
     with pytest.raises(StoreError, match="was made from token ids without a tokenizer"):
         TokenStore.from_jsonl(path, tmp_path / "without").tokenizer()
@@ -70,13 +70,13 @@ def test_without_and_with_a_tokenizer(write_rows, chatml_tokenizer, tmp_path):
 
 
 def test_other_rows(write_rows, small_chats, tmp_path):
-    """A file of something else is refused by row."""
+    """A file of other rows is refused by row."""
     with pytest.raises(DataError, match="train.jsonl:1 has the fields 'messages', but the format tokenised needs input_ids"):
         TokenStore.from_jsonl(write_rows(small_chats), tmp_path / "store")
 
 
 def test_written_whole_or_not(tmp_path, monkeypatch):
-    """A file that was there stays until the new one is whole, and nothing else is left."""
+    """An existing file stays until the new one is complete, and nothing else is left."""
     store = write(tmp_path / "store", [1, 2])
     (tmp_path / "out.jsonl").write_text("old")
 

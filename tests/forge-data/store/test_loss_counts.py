@@ -1,12 +1,12 @@
-"""Loss counts, stretch by stretch."""
+"""Loss counts, some samples at a time."""
 
 import itertools
 
 import numpy as np
 import pytest
 
-from forge_data.store import _token_store_from_loss_counts as _loss_counts
-from forge_data.store._token_store_from_loss_counts import loss_counts
+from forge_data.store import _token_store
+from forge_data.store._token_store import loss_counts
 
 
 class Files:
@@ -24,8 +24,8 @@ class Files:
 
 @pytest.mark.parametrize("samples", [1, 2, 6, 7, 8, 14, 15, 300])
 def test_any_stretch(monkeypatch, samples):
-    """Whole stretches, a rest, a single sample: the counts are those of each sample by itself, and memory is given back each time."""
-    monkeypatch.setattr(_loss_counts, "_STRETCH", 7)
+    """For any number of samples the counts are those of each sample alone, and memory is given back each time."""
+    monkeypatch.setattr(_token_store, "_COUNTED_AT_ONCE", 7)
     files = Files(samples)
     offsets, mask = files.arrays["offsets.bin"], files.arrays["loss_mask.bin"]
     expected = [int(mask[a + 1 : b].sum()) for a, b in itertools.pairwise(offsets)]

@@ -1,4 +1,4 @@
-"""What killed processes left beside a store: theirs goes, anybody else's stays."""
+"""What killed processes left beside a store: theirs is removed, others' stays."""
 
 import os
 import subprocess
@@ -8,26 +8,26 @@ import pytest
 
 import forge_data
 from forge_data.store import _partial as _leftovers
-from forge_data.store._partial import meeting_place, partial_of, remove_leftovers
+from forge_data.store._partial import partial_of, remove_leftovers, worker_directory
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="elsewhere nothing is removed")
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def gone():
-    """The number of a process that has ended."""
+    """Number of a process that has ended."""
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()
     return process.pid
 
 
 def of(path, process):
-    """The name that a process would have written under."""
+    """Return the name that a process would have used."""
     return path.with_name(partial_of(path).name.replace(f".{os.getpid()}-", f".{process}-"))
 
 
 def test_of_a_process_that_is_gone(tmp_path, gone):
-    """It is removed, with what is in it."""
+    """The directory of an ended process is removed, with its contents."""
     left = of(tmp_path / "store", gone)
     left.mkdir()
     (left / "input_ids.bin").write_bytes(b"1234")
@@ -36,12 +36,12 @@ def test_of_a_process_that_is_gone(tmp_path, gone):
 
 
 def test_what_stays(tmp_path, gone, monkeypatch):
-    """A living process's, another store's, another machine's, an old store that was moved aside, a link, and a file."""
+    """Those of a running process, another store, another machine, a replaced store, a link and a file stay."""
     store = tmp_path / "store"
     left = of(store, gone)
     stay = [partial_of(store), of(store, os.getppid()), of(tmp_path / "store.2", gone), of(tmp_path / "other", gone)]
     stay += [left.with_name(f"{left.name}.replaced-0"), tmp_path / f".store.{gone}-0123abcd.partial"]
-    monkeypatch.setattr(_leftovers, "_here", lambda: "0123abcd")
+    monkeypatch.setattr(_leftovers, "_machine", lambda: "0123abcd")
     stay.append(of(store, gone))
     monkeypatch.undo()
     for path in stay:
@@ -53,7 +53,7 @@ def test_what_stays(tmp_path, gone, monkeypatch):
 
 
 def test_prepare_removes_them(tmp_path, gone, write_rows, chat, chatml_tokenizer):
-    """The next preparation of the store finds them, and leaves nothing but the store itself."""
+    """The next preparation of the store removes them, and leaves only the store."""
     place = tmp_path / "here"
     place.mkdir()
     of(place / "store", gone).mkdir()
@@ -64,7 +64,7 @@ def test_prepare_removes_them(tmp_path, gone, write_rows, chat, chatml_tokenizer
 
 
 def test_a_store_that_is_used_again(tmp_path, gone, write_rows, chat, chatml_tokenizer):
-    """What was left is removed too where the store that is there is the one that is wanted."""
+    """They are removed also where the existing store is opened again."""
     place = tmp_path / "here"
     rows = write_rows([chat(("user", "Hi"), ("assistant", "Hello"))])
     forge_data.prepare(rows, chatml_tokenizer, place / "store", progress=False)
@@ -74,24 +74,25 @@ def test_a_store_that_is_used_again(tmp_path, gone, write_rows, chat, chatml_tok
 
 
 def test_where_workers_met(tmp_path, gone, monkeypatch):
-    """The folder of a process that is gone is removed by the next that wants one; those of living ones, and of others, stay."""
+    """The workers' directory of an ended process is removed by the next; those of running ones, and of others, stay."""
     monkeypatch.setattr(_leftovers.tempfile, "gettempdir", lambda: str(tmp_path))
     monkeypatch.setattr(_leftovers.tempfile, "tempdir", str(tmp_path))
-    with meeting_place() as mine:
+    with worker_directory() as mine:
         left = tmp_path / os.path.basename(mine).replace(f".{os.getpid()}-", f".{gone}-")
         left.mkdir()
         (left / "socket").write_text("")
         others = [tmp_path / "forge-data-abc123", left.with_name(left.name.replace("forge-data", "other"))]
         for path in others:
             path.mkdir()
-        with meeting_place():
+        with worker_directory():
             assert not left.exists()
             assert os.path.isdir(mine)
     assert sorted(tmp_path.iterdir()) == sorted(others)
 
 
+@pytest.mark.slow
 def test_a_killed_preparation(tmp_path, write_rows, chat, chatml_tokenizer):
-    """What `kill -9` in the middle of a preparation leaves has the name that the next one looks for."""
+    """`kill -9` in the middle of a preparation leaves the name that the next one searches for."""
     rows = write_rows([chat(("user", "Hi"), ("assistant", "Hello"))])
     model = tmp_path / "model"
     chatml_tokenizer.save_pretrained(model)

@@ -1,4 +1,4 @@
-"""A store of prompts: what is in it, views of it, and what it is not."""
+"""A store of prompts: contents, views, and refusals."""
 
 import json
 import pickle
@@ -18,7 +18,7 @@ def store(write_rows, chatml_tokenizer, tmp_path):
 
 
 def test_what_is_in_it(store, chatml_tokenizer):
-    """Prompt i is row i: its tokens, its text, its further fields, and where it came from."""
+    """Prompt i is row i: tokens, text, further fields, and place."""
     assert len(store) == 12
     for at, row in enumerate(ROWS):
         prompt = store[at]
@@ -35,7 +35,7 @@ def test_what_is_in_it(store, chatml_tokenizer):
 
 
 def test_views(store):
-    """`select` is a view in the order given, of a view too; it travels to another process and has a fingerprint of its own."""
+    """`select` is a view in the order given, also of a view; it pickles and has a fingerprint of its own."""
     view = store.select([5, 3, 8]).select([2, 0])
     assert [prompt.columns["answer"] for prompt in view] == [8, 5]
     assert view.source(0) == "train.jsonl:9"
@@ -47,7 +47,7 @@ def test_views(store):
 
 
 def test_repetitions_stay_together(write_rows, chatml_tokenizer, tmp_path):
-    """Prompts of the same tokens are on one side of a split, whatever else their rows say; so are those of one row."""
+    """Prompts of the same tokens are on one side of a split, whatever their other fields; so are those of one row."""
     rows = [{"prompt": f"count to {n % 8}", "answer": n} for n in range(40)]
     store = prepare_prompts(write_rows(rows), chatml_tokenizer, tmp_path / "store", seed=3)
     for seed in range(5):
@@ -61,7 +61,7 @@ def test_repetitions_stay_together(write_rows, chatml_tokenizer, tmp_path):
 
 
 def test_of_one_row(write_rows, chatml_tokenizer, tmp_path):
-    """What preprocess made of one row is held out together."""
+    """Prompts that preprocess made of one row are held out together."""
 
     def twice(row):
         return [{"prompt": row["prompt"] + mark} for mark in "?!"]
@@ -74,15 +74,11 @@ def test_of_one_row(write_rows, chatml_tokenizer, tmp_path):
 
 
 def test_each_knows_the_other(store, write_rows, small_chats, chatml_tokenizer, tmp_path):
-    """A store of prompts is no token store, nor the other way round; both say who reads it."""
+    """A store of prompts is refused as a token store, and the other way round; both errors name the right class."""
     tokens = prepare(write_rows(small_chats), chatml_tokenizer, tmp_path / "tokens")
-    with pytest.raises(
-        StoreError, match=r"is a store of prompts, and not what a TokenStore reads; forge_data.PromptStore.open"
-    ):
+    with pytest.raises(StoreError, match=r"is a store of prompts; open it as a PromptStore"):
         TokenStore.open(store.path)
-    with pytest.raises(
-        StoreError, match=r"is a store of samples, and not what a PromptStore reads; forge_data.TokenStore.open"
-    ):
+    with pytest.raises(StoreError, match=r"is a store of samples; open it as a TokenStore"):
         PromptStore.open(tokens.path)
     with pytest.raises(StoreError, match="is not a token store"):
         PromptStore.open(tmp_path)
@@ -92,7 +88,7 @@ def test_each_knows_the_other(store, write_rows, small_chats, chatml_tokenizer, 
     "name", ["input_ids.bin", "offsets.bin", "rows.bin", "records.bin", "record_offsets.bin", "dropped.jsonl"]
 )
 def test_damage_is_seen(store, tmp_path, name, write_rows, chatml_tokenizer):
-    """A byte that was turned is found by `verify`, one that is missing by `open`; and preparing again mends both."""
+    """A changed byte is found by `verify`, a missing one by `open`; preparing again repairs both."""
     rows = [*ROWS, {"prompt": ""}]
     store = prepare_prompts(write_rows(rows), chatml_tokenizer, tmp_path / "other")
     path = store.path / name
@@ -109,10 +105,10 @@ def test_damage_is_seen(store, tmp_path, name, write_rows, chatml_tokenizer):
 
 
 def test_a_missing_manifest(store, tmp_path):
-    """A copy without its manifest is no store, and one that calls itself something else is not believed."""
+    """A copy without its manifest is no store, and neither is one of another program."""
     shutil.copytree(store.path, tmp_path / "copy")
-    told = json.loads((tmp_path / "copy" / "store.json").read_text())
-    (tmp_path / "copy" / "store.json").write_text(json.dumps(told | {"kind": "supervised"}))
+    message = json.loads((tmp_path / "copy" / "store.json").read_text())
+    (tmp_path / "copy" / "store.json").write_text(json.dumps(message | {"kind": "supervised"}))
     with pytest.raises(StoreError, match="damaged"):
         TokenStore.open(tmp_path / "copy")
     (tmp_path / "copy" / "store.json").unlink()

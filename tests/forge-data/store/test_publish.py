@@ -1,4 +1,4 @@
-"""A finished store gets its name: what is there is a store of ours that makes room, or it stays."""
+"""A finished store gets its name: an existing store makes room, anything else stays."""
 
 import json
 import threading
@@ -13,7 +13,7 @@ from ..stores import write
 
 
 def test_a_store_makes_room(tmp_path):
-    """A store is replaced by the one that is written over it, and nothing of either's making is left beside it."""
+    """A store is replaced by the new one, and nothing is left beside it."""
     old = write(tmp_path / "store", [1, 2])
     new = write(tmp_path / "store", [1, 2, 3])
     assert (len(old), len(new), len(TokenStore.open(tmp_path / "store"))) == (2, 3, 3)
@@ -23,7 +23,7 @@ def test_a_store_makes_room(tmp_path):
 
 
 def test_the_old_one_stays_until_the_new_one_is_whole(tmp_path):
-    """While the new one is written, and if it never is finished, the old one is there."""
+    """The old store is there while the new one is written, and if it never is finished."""
     write(tmp_path / "store", [1, 2])
     seen = []
     write(tmp_path / "store", [1], commit=False, before=lambda _: seen.append(len(TokenStore.open(tmp_path / "store"))))
@@ -33,14 +33,14 @@ def test_the_old_one_stays_until_the_new_one_is_whole(tmp_path):
 
 
 def test_an_empty_directory_is_filled(tmp_path):
-    """An empty directory is as good as none."""
+    """An empty directory may be used."""
     (tmp_path / "store").mkdir()
     assert len(write(tmp_path / "store")) == 1
 
 
 @pytest.mark.parametrize("name", ["thesis.tex", "deep/thesis.tex", "store.json"])
 def test_what_is_no_store_stays(tmp_path, name):
-    """A directory with other things in it is refused and left as it is, one with a store.json of another make too."""
+    """A directory with other things is refused and left as it is, and so is another program's store.json."""
     path = tmp_path / "taken" / name
     path.parent.mkdir(parents=True)
     path.write_text('{"years": "of work"}')
@@ -52,7 +52,7 @@ def test_what_is_no_store_stays(tmp_path, name):
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "expected"),
     [
         ("", "names no directory that can be made"),
         ("x/..", "names no directory that can be made"),
@@ -61,15 +61,15 @@ def test_what_is_no_store_stays(tmp_path, name):
         ("a\udcffb", "can hold no token store: .*surrogates not allowed"),
     ],
 )
-def test_no_such_place(tmp_path, monkeypatch, name, said):
-    """A name that no directory can have is one clear error, before anything is read."""
+def test_no_such_place(tmp_path, monkeypatch, name, expected):
+    """An impossible directory name is one clear error, before anything is read."""
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(StoreError, match=said):
+    with pytest.raises(StoreError, match=expected):
         require_room(Path(name))
 
 
 def test_a_strangers_file_in_a_store(tmp_path):
-    """A file that somebody put into a store would be lost with it: it is named, and the store stays."""
+    """A user's file inside a store would be lost with it: it is named, and the store stays."""
     write(tmp_path / "store")
     (tmp_path / "store" / "notes.txt").write_text("mine")
     with pytest.raises(StoreError, match=r"holds 'notes.txt' beside the token store, which would be lost; move it away"):
@@ -78,7 +78,7 @@ def test_a_strangers_file_in_a_store(tmp_path):
 
 
 def test_a_torn_store_is_for_a_person(tmp_path):
-    """A store that is torn is named; somebody may want to know why before it goes."""
+    """A torn store is named and stays, for a person to examine."""
     write(tmp_path / "store")
     (tmp_path / "store" / "rows.bin").write_bytes(b"")
     with pytest.raises(StoreError, match=r"rows.bin is torn: 0 bytes where 8 bytes were written; remove the directory"):
@@ -86,17 +86,17 @@ def test_a_torn_store_is_for_a_person(tmp_path):
 
 
 def test_an_older_version_makes_room(tmp_path):
-    """A store of another version of this package is ours, whatever its files are called."""
+    """A store of an older version is replaced, whatever its files are called."""
     write(tmp_path / "store")
-    told = json.loads((tmp_path / "store" / "store.json").read_text())
-    (tmp_path / "store" / "store.json").write_text(json.dumps(told | {"version": 1}))
+    message = json.loads((tmp_path / "store" / "store.json").read_text())
+    (tmp_path / "store" / "store.json").write_text(json.dumps(message | {"version": 1}))
     with pytest.raises(StoreError, match="has format version 1, this forge-data reads 2 and 3; prepare it again"):
         TokenStore.open(tmp_path / "store")
     assert len(write(tmp_path / "store", [1, 2])) == 2
 
 
 def test_readers_see_one_or_the_other(tmp_path):
-    """While stores are put in each other's place, every reader gets a whole one: never none, never parts of two."""
+    """While stores replace each other, every reader gets a whole one: never none, never parts of two."""
     write(tmp_path / "store", [1])
     stop = threading.Event()
     seen, failed = [], []
@@ -125,7 +125,7 @@ def test_readers_see_one_or_the_other(tmp_path):
 
 
 def test_two_writers(tmp_path):
-    """Several writers at one place: each finishes or says so, and a whole store is there in the end."""
+    """Several writers at one place: each finishes or fails with an error, and a whole store is there in the end."""
     failed = []
 
     def put(size):

@@ -5,13 +5,13 @@ import pytest
 from hypothesis import given, strategies as st
 
 from forge_data import DataError, StoreError
-from forge_data.store._duplicates import twins
+from forge_data.store._duplicates import grouped
 from forge_data.store._split import pairs_of, split_indices
 
 
 @given(count=st.integers(0, 300), fraction=st.floats(0.01, 0.99), seed=st.integers(0, 2**32 - 1))
 def test_parts(count, fraction, seed):
-    """The two parts are disjoint and complete, in rising order, of the size that was asked for."""
+    """The two parts are disjoint and complete, in rising order, and of the size asked for."""
     train, held_out = split_indices(np.arange(count), fraction, seed)
     assert sorted([*train, *held_out]) == list(range(count))
     assert len(held_out) == round(count * fraction)
@@ -20,7 +20,7 @@ def test_parts(count, fraction, seed):
 
 
 def test_written_down():
-    """The same samples are held out for ever: this is what seed 42 takes of twenty."""
+    """The same samples are held out for ever: seed 42 takes these of twenty."""
     assert split_indices(np.arange(20), 0.25, 42)[1].tolist() == [0, 3, 6, 7, 14]
 
 
@@ -41,25 +41,25 @@ def test_seeds_differ():
     data=st.data(),
 )
 def test_twins_stay_together(digests, fraction, seed, data):
-    """What has the same tokens or comes from one row is on one side, and no border between groups is nearer to the share."""
+    """Samples of the same tokens or one row are on one side, and no border between groups is nearer to the share."""
     count = len(digests)
     rows = np.sort(data.draw(st.lists(st.integers(0, count), min_size=count, max_size=count)))
-    train, held_out = split_indices(twins(np.array(digests), rows), fraction, seed)
+    train, held_out = split_indices(grouped(np.array(digests), rows), fraction, seed)
     assert sorted([*train, *held_out]) == list(range(count))
     for keys in (np.array(digests), rows):
         assert not set(keys[train].tolist()) & set(keys[held_out].tolist())
-    largest = int(np.unique(twins(np.array(digests), rows), return_counts=True)[1].max())
+    largest = int(np.unique(grouped(np.array(digests), rows), return_counts=True)[1].max())
     assert abs(len(held_out) - round(count * fraction)) <= largest / 2
 
 
 def test_twins_of_twins():
     """A chain of rows and repetitions is one group, named by its first."""
-    assert twins(np.array([5, 6, 6, 7, 5]), np.array([0, 0, 1, 2, 3])).tolist() == [0, 0, 0, 3, 0]
+    assert grouped(np.array([5, 6, 6, 7, 5]), np.array([0, 0, 1, 2, 3])).tolist() == [0, 0, 0, 3, 0]
 
 
 @pytest.mark.parametrize("fraction", [0, 1, -0.1, float("nan")])
 def test_no_share(fraction):
-    """A share is between 0 and 1."""
+    """A share must be between 0 and 1."""
     with pytest.raises(DataError, match="must lie between 0 and 1"):
         split_indices(np.arange(10), fraction, 0)
 
@@ -70,7 +70,7 @@ def test_no_share(fraction):
     )
 )
 def test_pairs(indices):
-    """Both sides of every pair are found wherever they stand, in the order in which the chosen ones stand."""
+    """Both sides of every pair are found in any order, in the order of the chosen ones."""
     chosen = [at for at, index in enumerate(indices) if index % 2 == 0]
     expected = [[at, indices.index(indices[at] + 1)] for at in chosen]
     assert pairs_of(np.array(indices, dtype=np.int64)).tolist() == expected
@@ -78,6 +78,6 @@ def test_pairs(indices):
 
 @pytest.mark.parametrize("indices", [[0], [1, 2], [0, 1, 3], [0, 0, 1, 1], [0, 2]])
 def test_half_a_pair(indices):
-    """One side without the other is no pair."""
+    """One side without the other is refused."""
     with pytest.raises(StoreError, match="one side of a preference without the other"):
         pairs_of(np.array(indices, dtype=np.int64))

@@ -1,4 +1,4 @@
-"""An example of a store reads what it is asked for and is otherwise an example as any."""
+"""An example of a store is read lazily and otherwise like any example."""
 
 import pickle
 
@@ -25,7 +25,7 @@ def test_is_an_example(tmp_path):
 
 
 def test_nothing_else(tmp_path):
-    """What an example has not, it has not; and it cannot be changed."""
+    """Unknown attributes are an AttributeError, and it cannot be changed."""
     stored = write(tmp_path / "store")[0]
     with pytest.raises(AttributeError, match="has no attribute 'label'"):
         _ = stored.label

@@ -21,7 +21,7 @@ def store(tmp_path_factory, small_chats, chatml_tokenizer):
 
 @pytest.fixture
 def copy(store, tmp_path):
-    """A copy of the store's directory, to be spoilt."""
+    """A copy of the store's directory, to be damaged."""
     return shutil.copytree(store.path, tmp_path / "copy")
 
 
@@ -37,19 +37,19 @@ def test_index(store):
 
 
 def test_read_only(store):
-    """What lies on disk cannot be changed through an example."""
+    """Arrays on disk cannot be changed through an example."""
     with pytest.raises(ValueError, match="read-only"):
         store[0].input_ids[0] = 1
 
 
 def test_repr(store):
-    """A store prints as what it is."""
+    """A store prints what it is."""
     assert f"samples=12, tokens={store.lengths.sum()})" in repr(store)
 
 
 @given(first=st.lists(st.integers(0, 11), max_size=15), data=st.data())
 def test_views(store, first, data):
-    """A view, and a view of a view, carry samples, lengths, loss counts, sources and accounting through."""
+    """A view, and a view of a view, keep samples, lengths, loss counts, sources and accounting."""
     view = store.select(np.array(first, dtype=np.int64))
     second = data.draw(st.lists(st.integers(0, len(first) - 1), max_size=5)) if first else []
     inner = view.select(second)
@@ -65,7 +65,7 @@ def test_views(store, first, data):
 
 
 def test_fingerprints_of_views(store):
-    """A view's fingerprint is its own: other samples, or another order, have another."""
+    """A view's fingerprint depends on its samples and their order."""
     seen = {
         store.fingerprint,
         store.select([0, 1]).fingerprint,
@@ -80,7 +80,7 @@ def test_fingerprints_of_views(store):
     [([12], IndexError), ([-1], IndexError), ([0.5], TypeError), ([[0]], TypeError), ([True] * 12, TypeError)],
 )
 def test_select_refuses(store, indices, error):
-    """Indices outside the store, and what is no index, are refused."""
+    """Indices outside the store, and values that are no indices, are refused."""
     with pytest.raises(error):
         store.select(indices)
 
@@ -98,12 +98,12 @@ def test_split(store):
 @pytest.mark.parametrize("fraction", [0.01, 0.99])
 def test_split_with_an_empty_part(store, fraction):
     """A share that leaves a part without samples is refused, with the numbers."""
-    with pytest.raises(DataError, match=f"a held-out share of {fraction} of 12 samples leaves .* change validation_split"):
+    with pytest.raises(DataError, match=f"a held-out share of {fraction} of 12 samples leaves .* change `validation_split`"):
         store.split(fraction, seed=0)
 
 
 def test_pickle(store):
-    """A store, or a view, goes to another process as its path and comes back the same."""
+    """A store, or a view, is pickled as its path and comes back the same."""
     view = store.select([3, 1])
     data = pickle.dumps(view)
     assert len(data) < 5000
@@ -114,16 +114,16 @@ def test_pickle(store):
 
 
 def test_pickle_of_another_store(store, copy):
-    """If the store was prepared anew in between, the other process is told."""
+    """If the store was prepared anew in between, unpickling is an error."""
     data = pickle.dumps(TokenStore.open(copy))
-    told = json.loads((copy / "store.json").read_text())
-    (copy / "store.json").write_text(json.dumps(told | {"fingerprint": "0" * 64}))
+    message = json.loads((copy / "store.json").read_text())
+    (copy / "store.json").write_text(json.dumps(message | {"fingerprint": "0" * 64}))
     with pytest.raises(StoreError, match="was prepared anew"):
         pickle.loads(data)
 
 
 def test_verify(copy):
-    """Opening looks at sizes; verify looks at every byte."""
+    """Opening checks sizes; verify checks every byte."""
     TokenStore.open(copy).verify()
     data = bytearray((copy / "loss_mask.bin").read_bytes())
     data[5] ^= 1
@@ -149,7 +149,7 @@ def test_torn(copy, name):
 
 @pytest.mark.parametrize("name", ["offsets.bin", "segment_offsets.bin"])
 def test_offsets_that_do_not_rise(copy, name):
-    """Offsets of the right size and the wrong values would read the wrong tokens: refused."""
+    """Offsets of the right size and wrong values would read the wrong tokens: refused."""
     offsets = np.fromfile(copy / name, dtype="<i8")
     offsets[[1, 2]] = offsets[[2, 1]]
     offsets.tofile(copy / name)
@@ -159,29 +159,33 @@ def test_offsets_that_do_not_rise(copy, name):
 
 @pytest.mark.parametrize("name", ["/etc/hostname", "../outside"])
 def test_a_file_outside(copy, name):
-    """A store.json that vouches for files elsewhere is not followed there."""
-    told = json.loads((copy / "store.json").read_text())
-    told["sizes"][name] = 1
-    (copy / "store.json").write_text(json.dumps(told))
+    """A store.json that names files elsewhere is not followed."""
+    message = json.loads((copy / "store.json").read_text())
+    message["sizes"][name] = 1
+    (copy / "store.json").write_text(json.dumps(message))
     with pytest.raises(StoreError, match="a file outside the store is named"):
         TokenStore.open(copy)
 
 
 def test_no_store(tmp_path):
-    """A directory that is none, or holds something else, is said to be so."""
+    """A directory without a store, or with something else, is refused as such."""
     with pytest.raises(StoreError, match="is not a token store: there is no such directory"):
         TokenStore.open(tmp_path / "nothing")
     with pytest.raises(StoreError, match=r"is not a token store: it holds no store.json"):
         TokenStore.open(tmp_path)
     (tmp_path / "train.jsonl").write_text("{}\n")
-    with pytest.raises(StoreError, match=r"train.jsonl is a file, not a token store: if it holds rows, forge_data.prepare\("):
+    with pytest.raises(
+        StoreError,
+        match=r"train.jsonl is a file, not a token store: if it holds rows, prepare makes a store "
+        r"of them",
+    ):
         TokenStore.open(tmp_path / "train.jsonl")
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "expected"),
     [
-        ({"format": "something else"}, "belongs to something else"),
+        ({"format": "something else"}, "belongs to another program"),
         ({"version": 4}, "has format version 4, this forge-data reads 2 and 3; prepare it again"),
         ({"kind": "prompts"}, "is damaged"),
         ({"samples": "many"}, r"is damaged \(ValueError"),
@@ -196,11 +200,11 @@ def test_no_store(tmp_path):
         ({"sources": [{"name": "x"}]}, r"is damaged \(TypeError"),
     ],
 )
-def test_foreign(copy, change, said):
-    """A store.json of another make, version or story is refused, not believed."""
-    told = json.loads((copy / "store.json").read_text())
-    (copy / "store.json").write_text(json.dumps(told | change))
-    with pytest.raises(StoreError, match=said):
+def test_foreign(copy, change, expected):
+    """A store.json of another program or version, or an inconsistent one, is refused."""
+    message = json.loads((copy / "store.json").read_text())
+    (copy / "store.json").write_text(json.dumps(message | change))
+    with pytest.raises(StoreError, match=expected):
         TokenStore.open(copy)
 
 
@@ -208,5 +212,5 @@ def test_foreign(copy, change, said):
 def test_no_manifest(copy, text):
     """A store.json that cannot be read is refused."""
     (copy / "store.json").write_text(text)
-    with pytest.raises(StoreError, match=r"cannot be read|belongs to something else"):
+    with pytest.raises(StoreError, match=r"cannot be read|belongs to another program"):
         TokenStore.open(copy)

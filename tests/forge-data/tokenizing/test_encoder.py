@@ -1,4 +1,4 @@
-"""Samples to examples: plain text, EOS, and tokenizers of other makes."""
+"""Samples → examples: plain text, EOS, and tokenizers of other types."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from forge_data.tokenizing._encoder import Encoder
 
 
 def learned(tokenizer, example):
-    """The learned text."""
+    """Return the learned text."""
     return tokenizer.decode(example.labels[example.labels != -100].tolist())
 
 
@@ -27,7 +27,7 @@ def words(*, post=None, **names):
 
 
 def metaspace(template):
-    """A tokenizer of Llama-2's make: blanks written as ▁, one put before the text, unknown bytes spelled out."""
+    """A tokenizer as Llama-2's: blanks written as ▁, one put before the text, unknown bytes spelled out."""
     backend = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
     backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     trainer = trainers.BpeTrainer(
@@ -43,7 +43,7 @@ def metaspace(template):
 
 
 def test_the_tokenizers_own_special_tokens():
-    """Text gets the BOS that the tokenizer puts before it, not learned, and one EOS at the end, learned."""
+    """Text gets the tokenizer's BOS, not learned, and one EOS at the end, learned."""
     example = tokenize({"prompt": "a b ", "completion": "c"}, words(post="<s> $A", bos_token="<s>", eos_token="</s>"))
     assert example.input_ids.tolist() == [1, 3, 4, 5, 2]
     assert example.labels.tolist() == [-100, -100, -100, 5, 2]
@@ -51,7 +51,7 @@ def test_the_tokenizers_own_special_tokens():
 
 @pytest.mark.parametrize("completion", ["c", "c</s>", ""])
 def test_eos_once(completion):
-    """A tokenizer that ends the text itself, or a completion that does, gets no second EOS."""
+    """Where the tokenizer or the completion ends with the EOS, there is no second one."""
     ends = tokenize({"prompt": "a ", "completion": completion}, words(post="$A </s>", eos_token="</s>"))
     plain = tokenize({"prompt": "a ", "completion": completion}, words(eos_token="</s>"))
     assert plain.input_ids.tolist() == [3, *([5] if "c" in completion else []), 2]
@@ -62,16 +62,17 @@ def test_eos_once(completion):
 
 
 def test_an_eos_of_the_prompt_is_none_of_the_completion():
-    """A prompt that ends with the EOS does not stand in for the completion's."""
+    """A prompt that ends with the EOS does not replace the completion's."""
     example = tokenize({"prompt": "a</s>", "completion": ""}, words(eos_token="</s>"))
     assert example.input_ids.tolist() == [3, 2, 2]
     assert example.labels.tolist() == [-100, -100, 2]
 
 
 def test_no_eos():
-    """A tokenizer without EOS could not teach a completion to end."""
+    """A tokenizer without EOS is refused, since a completion could not learn to end."""
     with pytest.raises(
-        TokenizerError, match="has no EOS token, so a completion could never learn to end; set tokenizer.eos_token"
+        TokenizerError,
+        match="has no EOS token, so a completion could never learn to end; name one as eos_token in its tokenizer_config.json",
     ):
         tokenize({"prompt": "a", "completion": "b"}, words())
 
@@ -111,7 +112,7 @@ def test_a_header_token_that_swallows_blanks(with_template, chat):
 
 
 def test_metaspace(chat):
-    """Llama-2's make of tokenizer: ids as its template gives them, the answers and their EOS learned, with text it cannot spell."""
+    """Llama-2's type of tokenizer: ids as its template gives them, answers and their EOS learned, also of unknown text."""
     tokenizer = metaspace(
         "{% for m in messages %}{% if m['role'] == 'assistant' %}{{ ' ' + m['content'] + ' </s>' }}"
         "{% else %}{{ '<s>[INST] ' + m['content'] + ' [/INST]' }}{% endif %}{% endfor %}"
@@ -127,7 +128,7 @@ def test_metaspace(chat):
 
 
 def _told(made):
-    """All that a sample became, to compare."""
+    """Return everything that a sample became, to compare."""
     return [
         (example.input_ids.tolist(), example.labels.tolist(), example.segments.tolist(), example.roles)
         for example in made.examples
@@ -135,12 +136,14 @@ def _told(made):
 
 
 def test_a_default_system_turn(chatml_tokenizer, chat):
-    """The system turn that nobody asked for is the template's; the user's segment begins with the user's own header."""
+    """A default system turn is the template's; the user's segment begins with the user's own header."""
     row = chat(("user", "hi"), ("assistant", "ho"), ("user", "so"), ("assistant", "ha"))
     batch = Encoder(chatml_tokenizer).encode([Chat(f"f:{number}", row["messages"]) for number in range(3)])
     for example in (tokenize(row, chatml_tokenizer), *(made.examples[0] for made in batch)):
-        said = [chatml_tokenizer.decode(example.input_ids[start:stop].tolist()) for start, stop in example.segments.tolist()]
-        assert list(zip(example.roles, said, strict=True)) == [
+        expected = [
+            chatml_tokenizer.decode(example.input_ids[start:stop].tolist()) for start, stop in example.segments.tolist()
+        ]
+        assert list(zip(example.roles, expected, strict=True)) == [
             ("template", "<|im_start|>system\nYou are Bot<|im_end|>\n"),
             ("user", "<|im_start|>user\nhi<|im_end|>\n"),
             ("assistant", "<|im_start|>assistant\nho<|im_end|>\n"),
@@ -150,21 +153,22 @@ def test_a_default_system_turn(chatml_tokenizer, chat):
 
 
 def test_a_batch_of_many_kinds(chatml_tokenizer, chat):
-    """Samples of all kinds may stand in one batch; what they become stands in their order, and is what each becomes alone."""
-    said = Chat("f:1", chat(("user", "hi"), ("assistant", "ho"))["messages"])
+    """Samples of all types in one batch keep their order, and each becomes what it becomes alone."""
+    expected = Chat("f:1", chat(("user", "hi"), ("assistant", "ho"))["messages"])
     text = Text("f:2", "a ", "b")
     samples = [
-        text, said, Document("f:3", "paper"), Tokens("f:4", np.array([5, 6], np.int32), np.array([False, True])),
-        Preference("f:5", said, Chat("f:5", chat(("user", "hi"), ("assistant", "no"))["messages"])), Unpaired("f:6", text, desirable=False),
+        text, expected, Document("f:3", "paper"), Tokens("f:4", np.array([5, 6], np.int32), np.array([False, True])),
+        Preference("f:5", expected, Chat("f:5", chat(("user", "hi"), ("assistant", "no"))["messages"])),
+        Unpaired("f:6", text, desirable=False),
     ]  # fmt: skip
     encoded = Encoder(chatml_tokenizer).encode(samples)
     alone = [Encoder(chatml_tokenizer).encode([sample])[0] for sample in samples]
     assert [_told(made) for made in encoded] == [_told(made) for made in alone]
     assert [len(made.examples) for made in encoded] == [1, 1, 1, 1, 2, 1]
     assert [made.desirable for made in encoded] == [None, None, None, None, None, False]
-    told = [[learned(chatml_tokenizer, example) for example in made.examples] for made in encoded]
-    assert told[:3] == [["b<|im_end|>"], ["ho<|im_end|>"], ["paper<|im_end|>"]]
-    assert told[4:] == [["ho<|im_end|>", "no<|im_end|>"], ["b<|im_end|>"]]
+    message = [[learned(chatml_tokenizer, example) for example in made.examples] for made in encoded]
+    assert message[:3] == [["b<|im_end|>"], ["ho<|im_end|>"], ["paper<|im_end|>"]]
+    assert message[4:] == [["ho<|im_end|>", "no<|im_end|>"], ["b<|im_end|>"]]
     assert encoded[3].examples[0].labels.tolist() == [-100, 6]
     roles = [made.examples[0].roles for made in encoded]
     assert roles == [
@@ -185,28 +189,28 @@ def test_a_batch_of_many_kinds(chatml_tokenizer, chat):
 
 
 def test_an_empty_batch(chatml_tokenizer):
-    """Nothing becomes nothing."""
+    """No samples become no examples."""
     assert Encoder(chatml_tokenizer).encode([]) == []
 
 
 @pytest.mark.parametrize("sample", [Text("f:1", "a ", "b"), Document("f:1", "a b")])
 def test_every_token(chatml_tokenizer, chat, sample):
     """Under `all` every token is learned, the template's own too."""
-    said = Chat("f:2", chat(("user", "hi"), ("assistant", "ho"))["messages"])
-    for made in Encoder(chatml_tokenizer, "all").encode([sample, said]):
+    expected = Chat("f:2", chat(("user", "hi"), ("assistant", "ho"))["messages"])
+    for made in Encoder(chatml_tokenizer, "all").encode([sample, expected]):
         assert (made.examples[0].labels == made.examples[0].input_ids).all()
 
 
 def test_what_has_no_completion(chatml_tokenizer):
-    """Documents and rows of tokens know no last turn and no completion: refused by place."""
+    """Documents and token ids have no last turn and no completion: refused by place."""
     for sample in (Document("f:1", "a"), Tokens("f:1", np.array([5], np.int32), np.array([True]))):
         for train_on in ("last", "completion"):
-            with pytest.raises(DataError, match=f"f:1: train_on is '{train_on}', and the row"):
+            with pytest.raises(DataError, match=f"f:1: `train_on` is '{train_on}', and the row"):
                 Encoder(chatml_tokenizer, train_on).encode([sample])
 
 
 def test_documents_begin_and_end_as_text(chat):
-    """A document gets the BOS that the tokenizer itself puts before text and one EOS, all of it learned."""
+    """A document gets the tokenizer's BOS and one EOS, all of it learned."""
     made = Encoder(words(post="<s> $A", bos_token="<s>", eos_token="</s>")).encode([Document("f:1", "a b")])
     assert made[0].examples[0].input_ids.tolist() == [1, 3, 4, 2]
     assert made[0].examples[0].labels.tolist() == [1, 3, 4, 2]

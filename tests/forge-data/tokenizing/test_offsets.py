@@ -1,11 +1,11 @@
-"""What a tokenizer trims from its offsets is put back."""
+"""White space that a tokenizer trims from its offsets is put back."""
 
 import itertools
 
 import pytest
 from hypothesis import given, strategies as st
 
-from forge_data.tokenizing._encoder import Encoder
+from forge_data.tokenizing._batch_tokenizer import BatchTokenizer
 
 TEXT = st.text(st.sampled_from("a bé\n\t.🙂"), max_size=20)
 
@@ -14,7 +14,7 @@ TEXT = st.text(st.sampled_from("a bé\n\t.🙂"), max_size=20)
 @given(text=TEXT)
 def test_every_character_has_its_token(tokenizers, trim_offsets, text):
     """Tokens tile the text: each begins where the one before it ends (or shares its character), blanks included."""
-    ids, offsets, sizes = Encoder(tokenizers["chatml", trim_offsets])._ids([text], special=False)
+    ids, offsets, sizes = BatchTokenizer(tokenizers["chatml", trim_offsets])([text], special=False)
     assert [len(ids)] == [len(offsets)] == sizes
     covered = {place for begin, end in offsets for place in range(begin, end)}
     assert covered == set(range(len(text)))
@@ -22,8 +22,8 @@ def test_every_character_has_its_token(tokenizers, trim_offsets, text):
 
 
 def test_trimming_and_not_agree(tokenizers):
-    """The same text has the same places whether the tokenizer trims or not."""
+    """The same text has the same offsets whether the tokenizer trims or not."""
     text = "a  \n   b c\n\n  d  "
-    _, one, _ = Encoder(tokenizers["chatml", True])._ids([text], special=False)
-    _, two, _ = Encoder(tokenizers["chatml", False])._ids([text], special=False)
+    _, one, _ = BatchTokenizer(tokenizers["chatml", True])([text], special=False)
+    _, two, _ = BatchTokenizer(tokenizers["chatml", False])([text], special=False)
     assert one.tolist() == two.tolist()

@@ -1,4 +1,4 @@
-"""What does not fit into max_seq_len is dropped, cut, split or refused, and every token of it is booked."""
+"""What is longer than `max_seq_len` is dropped, cut, split or refused, and every token is counted."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from forge_data.tokenizing._overflow import fit, piece
 
 
 def example(mask, roles=None, first=1):
-    """An example whose token i is i + first, learned where the mask says so, one segment a run of equal roles."""
+    """Make an example whose token i is i + first, learned by the mask, one segment a run of equal roles."""
     roles = roles or "u" * len(mask)
     starts = [i for i in range(len(mask)) if i == 0 or roles[i] != roles[i - 1]]
     segments = np.array(list(zip(starts, [*starts[1:], len(mask)], strict=True)), dtype=np.int32).reshape(-1, 2)
@@ -25,20 +25,20 @@ def options(limit, on_overflow="drop"):
 
 @pytest.mark.parametrize("on_overflow", ON_OVERFLOW)
 def test_exactly_the_limit_fits(on_overflow):
-    """A row of exactly max_seq_len tokens is kept as it is, whatever happens to longer ones."""
+    """A row of exactly max_seq_len tokens is kept as it is, under every option."""
     whole = example([0, 1, 1])
     assert fit("r", (whole,), options(3, on_overflow)) == ((whole,), None, {})
     assert fit("r", (whole,), options(2, "drop")).reason == "longer_than_max_seq_len"
 
 
 def test_drop():
-    """Dropped rows are booked with all their tokens; one without a learned token by that, whatever its length."""
+    """Dropped rows count with all their tokens; one without a learned token by that reason, at any length."""
     assert fit("r", (example([0, 1, 1]),), options(2)) == ((), "longer_than_max_seq_len", {"longer_than_max_seq_len": 3})
     assert fit("r", (example([1, 0, 0]),), options(2)) == ((), "no_trained_token", {"no_trained_token": 3})
 
 
 def test_truncate():
-    """The first max_seq_len tokens stay, with their segments; what has nothing to learn left is dropped by that reason."""
+    """The first max_seq_len tokens stay, with their segments; a rest without learned tokens is dropped by that reason."""
     (kept,), reason, lost = fit("r", (example([0, 0, 1, 1, 1], "suuaa"),), options(4, "truncate"))
     assert reason is None
     assert lost == {"truncated": 1}
@@ -51,7 +51,7 @@ def test_truncate():
 
 
 def test_split():
-    """Consecutive pieces; those without a learned token are left out and their tokens counted."""
+    """Pieces are consecutive; those without a learned token are left out and counted."""
     kept, reason, lost = fit("r", (example([0, 1, 1, 0, 0, 0, 0, 1], "uaauuuua"),), options(3, "split"))
     assert reason is None
     assert [each.input_ids.tolist() for each in kept] == [[1, 2, 3], [7, 8]]
@@ -62,34 +62,36 @@ def test_split():
 
 
 def test_error():
-    """The first row that is too long ends it, with its length and the ways out."""
+    """The first row that is too long is refused, with its length and what to do."""
     with pytest.raises(
-        DataError, match=r"train.jsonl:3: 4 tokens, and max_seq_len is 3; raise it, shorten the row, or say what"
+        DataError, match=r"train.jsonl:3: 4 tokens, and `max_seq_len` is 3; raise it, shorten the row, or say what"
     ):
         fit("train.jsonl:3", (example([0, 1, 1, 1]),), options(3, "error"))
 
 
 def test_both_sides_of_a_preference():
-    """Both sides stay or both go, and tokens of both are booked; a pair cannot be split."""
+    """Both sides stay or both are dropped, and tokens of both count; a pair cannot be split."""
     short, long, untrained = example([0, 1]), example([0, 1, 1, 1]), example([1, 0, 0])
     assert fit("r", (short, long), options(3)) == ((), "longer_than_max_seq_len", {"longer_than_max_seq_len": 6})
     assert fit("r", (long, untrained), options(9)) == ((), "no_trained_token", {"no_trained_token": 7})
     kept, _, lost = fit("r", (short, long), options(3, "truncate"))
     assert [len(each) for each in kept] == [2, 3]
     assert lost == {"truncated": 1}
-    with pytest.raises(DataError, match="r: a preference of which one side is longer than max_seq_len"):
+    with pytest.raises(DataError, match="r: a preference of which one side is longer than `max_seq_len`"):
         fit("r", (short, long), options(3, "split"))
 
 
 def test_two_sides_of_the_same_tokens():
-    """A pair whose sides are the same prefers nothing, whatever is learned of it; nor does one of which the limit leaves the same."""
-    with pytest.raises(BadPairError, match="r: field rejected is the same as chosen, token for token") as told:
+    """A pair of equal tokens prefers nothing, also if only the limit makes them equal."""
+    with pytest.raises(BadPairError, match="r: field rejected is the same as chosen, token for token") as caught:
         fit("r", (example([0, 1]), example([0, 1])), options(1))
-    assert told.value.reason == "same_answers"
+    assert caught.value.reason == "same_answers"
     one, other = example([0, 1, 1]), example([0, 1, 1, 1])
-    with pytest.raises(BadPairError, match="r: field rejected is the same as chosen in its first 2 tokens, and max_") as told:
+    with pytest.raises(
+        BadPairError, match="r: field rejected is the same as chosen in its first 2 tokens, and `max_"
+    ) as caught:
         fit("r", (one, other), options(2, "truncate"))
-    assert told.value.reason == "same_answers_within_max_seq_len"
+    assert caught.value.reason == "same_answers_within_max_seq_len"
     assert fit("r", (one, other), options(2)).reason == "longer_than_max_seq_len"
     assert [len(side) for side in fit("r", (one, other), options(4, "truncate")).kept] == [3, 4]
 
@@ -100,7 +102,7 @@ def test_two_sides_of_the_same_tokens():
     on_overflow=st.sampled_from(ON_OVERFLOW),
 )
 def test_every_token_is_booked(sides, limit, on_overflow):
-    """Tokens kept plus tokens lost are the tokens there were; samples fit, learn something, and are pieces of the row."""
+    """Tokens kept plus tokens lost are all tokens; samples fit, learn something, and are pieces of the row."""
     examples = tuple(example(mask, first=1 + 30 * side) for side, mask in enumerate(sides))
     try:
         kept, reason, lost = fit("r", examples, options(limit, on_overflow))

@@ -1,4 +1,4 @@
-"""The expressions of known tokenizers, as Python's, cut where the tokenizers' own cut."""
+"""Python's expressions for known tokenizers cut text as the tokenizers do."""
 
 from itertools import product
 
@@ -14,7 +14,7 @@ CL100K = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^
 
 
 def split(pattern, behavior="isolated", *, digits=False):
-    """A pre-tokenizer as Llama-3 and Qwen2 have it; with `digits`, as SmolLM2's vendor has it, who cuts by ByteLevel's own expression."""
+    """Make a pre-tokenizer as Llama-3's and Qwen2's; with `digits` as SmolLM2's, which cuts by ByteLevel's expression."""
     spell = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=digits)
     first = pre_tokenizers.Digits(individual_digits=True) if digits else pre_tokenizers.Split(Regex(pattern), behavior)
     return pre_tokenizers.Sequence([first, spell])
@@ -39,19 +39,19 @@ def backend(pre_tokenizer, normalizer=None, added=()):
 
 
 def own(pre_tokenizer, text):
-    """The pieces that the tokenizer cuts a text into."""
+    """Return the pieces that the tokenizer cuts a text into."""
     return [text[start:stop] for _, (start, stop) in pre_tokenizer.pre_tokenize_str(text)]
 
 
 def cut(name, text):
-    """The pieces that are known beforehand, and of odd ones what the tokenizer makes of them alone."""
+    """Return the pieces of the cutter, with stretches that are not ASCII cut by the tokenizer."""
     pieces = cutter(backend(KNOWN[name]))(text)
     return [part for piece in pieces for part in ([piece] if piece.isascii() else own(KNOWN[name], piece))]
 
 
 @pytest.mark.parametrize("name", KNOWN)
 def test_every_short_text(name):
-    """All texts of up to four characters of each kind that an expression tells apart, an apostrophe's letters among them."""
+    """Agree on all texts of up to four characters of each kind that an expression distinguishes."""
     cuts = cutter(backend(KNOWN[name]))
     for size in range(1, 5):
         for letters in product("aSre1 \n\r\t'.", repeat=size):
@@ -61,7 +61,7 @@ def test_every_short_text(name):
 
 @pytest.mark.parametrize("name", KNOWN)
 def test_every_ascii_character(name):
-    """Each of them between each two kinds of others: which are letters, digits, blanks is the same to both."""
+    """Agree on every ASCII character between any two kinds of others."""
     cuts = cutter(backend(KNOWN[name]))
     for character in map(chr, range(128)):
         for before, after in product(["", "a", "1", " ", ".", "\n", "'", "  "], repeat=2):
@@ -72,19 +72,19 @@ def test_every_ascii_character(name):
 @pytest.mark.parametrize("name", KNOWN)
 @given(text=st.text(st.characters(codec="ascii"), max_size=60))
 def test_ascii(name, text):
-    """Any text of ASCII."""
+    """Agree on any ASCII text."""
     assert cut(name, text) == own(KNOWN[name], text)
 
 
 @pytest.mark.parametrize("name", KNOWN)
 @given(text=st.lists(st.sampled_from([*LOOK_ALIKES, *WORDS, *BLANKS, "word ", " and", "don't", "²", "中文", "ſ"])).map("".join))
 def test_any_text(name, text):
-    """Stretches of other scripts fall alone into the pieces that they fall into where they stand."""
+    """Stretches of other scripts give alone the pieces that they give in their text."""
     assert cut(name, text) == own(KNOWN[name], text)
 
 
 def test_a_stretch_is_no_longer_than_it_must_be():
-    """One odd character leaves all but its neighbours to be looked up."""
+    """One character that is not ASCII leaves all but its neighbours to the cache."""
     assert cutter(backend(KNOWN["gpt-2"]))("it is a naïve idea") == ["it", " is", " a", " naïve", " idea"]
 
 
@@ -103,12 +103,12 @@ def test_a_stretch_is_no_longer_than_it_must_be():
     ],
 )
 def test_others_are_not_known(pre_tokenizer, normalizer):
-    """Any other way to cut, or a text that is changed before, is left to the tokenizer."""
+    """Any other pre-tokenizer, and text that is normalized before, has no cutter."""
     assert cutter(backend(pre_tokenizer, normalizer)) is None
 
 
 def test_added_tokens():
-    """The longest of those that begin at a place, whatever letters they have."""
+    """The longest of the tokens that begin at a place is found, whatever its letters."""
     tokens = [AddedToken(token, normalized=False) for token in ("<a>", "<a><b>", "(.*)", "<｜é｜>")]
     found, ids = added_tokens(backend(None, added=tokens))
     assert found.split("x<a><b>y<a>(.*).<｜é｜>")[1::2] == ["<a><b>", "<a>", "(.*)", "<｜é｜>"]
@@ -126,7 +126,7 @@ def test_added_tokens():
     ],
 )
 def test_added_tokens_that_more_decides(tokens, normalizer):
-    """Tokens that take blanks along, want a border of a word, or are looked for in another text."""
+    """Tokens that take blanks along, need a word border, or are searched in normalized text have no expression."""
     assert added_tokens(backend(None, normalizer, tokens)) is None
 
 

@@ -1,4 +1,4 @@
-"""Questions to ids: the template's generation prompt, and text that goes on."""
+"""Questions → ids: the template's generation prompt, and text that continues."""
 
 import pytest
 from tokenizers import processors
@@ -28,7 +28,7 @@ def test_as_the_model_is_asked(name):
 
 
 def test_thinking_or_not():
-    """A template that thinks is told by the row whether to: its generation prompt then holds an empty thought."""
+    """A row can switch a template's reasoning off: its generation prompt then holds an empty block."""
     tokenizer = FAMILIES["qwen3"].tokenizer()
     plain, off = ids(tokenizer, {"messages": [USER]}, {"messages": [USER], "chat_template_kwargs": {"enable_thinking": False}})
     assert tokenizer.decode(plain).endswith("<|im_start|>assistant\n")
@@ -38,7 +38,7 @@ def test_thinking_or_not():
 
 
 def test_refused_by_row(with_template):
-    """A template that will not write a conversation is told with its own words and the row; none at all, with what to do."""
+    """A template that refuses a conversation is reported with its own error and the row; a missing one with what to do."""
     strict = with_template("{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system') }}{% endif %}x")
     with pytest.raises(DataError, match="f:2: .* refuses the conversation: no system"):
         ids(strict, {"messages": [USER]}, {"prompt": [{"role": "system", "content": "s"}, USER]})
@@ -47,7 +47,7 @@ def test_refused_by_row(with_template):
 
 
 def test_text_goes_on(families):
-    """Text gets the tokenizer's own BOS; an EOS that it would set behind is taken away, one that stands in the text is not."""
+    """Text gets the tokenizer's BOS; an EOS that it adds is removed, one within the text is not."""
     tokenizer = families["llama-3"].tokenizer()
     eos, bos = tokenizer.eos_token, tokenizer.bos_token
     pieces = [(token, tokenizer.convert_tokens_to_ids(token)) for token in (eos, bos)]
@@ -60,6 +60,6 @@ def test_text_goes_on(families):
 
 
 def test_both_kinds_at_once(chatml_tokenizer):
-    """Text and messages beside each other keep their order, and each is what it is alone."""
+    """Text and messages in one batch keep their order, and each is what it is alone."""
     rows = [{"prompt": "a"}, {"messages": [USER]}, {"prompt": "b c"}, {"prompt": MESSAGES}, {"prompt": "é 🎈"}]
     assert ids(chatml_tokenizer, *rows) == [ids(chatml_tokenizer, row)[0] for row in rows]

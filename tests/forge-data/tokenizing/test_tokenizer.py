@@ -1,4 +1,4 @@
-"""Loading tokenizers, and what is none."""
+"""Loading tokenizers, and refusing what is none."""
 
 import errno
 import json
@@ -13,7 +13,7 @@ from forge_data.tokenizing._tokenizer import _loader, as_tokenizer
 
 
 def test_a_directory_of_tokenizer_files(chatml_tokenizer, tmp_path, chat):
-    """A directory with tokenizer files and no config.json is enough; template and tokens come along."""
+    """A directory with tokenizer files and no config.json is enough, template and tokens included."""
     chatml_tokenizer.save_pretrained(tmp_path)
     assert not (tmp_path / "config.json").exists()
     loaded = load_tokenizer(str(tmp_path))
@@ -22,9 +22,11 @@ def test_a_directory_of_tokenizer_files(chatml_tokenizer, tmp_path, chat):
     assert loaded.apply_chat_template(messages) == chatml_tokenizer.apply_chat_template(messages)
 
 
+@pytest.mark.slow
 def test_tokenizer_files_need_no_torch(chatml_tokenizer, tmp_path):
-    """A directory of tokenizer files alone is read without loading torch, also where it is installed, to what transformers makes of
-    it; a config.json beside them leaves the choice to transformers."""
+    """A directory of tokenizer files alone is loaded without torch, to what transformers makes of it; with a config.json
+    transformers chooses the class.
+    """
     from transformers import AutoTokenizer
 
     chatml_tokenizer.save_pretrained(tmp_path)
@@ -42,7 +44,7 @@ def test_tokenizer_files_need_no_torch(chatml_tokenizer, tmp_path):
 
 @pytest.mark.parametrize("name", ["./nothing", "/no/such/directory", "a/b/c", "what is this?", ""])
 def test_no_directory(name):
-    """A path where nothing is, that is no hub name either, is said to be so at once."""
+    """A path where nothing is, and that is no Hub name, is refused at once."""
     with pytest.raises(
         TokenizerError, match=r"no tokenizer at .*: nothing there; give a directory that holds tokenizer.json, or a name"
     ):
@@ -50,7 +52,7 @@ def test_no_directory(name):
 
 
 def test_a_file(tmp_path):
-    """A file is no directory."""
+    """A file is refused: a directory is needed."""
     (tmp_path / "model.gguf").touch()
     with pytest.raises(TokenizerError, match="a file; give a directory"):
         load_tokenizer(str(tmp_path / "model.gguf"))
@@ -61,13 +63,13 @@ def test_a_file(tmp_path):
     [("x" * 300, "File name too long"), ("a\0b", "null byte"), ("~no-such-user-here/model", "home directory")],
 )
 def test_a_path_that_cannot_be_looked_at(name, reason):
-    """What the system says of a path is told, though it might have been a hub name."""
+    """An error of the system about a path is reported, though it might have been a Hub name."""
     with pytest.raises(TokenizerError, match=f"no tokenizer at .*: .*{reason}.*; check the path"):
         load_tokenizer(name)
 
 
 def test_a_directory_that_may_not_be_entered(tmp_path, monkeypatch):
-    """A path that may not be looked at is refused with the reason."""
+    """A path without permission is refused with the reason."""
 
     def refuse(self, **_):
         raise PermissionError(errno.EACCES, "Permission denied", str(self))
@@ -89,7 +91,7 @@ def test_a_directory_that_may_not_be_listed(tmp_path, monkeypatch):
 
 
 def test_a_directory_of_other_things(tmp_path):
-    """A directory without a tokenizer is told what it holds and what it lacks."""
+    """A directory without a tokenizer is refused with what it holds and what is missing."""
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
     (tmp_path / "notes.txt").touch()
     with pytest.raises(
@@ -108,7 +110,7 @@ def test_a_broken_file(chatml_tokenizer, tmp_path):
 
 
 def test_no_such_name_on_the_hub():
-    """A name that the hub does not answer for (here: no network) is told both ways out."""
+    """A name that the Hub does not give (here: no network) is refused with both remedies."""
     with pytest.raises(
         TokenizerError, match="no tokenizer called 'nobody/nothing': there is no such directory, and the Hugging Face Hub"
     ):
@@ -116,7 +118,7 @@ def test_no_such_name_on_the_hub():
 
 
 def test_a_slow_tokenizer():
-    """A tokenizer that cannot say where its tokens stand is refused."""
+    """A tokenizer that cannot report its tokens' characters is refused."""
 
     class Slow:
         is_fast = False

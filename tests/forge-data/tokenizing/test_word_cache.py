@@ -1,4 +1,4 @@
-"""Texts that are told word by word get the ids that the tokenizer gives them."""
+"""Ids from the word cache are those that the tokenizer gives."""
 
 import random
 import string
@@ -8,9 +8,9 @@ from hypothesis import given, strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from forge_data.tokenizing import _word_cache as _words
-from forge_data.tokenizing._encoder import Encoder
-from forge_data.tokenizing._word_cache import words_of
+from forge_data.tokenizing import _word_cache
+from forge_data.tokenizing._batch_tokenizer import BatchTokenizer
+from forge_data.tokenizing._word_cache import word_cache
 
 from ..families import FAMILIES
 from ..nasty import BLANKS, LOOK_ALIKES, WORDS
@@ -39,18 +39,18 @@ MADE = {name: tokenizer(name, normalizer=normalizers.NFC() if name == "qwen2" el
 
 
 def same(words, made, texts):
-    """The words' ids and sizes are the backend's."""
-    told, _ = words.of(texts)
+    """Check ids and sizes against the backend's."""
+    ids, sizes, _ = words.encode(texts)
     expected = [each.ids for each in made.backend_tokenizer.encode_batch(texts, add_special_tokens=False)]
-    assert told.ids.tolist() == [token for ids in expected for token in ids]
-    assert told.sizes == [len(ids) for ids in expected]
+    assert ids.tolist() == [token for ids in expected for token in ids]
+    assert sizes == [len(ids) for ids in expected]
 
 
 @pytest.mark.parametrize("name", KNOWN)
 @given(batches=st.lists(TEXTS, min_size=1, max_size=3))
 def test_as_the_tokenizer(name, batches):
-    """Any texts, batch by batch, with tokens within tokens, half characters and texts that a normalizer changes."""
-    words = words_of(MADE[name])
+    """Any texts, batch by batch, with tokens within tokens, half characters and text that a normalizer changes."""
+    words = word_cache(MADE[name])
     for texts in [*batches, SPOKEN, *batches]:
         same(words, MADE[name], texts)
 
@@ -58,64 +58,70 @@ def test_as_the_tokenizer(name, batches):
 def test_a_normalized_token():
     """GPT-2's own kind of added token, where no normalizer changes a text."""
     made = tokenizer(normalized=True)
-    same(words_of(made), made, ["a<tag><b> it", *SPOKEN])
+    same(word_cache(made), made, ["a<tag><b> it", *SPOKEN])
 
 
 def test_merges_are_passed_over():
-    """Llama-3 takes a word that is in the vocabulary as it is."""
+    """Llama-3 takes a word that is in the vocabulary as one token."""
     made = tokenizer("llama-3", ignore_merges=True)
-    same(words_of(made), made, SPOKEN)
+    same(word_cache(made), made, SPOKEN)
 
 
-@pytest.mark.parametrize("limit", ["_MOST_PIECES", "_MOST_CHARACTERS"])
+@pytest.mark.parametrize("limit", ["_MAX_WORDS", "_MAX_CHARACTERS"])
 def test_what_is_remembered_is_bounded(monkeypatch, limit):
-    """Beyond the limit all is forgotten, and asked for again."""
-    monkeypatch.setattr(_words, limit, 20)
+    """Beyond the limit everything is forgotten, and tokenised again."""
+    monkeypatch.setattr(_word_cache, limit, 20)
     made = MADE["gpt-2"]
-    words = words_of(made)
+    words = word_cache(made)
     for number in range(5):
         same(words, made, [*SPOKEN, f"word{number} other{number}"])
-    _, new = words.of(["What it is"])
+    _, _, new = words.encode(["What it is"])
     assert "What" in new.texts
 
 
 def test_what_repeats_nothing_is_noticed(monkeypatch):
-    """Where most pieces are new, the tokenizer is asked for whole texts from then on; the ids stay right."""
-    monkeypatch.setattr(_words, "_TELLING", 100)
+    """Where most words are new, whole texts are tokenised from then on; the ids stay right."""
+    monkeypatch.setattr(_word_cache, "_MIN_SAMPLE", 100)
     draw = random.Random(0)
     texts = [" ".join("".join(draw.choices(string.ascii_letters, k=8)) for _ in range(200)) for _ in range(3)]
-    bytes_ = Encoder(MADE["gpt-2"])._bytes
-    assert bytes_.by_words
+    tokenize = BatchTokenizer(MADE["gpt-2"])
+    assert tokenize.uses_cache
     for _ in range(2):
-        ids, _, sizes = bytes_.of(texts)
-        assert not bytes_.by_words
+        ids, _, sizes = tokenize(texts, special=False)
+        assert not tokenize.uses_cache
         expected = [MADE["gpt-2"].backend_tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
         assert ids.tolist() == [token for each in expected for token in each]
         assert sizes == [len(each) for each in expected]
 
 
 def test_a_wrong_cut_is_noticed():
-    """A tokenizer that cuts otherwise than it says is asked for whole texts, and nothing of what was looked up is used."""
-    bytes_ = Encoder(MADE["gpt-2"])._bytes
-    bytes_._words._cut = list
-    ids, places, sizes = bytes_.of(SPOKEN)
-    told = bytes_._told(SPOKEN)
-    assert [ids.tolist(), places.tolist(), sizes] == [told[0].tolist(), told[1].tolist(), told[2]]
-    assert not bytes_.by_words
+    """A cutter that disagrees with its tokenizer is noticed, and nothing of the cache is used."""
+    tokenize = BatchTokenizer(MADE["gpt-2"])
+    tokenize._words._cut = list
+    made = tokenize(SPOKEN, special=False)
+    expected = tokenize._by_tokenizer(SPOKEN, special=False)
+    assert [made.ids.tolist(), made.offsets.tolist(), made.sizes] == [
+        expected.ids.tolist(),
+        expected.offsets.tolist(),
+        expected.sizes,
+    ]
+    assert not tokenize.uses_cache
 
 
 def test_who_is_told_word_by_word():
-    """Families whose expression is known; not those of another make, nor those of which a special token takes blanks along."""
-    told = {name for name, family in FAMILIES.items() if Encoder(family.tokenizer())._bytes.by_words}
-    assert told == {name for name, family in FAMILIES.items() if family.make in ("bytes", "tiktoken") and not family.swallows}
+    """Byte-level families with a known expression use the cache, unless a special token takes blanks along."""
+    message = {name for name, family in FAMILIES.items() if BatchTokenizer(family.tokenizer()).uses_cache}
+    assert message == {
+        name for name, family in FAMILIES.items() if family.make in ("bytes", "tiktoken") and not family.swallows
+    }
 
 
 def test_chance_and_letters_are_left_to_the_tokenizer():
-    """Merges that are left out by chance, special tokens that are to be read as letters, another model."""
+    """Random merges, special tokens read as letters, and another model have no cache."""
     spelled = tokenizer()
     spelled.split_special_tokens = True
-    assert words_of(tokenizer(dropout=0.1)) is None
-    assert words_of(spelled) is None
+    assert word_cache(tokenizer(dropout=0.1)) is None
+    assert word_cache(spelled) is None
     other = Tokenizer(models.WordLevel({"a": 0}, unk_token="a"))
     other.pre_tokenizer = KNOWN["gpt-2"]
-    assert words_of(PreTrainedTokenizerFast(tokenizer_object=other)) is None
+    assert word_cache(PreTrainedTokenizerFast(tokenizer_object=other)) is None

@@ -1,4 +1,4 @@
-"""The page as a file: one, whole, without a network, and proof against its own words."""
+"""The page as a file: complete, without network, and safe against the text in it."""
 
 import base64
 import hashlib
@@ -42,14 +42,14 @@ def store(chatml_tokenizer):
 
 
 def test_words_make_no_elements(store, chatml_tokenizer):
-    """A page of hostile words has exactly the elements of a page of harmless ones."""
+    """A page of hostile text has exactly the elements of a page of harmless text."""
     harmless = Store([chat(chatml_tokenizer, ("user", "Hi"), ("assistant", "Ho"))], chatml_tokenizer)
     assert Elements(page(store, [0])).tags == Elements(page(harmless, [0])).tags
     assert "a &lt;b&gt; store" in page(store, [0])
 
 
 def test_no_network(store):
-    """Nothing is loaded from anywhere: no address in an attribute or the style, and a policy that forbids it besides."""
+    """Nothing is loaded: no address in an attribute or the style, and a policy that forbids it."""
     text = page(store, [0])
     elements = Elements(text)
     outside = [a for a in elements.attributes if a[1] in {"src", "srcset", "data", "action", "poster"} or "//" in (a[2] or "")]
@@ -76,12 +76,12 @@ def test_policy_fits(store):
 
 
 def test_without_scripts(store):
-    """With scripts off the page tells the samples in plain text, marks in place of colour."""
+    """Without scripts the page shows the samples as plain text, with marks in place of colour."""
     assert "⟦" in page(store, [0]).partition("<noscript>")[2]
 
 
 def test_write(store, tmp_path):
-    """The store is verified before anything is said of it; folders are made, an old page is replaced, nothing is left beside it."""
+    """The store is verified first; directories are made, an old page is replaced, nothing is left beside it."""
     path = tmp_path / "new" / "page.html"
     assert write_page(store, [0], path) == path
     assert store.verified
@@ -103,7 +103,7 @@ def test_no_place_to_write(store, tmp_path):
 
 
 def test_a_page_is_no_part_of_the_store(chatml_tokenizer, small_chats, write_rows, tmp_path):
-    """A page never takes the place of an array, nor lies where the next store would have to make room for it; nor has it no name."""
+    """A page inside the store, or without a name, is refused."""
     store = forge_data.prepare(write_rows(small_chats), chatml_tokenizer, tmp_path / "store", progress=False)
     for path in (store.path / "input_ids.bin", store.path / "new" / "page.html", ""):
         with pytest.raises(forge_data.StoreError, match="cannot be written: it must be a file, and outside of the store"):
@@ -112,7 +112,7 @@ def test_a_page_is_no_part_of_the_store(chatml_tokenizer, small_chats, write_row
 
 
 def test_a_damaged_store_has_no_page(chatml_tokenizer, small_chats, write_rows, tmp_path):
-    """A page vouches for the arrays, so a store whose arrays changed gets none."""
+    """A store whose arrays changed gets no page."""
     forge_data.prepare(write_rows(small_chats), chatml_tokenizer, tmp_path / "store", progress=False)
     assert forge_data.show(tmp_path / "store", html=tmp_path / "page.html") == tmp_path / "page.html"
     (tmp_path / "page.html").unlink()

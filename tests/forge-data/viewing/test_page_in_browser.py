@@ -2,13 +2,16 @@
 
 import pytest
 
-from forge_data.findings._report import Finding
+from forge_data.findings._finding import Finding
 from forge_data.viewing._page import write_page
 
 from ..browser import CHROMIUM, Browser
 from ..viewed import Store, chat, example
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine: the page is not looked at")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine: the page is not looked at"),
+]
 
 HOSTILE = "</script><script>document.title='x'</script><img src=http://127.0.0.1:9/x onerror=document.title='x'>\u202e\x1b"
 TALL = "a long line of words " * 400
@@ -44,7 +47,7 @@ def address(tmp_path_factory, chatml_tokenizer):
 
 @pytest.fixture
 def opened(browser, address):
-    """opened("#find=18", width=360) is the browser at the page; afterwards nothing may have been complained of or asked for."""
+    """opened("#find=18", width=360) is the browser at the page; afterwards nothing may be logged or loaded."""
 
     def go(fragment="", **window):
         browser.open(address, fragment=fragment, **window)
@@ -60,7 +63,7 @@ FILL = "dispatchEvent(new Event('beforeprint'))"
 
 
 def test_every_token_is_there(opened, chatml_tokenizer):
-    """The learned letters on the page are the assistants', in an element that says so, and hostile text is only text."""
+    """Learned letters on the page are the assistants', in an element that marks them; hostile text is only text."""
     page = opened()
     page.run(FILL)
     letters = page.run(
@@ -77,7 +80,7 @@ def test_every_token_is_there(opened, chatml_tokenizer):
 @pytest.mark.parametrize("width", [360, 1440])
 @pytest.mark.parametrize("dark", [False, True])
 def test_nothing_runs_over(opened, width, dark):
-    """At 360 and at 1,440 px the page is as wide as the window, all of it, however long a word is."""
+    """At 360 and 1,440 px everything on the page fits the window's width, however long a word is."""
     page = opened(width=width, height=800, dark=dark)
     page.run(FILL)
     assert page.run("document.documentElement.scrollWidth") <= width
@@ -89,7 +92,7 @@ def test_nothing_runs_over(opened, width, dark):
 
 @pytest.mark.parametrize("dark", [False, True])
 def test_seen_without_colour(opened, dark):
-    """Learned and unlearned text differ by a line under it, not only by colour, and all text stands out from its ground (WCAG AA)."""
+    """Learned and other text differ by an underline, not only by colour, and all text has enough contrast (WCAG AA)."""
     page = opened(dark=dark)
     page.run(FILL)
     line = "getComputedStyle(document.querySelector('.card .t{}')).boxShadow"
@@ -102,7 +105,8 @@ def test_seen_without_colour(opened, dark):
             .reduce((s, v, i) => s + v * [.2126, .7152, .0722][i], 0);
           const ground = e => { for (; e; e = e.parentElement) { const c = rgb(getComputedStyle(e).backgroundColor);
             if (c.length < 4 || c[3] > 0) return c; } return [255, 255, 255]; };
-          const texts = '.t, .t.l, .t.sp, .t.sp.l, .facts, .lede, .amount, .size, .name, .finding, .note, .severity, dt, dd, th, td, h1, h3';
+          const texts = '.t, .t.l, .t.sp, .t.sp.l, .facts, .lede, .amount, .size, .name, .finding, .note, .severity, '
+            + 'dt, dd, th, td, h1, h3';
           return Math.min(...[...document.querySelectorAll(texts)].map(e => {
             const [a, b] = [light(rgb(getComputedStyle(e).color)), light(ground(e))].sort((x, y) => y - x);
             return (a + .05) / (b + .05); }));
@@ -112,7 +116,7 @@ def test_seen_without_colour(opened, dark):
 
 
 def test_filters(opened):
-    """By role, by finding, by source row, by words, by what is learned; each stands in the address and can be handed on."""
+    """By role, finding, source row, text and learned turns; each is in the address and can be shared."""
     page = opened()
     assert len(page.run(SHOWN)) == 6
     assert page.run("document.getElementById('count').textContent") == "6 samples"
@@ -140,7 +144,7 @@ def test_filters(opened):
 
 
 def test_links(opened):
-    """A finding leads to its row; a link to a sample goes there and leaves the choices as they are."""
+    """A finding links to its row; a link to a sample goes there and keeps the filters."""
     page = opened("#role=assistant")
     page.run("document.querySelector('#sample-1 a.anchor').click()")
     assert page.run("location.hash") == "#role=assistant&sample=1"
@@ -155,23 +159,23 @@ def test_links(opened):
 
 
 def test_a_token_is_told(opened, chatml_tokenizer):
-    """A click says of a token what it is: learned, place, id, turn, bytes; a link leads to the same token again."""
+    """A click on a token shows mask, place, id, role and bytes; a link leads to the same token again."""
     page = opened()
     page.run(FILL)
     page.run("document.querySelector('#sample-0 .t.l').click()")
-    told = page.run("document.getElementById('token-line').textContent")
+    message = page.run("document.getElementById('token-line').textContent")
     first = chatml_tokenizer("日", add_special_tokens=False)["input_ids"][0]
     for said in ("learned", f"id {first}", "turn assistant", "bytes E6"):
-        assert said in told
-    assert "not learned" not in told
+        assert said in message
+    assert "not learned" not in message
     link = page.run("location.hash")
     opened(link)
-    assert page.run("document.getElementById('token-line').textContent") == told
+    assert page.run("document.getElementById('token-line').textContent") == message
     assert page.run("document.querySelectorAll('.at').length") == 1
 
 
 def test_keys(opened):
-    """Everything is reached by keys: find, samples, tokens, the edges of what is learned, and back."""
+    """Everything can be reached by keys: search, samples, tokens, edges of what is learned, and back."""
     page = opened()
     page.press("/", "/")
     assert page.run("document.activeElement.id") == "find"
@@ -193,7 +197,7 @@ def test_keys(opened):
 
 
 def test_a_long_page_opens_at_once(opened):
-    """Tokens that nobody looks at are not built; a link to one of them builds what it needs."""
+    """Tokens out of sight are not built; a link to one builds what it needs."""
     page = opened()
     built = page.run("document.querySelectorAll('#sample-3 .t').length")
     page.run(FILL)
@@ -203,7 +207,7 @@ def test_a_long_page_opens_at_once(opened):
 
 
 def test_a_cut_character(opened):
-    """A character that the mask cuts in two is whole in its first token, and the others say that they are inside it."""
+    """A character that the mask cuts is whole in its first token, and the others are marked as inside it."""
     page = opened("#sample=4")
     marks = page.run("[...document.querySelectorAll('#sample-4 .t')].map(t => [t.classList.contains('l'), t.textContent])")
     assert marks == [[False, "日"], [True, "⋯"], [True, "⋯"]]

@@ -1,7 +1,8 @@
-"""The page's head."""
+"""The head of the page."""
 
-from forge_data.findings._report import Finding, LintReport
-from forge_data.viewing._page_summary import books, figures, lede
+from forge_data.findings._finding import Finding
+from forge_data.findings._report import LintReport
+from forge_data.viewing._page_summary import details, figures, lede
 
 from ..viewed import SHA256, Store, chat
 
@@ -19,7 +20,7 @@ def test_figures_add_up(chatml_tokenizer):
 
 
 def test_lede_says_which(chatml_tokenizer):
-    """All, the first so many, or chosen ones: the page says which it shows."""
+    """The page names which samples it shows: all, the first ones, or chosen ones."""
     store = Store([chat(chatml_tokenizer, ("user", "Hi"))] * 3, chatml_tokenizer)
     assert lede(store, [0, 1, 2]).startswith("All 3 samples")
     assert lede(store, [0, 1]).startswith("The first 2 of 3 samples")
@@ -27,12 +28,12 @@ def test_lede_says_which(chatml_tokenizer):
 
 
 def test_books(chatml_tokenizer):
-    """Findings with counts that are exact, a way to rows that are shown, rows left out with why, every file's hash."""
+    """Findings with exact counts, links to rows that are shown, rows left out with the reason, every file's hash."""
     findings = [Finding("empty_turn", "stop", "train.jsonl", row, "messages[0]", f"what {row}", "mend it") for row in (1, 9)]
     dropped = [{"file": "train.jsonl", "row": n, "reason": "longer_than_max_seq_len", "tokens": n} for n in range(1, 1203)]
     store = Store([chat(chatml_tokenizer, ("user", "Hi"))], chatml_tokenizer, dropped=dropped)
     store.lint = LintReport(findings, {"empty_turn": 7}, {"empty_turn": 7}, 8)
-    text = books(store, {"train.jsonl:1"})
+    text = details(store, {"train.jsonl:1"})
     assert "7 stops, 0 warnings" in text
     assert "<details open><summary><b>Findings" in text
     assert "And 5 more." in text
@@ -52,7 +53,7 @@ def test_hostile_words(chatml_tokenizer):
     other = Finding("empty_turn", "warn", HOSTILE, 2, HOSTILE, HOSTILE, HOSTILE + "2")
     dropped = [{"file": HOSTILE, "row": 1, "reason": HOSTILE, "tokens": 1}]
     store = Store([chat(chatml_tokenizer, ("user", "Hi"))], findings=[finding, other], dropped=dropped, source=HOSTILE)
-    text = books(store, {f"{HOSTILE}:1"})
+    text = details(store, {f"{HOSTILE}:1"})
     text.encode("utf-8")
     assert "<img" not in text
     assert 'onerror=alert(1)&gt;"' not in text

@@ -1,4 +1,4 @@
-"""Prompts on a terminal, by the function and by the verbs."""
+"""Prompts on a terminal, by the function and the command line."""
 
 import pytest
 
@@ -17,14 +17,15 @@ def store(write_rows, chatml_tokenizer, tmp_path):
     return forge_data.prepare_prompts(write_rows(ROWS), chatml_tokenizer, tmp_path / "store")
 
 
-def said(capsys):
+def printed(capsys):
     written = capsys.readouterr()
     return written.out, written.err
 
 
 @pytest.mark.parametrize("how", ["object", "directory", "verb"])
 def test_show(store, how, capsys):
-    """What the model is given, token by token, the further fields, what was left out, the hashes; no control reaches the terminal."""
+    """Prompts are shown token by token with further fields, dropped rows and hashes; no control character reaches the
+    terminal."""
     match how:
         case "verb":
             assert _cli.main(["show", str(store.path)]) == 0
@@ -32,7 +33,7 @@ def test_show(store, how, capsys):
             forge_data.show(store.path)
         case _:
             forge_data.show(store)
-    out, _ = said(capsys)
+    out, _ = printed(capsys)
     assert f"train.jsonl:1 · prompt 0 · {len(store[0])} tokens\nprompt    count⇥to·3\n  answer: " in out
     assert '  more: {"é": [null, 0.5]}\n' in out
     assert "⟪<|im_start|>⟫user↵\n          who?⟪<|im_end|>⟫↵\n          ⟪<|im_start|>⟫assistant↵" in out
@@ -45,14 +46,14 @@ def test_show(store, how, capsys):
 def test_show_some(store, capsys):
     """Rows are chosen as of any store."""
     assert _cli.main(["show", str(store.path), "train.jsonl:3"]) == 0
-    assert "prompt 1" in (out := said(capsys)[0])
+    assert "prompt 1" in (out := printed(capsys)[0])
     assert "prompt 0" not in out
 
 
 def test_stats(store, capsys):
-    """Prompts are counted; nothing is said of what is learned, for nothing is."""
+    """Prompts are counted, without learned tokens."""
     assert _cli.main(["stats", str(store.path)]) == 0
-    out, _ = said(capsys)
+    out, _ = printed(capsys)
     assert out.startswith(f"2 prompts, {int(store.lengths.sum())} tokens\nkept 2 of 3 rows")
     assert "tokens a prompt" in out
     counted = forge_data.stats(store.select([1]))
@@ -61,20 +62,23 @@ def test_stats(store, capsys):
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
-        (["lint", "STORE"], "is a store of prompts, and not what a TokenStore reads"),
-        (["show", "STORE", "--finding", "empty_turn"], "is a store of prompts, at which no lint looks; leave --finding out"),
-        (["show", "STORE", "--html", "page.html"], "is a store of prompts, of which there is no page; show them without html"),
+        (["lint", "STORE"], "is a store of prompts: nothing of them is learned, so there is nothing to lint"),
+        (["show", "STORE", "--finding", "empty_turn"], "is a store of prompts, which are not linted; leave --finding out"),
+        (
+            ["show", "STORE", "--html", "page.html"],
+            "is a store of prompts, for which there is no page; show them without --html",
+        ),
         (["show", "STORE", "7"], "no sample 7: the store has 0 to 1"),
     ],
 )
-def test_refused_by_name(store, words, told, capsys):
-    """What a store of prompts has not is refused in one line, with status 2."""
+def test_refused_by_name(store, words, message, capsys):
+    """Commands that a store of prompts does not support are refused in one line, with status 2."""
     assert _cli.main([str(store.path) if word == "STORE" else word for word in words]) == 2
-    out, err = said(capsys)
+    out, err = printed(capsys)
     assert out == ""
-    assert told in err
+    assert message in err
     assert err.count("\n") == 1
-    with pytest.raises(forge_data.DataError, match="nothing of them is learned, so nothing of them is linted"):
+    with pytest.raises(forge_data.DataError, match="nothing of them is learned, so there is nothing to lint"):
         forge_data.lint(store)

@@ -1,4 +1,4 @@
-"""`show`: the whole account of a store on a terminal."""
+"""`show`: a store on a terminal."""
 
 import io
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import forge_data
-from forge_data.findings._report import Finding
+from forge_data.findings._finding import Finding
 from forge_data.viewing._show import plain, text_of, wants_colour, write_line
 
 from ..viewed import SHA256, Store, chat
@@ -17,7 +17,7 @@ def account(store, indices=(0,)):
 
 
 def test_account(chatml_tokenizer):
-    """Samples, the findings on their rows and on no others, the books, dropped rows with reason and length, the hashes."""
+    """Samples, findings on their rows only, accounting, dropped rows with reason and length, and hashes are shown."""
     samples = [chat(chatml_tokenizer, ("user", "Hi"), ("assistant", answer)) for answer in ("one", "two")]
     findings = [
         Finding("empty_turn", "stop", "train.jsonl", row, "messages[0].content", f"what {row}", "fix it") for row in (1, 2)
@@ -39,18 +39,18 @@ def test_account(chatml_tokenizer):
 
 
 def test_show_reads_the_arrays(chatml_tokenizer, small_chats, write_rows, tmp_path, capsys, monkeypatch):
-    """What is shown is what lies in the store, decoded with the store's own tokenizer: nothing is tokenised again."""
+    """The store's arrays are shown, decoded with its own tokenizer: nothing is tokenised again."""
     store = forge_data.prepare(write_rows(small_chats), chatml_tokenizer, tmp_path / "store", progress=False)
     ids = np.fromfile(tmp_path / "store" / "input_ids.bin", "<i4")
     last = store[11]
     monkeypatch.setattr(type(chatml_tokenizer), "__call__", None)
     forge_data.show(tmp_path / "store", 11)
-    said = capsys.readouterr().out
-    assert "train.jsonl:12 · sample 11" in said
+    expected = capsys.readouterr().out
+    assert "train.jsonl:12 · sample 11" in expected
     learned = chatml_tokenizer.decode(last.labels[last.labels != -100])
-    assert f"⟦{learned}⟧".replace("<|im_end|>", "⟪<|im_end|>⟫").replace(" ", "·") in said
+    assert f"⟦{learned}⟧".replace("<|im_end|>", "⟪<|im_end|>⟫").replace(" ", "·") in expected
     assert ids[-len(last) :].tolist() == last.input_ids.tolist()
-    assert f"sha256 {store.sha256['input_ids.bin']} input_ids.bin" in said
+    assert f"sha256 {store.sha256['input_ids.bin']} input_ids.bin" in expected
 
 
 def test_show_a_view_and_a_preference(chatml_tokenizer, write_rows, tmp_path, capsys):
@@ -59,16 +59,16 @@ def test_show_a_view_and_a_preference(chatml_tokenizer, write_rows, tmp_path, ca
     row |= {side: [{"role": "assistant", "content": side}] for side in ("chosen", "rejected")}
     store = forge_data.prepare(write_rows([row]), chatml_tokenizer, tmp_path / "store", progress=False)
     forge_data.show(store)
-    said = capsys.readouterr().out
-    assert "learned" in said
-    assert "· chosen\n" in said
-    assert "· rejected\n" in said
+    expected = capsys.readouterr().out
+    assert "learned" in expected
+    assert "· chosen\n" in expected
+    assert "· rejected\n" in expected
     forge_data.show(store.select([1]), 0)
     assert "⟦rejected" in capsys.readouterr().out
 
 
 def test_show_refuses(tmp_path, chatml_tokenizer):
-    """No store, and no such sample, are errors of the family."""
+    """A missing store, and a sample that it does not have, are this package's errors."""
     with pytest.raises(forge_data.StoreError):
         forge_data.show(tmp_path)
     with pytest.raises(forge_data.DataError, match="no sample 3: the store has 0 to 0"):
@@ -87,7 +87,7 @@ def test_show_refuses(tmp_path, chatml_tokenizer):
     ],
 )
 def test_colour(environment, terminal, colour, monkeypatch):
-    """Colour is for terminals that can, and NO_COLOR is obeyed."""
+    """Colour is for terminals that have it, and NO_COLOR turns it off."""
     for name in ("NO_COLOR", "FORCE_COLOR"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TERM", "xterm")
@@ -99,7 +99,7 @@ def test_colour(environment, terminal, colour, monkeypatch):
 
 
 def test_any_encoding():
-    """A terminal that knows ASCII only gets escapes, not an error."""
+    """A terminal with ASCII only gets escapes, not an error."""
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, encoding="ascii")
     write_line(stream, "⟦日⟧")
@@ -108,5 +108,5 @@ def test_any_encoding():
 
 
 def test_words_from_files_are_harmless():
-    """What a finding quotes cannot steer the terminal, nor begin a line."""
+    """Quoted text in a finding cannot control the terminal, nor begin a line."""
     assert plain("a b\x1b[31m\nc") == "a b␛[31m↵c"

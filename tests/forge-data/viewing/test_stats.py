@@ -1,4 +1,4 @@
-"""The numbers of a store, held against counting one sample at a time."""
+"""Numbers of a store, against counting one sample at a time."""
 
 import json
 from collections import Counter
@@ -24,7 +24,7 @@ def store(tmp_path_factory):
 
 
 def counted(store):
-    """By role and by source: samples, tokens, learned tokens, one token at a time."""
+    """Count samples, tokens and learned tokens by role and by source, one token at a time."""
     roles, sources = Counter(), Counter()
     for index in range(len(store)):
         example, seen = store[index], set()
@@ -43,18 +43,18 @@ def counted(store):
 
 @pytest.mark.parametrize("view", [None, [5], [30, 2, 2, 17, 31], range(20, 33)])
 def test_shares_of_roles_and_sources(store, view):
-    """A whole store and a view, with a sample that occurs twice, add up to what counting gives."""
+    """A store and a view, with a sample that occurs twice, give what counting gives."""
     store = store if view is None else store.select(view)
     made, (roles, sources) = stats(store), counted(store)
     for shares, expected in ((made.roles, roles), (made.sources, sources)):
-        told = {(share.name, name): getattr(share, name) for share in shares for name in ("samples", "tokens", "learned")}
-        assert told == {key: expected[key] for key in told}
+        message = {(share.name, name): getattr(share, name) for share in shares for name in ("samples", "tokens", "learned")}
+        assert message == {key: expected[key] for key in message}
         assert sum(share.tokens for share in shares) == made.tokens == store.lengths.sum()
         assert sum(share.learned for share in shares) == made.learned == store.loss_counts.sum()
 
 
 def test_percentiles_are_lengths_that_there_are(store):
-    """The least, the most, and in between a length of a sample."""
+    """Percentiles are lengths that occur, from the least to the most."""
     made = stats(store)
     assert (made.lengths[0], made.lengths[100]) == (store.lengths.min(), store.lengths.max())
     assert set(made.lengths.values()) <= set(store.lengths.tolist())
@@ -63,7 +63,7 @@ def test_percentiles_are_lengths_that_there_are(store):
 
 
 def test_as_text_and_as_json(store):
-    """A person reads a table, a program the same numbers."""
+    """Text is a table, and JSON has the same numbers."""
     made = stats(store)
     text = str(made)
     assert f"33 samples (supervised), {made.tokens:,} tokens" in text
@@ -77,7 +77,7 @@ def test_as_text_and_as_json(store):
 
 @pytest.mark.parametrize(("make", "kind"), [(completion, "supervised"), (preference, "preference"), (tokens, "supervised")])
 def test_every_kind_of_store(make, kind, tmp_path):
-    """Plain text, preferences and rows that came as tokens have their numbers, too."""
+    """Plain text, preferences and token ids have their numbers too."""
     rng = Random(1)
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps(make(rng)) + "\n" for _ in range(10)), encoding="utf-8")
@@ -90,7 +90,7 @@ def test_every_kind_of_store(make, kind, tmp_path):
 
 
 def test_tokens_without_a_tokenizer(tmp_path):
-    """A store from JSONL knows no roles but that of tokens."""
+    """A store from JSONL has the role of tokens only."""
     path = tmp_path / "rows.jsonl"
     path.write_text('{"input_ids": [1, 2, 3], "labels": [-100, 2, 3], "len": 3}\n', encoding="utf-8")
     (share,) = stats(TokenStore.from_jsonl(path, tmp_path / "store")).roles

@@ -1,4 +1,4 @@
-"""Views to lines of a terminal."""
+"""Views → lines of a terminal."""
 
 import re
 import unicodedata
@@ -36,7 +36,7 @@ def test_marks_say_all(chatml_tokenizer):
 
 
 def test_colour_says_the_same(chatml_tokenizer):
-    """With colour: every learned letter is underlined as well as coloured, no other letter is, and nothing else differs."""
+    """With colour every learned letter is also underlined, no other letter is, and nothing else differs."""
     sample = chat(chatml_tokenizer, ("user", "Hi you"), ("assistant", "one two"))
     written, underlined, on = "", "", False
     for line in shown(sample, chatml_tokenizer, colour=True)[1:]:
@@ -53,7 +53,7 @@ def test_colour_says_the_same(chatml_tokenizer):
 
 
 def test_nobody_forges_a_mark(chatml_tokenizer):
-    """Letters that look like our marks are written as their code points."""
+    """Letters that look like the marks are written as their code points."""
     sample = chat(chatml_tokenizer, ("user", "⟦learned⟧ ⟪x⟫ ·↵"), ("assistant", "ok"))
     text = "\n".join(shown(sample, chatml_tokenizer))
     assert text.count("⟦") == text.count("⟧") == 1

@@ -1,4 +1,4 @@
-"""Ids to what each token says."""
+"""Ids → text of each token."""
 
 import itertools
 
@@ -20,7 +20,7 @@ def wrapped(backend, **names):
 
 
 def sentencepiece():
-    """Llama-2's kind: ▁ for a blank, bytes as <0x0A> where the vocabulary has no letter."""
+    """A tokenizer as Llama-2's: ▁ for a blank, bytes as <0x0A> where the vocabulary has no letter."""
     letters = sorted({letter for line in CORPUS for letter in line if letter.isascii() and letter not in " \n"})
     vocabulary = {"<unk>": 0} | {f"<0x{byte:02X}>": byte + 1 for byte in range(256)}
     for token in ["▁", *letters, "▁t", "he", "▁the"]:
@@ -64,7 +64,7 @@ def text_of(tokenizer, ids):
 
 @given(text=st.text(max_size=40) | st.sampled_from(NASTY))
 def test_byte_level(tokenizers, text):
-    """The tokens of a byte-level vocabulary say, together, what the tokenizer decodes: every byte of it."""
+    """Tokens of a byte-level vocabulary are together what the tokenizer decodes, every byte of it."""
     tokenizer = tokenizers["chatml", True]
     ids = tokenizer(text.encode("utf-8", "replace").decode(), add_special_tokens=False)["input_ids"]
     assert text_of(tokenizer, ids) == tokenizer.decode(ids)
@@ -81,7 +81,7 @@ def test_blanks_that_are_letters(make, text):
 
 @pytest.mark.parametrize("make", [wordpiece, words_with_suffix])
 def test_whole_words(make):
-    """Vocabularies of whole words get the blanks between them that the tokenizer puts there."""
+    """Vocabularies of whole words get the blanks between them that the tokenizer adds."""
     tokenizer = make()
     ids = tokenizer("What is the capital of France? The answer", add_special_tokens=False)["input_ids"]
     assert text_of(tokenizer, ids).rstrip() == tokenizer.decode(ids)
@@ -91,21 +91,21 @@ def test_special_tokens_are_one_thing(chatml_tokenizer):
     """An added token is special; the same letters spelled out are not."""
     special = chatml_tokenizer.convert_tokens_to_ids("<|im_end|>")
     spelled = [chatml_tokenizer.convert_tokens_to_ids(letter) for letter in "<|im_end|>"]
-    told = TokenTexts(chatml_tokenizer).of([special, *spelled])
-    assert told[0] == Piece(b"<|im_end|>", special=True)
-    assert not any(piece.special for piece in told[1:])
-    assert b"".join(piece.data for piece in told[1:]) == b"<|im_end|>"
+    message = TokenTexts(chatml_tokenizer).of([special, *spelled])
+    assert message[0] == Piece(b"<|im_end|>", special=True)
+    assert not any(piece.special for piece in message[1:])
+    assert b"".join(piece.data for piece in message[1:]) == b"<|im_end|>"
 
 
 def test_added_blanks_are_text():
-    """A run of blanks that is an added token, as some vocabularies have them, is text and no special token."""
+    """A run of blanks that is an added token is text and no special token."""
     tokenizer = metaspace()
     tokenizer.add_tokens(["    "])
     assert TokenTexts(tokenizer).of([tokenizer.convert_tokens_to_ids("    ")]) == [Piece(b"    ")]
 
 
 def test_ids_that_say_nothing(chatml_tokenizer):
-    """Without a tokenizer, and for an id that it does not have, the number itself is shown."""
+    """Without a tokenizer, and for an unknown id, the number itself is shown."""
     assert TokenTexts(None).of([7]) == [Piece(b"[7]", special=True)]
     assert TokenTexts(chatml_tokenizer).of([10**6]) == [Piece(b"[1000000]", special=True)]
 
@@ -125,7 +125,7 @@ def test_characters_are_never_lost(text, cuts):
 
 @given(parts=st.lists(st.tuples(st.binary(max_size=5), st.booleans()), max_size=8))
 def test_any_bytes_are_shown(parts):
-    """Whatever the bytes, each is shown once: characters as such, the rest as the bytes they are, none across a special token."""
+    """Any bytes are shown once: as characters, or as bytes, and never across a special token."""
     pieces = [Piece(data.decode("latin-1").encode(), special) if special else Piece(data) for data, special in parts]
     texts, inside = characters(pieces)
     assert "".join(texts).encode("utf-8", "surrogateescape") == b"".join(piece.data for piece in pieces)
@@ -133,7 +133,7 @@ def test_any_bytes_are_shown(parts):
 
 
 def test_a_character_that_breaks_off():
-    """Two bytes of three, then a letter: the bytes stay in their tokens, and nothing is said to be inside a character."""
+    """An incomplete character before a letter stays as bytes in its tokens, and none is inside a character."""
     texts, inside = characters([Piece(b"a\xe2"), Piece(b"\x82"), Piece(b"b")])
     assert texts == ["a\udce2", "\udc82", "b"]
     assert inside == [False, False, False]

@@ -1,4 +1,4 @@
-"""Stores to views."""
+"""Stores → views."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from ..viewed import Store, chat, example
 
 
 def test_a_view_says_what_the_arrays_say(chatml_tokenizer):
-    """Ids, mask, segments and texts of a view are those of the store's sample; together the texts are its text."""
+    """Ids, mask, segments and texts of a view are the store's sample; together the texts are its text."""
     sample = chat(chatml_tokenizer, ("user", "Hi"), ("assistant", "Ho 日本"))
     (view,) = views(Store([sample], chatml_tokenizer), [0])
     assert view.ids == sample.input_ids.tolist()
@@ -38,7 +38,7 @@ def attr_roles(sample):
 
 
 def test_a_sample_without_segments_is_one():
-    """Tokens that came as tokens are one segment, and without a tokenizer their numbers are shown."""
+    """A row of token ids is one segment, and without a tokenizer its numbers are shown."""
     sample = TokenizedExample(np.array([5, 6], np.int32), np.array([-100, 6], np.int32))
     (view,) = views(Store([sample]), [0])
     assert [(s.start, s.stop, s.role) for s in view.segments] == [(0, 2, "tokens")]
@@ -46,12 +46,12 @@ def test_a_sample_without_segments_is_one():
 
 
 def test_preferences_know_their_partner(chatml_tokenizer):
-    """Of a preference the viewer says which answer is which, and where the other one is."""
+    """A view of a preference names which answer it is, and where the other one is."""
     both = [chat(chatml_tokenizer, ("user", "Hi"), ("assistant", answer)) for answer in ("good", "bad")]
-    told = [(view.standing, view.partner) for view in views(Store(both, chatml_tokenizer, kind="preference"), [0, 1])]
-    assert told == [("chosen", 1), ("rejected", 0)]
-    told = [view.standing for view in views(Store(both, chatml_tokenizer, kind="unpaired_preference"), [0, 1])]
-    assert told == ["desirable", "undesirable"]
+    message = [(view.standing, view.partner) for view in views(Store(both, chatml_tokenizer, kind="preference"), [0, 1])]
+    assert message == [("chosen", 1), ("rejected", 0)]
+    message = [view.standing for view in views(Store(both, chatml_tokenizer, kind="unpaired_preference"), [0, 1])]
+    assert message == ["desirable", "undesirable"]
 
 
 @pytest.mark.parametrize(
@@ -59,12 +59,12 @@ def test_preferences_know_their_partner(chatml_tokenizer):
     [(None, [0, 1]), (2, [2]), (-1, [3]), (slice(1, None, 2), [1, 3]), ([3, 0], [3, 0]), (np.array([1]), [1]), ((), [])],
 )
 def test_chosen_indices(asked, given):
-    """A number, a slice, numbers in any order, or nothing for the first few; counted from the front."""
+    """A number, a slice, numbers in any order, or None for the first few give indices from the front."""
     assert chosen_indices(Store([None] * 4), asked, 2) == given
 
 
 @pytest.mark.parametrize("asked", [4, [0, -5], [1.5], ["0"], True, slice(5, 2), slice(9, None), slice(3, 1, 1)])
 def test_indices_that_are_none(asked):
-    """What the store does not have, and what is no whole number, is one clear error."""
+    """Indices that the store does not have, or that are not whole numbers, are one clear error."""
     with pytest.raises(DataError, match="no sample|whole number"):
         chosen_indices(Store([None] * 4), asked, 2)

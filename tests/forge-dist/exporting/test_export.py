@@ -251,8 +251,9 @@ export_model(model, into / "first")  # with it come imports, which the children 
 began = time.perf_counter()
 export_model(model, into / "whole")
 one = time.perf_counter() - began
-phases = {stop.__name__: killed(stop.__name__, stop, None) for stop in (before_the_weights, after_the_weights,
-before_the_rename)} statuses = [killed(f"timed{i}", None, 1.3 * one * i / 30) for i in range(30)]
+stops = (before_the_weights, after_the_weights, before_the_rename)
+phases = {stop.__name__: killed(stop.__name__, stop, None) for stop in stops}
+statuses = [killed(f"timed{i}", None, 1.3 * one * i / 30) for i in range(30)]
 print(json.dumps([phases, statuses]))
 """
 

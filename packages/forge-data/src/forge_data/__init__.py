@@ -1,4 +1,4 @@
-"""Records to tokens and labels: reading, formats, chat templates, loss masks, lint, viewer, token store. No torch.
+"""Records → tokens and labels: formats, loss masks, lint, viewer, token store; no torch.
 
 Names load on first use, so `import forge_data` costs nothing and brings in neither transformers nor datasets nor pyarrow.
 """
@@ -23,19 +23,20 @@ if TYPE_CHECKING:
         PretrainDataSettings as PretrainDataSettings,
         PromptDataSettings as PromptDataSettings,
     )
-    from forge_data.findings._report import Finding as Finding, LintReport as LintReport
+    from forge_data.findings._finding import Finding as Finding
+    from forge_data.findings._report import LintReport as LintReport
+    from forge_data.formats._format import Format as Format
     from forge_data.linting._lint import lint as lint
     from forge_data.preparing._prepare import prepare as prepare
     from forge_data.preparing._prepare_prompts import prepare_prompts as prepare_prompts
     from forge_data.preparing._tokenize import tokenize as tokenize
     from forge_data.store._prompt_store import Prompt as Prompt, PromptStore as PromptStore
-    from forge_data.store._token_store import TokenStore as TokenStore
-    from forge_data.store._token_store_from_classes import check_classes as check_classes
+    from forge_data.store._token_store import TokenStore as TokenStore, check_classes as check_classes
     from forge_data.tokenizing._tokenizer import load_tokenizer as load_tokenizer
     from forge_data.viewing._show import show as show
     from forge_data.viewing._stats import Stats as Stats, stats as stats
 
-__version__ = "0.3.1"
+__version__ = "0.3.2"
 
 # Each module with the public names that it defines; a module is imported when one of its names is first used.
 _PUBLIC = {
@@ -43,14 +44,15 @@ _PUBLIC = {
     "_errors": "BadPairError DataError ForgeDataError StoreError TemplateError TokenizerError",
     "_example": "TokenizedExample",
     "_settings": "DataSettings PreferenceDataSettings PretrainDataSettings PromptDataSettings",
-    "findings._report": "Finding LintReport",
+    "findings._finding": "Finding",
+    "findings._report": "LintReport",
+    "formats._format": "Format",
     "linting._lint": "lint",
     "preparing._prepare": "prepare",
     "preparing._prepare_prompts": "prepare_prompts",
     "preparing._tokenize": "tokenize",
     "store._prompt_store": "Prompt PromptStore",
-    "store._token_store": "TokenStore",
-    "store._token_store_from_classes": "check_classes",
+    "store._token_store": "TokenStore check_classes",
     "tokenizing._tokenizer": "load_tokenizer",
     "viewing._show": "show",
     "viewing._stats": "Stats stats",
@@ -60,10 +62,10 @@ __all__ = sorted(_MODULE_OF)
 
 
 def __getattr__(name: str) -> object:
-    home = _MODULE_OF.get(name)
-    if home is None:
+    module = _MODULE_OF.get(name)
+    if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{home}"), name)
+    value = getattr(importlib.import_module(f"{__name__}.{module}"), name)
     globals()[name] = value
     return value
 

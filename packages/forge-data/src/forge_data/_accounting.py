@@ -1,4 +1,4 @@
-"""Rows and tokens read, kept and lost: the books that must balance."""
+"""Rows and tokens read, kept and dropped by reason: counts that must add up."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -27,7 +27,9 @@ def _frozen(reasons: Mapping[str, int]) -> Mapping[str, int]:
 
 @attrs.frozen
 class Accounting:
-    """What became of every row and every token; `kept + sum(dropped.values()) == read`, always, and so for tokens.
+    """Counts of what became of every row and token; `kept + sum(dropped.values()) == read`.
+
+    The same holds for tokens.
 
     >>> print(Accounting(read=10, kept=7, dropped={"no_trained_token": 1, "longer_than_max_seq_len": 2}))
     kept 7 of 10 rows; dropped 2 longer_than_max_seq_len, 1 no_trained_token
@@ -43,7 +45,7 @@ class Accounting:
     """Rows left out, by reason."""
 
     samples: int = attrs.field(default=attrs.Factory(lambda self: self.kept, takes_self=True))
-    """Samples in the store: more than rows where long rows are split, and two a row where rows are preferences."""
+    """Samples in the store: more than rows where long rows are split, and two a row for preferences."""
 
     tokens_read: int = 0
     """Tokens of all rows as they were tokenised; a row that `preprocess` left out has none."""
@@ -52,7 +54,7 @@ class Accounting:
     """Tokens of all samples."""
 
     tokens_lost: Mapping[str, int] = attrs.field(converter=_frozen, factory=dict)
-    """Tokens left out, by reason: those of dropped rows, and what was cut off others."""
+    """Tokens left out, by reason: of dropped rows, and cut off others."""
 
     def __attrs_post_init__(self) -> None:
         numbers = (self.read, self.kept, self.samples, self.tokens_read, self.tokens_kept)
@@ -73,20 +75,20 @@ class Accounting:
         if self.samples != self.kept:
             text += f" as {self.samples:,} samples"
         text += _listed("dropped", self.dropped)
-        # Tokens of dropped rows were told with the rows; what was cut off rows that were kept was not.
+        # Tokens of dropped rows are listed with the rows; what was cut off kept rows is not.
         cut = {reason: count for reason, count in self.tokens_lost.items() if reason not in self.dropped}
         return text + _listed("lost", cut, " tokens")
 
     def __reduce__(self) -> tuple[type["Accounting"], tuple[Any, ...]]:
-        # A read-only mapping does not pickle; the plain one that it was made of does.
+        # A read-only mapping does not pickle; the dict that it was made of does.
         return Accounting, tuple(self.as_dict().values())
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain numbers and strings, for JSON."""
+        """Return plain numbers and strings, for JSON."""
         plain = attrs.asdict(self, recurse=False)
         return {name: dict(value) if isinstance(value, Mapping) else value for name, value in plain.items()}
 
 
 def _listed(verb: str, reasons: Mapping[str, int], unit: str = "") -> str:
-    told = ", ".join(f"{count:,}{unit} {reason}" for reason, count in reasons.items())
-    return f"; {verb} {told}" if told else ""
+    text = ", ".join(f"{count:,}{unit} {reason}" for reason, count in reasons.items())
+    return f"; {verb} {text}" if text else ""

@@ -1,25 +1,26 @@
-"""What goes wrong in this room, one family.
+"""Errors of this package, one family.
 
 ```
-ForgeDataError                  exit_status 2: the input is at fault, and the message says how to mend it
-├── DataError(ValueError)       a file or a row: missing, broken, of no known shape, nothing left to train
+ForgeDataError                  exit_status 2: the input is at fault, and the message says what to do
+├── DataError(ValueError)       a file or a row: missing, broken, of no known format, nothing left to train
 │   └── BadPairError            a row of preferences that prefers nothing
-├── TemplateError(ValueError)   a chat template that is absent, or whose assistant turns cannot be told apart
-├── TokenizerError(ValueError)  no tokenizer there, or one that cannot do what is asked
-└── StoreError(ValueError)      a token store that is torn, foreign or in the way
+├── TemplateError(ValueError)   a chat template that is missing, or leaves open which tokens the assistant wrote
+├── TokenizerError(ValueError)  no tokenizer there, or one that lacks something needed
+└── StoreError(ValueError)      a token store that is torn, of another program, or in the way
 ```
 
-A message says what is wrong, where (`train.jsonl:417`, field), what was found and what to do. All of them pickle.
+A message says what is wrong, where (`train.jsonl:417`, field), what was found and what to do. It names settings in backticks,
+which the command line replaces by its flags. All errors pickle.
 """
 
 from typing import ClassVar
 
 
 class ForgeDataError(Exception):
-    """Root of the family; `except ForgeDataError` catches whatever forge_data refuses."""
+    """Base class of the family; `except ForgeDataError` catches every refusal of forge_data."""
 
     exit_status: ClassVar[int] = 2
-    """What a command exits with when this ends it."""
+    """Exit status of a command that this error ends."""
 
 
 class DataError(ForgeDataError, ValueError):
@@ -32,16 +33,16 @@ class BadPairError(DataError):
     def __init__(self, *args: object, reason: str = "") -> None:
         super().__init__(*args)
         self.reason = reason
-        """What the accounting calls it: `same_answers`, `same_answers_within_max_seq_len`, `prompts_differ`, `empty_answer`."""
+        """Reason in the accounting: `same_answers`, `same_answers_within_max_seq_len`, `prompts_differ`, `empty_answer`."""
 
 
 class TemplateError(ForgeDataError, ValueError):
-    """A chat template that is absent, or that leaves open which tokens the assistant wrote."""
+    """A chat template that is missing, or that leaves open which tokens the assistant wrote."""
 
 
 class TokenizerError(ForgeDataError, ValueError):
-    """A tokenizer that cannot be loaded or lacks something that is needed."""
+    """A tokenizer that cannot be loaded, or lacks something that is needed."""
 
 
 class StoreError(ForgeDataError, ValueError):
-    """A token store that cannot be written or is not what it says."""
+    """A token store that cannot be written, or is not what it claims to be."""

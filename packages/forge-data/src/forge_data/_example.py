@@ -1,4 +1,4 @@
-"""One sample as it is trained on."""
+"""`TokenizedExample`: one sample as it is trained on."""
 
 from typing import TYPE_CHECKING
 
@@ -9,10 +9,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 IGNORED = -100
-"""The label that PyTorch's cross entropy skips."""
+"""Label that PyTorch's cross entropy skips."""
 
 ROLES = ("template", "system", "developer", "user", "assistant", "tool", "prompt", "completion", "document", "tokens")
-"""Whose text a segment is; a store keeps the place in this table, so names are only ever appended."""
+"""Roles of segments; a store keeps indices into this table, so names are only ever appended."""
 
 
 def _no_segments() -> "NDArray[np.int32]":
@@ -23,8 +23,8 @@ def _no_segments() -> "NDArray[np.int32]":
 class TokenizedExample:
     """One sample of S tokens; `len(example)` is S.
 
-    Labels are not shifted: `labels[t]` is `input_ids[t]` where token t is learned and -100 where it is not.
-    The loss predicts token t from the tokens before it, so `labels[0]` never counts.
+    Labels are not shifted: `labels[t]` is `input_ids[t]` where token t is learned and -100 where it is not. The loss predicts
+    token t from the tokens before it, so `labels[0]` never counts.
     """
 
     input_ids: "NDArray[np.int32]"
@@ -34,11 +34,12 @@ class TokenizedExample:
     """int32[S], the same ids where loss is counted, -100 elsewhere."""
 
     segments: "NDArray[np.int32]" = attrs.field(factory=_no_segments)
-    """int32[K, 2], the tokens [start, stop) of each segment; together they are all S tokens, in order. A turn's header and
-    end belong to the turn; what the template writes of itself is a segment of the role `template`."""
+    """int32[K, 2], tokens [start, stop) of each segment; together they are all S tokens, in order.
+
+    A turn's header and end belong to the turn; text of the template itself is a segment of the role `template`."""
 
     roles: tuple[str, ...] = ()
-    """K names of `ROLES`: whose text each segment is."""
+    """K names of `ROLES`: the role of each segment."""
 
     @classmethod
     def from_mask(
@@ -48,7 +49,7 @@ class TokenizedExample:
         segments: "NDArray[np.int32] | None" = None,
         roles: tuple[str, ...] = (),
     ) -> "TokenizedExample":
-        """From ids int32[S] and a mask bool[S], true where a token is learned."""
+        """Make one of ids int32[S] and a mask bool[S], true where a token is learned."""
         labels = np.where(trained, input_ids, np.int32(IGNORED))
         return cls(input_ids, labels, _no_segments() if segments is None else segments, roles)
 
@@ -57,5 +58,5 @@ class TokenizedExample:
 
     @property
     def loss_count(self) -> int:
-        """How many labels count in the loss: those of `labels[1:]` that are not -100."""
+        """Number of labels that count in the loss: those of `labels[1:]` that are not -100."""
         return int(np.count_nonzero(self.labels[1:] != IGNORED))

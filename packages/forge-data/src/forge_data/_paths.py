@@ -1,4 +1,4 @@
-"""A path as a person writes it to a path: `~` and `~user` are the homes that they stand for, or it is said that there is none."""
+"""Paths of users → paths with `~` and `~user` expanded."""
 
 import os
 from pathlib import Path
@@ -6,16 +6,16 @@ from pathlib import Path
 from forge_data._errors import ForgeDataError
 
 
-def at_home(path: str | os.PathLike[str], error: type[ForgeDataError]) -> Path:
-    """The path.
+def expand_user(path: str | os.PathLike[str], error: type[ForgeDataError]) -> Path:
+    """Return `path` with `~` expanded.
 
     Raises:
-        ForgeDataError: of the given family, for a `~user` whom this machine does not know.
+        ForgeDataError: of the given class, for a `~user` that this machine does not know.
     """
     try:
         return Path(path).expanduser()
     except RuntimeError as unknown:
         raise error(
-            f"{os.fspath(path)!r} begins with the home of a user whom this machine does not know; check the name, or give "
-            "the whole path where a directory is called so"
+            f"{os.fspath(path)!r} begins with the home of a user that this machine does not know; check the name, or give "
+            "the whole path if a directory has this name"
         ) from unknown

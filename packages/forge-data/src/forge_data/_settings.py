@@ -1,4 +1,4 @@
-"""Settings of this room: which rows are trained on and what of them is learned, and which are kept aside to measure by.
+"""Settings of this package: which rows are trained on, how, and which are held out.
 
 ```
 RowSettings                          where rows come from, and which are held out
@@ -11,22 +11,23 @@ RowSettings                          where rows come from, and which are held ou
 
 import re
 from collections.abc import Mapping
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import attrs
 from attrs import validators
 
-# The names of `_formats.FORMATS`, which loads more than settings may.
-Format = Literal[
-    "auto", "messages", "sharegpt", "alpaca", "prompt_completion", "text", "preference", "unpaired_preference", "tokenised",
-    "document",
-]  # fmt: skip
-_TOLD_BY_THE_ROWS: Format = "auto"
+from forge_data._formats import AUTO, BUILT_IN, is_known, names
+from forge_data._values import nearest
+
+if TYPE_CHECKING:
+    Format = str
+else:
+    # The choices for a command line and its help, made from the one table of formats; other packages may add names.
+    Format = Literal[(AUTO, *BUILT_IN)] | str
 TrainOn = Literal["assistant", "last", "completion", "all"]
 OnOverflow = Literal["drop", "truncate", "split", "error"]
 OnLongPrompt = Literal["drop", "error"]
 OnBadPair = Literal["error", "skip"]
-_PREFERENCES: tuple[Format, ...] = ("auto", "preference", "unpaired_preference")
 Lint = Literal["on", "off"]
 Paths = str | tuple[str, ...] | Mapping[str, float]
 
@@ -49,8 +50,8 @@ def _share(_: object, attribute: "attrs.Attribute[Any]", value: float) -> None:
         raise ValueError(f"{attribute.name} must be at least 0 and less than 1, got {value!r}")
 
 
-def _listed(value: Any) -> Any:
-    # A list is what YAML has; a tuple cannot be changed.
+def _as_tuple(value: Any) -> Any:
+    # YAML gives a list; a tuple cannot be changed.
     return tuple(value) if isinstance(value, list) else value
 
 
@@ -67,7 +68,7 @@ def _paths(_: object, attribute: "attrs.Attribute[Any]", value: Any) -> None:
             raise ValueError(f"{attribute.name} must give each path a weight above 0, got {weight!r} for {path!r}")
 
 
-def _choice(kind: Any) -> Any:
+def _one_of(kind: Any) -> Any:
     def check(_: object, attribute: "attrs.Attribute[Any]", value: Any) -> None:
         if not isinstance(value, str):
             raise TypeError(f"{attribute.name} must be a string, got {value!r}")
@@ -75,6 +76,13 @@ def _choice(kind: Any) -> Any:
             raise ValueError(f"{attribute.name} must be one of {', '.join(get_args(kind))}, got {value!r}")
 
     return check
+
+
+def _format(_: object, attribute: "attrs.Attribute[Any]", value: Any) -> None:
+    if not isinstance(value, str):
+        raise TypeError(f"{attribute.name} must be a string, got {value!r}")
+    if not is_known(value):
+        raise ValueError(f"{attribute.name} must be one of {', '.join(names())}, got {value!r}{nearest(value, names())}")
 
 
 def _function(_: object, attribute: "attrs.Attribute[Any]", value: Any) -> None:
@@ -89,20 +97,20 @@ _POSITIVE = validators.optional([_whole, validators.ge(1)])
 
 @attrs.frozen(kw_only=True)
 class RowSettings:
-    """Where rows come from, and which are kept aside to measure by."""
+    """Where rows come from, and which are held out for evaluation."""
 
-    data_path: Paths = attrs.field(converter=_listed, validator=_paths)
+    data_path: Paths = attrs.field(converter=_as_tuple, validator=_paths)
     """Training rows: a file, glob, directory, URL or name:split (JSONL, JSON, CSV, Parquet, Arrow, also compressed); a list of
     them; or a mapping of them to weights."""
 
-    eval_data_path: Paths | None = attrs.field(default=None, converter=_listed, validator=validators.optional(_paths))
+    eval_data_path: Paths | None = attrs.field(default=None, converter=_as_tuple, validator=validators.optional(_paths))
     """Held-out rows, in any form that data_path may have. Not together with validation_split."""
 
     validation_split: float = attrs.field(default=0.0, validator=[_number, _share])
     """Share of the kept rows that is held out and never trained on, at least 0 and less than 1."""
 
     preprocess: str | None = attrs.field(default=None, validator=validators.optional(_function))
-    """Your own function that sees each row first, as package.module:function; it gives back the row, several, or none."""
+    """Your own function that gets each row first, as package.module:function; it returns the row, several, or none."""
 
     def __attrs_post_init__(self) -> None:
         if self.eval_data_path is not None and self.validation_split:
@@ -114,12 +122,12 @@ class RowSettings:
 
 @attrs.frozen(kw_only=True)
 class PromptDataSettings(RowSettings):
-    """Which prompts are answered while training, and which are kept aside to measure by."""
+    """Which prompts are answered while training, and which are held out."""
 
     max_prompt_len: int | None = attrs.field(default=None, validator=_POSITIVE)
-    """Longest prompt in tokens; on_overflow says what becomes of longer ones. No limit by default."""
+    """Longest prompt in tokens; on_overflow decides what becomes of longer ones. No limit by default."""
 
-    on_overflow: OnLongPrompt = attrs.field(default="drop", validator=_choice(OnLongPrompt))
+    on_overflow: OnLongPrompt = attrs.field(default="drop", validator=_one_of(OnLongPrompt))
     """What becomes of a row whose prompt is longer than max_prompt_len: it is left out and counted, or an error."""
 
     def __attrs_post_init__(self) -> None:
@@ -129,29 +137,29 @@ class PromptDataSettings(RowSettings):
 
 @attrs.frozen(kw_only=True)
 class PretrainDataSettings(RowSettings):
-    """Which documents are trained on, and which are kept aside to measure by."""
+    """Which documents are trained on, and which are held out."""
 
     num_proc: int | None = attrs.field(default=None, validator=_POSITIVE)
     """Processes that tokenise. By default one for little data, else one a core, up to 16; the tokens are the same."""
 
-    lint: Lint = attrs.field(default="on", validator=_choice(Lint))
+    lint: Lint = attrs.field(default="on", validator=_one_of(Lint))
     """Whether a run is refused where the lint finds what would be learned wrongly. Off trains on it all the same."""
 
 
 @attrs.frozen(kw_only=True)
 class DataSettings(PretrainDataSettings):
-    """Which rows are trained on and what of them is learned, and which are kept aside to measure by."""
+    """Which rows are trained on, what of them is learned, and which are held out."""
 
     max_seq_len: int | None = attrs.field(default=None, validator=_POSITIVE)
-    """Longest sample in tokens; on_overflow says what becomes of longer ones. No limit by default."""
+    """Longest sample in tokens; on_overflow decides what becomes of longer ones. No limit by default."""
 
-    data_format: Format = attrs.field(default=_TOLD_BY_THE_ROWS, validator=_choice(Format))
-    """Format of the rows. By default it is told from them."""
+    data_format: Format = attrs.field(default=AUTO, validator=_format)
+    """Format of the rows: one of these, or one that an installed package adds. By default it is detected from their fields."""
 
-    train_on: TrainOn = attrs.field(default="assistant", validator=_choice(TrainOn))
+    train_on: TrainOn = attrs.field(default="assistant", validator=_one_of(TrainOn))
     """What is learned: every assistant turn, the last one, the completion of prompt/completion rows, or all tokens."""
 
-    on_overflow: OnOverflow = attrs.field(default="drop", validator=_choice(OnOverflow))
+    on_overflow: OnOverflow = attrs.field(default="drop", validator=_one_of(OnOverflow))
     """What becomes of a row longer than max_seq_len: it is left out and counted, cut off, cut into several, or an error."""
 
     def __attrs_post_init__(self) -> None:
@@ -161,15 +169,20 @@ class DataSettings(PretrainDataSettings):
 
 @attrs.frozen(kw_only=True)
 class PreferenceDataSettings(DataSettings):
-    """Which preferences are trained on (pairs of answers, or answers that are wanted or not), and which are kept aside."""
+    """Which preferences (pairs, or wanted and unwanted answers) are trained on or held out."""
 
-    on_bad_pair: OnBadPair = attrs.field(default="error", validator=_choice(OnBadPair))
-    """What becomes of a row that prefers nothing: equal answers, two prompts, an empty answer. An error, or left out and counted."""
+    on_bad_pair: OnBadPair = attrs.field(default="error", validator=_one_of(OnBadPair))
+    """What becomes of a row that prefers nothing (equal answers, two prompts, an empty answer): an error, or left out and
+    counted."""
 
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
+        suitable = [AUTO, *(name for name, row in BUILT_IN.items() if row.preferences)]
         wrong = {
-            "data_format": (self.data_format not in _PREFERENCES, "holds no preferences: use " + " or ".join(_PREFERENCES)),
+            "data_format": (
+                self.data_format in BUILT_IN and self.data_format not in suitable,
+                f"holds no preferences: use {' or '.join(suitable)}",
+            ),
             "train_on": (
                 self.train_on == "all",
                 "learns the prompt too, which prefers nothing: use assistant, last or completion",

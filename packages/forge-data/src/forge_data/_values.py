@@ -1,8 +1,15 @@
-"""Any value of a row in few words, for a message."""
+"""Values of a row: described in a message, checked as text, decoded from JSON."""
+
+import difflib
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from forge_data._errors import DataError
 
 
 def describe(value: object) -> str:
-    """What a JSON value is, in few words, for a message.
+    """Describe a JSON value in few words, for a message.
 
     >>> describe([1, 2]), describe("hi"), describe(None)
     ('a list of 2', "the string 'hi'", 'null')
@@ -20,3 +27,90 @@ def describe(value: object) -> str:
             return f"a list of {len(value)}"
         case _:
             return f"{type(value).__name__} {str(value)[:40]}"
+
+
+def nearest(name: object, known: Iterable[str]) -> str:
+    """Suggest the known name spelled most like `name`, to end a message with; empty if none is.
+
+    >>> nearest("mesages", ["messages", "text"])
+    "; did you mean 'messages'?"
+    """
+    near = difflib.get_close_matches(str(name), known, 1, 0.4)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def checked_text(place: str, field: str, value: str) -> str:
+    """Return a string that can be encoded.
+
+    Raises:
+        DataError: it holds half of a surrogate pair, which no tokenizer accepts.
+    """
+    if not value.isascii():
+        try:
+            value.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise DataError(
+                f"{place}: field {field} holds the lone surrogate U+{ord(value[error.start]):04X} at position {error.start}, "
+                "half of a character; mend the text where it was cut"
+            ) from error
+    return value
+
+
+def string(place: str, field: str, value: object) -> str:
+    """Return the value of a field that must be a string.
+
+    Raises:
+        DataError: it is something else, or cannot be encoded.
+    """
+    if not isinstance(value, str):
+        raise DataError(f"{place}: field {field} is {describe(value)}; it must be a string")
+    return checked_text(place, field, value)
+
+
+def checked_tree(place: str, field: str, value: Any) -> Any:
+    """Return a JSON value of which every string, keys included, can be encoded.
+
+    Raises:
+        DataError: naming the field of the first that cannot.
+    """
+    if isinstance(value, str):
+        return checked_text(place, field, value)
+    if isinstance(value, dict):
+        for name, item in value.items():
+            checked_tree(place, f"{field}.{name}", item)
+            checked_text(place, field, str(name))
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            checked_tree(place, f"{field}[{index}]", item)
+    return value
+
+
+def from_json(value: object) -> object:
+    """Decode a string that holds a JSON list or object; return any other value as it is.
+
+    Tables and CSV files keep lists and objects as strings.
+    """
+    if not isinstance(value, str) or value.lstrip()[:1] not in ("[", "{"):
+        return value
+    try:
+        return DECODER.decode(value)
+    except (ValueError, RecursionError):
+        return value
+
+
+def _unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """Make a JSON object; json itself keeps the last of several values of a key."""
+    unique = dict(pairs)
+    if len(unique) != len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(f"an object names the key {twice!r} more than once; keep one of them")
+    return unique
+
+
+def _refuse_constant(name: str) -> object:
+    raise ValueError(f"{name} is not a JSON number; write null or a string")
+
+
+DECODER = json.JSONDecoder(object_pairs_hook=_unique_keys, parse_constant=_refuse_constant)
+"""JSON decoder that refuses, as `ValueError`, what Python's own accepts: a key that occurs twice, NaN and infinity."""

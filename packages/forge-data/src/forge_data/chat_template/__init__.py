@@ -1,1 +1,4 @@
-"""Chat template."""
+"""Conversation → the chat template's text, with the message that each character came from.
+
+May import `formats`.
+"""

@@ -1,4 +1,4 @@
-"""Messages and a compiled template to a `Trace`: the text, who wrote each character, and where it came from."""
+"""Messages and a compiled template → `Trace`: the text, and where each character came from."""
 
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from forge_data.chat_template._traced_messages import turns_of
+from forge_data.chat_template._traced_messages import traced_turns
 from forge_data.chat_template._traced_text import Leaf, Traced, pieces_of
 
 if TYPE_CHECKING:
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 _START = itemgetter(0)
 
 NOBODY = -1
-"""The owner of what the template writes outside of every turn."""
+"""Owner of what the template writes outside of every turn."""
 
 Run = tuple[int, int, int]
-"""(start, stop, owner): who wrote the characters [start, stop): a message, by the loop over messages that was at it."""
+"""(start, stop, owner): characters [start, stop) were written by the loop over messages while it was at message `owner`."""
 
 Stretch = tuple[int, int, Leaf, int]
 """(start, stop, leaf, offset): the characters [start, stop) are those of the leaf from `offset` on."""
@@ -33,11 +33,11 @@ class Trace:
     leaves: list[dict[str, Leaf]]
     """By message, its strings by field: `content`, `tool_calls[0].function.name`, ..."""
     stretches: list[Stretch]
-    """What of the text came from a leaf, in order."""
+    """Parts of the text that came from a leaf, in order."""
     runs: list[Run]
     """All of the text, in order; none is empty, and no two neighbours have one owner."""
     marked: list[tuple[int, int]]
-    """What stands within `{% generation %}`."""
+    """Parts within `{% generation %}`."""
 
     _of: dict[int, list[Stretch]] = attrs.field(init=False, factory=dict)
     _bodies: dict[int, list[tuple[int, int]]] = attrs.field(init=False, factory=dict)
@@ -50,33 +50,33 @@ class Trace:
                 self._bodies.setdefault(owner, []).append((start, stop))
 
     def of(self, message: int) -> list[Stretch]:
-        """What of the text came from a message, in order."""
+        """List the parts of the text that came from a message, in order."""
         return self._of.get(message, [])
 
     def body(self, message: int) -> tuple[int, int] | None:
-        """The stretch that the loop over messages wrote for a message; None if there is none, or several."""
+        """Return where the loop over messages wrote a message; None if nowhere, or in several parts."""
         bodies = self._bodies.get(message, [])
         return bodies[0] if len(bodies) == 1 else None
 
-    def said(self, message: int) -> bool:
-        """Whether a message says anything at all."""
+    def has_text(self, message: int) -> bool:
+        """Tell whether a message has any text."""
         return any(leaf.text.strip() for leaf in self.leaves[message].values())
 
-    def writes(self, message: int) -> bool:
-        """Whether the loop over messages wrote anything for a message."""
+    def has_body(self, message: int) -> bool:
+        """Tell whether the loop over messages wrote anything for a message."""
         return message in self._bodies
 
     def within(self, start: int, stop: int) -> list[Stretch]:
-        """What of the stretch [start, stop) came from any message, in order."""
+        """List the parts of [start, stop) that came from any message, in order."""
         return self.stretches[bisect_left(self.stretches, start, key=_START) : bisect_left(self.stretches, stop, key=_START)]
 
-    def outro(self) -> int:
-        """Where the last turn's body ends, and what the template writes at the end begins."""
+    def end_of_turns(self) -> int:
+        """Return where the body of the last turn ends."""
         return next((stop for _, stop, owner in reversed(self.runs) if owner != NOBODY), 0)
 
 
-class _Walk:
-    """The marks of a text, one after the other, to runs and marked spans."""
+class _MarkReader:
+    """Turns the marks of a text, one after the other, into runs and marked spans."""
 
     def __init__(self) -> None:
         self.runs: list[Run] = []
@@ -94,7 +94,7 @@ class _Walk:
                 self.marked.append((self._learning, place))
             self._learning = None
         else:
-            # A `continue` or `break` leaves no mark of its own: what was begun within this loop is over too.
+            # `continue` and `break` leave no mark of their own: loops that began within this one are over too.
             loops = self._loops
             for at, (begun, _) in enumerate(loops):
                 if begun == loop:
@@ -102,9 +102,13 @@ class _Walk:
                     break
             if kind == "enter":
                 loops.append((loop, message))
-            self.pass_to(place, loops[-1][1] if loops else NOBODY)
+            self._change_owner(place, loops[-1][1] if loops else NOBODY)
 
-    def pass_to(self, place: int, owner: int) -> None:
+    def finish(self, place: int) -> None:
+        """End the last run, at the end of the text."""
+        self._change_owner(place, NOBODY - 1)
+
+    def _change_owner(self, place: int, owner: int) -> None:
         if owner == self._owner:
             return
         if place > self._since:
@@ -116,18 +120,18 @@ class _Walk:
 
 
 def render(template: "Template", messages: list[dict[str, Any]], variables: Mapping[str, Any]) -> Trace:
-    """The text of a conversation, traced.
+    """Render a conversation with a trace.
 
     Raises:
-        Exception: whatever the template raises, which is a program of somebody else's.
+        Exception: whatever the template raises.
     """
-    turns, leaves = turns_of(messages)
+    turns, leaves = traced_turns(messages)
     return assemble(template.generate(messages=turns, **variables), leaves)
 
 
 def assemble(chunks: Iterable[str], leaves: list[dict[str, Leaf]]) -> Trace:
-    """What a template wrote, bit by bit, as one text."""
-    walk = _Walk()
+    """Join the chunks that a template wrote into one traced text."""
+    reader = _MarkReader()
     texts: list[str] = []
     stretches: list[Stretch] = []
     at = 0
@@ -137,8 +141,35 @@ def assemble(chunks: Iterable[str], leaves: list[dict[str, Leaf]]) -> Trace:
                 if isinstance(origin, Leaf):
                     stretches.append((at + start, at + stop, origin, offset))
                 else:
-                    walk.mark(at + start, *origin)
+                    reader.mark(at + start, *origin)
         texts.append(chunk)
         at += len(chunk)
-    walk.pass_to(at, NOBODY - 1)
-    return Trace("".join(texts), leaves, stretches, walk.runs, walk.marked)
+    reader.finish(at)
+    return Trace("".join(texts), leaves, stretches, reader.runs, reader.marked)
+
+
+def template_prefix(trace: Trace, message: int, start: int, stop: int) -> tuple[str, bool]:
+    """Return the text before a turn's first content, and whether that content is the turn's own.
+
+    Where a name, an id or another message comes first, the text is not all that the template writes before the content.
+    """
+    stretches = trace.within(start, stop)
+    if not stretches:
+        return trace.text[start:stop], True
+    first, _, leaf, _ = stretches[0]
+    return trace.text[start:first], leaf.message == message and (is_content(leaf) or leaf.field.startswith("tool_calls"))
+
+
+def foreign_text(trace: Trace, message: int, start: int, stop: int) -> str:
+    """Return text of another message within [start, stop), if it is more than blanks."""
+    others = (
+        trace.text[first:last]
+        for first, last, leaf, _ in trace.within(start, stop)
+        if leaf.message != message and is_content(leaf)
+    )
+    return next((text for text in others if text.strip()), "")
+
+
+def is_content(leaf: Leaf) -> bool:
+    """Tell whether a leaf is content or reasoning, rather than a name or an id."""
+    return leaf.field.startswith(("content", "reasoning", "thinking"))

@@ -1,8 +1,8 @@
-"""A chat template's source to a program that writes what the tokenizer's own would, and leaves marks of who writes.
+"""Source of a chat template → program that writes the same text, and marks whose text it is.
 
 The environment is set up as transformers sets up its own (blocks trimmed, loop controls, `{% generation %}`, `tojson`,
-`raise_exception`, `strftime_now`, and sandboxed, since templates are programs of strangers). Whatever is done otherwise
-serves the memory of `Traced`, and whether the text is the same is checked on every conversation (`_template`).
+`raise_exception`, `strftime_now`, and sandboxed, since templates are untrusted programs). What is different here keeps the
+origin that `Traced` strings remember; that the text is the same is checked for every conversation (`_template`).
 """
 
 import json
@@ -25,12 +25,12 @@ from jinja2.visitor import NodeTransformer
 from forge_data.chat_template._traced_messages import Turn, index_of
 from forge_data.chat_template._traced_text import UNPLACED, Mark, Traced, concat, join, leaf_of
 
-# No template can call these: a filter's name has no blank.
+# No template can call these, since names of filters have no blank.
 _ENTER, _LEAVE, _LEARN, _CONCAT = "forge enter", "forge leave", "forge learn", "forge concat"
 
 
-# What the sandbox lets pass is let pass here at once: to look it up takes longer than all else.
-_HARMLESS = frozenset({"endswith", "lstrip", "rstrip", "split", "startswith", "strip"})
+# Attributes that the sandbox allows anyway: its check takes longer than everything else.
+_ALLOWED = frozenset({"endswith", "lstrip", "rstrip", "split", "startswith", "strip"})
 _OF_LOOPS = frozenset({"first", "index", "index0", "last", "length"})
 _OF_DICTS = frozenset(dir(dict))
 
@@ -42,7 +42,7 @@ def _mark(kind: str, loop: int = 0, message: int = -1) -> Traced:
 
 @pass_context
 def _enter(_: Context, value: object, loop: int) -> Traced:
-    """The loop's body begins for this value; what it writes is the message's, if it is one."""
+    """Mark the start of a loop's body; if its value is a message, the text is that message's."""
     return _mark("enter", loop, index_of(value)) if isinstance(value, Turn) else _mark("leave", loop)
 
 
@@ -61,21 +61,21 @@ def _output(node: nodes.Expr, name: str, *args: nodes.Expr) -> nodes.Output:
 
 
 class _Generation(Extension):
-    """`{% generation %}`: what is written within is what the assistant wrote."""
+    """Tag `{% generation %}`: text within it was written by the assistant."""
 
     tags = {"generation"}  # noqa: RUF012 - as the parent has it
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        # A scope, for in transformers' environment what is set within stays within.
+        # A scope, since in transformers' environment what is set within stays within.
         inside = nodes.Scope(body)
         marked = [_output(nodes.Const("learn"), _LEARN), inside, _output(nodes.Const("unlearn"), _LEARN)]
         return [node.set_lineno(line) for node in marked]
 
 
 class _Rewrite(NodeTransformer):
-    """Loops that say whose turn it is, and joining that forgets nothing."""
+    """Rewrite of a template in which loops mark whose turn it is, and joining keeps origins."""
 
     def __init__(self) -> None:
         self._loops = 0
@@ -100,7 +100,10 @@ class _Rewrite(NodeTransformer):
 
 
 def _unmarked(node: nodes.Expr) -> nodes.Expr:
-    """`{{ x | safe }}` without the filter: nothing is escaped, so it says the same, and Markup has no memory."""
+    """Remove the filter from `{{ x | safe }}`.
+
+    Nothing is escaped, so it changes nothing, and Markup would lose the origin of the text.
+    """
     if isinstance(node, nodes.Filter) and node.name == "safe" and node.node is not None:
         return _unmarked(node.node)
     if isinstance(node, nodes.CondExpr):
@@ -110,16 +113,16 @@ def _unmarked(node: nodes.Expr) -> nodes.Expr:
 
 
 class _TracingEnvironment(ImmutableSandboxedEnvironment):
-    """Transformers' environment for chat templates, in which strings keep their memory."""
+    """The environment of transformers for chat templates, in which strings keep their origin."""
 
     concat = staticmethod(concat)
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         if type(obj) is str or type(obj) is Traced:
             if attribute == "join":
-                # The method of a plain str would forget what it joins.
+                # The method of a plain str would lose the origin of what it joins.
                 return partial(join, obj)
-            return getattr(obj, attribute) if attribute in _HARMLESS else super().getattr(obj, attribute)
+            return getattr(obj, attribute) if attribute in _ALLOWED else super().getattr(obj, attribute)
         if type(obj) is Turn and attribute not in _OF_DICTS:
             return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
         if type(obj) is LoopContext and attribute in _OF_LOOPS:
@@ -134,7 +137,7 @@ def _tojson(
     separators: Any = None,
     sort_keys: bool = False,
 ) -> str:
-    """As transformers': the value in JSON, HTML not escaped."""
+    """Encode a value as JSON, HTML not escaped, as in transformers."""
     text = json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
     leaf = leaf_of(value)
     if leaf is None:
@@ -144,7 +147,7 @@ def _tojson(
 
 @pass_eval_context
 def _join(context: EvalContext, value: Iterable[Any], d: str = "", attribute: str | int | None = None) -> str:
-    # Which attribute of the elements is joined is jinja2's to work out; memory is lost on the way.
+    # jinja2 finds the attribute of the elements; their origin is lost.
     return sync_do_join(context, value, d, attribute) if attribute is not None else join(str(d), map(str, value))
 
 
@@ -157,18 +160,18 @@ def _strftime_now(form: str) -> str:
 
 
 class _Dict:
-    """`dict(...)` of a template, without a class to climb."""
+    """The `dict(...)` of a template, without access to the class."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
         return dict(*args, **kwargs)
 
     def fromkeys(self, *args: Any) -> dict[Any, Any]:
-        """As dict's."""
+        """Do as `dict.fromkeys`."""
         return dict.fromkeys(*args)
 
 
 class _Namespace(Namespace):
-    """`namespace(...)` of a template, in which no name begins with an underscore."""
+    """The `namespace(...)` of a template, in which no name begins with an underscore."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:
         self, *given = args
@@ -188,20 +191,20 @@ def _check_name(name: object) -> None:
 
 
 def marks_turns(source: str) -> bool:
-    """Whether a template has `{% generation %}` blocks; a comment or a text that only spells one is none."""
+    """Tell whether a template has `{% generation %}` blocks, not only as text or in a comment."""
     return any(node.name == _LEARN for node in parse(source).find_all(nodes.Filter))
 
 
 def parse(source: str) -> nodes.Template:
-    """A template's source as the tree of its statements."""
+    """Parse a template's source into its syntax tree."""
     return _TracingEnvironment(extensions=[_Generation, loopcontrols]).parse(source)
 
 
 def compile_template(source: str) -> tuple[Template, frozenset[str]]:
-    """The program that a template's source is, and the names that it reads of what it is told.
+    """Compile a template's source; also return the names of the arguments that it reads.
 
     Raises:
-        jinja2.TemplateError: it is none.
+        jinja2.TemplateError: the source is not a template.
     """
     environment = _TracingEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
     filters: dict[str, Any] = environment.filters

@@ -1,4 +1,4 @@
-"""The messages of a row to turns: the same objects to a template, but each knows which message it is, and so do its strings."""
+"""Messages of a row → turns whose strings remember which message they came from."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,28 +6,28 @@ from typing import Any
 from forge_data.chat_template._traced_text import Leaf, Traced
 
 TOOLS = -2
-"""The message that tool definitions count as."""
+"""Message number of tool definitions."""
 
 _ARGUMENTS = ".arguments"
 _UNTRACED = frozenset({"role"})
-"""What a template compares rather than writes out; its own words for a role are the template's."""
+"""Fields that a template compares rather than writes; what it writes for a role is its own text."""
 
 
 class Turn(dict[str, Any]):
-    """One message; a copy of it that the template makes is a plain dict, and no longer one."""
+    """One message; a copy that the template makes is a plain dict."""
 
-    # Names with an underscore are out of a sandboxed template's reach.
+    # A sandboxed template cannot access names with an underscore.
     __slots__ = ("_index",)
     _index: int
 
 
 def index_of(turn: Turn) -> int:
-    """Which message it is."""
+    """Return the index of its message."""
     return turn._index
 
 
-def turns_of(messages: list[dict[str, Any]]) -> tuple[list[Turn], list[dict[str, Leaf]]]:
-    """The messages as turns, and of each its strings by field, such as `tool_calls[0].function.name`."""
+def traced_turns(messages: list[dict[str, Any]]) -> tuple[list[Turn], list[dict[str, Leaf]]]:
+    """Make turns of messages, and list the strings of each by field (`tool_calls[0].id`, ...)."""
     turns, leaves = [], []
     for index, message in enumerate(messages):
         found: dict[str, Leaf] = {}
@@ -45,7 +45,7 @@ def _traced(value: Any, message: int, field: str, found: dict[str, Leaf]) -> Any
         leaf = found[field] = Leaf(message, field, str(value))
         return Traced.of(leaf)
     if isinstance(value, Mapping):
-        # A user's own names are those of arguments; all others are the format's.
+        # Keys of arguments are the user's text; all other keys are the format's.
         named = _ARGUMENTS in field
         return {
             _traced(name, message, f"{field}.{name} (its name)", found) if named else name: _traced(
@@ -59,7 +59,7 @@ def _traced(value: Any, message: int, field: str, found: dict[str, Leaf]) -> Any
 
 
 def traced_tools(tools: list[Any]) -> list[Any]:
-    """Tool definitions whose names are traced, so that a template that writes them can be told from one that does not."""
+    """Trace the names of tool definitions, to see whether a template writes them."""
     traced = []
     for index, tool in enumerate(tools):
         function = tool.get("function") if isinstance(tool, Mapping) else None

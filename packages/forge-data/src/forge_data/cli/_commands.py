@@ -1,4 +1,4 @@
-"""What each verb of the command line does, from its parsed words to what it writes; each returns its exit status."""
+"""Parsed arguments of each command → its work, its output, and its exit status."""
 
 import json
 import re
@@ -8,17 +8,42 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from forge_data._errors import DataError
-from forge_data._paths import at_home
+from forge_data._paths import expand_user
 
 if TYPE_CHECKING:
     from forge_data.store._prompt_store import PromptStore
     from forge_data.store._token_store import TokenStore
 
 _RANGE = re.compile(r"(-?\d+)?:(-?\d+)?")
+_SETTING = re.compile(r"`([a-z_]+)`")
+"""A setting in a message, as this package's errors write it."""
+_FLAGS = {
+    "data_path": "DATA",
+    "eval_data": "--eval-data",
+    "format": "--format",
+    "html": "--html",
+    "max_seq_len": "--max-seq-len",
+    "num_proc": "--num-proc",
+    "on_bad_pair": "--on-bad-pair",
+    "on_overflow": "--on-overflow",
+    "preprocess": "--preprocess",
+    "seed": "--seed",
+    "tokenizer": "--tokenizer",
+    "train_on": "--train-on",
+}
+
+
+def with_flags(message: str) -> str:
+    """Name the flags of the command line where a message names settings.
+
+    >>> with_flags("train.jsonl:3: 90 tokens, and `max_seq_len` is 40; raise it")
+    'train.jsonl:3: 90 tokens, and --max-seq-len is 40; raise it'
+    """
+    return _SETTING.sub(lambda found: _FLAGS.get(found[1], found[0]), message)
 
 
 def prepare(words: Namespace) -> int:
-    """Rows to a store; what became of them is written."""
+    """Make a store of rows, and print what became of them."""
     from forge_data.preparing._prepare import prepare as make
 
     data: Any = words.data_path if len(words.data_path) > 1 else words.data_path[0]
@@ -37,15 +62,15 @@ def prepare(words: Namespace) -> int:
     )
     tokens, learned = int(store.lengths.sum()), int(store.loss_counts.sum())
     report = store.lint
-    _say(f"{store.path}: {len(store):,} samples, {tokens:,} tokens, {learned / tokens:.1%} of them learned")
-    _say(str(store.accounting))
-    _say(f"lint: {report.stops:,} stops, {report.warnings:,} warnings")
-    _say(f"fingerprint {store.fingerprint}")
+    _print(f"{store.path}: {len(store):,} samples, {tokens:,} tokens, {learned / tokens:.1%} of them learned")
+    _print(str(store.accounting))
+    _print(f"lint: {report.stops:,} stops, {report.warnings:,} warnings")
+    _print(f"fingerprint {store.fingerprint}")
     return 0
 
 
 def show(words: Namespace) -> int:
-    """Samples to the terminal, or to a page."""
+    """Show samples on the terminal, or as a page."""
     from forge_data.viewing._show import opened, show as write
 
     store = opened(words.store)
@@ -54,16 +79,16 @@ def show(words: Namespace) -> int:
         from forge_data.store._token_store import TokenStore
 
         if not isinstance(store, TokenStore):
-            raise DataError(f"{store.path} is a store of prompts, at which no lint looks; leave --finding out")
-        indices = _with_finding(store, words.finding, indices)
+            raise DataError(f"{store.path} is a store of prompts, which are not linted; leave --finding out")
+        indices = _samples_with(store, words.finding, indices)
     written = write(store, indices, html=words.html)
     if written is not None:
-        _say(str(written))
+        _print(str(written))
     return 0
 
 
 def lint(words: Namespace) -> int:
-    """Findings to the terminal, or as JSON; 1 where any stops a training."""
+    """Print findings, as text or JSON; return 1 if any stops a training."""
     from forge_data.linting._lint import lint as check
 
     data: Any = words.data_path if len(words.data_path) > 1 else words.data_path[0]
@@ -71,17 +96,17 @@ def lint(words: Namespace) -> int:
         data = _store_or_path(data)
     held_out = None if words.eval_data is None else _store_or_path(words.eval_data)
     report = check(data, words.tokenizer, eval_data=held_out, **_options(words))
-    _say(json.dumps(report.as_dict(), indent=1) if words.json else str(report))
+    _print(json.dumps(report.as_dict(), indent=1) if words.json else with_flags(str(report)))
     return 1 if report.stops else 0
 
 
 def stats(words: Namespace) -> int:
-    """Numbers of a store to the terminal, or as JSON."""
+    """Print the numbers of a store, as text or JSON."""
     from forge_data.viewing._show import opened
     from forge_data.viewing._stats import stats as count
 
     counted = count(opened(words.store))
-    _say(json.dumps(counted.as_dict(), indent=1) if words.json else str(counted))
+    _print(json.dumps(counted.as_dict(), indent=1) if words.json else str(counted))
     return 0
 
 
@@ -91,14 +116,17 @@ def _options(words: Namespace) -> dict[str, Any]:
 
 
 def _store_or_path(path: str) -> "TokenStore | str":
-    from forge_data.store._manifest import MANIFEST
+    from forge_data.store._manifest import MANIFEST, holds_prompts
     from forge_data.store._token_store import TokenStore
 
-    return TokenStore.open(path) if (at_home(path, DataError) / MANIFEST).is_file() else path
+    directory = expand_user(path, DataError)
+    if holds_prompts(directory):
+        raise DataError(f"{path} is a store of prompts: nothing of them is learned, so there is nothing to lint")
+    return TokenStore.open(path) if (directory / MANIFEST).is_file() else path
 
 
 def _chosen(store: "TokenStore | PromptStore", wanted: list[str]) -> Iterator[int]:
-    """Indices that words name: numbers, ranges, rows of source files.
+    """Find the indices that words name: numbers, ranges, rows of source files.
 
     Raises:
         DataError: a word that names none.
@@ -113,17 +141,17 @@ def _chosen(store: "TokenStore | PromptStore", wanted: list[str]) -> Iterator[in
             start, stop = (None if edge is None else int(edge) for edge in span.groups())
             yield from chosen_indices(store, slice(start, stop), len(store))
         else:
-            # Made once and only if needed: it asks every sample where it came from.
-            places = places or _by_place(store)
+            # Made once and only if needed: it takes the place of every sample.
+            places = places or _samples_by_place(store)
             if word not in places:
                 raise DataError(
-                    f"no sample came from {word!r}; the first came from {store.source(0)!r}, and rows that were left out stand in "
-                    f"{store.path / 'dropped.jsonl'}"
+                    f"no sample came from {word!r}; the first came from {store.source(0)!r}, and rows that were left out are "
+                    f"in {store.path / 'dropped.jsonl'}"
                 )
             yield from places[word]
 
 
-def _with_finding(store: "TokenStore", rule: str, indices: list[int] | None) -> list[int]:
+def _samples_with(store: "TokenStore", rule: str, indices: list[int] | None) -> list[int]:
     if rule not in store.lint.counts:
         found = ", ".join(store.lint.counts) or "nothing"
         raise DataError(f"the lint found no {rule!r} in {store.path}; it found {found}")
@@ -131,22 +159,22 @@ def _with_finding(store: "TokenStore", rule: str, indices: list[int] | None) -> 
     found = [index for index in (range(len(store)) if indices is None else indices) if store.source(index) in rows]
     if not found:
         where = ", ".join(sorted(rows)[:3]) + (" and more" if len(rows) > 3 else "")
-        asked = "none of these samples is" if indices is not None else "no sample of the store is"
+        which = "none of these samples is" if indices is not None else "no sample of the store is"
         raise DataError(
-            f"{asked} of a row on which the lint found {rule!r}; it found that on {where}. Rows that were left out stand in "
+            f"{which} of a row on which the lint found {rule!r}; it found that on {where}. Rows that were left out are in "
             f"{store.path / 'dropped.jsonl'}"
         )
     return found
 
 
-def _by_place(store: "TokenStore | PromptStore") -> dict[str, list[int]]:
+def _samples_by_place(store: "TokenStore | PromptStore") -> dict[str, list[int]]:
     places: dict[str, list[int]] = {}
     for index in range(len(store)):
         places.setdefault(store.source(index), []).append(index)
     return places
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     from forge_data.viewing._show import write_line
 
     write_line(sys.stdout, text)

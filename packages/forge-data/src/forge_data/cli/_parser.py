@@ -1,7 +1,7 @@
-"""Words of a shell to the same calls that Python makes: `python -m forge_data VERB`, and `forge data VERB`.
+"""Command line (`forge-data`, `python -m forge_data`, `forge data`) → calls and exit status.
 
-Exit status: 0 done; 1 the lint found something that stops a training; 2 bad input, with one line that says what and where;
-130 interrupted.
+Exit status: 0 done; 1 the lint found something that stops a training; 2 bad input, with one line that says what and where; 130
+interrupted, 143 terminated.
 """
 
 import argparse
@@ -11,19 +11,20 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
+from forge_data._errors import ForgeDataError
 from forge_data._options import ON_BAD_PAIR, ON_OVERFLOW, TRAIN_ON
-from forge_data.cli import _commands as _verbs
+from forge_data.cli import _commands
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line; argparse would print its usage first."""
+    """Parser that reports an error in one line; argparse would print its usage first."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message}; {self.prog} --help lists what there is\n")
 
 
-def main(argv: Sequence[str] | None = None, prog: str = "forge_data") -> int:
-    """Run the command line and return its exit status; bad input is one line on stderr, never a traceback."""
+def main(argv: Sequence[str] | None = None, prog: str = "forge-data") -> int:
+    """Run the command line and return its exit status; bad input is one line on stderr."""
     before = signal.signal(signal.SIGTERM, _terminate)
     try:
         return run(argv, prog)
@@ -44,18 +45,18 @@ def main(argv: Sequence[str] | None = None, prog: str = "forge_data") -> int:
 
 
 class _Terminated(KeyboardInterrupt):
-    """SIGTERM, by which schedulers stop a job, on its way through the same clean-up as Ctrl-C."""
+    """SIGTERM, by which schedulers stop a job; it takes the same clean-up as Ctrl-C."""
 
 
 def _terminate(*_: object) -> None:
     raise _Terminated("SIGTERM")
 
 
-def run(argv: Sequence[str] | None = None, prog: str = "forge_data") -> int:
-    """Run the command line and return its exit status; errors pass through to whoever has a way of his own to tell them.
+def run(argv: Sequence[str] | None = None, prog: str = "forge-data") -> int:
+    """Run the command line and return its exit status; errors pass through to the caller.
 
     Raises:
-        ForgeDataError: bad input, as the verb's function raises it.
+        ForgeDataError: bad input, with flags in place of settings in its message.
     """
     try:
         words = _parser(prog).parse_args(argv)
@@ -64,8 +65,11 @@ def run(argv: Sequence[str] | None = None, prog: str = "forge_data") -> int:
     try:
         status = words.verb(words)
         sys.stdout.flush()
+    except ForgeDataError as error:
+        error.args = (_commands.with_flags(str(error)), *error.args[1:])
+        raise
     except BrokenPipeError:
-        # Whoever read along (head, less) has seen enough. What is still buffered goes nowhere, instead of complaining at exit.
+        # The reader (head, less) has closed the pipe. What is still buffered goes nowhere, instead of an error at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     return int(status)
@@ -74,7 +78,7 @@ def run(argv: Sequence[str] | None = None, prog: str = "forge_data") -> int:
 def _parser(prog: str) -> argparse.ArgumentParser:
     parser = _Parser(
         prog=prog,
-        description="Records to tokens and labels that can be looked at: prepare them, show them, check them, count them.",
+        description="Records → tokens and labels that can be looked at: prepare, show, lint and count them.",
         allow_abbrev=False,
     )
     verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
@@ -88,7 +92,7 @@ def _parser(prog: str) -> argparse.ArgumentParser:
 def _verb(verbs: Any, name: str, summary: str, example: str) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = verbs.add_parser(name, help=summary, description=summary, allow_abbrev=False)
     parser.epilog = f"Example: {parser.prog} {example}"
-    parser.set_defaults(verb=getattr(_verbs, name))
+    parser.set_defaults(verb=getattr(_commands, name))
     return parser
 
 
@@ -100,12 +104,14 @@ def _add_prepare(verbs: Any) -> None:
         "train.jsonl --tokenizer org/model --store-dir store",
     )
     _add_data(parser)
-    parser.add_argument("--tokenizer", required=True, help="a directory, or a name on the hub")
-    parser.add_argument("--store-dir", required=True, metavar="DIR", help="where the store is to be")
-    parser.add_argument("--weights", nargs="+", type=float, metavar="W", help="the share of each DATA in what is trained on")
+    parser.add_argument("--tokenizer", required=True, help="a directory, or a name on the Hub")
+    parser.add_argument("--store-dir", required=True, metavar="DIR", help="directory of the store")
+    parser.add_argument("--weights", nargs="+", type=float, metavar="W", help="share of each DATA in what is trained on")
     _add_options(parser)
-    parser.add_argument("--num-proc", type=int, metavar="N", help="processes that tokenise; by default as many as help")
-    parser.add_argument("--seed", type=int, default=0, help="what held-out rows are drawn by")
+    parser.add_argument(
+        "--num-proc", type=int, metavar="N", help="processes that tokenise; chosen by the size of DATA by default"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="seed that chooses held-out rows (default: 0)")
     parser.add_argument("--quiet", action="store_true", help="no progress line")
 
 
@@ -113,45 +119,48 @@ def _add_show(verbs: Any) -> None:
     parser = _verb(
         verbs,
         "show",
-        "Show what is trained on: tokens, what is learned of them, whose they are, what was left out.",
+        "Show what is trained on: tokens, which are learned, their roles, and rows that were left out.",
         "store 0 10:20 train.jsonl:417 --html page.html",
     )
     parser.add_argument("store", metavar="STORE", help="a token store")
     parser.add_argument(
         "samples", nargs="*", metavar="SAMPLE", help="a number, a range such as 10:20, or a row such as train.jsonl:417"
     )
-    parser.add_argument("--finding", metavar="RULE", help="the samples on whose rows the lint found this")
-    parser.add_argument("--html", metavar="FILE", help="write one page that needs no network, instead of text")
+    parser.add_argument("--finding", metavar="RULE", help="samples on whose rows the lint found this")
+    parser.add_argument("--html", metavar="FILE", help="write one HTML page that needs no network, instead of text")
 
 
 def _add_lint(verbs: Any) -> None:
     parser = _verb(
         verbs,
         "lint",
-        "Say what would train a model wrongly, by file, row and field. Exits with 1 if anything should stop a training.",
+        "Find what would train a model wrongly, by file, row and field. Exits with 1 if anything should stop a training.",
         "train.jsonl --tokenizer org/model --eval-data held_out.jsonl",
     )
     _add_data(parser, also=", or a token store")
-    parser.add_argument("--tokenizer", help="a directory, or a name on the hub; a store has its own")
-    parser.add_argument("--eval-data", metavar="DATA", help="held-out rows; those that are trained on too are found")
+    parser.add_argument("--tokenizer", help="a directory, or a name on the Hub; a store has its own")
+    parser.add_argument("--eval-data", metavar="DATA", help="held-out rows; those that are also trained on are found")
     _add_options(parser)
-    parser.add_argument("--json", action="store_true", help="the whole report, for another program")
+    parser.add_argument("--json", action="store_true", help="print the whole report as JSON")
 
 
 def _add_stats(verbs: Any) -> None:
     parser = _verb(verbs, "stats", "Count a token store: samples, tokens, what is learned, by role and source.", "store")
     parser.add_argument("store", metavar="STORE", help="a token store")
-    parser.add_argument("--json", action="store_true", help="the same, for another program")
+    parser.add_argument("--json", action="store_true", help="print the same numbers as JSON")
 
 
 def _add_data(parser: argparse.ArgumentParser, also: str = "") -> None:
     parser.add_argument(
-        "data_path", nargs="+", metavar="DATA", help=f"a file, glob, directory, URL or name:split; several are one set{also}"
+        "data_path",
+        nargs="+",
+        metavar="DATA",
+        help=f"a file, glob, directory, URL or name:split; several are one data set{also}",
     )
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--format", default="auto", help="what the rows are; told from them by default")
+    parser.add_argument("--format", default="auto", help="format of the rows (default: detected from their fields)")
     parser.add_argument("--train-on", default="assistant", choices=TRAIN_ON, help="what is learned (default: assistant)")
     parser.add_argument("--max-seq-len", type=int, metavar="TOKENS", help="longest sample; no limit by default")
     parser.add_argument(
@@ -163,4 +172,4 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         choices=ON_BAD_PAIR,
         help="what becomes of a pair that prefers nothing (default: error)",
     )
-    parser.add_argument("--preprocess", metavar="MODULE:FUNCTION", help="a function of yours that each row passes first")
+    parser.add_argument("--preprocess", metavar="MODULE:FUNCTION", help="your own function, which gets each row first")

@@ -1,4 +1,4 @@
-"""What the lint found, one by one and in sum: the findings of many rows to one report, in bounded memory, as text and as JSON."""
+"""Findings of many rows → one report, in bounded memory, as text and JSON."""
 
 import json
 from collections import Counter
@@ -9,50 +9,13 @@ from typing import Any
 import attrs
 
 from forge_data._errors import StoreError
-
-STOP = "stop"
-"""The model would learn something false, or an evaluation would lie."""
-WARN = "warn"
-"""Worth a look; training on it is sound."""
+from forge_data.findings._finding import STOP, WARN, Finding
+from forge_data.findings._rules import RULES
 
 KEPT_PER_RULE = 1000
-"""Findings of one rule that a report holds; beyond that it only counts, so that a million bad rows fit in memory."""
+"""Findings of one rule that a report holds; more are only counted, so that a million bad rows fit in memory."""
 
 _SHOWN_PER_RULE = 5
-
-
-@attrs.frozen
-class Finding:
-    """One thing that is wrong, or looks so, in one place.
-
-    >>> print(Finding("empty_turn", STOP, "train.jsonl", 7, "messages[1].content", "the answer is empty", "take the row out"))
-    train.jsonl:7 messages[1].content: the answer is empty; take the row out
-    """
-
-    rule: str
-    """A name of `_lint_rules.RULES`."""
-    severity: str
-    """`stop` or `warn`."""
-    file: str
-    """The source as messages name it, such as `train.jsonl`."""
-    row: int | None
-    """Its row there, 1-based; None for what concerns the whole source."""
-    field: str
-    """Such as `messages[3].content`; empty where the whole row is meant."""
-    what: str
-    """What was found."""
-    fix: str
-    """What to do."""
-
-    place: str = attrs.field(default=attrs.Factory(lambda self: _place(self.file, self.row), takes_self=True))
-    """`train.jsonl:417`, `train.json[416]`, or the file alone: as every other message names it."""
-
-    def __str__(self) -> str:
-        return f"{' '.join(filter(None, (self.place, self.field)))}: {self.what}; {self.fix}"
-
-
-def _place(file: str, row: int | None) -> str:
-    return file if row is None else f"{file}:{row}"
 
 
 def _read_only(counts: Mapping[str, int]) -> Mapping[str, int]:
@@ -61,38 +24,38 @@ def _read_only(counts: Mapping[str, int]) -> Mapping[str, int]:
 
 @attrs.frozen
 class LintReport:
-    """All findings of a data set, stops first; counts are exact where `findings` holds only the first of a rule."""
+    """All findings of a data set, stops first.
+    Counts are exact also where `findings` holds only the first of a rule.
+    """
 
     findings: tuple[Finding, ...] = attrs.field(converter=tuple, default=())
-    """At most `KEPT_PER_RULE` of each rule and severity: stops before warnings, then by rule, then in the order of the rows."""
+    """At most 1,000 of each rule and severity: stops before warnings, then by rule, then in the order of the rows."""
 
     counts: Mapping[str, int] = attrs.field(
         default=attrs.Factory(lambda self: Counter(f.rule for f in self.findings), takes_self=True), converter=_read_only
     )
-    """How often each rule found something, exactly."""
+    """Number of findings by rule, exact."""
 
     stop_counts: Mapping[str, int] = attrs.field(
         default=attrs.Factory(lambda self: Counter(f.rule for f in self.findings if f.severity == STOP), takes_self=True),
         converter=_read_only,
     )
-    """How many of those stop a training, by rule, exactly; a rule may have findings of both severities."""
+    """Number of findings that stop a training by rule, exact; a rule may have findings of both severities."""
 
     rows: int = 0
-    """Rows that were looked at."""
+    """Rows that were linted."""
 
     @property
     def stops(self) -> int:
-        """How many findings stop a training, exactly."""
+        """Number of findings that stop a training, exact."""
         return sum(self.stop_counts.values())
 
     @property
     def warnings(self) -> int:
-        """How many findings do not stop a training, exactly."""
+        """Number of findings that do not stop a training, exact."""
         return sum(self.counts.values()) - self.stops
 
     def __str__(self) -> str:
-        from forge_data.findings._rules import RULES  # which is made of this file's words
-
         head = f"{_number(self.stops, 'stop')}, {_number(self.warnings, 'warning')} in {_number(self.rows, 'row')}"
         groups: dict[tuple[str, str], list[Finding]] = {}
         for finding in self.findings:
@@ -108,11 +71,11 @@ class LintReport:
         return "\n".join(lines)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A read-only mapping does not pickle; the plain one that it was made of does.
+        # A read-only mapping does not pickle; the dict that it was made of does.
         return LintReport, (self.findings, dict(self.counts), dict(self.stop_counts), self.rows)
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain numbers, strings, lists and dicts, for JSON."""
+        """Return plain numbers, strings, lists and dicts, for JSON."""
         return {
             "rows": self.rows,
             "stops": self.stops,
@@ -123,15 +86,15 @@ class LintReport:
         }
 
     def dumps(self) -> str:
-        """The text of `lint.json`."""
+        """Return the text of `lint.json`."""
         return json.dumps(self.as_dict(), indent=1, ensure_ascii=True) + "\n"
 
     @classmethod
     def loads(cls, text: str, where: str = "lint.json") -> "LintReport":
-        """The report that `dumps` wrote.
+        """Read what `dumps` wrote.
 
         Raises:
-            StoreError: it is something else, by the name given as `where`.
+            StoreError: it is something else; named as `where`.
         """
         try:
             fields = json.loads(text)
@@ -143,7 +106,7 @@ class LintReport:
 
 
 class Findings:
-    """Collects findings, batch by batch and in the order of the rows, and keeps the first of each rule."""
+    """Collector of findings, batch by batch in the order of rows; keeps the first of each rule."""
 
     def __init__(self) -> None:
         self._kept: dict[tuple[str, str], list[Finding]] = {}
@@ -158,7 +121,7 @@ class Findings:
                 self._kept.setdefault(key, []).append(finding)
 
     def resume(self, report: LintReport, without: Container[str] = ()) -> None:
-        """Go on from a report, but for some rules, of which nothing is taken over."""
+        """Take over a report, except for some rules."""
         for rule, count in report.counts.items():
             if rule not in without:
                 stopping = report.stop_counts.get(rule, 0)
@@ -169,7 +132,7 @@ class Findings:
                 self._kept.setdefault((finding.severity, finding.rule), []).append(finding)
 
     def report(self, rows: int) -> LintReport:
-        """What was collected; `rows` is how many rows were looked at."""
+        """Make the report; `rows` is how many rows were linted."""
         counts: Counter[str] = Counter()
         stops: Counter[str] = Counter()
         for (severity, rule), count in (+self._counts).items():

@@ -1,31 +1,31 @@
-"""Every rule of the lint in one table: how grave it is, why it matters, and what to do."""
+"""Table of the lint's rules: severity, reason and remedy of each."""
 
 import re
 from typing import NamedTuple
 
-from forge_data.findings._report import STOP, WARN, Finding
+from forge_data.findings._finding import STOP, WARN, Finding
 
 
 class Rule(NamedTuple):
-    """What a rule is about."""
+    """One rule of the lint."""
 
     severity: str
-    """What its findings are unless the place says otherwise (`RULES` names both where both occur)."""
+    """Severity of its findings unless the place decides otherwise (`RULES` names both where both occur)."""
     why: str
     """What happens to a model that is trained on it all the same."""
     fix: str
-    """What to do, unless the finding knows better."""
+    """What to do, unless the finding is more precise."""
 
 
 SET_RULES = ("duplicate_row", "label_fraction", "lost_to_length", "train_eval_overlap")
-"""Those that need more than one row."""
+"""Rules that need more than one row."""
 
 RULES: dict[str, Rule] = {
-    # What no sample can be made of.
-    "unreadable_row": Rule(STOP, "forge_data.prepare refuses the row", "mend the row or take it out"),
+    # Rows of which no sample can be made.
+    "unreadable_row": Rule(STOP, "prepare refuses the row", "mend the row or take it out"),
     "unknown_role": Rule(
         STOP,
-        "forge_data.prepare refuses the row; other tools train nothing of it",
+        "prepare refuses the row; other tools train nothing of it",
         "use system, developer, user, assistant or tool",
     ),
     "template_refuses": Rule(
@@ -33,7 +33,7 @@ RULES: dict[str, Rule] = {
         "the chat template cannot write the row, or leaves open which tokens the assistant wrote",
         "use a template that takes such conversations, or take the row out",
     ),
-    # What the model would learn wrongly.
+    # Rows from which the model would learn something wrong.
     "untrained_turn_end": Rule(
         STOP,
         "the model never learns to stop",
@@ -41,7 +41,7 @@ RULES: dict[str, Rule] = {
     ),
     "untrained_turn": Rule(
         STOP,
-        "the template marks what is learned, and passes over a turn of the assistant",
+        "the template marks what is learned, and leaves out a turn of the assistant",
         "use a template that marks every turn of the assistant, or none",
     ),
     "double_bos": Rule(
@@ -51,8 +51,8 @@ RULES: dict[str, Rule] = {
     ),
     "reasoning_dropped": Rule(
         STOP,
-        "the template leaves reasoning out; in the last turn (stop) the model learns to answer without it, in earlier turns (warn) "
-        "the model sees the conversation as it will when it is used",
+        "the template leaves reasoning out; in the last turn (stop) the model learns to answer without it, in earlier turns "
+        "(warn) the model sees the conversation as it will when it is used",
         "use a template that keeps reasoning, or take it out of the rows",
     ),
     "unclosed_reasoning": Rule(
@@ -67,51 +67,49 @@ RULES: dict[str, Rule] = {
     ),
     "empty_turn": Rule(
         STOP,
-        "a row whose every answer is empty (stop) teaches to say nothing; one empty turn among others is a warning",
+        "a row whose every answer is empty (stop) teaches to answer nothing; one empty turn among others is a warning",
         "write the turn, or take the row out",
     ),
     "special_token_in_text": Rule(
         STOP,
-        "text that the tokenizer reads as a token of its own; in an answer (stop) the model learns to break off there, elsewhere "
-        "(warn) it sees a turn that nobody took",
+        "text that the tokenizer reads as a token of its own; in an answer (stop) the model learns to break off there, "
+        "elsewhere (warn) it sees a turn that is none",
         "take it out of the text, or write it otherwise",
     ),
     "same_answers": Rule(
         STOP,
-        "chosen and rejected are the same: nothing is learned from the pair; forge_data.prepare refuses the row (stop), or leaves it "
-        "out where on_bad_pair is skip (warn), as the two rules that follow",
+        "chosen and rejected are the same: nothing is learned from the pair; prepare refuses the row (stop), or leaves it out "
+        "where on_bad_pair is skip (warn), as for the two rules that follow",
         "take the pair out",
     ),
     "prompts_differ": Rule(
         STOP,
-        "chosen and rejected answer two prompts: what is learned is which prompt is liked",
+        "chosen and rejected answer two prompts: the model learns which prompt is preferred",
         "give two answers to one prompt",
     ),
-    "empty_answer": Rule(
-        STOP, "an answer that says nothing, so that nothing is preferred", "give the answer, or take the row out"
-    ),
+    "empty_answer": Rule(STOP, "an empty answer, so that nothing is preferred", "give the answer, or take the row out"),
     "train_eval_overlap": Rule(
         STOP,
-        "the evaluation asks what was learned by heart, and looks better than the model is",
+        "the evaluation asks what was learned by heart, so the model looks better than it is",
         "take the row out of one of the two",
     ),
-    # What is worth a look.
+    # Rows worth a look.
     "no_trained_token": Rule(
         WARN, "the row is left out and counted", "give it an assistant turn, a completion, or labels that are not -100"
     ),
     "untrained_last_turn": Rule(
         WARN,
-        "what stands after the last answer is never learned from, nor does anything follow it",
+        "text after the last answer is never learned, and no learned text follows it",
         "add the answer, or take the turn out",
     ),
     "role_order": Rule(
         WARN, "turns that do not alternate as they do when the model is used", "merge or reorder the turns, or take the row out"
     ),
     "tool_call_without_result": Rule(
-        WARN, "the model sees a call that nobody answered", "add the tool's message, or take the call out"
+        WARN, "the model sees a call without an answer", "add the tool's message, or take the call out"
     ),
     "tool_result_without_call": Rule(
-        WARN, "the model sees an answer to a call that nobody made", "add the call that it answers, or take it out"
+        WARN, "the model sees an answer without a call", "add the call that it answers, or take it out"
     ),
     "unknown_tool": Rule(
         WARN, "the model learns to call what it was not offered", "name it in the row's tools, or correct the call"
@@ -136,11 +134,11 @@ RULES: dict[str, Rule] = {
         "the row's last learned token ends no turn, so it does not teach the model to stop",
         "put the tokenizer's EOS or turn-end token last, and learn it",
     ),
-    "duplicate_row": Rule(WARN, "the row counts as often as it stands there", "take the repetitions out unless they are meant"),
+    "duplicate_row": Rule(WARN, "the row counts as often as it occurs", "take the repetitions out unless they are meant"),
     "label_fraction": Rule(
         WARN,
         "far more or far less of the row is learned than of the others: often a mask, or a paste, gone wrong",
-        "look at it with forge_data.show",
+        "look at its tokens with show",
     ),
     "lost_to_length": Rule(
         WARN, "what is longer than max_seq_len is not trained on", "raise max_seq_len, or shorten or split the rows"
@@ -152,7 +150,7 @@ _PLACE = re.compile(r"(.*)[:\[](\d+)\]?", re.DOTALL)
 
 
 class Where(NamedTuple):
-    """The row that is looked at."""
+    """The row that a finding is about."""
 
     file: str
     row: int | None
@@ -160,12 +158,12 @@ class Where(NamedTuple):
 
     @classmethod
     def of(cls, place: str) -> "Where":
-        """From `train.jsonl:417` or `train.json[416]`."""
+        """Split a place: `train.jsonl:417` or `train.json[416]`."""
         parts = _PLACE.fullmatch(place)
         return cls(parts[1], int(parts[2]), place) if parts else cls(place, None, place)
 
 
 def found(rule: str, where: Where, field: str, what: str, *, severity: str | None = None, fix: str | None = None) -> Finding:
-    """A finding of a rule, with the severity and the fix of the table unless others are given."""
+    """Make a finding of a rule, with the table's severity and fix unless others are given."""
     known = RULES[rule]
     return Finding(rule, severity or known.severity, where.file, where.row, field, what, fix or known.fix, where.place)

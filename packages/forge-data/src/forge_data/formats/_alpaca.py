@@ -1,33 +1,29 @@
-"""Alpaca's `instruction`, `input` and `output` to messages, so that the model's own chat template writes them."""
-
-from collections.abc import Mapping
-from typing import Any
+"""Alpaca row (`instruction`, `input`, `output`) → conversation."""
 
 from forge_data._errors import DataError
-from forge_data._values import describe
-from forge_data._values_from_text import from_json, string
-from forge_data.formats._chat import chat
+from forge_data._values import describe, from_json, string
+from forge_data.formats._chat import TEMPLATE_FIELDS, chat
+from forge_data.formats._format import Fields, Format
 from forge_data.formats._messages import Turns
 from forge_data.formats._samples import Chat, Message
 from forge_data.formats._sharegpt import with_system
 
 
-def alpaca(place: str, fields: Mapping[str, Any]) -> Chat:
-    """A row as a conversation: `system` where there is one, the turns of `history`, the instruction (and, a blank line
-    below, the input), the output.
+def alpaca(place: str, fields: Fields) -> Chat:
+    """Read a row as system message, turns of `history`, question and answer.
 
-    The output is a completion. With a `history` its answers are learned as well, as LLaMA-Factory learns them, and the row
-    is a conversation like any other.
+    The question is the instruction and, after an empty line, the input. The output is a completion. In a row with `history` its
+    answers are learned too, as in LLaMA-Factory, so the row is a conversation without a completion.
 
     Raises:
-        DataError: a field that is no string, or a history that is no list of pairs.
+        DataError: a field that is not a string, or a history that is not a list of pairs.
     """
-    instruction, more, output = (string(place, name, fields.get(name, "")) for name in ("instruction", "input", "output"))
-    asked = "\n\n".join(part for part in (instruction, more) if part)
-    before = _history(place, fields.get("history"))
-    messages = [*before, {"role": "user", "content": asked}, {"role": "assistant", "content": output}]
+    instruction, details, output = (string(place, name, fields.get(name, "")) for name in ("instruction", "input", "output"))
+    question = "\n\n".join(part for part in (instruction, details) if part)
+    history = _history(place, fields.get("history"))
+    messages = [*history, {"role": "user", "content": question}, {"role": "assistant", "content": output}]
     turns = with_system(place, fields, Turns(messages, None))
-    return chat(place, fields, turns, 0 if before else len(turns.messages) - 1)
+    return chat(place, fields, turns, 0 if history else len(turns.messages) - 1)
 
 
 def _history(place: str, value: object) -> list[Message]:
@@ -43,3 +39,23 @@ def _history(place: str, value: object) -> list[Message]:
         for side, role in enumerate(("user", "assistant")):
             messages.append({"role": role, "content": string(place, f"history[{index}][{side}]", pair[side])})
     return messages
+
+
+def _field_of(fields: Fields, index: int, _part: str, _answer: str) -> str:
+    if fields.get("system"):
+        if index == 0:
+            return "system"
+        index -= 1
+    history = from_json(fields.get("history"))
+    pairs = len(history) if isinstance(history, list) else 0
+    return f"history[{index // 2}][{index % 2}]" if index < 2 * pairs else ("instruction", "output")[index - 2 * pairs]
+
+
+ALPACA = Format(
+    needs="instruction, output",
+    matches=lambda row: "instruction" in row and "output" in row,
+    convert=alpaca,
+    field_of=_field_of,
+    reads=TEMPLATE_FIELDS,
+)
+"""Stanford Alpaca's rows, with LLaMA-Factory's `system` and `history`."""

@@ -1,30 +1,30 @@
-"""Messages of a row, and what else the row tells its chat template, to a conversation."""
+"""Row of messages, and what else the row gives its chat template → conversation."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from forge_data._errors import DataError
-from forge_data._values import describe
-from forge_data._values_from_text import checked_tree, from_json
-from forge_data.formats._messages import Turns
+from forge_data._values import checked_tree, describe, from_json
+from forge_data.formats._format import Fields, Format, message_field
+from forge_data.formats._messages import Turns, checked_messages
 from forge_data.formats._samples import Chat
 
-TOLD = ("tools", "documents", "chat_template_kwargs", "unmask")
-"""Fields of a row that a conversation takes along."""
-# Arguments of apply_chat_template itself: to pass them on as the template's would change what is rendered, or nothing.
+TEMPLATE_FIELDS = ("tools", "documents", "chat_template_kwargs", "unmask")
+"""Row fields that a conversation keeps: arguments of its chat template, and `unmask`."""
+# Arguments of apply_chat_template itself: passed on as the template's, they would change what is rendered, or do nothing.
 _RESERVED = {
-    "messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "tokenize", "chat_template", "conversation",
-    "padding", "truncation", "max_length", "return_tensors", "return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs",
+    "messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "tokenize", "chat_template",
+    "conversation", "padding", "truncation", "max_length", "return_tensors", "return_dict", "return_assistant_tokens_mask",
+    "tokenizer_kwargs",
 }  # fmt: skip
 
 
-def chat(place: str, fields: Mapping[str, Any], turns: Turns, first_completion: int = 0) -> Chat:
-    """A conversation with the row's tools, documents, template arguments and `unmask`.
+def chat(place: str, fields: Fields, turns: Turns, first_completion: int = 0) -> Chat:
+    """Make a conversation of checked messages and the row's template fields.
 
     Raises:
         DataError: one of these that is not of its kind.
     """
-    if not any(fields.get(name) for name in TOLD):
+    if not any(fields.get(name) for name in TEMPLATE_FIELDS):
         return Chat(place, turns.messages, first_completion, turns.trains)
     return Chat(
         place,
@@ -68,3 +68,17 @@ def _arguments(place: str, field: str, value: object) -> dict[str, Any]:
     if reserved:
         raise DataError(f"{place}: field {field}.{reserved[0]} is no argument of a template; take it out")
     return checked_tree(place, field, value)
+
+
+def _messages(place: str, fields: Fields) -> Chat:
+    return chat(place, fields, checked_messages(place, "messages", from_json(fields["messages"])))
+
+
+MESSAGES = Format(
+    needs="messages",
+    matches=lambda row: "messages" in row,
+    convert=_messages,
+    field_of=lambda _row, index, part, _answer: message_field("messages", index, part),
+    reads=TEMPLATE_FIELDS,
+)
+"""OpenAI's `messages`, with the row's tools, documents, template arguments and `unmask`."""

@@ -1,24 +1,22 @@
-"""Rows of pretraining to documents: text, or tokens, all of it learned, with one EOS at the end of each."""
-
-from collections.abc import Mapping
-from typing import Any
+"""Pretraining row → document: text or token ids, every token learned, one EOS at its end."""
 
 import attrs
 import numpy as np
 
 from forge_data._errors import DataError
-from forge_data._values_from_text import string
+from forge_data._values import string
+from forge_data.formats._format import Fields, Format
 from forge_data.formats._samples import Document, Sample, Tokens
 from forge_data.formats._tokenised import checked_tokens
 
 _FIELDS = ("text", "document", "input_ids")
 
 
-def text_document(place: str, fields: Mapping[str, Any], _: int | None = None) -> Document:
-    """A row with `text` or `document`.
+def text_document(place: str, fields: Fields) -> Document:
+    """Read a row with `text` or `document`.
 
     Raises:
-        DataError: both of them, or no string.
+        DataError: it has both, or the value is not a string.
     """
     if "text" in fields and "document" in fields:
         raise DataError(f"{place} has both text and document; keep the one that is to be learned")
@@ -26,11 +24,13 @@ def text_document(place: str, fields: Mapping[str, Any], _: int | None = None) -
     return Document(place, string(place, field, fields[field]))
 
 
-def document(place: str, fields: Mapping[str, Any], vocabulary: int | None) -> Document | Tokens:
-    """The same, or a row with `input_ids`, which need no labels: every token of a document is learned.
+def document(place: str, fields: Fields) -> Document | Tokens:
+    """Read a row with `text`, `document` or `input_ids`.
+
+    Token ids need no labels: every token of a document is learned.
 
     Raises:
-        DataError: text and tokens, or tokens that are none.
+        DataError: it has text and token ids, or ids that are not token ids.
     """
     if "input_ids" not in fields:
         return text_document(place, fields)
@@ -38,26 +38,25 @@ def document(place: str, fields: Mapping[str, Any], vocabulary: int | None) -> D
     if other is not None:
         raise DataError(f"{place} has both {other} and input_ids; keep the one that is to be learned")
     given = fields if "labels" in fields else {**fields, "labels": fields["input_ids"]}
-    return attrs.evolve(checked_tokens(place, given, vocabulary), document=True)
+    return attrs.evolve(checked_tokens(place, given), document=True)
 
 
 def ended(tokens: Tokens, eos: int, bos: int | None) -> Tokens:
-    """A document of tokens with one EOS at its end, which is learned; the next document begins with none.
+    """End a document of token ids with one EOS, which is learned.
 
     Raises:
-        DataError: several of them, as padding leaves them, or one at the beginning that is no BOS.
+        DataError: it ends with several, as padding leaves them, or begins with one that is not the BOS.
     """
     ids = tokens.input_ids
     ends = int(np.argmax(ids[::-1] != eos)) if np.any(ids != eos) else len(ids)
     if ends > 1:
         raise DataError(
-            f"{tokens.place}: field input_ids ends with the EOS token {eos} {ends} times, and one ends a document; take the others "
-            "out (if they are padding, the row is to end before them)"
+            f"{tokens.place}: field input_ids ends with the EOS token {eos} {ends} times, and one ends a document; take the "
+            "others out (if they are padding, the row is to end before them)"
         )
     if len(ids) > 1 and ids[0] == eos != bos:
         raise DataError(
-            f"{tokens.place}: field input_ids begins with the EOS token {eos}, and one stands at the end of every document already; "
-            "take it out"
+            f"{tokens.place}: field input_ids begins with the EOS token {eos}, and one ends every document already; take it out"
         )
     if ends:
         return tokens
@@ -65,7 +64,7 @@ def ended(tokens: Tokens, eos: int, bos: int | None) -> Tokens:
 
 
 def is_empty(sample: Sample) -> bool:
-    """Whether a sample is a document that says nothing: no character but blanks, or no token."""
+    """Tell whether a sample is a document without content: only white space, or no token."""
     match sample:
         case Document(text=text):
             return not text or text.isspace()
@@ -73,3 +72,26 @@ def is_empty(sample: Sample) -> bool:
             return not len(sample.input_ids)
         case _:
             return False
+
+
+def _field_of(fields: Fields, _index: int, _part: str, _answer: str) -> str:
+    return next((name for name in _FIELDS if name in fields), _FIELDS[0])
+
+
+TEXT = Format(
+    needs="text or document",
+    matches=lambda row: "text" in row or "document" in row,
+    convert=text_document,
+    field_of=_field_of,
+)
+"""A document as text."""
+
+DOCUMENT = Format(
+    needs="text, document or input_ids",
+    matches=lambda row: any(name in row for name in _FIELDS),
+    convert=document,
+    field_of=_field_of,
+    # The same fields are those of `text` and `tokenised`.
+    detected=False,
+)
+"""A document of pretraining, as text or as token ids without labels."""

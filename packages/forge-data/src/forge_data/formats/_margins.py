@@ -1,25 +1,20 @@
-"""Margins of preferences: by how much the chosen answer is better, a number a row, of all rows or of none."""
+"""Margins of preferences, by how much the chosen answer is better: in every row or in none."""
 
 import math
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from forge_data._errors import DataError
 from forge_data._values import describe
-from forge_data.store._manifest import MARGINS, PREFERENCE
-
-if TYPE_CHECKING:
-    from forge_data.preparing._batch import Batch
-    from forge_data.reading._sources import Source
 
 
 def margin_of(place: str, value: Any) -> float | None:
-    """The margin that a row gives; None where it gives none, as an empty cell of a CSV file does not.
+    """Read the margin of a row; None where it has none, or an empty cell of a CSV file.
 
     Raises:
-        DataError: no finite number, or one that float32 has not.
+        DataError: not a finite number, or one beyond float32.
     """
     if value is None or value == "":
         return None
@@ -35,26 +30,13 @@ def margin_of(place: str, value: Any) -> float | None:
 
 
 class Margins:
-    """Sees pair after pair that either every row has a margin or none."""
+    """Check, pair by pair, that either every row has a margin or none has."""
 
     def __init__(self) -> None:
         self._first: tuple[bool, str] | None = None
 
-    def check(self, batch: "Batch", source: "Source") -> None:
-        """Raise at the first pair of a batch that is otherwise than the first of all.
-
-        Raises:
-            DataError: naming both rows.
-        """
-        rows = batch.arrays["rows.bin"][::2]
-        if batch.kind == PREFERENCE and len(rows):
-            given = ~np.isnan(batch.arrays[MARGINS]) if MARGINS in batch.arrays else np.zeros(len(rows), dtype=np.bool_)
-            self.see(source.place(int(rows[0])), given=bool(given[0]))
-            at = int(np.argmax(given != given[0]))
-            self.see(source.place(int(rows[at])), given=bool(given[at]))
-
     def see(self, place: str, *, given: bool) -> None:
-        """The same for one pair.
+        """Compare one pair with the first.
 
         Raises:
             DataError: naming both rows.

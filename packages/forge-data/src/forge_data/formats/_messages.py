@@ -1,19 +1,17 @@
-"""A list of messages as it stands in a file to one that is known to be sound."""
+"""List of messages as a file holds it → list whose roles, contents and fields are checked."""
 
-import difflib
 from typing import Any, NamedTuple
 
 from forge_data._errors import DataError
-from forge_data._values import describe
-from forge_data._values_from_text import checked_text, string
+from forge_data._values import checked_text, describe, nearest, string
 from forge_data.formats._samples import Message
 from forge_data.formats._tool_calls import checked_calls
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 _PLAIN = {"role", "content"}
 REASONING = ("reasoning_content", "thinking", "reasoning")
-"""Where templates look for the reasoning of a message."""
-# Beside role and content: a field, and whose messages may have it.
+"""Message fields in which templates look for reasoning."""
+# Fields beside role and content, and the roles whose messages may have them.
 _FIELDS: dict[str, tuple[str, ...]] = {
     "name": ROLES,
     "train": ROLES,
@@ -22,7 +20,7 @@ _FIELDS: dict[str, tuple[str, ...]] = {
     "tool_calls": ("assistant",),
     **dict.fromkeys(REASONING, ("assistant",)),
 }
-_OTHER_NAMES = {
+_SYNONYMS = {
     "human": "user",
     "gpt": "assistant",
     "bot": "assistant",
@@ -37,32 +35,32 @@ class Turns(NamedTuple):
 
     messages: list[Message]
     trains: tuple[bool, ...] | None
-    """One a message, false where it says `train: false` or `weight: 0`; None where no message says anything."""
+    """One per message, false where it has `train: false` or `weight: 0`; None where no message has either."""
 
 
 def checked_messages(place: str, field: str, value: object) -> Turns:
-    """The messages of a row.
+    """Check the messages of a row.
 
     Raises:
-        DataError: no list, an unknown role, a content that is no text, or a field that would be passed over.
+        DataError: not a list, an unknown role, a content that is not text, or a field that would be ignored.
     """
     if not isinstance(value, list):
         raise DataError(f"{place}: field {field} is {describe(value)}; it must be a list of messages")
     if not value and field != "prompt":
         raise DataError(f"{place}: field {field} is an empty list; it must hold at least one message")
-    said: dict[int, bool] = {}
+    trains: dict[int, bool] = {}
     messages = []
     for index, message in enumerate(value):
-        messages.append(_checked(place, f"{field}[{index}]", message, index, said))
-    return Turns(messages, tuple(said.get(index, True) for index in range(len(messages))) if said else None)
+        messages.append(_checked_message(place, f"{field}[{index}]", message, index, trains))
+    return Turns(messages, tuple(trains.get(index, True) for index in range(len(messages))) if trains else None)
 
 
-def _checked(place: str, field: str, message: object, index: int, said: dict[int, bool]) -> Message:
+def _checked_message(place: str, field: str, message: object, index: int, trains: dict[int, bool]) -> Message:
     if not isinstance(message, dict):
         raise DataError(f'{place}: field {field} is {describe(message)}; it must be {{"role": ..., "content": ...}}')
     role = message.get("role")
     if role not in ROLES if isinstance(role, str) else True:
-        raise DataError(_no_role(place, field, message))
+        raise DataError(_unknown_role(place, field, message))
     if message.keys() == _PLAIN:
         content = message["content"]
         if isinstance(content, str):
@@ -78,34 +76,33 @@ def _checked(place: str, field: str, message: object, index: int, said: dict[int
             kept[name] = string(place, f"{field}.{name}", item)
     learned = _learned(place, field, str(role), more)
     if learned is not None:
-        said[index] = learned
+        trains[index] = learned
     return kept
 
 
-def _no_role(place: str, field: str, message: dict[str, Any]) -> str:
+def _unknown_role(place: str, field: str, message: dict[str, Any]) -> str:
     role = message.get("role")
     if role is None:
         return f"{place}: field {field} is {describe(message)} and lacks a role; allowed: {', '.join(ROLES)}"
-    told = f"{place}: field {field}.role is {describe(role)}; allowed: {', '.join(ROLES)}"
+    what = f"{place}: field {field}.role is {describe(role)}; allowed: {', '.join(ROLES)}"
     if not isinstance(role, str):
-        return told
-    low = role.strip().lower()
-    meant = _OTHER_NAMES.get(low) or next(iter(difflib.get_close_matches(low, ROLES, 1)), None)
-    return f"{told}; did you mean {meant!r}?" if meant else told
+        return what
+    meant = _SYNONYMS.get(role.strip().lower())
+    return what + (f"; did you mean {meant!r}?" if meant else nearest(role.strip().lower(), ROLES))
 
 
 def _check_field(place: str, field: str, name: str, item: object, role: str) -> None:
-    told = f"{place}: field {field}.{name} is {describe(item)}"
+    what = f"{place}: field {field}.{name} is {describe(item)}"
     if name == "function_call":
-        raise DataError(f"{told}; write it as tool_calls, as OpenAI's newer format has it")
+        raise DataError(f"{what}; write it as tool_calls, as OpenAI's newer format has it")
     if name not in _FIELDS:
         raise DataError(
-            f"{told}, which is not known, and would be passed over; known: role, content, {', '.join(_FIELDS)}. "
+            f"{what}, which is not known, and would be ignored; known: role, content, {', '.join(_FIELDS)}. "
             "Take it out, or write it into the content as the model is to see it"
         )
     if role not in _FIELDS[name]:
         raise DataError(
-            f"{told}, but the message is of the role {role!r}; only {' and '.join(_FIELDS[name])} messages have {name}"
+            f"{what}, but the message is of the role {role!r}; only {' and '.join(_FIELDS[name])} messages have {name}"
         )
 
 
@@ -121,7 +118,7 @@ def _content(place: str, field: str, role: object, message: dict[str, Any]) -> s
 
 
 def _part(place: str, field: str, part: object) -> str:
-    """The text of one part of a content in parts."""
+    """Return the text of one part of a content in parts."""
     if isinstance(part, dict):
         if isinstance(part.get("text"), str) and part.get("type", "text") == "text":
             extra = sorted(name for name, item in part.items() if item is not None and name not in ("type", "text"))
@@ -134,7 +131,7 @@ def _part(place: str, field: str, part: object) -> str:
 
 
 def _learned(place: str, field: str, role: str, more: dict[str, Any]) -> bool | None:
-    """What a message says of itself: is it learned?"""
+    """Tell whether a message asks to be learned (`train`, `weight`); None where it does not say."""
     train, weight = more.get("train"), more.get("weight")
     if train is not None and not isinstance(train, bool):
         raise DataError(f"{place}: field {field}.train is {describe(train)}; it must be true or false")
@@ -142,10 +139,10 @@ def _learned(place: str, field: str, role: str, more: dict[str, Any]) -> bool | 
         raise DataError(f"{place}: field {field}.weight is {describe(weight)}; it must be 0 or 1, or not there")
     if train is not None and weight is not None and train != bool(weight):
         raise DataError(f"{place}: field {field}.train is {describe(train)}, but its weight is {weight}; keep one of them")
-    said = train if train is not None else None if weight is None else bool(weight)
-    if said and role != "assistant":
+    learned = train if train is not None else None if weight is None else bool(weight)
+    if learned and role != "assistant":
         raise DataError(
             f"{place}: field {field} is of the role {role!r} and asks to be learned; only assistant messages are. "
             "unmask: true in the row learns every message but the system's"
         )
-    return said
+    return learned

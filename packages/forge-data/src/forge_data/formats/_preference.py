@@ -1,4 +1,4 @@
-"""`chosen` and `rejected`, with a prompt of their own or one that both begin with, to two answers to one prompt."""
+"""Row of `chosen` and `rejected` → two answers to one prompt, given or shared by both."""
 
 import os
 from collections.abc import Mapping
@@ -6,25 +6,25 @@ from typing import Any
 
 from forge_data._accounting import EMPTY_ANSWER, PROMPTS_DIFFER, SAME_ANSWERS
 from forge_data._errors import BadPairError, DataError
-from forge_data._values import describe
-from forge_data._values_from_text import checked_text
-from forge_data.formats._chat import chat
+from forge_data._values import checked_text, describe
+from forge_data.formats._chat import TEMPLATE_FIELDS, chat
+from forge_data.formats._format import Fields, Format
 from forge_data.formats._margins import margin_of
 from forge_data.formats._messages import Turns, checked_messages
-from forge_data.formats._prompt_completion import answer, check_says_something
+from forge_data.formats._prompt_completion import answer, answer_field, check_not_empty
 from forge_data.formats._samples import Chat, Message, Preference, Text
 
 _SIDES = ("chosen", "rejected")
 _OWN_PROMPTS = (("prompt_chosen", "prompt_rejected"), ("chosen_prompt", "rejected_prompt"))
 
 
-def preference(place: str, fields: Mapping[str, Any]) -> Preference:
-    """A row with `chosen` and `rejected`, text or messages, and a `margin` if it has one.
+def preference(place: str, fields: Fields) -> Preference:
+    """Read a row with `chosen` and `rejected`, text or messages, and its `margin` if it has one.
 
-    Without a `prompt` (or one for each side, which have to be the same) the prompt is what both begin with: messages as long as
-    they are the same, text to its last character that is (a blank before which they differ belongs to the answers, as TRL has
-    it). Some data sets give the prompt as text beside whole conversations, which hold it too; there it has to be the last
-    message that both share.
+    Without a `prompt` (or one for each side, which must be equal) the prompt is what both sides begin with: messages as long as
+    they are equal, text up to the last equal character (a space before which they differ belongs to the answers, as in TRL).
+    Some data sets give the prompt as text beside whole conversations that contain it; there it must be the last message that
+    both share.
 
     Raises:
         BadPairError: equal answers, an empty one, or two prompts; `reason` says which.
@@ -34,8 +34,8 @@ def preference(place: str, fields: Mapping[str, Any]) -> Preference:
         # Null, an empty list and an empty text are the same mistake.
         given = fields.get(name)
         if given is None or (isinstance(given, (str, list)) and not given):
-            told = describe(given) if name in fields else "null or not there"
-            raise BadPairError(f"{place}: field {name} is {told}; give the answer, or take the row out", reason=EMPTY_ANSWER)
+            what = describe(given) if name in fields else "null or not there"
+            raise BadPairError(f"{place}: field {name} is {what}; give the answer, or take the row out", reason=EMPTY_ANSWER)
     values = {name: fields[name] for name in _SIDES}
     kinds = {type(value) for value in values.values()}
     if len(kinds) > 1 or not kinds <= {str, list}:
@@ -54,8 +54,8 @@ def preference(place: str, fields: Mapping[str, Any]) -> Preference:
     return Preference(place, chosen, rejected, margin_of(place, fields.get("margin")))
 
 
-def _with_one_prompt(place: str, fields: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The row with the prompt that stands there for each side as its `prompt`."""
+def _with_one_prompt(place: str, fields: Fields) -> Fields:
+    """Replace the prompts of both sides, which must be equal, by one `prompt`."""
     names = [name for pair in _OWN_PROMPTS for name in pair if name in fields]
     if not names:
         return fields
@@ -67,8 +67,8 @@ def _with_one_prompt(place: str, fields: Mapping[str, Any]) -> Mapping[str, Any]
     for name in names[1:]:
         if fields[name] != fields[names[0]]:
             raise BadPairError(
-                f"{place}: field {names[0]} is {describe(fields[names[0]])} and field {name} is {describe(fields[name])}, which are "
-                "two prompts; give two answers to one, or take the row out",
+                f"{place}: field {names[0]} is {describe(fields[names[0]])} and field {name} is {describe(fields[name])}, "
+                "which are two prompts; give two answers to one, or take the row out",
                 reason=PROMPTS_DIFFER,
             )
     return {**fields, "prompt": fields[names[0]]}
@@ -86,16 +86,17 @@ def _texts(place: str, values: Mapping[str, Any]) -> list[Text]:
     for name in _SIDES:
         if not values[name][shared:].strip():
             raise BadPairError(
-                f"{place}: there is no prompt, and of {name} nothing is left behind what chosen and rejected share; give the prompt",
+                f"{place}: there is no prompt, and of {name} nothing is left after what chosen and rejected share; give the "
+                "prompt",
                 reason=SAME_ANSWERS if chosen == rejected else EMPTY_ANSWER,
             )
     return [Text(place, chosen[:shared], values[name][shared:]) for name in _SIDES]
 
 
-def _conversations(place: str, fields: Mapping[str, Any], values: Mapping[str, Any], prompt: str | None) -> list[Chat]:
+def _conversations(place: str, fields: Fields, values: Mapping[str, Any], prompt: str | None) -> list[Chat]:
     turns = [checked_messages(place, name, values[name]) for name in _SIDES]
     chosen, rejected = (side.messages for side in turns)
-    shared = _alike(chosen, rejected)
+    shared = _shared_messages(chosen, rejected)
     if not shared:
         raise BadPairError(
             f"{place}: chosen[0] and rejected[0] differ, so there is no prompt that both answer; give it as prompt",
@@ -104,7 +105,7 @@ def _conversations(place: str, fields: Mapping[str, Any], values: Mapping[str, A
     for name, side in zip(_SIDES, turns, strict=True):
         if len(side.messages) == shared:
             raise BadPairError(
-                f"{place}: nothing is left of {name} behind the {shared} messages that chosen and rejected share; "
+                f"{place}: nothing is left of {name} after the {shared} messages that chosen and rejected share; "
                 "the two must differ in their last messages",
                 reason=SAME_ANSWERS if chosen == rejected else EMPTY_ANSWER,
             )
@@ -113,8 +114,8 @@ def _conversations(place: str, fields: Mapping[str, Any], values: Mapping[str, A
     return [chat(place, fields, Turns(side.messages, side.trains), shared) for side in turns]
 
 
-def _alike(chosen: list[Message], rejected: list[Message]) -> int:
-    """How many messages both begin with."""
+def _shared_messages(chosen: list[Message], rejected: list[Message]) -> int:
+    """Count the messages that both begin with."""
     pairs = zip(chosen, rejected, strict=False)
     return next((at for at, (one, other) in enumerate(pairs) if one != other), min(len(chosen), len(rejected)))
 
@@ -129,19 +130,31 @@ def _check_prompt(place: str, prompt: str, shared: list[Message]) -> None:
 
 
 def _check_pair(place: str, chosen: Chat | Text, rejected: Chat | Text, before: int) -> None:
-    """Two different answers to one prompt, both of which say something; `before` are messages of a prompt of its own."""
+    """Check for two different, non-empty answers; `before` counts the prompt's own messages."""
     if chosen == rejected:
         raise BadPairError(f"{place}: field rejected is the same as chosen; take the row out, or mend it", reason=SAME_ANSWERS)
     for name, side in zip(_SIDES, (chosen, rejected), strict=True):
-        check_says_something(place, name, side)
+        check_not_empty(place, name, side)
     if isinstance(chosen, Text) or isinstance(rejected, Text):
         return
-    shared = _alike(chosen.messages, rejected.messages)
+    shared = _shared_messages(chosen.messages, rejected.messages)
     for name, side in zip(_SIDES, (chosen, rejected), strict=True):
         own = side.messages[shared:]
         if own and own[0]["role"] != "assistant":
             raise BadPairError(
-                f"{place}: field {name}[{shared - before}] is of the role {own[0]['role']!r}, and there chosen and rejected part, so they "
-                "answer two prompts; let them differ in what the assistant says, or take the row out",
+                f"{place}: field {name}[{shared - before}] is of the role {own[0]['role']!r}, and there chosen and rejected "
+                "begin to differ, so they answer two prompts; let them differ in what the assistant says, or take the row out",
                 reason=PROMPTS_DIFFER,
             )
+
+
+PREFERENCE = Format(
+    needs="chosen, rejected",
+    matches=lambda row: "chosen" in row and "rejected" in row,
+    convert=preference,
+    field_of=answer_field,
+    reads=(*TEMPLATE_FIELDS, "margin"),
+    # The other side is null: the row is refused for that, and not as one of no known format.
+    accepts=lambda row: "chosen" in row or "rejected" in row,
+)
+"""Two answers to one prompt."""

@@ -1,19 +1,16 @@
-"""`prompt` and `completion`, both text or both messages, to one answer; with a `label`, to one that is wanted or not."""
-
-from collections.abc import Mapping
-from typing import Any
+"""Row of `prompt` and `completion` (text or messages) → answer, with `label` wanted or not."""
 
 from forge_data._accounting import EMPTY_ANSWER
 from forge_data._errors import BadPairError, DataError
-from forge_data._values import describe
-from forge_data._values_from_text import checked_text
-from forge_data.formats._chat import TOLD, chat
+from forge_data._values import checked_text, describe
+from forge_data.formats._chat import TEMPLATE_FIELDS, chat
+from forge_data.formats._format import Fields, Format, message_field
 from forge_data.formats._messages import REASONING, Turns, checked_messages
 from forge_data.formats._samples import Chat, Message, Text, Unpaired
 
 
-def prompt_completion(place: str, fields: Mapping[str, Any]) -> Chat | Text:
-    """A row with `prompt` and `completion`.
+def prompt_completion(place: str, fields: Fields) -> Chat | Text:
+    """Read a row with `prompt` and `completion`.
 
     Raises:
         DataError: one is text and the other messages, or one of them is neither.
@@ -21,72 +18,109 @@ def prompt_completion(place: str, fields: Mapping[str, Any]) -> Chat | Text:
     return answer(place, fields, "completion")
 
 
-def unpaired(place: str, fields: Mapping[str, Any]) -> Unpaired:
-    """A row with `prompt`, `completion` and `label`, true where the completion is wanted.
+def unpaired(place: str, fields: Fields) -> Unpaired:
+    """Read a row with `prompt`, `completion` and `label`, true where the completion is wanted.
 
     Raises:
         BadPairError: the completion is empty.
-        DataError: as above, or a label that is neither true nor false.
+        DataError: as `prompt_completion`, or a label that is neither true nor false.
     """
     label = fields["label"]
-    known = {"true": True, "false": False, "1": True, "0": False}
-    desirable = known.get(str(label).lower()) if isinstance(label, (bool, int, str)) else None
+    values = {"true": True, "false": False, "1": True, "0": False}
+    desirable = values.get(str(label).lower()) if isinstance(label, (bool, int, str)) else None
     if desirable is None:
         raise DataError(
             f"{place}: field label is {describe(label)}; it must be true (wanted) or false (unwanted). "
-            'Where it says something else, format="prompt_completion" passes over it'
+            "Where it means something else, choose prompt_completion as `format`, which ignores it"
         )
-    given = answer(place, fields, "completion")
-    check_says_something(place, "completion", given)
-    return Unpaired(place, given, desirable)
+    completion = answer(place, fields, "completion")
+    check_not_empty(place, "completion", completion)
+    return Unpaired(place, completion, desirable)
 
 
-def answer(place: str, fields: Mapping[str, Any], field: str) -> Chat | Text:
-    """The prompt of a row with what `field` answers to it.
+def answer(place: str, fields: Fields, field: str) -> Chat | Text:
+    """Read the prompt of a row and its answer in `field`.
 
     Raises:
         DataError: one is text and the other messages, or one of them is neither.
     """
     prompt, given = fields["prompt"], fields[field]
     if isinstance(prompt, str) and isinstance(given, str):
-        for name in TOLD:
+        for name in TEMPLATE_FIELDS:
             if fields.get(name):
                 raise DataError(
-                    f"{place}: field {name} is {describe(fields[name])}, but prompt and {field} are text, which no chat template "
-                    "writes; make both lists of messages, or take it out"
+                    f"{place}: field {name} is {describe(fields[name])}, but prompt and {field} are text, which no chat "
+                    "template writes; make both lists of messages, or take it out"
                 )
         return Text(place, checked_text(place, "prompt", prompt), checked_text(place, field, given))
     if not isinstance(prompt, list) or not isinstance(given, list):
         raise DataError(
-            f"{place}: prompt is {describe(prompt)} and {field} is {describe(given)}; make both strings, or both lists of messages"
+            f"{place}: prompt is {describe(prompt)} and {field} is {describe(given)}; make both strings, or both lists of "
+            "messages"
         )
     before, after = checked_messages(place, "prompt", prompt), checked_messages(place, field, given)
     return chat(place, fields, joined(before, after), len(before.messages))
 
 
-def check_says_something(place: str, field: str, side: Chat | Text) -> None:
-    """Refuse an empty answer, which nobody prefers to anything.
+def check_not_empty(place: str, field: str, side: Chat | Text) -> None:
+    """Refuse an answer of white space only, which nobody prefers to anything.
 
     Raises:
-        BadPairError: there is nothing but blanks in it.
+        BadPairError: it is empty.
     """
     if isinstance(side, Text):
         empty = not side.completion.strip()
     else:
-        empty = not any(map(_says_something, side.messages[side.first_completion :]))
+        empty = not any(map(_has_content, side.messages[side.first_completion :]))
     if empty:
-        told = "is empty" if isinstance(side, Text) else "has no message of the assistant that says anything"
-        raise BadPairError(f"{place}: field {field} {told}; give the answer, or take the row out", reason=EMPTY_ANSWER)
+        what = "is empty" if isinstance(side, Text) else "has no message of the assistant that says anything"
+        raise BadPairError(f"{place}: field {field} {what}; give the answer, or take the row out", reason=EMPTY_ANSWER)
 
 
-def _says_something(message: Message) -> bool:
-    said = (message.get("content"), message.get("tool_calls"), *(message.get(name) for name in REASONING))
-    return message["role"] == "assistant" and any(each.strip() if isinstance(each, str) else each for each in said)
+def _has_content(message: Message) -> bool:
+    values = (message.get("content"), message.get("tool_calls"), *(message.get(name) for name in REASONING))
+    return message["role"] == "assistant" and any(each.strip() if isinstance(each, str) else each for each in values)
 
 
 def joined(before: Turns, after: Turns) -> Turns:
-    """Two runs of messages as one."""
-    said = None
+    """Join two lists of messages."""
+    trains = None
     if before.trains is not None or after.trains is not None:
-        said = (before.trains or (True,) * len(before.messages)) + (after.trains or (True,) * len(after.messages))
-    return Turns(before.messages + after.messages, said)
+        trains = (before.trains or (True,) * len(before.messages)) + (after.trains or (True,) * len(after.messages))
+    return Turns(before.messages + after.messages, trains)
+
+
+def answer_field(fields: Fields, index: int, part: str, answer: str) -> str:
+    """Name the field of a part of a prompt or of an answer, both text or both messages."""
+    prompt = next((name for name in ("prompt", f"prompt_{answer}", f"{answer}_prompt") if name in fields), None)
+    if isinstance(fields.get(answer), str):
+        return prompt if index == 0 and prompt is not None else answer
+    before = fields[prompt] if prompt is not None else None
+    if prompt is None or not isinstance(before, list):
+        return message_field(answer, index, part)
+    return message_field(prompt, index, part) if index < len(before) else message_field(answer, index - len(before), part)
+
+
+def _has_both(row: Fields) -> bool:
+    return "prompt" in row and "completion" in row
+
+
+PROMPT_COMPLETION = Format(
+    needs="prompt, completion",
+    matches=lambda row: _has_both(row) and "label" not in row,
+    convert=prompt_completion,
+    field_of=answer_field,
+    reads=TEMPLATE_FIELDS,
+    # Chosen by name, it ignores a label that means something else.
+    accepts=_has_both,
+)
+"""Prompt and completion."""
+
+UNPAIRED_PREFERENCE = Format(
+    needs="prompt, completion, label",
+    matches=lambda row: _has_both(row) and "label" in row,
+    convert=unpaired,
+    field_of=answer_field,
+    reads=TEMPLATE_FIELDS,
+)
+"""Prompt and completion, and whether the completion is wanted."""

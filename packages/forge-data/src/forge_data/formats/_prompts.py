@@ -1,4 +1,4 @@
-"""A row to a question: the prompt that it holds, in text or messages, and what else it has."""
+"""Row → `Question`: the prompt that it holds, as text or messages, and its further fields."""
 
 import json
 from collections.abc import Mapping
@@ -7,16 +7,15 @@ from typing import Any
 import attrs
 
 from forge_data._errors import DataError
-from forge_data._values import describe
-from forge_data._values_from_text import from_json, string
-from forge_data.formats._chat import TOLD, chat
+from forge_data._values import describe, from_json, string
+from forge_data.formats._chat import TEMPLATE_FIELDS, chat
 from forge_data.formats._messages import checked_messages
 from forge_data.formats._samples import Chat
 
-_ASKS = ("user", "tool")
-"""Roles after which it is the assistant's turn."""
-_DEEPEST = 200
-"""Levels; Python's JSON follows about a thousand, less what its caller stands on."""
+_BEFORE_ASSISTANT = ("user", "tool")
+"""Roles after which the assistant's turn comes."""
+_MAX_DEPTH = 200
+"""Levels of nesting; Python's JSON encoder follows about a thousand, less the caller's own."""
 
 
 @attrs.frozen
@@ -29,45 +28,45 @@ class Question:
 
     @property
     def empty(self) -> bool:
-        """Whether it says nothing at all."""
+        """Whether the prompt has no text."""
         if isinstance(self.prompt, str):
             return not self.prompt.strip()
         return not any(str(message.get("content") or "").strip() for message in self.prompt.messages)
 
 
 def question(place: str, fields: Mapping[str, Any]) -> Question:
-    """A row with `prompt` (text or messages), or with `messages` that end where the assistant is to answer.
+    """Read a row with `prompt`, as text or messages, or `messages` that end before an answer.
 
     Raises:
-        DataError: neither or both of them, a conversation whose last word is the assistant's, or a further field that is no JSON.
+        DataError: neither or both of them, a conversation that ends with the assistant, or a further field that is not JSON.
     """
     names = [name for name in ("prompt", "messages") if name in fields]
     if len(names) != 1:
         has = ", ".join(map(repr, fields)) or "(none)"
-        told = "which are two; keep one of them" if names else "and none of them is a prompt; give prompt (text, or messages)"
-        raise DataError(f"{place} has the fields {has}, {told}, or messages that end with the user's")
+        what = "which are two; keep one of them" if names else "and none of them is a prompt; give prompt (text, or messages)"
+        raise DataError(f"{place} has the fields {has}, {what}, or messages that end with the user's")
     (name,) = names
     columns = {field: value for field, value in fields.items() if field != name}
     value = from_json(fields[name]) if name == "messages" else fields[name]
     if name == "prompt" and not isinstance(value, list):
         text = string(place, name, value)
-        _refuse_told(place, fields)
+        _refuse_template_fields(place, fields)
         return Question(text, _record(place, text, columns))
     turns = checked_messages(place, name, value)
-    if turns.messages and turns.messages[-1]["role"] not in _ASKS:
+    if turns.messages and turns.messages[-1]["role"] not in _BEFORE_ASSISTANT:
         raise DataError(
-            f"{place}: field {name}[{len(turns.messages) - 1}] is of the role {turns.messages[-1]['role']!r}, and a prompt ends "
-            "where the assistant is to answer; take out what stands behind the last turn of the user"
+            f"{place}: field {name}[{len(turns.messages) - 1}] is of the role {turns.messages[-1]['role']!r}, and a prompt "
+            "ends where the assistant is to answer; take out what follows the last turn of the user"
         )
     return Question(chat(place, fields, turns), _record(place, turns.messages, columns))
 
 
-def _refuse_told(place: str, fields: Mapping[str, Any]) -> None:
-    for name in TOLD:
+def _refuse_template_fields(place: str, fields: Mapping[str, Any]) -> None:
+    for name in TEMPLATE_FIELDS:
         if fields.get(name):
             raise DataError(
-                f"{place}: field {name} is {describe(fields[name])}, but the prompt is text, which no chat template writes; make it "
-                "a list of messages, or take the field out"
+                f"{place}: field {name} is {describe(fields[name])}, but the prompt is text, which no chat template writes; "
+                "make it a list of messages, or take the field out"
             )
 
 
@@ -79,12 +78,12 @@ def _record(place: str, prompt: str | list[Any], columns: dict[str, Any]) -> byt
 
 
 def _check_json(place: str, field: str, value: object, depth: int = 0) -> None:
-    """Refuse what would come back from the store as something else, or not at all."""
+    """Refuse values that would come back from the store changed, or not at all."""
     if value is None or type(value) in (str, int, float, bool):
         return
-    if depth > _DEEPEST:
+    if depth > _MAX_DEPTH:
         raise DataError(
-            f"{place}: field {field[:40]}... holds lists and objects more than {_DEEPEST} deep; make it text, or take it out"
+            f"{place}: field {field[:40]}... holds lists and objects more than {_MAX_DEPTH} deep; make it text, or take it out"
         )
     if type(value) is list:
         for index, item in enumerate(value):
@@ -96,6 +95,6 @@ def _check_json(place: str, field: str, value: object, depth: int = 0) -> None:
             _check_json(place, f"{field}.{name}", item, depth + 1)
     else:
         raise DataError(
-            f"{place}: field {field} is {describe(value)}, which JSON has not, so that the store could not give it back as it was; "
-            "make it text, a number, a list or an object with preprocess, or take it out"
+            f"{place}: field {field} is {describe(value)}, which is no JSON value, so that the store could not give it back as "
+            "it was; make it text, a number, a list or an object with `preprocess`, or take it out"
         )

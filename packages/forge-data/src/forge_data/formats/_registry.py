@@ -1,85 +1,37 @@
-"""The formats that rows come in, in one table: which one a row has, and the row as a sample."""
+"""Row → its format, detected or chosen by name → `Sample`.
 
-import difflib
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+The table of names is `forge_data._formats`.
+"""
+
+import hashlib
+import warnings
+from collections.abc import Iterable, Mapping
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from forge_data._errors import DataError
-from forge_data._values import describe
-from forge_data._values_from_text import from_json
-from forge_data.formats._alpaca import alpaca
-from forge_data.formats._chat import TOLD, chat
-from forge_data.formats._documents import document, text_document
-from forge_data.formats._messages import checked_messages
-from forge_data.formats._preference import preference
-from forge_data.formats._prompt_completion import prompt_completion, unpaired
-from forge_data.formats._samples import Sample
-from forge_data.formats._sharegpt import sharegpt
-from forge_data.formats._tokenised import checked_tokens
+from forge_data._errors import DataError, ForgeDataError
+from forge_data._formats import AUTO, BUILT_IN, GROUP, names, plug_ins
+from forge_data._values import describe, nearest
+from forge_data.formats._format import Fields, Format
+from forge_data.formats._samples import Sample, Tokens
+from forge_data.formats._tokenised import check_vocabulary
 
-_Fields = Mapping[str, Any]
-
-
-class Format(NamedTuple):
-    """One way to write rows."""
-
-    needs: str
-    """Its fields, for messages."""
-    fits: Callable[[_Fields], bool]
-    convert: Callable[[str, _Fields, int | None], Sample]
-    takes: tuple[str, ...] = ()
-    """Those of the fields that change what is learned which it honours."""
-    asked: bool = False
-    """Whether rows have it only where somebody says so: they might as well be of another."""
-
-
-def _messages(place: str, fields: _Fields, _: int | None) -> Sample:
-    return chat(place, fields, checked_messages(place, "messages", from_json(fields["messages"])))
-
-
-FORMATS: dict[str, Format] = {
-    "messages": Format("messages", lambda row: "messages" in row, _messages, TOLD),
-    "sharegpt": Format("conversations", lambda row: "conversations" in row, lambda p, f, _: sharegpt(p, f), TOLD),
-    "alpaca": Format(
-        "instruction, output", lambda row: "instruction" in row and "output" in row, lambda p, f, _: alpaca(p, f), TOLD
-    ),
-    "prompt_completion": Format(
-        "prompt, completion",
-        lambda row: "prompt" in row and "completion" in row and "label" not in row,
-        lambda p, f, _: prompt_completion(p, f),
-        TOLD,
-    ),
-    "text": Format("text or document", lambda row: "text" in row or "document" in row, text_document),
-    "preference": Format(
-        "chosen, rejected",
-        lambda row: "chosen" in row and "rejected" in row,
-        lambda p, f, _: preference(p, f),
-        (*TOLD, "margin"),
-    ),
-    "unpaired_preference": Format(
-        "prompt, completion, label",
-        lambda row: "label" in row and "prompt" in row and "completion" in row,
-        lambda p, f, _: unpaired(p, f),
-        TOLD,
-    ),
-    "tokenised": Format("input_ids, labels", lambda row: "input_ids" in row and "labels" in row, checked_tokens),
-    "document": Format(
-        "text, document or input_ids",
-        lambda row: "text" in row or "document" in row or "input_ids" in row,
-        document,
-        asked=True,
-    ),
-}
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 _MASKS = "masks are not read: give input_ids and labels, and write the mask into labels as -100"
-# Fields that change what a row means. To pass over them would train something else than was asked.
-_MEANINGFUL = {
-    "tools": "tool definitions are for chat templates, which this format does not use",
-    "documents": "documents are for chat templates, which this format does not use",
-    "chat_template_kwargs": "they are for chat templates, which this format does not use",
-    "unmask": "it is for chat templates, which this format does not use",
+_FOR_TEMPLATES = "for chat templates, which this format does not use"
+# Fields that change what a row means: to ignore one would train something else than the row says.
+_CHANGES_MEANING = {
+    "tools": f"tool definitions are {_FOR_TEMPLATES}",
+    "documents": f"documents are {_FOR_TEMPLATES}",
+    "chat_template_kwargs": f"they are {_FOR_TEMPLATES}",
+    "unmask": f"it is {_FOR_TEMPLATES}",
     "functions": "function definitions are read from tools, as OpenAI's newer format has them",
     "images": "only text is trained",
     "videos": "only text is trained",
@@ -92,67 +44,156 @@ _MEANINGFUL = {
     "token_type_ids": "token types are not passed to the model",
     "seq_lengths": "packing is done while training: one row, one sample",
 }
-_REFUSED = {name: {field: why for field, why in _MEANINGFUL.items() if field not in row.takes} for name, row in FORMATS.items()}
+
+
+@cache
+def formats() -> dict[str, Format]:
+    """Load every format, built in or from another package; warn of one that cannot be loaded."""
+    found = {name: built_in(name) for name in BUILT_IN}
+    for name, entry in plug_ins().items():
+        try:
+            found[name] = _loaded(entry)
+        except DataError as error:
+            warnings.warn(f"{GROUP}: {error}. Going on without it.", RuntimeWarning, stacklevel=2)
+    return found
+
+
+@cache
+def built_in(name: str) -> Format:
+    """Load a format of this package."""
+    module, _, attribute = BUILT_IN[name].where.partition(":")
+    return getattr(import_module(module), attribute)
+
+
+@cache
+def format_named(name: str) -> Format:
+    """Load one format.
+
+    Raises:
+        DataError: a package adds it and it cannot be loaded.
+    """
+    return built_in(name) if name in BUILT_IN else _loaded(plug_ins()[name])
 
 
 def check_name(format: str) -> None:  # noqa: A002 - what it is called everywhere else
-    """Refuse a format that there is not.
+    """Refuse a name that is no format's.
 
     Raises:
-        DataError: naming the nearest that there is.
+        DataError: naming the nearest, or why a format of another package cannot be loaded.
     """
-    if format == "auto" or format in FORMATS:
-        return
-    near = difflib.get_close_matches(str(format), FORMATS, 1, 0.4)
-    meant = f"; did you mean {near[0]!r}?" if near else ""
-    raise DataError(f"format is {format!r}; allowed: auto, {', '.join(FORMATS)}{meant}")
+    known = names()
+    if format not in known:
+        raise DataError(f"`format` is {format!r}; allowed: {', '.join(known)}{nearest(format, known)}")
+    if format != AUTO:
+        format_named(format)
 
 
-def detect(place: str, fields: _Fields) -> str:
-    """The name of the one format that a row has.
+def detect(place: str, fields: Fields) -> str:
+    """Name the one format that matches a row.
 
     Raises:
-        DataError: none or several fit.
+        DataError: no format matches, or several do.
     """
-    fitting = [name for name, row in FORMATS.items() if not row.asked and row.fits(fields)]
-    if len(fitting) == 1:
-        return fitting[0]
-    has = f"{place} has the fields {', '.join(map(repr, fields)) or '(none)'}"
-    if fitting:
+    return _detected(place, fields, formats())
+
+
+def convert(format: str, place: str, fields: Fields, vocabulary: int | None) -> Sample:  # noqa: A002
+    """Read a row of a known format; `vocabulary` is the number of token ids, None if not known.
+
+    Raises:
+        DataError: the row lacks what the format needs, or has a field that is not what it should be, or one that would be
+            ignored although it changes what is learned.
+    """
+    row = format_named(format)
+    if not (row.matches(fields) or (row.accepts is not None and row.accepts(fields))):
+        raise DataError(f"{place} has the fields {_named(fields)}, but the format {format} needs {row.needs}")
+    for field, why in _refused(format).items():
+        if field in fields and _is_set(fields[field]):
+            raise DataError(f"{place}: field {field} is {describe(fields[field])}, and {why}; take it out of the rows")
+    made = row.convert(place, fields) if format in BUILT_IN else _made_by_plug_in(format, row, place, fields)
+    if not isinstance(made, Sample):
+        known = {name: built_in(name) for name in BUILT_IN}
+        return convert(_detected(f"{place}, rewritten by the format {format},", made, known), place, made, vocabulary)
+    if isinstance(made, Tokens):
+        check_vocabulary(made, vocabulary)
+    return made
+
+
+def plug_in_identity(format: str) -> dict[str, list[str | None]]:  # noqa: A002
+    """Describe the plug-in formats that may read rows, for the fingerprint of a store.
+
+    Each is described by its entry point, its package's version and the SHA-256 of its file.
+    """
+    entries = plug_ins()
+    chosen = entries if format == AUTO else {format} & entries.keys()
+    return {name: _identity(entries[name]) for name in sorted(chosen)}
+
+
+def _identity(entry: "EntryPoint") -> list[str | None]:
+    spec = find_spec(entry.module)
+    file = Path(spec.origin) if spec is not None and spec.origin is not None else None
+    digest = hashlib.sha256(file.read_bytes()).hexdigest() if file is not None and file.is_file() else None
+    return [entry.value, entry.dist.version if entry.dist is not None else None, digest]
+
+
+@cache
+def _refused(format: str) -> dict[str, str]:  # noqa: A002
+    """Fields that change what is learned and that a format does not read, each with the reason."""
+    return {field: why for field, why in _CHANGES_MEANING.items() if field not in format_named(format).reads}
+
+
+def _loaded(entry: "EntryPoint") -> Format:
+    try:
+        found = entry.load()
+    except Exception as error:
+        raise DataError(f"`format` {entry.name!r}: {entry.value} could not be loaded: {error}") from error
+    if not isinstance(found, Format):
+        raise DataError(f"`format` {entry.name!r}: {entry.value} is {describe(found)} and no forge_data.Format")
+    return found
+
+
+def _made_by_plug_in(name: str, row: Format, place: str, fields: Fields) -> Sample | Fields:
+    """Call another package's `convert`; whatever it raises names the row and the format."""
+    try:
+        made = row.convert(place, fields)
+    except ForgeDataError:
+        raise
+    except Exception as error:
+        what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         raise DataError(
-            f"{has}, which fit more than one format: {' and '.join(fitting)}; say which is meant (format={fitting[0]!r}), "
-            "or keep the fields of one"
+            f"{place}: the format {name} raised {what}; correct the row, or the package that adds the format"
+        ) from error
+    if not isinstance(made, (Sample, Mapping)):
+        raise DataError(f"{place}: the format {name} returned {describe(made)}; it must return the fields of a built-in format")
+    return made
+
+
+def _detected(place: str, fields: Fields, known: dict[str, Format]) -> str:
+    candidates = {name: row for name, row in known.items() if row.detected}
+    matching = [name for name, row in candidates.items() if row.matches(fields)]
+    # One side of a preference may be null, which is a fault of the row and not of its format.
+    matching = matching or [name for name, row in candidates.items() if row.accepts is not None and row.accepts(fields)]
+    if len(matching) == 1:
+        return matching[0]
+    has = f"{place} has the fields {_named(fields)}"
+    if matching:
+        raise DataError(
+            f"{has}, which fit more than one format: {' and '.join(matching)}; say which is meant with `format`, such as "
+            f"{matching[0]}, or keep the fields of one"
         )
-    if "chosen" in fields or "rejected" in fields:
-        return "preference"  # one side is null or not there, which is a fault of the row and not of its format
-    known = "; ".join(f"{name} ({row.needs})" for name, row in FORMATS.items() if not row.asked)
-    raise DataError(f"{has}, which are no known format; known: {known}{_hint(fields)}")
+    listed = "; ".join(f"{name} ({row.needs})" for name, row in candidates.items())
+    raise DataError(f"{has}, which are no known format; known: {listed}{_hint(fields)}")
 
 
-def convert(format: str, place: str, fields: _Fields, vocabulary: int | None) -> Sample:  # noqa: A002
-    """A row of a known format as a sample; `vocabulary` is the number of token ids there are.
-
-    Raises:
-        DataError: the row lacks what the format needs, has a field that cannot be honoured, or one that is not what it should be.
-    """
-    row = FORMATS[format]
-    fits = row.fits(fields) or (format == "prompt_completion" and "prompt" in fields and "completion" in fields)
-    if not fits and not (format == "preference" and ("chosen" in fields or "rejected" in fields)):
-        has = ", ".join(map(repr, fields)) or "(none)"
-        raise DataError(f"{place} has the fields {has}, but the format {format} needs {row.needs}")
-    refused = _REFUSED[format]
-    if not refused.keys().isdisjoint(fields):
-        for field, why in refused.items():
-            if _says_something(fields.get(field)):
-                raise DataError(f"{place}: field {field} is {describe(fields[field])}, and {why}; take it out of the rows")
-    return row.convert(place, fields, vocabulary)
+def _named(fields: Iterable[str]) -> str:
+    return ", ".join(map(repr, fields)) or "(none)"
 
 
-def _says_something(value: object) -> bool:
+def _is_set(value: object) -> bool:
     return bool(len(value) if isinstance(value, np.ndarray) else value)
 
 
-def _hint(fields: _Fields) -> str:
+def _hint(fields: Fields) -> str:
     if "input_ids" in fields:
         return "; give labels beside input_ids: the id where a token is learned, -100 elsewhere"
     inside = [name for name, value in fields.items() if isinstance(value, list) and value and isinstance(value[0], dict)]

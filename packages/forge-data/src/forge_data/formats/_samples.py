@@ -1,4 +1,4 @@
-"""What a row is once it was understood, and what became of it once it was tokenised: the types that pass between the files."""
+"""Types of what a row becomes: `Sample` once it is read, `Encoded` once it is tokenised."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -16,17 +16,17 @@ Message = dict[str, Any]
 
 @attrs.frozen
 class Chat:
-    """A conversation, with all that the template is told about it."""
+    """A conversation, with everything that its chat template is given."""
 
     place: str
-    """`train.jsonl:417`."""
+    """Place of the row, such as `train.jsonl:417`."""
     messages: list[Message]
     first_completion: int = 0
-    """Messages before this one are the prompt of a prompt/completion row and never learned under `assistant` or `last`."""
+    """Messages before this one are the prompt of a row and never learned under `assistant` or `last`."""
     trains: tuple[bool, ...] | None = None
-    """One a message, false where the row says `train: false` (or `weight: 0`); None where no message says anything."""
+    """One per message, false where it has `train: false` or `weight: 0`; None where no message has either."""
     unmask: bool = False
-    """instructlab's row flag: learn everything but system messages."""
+    """Flag of instructlab's rows: learn everything but system messages."""
     tools: list[Any] | None = None
     documents: list[Any] | None = None
     template_kwargs: dict[str, Any] = attrs.field(factory=dict)
@@ -34,7 +34,7 @@ class Chat:
 
 @attrs.frozen
 class Text:
-    """Plain prompt and completion; the completion is learned."""
+    """Prompt and completion as plain text; the completion is learned."""
 
     place: str
     prompt: str
@@ -43,7 +43,7 @@ class Text:
 
 @attrs.frozen
 class Document:
-    """Plain text, all of it learned, and one EOS at its end."""
+    """Plain text, all of it learned, with one EOS at its end."""
 
     place: str
     text: str
@@ -51,29 +51,29 @@ class Document:
 
 @attrs.frozen(eq=False)
 class Tokens:
-    """A row that came as tokens; ids int32[S] and a mask bool[S], true where a token is learned."""
+    """A row of token ids int32[S] and a mask bool[S], true where a token is learned."""
 
     place: str
     input_ids: "NDArray[np.int32]"
     trained: "NDArray[np.bool_]"
     document: bool = False
-    """A document of pretraining: one EOS is to be at its end."""
+    """Whether it is a document of pretraining, which one EOS ends."""
 
 
 @attrs.frozen
 class Preference:
-    """Two answers to one prompt. Both are tokenised whole (prompt and answer), the answer is what is learned."""
+    """Two answers to one prompt. Each is tokenised with the prompt, and the answer is learned."""
 
     place: str
     chosen: Chat | Text
     rejected: Chat | Text
     margin: float | None = None
-    """By how much the chosen answer is better, where the row says so."""
+    """By how much the chosen answer is better, where the row gives it."""
 
 
 @attrs.frozen
 class Unpaired:
-    """One answer and whether it is wanted."""
+    """One answer, and whether it is wanted."""
 
     place: str
     answer: Chat | Text
@@ -85,22 +85,22 @@ Sample = Chat | Text | Document | Tokens | Preference | Unpaired
 
 @attrs.frozen
 class Note:
-    """Something about one row that only encoding can see, for the lint; `rule` is a name of `_lint`'s rules."""
+    """Something that only encoding can see in a row, for the lint; `rule` is one of its rules."""
 
     rule: str
     field: str
-    """Such as `messages[3].reasoning_content`."""
+    """Field, such as `messages[3].reasoning_content`."""
     what: str
 
 
 @attrs.frozen
 class Encoded:
-    """What one sample became."""
+    """The examples that one sample became."""
 
     examples: tuple[TokenizedExample, ...]
     """One; for a `Preference` two, chosen and rejected."""
     desirable: bool | None = None
-    """For an `Unpaired`: is it wanted."""
+    """For an `Unpaired`: whether it is wanted."""
     notes: tuple[Note, ...] = ()
     margin: float | None = None
-    """For a `Preference`: by how much the chosen answer is better, where its row says so."""
+    """For a `Preference`: its margin, where the row gives it."""

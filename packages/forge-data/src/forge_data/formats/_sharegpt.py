@@ -1,17 +1,16 @@
-"""ShareGPT's `conversations`, turns of `from` and `value`, to messages."""
+"""ShareGPT row (`conversations` of `from` and `value`) → conversation."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from forge_data._errors import DataError
-from forge_data._values import describe
-from forge_data._values_from_text import from_json, string
-from forge_data.formats._chat import chat
+from forge_data._values import describe, from_json, string
+from forge_data.formats._chat import TEMPLATE_FIELDS, chat
+from forge_data.formats._format import Fields, Format, message_field
 from forge_data.formats._messages import Turns, checked_messages
 from forge_data.formats._samples import Chat, Message
 from forge_data.formats._tool_calls import function_call
 
-_SPEAKERS = {
+_ROLES = {
     "system": "system",
     "human": "user",
     "user": "user",
@@ -26,13 +25,13 @@ _SPEAKERS = {
 _FIELDS = ("from", "value", "train", "weight")
 
 
-def sharegpt(place: str, fields: Mapping[str, Any]) -> Chat:
-    """A row with `conversations`, and `system` and `tools` where it has them.
+def sharegpt(place: str, fields: Fields) -> Chat:
+    """Read a row with `conversations`, and `system` and `tools` where it has them.
 
-    Turns of `role` and `content`, which some data sets keep under this name too, are read as `messages` are.
+    Turns of `role` and `content`, which some data sets keep under this name, are read as `messages` are.
 
     Raises:
-        DataError: no list, an unknown speaker, a value that is no text, a call that cannot be read.
+        DataError: not a list, an unknown speaker, a value that is not text, a call that cannot be read.
     """
     value = from_json(fields["conversations"])
     if not isinstance(value, list) or not value:
@@ -48,11 +47,11 @@ def sharegpt(place: str, fields: Mapping[str, Any]) -> Chat:
     return chat(place, fields, with_system(place, fields, turns))
 
 
-def with_system(place: str, fields: Mapping[str, Any], turns: Turns) -> Turns:
-    """The turns, behind the system prompt that the row keeps in a field of its own.
+def with_system(place: str, fields: Fields, turns: Turns) -> Turns:
+    """Put the system prompt that the row holds in a field of its own before the turns.
 
     Raises:
-        DataError: the turns have one already, or it is no text.
+        DataError: the turns have one already, or it is not text.
     """
     system = fields.get("system")
     if not system:
@@ -67,22 +66,22 @@ def _turn(place: str, field: str, turn: object) -> Message:
     if not isinstance(turn, dict) or not isinstance(turn.get("from"), str):
         raise DataError(f'{place}: field {field} is {describe(turn)}; it must be {{"from": ..., "value": ...}}')
     speaker = turn["from"]
-    if speaker not in _SPEAKERS:
-        raise DataError(f"{place}: field {field}.from is {describe(speaker)}; allowed: {', '.join(_SPEAKERS)}")
+    if speaker not in _ROLES:
+        raise DataError(f"{place}: field {field}.from is {describe(speaker)}; allowed: {', '.join(_ROLES)}")
     extra = sorted(name for name, item in turn.items() if item is not None and name not in _FIELDS)
     if extra:
         raise DataError(
             f"{place}: field {field}.{extra[0]} is {describe(turn[extra[0]])}, which would be passed over; "
             f"known: {', '.join(_FIELDS)}; take it out"
         )
-    message: Message = {"role": _SPEAKERS[speaker]} | {name: turn[name] for name in ("train", "weight") if name in turn}
+    message: Message = {"role": _ROLES[speaker]} | {name: turn[name] for name in ("train", "weight") if name in turn}
     if speaker == "function_call":
         return message | {"content": None, "tool_calls": _calls(place, f"{field}.value", turn.get("value"))}
     return message | {"content": string(place, f"{field}.value", turn.get("value"))}
 
 
 def _calls(place: str, field: str, value: object) -> list[dict[str, Any]]:
-    """The calls that a `function_call` turn holds as JSON: one object, or a list of them."""
+    """Read the calls of a `function_call` turn from its JSON: one object, or a list of them."""
     parsed = from_json(value)
     calls = parsed if isinstance(parsed, list) else [parsed]
     if not calls or not all(isinstance(call, dict) for call in calls):
@@ -91,3 +90,24 @@ def _calls(place: str, field: str, value: object) -> list[dict[str, Any]]:
             "or a list of these"
         )
     return [function_call(place, field, call) for call in calls]
+
+
+def _field_of(fields: Fields, index: int, part: str, _answer: str) -> str:
+    # A `system` field of its own becomes the message before the first.
+    index -= bool(fields.get("system"))
+    if index < 0:
+        return "system"
+    turns = from_json(fields["conversations"])
+    if part and isinstance(turns, list) and isinstance(turns[index], dict) and "from" in turns[index]:
+        part = "from" if part == "role" else "value"
+    return message_field("conversations", index, part)
+
+
+SHAREGPT = Format(
+    needs="conversations",
+    matches=lambda row: "conversations" in row,
+    convert=sharegpt,
+    field_of=_field_of,
+    reads=TEMPLATE_FIELDS,
+)
+"""ShareGPT's `conversations`."""

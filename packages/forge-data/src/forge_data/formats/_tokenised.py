@@ -1,6 +1,5 @@
-"""Rows that are tokens already, checked before anything trains on them."""
+"""Row of token ids and labels → `Tokens`, checked before anything trains on them."""
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -8,17 +7,18 @@ import numpy as np
 from forge_data._errors import DataError
 from forge_data._example import IGNORED
 from forge_data._values import describe
+from forge_data.formats._format import Fields, Format
 from forge_data.formats._samples import Tokens
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-def checked_tokens(place: str, fields: Mapping[str, Any], vocabulary: int | None) -> Tokens:
-    """`input_ids` and `labels` of a row; every label is -100 or the id at the same position.
+def checked_tokens(place: str, fields: Fields) -> Tokens:
+    """Read `input_ids` and `labels` of a row; a label must be -100 or the id at its position.
 
     Raises:
-        DataError: not whole numbers, lengths that differ, padding, ids outside the vocabulary, labels of something else.
+        DataError: values that are not token ids, lengths that differ, padding, labels that are shifted or of something else.
     """
     ids, labels = _numbers(place, "input_ids", fields["input_ids"]), _numbers(place, "labels", fields["labels"])
     if len(ids) != len(labels):
@@ -28,13 +28,23 @@ def checked_tokens(place: str, fields: Mapping[str, Any], vocabulary: int | None
     if "len" in fields and fields["len"] != len(ids):
         raise DataError(f"{place}: field len is {describe(fields['len'])}, but input_ids holds {len(ids)} tokens")
     _check_attention(place, fields.get("attention_mask"), len(ids))
-    _check_range(place, ids, vocabulary)
+    _check_range(place, ids, 2**31)
     trained = labels != IGNORED
     _check_count(place, fields.get("num_loss_counted_tokens"), trained)
     wrong = np.flatnonzero(trained & (labels != ids))
     if len(wrong):
         raise DataError(_mislabelled(place, ids, labels, int(wrong[0])))
     return Tokens(place, ids.astype(np.int32), trained)
+
+
+def check_vocabulary(tokens: Tokens, vocabulary: int | None) -> None:
+    """Refuse token ids outside [0, `vocabulary`); None where no tokenizer is known.
+
+    Raises:
+        DataError: naming the first.
+    """
+    if vocabulary is not None:
+        _check_range(tokens.place, tokens.input_ids, vocabulary)
 
 
 def _numbers(place: str, field: str, value: object) -> "NDArray[np.int64]":
@@ -68,35 +78,43 @@ def _check_attention(place: str, mask: object, length: int) -> None:
         raise DataError(f"{place}: attention_mask holds zeros, so the row is padded; take the padding out of the row")
 
 
-def _check_count(place: str, told: object, trained: "NDArray[np.bool_]") -> None:
-    """mini-trainer's count of learned tokens; it counts a label that stands first, others do not."""
-    if told is not None and told not in (int(trained.sum()), int(trained[1:].sum())):
+def _check_count(place: str, given: object, trained: "NDArray[np.bool_]") -> None:
+    """Check mini-trainer's count of learned tokens, which may or may not count a first label."""
+    if given is not None and given not in (int(trained.sum()), int(trained[1:].sum())):
         raise DataError(
-            f"{place}: field num_loss_counted_tokens is {describe(told)}, but {int(trained.sum())} labels are not {IGNORED}; "
+            f"{place}: field num_loss_counted_tokens is {describe(given)}, but {int(trained.sum())} labels are not {IGNORED}; "
             "mend it or take it out"
         )
 
 
-def _check_range(place: str, ids: "NDArray[np.int64]", vocabulary: int | None) -> None:
-    top = 2**31 if vocabulary is None else vocabulary
-    outside = np.flatnonzero((ids < 0) | (ids >= top))
+def _check_range(place: str, ids: "NDArray[np.integer[Any]]", vocabulary: int) -> None:
+    outside = np.flatnonzero((ids < 0) | (ids >= vocabulary))
     if len(outside):
         at = int(outside[0])
         raise DataError(
-            f"{place}: field input_ids[{at}] is {ids[at]}, outside the vocabulary 0 to {top - 1}; "
+            f"{place}: field input_ids[{at}] is {ids[at]}, outside the vocabulary 0 to {vocabulary - 1}; "
             "was the row made with another tokenizer?"
         )
 
 
 def _mislabelled(place: str, ids: "NDArray[np.int64]", labels: "NDArray[np.int64]", at: int) -> str:
-    told = f"{place}: field labels[{at}] is {labels[at]} where input_ids[{at}] is {ids[at]}"
-    for shift, said in ((1, "next"), (-1, "previous")):
+    what = f"{place}: field labels[{at}] is {labels[at]} where input_ids[{at}] is {ids[at]}"
+    for shift, which in ((1, "next"), (-1, "previous")):
         moved = np.roll(ids, -shift)
         inner = slice(None, -1) if shift == 1 else slice(1, None)
         learned = labels[inner] != IGNORED
         if learned.any() and np.array_equal(labels[inner][learned], moved[inner][learned]):
             return (
-                f"{told}: the labels are shifted, each is the {said} token; give labels[t] == input_ids[t] or -100, "
+                f"{what}: the labels are shifted, each is the {which} token; give labels[t] == input_ids[t] or -100, "
                 "for the loss does the shifting"
             )
-    return f"{told}; a label must be the id at its own position, or {IGNORED} where nothing is learned"
+    return f"{what}; a label must be the id at its own position, or {IGNORED} where nothing is learned"
+
+
+TOKENISED = Format(
+    needs="input_ids, labels",
+    matches=lambda row: "input_ids" in row and "labels" in row,
+    convert=checked_tokens,
+    field_of=lambda _row, _index, _part, _answer: "input_ids",
+)
+"""Token ids and labels."""

@@ -1,24 +1,24 @@
-"""The tool calls of a message, as OpenAI writes them, to what chat templates read."""
+"""Tool calls of a message, as OpenAI writes them → calls as chat templates read them."""
 
 import json
 from typing import Any
 
 from forge_data._errors import DataError
-from forge_data._values import describe
-from forge_data._values_from_text import checked_tree, from_json, string
+from forge_data._values import checked_tree, describe, from_json, string
 
 _CALL = {"id", "type", "index", "function"}
 _FUNCTION = {"name", "arguments"}
 
 
 def checked_calls(place: str, field: str, value: object) -> list[dict[str, Any]]:
-    """Each call with its function's arguments as an object.
+    """Check calls and decode their arguments.
 
-    OpenAI keeps the arguments as a string of JSON, templates want the object. A string that is no JSON object stays what it is, and
-    arguments that are missing are null: what the template makes of them is trained, and the lint names them.
+    OpenAI keeps the arguments as a string of JSON, templates want the object. A string that is not a JSON object stays as it
+    is, and
+    missing arguments are null: what the template makes of them is trained, and the lint reports them.
 
     Raises:
-        DataError: no list of calls, a call without a function's name, a field that templates do not know.
+        DataError: not a list of calls, a call without a function's name, a field that templates do not know.
     """
     if not isinstance(value, list):
         raise DataError(f"{place}: field {field} is {describe(value)}; it must be a list of tool calls")
@@ -26,23 +26,23 @@ def checked_calls(place: str, field: str, value: object) -> list[dict[str, Any]]
 
 
 def function_call(place: str, field: str, value: object) -> dict[str, Any]:
-    """A function's name and arguments as a call.
+    """Make a call of a function's name and arguments.
 
     Raises:
-        DataError: no object, no name, or another field.
+        DataError: not an object, no name, or another field.
     """
     return {"type": "function", "function": _function(place, field, value)}
 
 
-def spelled_out(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Messages whose calls have their arguments as a string of JSON, for templates that read no object."""
+def with_json_arguments(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Encode the arguments of calls as strings of JSON, for templates that read no object."""
     return [
-        message | {"tool_calls": [*map(_spelled, message["tool_calls"])]} if message.get("tool_calls") else message
+        message | {"tool_calls": [*map(_with_json_arguments, message["tool_calls"])]} if message.get("tool_calls") else message
         for message in messages
     ]
 
 
-def _spelled(call: dict[str, Any]) -> dict[str, Any]:
+def _with_json_arguments(call: dict[str, Any]) -> dict[str, Any]:
     function = call["function"]
     arguments = function["arguments"]
     text = json.dumps(arguments, ensure_ascii=False) if isinstance(arguments, dict) else arguments

@@ -1,27 +1,27 @@
-"""All samples of a data set to what only the whole of them shows: repetitions, rows of the evaluation among them, outliers."""
+"""All samples of a data set → findings on repetitions, evaluation rows and outliers."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from forge_data.findings._report import Finding
+from forge_data.findings._finding import Finding
 from forge_data.findings._rules import found
 from forge_data.linting._sample_table import SampleTable
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-# An outlier is this many times further off than the others usually are, ...
+# An outlier is this many times further from the median than samples usually are, ...
 _SPREADS = 6.0
 _LEAST_SPREAD = 0.35
-# ... and learned, or not learned, to less than a part of what is usual, among enough samples to say what is.
+# ... and its learned, or not learned, share is below a part of the usual one, among enough samples to know that.
 _PART = 20
 _LEAST_SAMPLES = 20
 
 
 def duplicates(table: SampleTable) -> Iterator[Finding]:
-    """Units whose ids are those of an earlier one."""
+    """Find units whose ids are those of an earlier one."""
     earliest = _earliest(table.digests)
     for unit in np.flatnonzero(earliest != np.arange(len(earliest))):
         where, first = (table.where(int(table.firsts[at])) for at in (unit, earliest[unit]))
@@ -31,16 +31,16 @@ def duplicates(table: SampleTable) -> Iterator[Finding]:
 
 
 def overlap(train: SampleTable, held_out: SampleTable) -> Iterator[Finding]:
-    """Units of the evaluation that are trained on."""
+    """Find units of the evaluation that are trained on."""
     trained = len(train.digests)
     earliest = _earliest(np.concatenate((train.digests, held_out.digests)))[trained:]
     for unit in np.flatnonzero(earliest < trained):
-        where, twin = held_out.where(int(held_out.firsts[unit])), train.where(int(train.firsts[earliest[unit]]))
-        yield found("train_eval_overlap", where, "", f"its tokens are those of {twin.place}, which is trained on")
+        where, trained_row = held_out.where(int(held_out.firsts[unit])), train.where(int(train.firsts[earliest[unit]]))
+        yield found("train_eval_overlap", where, "", f"its tokens are those of {trained_row.place}, which is trained on")
 
 
 def _earliest(digests: "NDArray[Any]") -> "NDArray[np.int64]":
-    """int64[U], for each digest the first place where it stands."""
+    """Return int64[U]: for each digest the first place where it occurs."""
     order = np.lexsort((digests["low"], digests["high"]))  # stable, so the earliest of a group comes first
     ordered = digests[order]
     follows = np.concatenate((np.zeros(min(1, len(order)), dtype=np.bool_), ordered[1:] == ordered[:-1]))
@@ -51,7 +51,7 @@ def _earliest(digests: "NDArray[Any]") -> "NDArray[np.int64]":
 
 
 def outliers(table: SampleTable) -> Iterator[Finding]:
-    """Samples of which far more or far less is learned than of the others."""
+    """Find samples of which far more or far less is learned than of the others."""
     if len(table.lengths) < _LEAST_SAMPLES:
         return
     learned = table.loss_counts.astype(np.float64)

@@ -1,4 +1,4 @@
-"""Rows or a token store to a report of what would train a model wrongly, before anything trains."""
+"""Rows or a token store → report of what would train a model wrongly."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -8,7 +8,8 @@ import attrs
 
 from forge_data._errors import DataError, ForgeDataError
 from forge_data._options import Options
-from forge_data.findings._report import Finding, Findings, LintReport
+from forge_data.findings._finding import Finding
+from forge_data.findings._report import Findings, LintReport
 from forge_data.findings._rules import SET_RULES, Where
 from forge_data.linting._dataset import duplicates, outliers, overlap
 from forge_data.linting._lost import REASONS, lost_to_length
@@ -39,15 +40,15 @@ def lint(
     on_bad_pair: str = "error",
     preprocess: str | Callable[[dict[str, Any]], Any] | None = None,
 ) -> LintReport:
-    """What would train a model wrongly, or make an evaluation lie, each with file, row, field and remedy.
+    """Find what would train a model wrongly, or make an evaluation misleading.
 
-    Rows are read as `prepare` reads them, but past those that it refuses: each is a finding. A store brings what was found
-    while it was prepared; what only the whole set shows is looked for anew, so a view (`select`, `split`) has its own.
+    Rows are read as `prepare` reads them, but past those that it refuses: each is a finding. A store brings what was found when
+    it was prepared; the rules about the whole set run anew, so a view (`select`, `split`) has its own findings.
 
     Args:
         data_or_store: rows, named as for `prepare`, or a token store.
-        tokenizer: a loaded tokenizer, a directory or a name on the hub; a store has its own.
-        eval_data: held-out rows or their store; those that are trained on too are found.
+        tokenizer: a loaded tokenizer, a directory or a name on the Hub; a store has its own.
+        eval_data: held-out rows or their store; those that are also trained on are found.
         format: as for `prepare`; for rows.
         train_on: as for `prepare`; for rows.
         max_seq_len: as for `prepare`; for rows.
@@ -55,8 +56,11 @@ def lint(
         on_bad_pair: as for `prepare`; for rows.
         preprocess: as for `prepare`; for rows.
 
+    Returns:
+        The findings, each with file, row, field and remedy.
+
     Raises:
-        DataError: data that cannot be read at all, rows without a tokenizer, or what is for rows where there are none.
+        DataError: data that cannot be read at all, rows without a tokenizer, or an argument for rows where there are none.
         TokenizerError: no tokenizer there, or one without offsets.
         StoreError: no store, or a torn one.
     """
@@ -68,10 +72,10 @@ def lint(
     )
     findings = Findings()
     if isinstance(data_or_store, PromptStore):
-        raise DataError(f"{data_or_store.path} is a store of prompts: nothing of them is learned, so nothing of them is linted")
+        raise DataError(f"{data_or_store.path} is a store of prompts: nothing of them is learned, so there is nothing to lint")
     if isinstance(data_or_store, TokenStore):
         if eval_data is None or isinstance(eval_data, TokenStore):
-            _check_unsaid(data_or_store, options, preprocess)
+            _check_defaults(data_or_store, options, preprocess)
         rows = data_or_store.accounting.read
         tokenizer = tokenizer if tokenizer is not None else _own_tokenizer(data_or_store)
         table = _of_store(data_or_store, tokenizer, findings)
@@ -85,23 +89,23 @@ def lint(
     return findings.report(rows)
 
 
-def _check_unsaid(store: "TokenStore", options: Options, preprocess: object) -> None:
-    """What is said of rows would be passed over where there are none.
+def _check_defaults(store: "TokenStore", options: Options, preprocess: object) -> None:
+    """Refuse arguments for rows where there are none, since they would have no effect.
 
     Raises:
-        DataError: naming the first of it.
+        DataError: naming the first.
     """
-    said = attrs.asdict(options) | {"preprocess": preprocess}
+    given = attrs.asdict(options) | {"preprocess": preprocess}
     for name, default in (attrs.asdict(Options()) | {"preprocess": None}).items():
-        if said[name] != default:
+        if given[name] != default:
             raise DataError(
-                f"{name} is for rows, and {store.path} is a token store, which was made with {name}={store.settings.get(name)!r}; "
-                "leave it out, or lint the rows with it"
+                f"`{name}` is for rows, and {store.path} is a token store, which was prepared already; leave it out, or lint "
+                "the rows with it"
             )
 
 
 def store_findings(store: "TokenStore") -> Iterator[Finding]:
-    """What only the whole store shows, one by one: duplicates, outliers, what was lost to length."""
+    """Find duplicates, outliers and tokens lost to `max_seq_len` in a store."""
     yield from _of_table(SampleTable.of(store))
     yield from _lost(store)
 
@@ -116,7 +120,7 @@ def _of_store(store: "TokenStore", tokenizer: Any, findings: Findings) -> Sample
     table = SampleTable.of(store)
     findings.add(_of_table(table))
     findings.add(_lost(store))
-    # A store that was made of tokens alone knew no tokenizer that could have told what its ids are.
+    # A store of token ids was made without a tokenizer, so its ids were not linted.
     if tokenizer is not None and _own_tokenizer(store) is None:
         findings.add(_of_tokens(store, tokenizer))
     return table
@@ -131,8 +135,8 @@ def _of_tokens(store: "TokenStore", tokenizer: Any) -> Iterator[Finding]:
 
 
 def _lost(store: "TokenStore") -> Iterator[Finding]:
-    told = store.accounting
-    if not any(reason in told.tokens_lost for reason in REASONS):
+    accounting = store.accounting
+    if not any(reason in accounting.tokens_lost for reason in REASONS):
         return
     rows = (row for row in store.dropped() if row["reason"] in REASONS)
     longest = max(rows, key=lambda row: row["tokens"], default=None)
@@ -141,19 +145,21 @@ def _lost(store: "TokenStore") -> Iterator[Finding]:
     if longest:
         indexed = first.file == longest["file"] and first.place.endswith("]")
         where = Where(longest["file"], longest["row"], place_of(longest["file"], longest["row"], indexed=indexed))
-    yield from lost_to_length(told.tokens_read, told.tokens_lost, where, longest["tokens"] if longest else 0, first.file)
+    yield from lost_to_length(
+        accounting.tokens_read, accounting.tokens_lost, where, longest["tokens"] if longest else 0, first.file
+    )
 
 
 def _of_rows(data: "DataPath", tokenizer: Any, options: Options, preprocess: Any) -> "DataLint":
-    from forge_data.formats import _registry as _formats
+    from forge_data.formats._registry import check_name
     from forge_data.linting._rows import DataLint
     from forge_data.reading._preprocess import load_preprocess
     from forge_data.reading._sources import resolve
     from forge_data.tokenizing._tokenizer import as_tokenizer
 
-    _formats.check_name(options.format)
+    check_name(options.format)
     if tokenizer is None:
-        raise DataError("rows are linted as a tokenizer sees them; give one as lint(data, tokenizer)")
+        raise DataError("rows are linted as a tokenizer sees them; give a `tokenizer`")
     read = DataLint(as_tokenizer(tokenizer), options, load_preprocess(preprocess))
     read.read(resolve(data))
     return read

@@ -1,18 +1,20 @@
-"""Sources to findings, row by row and past those that are refused, as `prepare` would read them; nothing is written."""
+"""Sources → findings, row by row and past rows that `prepare` refuses; nothing is written."""
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from forge_data._errors import BadPairError, DataError, ForgeDataError
+from forge_data._formats import AUTO
 from forge_data._options import Options
-from forge_data.findings._report import Finding, Findings
+from forge_data.findings._finding import Finding
+from forge_data.findings._report import Findings
 from forge_data.findings._rules import Where, found
-from forge_data.formats import _registry as _formats
 from forge_data.formats._documents import is_empty
+from forge_data.formats._format import FieldOf, Fields
 from forge_data.formats._margins import Margins
+from forge_data.formats._registry import convert, detect, format_named
 from forge_data.formats._samples import Encoded, Sample
-from forge_data.linting._lost import REASONS, lost_to_length
-from forge_data.linting._lost_from_lint_refused import refused
+from forge_data.linting._lost import REASONS, lost_to_length, refused
 from forge_data.linting._row import RowLint
 from forge_data.linting._sample_table import SampleTable, TableBuilder
 from forge_data.reading._preprocess import Preprocess
@@ -28,8 +30,17 @@ _ROWS = 512
 _BYTES = 4 << 20
 
 
+class _Row(NamedTuple):
+    """A row that waits for the tokenizer."""
+
+    where: Where
+    fields: Fields
+    sample: Sample
+    field_of: FieldOf
+
+
 class DataLint:
-    """Goes through rows and keeps what the rules that need all of them want to know."""
+    """Linter of all rows of a data set, which also collects what rules about the whole set need."""
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase", options: Options, preprocess: Preprocess | None) -> None:
         self.findings = Findings()
@@ -44,12 +55,12 @@ class DataLint:
         self._tokens_read = 0
         self._tokens_lost: Counter[str] = Counter()
         self._longest: tuple[int, Where | None] = (0, None)
-        # Of the batch: rows that are to be tokenised, and what is known already of others.
-        self._pending: list[tuple[Where, Record, Sample]] = []
+        # Of the batch: rows to tokenise, and findings on rows that are not tokenised.
+        self._pending: list[_Row] = []
         self._known: list[Finding] = []
 
     def read(self, sources: list[Source]) -> None:
-        """Look at every row of every source.
+        """Lint every row of every source.
 
         Raises:
             DataError: a source that cannot be read at all.
@@ -57,7 +68,7 @@ class DataLint:
         for source in sources:
             size = 0
             for record in source.records(lambda row, error, of=source: self._refuse(Where(of.name, row, of.place(row)), error)):
-                self._understand(source, record)
+                self._add(source, record)
                 size += record.size
                 if len(self._pending) >= _ROWS or size >= _BYTES:
                     self._flush()
@@ -65,40 +76,41 @@ class DataLint:
             self._flush()
 
     def table(self) -> SampleTable:
-        """All samples, as the rules that need all of them want them."""
+        """Make the table of all samples, for the rules that need all of them."""
         return self._table.build()
 
     def lost(self) -> list[Finding]:
-        """What was lost to max_seq_len."""
+        """Find what was lost to `max_seq_len`."""
         tokens, where = self._longest
         file = where.file if where else ""
         return list(lost_to_length(self._tokens_read, self._tokens_lost, where, tokens, file))
 
-    def _understand(self, source: Source, record: Record) -> None:
+    def _add(self, source: Source, record: Record) -> None:
         where = Where(source.name, record.row, record.place)
         try:
             rows = [record.fields] if self._preprocess is None else self._preprocess(record.place, record.fields)
         except ForgeDataError as error:
             self._refuse(where, error)
             return
-        # A row that preprocess leaves out is one that was read, as the accounting of a store has it.
+        # A row that preprocess leaves out counts as read, as in the accounting of a store.
         self.rows += max(1, len(rows))
         for fields in rows:
             try:
-                sample = _formats.convert(self._name(record.place, fields), record.place, fields, self._encoder.vocabulary)
+                name = self._name(record.place, fields)
+                sample = convert(name, record.place, fields, self._encoder.vocabulary)
             except ForgeDataError as error:
                 self._known.append(self._refused(where, error))
                 continue
             if is_empty(sample):
                 self._known.append(found("no_trained_token", where, "", "the document is empty"))
             else:
-                self._pending.append((where, record._replace(fields=fields), sample))
+                self._pending.append(_Row(where, fields, sample, format_named(name).field_of))
 
     def _name(self, place: str, fields: "dict[str, object]") -> str:
-        """The format of a row, which must be that of the rows before it."""
-        if self._options.format != "auto":
+        """Name the format of a row, which must be that of the rows before it."""
+        if self._options.format != AUTO:
             return self._options.format
-        name = _formats.detect(place, fields)
+        name = detect(place, fields)
         self._format = self._format or (name, place)
         if name != self._format[0]:
             first, at = self._format
@@ -115,23 +127,22 @@ class DataLint:
     def _flush(self) -> None:
         findings, self._known = self._known, []
         pending, self._pending = self._pending, []
-        for (where, record, sample), encoded in zip(pending, self._encoded(pending), strict=True):
+        for row, encoded in zip(pending, self._encoded(pending), strict=True):
             if isinstance(encoded, ForgeDataError):
-                findings.append(refused(where, encoded))
-            findings += self._lint.check(
-                where.file, record.row, record.fields, sample, encoded if isinstance(encoded, Encoded) else None
-            )
-            if isinstance(encoded, Encoded):
-                findings += self._fit(where, encoded)
-        # What was known before the batch was tokenised stands before it; the order of the rows is what a reader wants.
+                findings.append(refused(row.where, encoded))
+            made = encoded if isinstance(encoded, Encoded) else None
+            findings += self._lint.check(row.where, row.fields, row.sample, made, row.field_of)
+            if made is not None:
+                findings += self._fit(row.where, made)
+        # Findings of rows that were not tokenised come first; a reader wants the order of the rows.
         self.findings.add(sorted(findings, key=lambda finding: finding.row or 0))
 
-    def _encoded(self, pending: list[tuple[Where, Record, Sample]]) -> list[Encoded | ForgeDataError]:
-        """What became of each sample. A batch with one that is refused is halved until that one stands alone."""
+    def _encoded(self, pending: list[_Row]) -> list[Encoded | ForgeDataError]:
+        """Encode samples; a batch with a refused row is halved until that row is alone."""
         if not pending:
             return []
         try:
-            return list(self._encoder.encode([sample for _, _, sample in pending]))
+            return list(self._encoder.encode([row.sample for row in pending]))
         except ForgeDataError as error:
             if len(pending) == 1:
                 return [error]

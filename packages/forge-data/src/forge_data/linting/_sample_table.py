@@ -1,8 +1,7 @@
-"""Samples, of a store or row by row, to a table that is small enough to hold millions: lengths, counts, hashes and places."""
+"""Samples → a table small enough for millions: lengths, loss counts, hashes and places."""
 
-import hashlib
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -11,19 +10,17 @@ import numpy as np
 from forge_data._example import TokenizedExample
 from forge_data.findings._rules import Where
 from forge_data.reading._record import place_of
-from forge_data.store._manifest import PREFERENCE
+from forge_data.store._duplicates import as_digests, digest
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from forge_data.store._token_store import TokenStore
 
-_DIGEST = np.dtype([("high", "<u8"), ("low", "<u8")])
-
 
 @attrs.frozen(eq=False)
 class SampleTable:
-    """N samples that make up U units; a unit is what a row became: one sample, or both sides of a preference."""
+    """N samples that make up U units: a unit is one sample, or both sides of a preference."""
 
     lengths: "NDArray[np.int64]"
     """int64[N], tokens."""
@@ -34,40 +31,17 @@ class SampleTable:
     firsts: "NDArray[np.int64]"
     """int64[U], the first sample of each unit."""
     where: Callable[[int], Where]
-    """A sample's place."""
+    """Place of a sample."""
 
     @classmethod
     def of(cls, store: "TokenStore") -> "SampleTable":
-        """The samples of a store; of a view, the view's."""
-        packed = bytearray()
-        if store.kind == PREFERENCE:
-            firsts = store.pairs[:, 0]
-            for chosen, rejected in store.pairs:
-                packed += digest((store[int(chosen)].input_ids, store[int(rejected)].input_ids))
-        else:
-            firsts = np.arange(len(store), dtype=np.int64)
-            for example in store:
-                packed += digest((example.input_ids,))
-        return cls(store.lengths, store.loss_counts, as_digests(packed), firsts, lambda index: Where.of(store.source(index)))
-
-
-def digest(examples: Iterable["NDArray[np.int32]"]) -> bytes:
-    """16 bytes that stand for the ids int32[S] of a unit's samples: equal for equal ids, and for no others that there are."""
-    hashed = hashlib.blake2b(digest_size=_DIGEST.itemsize)
-    for ids in examples:
-        # The length before the ids, so that two samples cannot run into one another.
-        hashed.update(len(ids).to_bytes(8, "little"))
-        hashed.update(np.ascontiguousarray(ids).data)
-    return hashed.digest()
-
-
-def as_digests(packed: bytearray) -> "NDArray[Any]":
-    """(uint64, uint64)[U], of what `digest` gave one after the other."""
-    return np.frombuffer(packed, dtype=_DIGEST)
+        """Make the table of a store, or of a view."""
+        members, digests = store.units()
+        return cls(store.lengths, store.loss_counts, digests, members[:, 0], lambda index: Where.of(store.source(index)))
 
 
 class TableBuilder:
-    """Samples one row at a time to a `SampleTable`."""
+    """Collects samples, one row at a time, for a `SampleTable`."""
 
     def __init__(self) -> None:
         self._lengths, self._loss_counts, self._firsts = array("q"), array("q"), array("q")
@@ -76,7 +50,7 @@ class TableBuilder:
         self._names: dict[tuple[str, bool], int] = {}
 
     def add(self, where: Where, samples: Sequence[TokenizedExample], *, pair: bool) -> None:
-        """The samples of one row; those of a `pair` are one unit."""
+        """Add the samples of one row; those of a `pair` are one unit."""
         units = [samples] if pair and samples else [(sample,) for sample in samples]
         for unit in units:
             self._firsts.append(len(self._lengths))
@@ -89,7 +63,7 @@ class TableBuilder:
                 self._files.append(self._names.setdefault((where.file, indexed), len(self._names)))
 
     def build(self) -> SampleTable:
-        """All that was added."""
+        """Make the table of everything that was added."""
         names, rows, files = list(self._names), self._rows, self._files
 
         def where(sample: int) -> Where:

@@ -1,13 +1,13 @@
-"""A sample to the conversations or texts in it, and what encoding noted to the one of them that it is about."""
+"""Sample → the conversations or texts in it, and what encoding noted → findings about them."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
-from forge_data.findings._report import WARN, Finding
+from forge_data.findings._finding import WARN, Finding
 from forge_data.findings._rules import Where, found
+from forge_data.formats._format import FieldOf, Fields
 from forge_data.formats._samples import Chat, Note, Preference, Sample, Unpaired
-from forge_data.linting._fields import field_of
 
 _INDEX = re.compile(r"messages\[(\d+)\]\.?(.*)")
 
@@ -16,16 +16,16 @@ class Side(NamedTuple):
     """A conversation or text of a sample."""
 
     answer: str
-    """The field of its answer."""
+    """Field of the answer: `completion`, `chosen` or `rejected`."""
     sample: Sample
     second: bool = False
-    """It shares its prompt with one that was looked at."""
+    """Whether it shares its prompt with a side that was linted already."""
     wanted: bool = True
-    """The model is to learn it, not to turn away from it."""
+    """Whether the model is to learn it, and not to avoid it."""
 
 
 def sides(sample: Sample) -> tuple[Side, ...]:
-    """What there is to look at: one conversation or text, or the two of a preference."""
+    """List the conversations or texts of a sample: one, or the two of a preference."""
     match sample:
         case Preference(chosen=chosen, rejected=rejected):
             return Side("chosen", chosen), Side("rejected", rejected, second=True, wanted=False)
@@ -35,40 +35,46 @@ def sides(sample: Sample) -> tuple[Side, ...]:
             return (Side("completion", sample),)
 
 
-def noted(where: Where, fields: Mapping[str, Any], its_sides: Sequence[Side], notes: Sequence[Note]) -> Iterator[Finding]:
-    """What encoding saw, under the row's own name of the field, and as grave as the turn that it is about."""
-    told: set[tuple[str, str]] = set()
+def note_findings(
+    where: Where, fields: Fields, sides: Sequence[Side], notes: Sequence[Note], field_of: FieldOf
+) -> Iterator[Finding]:
+    """Make findings of the encoder's notes, with the row's field names and the turn's severity."""
+    seen: set[tuple[str, str]] = set()
     for note in notes:
-        at = _INDEX.fullmatch(note.field)
-        chats = [side for side in its_sides if isinstance(side.sample, Chat)]
-        if at is None or not chats:
+        match = _INDEX.fullmatch(note.field)
+        chats = [side for side in sides if isinstance(side.sample, Chat)]
+        if match is None or not chats:
             yield found(note.rule, where, note.field, note.what)
             continue
-        index, part = int(at[1]), at[2]
+        index, part = int(match[1]), match[2]
         # Both sides of a preference are noted alike, chosen first.
         first = chats[0]
-        again = (note.rule, note.field) in told
-        told.add((note.rule, note.field))
+        again = (note.rule, note.field) in seen
+        seen.add((note.rule, note.field))
         side = chats[-1] if again or not _has(first.sample, index, part) else first
-        if again and index < _messages(first.sample).first_completion:
+        if again and index < _chat(first.sample).first_completion:
             continue
-        yield _turn_noted(where, fields, side, note, index, part)
+        field = field_of(fields, index, part, side.answer)
+        yield found(note.rule, where, field, note.what, severity=_severity(side, note, index))
 
 
-def _turn_noted(where: Where, fields: Mapping[str, Any], side: Side, note: Note, index: int, part: str) -> Finding:
-    chat = _messages(side.sample)
+def _severity(side: Side, note: Note, index: int) -> str | None:
+    """Return WARN for an unwanted answer or an earlier turn; None for the rule's own severity.
+
+    Earlier turns without reasoning are what the model sees when it is used.
+    """
+    chat = _chat(side.sample)
     last = max((at for at, message in enumerate(chat.messages) if message["role"] == "assistant"), default=index)
     earlier = note.rule == "reasoning_dropped" and index != last
-    severity = WARN if earlier or not side.wanted else None
-    return found(note.rule, where, field_of(fields, chat, index, part, side.answer), note.what, severity=severity)
+    return WARN if earlier or not side.wanted else None
 
 
-def _messages(sample: Sample) -> Chat:
+def _chat(sample: Sample) -> Chat:
     assert isinstance(sample, Chat)
     return sample
 
 
 def _has(sample: Sample, index: int, part: str) -> bool:
-    """Whether a conversation has what a note is about."""
-    messages = _messages(sample).messages
+    """Tell whether a conversation has what a note is about."""
+    messages = _chat(sample).messages
     return index < len(messages) and (not part or bool(messages[index].get(part)))

@@ -1,4 +1,4 @@
-"""The tokens of one row to what is wrong with them, whatever the row was."""
+"""Tokens of one row of any format → findings."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from forge_data._example import IGNORED, TokenizedExample
-from forge_data.findings._report import Finding
+from forge_data.findings._finding import Finding
 from forge_data.findings._rules import Where, found
+from forge_data.formats._format import FieldOf, Fields
 from forge_data.formats._samples import Chat, Document, Encoded, Preference, Sample, Text, Tokens
 
 if TYPE_CHECKING:
@@ -15,11 +16,11 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _TAIL = 8
-"""Learned tokens at the end among which a turn end is looked for: templates may set a line feed after it."""
+"""Learned tokens at the end in which a turn end is searched: templates may write a line feed after it."""
 
 
 class TokenLint:
-    """Looks at ids and labels with one tokenizer's special tokens."""
+    """Linter of ids and labels, with one tokenizer's special tokens."""
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
         self._bos: int | None = tokenizer.bos_token_id
@@ -27,46 +28,44 @@ class TokenLint:
         ends = {token_id for token_id, token in tokenizer.added_tokens_decoder.items() if token.content.strip()}
         self._ends: NDArray[np.int32] = np.array(sorted(ends | {tokenizer.eos_token_id} - {None}), dtype=np.int32)
 
-    def check(self, where: Where, sample: Sample, encoded: Encoded) -> Iterator[Finding]:
-        """What is wrong with what a row became."""
+    def check(self, where: Where, fields: Fields, sample: Sample, encoded: Encoded, field_of: FieldOf) -> Iterator[Finding]:
+        """Find what is wrong with the examples of a row."""
         tokens = isinstance(sample, Tokens)
         for number, example in enumerate(encoded.examples):
-            if tokens or not self._sound(example):
-                yield from self.example(where, _field(sample, number), example, tokens=tokens)
+            if tokens or not self._is_clean(example):
+                yield from self.example(where, _field(fields, sample, number, field_of), example, tokens=tokens)
 
     def example(self, where: Where, field: str, example: TokenizedExample, *, tokens: bool) -> Iterator[Finding]:
-        """What is wrong with one sample; `tokens` if nothing is known of it but its ids and labels."""
+        """Find what is wrong with one example; `tokens` if only its ids and labels are known."""
         ids = example.input_ids
         if self._bos is not None and len(ids) > 1 and ids[0] == ids[1] == self._bos:
             yield found("double_bos", where, field, f"the sample begins with {self._bos_token!r} twice")
         if not example.loss_count:
             yield found("no_trained_token", where, "labels" if tokens else field, f"none of {len(ids):,} tokens is learned")
-        elif tokens and not self._closed(example):
+        elif tokens and not self._ends_turn(example):
             last = ids[np.flatnonzero(example.labels != IGNORED)[-1]]
             yield found("missing_eos", where, "labels", f"the last learned token is {last}, which ends no text and no turn")
 
-    def _sound(self, example: TokenizedExample) -> bool:
-        """A quick look: true only where there is nothing to say, as there is not of most samples."""
+    def _is_clean(self, example: TokenizedExample) -> bool:
+        """Check quickly whether nothing is wrong, as with most examples."""
         ids, labels = example.input_ids, example.labels
         learned = len(ids) > 2 and (labels[-1] != IGNORED or labels[-2] != IGNORED)
         return learned and (ids[0] != self._bos or ids[1] != self._bos)
 
-    def _closed(self, example: TokenizedExample) -> bool:
+    def _ends_turn(self, example: TokenizedExample) -> bool:
         learned = example.input_ids[example.labels != IGNORED][-_TAIL:]
         return bool(np.isin(learned, self._ends).any())
 
 
-def _field(sample: Sample, number: int) -> str:
-    """The field that example `number` of a sample is named by."""
+def _field(fields: Fields, sample: Sample, number: int, field_of: FieldOf) -> str:
+    """Name the field that example `number` of a sample is reported under."""
     match sample:
         case Preference():
             return "rejected" if number else "chosen"
         case Tokens():
             return "input_ids"
-        case Document():
-            return "text"
-        case Text():
-            return "prompt"
+        case Document() | Text():
+            return field_of(fields, 0, "", "completion")
         case Chat():
             return ""
         case _:

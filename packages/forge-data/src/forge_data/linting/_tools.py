@@ -1,20 +1,19 @@
-"""A conversation to what is wrong with its tool calls and their results."""
+"""Conversation → findings about its tool calls and their results."""
 
 from collections.abc import Iterator
 from typing import Any
 
-from forge_data._values import describe
-from forge_data._values_from_text import from_json
-from forge_data.findings._report import WARN, Finding
+from forge_data._values import describe, from_json
+from forge_data.findings._finding import WARN, Finding
 from forge_data.findings._rules import found
 from forge_data.formats._samples import Message
-from forge_data.linting._turns import View
+from forge_data.linting._turns import ChatView
 
 _MISSING = object()
 
 
-def tool_findings(view: View) -> Iterator[Finding]:
-    """Arguments that are no object, calls without a result, results without a call, tools that were not offered."""
+def tool_findings(view: ChatView) -> Iterator[Finding]:
+    """Find faulty arguments, calls without result, results without call, and tools not offered."""
     messages = view.chat.messages
     offered = {name: declared for tool in view.chat.tools or [] for name, declared in [_declared(tool)] if name}
     structured = any(message.get("tool_calls") for message in messages)
@@ -30,7 +29,7 @@ def tool_findings(view: View) -> Iterator[Finding]:
 
 
 def _declared(tool: Any) -> tuple[str | None, dict[str, Any] | None]:
-    """A tool's name, and its parameters by name where they are declared."""
+    """Return a tool's name, and its parameters by name where they are declared."""
     function = tool.get("function", tool) if isinstance(tool, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         return None, None
@@ -39,7 +38,7 @@ def _declared(tool: Any) -> tuple[str | None, dict[str, Any] | None]:
     return function["name"], properties if isinstance(properties, dict) else None
 
 
-def _call(view: View, index: int, at: int, call: Any, offered: dict[str, dict[str, Any] | None]) -> Iterator[Finding]:
+def _call(view: ChatView, index: int, at: int, call: Any, offered: dict[str, dict[str, Any] | None]) -> Iterator[Finding]:
     nested = isinstance(call, dict) and isinstance(call.get("function"), dict)
     function = call["function"] if nested else call
     if not isinstance(function, dict):
@@ -50,49 +49,51 @@ def _call(view: View, index: int, at: int, call: Any, offered: dict[str, dict[st
         what = f"{name!r} is called, and the row offers {', '.join(map(repr, sorted(offered)))}"
         yield found("unknown_tool", view.where, view.field(index, f"{part}.name"), what)
     arguments = function.get("arguments", _MISSING)
-    wrong = _wrong(arguments)
-    if wrong:
+    fault = _fault(arguments)
+    if fault:
         where = view.field(index, f"{part}.arguments")
-        yield found("tool_arguments", view.where, where, f"the arguments of {name!r} are {wrong}", severity=view.grave(index))
+        yield found(
+            "tool_arguments", view.where, where, f"the arguments of {name!r} are {fault}", severity=view.severity(index)
+        )
     elif isinstance(arguments, dict):
         declared = offered.get(name) if isinstance(name, str) else None
         for key, value in arguments.items():
-            # A null that the tool knows about may be meant.
+            # A null for a declared parameter may be meant.
             if value is None and not (declared and key in declared):
                 field = view.field(index, f"{part}.arguments.{key}")
-                fix = "take it out, unless the call is to say null; merged schemas fill in what a row did not have"
+                fix = "take it out, unless null is meant; merged schemas fill in what a row did not have"
                 yield found("tool_arguments", view.where, field, f"argument {key!r} is null", severity=WARN, fix=fix)
 
 
-def _wrong(arguments: object) -> str | None:
-    """What arguments are, if they are no object and no JSON text of one."""
+def _fault(arguments: object) -> str | None:
+    """Describe arguments that are neither an object nor JSON text of one; None if they are."""
     if arguments is _MISSING:
         return "missing"
     if isinstance(arguments, str):
-        return None if isinstance(from_json(arguments), dict) else f"{describe(arguments)}, which is no JSON object"
+        return None if isinstance(from_json(arguments), dict) else f"{describe(arguments)}, which is not a JSON object"
     return None if isinstance(arguments, dict) else describe(arguments)
 
 
-def _run(messages: list[Message], start: int) -> int:
-    """How many tool messages stand from `start` on, one after another."""
+def _count_results(messages: list[Message], start: int) -> int:
+    """Count the consecutive tool messages from `start` on."""
     stop = start
     while stop < len(messages) and messages[stop]["role"] == "tool":
         stop += 1
     return stop - start
 
 
-def _results(view: View, index: int, calls: int) -> Iterator[Finding]:
-    results = _run(view.chat.messages, index + 1)
+def _results(view: ChatView, index: int, calls: int) -> Iterator[Finding]:
+    results = _count_results(view.chat.messages, index + 1)
     if results < calls:
         what = f"{calls} call{'s' if calls > 1 else ''}, and {results or 'no'} result{'s' if results > 1 else ''} after"
         yield found("tool_call_without_result", view.where, view.field(index, "tool_calls"), what)
 
 
-def _result(view: View, index: int, *, structured: bool) -> Iterator[Finding]:
+def _result(view: ChatView, index: int, *, structured: bool) -> Iterator[Finding]:
     messages = view.chat.messages
     caller = next((message for message in reversed(messages[:index]) if message["role"] != "tool"), None)
     calls = (caller or {}).get("tool_calls") or []
-    # Rows may write their calls as text in the answer; then an assistant before the result is all that can be asked for.
+    # Rows may write their calls as text in the answer; then all that can be required is an assistant before the result.
     if not calls and (structured or caller is None or caller["role"] != "assistant"):
         what = (
             f"a tool's message after {'nothing' if caller is None else 'one of the role ' + caller['role'] + ' without a call'}"

@@ -1,1 +1,4 @@
-"""Masking."""
+"""Traced text and `train_on` → learned character spans, segments by role, and token mask.
+
+May import `chat_template` and `formats`.
+"""

@@ -1,7 +1,6 @@
-"""Where the assistant's text stands in a rendered conversation to which tokens are learned.
+"""Character spans that are learned → mask of the tokens that are learned.
 
-The ids are never touched: spans are characters, tokens say which characters they stand for, and this file lays the one
-over the other.
+The ids are never changed: spans are characters, and each token stands for certain characters.
 """
 
 from bisect import bisect_left
@@ -18,32 +17,32 @@ class Span(NamedTuple):
     """One learned stretch of a text, in characters of it."""
 
     start: int
-    """Where the header ends and the model takes over."""
+    """End of the header, where the model takes over."""
 
     content: int
-    """The first character of what was said; between start and here stands what the template sets before it."""
+    """First character of the content; between `start` and here is what the template writes before it."""
 
     content_end: int
-    """One past the last character of what was said."""
+    """One past the last character of the content."""
 
     closing_end: int
-    """One past the last character that is no blank: where a turn end written in plain text ends."""
+    """One past the last character that is not blank: the end of a turn end written in plain text."""
 
     stop: int
     """One past the last character that the template writes for this turn."""
 
     @classmethod
     def plain(cls, start: int, stop: int) -> "Span":
-        """A stretch that is learned from one end to the other."""
+        """Make a stretch that is learned from one end to the other."""
         return cls(start, start, stop, stop, stop)
 
 
 def trained_tokens(offsets: "NDArray[np.int64]", spans: Iterable[Span], added: "NDArray[np.bool_]") -> "NDArray[np.bool_]":
-    """bool[S]: the tokens that are learned.
+    """Mark the tokens that are learned: bool[S].
 
-    The turn end is the last added token after the content (`<|im_end|>`, `<end_of_turn>`, `</s>`, EOS or not); where
-    there is none, the non-blank text that closes the turn. A token that begins in the header is learned if it holds a
-    character of the content, unless it is a special token that swallowed blanks.
+    The turn end is the last added token after the content (`<|im_end|>`, `<end_of_turn>`, `</s>`, EOS or not); where there is
+    none, the non-blank text that closes the turn. A token that begins in the header is learned if it holds a character of the
+    content, unless it is a special token that took blanks along.
 
     Args:
         offsets: int64[S, 2], the characters [a, b) that each token stands for.
@@ -67,14 +66,14 @@ def trained_tokens(offsets: "NDArray[np.int64]", spans: Iterable[Span], added: "
 def trained_in_order(
     offsets: "NDArray[np.int64]", spans: Sequence[Span], added: "NDArray[np.bool_]", first_tokens: Sequence[int]
 ) -> "NDArray[np.bool_]":
-    """bool[T]: what `trained_tokens` says of each of many texts, all at once.
+    """Mark the learned tokens of many texts at once, as `trained_tokens` does for one: bool[T].
 
     Args:
-        offsets: int64[T, 2], as of `trained_tokens`, text after text, no two of which share a place; neither begins nor ends
-            ever go back.
-        spans: the learned stretches, in the same places.
+        offsets: int64[T, 2], as for `trained_tokens`, text after text, at places that no two texts share; neither begins nor
+            ends ever decrease.
+        spans: the learned stretches, at the same places.
         added: bool[T], true for special and added tokens that are not blank.
-        first_tokens: of each span, the first token of its text.
+        first_tokens: for each span, the first token of its text.
     """
     trained = np.zeros(len(offsets), dtype=np.bool_)
     if not spans or not len(offsets):

@@ -1,4 +1,4 @@
-"""Who wrote which characters to who wrote which tokens: the segments of an example."""
+"""Which message wrote which characters → segments of an example, in tokens."""
 
 import re
 from collections.abc import Sequence
@@ -6,50 +6,49 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from forge_data.chat_template._trace import NOBODY, Run, Trace
-from forge_data.masking._turns import literal, says
+from forge_data.chat_template._trace import NOBODY, Run, Trace, is_content, template_prefix
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 TEMPLATE = "template"
 _HEADER = re.compile(r"(.*\W)\w+(\W*)", re.DOTALL)
-"""Marks, a role's name, and marks."""
-_APART = 1 << 40
-"""What the places of one text and the next are set apart by; no text is as long."""
+"""Marks, the name of a role, and marks."""
+_TEXT_STRIDE = 1 << 40
+"""Distance between the places of one text and the next; no text is as long."""
 
 
-def speakers(trace: Trace) -> list[Run]:
-    """The runs of a conversation, where what a message says is its own even if another's turn, or none, holds it.
+def text_owners(trace: Trace) -> list[Run]:
+    """List the runs of a conversation; content is owned by its message even inside another turn.
 
-    A system message that a template writes into the first user's turn is the system's; what it writes there of its own, such
-    as a default system turn, is nobody's.
+    A system message that a template writes into the first user's turn is the system's; what the template writes there itself,
+    such as a default system turn, is owned by no message.
     """
-    guests = iter(
+    contents = iter(
         [
             (first, last, leaf.message)
             for first, last, leaf, _ in trace.stretches
-            if leaf.message >= 0 and says(leaf) and last > first
+            if leaf.message >= 0 and is_content(leaf) and last > first
         ]
     )
     runs: list[Run] = []
-    guest = next(guests, None)
-    for start, stop, owner in _without_preface(trace):
+    content = next(contents, None)
+    for start, stop, owner in _without_preamble(trace):
         at = start
-        while guest is not None and guest[0] < stop:
-            first, last = max(guest[0], at), min(guest[1], stop)
-            if guest[2] != owner:
-                runs += [(at, first, owner), (first, last, guest[2])]
+        while content is not None and content[0] < stop:
+            first, last = max(content[0], at), min(content[1], stop)
+            if content[2] != owner:
+                runs += [(at, first, owner), (first, last, content[2])]
                 at = last
-            if guest[1] > stop:
+            if content[1] > stop:
                 break
-            guest = next(guests, None)
+            content = next(contents, None)
         runs.append((at, stop, owner))
     return [(start, stop, owner) for start, stop, owner in runs if stop > start]
 
 
-def _without_preface(trace: Trace) -> list[Run]:
-    """The runs of a trace, where what the template writes before the first turn's own header is no part of that turn.
+def _without_preamble(trace: Trace) -> list[Run]:
+    """List the runs of a trace without what the template writes before the first turn's header.
 
     A header is a role's name between the same marks in every turn: `<|im_start|>user` and a newline, `<|im_start|>assistant`
     and a newline. Where the first turn begins with more than that, and later ones do not, the rest is the template's.
@@ -59,15 +58,15 @@ def _without_preface(trace: Trace) -> list[Run]:
     if first == len(runs):
         return runs
     start, stop, owner = runs[first]
-    begins, clear = literal(trace, owner, start, stop)
+    prefix, clear = template_prefix(trace, owner, start, stop)
     if not clear:
         return runs
     for later_start, later_stop, later in runs[first + 1 :]:
         if later < 0 or later == owner:
             continue
-        header, told = literal(trace, later, later_start, later_stop)
-        if told and (marks := _HEADER.fullmatch(header)):
-            own = re.search(re.escape(marks[1]) + r"\w+" + re.escape(marks[2]) + r"\Z", begins)
+        header, is_own = template_prefix(trace, later, later_start, later_stop)
+        if is_own and (marks := _HEADER.fullmatch(header)):
+            own = re.search(re.escape(marks[1]) + r"\w+" + re.escape(marks[2]) + r"\Z", prefix)
             if own is None or not own.start():
                 return runs
             turn = start + own.start()
@@ -78,21 +77,23 @@ def _without_preface(trace: Trace) -> list[Run]:
 def segments(
     begins: "NDArray[np.int64]", sizes: Sequence[int], runs: Sequence[Sequence[Run]], roles: Sequence[Sequence[str]]
 ) -> "list[tuple[NDArray[np.int32], tuple[str, ...]]]":
-    """int32[K, 2] and K roles of each text: the tokens [start, stop) of each segment; a token is whose its first character is.
+    """Find the segments of each text: tokens [start, stop) int32[K, 2] and K roles.
+
+    A token belongs to the message that its first character belongs to.
 
     Args:
         begins: int64[T], the first character that each token stands for, text after text.
-        sizes: how many tokens each text has.
-        runs: of each text, who wrote it, in order.
-        roles: of each text, the role of each owner; of `NOBODY` it is `template`.
+        sizes: tokens of each text.
+        runs: for each text, which message wrote which characters, in order.
+        roles: for each text, the role of each owner; that of `NOBODY` is `template`.
     """
-    # All texts at once, each in places of its own: a few large arrays take less time than many small ones.
+    # All texts at once, each at places of its own: a few large arrays take less time than many small ones.
     every = [of_text or [(0, 0, NOBODY)] for of_text in runs]
     counts = np.array([len(of_text) for of_text in every])
     starts, owners = np.array([(start, owner) for of_text in every for start, _, owner in of_text]).reshape(-1, 2).T
     firsts = np.cumsum(sizes) - sizes
-    apart = _APART * np.arange(len(every))
-    at = np.searchsorted(starts + np.repeat(apart, counts), begins + np.repeat(apart, sizes), side="right") - 1
+    strides = _TEXT_STRIDE * np.arange(len(every))
+    at = np.searchsorted(starts + np.repeat(strides, counts), begins + np.repeat(strides, sizes), side="right") - 1
     owned = owners[at]
     changes = np.ones(len(begins), dtype=np.bool_)
     changes[1:] = owned[1:] != owned[:-1]
@@ -103,8 +104,8 @@ def segments(
     held = np.searchsorted(borders, firsts).tolist()
     bounds = (bounds - np.repeat(firsts, np.diff([*held, len(borders)]))[:, None]).astype(np.int32)
     of_segments: list[int] = owned[borders].tolist()
-    told = []
+    found = []
     for first, last, names in zip(held, [*held[1:], len(borders)], roles, strict=True):
         named = tuple([TEMPLATE if owner == NOBODY else names[owner] for owner in of_segments[first:last]])
-        told.append((bounds[first:last], named))
-    return told
+        found.append((bounds[first:last], named))
+    return found

@@ -1,37 +1,37 @@
-"""What a row and `train_on` say to what is learned of each message."""
+"""Row and `train_on` → what is learned of each message."""
 
 from forge_data._errors import DataError
 from forge_data.formats._samples import Chat
 
 TURN = "turn"
-"""All that the model has to write: the answer, reasoning and tool calls, through the token that ends the turn."""
+"""Everything that the model has to write: answer, reasoning and tool calls, through the token that ends the turn."""
 CONTENT = "content"
-"""What the message says, and no token of the template's."""
+"""The content of the message, and no token of the template."""
 NOTHING = ""
 
 
-def learned(chat: Chat, train_on: str) -> list[str]:
-    """`TURN`, `CONTENT` or `NOTHING` for each message.
+def learned_parts(chat: Chat, train_on: str) -> list[str]:
+    """Return `TURN`, `CONTENT` or `NOTHING` for each message.
 
-    Of `all` nothing is said here: every token is learned, whoever wrote it.
+    `all` is not decided here: every token is learned, whoever wrote it.
 
     Raises:
-        DataError: the row has no completion, or says `unmask` or `train: false` where `train_on` says otherwise.
+        DataError: the row has no completion, or has `unmask` or `train: false` where `train_on` contradicts it.
     """
     if train_on == "completion" and not chat.first_completion:
         raise DataError(
-            f"{chat.place}: train_on is 'completion', and the row is a conversation without prompt and completion; use train_on "
-            "'last' or 'assistant', or give the row as prompt and completion (lists of messages)"
+            f"{chat.place}: `train_on` is 'completion', and the row is a conversation without prompt and completion; use last "
+            "or assistant, or give the row as prompt and completion (lists of messages)"
         )
     if chat.unmask and train_on in ("last", "completion"):
         raise DataError(
-            f"{chat.place}: the row says unmask, which learns every message but the system's, and train_on is {train_on!r}; take "
-            "out one of the two"
+            f"{chat.place}: the row has unmask, which learns every message but the system's, and `train_on` is {train_on!r}; "
+            "take out one of the two"
         )
     if train_on == "all" and not all(chat.trains or ()):
         index = (chat.trains or ()).index(False)
         raise DataError(
-            f"{chat.place}: message {index} says that it is not to be trained, and train_on is 'all'; take out one of the two"
+            f"{chat.place}: message {index} is marked as not to be trained, and `train_on` is 'all'; take out one of the two"
         )
     roles = [message["role"] for message in chat.messages]
     answers = [index for index in range(chat.first_completion, len(roles)) if roles[index] == "assistant"]
@@ -40,4 +40,4 @@ def learned(chat: Chat, train_on: str) -> list[str]:
         what[index] = TURN
     if chat.unmask:
         what = [NOTHING if role == "system" else TURN if role == "assistant" else CONTENT for role in roles]
-    return [says if trains else NOTHING for says, trains in zip(what, chat.trains or [True] * len(what), strict=True)]
+    return [part if trains else NOTHING for part, trains in zip(what, chat.trains or [True] * len(what), strict=True)]

@@ -1,67 +1,41 @@
-"""One turn as the template wrote it, to the stretch of it that is learned."""
+"""One turn as the template wrote it → the stretch of it that is learned."""
 
 from forge_data.chat_template._trace import Trace
-from forge_data.chat_template._traced_text import Leaf
 from forge_data.masking._loss_mask import Span
 
 
-def literal(trace: Trace, message: int, start: int, stop: int) -> tuple[str, bool]:
-    """What a turn begins with that came from no message, and whether it is what the message says that comes next.
-
-    It may be a name or an id, or another message's; then what comes before is not all that the template writes of itself.
-    """
-    told = trace.within(start, stop)
-    if not told:
-        return trace.text[start:stop], True
-    first, _, leaf, _ = told[0]
-    return trace.text[start:first], leaf.message == message and (says(leaf) or leaf.field.startswith("tool_calls"))
-
-
-def stranger(trace: Trace, message: int, start: int, stop: int) -> str:
-    """What of a stretch of the text another message says, if it is more than blanks."""
-    others = (
-        trace.text[first:last] for first, last, leaf, _ in trace.within(start, stop) if leaf.message != message and says(leaf)
-    )
-    return next((text for text in others if text.strip()), "")
-
-
-def says(leaf: Leaf) -> bool:
-    """Whether a leaf is what a message says, rather than its name or an id."""
-    return leaf.field.startswith(("content", "reasoning", "thinking"))
-
-
 def turn_span(trace: Trace, message: int, start: int, stop: int) -> Span:
-    """The span of a turn whose header ends at `start`, and whose body ends at `stop`.
+    """Make the span of a turn whose header ends at `start`, and whose body ends at `stop`.
 
-    Where the template wrote what was said in another spelling, memory of single characters is lost; then its content is
-    looked for in this very stretch.
+    Where the template wrote content in another spelling, the origin of single characters is lost; then the content is searched
+    in this turn's text.
     """
     text = trace.text
     own = [(first, last) for first, last, leaf, _ in trace.within(start, stop) if leaf.message == message]
     content = trace.leaves[message].get("content")
     if content is not None and content.text.strip() and all(leaf is not content for _, _, leaf, _ in trace.of(message)):
-        found = find(text[start:stop], content.text)
+        found = find_content(text[start:stop], content.text)
         own += [(start + found[0], start + found[1])] if found is not None else []
     begin, end = (min(first for first, _ in own), max(last for _, last in own)) if own else (start, start)
     closing = start + len(text[start:stop].rstrip()) if text[end:stop].strip() else end
     return Span(start, begin, end, closing, stop)
 
 
-def find(turn: str, content: str) -> tuple[int, int] | None:
-    """Where in a turn its content stands, by its words: as it is, trimmed, or but for its blanks."""
+def find_content(turn: str, content: str) -> tuple[int, int] | None:
+    """Find where in a turn its content is: as it is, stripped, or without regard to blanks."""
     if turn.startswith(content):
         return 0, len(content)
     lead = len(turn) - len(turn.lstrip())
     for wanted in (content.lstrip(), content.strip()):
         if turn.startswith(wanted, lead):
             return lead, lead + len(wanted)
-    # The last place, for what stands before the content (an empty reasoning block) is the template's own.
+    # The last place, since what comes before the content (an empty reasoning block) is the template's own.
     wanted = content.strip()
     at = turn.rfind(wanted)
-    return (at, at + len(wanted)) if at >= 0 else _find_but_for_blanks(turn, content)
+    return (at, at + len(wanted)) if at >= 0 else _find_without_blanks(turn, content)
 
 
-def _find_but_for_blanks(turn: str, content: str) -> tuple[int, int] | None:
+def _find_without_blanks(turn: str, content: str) -> tuple[int, int] | None:
     squeezed, wanted = "".join(turn.split()), "".join(content.split())
     at = 0 if squeezed.startswith(wanted) else squeezed.rfind(wanted)
     if at < 0:

@@ -1,4 +1,4 @@
-"""What became of a stretch of rows, as flat arrays and counts: small to send between processes, quick to append to a store."""
+"""Encoded rows → `Batch`: flat arrays and counts, small to send, quick to append to a store."""
 
 from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -8,24 +8,17 @@ import numpy as np
 
 from forge_data._accounting import NOTHING_WITHIN, TOO_LONG
 from forge_data._example import IGNORED, ROLES, TokenizedExample
+from forge_data.store._dropped import Dropped
 from forge_data.store._manifest import MARGINS, PREFERENCE, SUPERVISED, UNPAIRED
 from forge_data.tokenizing._overflow import Fitted
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from forge_data.findings._report import Finding
+    from forge_data.findings._finding import Finding
     from forge_data.formats._samples import Encoded
 
 _ROLE_NUMBERS = {role: number for number, role in enumerate(ROLES)}
-
-
-class Dropped(NamedTuple):
-    """A row that was left out, as `dropped.jsonl` has it."""
-
-    row: int
-    reason: str
-    tokens: int
 
 
 class Seen(NamedTuple):
@@ -38,32 +31,32 @@ class Seen(NamedTuple):
 
 @attrs.define(kw_only=True, eq=False)
 class Batch:
-    """Rows of one chunk of one source, in order, up to its end or to the first row that is at fault."""
+    """Rows of one chunk of a source, in order, up to its end or the first row that is refused."""
 
     source: int
     """Number of the source."""
     last_row: int
-    """Row of the source that was reached."""
+    """Last row of the source that was read."""
     kind: str | None
-    """What its samples are trained as; None where it has none."""
+    """Kind of its samples, as in the manifest; None where it has none."""
     arrays: dict[str, "NDArray[Any]"]
-    """As in the store, but for `offsets.bin` and `segment_offsets.bin`, which hold counts, one a sample."""
+    """Arrays as in the store, but `offsets.bin` and `segment_offsets.bin` hold a count for each sample."""
     read: int
     kept: int
     tokens_read: int
     tokens_lost: "Counter[str]"
     dropped: list[Dropped]
     formats: dict[str, Seen]
-    """Formats of its rows, in the order in which they were met; a second one ends the batch."""
+    """Formats of its rows, in the order in which they occurred; a second one ends the batch."""
     shortest_too_long: int | None
     """Tokens of the shortest row that did not fit."""
     findings: list["Finding"]
     error: Exception | None
-    """What is wrong with the row after the last one here."""
+    """Error of the row after the last one here."""
 
 
 class BatchBuilder:
-    """Rows one by one to a `Batch`."""
+    """Collects rows, one by one, for a `Batch`."""
 
     def __init__(self) -> None:
         self.read = self.kept = self.tokens_read = 0
@@ -79,7 +72,7 @@ class BatchBuilder:
         self._margins: list[float | None] = []
 
     def add(self, row: int, encoded: "Encoded", fitted: Fitted) -> None:
-        """Book a row that was tokenised, and keep what is left of it."""
+        """Count a row that was tokenised, and keep the samples made of it."""
         tokens = sum(map(len, encoded.examples))
         self.read += 1
         self.tokens_read += tokens
@@ -103,12 +96,12 @@ class BatchBuilder:
             self.kind = SUPERVISED
 
     def leave_out(self, row: int, reason: str) -> None:
-        """Book a row that never was tokenised."""
+        """Count a row that was not tokenised."""
         self.read += 1
         self.dropped.append(Dropped(row, reason, 0))
 
     def build(self, source: int, last_row: int, error: Exception | None) -> Batch:
-        """All of it, as arrays."""
+        """Make the batch of all rows."""
         return Batch(
             source=source,
             last_row=last_row,
@@ -118,7 +111,7 @@ class BatchBuilder:
             kept=self.kept,
             tokens_read=self.tokens_read,
             tokens_lost=self.tokens_lost,
-            # Rows that never were tokenised were booked at once, the others with their batch.
+            # Rows that were not tokenised were counted at once, the others with their call.
             dropped=sorted(self.dropped, key=lambda each: each.row),
             formats=self.formats,
             shortest_too_long=self.shortest_too_long,
@@ -141,7 +134,7 @@ class BatchBuilder:
         if self.kind == UNPAIRED:
             made["desirable.bin"] = np.array(self._desirable, dtype=np.uint8)
         if any(margin is not None for margin in self._margins):
-            # Where a row gives none, that is to be seen: `_margins` asks for one of each row, or of none.
+            # NaN for a row without margin, so that `_check_margins` sees it.
             made[MARGINS] = np.array([np.nan if each is None else each for each in self._margins], dtype=np.float32)
         return made
 

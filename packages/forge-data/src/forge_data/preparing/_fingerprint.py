@@ -1,4 +1,4 @@
-"""What a store is made from to one SHA-256: same content, tokenizer, template and settings, same store."""
+"""Everything that a store is made from → one SHA-256; equal inputs give equal stores."""
 
 import hashlib
 import importlib.metadata
@@ -13,6 +13,7 @@ import attrs
 import forge_data
 from forge_data._errors import DataError
 from forge_data._options import Options, PromptOptions
+from forge_data.formats._registry import plug_in_identity
 from forge_data.reading._preprocess import Preprocess
 from forge_data.store._manifest import VERSION
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from forge_data.reading._sources import Source
 
 _LIBRARIES = ("transformers", "tokenizers", "jinja2")
-"""What may turn the same rows into other tokens in another version."""
+"""Libraries that may turn the same rows into other tokens in another version."""
 
 
 def fingerprint_of_inputs(
@@ -32,14 +33,14 @@ def fingerprint_of_inputs(
     preprocess: Preprocess | None,
     seed: int,
 ) -> str | None:
-    """SHA-256 in hex over all that decides what is in a store; None where a preprocess cannot be told from another.
+    """Hash everything that decides what is in a store; None where a preprocess has no identity.
 
-    Where a file lies is no part of it, what it is called is: `store.source(i)` says so.
+    The directory of a file is not part of it, but its name is, which `store.source(i)` returns.
     """
     if preprocess is not None and preprocess.identity is None:
         return None
     template = getattr(tokenizer, "chat_template", None)
-    told = {
+    inputs: dict[str, Any] = {
         "version": VERSION,
         "libraries": {name: importlib.metadata.version(name) for name in _LIBRARIES} | {"forge-data": forge_data.__version__},
         "sources": [[source.name, source.digest(), source.group, source.weight] for source in sources],
@@ -51,11 +52,13 @@ def fingerprint_of_inputs(
         "preprocess": preprocess.identity if preprocess is not None else None,
         "seed": seed,
     }
-    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+    if isinstance(options, Options) and (others := plug_in_identity(options.format)):
+        inputs["formats"] = others
+    return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()
 
 
 def stamps_of(sources: "Sequence[Source]") -> list[tuple[int, int] | None]:
-    """Size and time of the last change of each source that is a file here; None for the others."""
+    """Return size and modification time of each source that is a local file; None for others."""
     stamps: list[tuple[int, int] | None] = []
     for source in sources:
         try:
@@ -74,7 +77,7 @@ def check_stamps(sources: "Sequence[Source]", before: list[tuple[int, int] | Non
     """
     for source, then, now in zip(sources, before, stamps_of(sources), strict=True):
         if then != now:
-            raise DataError(f"{source.path} changed while it was read; prepare it again once nobody writes to it")
+            raise DataError(f"{source.path} changed while it was read; prepare it again once nothing writes to it")
 
 
 def _tokenizer(tokenizer: "PreTrainedTokenizerBase") -> list[Any]:
@@ -82,15 +85,15 @@ def _tokenizer(tokenizer: "PreTrainedTokenizerBase") -> list[Any]:
         type(tokenizer).__name__,
         hashlib.sha256(_backend(tokenizer).encode()).hexdigest(),
         {name: str(token) for name, token in tokenizer.special_tokens_map.items()},
-        # An attribute of transformers' own: whether `<|im_end|>` in a text is that token or letters.
+        # An attribute of transformers: whether `<|im_end|>` in a text is that token or letters.
         bool(getattr(tokenizer, "split_special_tokens", False)),
     ]
 
 
 def _backend(tokenizer: Any) -> str:
-    """The fast tokenizer as JSON, without the truncation and padding that the last call left in it."""
+    """Return the fast tokenizer as JSON, without truncation and padding set by the last call."""
     text: str = tokenizer.backend_tokenizer.to_str()
     if '"truncation":null,"padding":null' in text[:80]:
         return text
-    told = json.loads(text) | {"truncation": None, "padding": None}
-    return json.dumps(told, ensure_ascii=False, separators=(",", ":"))
+    state = json.loads(text) | {"truncation": None, "padding": None}
+    return json.dumps(state, ensure_ascii=False, separators=(",", ":"))

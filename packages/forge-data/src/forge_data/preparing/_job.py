@@ -1,4 +1,7 @@
-"""A chunk of rows to a `Batch`: preprocessed, understood, tokenised, fitted, looked over. The same code in every process."""
+"""Chunk of rows → `Batch`: preprocessed, read by format, tokenised, cut to length, linted.
+
+The same code runs in every process.
+"""
 
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -8,17 +11,18 @@ import numpy as np
 from forge_data._accounting import EMPTY_DOCUMENT, PREPROCESS
 from forge_data._errors import BadPairError, ForgeDataError
 from forge_data._example import TokenizedExample
+from forge_data._formats import AUTO
 from forge_data._options import Options
 from forge_data.findings._rules import Where
-from forge_data.formats import _registry as _formats
 from forge_data.formats._documents import is_empty
+from forge_data.formats._registry import convert, detect, format_named
 from forge_data.formats._samples import Encoded, Sample, Tokens
-from forge_data.linting._lost_from_lint_refused import refused
+from forge_data.linting._lost import refused
 from forge_data.linting._row import RowLint
 from forge_data.preparing._batch import Batch, BatchBuilder, Seen
 from forge_data.reading._preprocess import Preprocess
 from forge_data.reading._record import Chunk, Record
-from forge_data.tokenizing._encoder import Begun as Asked, Encoder
+from forge_data.tokenizing._encoder import Encoder, Pending
 from forge_data.tokenizing._overflow import Fitted, fit
 
 if TYPE_CHECKING:
@@ -26,23 +30,23 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedTokenizerBase
 
-# One call to the tokenizer takes so many rows, or so many bytes: enough to be quick, few enough to fit anywhere.
+# Rows and bytes of one call to the tokenizer: enough to be quick, few enough to fit into memory.
 _ROWS = 512
 _BYTES = 4 << 20
 
 
 class Task(NamedTuple):
-    """A chunk, and whose it is."""
+    """A chunk of a source."""
 
     source: int
     """Number of the source."""
     file: str
-    """Its name, for findings."""
+    """Name of the source, for findings."""
     chunk: Chunk
 
 
-class Rows(NamedTuple):
-    """What a chunk holds once the user's own preprocessing has seen it, up to the first row that is at fault."""
+class Preprocessed(NamedTuple):
+    """Rows of a chunk after the user's preprocessing, up to the first row that fails."""
 
     source: int
     file: str
@@ -52,52 +56,63 @@ class Rows(NamedTuple):
     error: Exception | None
 
 
-class _Flush(NamedTuple):
-    """Rows for one call to the tokenizer."""
+class _Row(NamedTuple):
+    """A row that waits for the tokenizer."""
 
-    rows: list[tuple[Record, Sample]]
-    asked: Asked | None
-    """What the tokenizer was asked; None without one, or if one of the rows is at fault."""
+    record: Record
+    format: str
+    sample: Sample
 
 
-class Begun(NamedTuple):
-    """A chunk that waits for the tokenizer."""
+class _Call(NamedTuple):
+    """Rows of one call to the tokenizer."""
 
-    rows: Rows
+    rows: list[_Row]
+    pending: Pending | None
+    """None without a tokenizer, or where one of the rows is refused."""
+
+
+class Started(NamedTuple):
+    """A chunk whose texts are with the tokenizer."""
+
+    rows: Preprocessed
     builder: BatchBuilder
-    flushes: list[_Flush]
+    calls: list[_Call]
     error: ForgeDataError | None
-    """What is wrong with the row after those of the flushes."""
+    """Error of the row after those of the calls."""
 
 
 @attrs.frozen(kw_only=True)
 class Job:
-    """All that a process needs to know. It pickles where its preprocess does."""
+    """Everything that a process needs to make batches. It pickles if its preprocess does."""
 
     tokenizer: "PreTrainedTokenizerBase | None"
-    """None where rows are tokens already and nothing can be said about their text."""
+    """None where rows are token ids, of whose text nothing is known."""
     options: Options
     preprocess: Preprocess | None = None
 
 
-class Work:
-    """Does one job, chunk by chunk."""
+class Processor:
+    """Makes the batches of one job, chunk by chunk."""
 
     def __init__(self, job: Job, thread: "Executor | None" = None) -> None:
         self._job = job
         self._encoder = Encoder(job.tokenizer, job.options.train_on, thread) if job.tokenizer is not None else None
         self._lint = RowLint(job.tokenizer, job.options) if job.tokenizer is not None else None
 
-    def __call__(self, task: "Task | Rows") -> Batch:
-        """What became of a chunk. What is wrong with a row is an `error` of the batch, not raised: rows before it count first."""
+    def __call__(self, task: "Task | Preprocessed") -> Batch:
+        """Make the batch of a chunk.
+
+        A row that is refused becomes the batch's `error` and is not raised, since the rows before it count first.
+        """
         return self.finish(self.begin(task))
 
-    def begin(self, task: "Task | Rows") -> "Begun":
-        """All that is to be done with a chunk before the tokenizer is asked."""
-        rows = task if isinstance(task, Rows) else read(task, self._job.preprocess)
+    def begin(self, task: "Task | Preprocessed") -> Started:
+        """Read the rows of a chunk and start tokenising them."""
+        rows = task if isinstance(task, Preprocessed) else read(task, self._job.preprocess)
         builder = BatchBuilder()
-        flushes: list[_Flush] = []
-        pending: list[tuple[Record, Sample]] = []
+        calls: list[_Call] = []
+        waiting: list[_Row] = []
         size = 0
         error: ForgeDataError | None = None
         for record, stays in rows.records:
@@ -105,7 +120,7 @@ class Work:
                 builder.leave_out(record.row, PREPROCESS)
                 continue
             try:
-                sample = self._understood(record, builder)
+                row = self._read_row(record, builder)
             except BadPairError as found:
                 if self._job.options.on_bad_pair == "error":
                     error = found
@@ -116,84 +131,84 @@ class Work:
             except ForgeDataError as found:
                 error = found
                 break
-            if sample is None:
+            if row is None:
                 break
-            if is_empty(sample):
+            if is_empty(row.sample):
                 builder.leave_out(record.row, EMPTY_DOCUMENT)
                 continue
-            pending.append((record, sample))
+            waiting.append(row)
             size += record.size
-            if len(pending) >= _ROWS or size >= _BYTES:
-                flushes.append(self._asked(pending))
-                pending, size = [], 0
-                if flushes[-1].asked is None and self._encoder is not None:
+            if len(waiting) >= _ROWS or size >= _BYTES:
+                calls.append(self._started(waiting))
+                waiting, size = [], 0
+                if calls[-1].pending is None and self._encoder is not None:
                     break
-        if pending:
-            flushes.append(self._asked(pending))
-        return Begun(rows, builder, flushes, error)
+        if waiting:
+            calls.append(self._started(waiting))
+        return Started(rows, builder, calls, error)
 
-    def finish(self, begun: "Begun") -> Batch:
-        """What became of the chunk of `begin`."""
-        rows, builder, flushes, error = begun
+    def finish(self, started: Started) -> Batch:
+        """Make the batch of a chunk that `begin` started."""
+        rows, builder, calls, error = started
         try:
-            for flush in flushes:
-                self._flush(flush, builder, rows.file)
+            for call in calls:
+                self._finish_call(call, builder, rows.file)
             if error is None and len(builder.formats) < 2:
                 error = rows.error
         except ForgeDataError as found:
             error = found
         return builder.build(rows.source, rows.last_row, error)
 
-    def _asked(self, pending: list[tuple[Record, Sample]]) -> "_Flush":
+    def _started(self, rows: list[_Row]) -> _Call:
         if self._encoder is None:
-            return _Flush(pending, None)
+            return _Call(rows, None)
         try:
-            return _Flush(pending, self._encoder.begin([sample for _, sample in pending]))
+            return _Call(rows, self._encoder.begin([row.sample for row in rows]))
         except ForgeDataError:
-            return _Flush(pending, None)
+            return _Call(rows, None)
 
-    def _understood(self, record: Record, builder: BatchBuilder) -> Sample | None:
-        """A row as a sample; None where it has another format than those before it, which ends the batch."""
+    def _read_row(self, record: Record, builder: BatchBuilder) -> _Row | None:
+        """Read a row by its format; None, which ends the batch, where the rows before had another."""
         name = self._job.options.format
-        if name == "auto":
-            name = _formats.detect(record.place, record.fields)
+        if name == AUTO:
+            name = detect(record.place, record.fields)
             first, count = builder.formats.get(name, (record.place, 0))
             builder.formats[name] = Seen(first, count + 1)
             if len(builder.formats) > 1:
                 return None
         vocabulary = self._encoder.vocabulary if self._encoder is not None else None
-        return _formats.convert(name, record.place, record.fields, vocabulary)
+        return _Row(record, name, convert(name, record.place, record.fields, vocabulary))
 
-    def _flush(self, flush: "_Flush", builder: BatchBuilder, file: str) -> None:
-        samples = [sample for _, sample in flush.rows]
+    def _finish_call(self, call: _Call, builder: BatchBuilder, file: str) -> None:
         try:
-            if self._encoder is not None and flush.asked is not None:
-                encoded = self._encoder.finish(flush.asked)
+            if self._encoder is not None and call.pending is not None:
+                encoded = self._encoder.finish(call.pending)
             else:
-                encoded = encode(self._encoder, samples)
+                encoded = encode(self._encoder, [row.sample for row in call.rows])
         except ForgeDataError:
-            # The rows one by one, in order: the first of them that is at fault, for whatever reason, is the one to name.
-            for each in flush.rows:
-                self._add([each], encode(self._encoder, [each[1]]), builder, file)
+            # One row at a time, in order, so that the first row with any fault is the one that is named.
+            for row in call.rows:
+                self._add([row], encode(self._encoder, [row.sample]), builder, file)
             raise
-        self._add(flush.rows, encoded, builder, file)
+        self._add(call.rows, encoded, builder, file)
 
-    def _add(self, rows: list[tuple[Record, Sample]], encoded: list[Encoded], builder: BatchBuilder, file: str) -> None:
-        for (record, sample), made in zip(rows, encoded, strict=True):
+    def _add(self, rows: list[_Row], encoded: list[Encoded], builder: BatchBuilder, file: str) -> None:
+        for (record, name, sample), made in zip(rows, encoded, strict=True):
+            where = Where(file, record.row, record.place)
             try:
                 fitted = fit(record.place, made.examples, self._job.options)
             except BadPairError as error:
                 if self._job.options.on_bad_pair == "error":
                     raise
                 fitted = Fitted((), error.reason, {error.reason: sum(map(len, made.examples))})
-                builder.findings.append(refused(Where(file, record.row, record.place), error, skipped=True))
+                builder.findings.append(refused(where, error, skipped=True))
             builder.add(record.row, made, fitted)
             if self._lint is not None:
-                builder.findings += self._lint.check(file, record.row, record.fields, sample, made)
+                builder.findings += self._lint.check(where, record.fields, sample, made, format_named(name).field_of)
 
 
 def encode(encoder: Encoder | None, samples: list[Sample]) -> list[Encoded]:
-    """Samples tokenised, in order; without a tokenizer, such as are tokens already."""
+    """Tokenise samples, in order; without a tokenizer they must be token ids."""
     if encoder is not None:
         return encoder.encode(samples)
     tokens = [sample for sample in samples if isinstance(sample, Tokens)]
@@ -201,13 +216,13 @@ def encode(encoder: Encoder | None, samples: list[Sample]) -> list[Encoded]:
 
 
 def as_example(tokens: Tokens) -> TokenizedExample:
-    """A row that came as tokens, all of it one segment, as an example."""
+    """Make an example of a row of token ids; all of it is one segment."""
     whole = np.array([[0, len(tokens.input_ids)]], dtype=np.int32)
     return TokenizedExample.from_mask(tokens.input_ids, tokens.trained, whole, ("tokens",))
 
 
-def read(task: Task, preprocess: Preprocess | None) -> Rows:
-    """The rows of a chunk as they stand after the user's own preprocessing."""
+def read(task: Task, preprocess: Preprocess | None) -> Preprocessed:
+    """Read the rows of a chunk and apply the user's preprocessing."""
     records: list[tuple[Record, bool]] = []
     error: Exception | None = None
     try:
@@ -216,4 +231,4 @@ def read(task: Task, preprocess: Preprocess | None) -> Rows:
             records += [(record._replace(fields=fields), True) for fields in made] or [(record._replace(fields={}), False)]
     except ForgeDataError as found:
         error = found
-    return Rows(task.source, task.file, task.chunk.last_row, records, error)
+    return Preprocessed(task.source, task.file, task.chunk.last_row, records, error)

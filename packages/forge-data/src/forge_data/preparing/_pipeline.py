@@ -1,4 +1,4 @@
-"""Sources to a store that is being written: chunks to workers, batches back in order, the books kept."""
+"""Sources → a store being written: chunks to workers, batches back in order, counted."""
 
 import contextlib
 import itertools
@@ -9,34 +9,35 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import attrs
+import numpy as np
 
 from forge_data._accounting import Accounting
 from forge_data._errors import DataError, ForgeDataError
 from forge_data.findings._report import Findings
-from forge_data.formats import _registry as _formats
 from forge_data.formats._margins import Margins
+from forge_data.formats._registry import detect
 from forge_data.preparing._batch import Batch, Seen
-from forge_data.preparing._job import Job, Rows, Task, read
+from forge_data.preparing._job import Job, Preprocessed, Task, read
 from forge_data.preparing._workers import batches
 from forge_data.reading._record import Record
-from forge_data.store._manifest import SourceFile
+from forge_data.store._manifest import MARGINS, PREFERENCE, SourceFile
 
 if TYPE_CHECKING:
     from forge_data.reading._sources import Source
     from forge_data.store._writer import StoreWriter
 
 _CHUNK_BYTES = 1 << 20
-"""Bytes of input a task; where one ends never depends on how many processes there are, so neither does a byte of the store."""
-_WORTH_WORKERS = 8 << 20
+"""Bytes of input in a task. Its end never depends on the number of processes, so the bytes of the store do not."""
+_MIN_BYTES_FOR_WORKERS = 8 << 20
 """Bytes of input; starting a worker takes as long as tokenising so many."""
-_MOST_WORKERS = 16
-_SURVEYED = 10_000
-"""Rows that are looked at to say which formats a mixed file holds."""
+_MAX_WORKERS = 16
+_COUNTED_ROWS = 10_000
+"""Rows that are read to name the formats of a mixed file."""
 
 
 @attrs.define
 class Outcome:
-    """What a run over all rows came to."""
+    """What all rows became."""
 
     kind: str | None = None
     read: int = 0
@@ -45,7 +46,7 @@ class Outcome:
     dropped: Counter[str] = attrs.field(factory=Counter)
     tokens_lost: Counter[str] = attrs.field(factory=Counter)
     samples: Counter[int] = attrs.field(factory=Counter)
-    """By number of the source."""
+    """Samples by number of the source."""
     shortest_too_long: int | None = None
     findings: Findings = attrs.field(factory=Findings)
     format: Seen | None = None
@@ -53,11 +54,11 @@ class Outcome:
     margins: Margins = attrs.field(factory=Margins)
 
     def accounting(self, writer: "StoreWriter") -> Accounting:
-        """The books, which balance or are none."""
+        """Make the accounting, which checks that its numbers add up."""
         return Accounting(self.read, self.kept, self.dropped, writer.samples, self.tokens_read, writer.tokens, self.tokens_lost)
 
     def files(self, sources: Sequence["Source"]) -> list[SourceFile]:
-        """The sources as the store names them."""
+        """List the sources as the store names them."""
         return [
             SourceFile(each.name, each.path, self.samples[number], each.group, each.weight, each.indexed)
             for number, each in enumerate(sources)
@@ -69,35 +70,35 @@ def run(
     sources: Sequence["Source"],
     writer: "StoreWriter",
     num_proc: int | None,
-    tell: Callable[[int], None],
+    report_row: Callable[[int], None],
 ) -> Outcome:
-    """Every row of every source into the writer; what is written is the same for any number of processes.
+    """Write every row of every source; what is written is the same for any number of processes.
 
     Raises:
-        ForgeDataError: of the first row that is at fault, in the order of the sources.
+        ForgeDataError: of the first row that is refused, in the order of the sources.
     """
     outcome = Outcome()
     rows_before = 0
     at = 0
     reached = 0
     processes, tasks = _processes(_tasks(sources), num_proc)
-    # Closed however this ends: what it holds (workers, the collector of cycles) is not to wait for an error to be forgotten.
+    # Closed however this ends: workers and the collector of cycles must not wait until an error is forgotten.
     with contextlib.closing(batches(job, tasks, processes)) as done:
         for batch in done:
-            _check(outcome, batch, job, sources)
+            _check_batch(outcome, batch, job, sources)
             writer.add(batch.arrays)
             if batch.dropped:
                 source = sources[batch.source]
                 writer.drop(source.name, batch.dropped, indexed=source.indexed)
-            _book(outcome, batch)
+            _count(outcome, batch)
             if batch.source != at:
                 rows_before, at = rows_before + reached, batch.source
             reached = batch.last_row + sources[at].indexed
-            tell(rows_before + reached)
+            report_row(rows_before + reached)
     return outcome
 
 
-def _book(outcome: Outcome, batch: Batch) -> None:
+def _count(outcome: Outcome, batch: Batch) -> None:
     outcome.kind = outcome.kind or batch.kind
     outcome.read += batch.read
     outcome.kept += batch.kept
@@ -110,40 +111,54 @@ def _book(outcome: Outcome, batch: Batch) -> None:
     outcome.shortest_too_long = min(shortest, default=None)
 
 
-def _check(outcome: Outcome, batch: Batch, job: Job, sources: Sequence["Source"]) -> None:
-    """Raise what is wrong with the first row of a batch that is at fault, if one is."""
-    outcome.margins.check(batch, sources[batch.source])
+def _check_batch(outcome: Outcome, batch: Batch, job: Job, sources: Sequence["Source"]) -> None:
+    """Raise the error of the first row of a batch that is refused, if any."""
+    _check_margins(outcome.margins, batch, sources[batch.source])
     names = list(batch.formats)
     if names and outcome.format_name is None:
         outcome.format_name, outcome.format = names[0], batch.formats[names[0]]
-    stranger = next((name for name in names if name != outcome.format_name), None)
-    if stranger is not None and (stranger == names[0] or batch.error is None):
+    other = next((name for name in names if name != outcome.format_name), None)
+    if other is not None and (other == names[0] or batch.error is None):
         assert outcome.format is not None
         raise DataError(
-            f"{batch.formats[stranger].first} is a row of {stranger}, but {outcome.format.first} is one of "
-            f"{outcome.format_name}; {_survey(sources, job)}; put them into files of their own and prepare one at a time, "
-            "or make them one format with preprocess"
+            f"{batch.formats[other].first} is a row of {other}, but {outcome.format.first} is one of {outcome.format_name}; "
+            f"{_count_formats(sources, job)}; put them into files of their own and prepare one at a time, or make them one "
+            "format with `preprocess`"
         )
     if batch.error is not None:
         raise batch.error
 
 
-def _survey(sources: Sequence["Source"], job: Job) -> str:
-    """Which formats the first rows have, in words."""
+def _check_margins(margins: Margins, batch: Batch, source: "Source") -> None:
+    """Refuse the first pair that has a margin where others have none, or the other way round.
+
+    Raises:
+        DataError: naming both rows.
+    """
+    rows = batch.arrays["rows.bin"][::2]
+    if batch.kind == PREFERENCE and len(rows):
+        given = ~np.isnan(batch.arrays[MARGINS]) if MARGINS in batch.arrays else np.zeros(len(rows), dtype=np.bool_)
+        margins.see(source.place(int(rows[0])), given=bool(given[0]))
+        at = int(np.argmax(given != given[0]))
+        margins.see(source.place(int(rows[at])), given=bool(given[at]))
+
+
+def _count_formats(sources: Sequence["Source"], job: Job) -> str:
+    """Count the formats of the first rows, in words."""
     seen: dict[str, Seen] = {}
-    looked = 0
-    for record, stays in itertools.islice(_records(sources, job), _SURVEYED):
-        looked += 1
+    count_all = 0
+    for record, stays in itertools.islice(_records(sources, job), _COUNTED_ROWS):
+        count_all += 1
         if not stays:
             continue
         try:
-            name = _formats.detect(record.place, record.fields)
+            name = detect(record.place, record.fields)
         except ForgeDataError:
             name = "no known format"
         first, count = seen.get(name, Seen(record.place, 0))
         seen[name] = Seen(first, count + 1)
-    told = ", ".join(f"{count:,} of {name} (the first is {first})" for name, (first, count) in seen.items())
-    return f"the first {looked:,} rows are {told}"
+    listed = ", ".join(f"{count:,} of {name} (the first is {first})" for name, (first, count) in seen.items())
+    return f"the first {count_all:,} rows are {listed}"
 
 
 def _records(sources: Sequence["Source"], job: Job) -> Iterator[tuple[Record, bool]]:
@@ -154,39 +169,42 @@ def _records(sources: Sequence["Source"], job: Job) -> Iterator[tuple[Record, bo
             return
 
 
-def _tasks(sources: Sequence["Source"]) -> Iterator[Task | Rows]:
-    """Every chunk of every source. A source that cannot be read on is a task too, so that rows before it count first."""
+def _tasks(sources: Sequence["Source"]) -> Iterator[Task | Preprocessed]:
+    """List every chunk of every source.
+
+    A source that cannot be read further is a task too, so that the rows before it count first.
+    """
     for number, source in enumerate(sources):
         try:
             for chunk in source.chunks(_CHUNK_BYTES):
                 yield Task(number, source.name, chunk)
         except ForgeDataError as error:
-            yield Rows(number, source.name, 0, [], error)
+            yield Preprocessed(number, source.name, 0, [], error)
             return
 
 
-def _processes(tasks: Iterator[Task | Rows], num_proc: int | None) -> tuple[int | None, Iterator[Task | Rows]]:
-    """How many processes to use, and the tasks: where nobody said, what the machine gives.
+def _processes(tasks: Iterator[Task | Preprocessed], num_proc: int | None) -> tuple[int | None, Iterator[Task | Preprocessed]]:
+    """Choose how many processes to use, where no number was given, and return the tasks with it.
 
-    That is None for little data: this process, in which the tokenizer takes the threads that it likes.
+    None for little data: this process, in which the tokenizer uses its own threads.
     """
     if num_proc is not None:
         return num_proc, tasks
-    most = min(_cores(), _MOST_WORKERS)
+    most = min(_cores(), _MAX_WORKERS)
     if most == 1:
         return 1, tasks
-    seen: list[Task | Rows] = []
+    seen: list[Task | Preprocessed] = []
     size = 0
     for task in tasks:
         seen.append(task)
         size += task.chunk.size if isinstance(task, Task) else 0
-        if size >= _WORTH_WORKERS:
+        if size >= _MIN_BYTES_FOR_WORKERS:
             return most, itertools.chain(seen, tasks)
     return None, iter(seen)
 
 
 def _cores() -> int:
-    """Cores that this process may use: those it is bound to, and no more than its container is given the time of."""
+    """Count the cores that this process may use: its affinity, and its container's quota."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()

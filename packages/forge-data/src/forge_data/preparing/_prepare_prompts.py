@@ -1,4 +1,4 @@
-"""Rows of whatever files to a store of prompts: read, understood, tokenised, counted, written."""
+"""Rows of files → store of prompts: read, tokenised, counted, written."""
 
 import logging
 import os
@@ -13,12 +13,12 @@ from forge_data._accounting import EMPTY_PROMPT, LONG_PROMPT, PREPROCESS, Accoun
 from forge_data._errors import DataError, ForgeDataError, StoreError
 from forge_data._options import PromptOptions
 from forge_data.formats._prompts import Question, question
-from forge_data.preparing._batch import Dropped
 from forge_data.preparing._fingerprint import check_stamps, fingerprint_of_inputs, stamps_of
-from forge_data.preparing._prepare import check_whole, place_for, reusable
+from forge_data.preparing._prepare import check_whole, checked_directory, reusable
 from forge_data.reading._preprocess import Preprocess, load_preprocess
 from forge_data.reading._record import Record
 from forge_data.reading._sources import DataPath, Source, resolve
+from forge_data.store._dropped import Dropped
 from forge_data.store._manifest import PROMPTS, SourceFile
 from forge_data.store._partial import remove_leftovers
 from forge_data.store._prompt_store import PromptStore
@@ -45,47 +45,47 @@ def prepare_prompts(
     on_overflow: str = "drop",
     seed: int = 0,
 ) -> PromptStore:
-    """The prompts of some files as a store in `store_dir`, to be answered while training.
+    """Write the prompts of files as a store in `store_dir`, to be answered while training.
 
     A row has `prompt`, text or messages, or `messages` that end where the assistant is to answer; they are tokenised with the
-    chat template's generation prompt, and told the row's `tools`, `documents` and `chat_template_kwargs`. Every further field
+    chat template's generation prompt, and with the row's `tools`, `documents` and `chat_template_kwargs`. Every further field
     is kept as it is. A store that was made there from the same content, tokenizer, template and settings is opened again; if
     anything fails, `store_dir` is as it was.
 
     Args:
         data_path: a file, glob, directory, URL or `name:split`; a list of them; or a mapping of them to their weights.
-        tokenizer: a loaded tokenizer, a directory or a name on the hub.
-        store_dir: where the store is to be: nothing, an empty directory, or a store of ours.
-        preprocess: a function of a row's fields, or its name as "package.module:function", that gives the row to use, a list
+        tokenizer: a loaded tokenizer, a directory or a name on the Hub.
+        store_dir: directory of the store: missing, empty, or a store.
+        preprocess: a function of a row's fields, or its name as "package.module:function", that returns the row to use, a list
             of rows, or None to leave it out.
         max_prompt_len: longest prompt in tokens; no limit by default.
         on_overflow: what becomes of a row with a longer one: `drop` (left out and counted) or `error`.
-        seed: what `store.split` draws by where it is given no other.
+        seed: seed of `store.split` where it is given no other.
 
     Raises:
         DataError: a file, or a row of it by `file:row`; no row with a prompt.
-        TemplateError: rows of messages and no chat template, or one that does not take what a row tells it.
+        TemplateError: rows of messages and no chat template, or one that does not use an argument of the row.
         TokenizerError: no tokenizer there, or one without offsets.
         StoreError: `store_dir` holds something else, or cannot be written.
     """
     options = PromptOptions(max_prompt_len=max_prompt_len, on_overflow=on_overflow)
     check_whole("seed", seed)
     function = load_preprocess(preprocess)
-    directory = place_for(store_dir)
+    directory = checked_directory(store_dir)
     sources = resolve(data_path)
     loaded = as_tokenizer(tokenizer)
     stamps = stamps_of(sources)
     inputs = fingerprint_of_inputs(sources, loaded, options, function, seed)
     remove_leftovers(directory)
-    if (there := reusable(PromptStore, directory, inputs)) is not None:
-        return there
+    if (existing := reusable(PromptStore, directory, inputs)) is not None:
+        return existing
     with StoreWriter(directory) as writer:
-        books = _Books(sources, writer, PromptEncoder(loaded), options)
+        prompts = _PromptWriter(sources, writer, PromptEncoder(loaded), options)
         for number, source in enumerate(sources):
-            for rows in _batched(source, function):
-                books.add(number, rows)
+            for rows in _batches(source, function):
+                prompts.add(number, rows)
         check_stamps(sources, stamps)
-        accounting = books.accounting()
+        accounting = prompts.accounting()
         if not writer.samples:
             paths = ", ".join(source.path for source in sources[:3]) + (" and more" if len(sources) > 3 else "")
             raise DataError(
@@ -93,28 +93,28 @@ def prepare_prompts(
             )
         settings = {"tokenizer": loaded.name_or_path, **attrs.asdict(options)}
         settings |= {"preprocess": function.name if function is not None else None, "seed": seed}
-        manifest = writer.finish(PROMPTS, books.files(), accounting, tokenizer=loaded, inputs=inputs, settings=settings)
+        manifest = writer.finish(PROMPTS, prompts.files(), accounting, tokenizer=loaded, inputs=inputs, settings=settings)
         try:
             writer.commit(manifest, None)
         except StoreError:
-            # Several processes may prepare the same store at once, as ranks do; all of them want the one that is there.
-            if (there := reusable(PromptStore, directory, inputs)) is None:
+            # Several processes may prepare the same store at once, as ranks do; all of them use the one that is there.
+            if (existing := reusable(PromptStore, directory, inputs)) is None:
                 raise
-            return there
+            return existing
     if accounting.dropped:
         _log.warning("%s: %s", ", ".join(source.name for source in sources[:3]), accounting)
     return PromptStore.open(directory)
 
 
 class _Row(NamedTuple):
-    """A row, and what it asks; None where it was left out."""
+    """A row and its question; None where preprocess left it out."""
 
     row: int
     place: str
-    asks: Question | None
+    question: Question | None
 
 
-class _Books:
+class _PromptWriter:
     """Writes prompts, and counts what became of every row."""
 
     def __init__(self, sources: Sequence[Source], writer: StoreWriter, encoder: PromptEncoder, options: PromptOptions) -> None:
@@ -125,37 +125,37 @@ class _Books:
         self._prompts: Counter[int] = Counter()
 
     def add(self, source: int, rows: list[_Row]) -> None:
-        """Tokenise some rows of one source, and write those that stay."""
-        asked = [row.asks for row in rows if row.asks is not None and not row.asks.empty]
+        """Tokenise rows of one source, and write those that stay."""
+        questions = [row.question for row in rows if row.question is not None and not row.question.empty]
         try:
-            tokens = iter(self._encoder.encode(asked))
+            tokens = iter(self._encoder.encode(questions))
         except ForgeDataError:
-            # The rows one by one, as their turn comes: of two faults the first row's is told.
-            tokens = (ids for one in asked for ids in self._encoder.encode([one]))
+            # One row at a time, so that of two faults the first row's is reported.
+            tokens = (ids for one in questions for ids in self._encoder.encode([one]))
         kept: list[tuple[int, NDArray[np.int32], bytes]] = []
         dropped: list[Dropped] = []
-        for row, place, asks in rows:
+        for row, place, asked in rows:
             self._read += 1
-            if asks is None:
+            if asked is None:
                 dropped.append(Dropped(row, PREPROCESS, 0))
                 continue
-            ids = next(tokens) if not asks.empty else np.zeros(0, dtype=np.int32)
+            ids = next(tokens) if not asked.empty else np.zeros(0, dtype=np.int32)
             reason = self._reason(place, ids)
             self._tokens_read += len(ids)
             if reason is None:
-                kept.append((row, ids, asks.record))
+                kept.append((row, ids, asked.record))
             else:
                 dropped.append(Dropped(row, reason, len(ids)))
                 self._lost[reason] += len(ids)
         self._write(source, kept, dropped)
 
     def accounting(self) -> Accounting:
-        """The books, which balance or are none."""
+        """Make the accounting, which checks that its numbers add up."""
         writer, lost = self._writer, {reason: count for reason, count in self._lost.items() if count}
         return Accounting(self._read, writer.samples, self._dropped, writer.samples, self._tokens_read, writer.tokens, lost)
 
     def files(self) -> list[SourceFile]:
-        """The sources as the store names them."""
+        """List the sources as the store names them."""
         return [
             SourceFile(each.name, each.path, self._prompts[number], each.group, each.weight, each.indexed)
             for number, each in enumerate(self._sources)
@@ -169,8 +169,8 @@ class _Books:
             return None
         if self._options.on_overflow == "error":
             raise DataError(
-                f"{place}: the prompt has {len(ids)} tokens, and max_prompt_len is {limit}; raise it, shorten the prompt, or leave "
-                "such rows out with on_overflow='drop'"
+                f"{place}: the prompt has {len(ids)} tokens, and `max_prompt_len` is {limit}; raise it, shorten the prompt, or "
+                "leave such rows out by setting `on_overflow` to drop"
             )
         return LONG_PROMPT
 
@@ -188,31 +188,31 @@ class _Books:
             )
             self._prompts[source] += len(kept)
         if dropped:
-            of = self._sources[source]
-            self._writer.drop(of.name, dropped, indexed=of.indexed)
+            file = self._sources[source]
+            self._writer.drop(file.name, dropped, indexed=file.indexed)
             self._dropped.update(each.reason for each in dropped)
 
 
-def _batched(source: Source, preprocess: Preprocess | None) -> Iterator[list[_Row]]:
-    """The rows of a source, some at a time."""
+def _batches(source: Source, preprocess: Preprocess | None) -> Iterator[list[_Row]]:
+    """Read the rows of a source, some at a time."""
     rows: list[_Row] = []
     size = 0
     try:
         for record in source.records():
-            rows += _asked(record, preprocess)
+            rows += _rows_of(record, preprocess)
             size += record.size
             if len(rows) >= _ROWS or size >= _BYTES:
                 yield rows
                 rows, size = [], 0
     except ForgeDataError:
-        # What is wrong with a row before this one counts first.
+        # Errors of rows before this one count first.
         yield rows
         raise
     if rows:
         yield rows
 
 
-def _asked(record: Record, preprocess: Preprocess | None) -> list[_Row]:
+def _rows_of(record: Record, preprocess: Preprocess | None) -> list[_Row]:
     made = [record.fields] if preprocess is None else preprocess(record.place, record.fields)
     if not made:
         return [_Row(record.row, record.place, None)]

@@ -1,4 +1,4 @@
-"""How far a preparation has come: to a callable, or as a line on stderr where somebody watches."""
+"""Progress of a preparation → a callable, or a line on stderr if that is a terminal."""
 
 import sys
 import time
@@ -6,23 +6,23 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 Progress = bool | Callable[[int, int], None]
-"""True shows a line on a terminal, False shows nothing, a callable gets (row reached, last row)."""
+"""True shows a line on a terminal, False nothing; a callable gets (row reached, last row)."""
 
 _EVERY_SECONDS = 0.1
 _WIDTH = 30
 
 
-def wanted(progress: Progress) -> bool:
-    """Whether anybody wants to know; counting rows beforehand costs a look at the file."""
+def is_shown(progress: Progress) -> bool:
+    """Tell whether anything is shown; counting rows beforehand takes a pass over the file."""
     return callable(progress) or (progress and sys.stderr.isatty())
 
 
 @contextmanager
-def teller(progress: Progress, last: int | None) -> Iterator[Callable[[int], None]]:
-    """A function to call with the row that was reached; `last` is the last one, None where that is not known."""
+def reporter(progress: Progress, last: int | None) -> Iterator[Callable[[int], None]]:
+    """Yield a function that takes the row reached; `last` is the last row, None if unknown."""
     if callable(progress):
         yield lambda row: progress(row, last or row)
-    elif wanted(progress):
+    elif is_shown(progress):
         line = _Line(last)
         try:
             yield line.show
@@ -33,7 +33,7 @@ def teller(progress: Progress, last: int | None) -> Iterator[Callable[[int], Non
 
 
 class _Line:
-    """One line, written over and over."""
+    """A line that is overwritten."""
 
     def __init__(self, last: int | None) -> None:
         self._last = last

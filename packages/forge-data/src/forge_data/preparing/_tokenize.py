@@ -1,4 +1,4 @@
-"""One row, in memory, to one example."""
+"""One row, in memory → one example."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -8,9 +8,10 @@ import attrs
 
 from forge_data._errors import DataError
 from forge_data._example import TokenizedExample
+from forge_data._formats import AUTO
 from forge_data._options import Options
 from forge_data._values import describe
-from forge_data.formats import _registry as _formats
+from forge_data.formats._registry import check_name, convert, detect
 from forge_data.reading._preprocess import load_preprocess
 from forge_data.tokenizing._encoder import Encoder
 from forge_data.tokenizing._overflow import fit
@@ -32,10 +33,10 @@ def tokenize(
     on_overflow: str = "drop",
     preprocess: str | Callable[[dict[str, Any]], Any] | None = None,
 ) -> TokenizedExample:
-    """The tokens and labels of one row, in any format that `prepare` reads.
+    """Tokenise one row, in any format that `prepare` reads.
 
-    The ids are those of the tokenizer's own chat template; assistant turns are learned, their turn-end token included.
-    A row that `prepare` would leave out, or that would become several samples, is refused here with the reason.
+    The ids are those of the tokenizer's own chat template; assistant turns are learned, their turn-end token included. A row
+    that `prepare` would leave out, or that would become several samples, is refused with the reason.
 
     Raises:
         DataError: no known format, a field that is wrong, no token that is learned, more than `max_seq_len` tokens.
@@ -43,9 +44,9 @@ def tokenize(
         TokenizerError: no tokenizer there, or one without offsets.
     """
     if not isinstance(row, Mapping):
-        raise DataError(f"row is {describe(row)}; it must be one row, a mapping of its fields; for many rows there is prepare")
+        raise DataError(f"row is {describe(row)}; it must be one row, a mapping of its fields; prepare takes many rows")
     options = Options(format=format, train_on=train_on, max_seq_len=max_seq_len, on_overflow=on_overflow)
-    _formats.check_name(format)
+    check_name(format)
     function = load_preprocess(preprocess)
     encoder = Encoder(as_tokenizer(tokenizer), options.train_on)
     fields = {name: value for name, value in row.items() if value is not None}
@@ -53,28 +54,28 @@ def tokenize(
         made = function(_PLACE, fields)
         if len(made) != 1:
             raise DataError(
-                f"{_PLACE}: preprocess {function.name} gave back {len(made)} rows; tokenize makes one sample of one row"
+                f"{_PLACE}: preprocess {function.name} returned {len(made)} rows; tokenize makes one sample of one row"
             )
         (fields,) = made
-    name = _formats.detect(_PLACE, fields) if options.format == "auto" else options.format
-    (encoded,) = encoder.encode([_formats.convert(name, _PLACE, fields, encoder.vocabulary)])
+    name = detect(_PLACE, fields) if options.format == AUTO else options.format
+    (encoded,) = encoder.encode([convert(name, _PLACE, fields, encoder.vocabulary)])
     if len(encoded.examples) > 1:
         raise DataError(
-            f"{_PLACE}: a row of {name} becomes two samples, chosen and rejected; prepare(...) makes both, or give each side as "
+            f"{_PLACE}: a row of {name} becomes two samples, chosen and rejected; prepare makes both, or give each side as "
             "prompt and completion"
         )
-    # A row that is too long cannot be left out where there is but one.
+    # The only row cannot be left out for its length.
     strict = attrs.evolve(options, on_overflow="error") if options.on_overflow == "drop" else options
     fitted = fit(_PLACE, encoded.examples, strict)
     if not fitted.kept:
         raise DataError(
-            f"{_PLACE}: no token of it is learned{_within(fitted.reason, options)}; it needs an assistant turn, a completion, or "
-            "labels that are not -100"
+            f"{_PLACE}: no token of it is learned{_within(fitted.reason, options)}; it needs an assistant turn, a completion, "
+            "or labels that are not -100"
         )
     if len(fitted.kept) > 1:
-        raise DataError(f"{_PLACE}: it becomes {len(fitted.kept)} samples of {max_seq_len} tokens; prepare(...) makes them all")
+        raise DataError(f"{_PLACE}: it becomes {len(fitted.kept)} samples of {max_seq_len} tokens; prepare makes them all")
     return fitted.kept[0]
 
 
 def _within(reason: str | None, options: Options) -> str:
-    return f" within max_seq_len ({options.max_seq_len} tokens)" if reason and reason.endswith("max_seq_len") else ""
+    return f" within `max_seq_len` ({options.max_seq_len} tokens)" if reason and reason.endswith("max_seq_len") else ""

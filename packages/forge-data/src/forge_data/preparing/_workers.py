@@ -1,7 +1,7 @@
-"""Tasks to batches, in the order of the tasks: in this process, or in several that each have a tokenizer of their own.
+"""Tasks → batches, in the order of the tasks, made in this process or in several.
 
-A worker is a Python of its own that runs `_worker.main`. It is not one of multiprocessing's: those run the caller's script
-anew, so that a script without `if __name__ == "__main__"` would prepare its data once more in each of them.
+A worker is a Python process that runs `_worker.main`. It is not one of multiprocessing's: those run the caller's script anew,
+so a script without `if __name__ == "__main__"` would prepare its data once more in each of them.
 """
 
 import collections
@@ -18,72 +18,73 @@ from typing import Any
 
 from forge_data._errors import DataError
 from forge_data.preparing._batch import Batch
-from forge_data.preparing._job import Job, Rows, Task, Work, read
-from forge_data.preparing._worker import Failure
-from forge_data.preparing._worker_from_garbage import collected
-from forge_data.store._partial import meeting_place
+from forge_data.preparing._job import Job, Preprocessed, Processor, Task, read
+from forge_data.preparing._worker import Failure, collect_per_batch
+from forge_data.store._partial import worker_directory
 
 _PARALLELISM = "TOKENIZERS_PARALLELISM"
-_WAITING = 2
-"""Tasks that each worker has in hand: one to do and one to do next."""
+_TASKS_PER_WORKER = 2
+"""Tasks that each worker holds: one in work and one to do next."""
 
 
-def batches(job: Job, tasks: "Iterator[Task | Rows]", num_proc: int | None) -> Generator[Batch, None, None]:
-    """What became of each task, in order. Where one is at fault its error is raised when its turn comes.
+def batches(job: Job, tasks: "Iterator[Task | Preprocessed]", num_proc: int | None) -> Generator[Batch, None, None]:
+    """Make the batch of each task, in order; the error of a task is raised when its turn comes.
 
     Args:
-        job: what is to be done.
-        tasks: the rows to do it to.
-        num_proc: processes of one thread each; None for this one, and all the threads that the tokenizer takes.
+        job: what to make batches with.
+        tasks: chunks of rows.
+        num_proc: processes of one thread each; None for this one, with all threads of the tokenizer.
 
     Raises:
         DataError: a worker could not start, or ended before its work was done.
     """
     if num_proc is None:
-        with contextlib.closing(_side_by_side(job, tasks)) as done:
-            yield from collected(done)
+        with contextlib.closing(_pipelined(job, tasks)) as done:
+            yield from collect_per_batch(done)
         return
     if num_proc == 1:
         with _one_thread():
-            work = Work(job)
-            yield from collected(map(work, tasks))
+            yield from collect_per_batch(map(Processor(job), tasks))
         return
-    # A function that has no name to import it by cannot travel; then rows are read here, and tokenised there.
+    # A function without a name to import cannot be sent; then rows are read here, and tokenised there.
     local = job.preprocess if job.preprocess is not None and ":" not in job.preprocess.name else None
     sent = Job(tokenizer=job.tokenizer, options=job.options, preprocess=None) if local else job
-    todo = (read(task, local) if local and isinstance(task, Task) else task for task in tasks)
+    pending = (read(task, local) if local and isinstance(task, Task) else task for task in tasks)
     with contextlib.ExitStack() as stack:
-        folder = stack.enter_context(meeting_place())
+        folder = stack.enter_context(worker_directory())
         workers = [_Worker(stack, folder) for _ in range(num_proc)]
         for worker in workers:
             worker.connect(stack, sent)
-        yield from _in_order(workers, todo)
+        yield from _in_order(workers, pending)
 
 
-def _side_by_side(job: Job, tasks: "Iterator[Task | Rows]") -> Generator[Batch, None, None]:
-    """The tokenizer, which is not Python, works in a thread on one task while this one ends the task before and begins the next."""
+def _pipelined(job: Job, tasks: "Iterator[Task | Preprocessed]") -> Generator[Batch, None, None]:
+    """Make batches in this process, while the tokenizer works on the next task in a thread.
+
+    The tokenizer is not Python, so meanwhile this thread finishes the task before and begins the one after.
+    """
     thread = ThreadPoolExecutor(1, "forge-data-tokenizer")
     try:
-        work = Work(job, thread)
-        begun = None
+        processor = Processor(job, thread)
+        started = None
         for task in tasks:
-            following = work.begin(task)
-            if begun is not None:
-                yield work.finish(begun)
-            begun = following
-        if begun is not None:
-            yield work.finish(begun)
+            following = processor.begin(task)
+            if started is not None:
+                yield processor.finish(started)
+            started = following
+        if started is not None:
+            yield processor.finish(started)
     finally:
         thread.shutdown(cancel_futures=True)
 
 
-def _in_order(workers: "list[_Worker]", tasks: "Iterator[Task | Rows]") -> Iterator[Batch]:
+def _in_order(workers: "list[_Worker]", tasks: "Iterator[Task | Preprocessed]") -> Iterator[Batch]:
     numbered = enumerate(tasks)
     done: dict[int, Batch] = {}
     following = 0
-    # What is done but not yet its turn is bounded, for one slow chunk must not let the others fill the memory.
-    window = 2 * _WAITING * len(workers)
-    free = collections.deque(worker for _ in range(_WAITING) for worker in workers)
+    # Batches that wait for their turn are bounded: behind one slow chunk the others must not fill the memory.
+    window = 2 * _TASKS_PER_WORKER * len(workers)
+    free = collections.deque(worker for _ in range(_TASKS_PER_WORKER) for worker in workers)
     busy = 0
     more = True
     while True:
@@ -108,29 +109,29 @@ def _in_order(workers: "list[_Worker]", tasks: "Iterator[Task | Rows]") -> Itera
 
 
 class _Worker:
-    """The near end of a worker."""
+    """A worker process, as its parent sees it."""
 
     connection: Connection
 
     def __init__(self, stack: contextlib.ExitStack, folder: str) -> None:
         self._key = secrets.token_hex(32)
-        # What it makes in its temporary folder, its socket too, goes with ours however it ends.
+        # Its temporary files, the socket too, lie in this process's folder and are removed with it, however it ends.
         environment = os.environ | {_PARALLELISM: "false", "TMPDIR": folder, "OMP_NUM_THREADS": "1"}
         command = [
             sys.executable,
             "-c",
             f"import sys; sys.path[:] = {sys.path!r}; from forge_data.preparing._worker import main; main()",
         ]
-        self._process = subprocess.Popen(  # noqa: S603 - this very Python, with a command of our own
+        self._process = subprocess.Popen(  # noqa: S603 - this Python, with a fixed command
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True
         )
         stack.callback(self._end)
 
     def connect(self, stack: contextlib.ExitStack, job: Job) -> None:
-        """Wait until it listens, and give it its job."""
+        """Wait until the worker listens, and send it the job."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        with self._died():
+        with self._worker_ended():
             self._process.stdin.write(self._key + "\n")
             self._process.stdin.flush()
             address = self._process.stdout.readline().strip()
@@ -139,26 +140,26 @@ class _Worker:
             self.connection = stack.enter_context(Client(address, authkey=self._key.encode()))
         self._put(job)
 
-    def send(self, task: "tuple[int, Task | Rows]") -> None:
-        """Give it something to do."""
+    def send(self, task: "tuple[int, Task | Preprocessed]") -> None:
+        """Send a task."""
         self._put(task)
 
     def receive(self) -> tuple[int, Batch]:
-        """Take what it did."""
-        with self._died():
+        """Receive a batch."""
+        with self._worker_ended():
             number, batch = self.connection.recv()
         match batch:
             case Failure(trace):
-                raise RuntimeError(f"a worker of forge_data.prepare failed:\n{trace}")
+                raise RuntimeError(f"a worker of prepare failed:\n{trace}")
             case _:
                 return number, batch
 
     def _put(self, what: Any) -> None:
-        with self._died():
+        with self._worker_ended():
             self.connection.send(what)
 
     @contextlib.contextmanager
-    def _died(self) -> Iterator[None]:
+    def _worker_ended(self) -> Iterator[None]:
         try:
             yield
         except (EOFError, ConnectionError) as error:
@@ -172,7 +173,7 @@ class _Worker:
             )
             why = "; the system ends processes so when memory runs out" if code == -9 else ""
             raise DataError(
-                f"a worker process of prepare {how} before its work was done{why}; use fewer with num_proc"
+                f"a worker process of prepare {how} before its work was done{why}; use fewer with `num_proc`"
             ) from error
 
     def _end(self) -> None:
@@ -186,7 +187,10 @@ class _Worker:
 
 @contextlib.contextmanager
 def _one_thread() -> Iterator[None]:
-    """One worker is one thread, in this process as in others: `num_proc` alone says how many cores are used."""
+    """Switch the tokenizer's threads off in this process.
+
+    One worker is one thread, here as in other processes: `num_proc` alone decides how many cores are used.
+    """
     before = os.environ.get(_PARALLELISM)
     os.environ[_PARALLELISM] = "false"
     try:

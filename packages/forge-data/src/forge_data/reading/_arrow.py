@@ -1,13 +1,12 @@
-"""An Arrow file, with footer or as a stream, to its record batches."""
+"""Arrow file, with footer or as a stream → record batches."""
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, BinaryIO
 
 import attrs
 
-from forge_data._errors import DataError
-from forge_data.reading._file import DataFile
-from forge_data.reading._table import TableRows, first_line, table_chunks
+from forge_data.reading._table import TableFile
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -16,47 +15,21 @@ _MAGIC = b"ARROW1"
 
 
 @attrs.frozen
-class ArrowFile:
+class ArrowFile(TableFile):
     """Rows of an Arrow file, from 1."""
 
-    name: str
-    file: DataFile
-    indexed = False
+    def _open(self) -> AbstractContextManager[BinaryIO]:
+        return self.file.opened()
 
-    def chunks(self, size: int) -> Iterator[TableRows]:
-        """Record batches of about `size` bytes.
-
-        Raises:
-            DataError: the file is not Arrow, breaks off, or has two columns of one name.
-        """
+    def _batches(self, opened: BinaryIO, size: int) -> "Iterator[pa.RecordBatch]":  # noqa: ARG002 - batches are as written
         import pyarrow as pa
 
-        row = 0
-        with self.file.opened() as raw:
-            try:
-                for chunk in table_chunks(self.name, self._batches(raw), size):
-                    yield chunk
-                    row = chunk.last_row
-            except (pa.ArrowException, EOFError, OSError) as error:
-                raise DataError(f"{self.name}: no Arrow file that can be read behind row {row}: {first_line(error)}") from error
-
-    def count(self) -> int | None:
-        """Not known before it was read."""
-        return None
-
-    def digest(self) -> str:
-        """SHA-256 in hex of the file."""
-        return self.file.digest()
-
-    def _batches(self, raw: BinaryIO) -> "Iterator[pa.RecordBatch]":
-        import pyarrow as pa
-
-        framed = raw.read(len(_MAGIC)) == _MAGIC
-        raw.seek(0)
-        source = raw if self.file.local is None else pa.memory_map(str(self.file.local))
-        if framed:
-            with pa.ipc.open_file(source) as opened:
-                yield from (opened.get_batch(index) for index in range(opened.num_record_batches))
+        has_footer = opened.read(len(_MAGIC)) == _MAGIC
+        opened.seek(0)
+        source = opened if self.file.local is None else pa.memory_map(str(self.file.local))
+        if has_footer:
+            with pa.ipc.open_file(source) as reader:
+                yield from (reader.get_batch(index) for index in range(reader.num_record_batches))
         else:
-            with pa.ipc.open_stream(source) as opened:
-                yield from opened
+            with pa.ipc.open_stream(source) as reader:
+                yield from reader

@@ -1,4 +1,4 @@
-"""A CSV or TSV file to its rows: the first line names the fields, every cell is text as it stands there.
+"""CSV or TSV file → rows: the first line names the fields, every cell is text as it is.
 
 Python's csv module reads it, and not `datasets`: pandas, which reads it there, guesses types a block at a time, so that "007"
 becomes 7 and the answer "None" becomes null, and fills lines that are too short.
@@ -20,7 +20,7 @@ from forge_data.reading._record import Chunk
 
 @attrs.frozen
 class CsvFile:
-    """Rows of cells; a row's number is the line that it begins in."""
+    """Rows of cells; the number of a row is the line that it begins in."""
 
     name: str
     file: DataFile
@@ -28,7 +28,7 @@ class CsvFile:
     indexed = False
 
     def chunks(self, size: int) -> Iterator[Chunk]:
-        """Rows as they were read, about `size` bytes of them at a time."""
+        """Yield rows as they were read, about `size` bytes at a time."""
         rows: list[tuple[int, object, int]] = []
         held = 0
         for number, value in self._rows():
@@ -42,15 +42,15 @@ class CsvFile:
             yield Values(self.name, rows, held, indexed=False)
 
     def count(self) -> int | None:
-        """Not known before it was read: a cell may hold lines."""
+        """Return None: unknown before the file is read, since a cell may hold line ends."""
         return None
 
     def digest(self) -> str:
-        """SHA-256 in hex of the file."""
+        """Hash the file: SHA-256 in hex."""
         return self.file.digest()
 
     def _rows(self) -> Iterator[tuple[int, dict[str, str]]]:
-        # A cell may hold a document; by itself the module stops at 131,072 characters.
+        # A cell may hold a document; the module's default limit is 131,072 characters.
         csv.field_size_limit(max(csv.field_size_limit(), min(sys.maxsize, 2**31 - 1)))
         with self.file.opened() as opened, io.TextIOWrapper(opened, encoding="utf-8-sig", newline="") as text:
             reader = csv.reader(text, delimiter=self.delimiter, strict=True)
@@ -80,7 +80,7 @@ class CsvFile:
                 raise DataError(f"{self.name}:{reader.line_num} is not valid CSV: {error}") from error
             except UnicodeDecodeError as error:
                 raise DataError(
-                    f"{self.name} is not UTF-8 behind line {reader.line_num} ({error.reason}); save the file as UTF-8"
+                    f"{self.name} is not UTF-8 after line {reader.line_num} ({error.reason}); save the file as UTF-8"
                 ) from error
             yield cells
 
@@ -92,6 +92,7 @@ class CsvFile:
         other = next((mark for mark in ";\t|," if mark != self.delimiter and len(names) == 1 and mark in names[0]), None)
         if other:
             raise DataError(
-                f"{self.name}:{line} names one field, {names[0]!r}; cells must be delimited by {self.delimiter!r}, not by {other!r}"
+                f"{self.name}:{line} names one field, {names[0]!r}; cells must be delimited by {self.delimiter!r}, not by "
+                f"{other!r}"
             )
         return names

@@ -1,4 +1,4 @@
-"""A path or a URL to its bytes, decompressed where its suffix says that they are compressed."""
+"""Path or URL → bytes, decompressed where the suffix says that they are compressed."""
 
 import gzip
 import hashlib
@@ -24,31 +24,31 @@ _BLOCK = 1 << 20
 
 @attrs.frozen
 class DataFile:
-    """A file of rows, here or elsewhere. It pickles, so that another process can open it again."""
+    """A file of rows, local or remote. It pickles, so that another process can open it."""
 
     path: str
     """Absolute path, or URL."""
 
     @property
     def local(self) -> Path | None:
-        """Where it is on this machine; None for a URL."""
+        """Path on this machine; None for a URL."""
         return None if "://" in self.path else Path(self.path)
 
     @property
     def suffixes(self) -> tuple[str, str]:
-        """(what it is, how it is compressed): (".jsonl", ".gz"); the second is empty where it is not."""
+        """(type, compression) by suffix: (".jsonl", ".gz"); the second is empty if there is none."""
         path = PurePosixPath(self.path if self.local is not None else self.path.split("?")[0])
         last = path.suffix.lower()
         return (path.with_suffix("").suffix.lower(), last) if last in COMPRESSED else (last, "")
 
     @property
     def plain(self) -> bool:
-        """Whether another process can go to a place in it at no cost: it is here, and not compressed."""
+        """Whether another process can seek in it at no cost: it is local and not compressed."""
         return self.local is not None and not self.suffixes[1]
 
     @contextmanager
     def opened(self, *, decompressed: bool = True) -> Iterator[BinaryIO]:
-        """The file, opened for reading.
+        """Open the file for reading.
 
         Raises:
             DataError: it cannot be opened or read, breaks off, or is not compressed as its suffix says.
@@ -63,18 +63,18 @@ class DataFile:
         except EOFError as error:
             raise DataError(f"{self.path} breaks off in the middle: it was not written or copied to its end") from error
         except (gzip.BadGzipFile, zlib.error, _zstd_error()) as error:
-            raise DataError(f"{self.path} is damaged, or is no {self.suffixes[1]} file: {error}") from error
+            raise DataError(f"{self.path} is damaged, or not a {self.suffixes[1]} file: {error}") from error
         except OSError as error:
             raise DataError(f"{self.path} cannot be read: {error.strerror or error}") from error
 
     def size(self) -> int:
-        """Bytes, as it lies there."""
+        """Return its size in bytes, as stored."""
         if self.local is not None:
             return self.local.stat().st_size
         return int(filesystem(self.path)[0].size(self.path) or 0)
 
     def digest(self) -> str:
-        """SHA-256 in hex of the file as it lies there. Where a remote store vouches for the content by an ETag, of that."""
+        """Hash the file as stored: SHA-256 in hex; of the ETag where a remote store has one."""
         if self.local is None:
             info = filesystem(self.path)[0].info(self.path)
             if tag := info.get("ETag"):
@@ -105,7 +105,7 @@ class DataFile:
 
 
 def filesystem(url: str) -> tuple["AbstractFileSystem", str]:
-    """The file system of fsspec for a URL, and the path in it.
+    """Return fsspec's file system for a URL, and the path in it.
 
     Raises:
         DataError: a protocol that is not known, or whose package is not installed.
@@ -120,12 +120,15 @@ def filesystem(url: str) -> tuple["AbstractFileSystem", str]:
         raise DataError(f"{url} needs a package that is not installed: {extra}") from error
     except ValueError as error:
         raise DataError(
-            f"{url} cannot be opened: {error}; known are paths, s3://, https:// and what else fsspec knows"
+            f"{url} cannot be opened: {error}; known are paths, s3://, https:// and other protocols of fsspec"
         ) from error
 
 
 def _zstd() -> Any:
-    """The module that the standard library has from 3.14 on. Others stop silently at the end of the first of several frames."""
+    """Import the module that the standard library has from 3.14 on.
+
+    Other modules stop silently at the end of the first of several frames.
+    """
     try:
         return importlib.import_module("compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd")
     except ImportError:

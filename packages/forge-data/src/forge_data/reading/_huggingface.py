@@ -1,4 +1,4 @@
-"""A dataset that `datasets` saved, or that it fetches from the Hub, to its record batches; it is memory-mapped, whatever its size."""
+"""Dataset that `datasets` saved, or fetches from the Hub → record batches, memory-mapped."""
 
 import hashlib
 import re
@@ -30,43 +30,43 @@ class DatasetSplit:
     indexed = False
 
     def chunks(self, size: int) -> Iterator[TableRows]:
-        """Record batches of about `size` bytes."""
+        """Yield record batches of about `size` bytes."""
         return table_chunks(self.name, self._batches(), size)
 
     def count(self) -> int | None:
-        """Rows in the split."""
+        """Return the number of rows in the split."""
         return int(self.rows.num_rows)
 
     def digest(self) -> str:
-        """SHA-256 in hex of the schema and of every batch."""
+        """Hash the schema and every batch: SHA-256 in hex."""
         digest = hashlib.sha256(repr(self.rows.features).encode())
         for batch in self._batches():
             digest.update(batch.serialize())
         return digest.hexdigest()
 
     def _batches(self) -> "Iterator[pa.RecordBatch]":
-        # Typed for every format that there is; in this one it gives tables.
+        # Typed for every format of datasets; in this one it yields tables.
         for table in cast("Iterator[pa.Table]", self.rows.with_format("arrow").iter(batch_size=_ROWS)):
             yield from table.combine_chunks().to_batches()
 
 
 def is_saved(directory: Path) -> bool:
-    """Whether `Dataset.save_to_disk` made a directory."""
+    """Tell whether `Dataset.save_to_disk` made a directory."""
     return any((directory / name).is_file() for name in _SAVED)
 
 
 def open_saved(directory: Path, split: str | None) -> DatasetSplit:
-    """A dataset that was saved with `save_to_disk`.
+    """Open a dataset that was saved with `save_to_disk`.
 
     Raises:
-        DataError: it cannot be read, or holds other splits, or several of which none is said.
+        DataError: it cannot be read, or holds other splits, or several of which none is named.
     """
     from datasets import DatasetDict, load_from_disk
 
     try:
         loaded: Any = load_from_disk(str(directory))
     except Exception as error:
-        raise DataError(f"{directory} is no saved dataset that can be read: {first_line(error)}") from error
+        raise DataError(f"{directory} is not a saved dataset that can be read: {first_line(error)}") from error
     if not isinstance(loaded, DatasetDict):
         if split is not None and split != str(loaded.split):
             raise DataError(f"{directory} is one dataset without splits; give it as {directory.name}, without {split!r}")
@@ -75,31 +75,31 @@ def open_saved(directory: Path, split: str | None) -> DatasetSplit:
     if split is None and len(names) == 1:
         split = names[0]
     if split not in names:
-        found = "no split was said" if split is None else f"there is no {split!r}"
+        found = "no split was named" if split is None else f"there is no {split!r}"
         raise DataError(f"{directory} holds the splits {', '.join(names)}, and {found}; give {directory}:{names[0]}")
     return DatasetSplit(f"{directory.name}:{split}", loaded[split])
 
 
-def names_hub(entry: str) -> bool:
-    """Whether a path that is none names a split of a dataset on the Hub."""
+def is_hub_name(entry: str) -> bool:
+    """Tell whether a string that is not a path names a split of a dataset on the Hub."""
     return _ON_HUB.fullmatch(entry) is not None
 
 
 def open_hub(entry: str) -> DatasetSplit:
-    """A split of a dataset on the Hub, which `datasets` fetches, or has already.
+    """Open a split of a dataset on the Hub, which `datasets` fetches or has cached.
 
     Raises:
-        DataError: there is none, it cannot be reached, or it comes as code.
+        DataError: it does not exist, cannot be reached, or comes as code.
     """
     from datasets import load_dataset
 
-    said = _ON_HUB.fullmatch(entry)
-    assert said is not None
+    parts = _ON_HUB.fullmatch(entry)
+    assert parts is not None
     try:
-        loaded: Any = load_dataset(said["name"], said["config"], split=said["split"])
+        loaded: Any = load_dataset(parts["name"], parts["config"], split=parts["split"])
     except Exception as error:
         raise DataError(
-            f"{entry} is no file here, and as a dataset on the Hub (name:split) it cannot be had: "
+            f"{entry} is no file here, and as a dataset on the Hub (name:split) it cannot be loaded: "
             f"{type(error).__name__}: {first_line(error)}; check the name, or the path"
         ) from error
     return DatasetSplit(entry, loaded)

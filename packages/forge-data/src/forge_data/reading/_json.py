@@ -1,4 +1,4 @@
-"""A `.json` file to its rows: an array of them, read piece by piece, or one document; rows have the array's indices, from 0."""
+"""`.json` file → rows: an array, read piece by piece, or one document; numbered from 0."""
 
 import codecs
 import json
@@ -8,19 +8,20 @@ from typing import BinaryIO
 import attrs
 
 from forge_data._errors import DataError
-from forge_data._values_from_text import DECODER
+from forge_data._values import DECODER
 from forge_data.reading._file import DataFile
 from forge_data.reading._jsonl import JsonLines
 from forge_data.reading._record import Chunk, Record, Refused, place_of, record
 
 _BLOCK = 1 << 18
 _BLANKS = " \t\r\n"
-# An error within so many characters of what was read so far may only mean that the rest is not there yet: a literal, an escape.
+# An error within so many characters of the end of the buffer may only mean that the rest was not read yet (a literal, an
+# escape).
 _CUT = 16
 
 
 def open_json(name: str, file: DataFile) -> "JsonLines | JsonDocument":
-    """What a file called `.json` is: lines of objects, or one document.
+    """Decide what a `.json` file is: lines of objects, or one document.
 
     Raises:
         DataError: it cannot be read.
@@ -34,7 +35,7 @@ def open_json(name: str, file: DataFile) -> "JsonLines | JsonDocument":
     try:
         DECODER.decode(first.decode("utf-8"))
     except (ValueError, RecursionError):
-        # Cut short, it is one object over many lines; or a line that is longer than what was looked at.
+        # Cut short, it is one object over many lines, or a line that is longer than the block that was read.
         if first.strip() in (b"{", b"{}") or (first.endswith(b"\n") and first.rstrip()[-1:] in (b"{", b"[", b",")):
             return JsonDocument(name, file)
     return JsonLines(name, file)
@@ -42,14 +43,14 @@ def open_json(name: str, file: DataFile) -> "JsonLines | JsonDocument":
 
 @attrs.frozen
 class JsonDocument:
-    """One JSON value over a whole file: an array of rows, of which one is in memory at a time, or a single row."""
+    """One JSON value over a whole file: an array of rows, or a single row."""
 
     name: str
     file: DataFile
     indexed = True
 
     def chunks(self, size: int) -> Iterator[Chunk]:
-        """Rows as they were read, about `size` bytes of them at a time."""
+        """Yield rows as they were read, about `size` bytes at a time."""
         rows: list[tuple[int, object, int]] = []
         held = 0
         with self.file.opened() as opened:
@@ -63,11 +64,11 @@ class JsonDocument:
             yield Values(self.name, rows, held)
 
     def count(self) -> int | None:
-        """Not known before it was read."""
+        """Return None: unknown before the file is read."""
         return None
 
     def digest(self) -> str:
-        """SHA-256 in hex of the file."""
+        """Hash the file: SHA-256 in hex."""
         return self.file.digest()
 
 
@@ -82,14 +83,14 @@ class Values:
 
     @property
     def last_row(self) -> int:
-        """The number of its last row."""
+        """Number of its last row."""
         return self.rows[-1][0]
 
     def records(self, refused: Refused | None = None) -> Iterator[Record]:
-        """The rows; one that is no object is told to `refused`, or raised.
+        """Yield the rows; one that is not an object is passed to `refused`, or raised.
 
         Raises:
-            DataError: a row that is no object, by its place.
+            DataError: a row that is not an object, by its place.
         """
         for row, value, size in self.rows:
             try:
@@ -101,7 +102,7 @@ class Values:
 
 
 class _Items:
-    """The items of the array that a file holds, of which only what is not parsed yet is kept."""
+    """Items of the array in a file; only text that is not parsed yet is kept in memory."""
 
     def __init__(self, name: str, file: BinaryIO) -> None:
         self._name = name
@@ -112,7 +113,7 @@ class _Items:
         self._ended = False
 
     def items(self) -> Iterator[tuple[object, int]]:
-        """(value, characters) of each."""
+        """Yield (value, characters) of each."""
         if self._next() != "[":
             yield self._value(0)
             self._end()
@@ -132,7 +133,7 @@ class _Items:
                     self._at += 1
                     return self._end()
                 case "":
-                    raise DataError(f"{self._name} breaks off behind [{index - 1}]: the array is not closed")
+                    raise DataError(f"{self._name} breaks off after [{index - 1}]: the array is not closed")
                 case found:
                     raise DataError(
                         f"{self._name}[{index - 1}] is followed by {found!r}, not by a comma or the end of the array"
@@ -153,13 +154,13 @@ class _Items:
             except ValueError as error:
                 raise DataError(f"{self._name}[{index}] cannot be read: {error}") from error
             else:
-                # A number at the very end of what was read may go on.
+                # A number at the end of the buffer may continue.
                 if end < len(self._text) or not self._read():
                     taken, self._at = end - self._at, end
                     return value, taken
 
     def _next(self) -> str:
-        """The next character that is no blank; empty at the end."""
+        """Return the next character that is not blank; empty at the end."""
         while True:
             while self._at < len(self._text) and self._text[self._at] in _BLANKS:
                 self._at += 1
@@ -169,7 +170,7 @@ class _Items:
                 return ""
 
     def _read(self) -> bool:
-        """Read on: as much as is held, so that a row of any size is parsed a few times only."""
+        """Read as much again as is buffered, so that a row of any size is parsed a few times only."""
         if self._ended:
             return False
         self._text, self._at = self._text[self._at :], 0
@@ -184,5 +185,5 @@ class _Items:
     def _end(self) -> None:
         if found := self._next():
             raise DataError(
-                f"{self._name} goes on behind its array with {found!r}; a .json file holds one array, or a row a line"
+                f"{self._name} continues after its array with {found!r}; a .json file holds one array, or a row a line"
             )

@@ -1,7 +1,7 @@
-"""A JSONL file to its values, line by line, each fault with its line.
+"""JSONL file → values, line by line, each error with its line.
 
-The json module reads it, and not `datasets`: an Arrow table has one schema, so a key that one row has and another has not comes
-back as null in both, also within the arguments of a tool call, and the line that a row stood in is lost.
+The json module reads it, and not `datasets`: an Arrow table has one schema, so a key that one row has and another lacks becomes
+null in the other, also within the arguments of a tool call, and the line that a row came from is lost.
 """
 
 import json
@@ -11,7 +11,7 @@ from typing import BinaryIO
 import attrs
 
 from forge_data._errors import DataError
-from forge_data._values_from_text import DECODER
+from forge_data._values import DECODER
 from forge_data.reading._file import DataFile
 from forge_data.reading._record import Chunk, Record, Refused, record
 
@@ -22,14 +22,14 @@ _BLOCK = 1 << 20
 
 @attrs.frozen
 class JsonLines:
-    """One JSON value a line, UTF-8, with or without a byte order mark; blank lines are passed over."""
+    """One JSON value a line, UTF-8, with or without byte order mark; blank lines are skipped."""
 
     name: str
     file: DataFile
     indexed = False
 
     def chunks(self, size: int) -> Iterator[Chunk]:
-        """Stretches of whole lines: offsets where a worker can go there itself, bytes elsewhere."""
+        """Yield whole lines: offsets where a worker can seek itself, bytes elsewhere."""
         offset, row = 0, 1
         with self.file.opened() as file:
             for lines in _stretches(file, size):
@@ -44,7 +44,7 @@ class JsonLines:
                 offset, row = offset + len(lines), row + count
 
     def count(self) -> int | None:
-        """Lines in the file; None where it would have to be fetched for that."""
+        """Count the lines in the file; None where it would have to be fetched for that."""
         if self.file.local is None:
             return None
         lines, last = 0, b"\n"
@@ -55,7 +55,7 @@ class JsonLines:
         return lines + (not last.endswith(b"\n"))
 
     def digest(self) -> str:
-        """SHA-256 in hex of the file."""
+        """Hash the file: SHA-256 in hex."""
         return self.file.digest()
 
 
@@ -70,21 +70,21 @@ class Lines:
 
     @property
     def size(self) -> int:
-        """Bytes of it."""
+        """Bytes of the lines."""
         return len(self.lines)
 
     def records(self, refused: Refused | None = None) -> Iterator[Record]:
-        """The rows; one that cannot be read is told to `refused`, or raised.
+        """Yield the rows; one that cannot be read is passed to `refused`, or raised.
 
         Raises:
-            DataError: a line that is not UTF-8, not JSON or no object, or names a key twice, by `file:line`.
+            DataError: a line that is not UTF-8, not JSON or not an object, or names a key twice, by `file:line`.
         """
         return _records(self.name, self.first_row, self.lines, refused)
 
 
 @attrs.frozen
 class FileLines:
-    """Some lines of a file that whoever wants them reads there."""
+    """Some lines of a file, by offset; the worker reads them there."""
 
     name: str
     first_row: int
@@ -94,7 +94,7 @@ class FileLines:
     size: int
 
     def records(self, refused: Refused | None = None) -> Iterator[Record]:
-        """The rows; one that cannot be read is told to `refused`, or raised.
+        """Yield the rows; one that cannot be read is passed to `refused`, or raised.
 
         Raises:
             DataError: as of `Lines`; the file has become shorter.
@@ -108,7 +108,7 @@ class FileLines:
 
 
 def _stretches(file: BinaryIO, size: int) -> Iterator[bytes]:
-    """Whole lines, about `size` bytes of them at a time; a line that is longer is a stretch of its own."""
+    """Yield whole lines, about `size` bytes at a time; a longer line alone."""
     rest: list[bytes] = []
     while block := file.read(size):
         end = block.rfind(b"\n") + 1

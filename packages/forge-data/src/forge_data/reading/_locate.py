@@ -1,4 +1,4 @@
-"""One entry of `data_path` to the files, or the split of a dataset, that it names."""
+"""Entry of `data_path` → the files, or the split of a dataset, that it names."""
 
 import errno
 import glob
@@ -9,12 +9,12 @@ from pathlib import Path, PurePosixPath
 
 from forge_data._errors import DataError
 from forge_data.reading._file import COMPRESSED, DataFile, filesystem
-from forge_data.reading._huggingface import DatasetSplit, is_saved, names_hub, open_hub, open_saved
+from forge_data.reading._huggingface import DatasetSplit, is_hub_name, is_saved, open_hub, open_saved
 
 ROWS = (".jsonl", ".ndjson", ".json", ".csv", ".tsv")
 TABLES = (".parquet", ".arrow", ".feather")
-# What lies beside data in a directory and is none.
-_BESIDE = {
+# Suffixes of files that are usually beside data in a directory.
+_OTHER_SUFFIXES = {
     "",
     ".md",
     ".txt",
@@ -36,7 +36,7 @@ _KINDS = {stat.S_IFIFO: "a named pipe", stat.S_IFCHR: "a device", stat.S_IFBLK: 
 
 
 def located(entry: str) -> list[DataFile] | DatasetSplit:
-    """What an entry names: a file, the files of a directory or a glob, sorted, or a split.
+    """Find what an entry names: a file, the files of a directory or a glob, sorted, or a split.
 
     Raises:
         DataError: nothing is there, or something that cannot be read.
@@ -48,26 +48,26 @@ def located(entry: str) -> list[DataFile] | DatasetSplit:
         base, colon, split = entry.rpartition(":")
         if colon and base and _mode(base) is not None:
             return _split(base, split)
-        if names_hub(entry):
+        if is_hub_name(entry):
             return open_hub(entry)
         if _GLOB.search(entry):
             return _matching(entry)
-        raise DataError(_missing(entry))
+        raise DataError(_not_found(entry))
     path = Path(entry).expanduser().absolute()
     if stat.S_ISDIR(mode):
-        return open_saved(path, None) if is_saved(path) else _inside(path, entry)
+        return open_saved(path, None) if is_saved(path) else _files_in(path, entry)
     return [_file(path, entry)]
 
 
-def _missing(entry: str) -> str:
-    told = f"no file at {entry!r} (looked from {Path.cwd()}); check the path"
-    if names_hub(f"{entry}:train") and Path(entry).suffix not in (*ROWS, *TABLES, *COMPRESSED):
-        told += f". A dataset on the Hub is given with its split: '{entry}:train'"
-    return told
+def _not_found(entry: str) -> str:
+    what = f"no file at {entry!r} (looked from {Path.cwd()}); check the path"
+    if is_hub_name(f"{entry}:train") and Path(entry).suffix not in (*ROWS, *TABLES, *COMPRESSED):
+        what += f". A dataset on the Hub is given with its split: '{entry}:train'"
+    return what
 
 
 def _mode(entry: str) -> int | None:
-    """What a path is, as `stat` says it; None where nothing is there."""
+    """Return the `stat` mode of a path; None where nothing is there."""
     try:
         return Path(entry).expanduser().stat().st_mode
     except (FileNotFoundError, NotADirectoryError):
@@ -77,23 +77,23 @@ def _mode(entry: str) -> int | None:
             raise DataError(f"{entry} is not a regular file but a loop of symbolic links; check the path") from error
         raise DataError(f"{entry} cannot be read: {error.strerror}") from error
     except (ValueError, RuntimeError) as error:
-        # A null byte, or a ~user that there is not.
+        # A null byte, or an unknown ~user.
         raise DataError(f"{entry!r} is no path to a file: {error}") from error
 
 
 def _file(path: Path, entry: str) -> DataFile:
-    """A file that can be read.
+    """Check that a file can be read.
 
     Raises:
-        DataError: no regular file, one of a suffix that is not known, an empty one, or one that may not be read.
+        DataError: not a regular file, of an unknown suffix, empty, or not readable.
     """
     mode = _mode(str(path))
     if mode is None:
-        raise DataError(f"{path} is a link to nothing; mend it or take it away")
+        raise DataError(f"{path} is a broken link; correct or remove it")
     try:
         str(path).encode()
     except UnicodeEncodeError as error:
-        raise DataError(f"{str(path)!r} has a name that is not UTF-8, which no store can note; rename it") from error
+        raise DataError(f"{str(path)!r} has a name that is not UTF-8, which no store can record; rename it") from error
     if not stat.S_ISREG(mode):
         kind = _KINDS.get(stat.S_IFMT(mode), "something else")
         raise DataError(f"{entry} is not a regular file but {kind}; write the rows to a file and give that")
@@ -115,8 +115,8 @@ def _check_suffix(file: DataFile) -> None:
         raise DataError(f"{file.path}: a {suffix} file is compressed within; decompress it ({compressed})")
     if suffix not in ROWS + TABLES:
         raise DataError(
-            f"{file.path} has a suffix that is not known ({suffix or compressed or 'none'}); known: {', '.join(ROWS + TABLES)}; "
-            f"of text files also with {' or '.join(COMPRESSED)}"
+            f"{file.path} has a suffix that is not known ({suffix or compressed or 'none'}); known: "
+            f"{', '.join(ROWS + TABLES)}; of text files also with {' or '.join(COMPRESSED)}"
         )
 
 
@@ -139,7 +139,7 @@ def _words(path: Path) -> set[str]:
     return {*path.parts[:-1], *re.split(r"[-_.]", path.name)}
 
 
-def _inside(path: Path, entry: str) -> list[DataFile]:
+def _files_in(path: Path, entry: str) -> list[DataFile]:
     files = _data_files(path, entry)
     if not files:
         raise DataError(f"{entry} is a directory without a file of rows; known: {', '.join(ROWS + TABLES)}")
@@ -149,15 +149,17 @@ def _inside(path: Path, entry: str) -> list[DataFile]:
 def _data_files(path: Path, entry: str) -> list[Path]:
     return [
         path / name
-        for name in _chosen(entry, (str(each.relative_to(path)) for each in sorted(path.rglob("*")) if not each.is_dir()))
+        for name in _row_files(entry, (str(each.relative_to(path)) for each in sorted(path.rglob("*")) if not each.is_dir()))
     ]
 
 
-def _chosen(entry: str, names: Iterable[str]) -> list[str]:
-    """The files of rows among those of a directory, sorted; hidden ones and what usually lies beside data are passed over.
+def _row_files(entry: str, names: Iterable[str]) -> list[str]:
+    """Choose the files of rows among those of a directory, sorted.
+
+    Hidden files, and those of suffixes that are usually beside data, are ignored.
 
     Raises:
-        DataError: one of them may hold rows, and cannot be read; it is not left out in silence.
+        DataError: one of them may hold rows and cannot be read; it is not left out silently.
     """
     kept = []
     for name in sorted(names):
@@ -166,7 +168,7 @@ def _chosen(entry: str, names: Iterable[str]) -> list[str]:
         suffix, compressed = DataFile(name).suffixes
         if suffix in ROWS + TABLES:
             kept.append(name)
-        elif suffix not in _BESIDE or compressed:
+        elif suffix not in _OTHER_SUFFIXES or compressed:
             raise DataError(
                 f"{entry} holds {name}, whose suffix is not known; known: {', '.join(ROWS + TABLES)}. Move it away, or give "
                 f"the files that are meant, such as {entry.rstrip('/')}/*.jsonl"
@@ -179,7 +181,7 @@ def _matching(pattern: str) -> list[DataFile]:
     found = [Path(name) for name in sorted(glob.glob(expanded, recursive=True))]
     files = [_file(path, str(path)) for path in found if not path.is_dir()]
     if not files:
-        raise DataError(f"no file is called like {pattern!r} (looked from {Path.cwd()}); check the pattern")
+        raise DataError(f"no file matches {pattern!r} (looked from {Path.cwd()}); check the pattern")
     return files
 
 
@@ -194,10 +196,10 @@ def _remote(url: str) -> list[DataFile] | DatasetSplit:
             names = sorted(str(name) for name in system.glob(path))
             found = [system.unstrip_protocol(name) for name in names if web or not system.isdir(name)]
             if not found:
-                raise DataError(f"no file is called like {url!r}; check the pattern")
+                raise DataError(f"no file matches {url!r}; check the pattern")
         elif not web and system.isdir(path):
             inside = {str(name).removeprefix(path).lstrip("/"): str(name) for name in system.find(path)}
-            found = [system.unstrip_protocol(inside[name]) for name in _chosen(url, inside)]
+            found = [system.unstrip_protocol(inside[name]) for name in _row_files(url, inside)]
             if not found:
                 raise DataError(f"{url} is a directory without a file of rows; known: {', '.join(ROWS + TABLES)}")
         elif system.exists(path):

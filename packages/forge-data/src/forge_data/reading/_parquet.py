@@ -1,4 +1,4 @@
-"""A Parquet file to its record batches; pyarrow, which `datasets` reads it with too, keeps one in memory and no more."""
+"""Parquet file → record batches; pyarrow, which `datasets` uses too, keeps one in memory."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from forge_data._errors import DataError
-from forge_data.reading._file import DataFile
-from forge_data.reading._table import TableRows, first_line, rows_for, table_chunks
+from forge_data.reading._table import TableFile, first_line, rows_for
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -16,38 +15,13 @@ if TYPE_CHECKING:
 
 
 @attrs.frozen
-class ParquetFile:
+class ParquetFile(TableFile):
     """Rows of a Parquet file, from 1."""
 
-    name: str
-    file: DataFile
-    indexed = False
-
-    def chunks(self, size: int) -> Iterator[TableRows]:
-        """Record batches of about `size` bytes.
-
-        Raises:
-            DataError: the file is not Parquet, breaks off, or has two columns of one name.
-        """
-        import pyarrow as pa
-
-        with self._open() as opened:
-            row = 0
-            try:
-                for chunk in table_chunks(self.name, self._batches(opened, size), size):
-                    yield chunk
-                    row = chunk.last_row
-            except (pa.ArrowException, OSError) as error:
-                raise DataError(f"{self.name}: unreadable after row {row}: {first_line(error)}") from error
-
     def count(self) -> int | None:
-        """Rows in the file, from its footer."""
+        """Return the number of rows, from the file's footer."""
         with self._open() as opened:
             return opened.metadata.num_rows
-
-    def digest(self) -> str:
-        """SHA-256 in hex of the file."""
-        return self.file.digest()
 
     def _batches(self, opened: "parquet.ParquetFile", size: int) -> "Iterator[pa.RecordBatch]":
         groups = [opened.metadata.row_group(index) for index in range(opened.metadata.num_row_groups)]

@@ -1,4 +1,4 @@
-"""A user's own preprocessing: a function, given itself or by name, that turns a row into a row, several, or none; it runs first."""
+"""User's preprocessing: a function, or its name, that turns a row into rows before all else."""
 
 import hashlib
 import importlib
@@ -15,32 +15,32 @@ from forge_data._errors import DataError
 from forge_data._values import describe
 
 Function = Callable[[dict[str, Any]], Any]
-"""A row's fields to a row, a list of rows, or None to leave it out."""
+"""Row's fields → a row, a list of rows, or None to leave it out."""
 
 
 @attrs.frozen
 class Preprocess:
-    """A user's function, with what to call it in messages and how to know it again. Pickles where its function does."""
+    """A user's function, its name for messages and its identity; pickles if the function does."""
 
     function: Function
     name: str
-    """Such as `my_package.rows:split_dialogue`."""
+    """Name, such as `my_package.rows:split_dialogue`."""
     identity: str | None
-    """What its source file holds, for the fingerprint of a store; None where that cannot be known (a lambda, a closure, a
-    callable object), and then a store is never reused."""
+    """Content of its source file, for the fingerprint of a store.
+    None where that is unknown (a lambda, a closure, a callable object), and then a store is never reused."""
 
     def __call__(self, place: str, fields: dict[str, Any]) -> list[dict[str, Any]]:
-        """The rows that a row becomes; an empty list where it is left out.
+        """Return the rows that a row becomes; an empty list where it is left out.
 
         Raises:
-            DataError: the function raised something, or gave back what is no row; by place and function.
+            DataError: the function raised an error, or returned what is not a row; by place and function.
         """
         try:
             given = self.function(fields)
         except Exception as error:
             what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
             raise DataError(
-                f"{place}: preprocess {self.name} raised {what}{_where(error)}; mend the function or the row"
+                f"{place}: preprocess {self.name} raised {what}{_where(error)}; correct the function or the row"
             ) from error
         if given is None:
             return []
@@ -48,28 +48,28 @@ class Preprocess:
         for row in rows:
             if not isinstance(row, Mapping):
                 raise DataError(
-                    f"{place}: preprocess {self.name} gave back {describe(row)}; it must give a row (a dict), a list of rows, "
+                    f"{place}: preprocess {self.name} returned {describe(row)}; it must return a row (a dict), a list of rows, "
                     "or None to leave the row out"
                 )
         return [{name: value for name, value in row.items() if value is not None} for row in rows]
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        # By name where it has one, so that another process imports it as this one did.
+        # By name where it has one, so that another process imports it.
         return (load_preprocess, (self.name,)) if ":" in self.name else (Preprocess, (self.function, self.name, self.identity))
 
 
 def load_preprocess(spec: str | Function | None) -> Preprocess | None:
-    """The function that `preprocess=` names, or is.
+    """Load the function that `preprocess` names, or is.
 
     Raises:
-        DataError: nothing of that name that can be imported and called.
+        DataError: nothing of that name can be imported and called.
     """
     if spec is None or isinstance(spec, Preprocess):
         return spec
     if isinstance(spec, str):
         return _named(spec)
     if not callable(spec):
-        raise DataError(f"preprocess is {describe(spec)}; give a function or its name as 'package.module:function'")
+        raise DataError(f"`preprocess` is {describe(spec)}; give a function or its name as 'package.module:function'")
     name = getattr(spec, "__qualname__", None)
     if not isinstance(name, str):
         return Preprocess(spec, type(spec).__qualname__, None)
@@ -79,7 +79,7 @@ def load_preprocess(spec: str | Function | None) -> Preprocess | None:
 def _named(spec: str) -> Preprocess:
     module_name, colon, path = spec.partition(":")
     if not colon or not all(part.isidentifier() for part in [*module_name.split("."), *path.split(".")]):
-        raise DataError(f"preprocess is {spec!r}; name a function as 'package.module:function'")
+        raise DataError(f"`preprocess` is {spec!r}; name a function as 'package.module:function'")
     module = _imported(spec, module_name)
     found: Any = module
     for part in path.split("."):
@@ -87,15 +87,15 @@ def _named(spec: str) -> Preprocess:
         if found is None:
             functions = [name for name, _ in inspect.getmembers(module, inspect.isfunction)]
             raise DataError(
-                f"preprocess is {spec!r}, but {module_name} has no {path!r}; its functions: {', '.join(functions) or 'none'}"
+                f"`preprocess` is {spec!r}, but {module_name} has no {path!r}; its functions: {', '.join(functions) or 'none'}"
             )
     if not callable(found):
-        raise DataError(f"preprocess is {spec!r}, which is {describe(found)} and no function")
+        raise DataError(f"`preprocess` is {spec!r}, which is {describe(found)} and not a function")
     return Preprocess(found, spec, _identity(found))
 
 
 def _imported(spec: str, name: str) -> Any:
-    # A command's first place to import from is where the command lies; a user's own file lies where the command is run.
+    # A command imports from its own directory first; a user's file lies in the working directory.
     here = os.getcwd()
     if here not in sys.path and "" not in sys.path:
         sys.path.append(here)
@@ -103,16 +103,16 @@ def _imported(spec: str, name: str) -> Any:
         return importlib.import_module(name)
     except Exception as error:
         raise DataError(
-            f"preprocess is {spec!r}, but {name} cannot be imported: {type(error).__name__}: {error}; "
+            f"`preprocess` is {spec!r}, but {name} cannot be imported: {type(error).__name__}: {error}; "
             f"looked on sys.path and in {here}"
         ) from error
 
 
 def _identity(function: Any) -> str | None:
-    """Module, name and SHA-256 of the source file; None for what carries state of its own, which no file tells."""
+    """Return module, name and SHA-256 of the source file; None for a function with own state."""
     if not inspect.isfunction(function) or function.__closure__ or "<lambda>" in function.__qualname__:
         return None
-    # A function that another one makes may keep in its defaults what it was made with.
+    # A function made by another one may keep in its defaults what it was made with.
     if "<locals>" in function.__qualname__ and (function.__defaults__ or function.__kwdefaults__):
         return None
     try:
@@ -126,6 +126,6 @@ def _identity(function: Any) -> str | None:
 
 
 def _where(error: Exception) -> str:
-    """The line of the user's file that raised it."""
+    """Name the line of the user's file that raised an error."""
     trace = inspect.getinnerframes(error.__traceback__)[1:] if error.__traceback__ else []
     return f" ({Path(trace[-1].filename).name}:{trace[-1].lineno})" if trace else ""

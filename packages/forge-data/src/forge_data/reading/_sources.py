@@ -1,4 +1,4 @@
-"""`data_path`, however it is said, to the sources it names: each reads itself in chunks and knows its name, its weight and its digest."""
+"""`data_path` in any form → sources, which know their name, weight and digest."""
 
 import math
 import os
@@ -22,11 +22,11 @@ from forge_data.reading._parquet import ParquetFile
 from forge_data.reading._record import CHUNK_BYTES, Chunk, Record, Refused, place_of
 
 DataPath = str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Mapping[str, float]
-"""A path, glob, directory, URL or `org/name:split`; several of them; or several with a weight each."""
+"""A path, glob, directory, URL or `org/name:split`; several of them; or several with weights."""
 
 
 class Reader(Protocol):
-    """What reads one kind of file."""
+    """Reader of one type of file."""
 
     @property
     def indexed(self) -> bool:
@@ -34,24 +34,24 @@ class Reader(Protocol):
         ...
 
     def chunks(self, size: int) -> Iterator[Chunk]:
-        """The file in chunks of about `size` bytes."""
+        """Yield the file in chunks of about `size` bytes."""
         ...
 
     def count(self) -> int | None:
-        """The number of the last row where it is known without reading everything slowly, for a progress bar."""
+        """Return the number of the last row, for progress; None if that needs a slow pass."""
         ...
 
     def digest(self) -> str:
-        """SHA-256 in hex of what the file holds."""
+        """Hash the content: SHA-256 in hex."""
         ...
 
 
 @attrs.frozen
 class Source:
-    """One file (or dataset split) of rows."""
+    """One file, or split of a dataset, with rows."""
 
     name: str
-    """For messages: `train.jsonl`; two files of one name are told apart by their folders."""
+    """Name for messages: `train.jsonl`; two files of one name are distinguished by their directories."""
 
     path: str
     """Absolute path, URL, or `org/name:split`."""
@@ -59,11 +59,10 @@ class Source:
     reader: Reader
 
     group: int = 0
-    """Which entry of `data_path` it belongs to, from 0: a glob or a directory is one entry of several files. Weights are of
-    groups."""
+    """Entry of `data_path` that it belongs to, from 0: a glob or a directory is one entry of several files."""
 
     weight: float | None = None
-    """The weight that was given to its group; None where none was."""
+    """Weight given to its group; None where none was."""
 
     @property
     def indexed(self) -> bool:
@@ -71,11 +70,11 @@ class Source:
         return self.reader.indexed
 
     def place(self, row: int) -> str:
-        """Where a row stands, for a message."""
+        """Name the place of a row, for a message."""
         return place_of(self.name, row, indexed=self.indexed)
 
     def chunks(self, size: int = CHUNK_BYTES) -> Iterator[Chunk]:
-        """All rows in order, in chunks of about `size` bytes.
+        """Yield all rows in order, in chunks of about `size` bytes.
 
         Raises:
             DataError: the file cannot be read, or holds no rows.
@@ -88,7 +87,7 @@ class Source:
             raise DataError(f"{self.path} holds no rows")
 
     def records(self, refused: Refused | None = None) -> Iterator[Record]:
-        """Every row; one that cannot be read is told to `refused`, or raised.
+        """Yield every row; one that cannot be read is passed to `refused`, or raised.
 
         Raises:
             DataError: the file, or a row of it by its place.
@@ -97,19 +96,19 @@ class Source:
             yield from chunk.records(refused)
 
     def count(self) -> int | None:
-        """The number of the last row, for a progress bar; None where only reading everything would tell."""
+        """Return the number of the last row, for progress; None if that needs a slow pass."""
         return self.reader.count()
 
     def digest(self) -> str:
-        """SHA-256 in hex of what it holds."""
+        """Hash the content: SHA-256 in hex."""
         return self.reader.digest()
 
 
 def resolve(data_path: DataPath) -> list[Source]:
-    """The sources that `data_path` names, in its order; those of a directory or a glob sorted by path.
+    """Find the sources that `data_path` names, in its order; a directory's or glob's by path.
 
     Raises:
-        DataError: nothing there, something that no reader knows, a file that is named twice, a weight that is none.
+        DataError: nothing there, a file that no reader knows, one that is named twice, a weight that is not one.
     """
     entries = _entries(data_path)
     found: list[tuple[int, float | None, DataFile | DatasetSplit]] = []
@@ -118,11 +117,11 @@ def resolve(data_path: DataPath) -> list[Source]:
         found += [(group, weight, each) for each in (named if isinstance(named, list) else [named])]
     files = [each.path for _, _, each in found if isinstance(each, DataFile)]
     splits = [entries[group][0] for group, _, each in found if isinstance(each, DatasetSplit)]
-    # A link to a file is that file: `**` goes round and round through a link to a folder above.
+    # A link to a file is that file: with `**`, a link to a directory above leads to every file again.
     real = [path if "://" in path else os.path.realpath(path) for path in files]
     twice = [path for path, count in Counter(real + splits).items() if count > 1]
     if twice:
-        raise DataError(f"{twice[0]} is named more than once in data_path; to see its rows more often, give it a weight")
+        raise DataError(f"{twice[0]} is named more than once in the data; to see its rows more often, give it a weight")
     names = iter(_names(files))
     return [
         Source(each.name, entries[group][0], each, group, weight)
@@ -133,7 +132,7 @@ def resolve(data_path: DataPath) -> list[Source]:
 
 
 def _entries(data_path: DataPath) -> list[tuple[str, float | None]]:
-    """(entry, weight) of each."""
+    """List (entry, weight) of each entry."""
     weights: list[float | None]
     if isinstance(data_path, Mapping):
         given: list[object] = list(data_path)
@@ -142,22 +141,20 @@ def _entries(data_path: DataPath) -> list[tuple[str, float | None]]:
         given = list(data_path) if isinstance(data_path, (list, tuple)) else [data_path]
         weights = [None] * len(given)
     if not given:
-        raise DataError("data_path names nothing; give a file, a list of files, or a mapping of files to weights")
+        raise DataError("`data_path` names nothing; give a file, a list of files, or a mapping of files to weights")
     return [(_entry(entry), weight) for entry, weight in zip(given, weights, strict=True)]
 
 
 def _entry(entry: object) -> str:
     path = os.fspath(entry) if isinstance(entry, os.PathLike) else entry
     if not isinstance(path, str) or not path:
-        raise DataError(f"data_path holds {describe(entry)}; it must be a path, a glob, a URL or 'org/name:split'")
+        raise DataError(f"`data_path` holds {describe(entry)}; it must be a path, a glob, a URL or 'org/name:split'")
     return path
 
 
 def _weight(entry: object, weight: object) -> float:
     if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not math.isfinite(weight) or weight <= 0:
-        raise DataError(
-            f"data_path gives {entry} the weight {describe(weight)}; it must be a number above 0, or the entry taken out"
-        )
+        raise DataError(f"the weight of {entry} is {describe(weight)}; it must be a number above 0, or the entry taken out")
     return float(weight)
 
 
@@ -178,7 +175,7 @@ def _reader(name: str, file: DataFile) -> Reader:
 
 
 def _names(paths: Sequence[str]) -> list[str]:
-    """What to call each file: its own name, with as many of its folders as it takes to tell them apart."""
+    """Name each file: its own name, with as many directories as distinguish it from others."""
     parts = [PurePosixPath((path.split("?")[0] if "://" in path else path).replace(os.sep, "/")).parts for path in paths]
     depths = [1] * len(paths)
     while True:

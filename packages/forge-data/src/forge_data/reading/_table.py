@@ -1,16 +1,18 @@
-"""Arrow record batches to rows, as whoever reads them wants them; `_read_parquet`, `_read_arrow` and `_read_dataset` give them.
+"""Arrow record batches → rows, for Parquet, Arrow and saved datasets.
 
-A table has one schema for all its rows, so a field that a row does not have is null in it. Nulls within objects are taken out
-again, at any depth; what was null before it went into the table is lost there, as in every Arrow file.
+A table has one schema for all its rows, so a field that a row lacks is null in it. Nulls within objects are removed again, at
+any depth; what was null before it went into the table is lost, as in every Arrow file.
 """
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from forge_data._errors import DataError
+from forge_data.reading._file import DataFile
 from forge_data.reading._record import Record, Refused, record
 
 if TYPE_CHECKING:
@@ -19,16 +21,57 @@ if TYPE_CHECKING:
 _MOST_ROWS = 4096
 
 
+@attrs.frozen
+class TableFile:
+    """Rows of a table in a file, from 1; a subclass reads its record batches."""
+
+    name: str
+    file: DataFile
+    indexed = False
+
+    def chunks(self, size: int) -> "Iterator[TableRows]":
+        """Yield record batches of about `size` bytes.
+
+        Raises:
+            DataError: the file is of another type, breaks off, or has two columns of one name.
+        """
+        import pyarrow as pa
+
+        row = 0
+        with self._open() as opened:
+            try:
+                for chunk in table_chunks(self.name, self._batches(opened, size), size):
+                    yield chunk
+                    row = chunk.last_row
+            except (pa.ArrowException, EOFError, OSError) as error:
+                raise DataError(f"{self.name}: unreadable after row {row}: {first_line(error)}") from error
+
+    def count(self) -> int | None:
+        """Return None: unknown before the file is read."""
+        return None
+
+    def digest(self) -> str:
+        """Hash the file: SHA-256 in hex."""
+        return self.file.digest()
+
+    def _open(self) -> AbstractContextManager[Any]:
+        raise NotImplementedError
+
+    def _batches(self, opened: Any, size: int) -> "Iterator[pa.RecordBatch]":
+        """Read the record batches of the file that `_open` opened."""
+        raise NotImplementedError
+
+
 @attrs.frozen(eq=False)
 class TableRows:
-    """Some rows of a table. They are sent as Arrow, and become Python objects where they are used."""
+    """Some rows of a table, sent as Arrow and made Python objects where they are used."""
 
     name: str
     first_row: int
     batch: "pa.RecordBatch"
 
     def __reduce__(self) -> "tuple[Callable[..., TableRows], tuple[str, int, bytes]]":
-        # As a stream, which holds these rows alone; pickled by itself, a slice takes along all that it was cut from.
+        # As a stream of these rows alone; a pickled slice would contain everything that it was cut from.
         import pyarrow as pa
 
         sink = pa.BufferOutputStream()
@@ -38,19 +81,19 @@ class TableRows:
 
     @property
     def size(self) -> int:
-        """Bytes of it."""
+        """Bytes of the rows."""
         return int(self.batch.nbytes)
 
     @property
     def last_row(self) -> int:
-        """The number of its last row."""
+        """Number of its last row."""
         return self.first_row + self.batch.num_rows - 1
 
     def records(self, refused: Refused | None = None) -> Iterator[Record]:
-        """The rows; one that cannot be read is told to `refused`, or raised.
+        """Yield the rows; one that cannot be read is passed to `refused`, or raised.
 
         Raises:
-            DataError: a value that is no text, or a date beyond what Python has, by place and field.
+            DataError: a value that is not text, or a date beyond Python's, by place and field.
         """
         size = max(1, self.size // max(1, self.batch.num_rows))
         json_columns = [
@@ -75,7 +118,7 @@ class TableRows:
         try:
             yield from self.batch.to_pylist()
         except (ValueError, OverflowError):
-            # Text that is not UTF-8, a date beyond what Python has: value by value, to name it.
+            # Text that is not UTF-8, or a date beyond Python's: value by value, to name it.
             for index in range(self.batch.num_rows):
                 yield self._row(index)
 
@@ -97,7 +140,7 @@ def _received(name: str, first_row: int, stream: bytes) -> TableRows:
 
 
 def table_chunks(name: str, batches: "Iterator[pa.RecordBatch]", size: int) -> Iterator[TableRows]:
-    """Record batches in pieces of about `size` bytes, with the rows' numbers from 1.
+    """Cut record batches into pieces of about `size` bytes, with the rows' numbers from 1.
 
     Raises:
         DataError: two columns of one name.
@@ -117,12 +160,12 @@ def table_chunks(name: str, batches: "Iterator[pa.RecordBatch]", size: int) -> I
 
 
 def rows_for(size: int, total: int, rows: int) -> int:
-    """How many rows of `rows`, of `total` bytes together, take about `size` bytes."""
+    """Compute how many of `rows`, of `total` bytes together, take about `size` bytes."""
     return max(1, min(_MOST_ROWS, size * rows // max(1, total)))
 
 
 def without_nulls(value: Any) -> Any:
-    """A value whose objects have no null fields, at any depth; nulls in lists stay."""
+    """Remove null fields from objects, at any depth; nulls in lists stay."""
     if isinstance(value, dict):
         return {name: without_nulls(item) for name, item in value.items() if item is not None}
     if isinstance(value, list) and value and isinstance(value[0], (dict, list, type(None))):
@@ -131,12 +174,15 @@ def without_nulls(value: Any) -> Any:
 
 
 def first_line(error: BaseException) -> str:
-    """What went wrong, without the C++ that it happened in."""
+    """Return the first line of an error, without C++ internals."""
     return str(error).split("\n", 1)[0][:200]
 
 
 def _has_json(kind: "pa.DataType") -> bool:
-    """Whether a column holds JSON, which `datasets` keeps as text within Arrow so that every row has the fields it had."""
+    """Tell whether a column holds JSON.
+
+    `datasets` keeps it as text within Arrow, so that every row has the fields it had.
+    """
     import pyarrow as pa
 
     if isinstance(kind, pa.JsonType):
@@ -145,7 +191,7 @@ def _has_json(kind: "pa.DataType") -> bool:
 
 
 def _plain(value: Any, kind: "pa.DataType") -> Any:
-    """A value of a type that holds JSON somewhere: that read, everything else without nulls."""
+    """Decode the JSON in a value; remove nulls from everything else."""
     import pyarrow as pa
 
     if value is None or not _has_json(kind):

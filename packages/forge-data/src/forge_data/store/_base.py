@@ -1,4 +1,4 @@
-"""What every store on disk has, whatever its rows became: a place, rows that are known by index, views of some of them, its books."""
+"""Base class of TokenStore and PromptStore: location, indexing, views, split, accounting."""
 
 import hashlib
 import operator
@@ -12,10 +12,11 @@ import numpy as np
 
 from forge_data._accounting import Accounting
 from forge_data._errors import DataError, StoreError
-from forge_data._paths import at_home
+from forge_data._paths import expand_user
 from forge_data.reading._record import place_of
 from forge_data.store._dropped import dropped_rows
-from forge_data.store._files import Files, undisturbed, verify
+from forge_data.store._duplicates import as_digests, digest, grouped
+from forge_data.store._files import Files, stable, verify
 from forge_data.store._manifest import PROMPTS, TOKENIZER, Manifest, read_manifest
 from forge_data.store._split import split_indices
 
@@ -24,94 +25,100 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-class Stored:
-    """N things of some tokens each, in the files of one directory; a view has the same files and other indices."""
+class Store:
+    """N samples or prompts in the files of a directory; views share files, not indices."""
 
     _of_prompts: ClassVar[bool]
+    _plural: ClassVar[str]
+    """Name of what it holds, for messages."""
 
     def __init__(self, path: Path, manifest: Manifest, indices: "NDArray[np.int64] | None" = None) -> None:
         self.path = path
-        """The directory."""
+        """Directory of the store."""
         self._manifest = manifest
         self._indices = indices
         self._files = Files(path, manifest)
         self._arrays = self._files.arrays
         self._ids = self._arrays["input_ids.bin"]
-        # A memoryview gives Python's integers several times quicker than an array does.
+        # A memoryview returns Python integers several times as fast as an array.
         self._bounds = self._arrays["offsets.bin"].data
-        self._bases = None if indices is None else indices.data
+        self._view = None if indices is None else indices.data
         self._count = manifest.samples if indices is None else len(indices)
 
     @classmethod
     def open(cls, directory: str | os.PathLike[str]) -> Self:
-        """The store in a directory. Sizes and format are checked; `verify()` checks every byte.
+        """Open the store in a directory. Sizes and format are checked; `verify()` checks every byte.
 
         Raises:
-            StoreError: no store, a torn one, or one of another format or of something else.
+            StoreError: no store, a torn one, or one of another format or kind.
         """
-        path = at_home(directory, StoreError)
-        return undisturbed(path, lambda: cls(path, cls._own(path, read_manifest(path))))
+        path = expand_user(directory, StoreError)
+        return stable(path, lambda: cls(path, cls._checked_kind(path, read_manifest(path))))
 
     @classmethod
-    def _own(cls, path: Path, manifest: Manifest) -> Manifest:
+    def _checked_kind(cls, path: Path, manifest: Manifest) -> Manifest:
         if (manifest.kind == PROMPTS) != cls._of_prompts:
             holds, opens = ("samples", "TokenStore") if cls._of_prompts else ("prompts", "PromptStore")
-            raise StoreError(
-                f"{path} is a store of {holds}, and not what a {cls.__name__} reads; forge_data.{opens}.open(...) opens it"
-            )
+            raise StoreError(f"{path} is a store of {holds}; open it as a {opens}")
         return manifest
 
     def __len__(self) -> int:
         return self._count
 
-    def __reduce__(self) -> tuple[Callable[..., "Stored"], tuple[Any, ...]]:
-        # Another process maps the files itself; a pickled map would carry all the tokens along.
+    def __reduce__(self) -> tuple[Callable[..., "Store"], tuple[Any, ...]]:
+        # Another process maps the files itself; a pickled map would contain all tokens.
         return _reopen, (type(self), self.path, self._manifest.fingerprint, self._indices)
 
     @property
     def kind(self) -> str:
-        """`supervised`, `preference` (two samples a row, see `pairs`), `unpaired_preference` (see `desirable`) or `prompts`."""
+        """Kind of the samples: `supervised`, `preference`, `unpaired_preference` or `prompts`.
+
+        A preference is two samples a row, see `pairs`; `desirable` tells which unpaired answers are wanted.
+        """
         return self._manifest.kind
 
     @cached_property
     def lengths(self) -> "NDArray[np.int64]":
-        """int64[N], tokens of each."""
+        """int64[N], tokens of each sample."""
         return self._pick(np.diff(self._arrays["offsets.bin"]))
 
     @cached_property
     def sources(self) -> "NDArray[np.int64]":
-        """int64[N], which entry of `data_path` each came from, from 0."""
+        """int64[N], entry of `data_path` that each came from, from 0."""
         files = self._manifest.sources
         groups = np.array([file.group for file in files], dtype=np.int64)
         return self._pick(np.repeat(groups, [file.samples for file in files]))
 
     @property
     def weights(self) -> list[float] | None:
-        """The weight that was given to each entry of `data_path`; None where none was."""
+        """Weight given to each entry of `data_path`; None where none was."""
         weights = {file.group: file.weight for file in self._manifest.sources}
         known = [weight for _, weight in sorted(weights.items()) if weight is not None]
         return known or None
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of the arrays that are trained on, in hex; a view's is of the store's and of its indices."""
+        """SHA-256 in hex of the arrays that are trained on; for a view, with its indices."""
         if self._indices is None:
             return self._manifest.fingerprint
         return hashlib.sha256(self._manifest.fingerprint.encode() + self._indices.astype("<i8").tobytes()).hexdigest()
 
     @property
     def inputs(self) -> str | None:
-        """SHA-256 of all that the store was made from, in hex: equal means that preparing again would make the same."""
+        """SHA-256 in hex of everything that the store was made from.
+
+        If it is equal, preparing again would make the same store.
+        """
         return self._manifest.inputs
 
     @property
     def sha256(self) -> dict[str, str]:
-        """SHA-256 of every file of the store but store.json, in hex, by name."""
+        """SHA-256 in hex of every file of the store but store.json, by name."""
         return dict(self._manifest.sha256)
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What it was prepared with: the tokenizer, and the arguments that decide what is in it."""
+        """Settings it was prepared with: the tokenizer, and the arguments that decide what is in it."""
         return dict(self._manifest.settings)
 
     @property
@@ -120,11 +127,11 @@ class Stored:
         return self._manifest.accounting
 
     def dropped(self) -> Iterator[dict[str, Any]]:
-        """The rows that were left out, in order: file, row, reason, tokens, and place, as messages name it."""
+        """List the rows that were left out, in order: file, row, reason, tokens and place."""
         yield from dropped_rows(self.path, self._manifest.sources)
 
     def tokenizer(self) -> "PreTrainedTokenizerBase":
-        """The tokenizer that the store was made with, from the store.
+        """Load the tokenizer that the store was made with, from the store.
 
         Raises:
             StoreError: it was made without one.
@@ -132,23 +139,21 @@ class Stored:
         from forge_data.tokenizing._tokenizer import load_tokenizer
 
         if not (self.path / TOKENIZER).is_dir():
-            raise StoreError(
-                f"{self.path} was made from token ids without a tokenizer; from_jsonl(..., tokenizer=...) keeps one"
-            )
+            raise StoreError(f"{self.path} was made from token ids without a tokenizer; give one when it is made, to keep it")
         return load_tokenizer(self.path / TOKENIZER)
 
     def source(self, index: int) -> str:
-        """Where a row came from, such as `train.jsonl:417`."""
-        at = self._base(index)
+        """Return the place of the row that a sample came from, such as `train.jsonl:417`."""
+        at = self._stored_index(index)
         file = self._manifest.sources[int(np.searchsorted(self._ends, at, side="right"))]
         return place_of(file.name, int(self._arrays["rows.bin"][at]), indexed=file.indexed)
 
     def select(self, indices: "ArrayLike") -> Self:
-        """A view of some, in the order given.
+        """Make a view of some samples, in the order given.
 
         Raises:
             IndexError: an index outside 0 to N - 1.
-            TypeError: indices that are no one-dimensional whole numbers.
+            TypeError: indices that are not one-dimensional whole numbers.
         """
         wanted = np.asarray(indices)
         if wanted.ndim != 1 or (wanted.size and wanted.dtype.kind not in "iu"):
@@ -158,38 +163,64 @@ class Stored:
             raise IndexError(f"indices run from {wanted.min()} to {wanted.max()}, the store has 0 to {len(self) - 1}")
         return type(self)(self.path, self._manifest, wanted if self._indices is None else self._indices[wanted])
 
+    def units(self) -> tuple["NDArray[np.int64]", "NDArray[Any]"]:
+        """List what a split keeps together: (samples int64[U, k], digests of their ids).
+
+        A unit is one sample (k = 1), or chosen and rejected of one preference (k = 2). Digests are equal where the ids are.
+        """
+        samples = self._unit_samples()
+        ids, bounds, views = self._ids, self._bounds, self._view
+        packed = bytearray()
+        for unit in samples.tolist():
+            at = unit if views is None else [views[index] for index in unit]
+            packed += digest([ids[bounds[index] : bounds[index + 1]] for index in at])
+        return samples, as_digests(packed)
+
+    def split(self, fraction: float, seed: int | None = None) -> tuple[Self, Self]:
+        """Divide into (train, held out), of which about `fraction` is held out.
+
+        The same samples are held out for the same seed on every machine. Both sides of a preference, everything that came from
+        one row, and samples of the same tokens stay together, so that nothing is evaluated on that was trained on. Without a
+        seed, the one that the store was prepared with is used.
+
+        Raises:
+            DataError: the fraction leaves one of the two empty.
+        """
+        samples, digests = self.units()
+        groups = grouped(digests, self._rows()[samples[:, 0]])
+        parts = split_indices(groups, fraction, int(self.settings.get("seed", 0)) if seed is None else seed)
+        if not all(map(len, parts)):
+            raise DataError(
+                f"a held-out share of {fraction} of {len(groups)} {self._plural} leaves {len(parts[0])} to train on and "
+                f"{len(parts[1])} held out; change `validation_split`, or give a file of held-out rows as `eval_data_path`"
+            )
+        train, held_out = parts
+        return self.select(samples[train].reshape(-1)), self.select(samples[held_out].reshape(-1))
+
     def verify(self) -> None:
-        """Read every byte and hold it against the SHA-256 that was taken while writing.
+        """Read every byte and compare it with the SHA-256 that was taken while writing.
 
         Raises:
             StoreError: naming the first file that differs.
         """
         verify(self.path, self._manifest)
 
-    def _parted(
-        self, groups: "NDArray[np.int64]", fraction: float, seed: int | None, what: str
-    ) -> tuple["NDArray[np.int64]", "NDArray[np.int64]"]:
-        """(kept, held out) of units of which those of one group must not be parted."""
-        parts = split_indices(groups, fraction, int(self.settings.get("seed", 0)) if seed is None else seed)
-        if not all(map(len, parts)):
-            raise DataError(
-                f"a held-out share of {fraction} of {len(groups)} {what} leaves {len(parts[0])} to train on and {len(parts[1])} "
-                "held out; change validation_split, or give a file of held-out rows as eval_data_path"
-            )
-        return parts
+    def _unit_samples(self) -> "NDArray[np.int64]":
+        """Return int64[U, k], the samples of each unit."""
+        return np.arange(len(self), dtype=np.int64)[:, None]
 
     @cached_property
     def _ends(self) -> "NDArray[np.int64]":
         return np.cumsum([file.samples for file in self._manifest.sources])
 
     def _rows(self) -> "NDArray[np.int64]":
-        """int64[N], a number for the row that each came from."""
+        """Return int64[N], a number for the row that each sample came from."""
         at = np.arange(len(self)) if self._indices is None else self._indices
         # A row is known by its file and its number there.
         files = np.searchsorted(self._ends, at, side="right").astype(np.int64)
         return np.unique(np.stack((files, self._arrays["rows.bin"][at])), axis=1, return_inverse=True)[1].reshape(-1)
 
-    def _base(self, index: int) -> int:
+    def _stored_index(self, index: int) -> int:
         at = operator.index(index)
         if not -len(self) <= at < len(self):
             raise IndexError(f"{'prompt' if self._of_prompts else 'sample'} {at} of a store of {len(self)}")
@@ -200,8 +231,8 @@ class Stored:
         return (values if self._indices is None else values[self._indices]).astype(np.int64)
 
 
-def _reopen(kind: type[Stored], path: Path, fingerprint: str, indices: "NDArray[np.int64] | None") -> Stored:
+def _reopen(kind: type[Store], path: Path, fingerprint: str, indices: "NDArray[np.int64] | None") -> Store:
     store = kind.open(path)
     if store.fingerprint != fingerprint:
-        raise StoreError(f"{path} was prepared anew since this store was sent here; open it again")
+        raise StoreError(f"{path} was prepared anew since this store was pickled; open it again")
     return store if indices is None else store.select(indices)

@@ -1,26 +1,46 @@
-"""The rows that were left out, as lines of `dropped.jsonl` and back."""
+"""Rows that were left out → lines of `dropped.jsonl`, and back."""
 
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from forge_data.preparing._batch import Dropped
+from forge_data._errors import StoreError
 from forge_data.reading._record import place_of
 from forge_data.store._manifest import DROPPED, SourceFile
 
 
+class Dropped(NamedTuple):
+    """A row that was left out, as `dropped.jsonl` holds it."""
+
+    row: int
+    reason: str
+    tokens: int
+
+
 def dropped_lines(file: str, rows: Sequence[Dropped], *, indexed: bool) -> bytes:
-    """The lines of some rows of one file; `indexed` as `place_of` has it."""
-    told = ({"file": file, **row._asdict(), "place": place_of(file, row.row, indexed=indexed)} for row in rows)
-    return "".join(json.dumps(each, ensure_ascii=False) + "\n" for each in told).encode("utf-8", "surrogatepass")
+    """Write rows of one file as lines of JSON; `indexed` as for `place_of`."""
+    fields = ({"file": file, **row._asdict(), "place": place_of(file, row.row, indexed=indexed)} for row in rows)
+    return "".join(json.dumps(each, ensure_ascii=False) + "\n" for each in fields).encode("utf-8", "surrogatepass")
 
 
 def dropped_rows(directory: Path, sources: Sequence[SourceFile]) -> Iterator[dict[str, Any]]:
-    """The rows of a store's file, in order."""
-    from forge_data.store._jsonl import lines_of
+    """Read the rows of a store's `dropped.jsonl`, in order.
 
+    Raises:
+        StoreError: it cannot be read, or a line is not JSON.
+    """
     indexed = {source.name for source in sources if source.indexed}
-    for row in lines_of(directory / DROPPED):
-        # Before 0.2.1 the place was left to be worked out.
-        yield row if "place" in row else row | {"place": place_of(row["file"], row["row"], indexed=row["file"] in indexed)}
+    path = directory / DROPPED
+    try:
+        with path.open(encoding="utf-8", errors="surrogatepass") as lines:
+            for line in lines:
+                row = json.loads(line)
+                # Stores written before 0.2.1 do not hold the place.
+                yield (
+                    row
+                    if "place" in row
+                    else row | {"place": place_of(row["file"], row["row"], indexed=row["file"] in indexed)}
+                )
+    except (OSError, ValueError) as error:
+        raise StoreError(f"{path} cannot be read: {error}; prepare the store again") from error

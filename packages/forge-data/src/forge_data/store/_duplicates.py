@@ -1,27 +1,40 @@
-"""Samples that must not be parted by a split: of the same tokens, or pieces of one row."""
+"""Samples that a split must keep together: equal tokens, or pieces of one row."""
 
+import hashlib
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from forge_data.linting._sample_table import SampleTable
-
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from forge_data.store._token_store import TokenStore
+_DIGEST = np.dtype([("high", "<u8"), ("low", "<u8")])
 
 
-def twins_of(store: "TokenStore") -> "NDArray[np.int64]":
-    """int64[U]: for each unit of a store (a sample, or a preference) the first that it must not be parted from."""
-    table = SampleTable.of(store)
-    return twins(table.digests, store._rows()[table.firsts])
+def digest(examples: Iterable["NDArray[np.int32]"]) -> bytes:
+    """Hash the ids int32[S] of a unit's samples into 16 bytes; equal for equal ids only."""
+    hashed = hashlib.blake2b(digest_size=_DIGEST.itemsize)
+    for ids in examples:
+        # The length before the ids, so that two samples cannot run into one another.
+        hashed.update(len(ids).to_bytes(8, "little"))
+        hashed.update(np.ascontiguousarray(ids).data)
+    return hashed.digest()
 
 
-def twins(digests: "NDArray[Any]", rows: "NDArray[np.int64]") -> "NDArray[np.int64]":
-    """int64[U]: for each unit the first one that has the same tokens or comes from the same row, be it over others.
+def as_digests(packed: bytearray) -> "NDArray[Any]":
+    """Read (uint64, uint64)[U] from what `digest` returned, one after the other."""
+    return np.frombuffer(packed, dtype=_DIGEST)
 
-    digests: a hash of each unit's ids. rows: int64[U], a number for the row that it came from.
+
+def grouped(digests: "NDArray[Any]", rows: "NDArray[np.int64]") -> "NDArray[np.int64]":
+    """Name, for each unit, the first unit of its group: int64[U].
+
+    Units of the same tokens or of one row are in one group, directly or over other units.
+
+    Args:
+        digests: a hash of each unit's ids.
+        rows: int64[U], a number for the row that each unit came from.
     """
     groups = np.arange(len(rows), dtype=np.int64)
     links = [np.unique(keys, return_inverse=True)[1] for keys in (digests, rows)]

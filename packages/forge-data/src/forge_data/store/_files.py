@@ -1,4 +1,4 @@
-"""A store's files to arrays in memory maps: all of one store, also while another process puts a new one in its place."""
+"""Files of a store → memory-mapped arrays, all of one store even while it is being replaced."""
 
 import hashlib
 import mmap
@@ -20,21 +20,21 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_PATIENCE_SECONDS = 5.0
+_TIMEOUT_SECONDS = 5.0
 _PAUSE_SECONDS = 0.01
 
 
-def undisturbed(path: Path, look: Callable[[], T]) -> T:
-    """What `look` finds in one and the same directory: if it was replaced meanwhile, it looks again.
+def stable(path: Path, read: Callable[[], T]) -> T:
+    """Return what `read` finds in one directory; read again if it was replaced meanwhile.
 
     Raises:
-        StoreError, OSError: what `look` raised while nobody was replacing anything.
+        StoreError, OSError: what `read` raised while nothing was replaced.
     """
-    until = time.monotonic() + _PATIENCE_SECONDS
+    until = time.monotonic() + _TIMEOUT_SECONDS
     while True:
         before = _identity(path)
         try:
-            found = look()
+            found = read()
             if _identity(path) == before:
                 return found
         except (StoreError, OSError):
@@ -45,7 +45,7 @@ def undisturbed(path: Path, look: Callable[[], T]) -> T:
 
 
 class Files:
-    """Every array of a store, read-only, mapped into memory."""
+    """Every array of a store, read-only and memory-mapped."""
 
     def __init__(self, path: Path, manifest: Manifest) -> None:
         self.arrays: Arrays = {}
@@ -65,9 +65,9 @@ class Files:
                 raise StoreError(f"{path / name} is damaged: it does not rise from 0 to {total}; prepare the store again")
 
     def release(self) -> None:
-        """Give back the memory of what was read; whoever reads it again gets it again.
+        """Give back the memory of what was read; reading it again maps it again.
 
-        The kernel would take it when it needs it, but until then a pass over a store looks as if it held all of it.
+        The kernel would take it when it needs it, but until then a pass over a store seems to hold all of it.
         """
         if hasattr(mmap, "MADV_DONTNEED"):
             for each in self._maps:
@@ -75,14 +75,14 @@ class Files:
 
     def _mapped(self, path: Path, dtype: "np.dtype[Any]") -> "NDArray[Any]":
         with path.open("rb") as file:
-            if not os.fstat(file.fileno()).st_size:  # nothing can be mapped of a file without a byte
+            if not os.fstat(file.fileno()).st_size:  # an empty file cannot be mapped
                 return np.zeros(0, dtype)
             self._maps.append(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
         return np.frombuffer(self._maps[-1], dtype)
 
 
 def verify(path: Path, manifest: Manifest) -> None:
-    """Hold every byte of a store against the SHA-256 that was taken while writing.
+    """Compare every byte of a store with the SHA-256 that was taken while writing.
 
     Raises:
         StoreError: naming the first file that differs.
@@ -98,12 +98,12 @@ def _identity(path: Path) -> tuple[int, int, int] | None:
         found = path.stat()
     except OSError:
         return None
-    # The number of a directory that was removed is soon given to another.
+    # The inode of a directory that was removed is soon given to another.
     return found.st_dev, found.st_ino, found.st_mtime_ns
 
 
 def _being_replaced(path: Path) -> bool:
-    """Whether another process is between the two renames of `_replace` just now."""
+    """Tell whether another process is between the two renames of `_publish` now."""
     try:
         return any(
             each.name.startswith(f".{path.name}.") and ".partial.replaced-" in each.name for each in path.parent.iterdir()

@@ -1,34 +1,34 @@
-"""A token store to JSONL and back, in mini-trainer's form: `{"input_ids": [...], "labels": [...], "len": n}` a line."""
+"""Token store → JSONL of token ids, as mini-trainer reads it.
+
+A line is `{"input_ids": [...], "labels": [...], "len": n}`.
+"""
 
 import json
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from forge_data._errors import StoreError
-from forge_data._paths import at_home
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
-    from forge_data.store._token_store import TokenStore
+from forge_data._example import TokenizedExample
+from forge_data._paths import expand_user
 
 
-def write_jsonl(store: "TokenStore", file: str | os.PathLike[str]) -> Path:
-    """Every sample of a store as a line; the file gets its name when it is whole.
+def write_jsonl(examples: Iterable[TokenizedExample], store: Path, file: str | os.PathLike[str]) -> Path:
+    """Write every example of the store in directory `store` as a line.
+
+    The file gets its name when it is complete.
 
     Raises:
         StoreError: the file cannot be written.
     """
-    path = at_home(file, StoreError)
-    if not path.name or store.path.resolve() in path.resolve().parents:
-        raise StoreError(f"{str(path)!r} cannot be written: it must be a file, and outside of the store {store.path}")
+    path = expand_user(file, StoreError)
+    if not path.name or store.resolve() in path.resolve().parents:
+        raise StoreError(f"{str(path)!r} cannot be written: it must be a file, and outside of the store {store}")
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
     try:
         with partial.open("x", encoding="ascii") as lines:
-            for example in store:
+            for example in examples:
                 ids = example.input_ids.tolist()
                 row = {"input_ids": ids, "labels": example.labels.tolist(), "len": len(ids)}
                 lines.write(json.dumps(row, separators=(",", ":")) + "\n")
@@ -40,37 +40,3 @@ def write_jsonl(store: "TokenStore", file: str | os.PathLike[str]) -> Path:
     finally:
         partial.unlink(missing_ok=True)
     return path
-
-
-def read_jsonl(
-    file: str | os.PathLike[str],
-    directory: str | os.PathLike[str],
-    tokenizer: "PreTrainedTokenizerBase | str | os.PathLike[str] | None",
-) -> "TokenStore":
-    """The rows of such a file as a store, checked as `prepare` checks rows that are tokens already."""
-    from forge_data._options import Options
-    from forge_data.preparing._job import Job
-    from forge_data.preparing._prepare import build
-    from forge_data.reading._sources import resolve
-    from forge_data.store._publish import require_room
-    from forge_data.tokenizing._tokenizer import as_tokenizer
-
-    where = at_home(directory, StoreError)
-    require_room(where)
-    sources = resolve(file)
-    loaded = as_tokenizer(tokenizer) if tokenizer is not None else None
-    return build(Job(tokenizer=loaded, options=Options(format="tokenised")), sources, where, num_proc=None)
-
-
-def lines_of(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects of a JSONL file of ours.
-
-    Raises:
-        StoreError: it cannot be read, or a line is no JSON.
-    """
-    try:
-        with path.open(encoding="utf-8", errors="surrogatepass") as lines:
-            for line in lines:
-                yield json.loads(line)
-    except (OSError, ValueError) as error:
-        raise StoreError(f"{path} cannot be read: {error}; prepare the store again") from error

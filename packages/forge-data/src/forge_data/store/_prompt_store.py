@@ -1,4 +1,4 @@
-"""Prepared prompts on disk: their tokens, what they said, and what else their rows hold."""
+"""Prepared prompts on disk: their tokens, their text, and the other fields of their rows."""
 
 import json
 from collections.abc import Iterator
@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import numpy as np
 
-from forge_data.linting._sample_table import as_digests, digest
-from forge_data.store._base import Stored
+from forge_data.store._base import Store
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -19,7 +18,7 @@ class Prompt:
     """What a model is asked; `len(prompt)` is S."""
 
     input_ids: "NDArray[np.int32]"
-    """int32[S], the tokens that the model goes on from: for messages, the generation prompt of the chat template included."""
+    """int32[S], tokens that the model continues from: for messages with the chat template's generation prompt."""
 
     prompt: str | list[dict[str, Any]]
     """The same as the row has it: text, or messages as the chat template gets them."""
@@ -31,16 +30,17 @@ class Prompt:
         return len(self.input_ids)
 
 
-class PromptStore(Stored):
+class PromptStore(Store):
     """N prompts on disk; `store[i]` is a `Prompt`, `len(store)` is N.
 
     Open one with `PromptStore.open(directory)`; `forge_data.prepare_prompts` makes one. `select` and `split` give views.
     """
 
     _of_prompts = True
+    _plural = "prompts"
 
     def __getitem__(self, index: int) -> Prompt:
-        at = self._base(index)
+        at = self._stored_index(index)
         bounds, ends = self._bounds, self._arrays["record_offsets.bin"]
         record = json.loads(self._arrays["records.bin"][ends[at] : ends[at + 1]].tobytes())
         return Prompt(self._ids[bounds[at] : bounds[at + 1]], record["prompt"], record["columns"])
@@ -50,21 +50,3 @@ class PromptStore(Stored):
 
     def __repr__(self) -> str:
         return f"PromptStore({str(self.path)!r}, prompts={len(self)}, tokens={int(self.lengths.sum())})"
-
-    def split(self, fraction: float, seed: int | None = None) -> tuple["PromptStore", "PromptStore"]:
-        """(train, held out): a share of the prompts held out, the same ones for the same seed on every machine.
-
-        Prompts of the same tokens stay on one side, whatever else their rows hold, and so do those that came of one row.
-        Without a seed, the one that the store was prepared with draws.
-
-        Raises:
-            DataError: the share leaves one of the two without a prompt.
-        """
-        from forge_data.store._duplicates import twins
-
-        packed = bytearray()
-        for index in range(len(self)):
-            at = self._base(index)
-            packed += digest((self._ids[self._bounds[at] : self._bounds[at + 1]],))
-        train, held_out = self._parted(twins(as_digests(packed), self._rows()), fraction, seed, "prompts")
-        return self.select(train), self.select(held_out)

@@ -1,4 +1,4 @@
-"""A finished directory to its name: a new one, or in the place of the token store that was there, whole at every moment."""
+"""Finished directory → its final name, new or in place of a store, complete at every moment."""
 
 import contextlib
 import os
@@ -6,18 +6,18 @@ import shutil
 from pathlib import Path
 
 from forge_data._errors import StoreError
-from forge_data.store._files import undisturbed
+from forge_data.store._files import stable
 from forge_data.store._manifest import READABLE, own_files, read_manifest
 
-# Each is lost to another process that took the name between two calls.
+# Attempts; each fails if another process takes the name between two calls.
 _TRIES = 1000
 
 
 def require_room(directory: Path) -> None:
-    """Make sure that a store may be written at a place: nothing is there, an empty directory, or a store of ours.
+    """Make sure that a store may be written: nothing is there, an empty directory, or a store.
 
     Raises:
-        StoreError: something else is there, a store that is torn, or one with files that are not its own; or there is no such place.
+        StoreError: something else is there, a store that is torn, or one with other files beside it; or there is no such place.
     """
     if directory.name in ("", ".."):
         raise StoreError(f"{directory} names no directory that can be made; give a new directory for the token store")
@@ -25,11 +25,11 @@ def require_room(directory: Path) -> None:
         str(directory).encode()
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             directory.lstat()
-        undisturbed(directory, lambda: _require_room(directory))
+        stable(directory, lambda: _require_room(directory))
     except StoreError:
         raise
     except (OSError, ValueError) as error:
-        # Too long a name, a null byte, one that is no UTF-8, a folder that may not be looked into.
+        # A name too long, with a null byte or not UTF-8; a directory without permission.
         raise StoreError(f"{str(directory)!r} can hold no token store: {error}; give another directory") from error
 
 
@@ -41,54 +41,55 @@ def _require_room(directory: Path) -> None:
     there = {path.relative_to(directory).as_posix() for path in directory.rglob("*") if not path.is_dir()}
     if not there:
         return
-    ours = own_files(directory)
-    if ours is None:
+    own = own_files(directory)
+    if own is None:
         raise StoreError(
             f"{directory} exists already and is not a token store; give a new directory for the token store, or remove this one"
         )
-    version, known = ours
+    version, known = own
     if version in READABLE:
         read_manifest(directory)
-    if strangers := sorted(there - known):
+    if others := sorted(there - known):
         raise StoreError(
-            f"{directory} holds {strangers[0]!r} beside the token store, which would be lost; "
+            f"{directory} holds {others[0]!r} beside the token store, which would be lost; "
             "move it away, or give another directory for the token store"
         )
 
 
 def put_in_place(new: Path, directory: Path) -> None:
-    """Give `new` the name `directory`. A token store that has the name already makes room.
+    """Rename `new` to `directory`; a token store that has the name makes room.
 
-    It is moved aside first and removed last, so that its name leads to a whole store but for the moment between two renames,
-    over which readers wait.
+    It is moved old first and removed last, so that its name leads to a complete store except between two renames, over which
+    readers wait.
     """
-    aside: list[Path] = []
+    old: list[Path] = []
     try:
         for tries_left in reversed(range(_TRIES)):
             try:
-                new.rename(directory)  # onto an empty directory too; onto a full one it fails, and so it should
+                new.rename(directory)  # replaces an empty directory too; a full one makes it fail
                 break
             except OSError:
-                # Nothing there now is another process between its two renames; what stands there at a second look too is in the way.
+                # No store there now: another process is between its two renames. What is there at a second look too is in the
+                # way.
                 in_the_way = own_files(directory) is None and os.path.lexists(directory) and own_files(directory) is None
                 if in_the_way or not tries_left:
                     raise
-            aside.append(new.with_name(f"{new.name}.replaced-{len(aside)}"))
-            # Where another process moved it aside first, the name is free: try again.
+            old.append(new.with_name(f"{new.name}.replaced-{len(old)}"))
+            # Where another process moved it old first, the name is free: try again.
             with contextlib.suppress(FileNotFoundError):
-                directory.rename(aside[-1])
+                directory.rename(old[-1])
     except OSError:
-        if aside and not directory.exists():
+        if old and not directory.exists():
             with contextlib.suppress(OSError):
-                aside.pop().rename(directory)
+                old.pop().rename(directory)
         raise
     finally:
-        for each in aside:
+        for each in old:
             shutil.rmtree(each, ignore_errors=True)
 
 
 def sync_directory(directory: Path) -> None:
-    """Have the disk take the names in a directory; a rename that is not on disk is undone by a power cut."""
+    """Flush the names in a directory to disk; else a power cut could undo a rename."""
     if not hasattr(os, "O_DIRECTORY"):  # Windows cannot open a directory
         return
     handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)

@@ -1,4 +1,4 @@
-"""A number of samples and a share to the ones that are held out; indices of samples to the pairs among them."""
+"""Deterministic train/validation split, and pairing of preference samples."""
 
 from typing import TYPE_CHECKING
 
@@ -11,12 +11,16 @@ if TYPE_CHECKING:
 
 
 def split_indices(groups: "NDArray[np.int64]", fraction: float, seed: int) -> tuple["NDArray[np.int64]", "NDArray[np.int64]"]:
-    """(kept, held out), both int64 and rising; about `round(count * fraction)` are held out, and whole groups only.
+    """Choose samples to hold out: (kept, held out), both int64 and rising.
 
-    groups: int64[N], for each sample the first one that it must not be parted from; a sample that stands alone names itself.
+    About `round(count * fraction)` are held out, and whole groups only. Each group gets a hash of (seed, its first sample), and
+    the smallest hashes are held out. A library's shuffle may change from release to release; this does not, so a held-out set
+    stays unseen.
 
-    Each group gets a hash of (seed, its first sample) and the smallest hashes are held out. A library's shuffle may change
-    from release to release; this does not, so a held-out set stays unseen.
+    Args:
+        groups: int64[N], for each sample the first one of its group; a sample that is alone names itself.
+        fraction: share to hold out, between 0 and 1.
+        seed: seed of the hashes.
 
     Raises:
         DataError: a share that is not between 0 and 1.
@@ -24,16 +28,19 @@ def split_indices(groups: "NDArray[np.int64]", fraction: float, seed: int) -> tu
     if not 0 < fraction < 1:
         raise DataError(f"a held-out share must lie between 0 and 1, got {fraction!r}")
     count = len(groups)
-    order = np.lexsort((groups, _mixed(count, seed)[groups]))
+    order = np.lexsort((groups, _splitmix64(count, seed)[groups]))
     ordered = groups[order]
     borders = np.concatenate(([0], np.flatnonzero(ordered[1:] != ordered[:-1]) + 1, [count]))
-    # The border that is nearest to the share; of two, the one that holds out more.
+    # The border nearest to the share; of two, the one that holds out more.
     held_out = int(borders[np.lexsort((-borders, np.abs(borders - round(count * fraction))))[0]])
     return np.sort(order[held_out:]).astype(np.int64), np.sort(order[:held_out]).astype(np.int64)
 
 
 def pairs_of(indices: "NDArray[np.int64]") -> "NDArray[np.int64]":
-    """int64[P, 2], places of the two sides of each pair among indices of a store in which 2j and 2j + 1 are pair j.
+    """Find both sides of each pair among indices of a store in which 2j and 2j + 1 are pair j.
+
+    Returns:
+        int64[P, 2], places in `indices`.
 
     Raises:
         StoreError: one side is there without the other.
@@ -46,8 +53,8 @@ def pairs_of(indices: "NDArray[np.int64]") -> "NDArray[np.int64]":
     return pairs[np.argsort(pairs[:, 0], kind="stable")]
 
 
-def _mixed(count: int, seed: int) -> "NDArray[np.uint64]":
-    """SplitMix64's output function (Steele, Lea, Flood 2014) at `count` places of the stream that the seed begins."""
+def _splitmix64(count: int, seed: int) -> "NDArray[np.uint64]":
+    """Compute SplitMix64 (Steele, Lea, Flood 2014) at `count` places of the stream of a seed."""
     golden = 0x9E3779B97F4A7C15
     start = np.uint64((seed * 0xD1342543DE82EF95 + golden) % 2**64)
     state = start + np.arange(count, dtype=np.uint64) * np.uint64(golden)

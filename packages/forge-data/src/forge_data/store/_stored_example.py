@@ -1,4 +1,7 @@
-"""A sample of a store as an example that reads what it is asked for: the ids are a view of the file, the rest is made when wanted."""
+"""A sample of a store as an example that is read lazily.
+
+The ids are a view of the file; labels, segments and roles are made when they are first used.
+"""
 
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +20,7 @@ _set_ids = TokenizedExample.__dict__["input_ids"].__set__
 
 
 class StoredExample(TokenizedExample):
-    """Sample `_at` of a store. An attrs class with slots asks `__getattr__` for what was not set yet."""
+    """Sample `_at` of a store; `__getattr__` makes the attributes that are not set yet."""
 
     __slots__ = ("_arrays", "_at")
 
@@ -56,7 +59,7 @@ _set_at = StoredExample.__dict__["_at"].__set__
 
 
 def stored_example(arrays: Arrays, at: int, ids: "NDArray[np.int32]") -> StoredExample:
-    """Sample `at`, of which only the ids are read. It goes round `__init__`, which would have to be given everything."""
+    """Make the example of sample `at`, without `__init__`, which would need everything."""
     example = _new(StoredExample)
     _set_ids(example, ids)
     _set_arrays(example, arrays)

@@ -1,4 +1,4 @@
-"""Prepared samples on disk, memory-mapped: read by index at no cost, whole or as a view of some of them."""
+"""Prepared samples on disk, memory-mapped and read by index, all of them or a view."""
 
 import os
 from collections.abc import Iterator
@@ -8,31 +8,35 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from forge_data._errors import StoreError
+from forge_data._errors import DataError, StoreError
 from forge_data._example import TokenizedExample
-from forge_data.store._base import Stored
+from forge_data.findings._report import LintReport
+from forge_data.store._base import Store
+from forge_data.store._jsonl import write_jsonl
 from forge_data.store._manifest import LINT, MARGINS, PREFERENCE, UNPAIRED
 from forge_data.store._split import pairs_of
 from forge_data.store._stored_example import stored_example
-from forge_data.store._token_store_from_loss_counts import loss_counts
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from transformers import PreTrainedTokenizerBase
 
-    from forge_data.findings._report import LintReport
+    from forge_data.store._files import Files
 
-_PASS = 4096
+_COUNTED_AT_ONCE = 4096
+"""Samples counted at once; all at once would take eight bytes a token, more than all else in preparing."""
+_RELEASE_EVERY = 4096
 """Samples after which a pass over all of them gives back the memory that they were read into."""
 
 
-class TokenStore(Stored):
+class TokenStore(Store):
     """N samples on disk; `store[i]` is a `TokenizedExample`, `len(store)` is N.
 
     Open one with `TokenStore.open(directory)`. `select` and `split` give views: the same files, other samples.
     """
 
     _of_prompts = False
+    _plural = "samples"
 
     @classmethod
     def from_jsonl(
@@ -42,40 +46,41 @@ class TokenStore(Stored):
         *,
         tokenizer: "PreTrainedTokenizerBase | str | os.PathLike[str] | None" = None,
     ) -> "TokenStore":
-        """The store of a file of `{"input_ids": [...], "labels": [...], "len": n}`, mini-trainer's form, in a directory.
+        """Make a store of a file of `{"input_ids": [...], "labels": [...], "len": n}` lines.
 
-        A tokenizer is not needed; with one, ids are held against its vocabulary and the viewer can show text.
+        The form is mini-trainer's. A tokenizer is not needed; with one, ids are compared with its vocabulary and the viewer can
+        show text.
 
         Raises:
             DataError: the file, or a row of it by `file:row`.
             StoreError: the directory holds something else, or cannot be written.
         """
-        from forge_data.store._jsonl import read_jsonl
+        from forge_data.preparing._from_jsonl import read_jsonl
 
         return read_jsonl(file, directory, tokenizer)
 
     def to_jsonl(self, file: str | os.PathLike[str]) -> Path:
-        """Every sample as a line `{"input_ids": [...], "labels": [...], "len": n}`; the file is there when it is whole.
+        """Write every sample as a line `{"input_ids": [...], "labels": [...], "len": n}`.
+
+        The file is there when it is complete.
 
         Raises:
             StoreError: the file cannot be written.
         """
-        from forge_data.store._jsonl import write_jsonl
-
-        return write_jsonl(self, file)
+        return write_jsonl(self, self.path, file)
 
     def __getitem__(self, index: int) -> TokenizedExample:
         if type(index) is int and 0 <= index < self._count:
-            at = index if self._bases is None else self._bases[index]
+            at = index if self._view is None else self._view[index]
         else:
-            at = self._base(index)
+            at = self._stored_index(index)
         bounds = self._bounds
         return stored_example(self._arrays, at, self._ids[bounds[at] : bounds[at + 1]])
 
     def __iter__(self) -> Iterator[TokenizedExample]:
         for index in range(len(self)):
             yield self[index]
-            if not (index + 1) % _PASS:
+            if not (index + 1) % _RELEASE_EVERY:
                 self._files.release()
 
     def __repr__(self) -> str:
@@ -84,12 +89,12 @@ class TokenStore(Stored):
 
     @cached_property
     def loss_counts(self) -> "NDArray[np.int64]":
-        """int64[N], how many of each sample's tokens count in the loss: those of `labels[1:]` that are not -100."""
+        """int64[N], tokens of each sample that count in the loss: labels but the first, not -100."""
         return self._pick(loss_counts(self._files))
 
     @cached_property
     def pairs(self) -> "NDArray[np.int64]":
-        """int64[P, 2], the samples (chosen, rejected) of each preference.
+        """int64[P, 2], samples (chosen, rejected) of each preference.
 
         Raises:
             StoreError: the store holds no preferences, or this view only one side of one.
@@ -104,7 +109,7 @@ class TokenStore(Stored):
 
     @cached_property
     def margins(self) -> "NDArray[np.float32] | None":
-        """float32[P], by how much the chosen answer of each of `pairs` is better, as its row says; None where no row does.
+        """float32[P], by how much the chosen answer of each pair is better; None if no row gives it.
 
         Raises:
             StoreError: this view holds only one side of a preference.
@@ -128,24 +133,48 @@ class TokenStore(Stored):
         return self._pick(self._arrays["desirable.bin"]).astype(np.bool_)
 
     @cached_property
-    def lint(self) -> "LintReport":
-        """What the lint found while the store was prepared; a view has its store's."""
-        from forge_data.findings._report import LintReport
-
+    def lint(self) -> LintReport:
+        """Findings of the lint while the store was prepared; a view has its store's."""
         return LintReport.loads((self.path / LINT).read_text("utf-8"), str(self.path / LINT))
 
-    def split(self, fraction: float, seed: int | None = None) -> tuple["TokenStore", "TokenStore"]:
-        """(train, held out): a share of the samples held out, the same ones for the same seed on every machine.
+    def _unit_samples(self) -> "NDArray[np.int64]":
+        return self.pairs if self.kind == PREFERENCE else super()._unit_samples()
 
-        What was one preference or one row is held out whole, and so are samples of the same tokens: none of what is
-        measured by was trained on. Without a seed, the one that the store was prepared with draws.
 
-        Raises:
-            DataError: the share leaves one of the two without a sample.
-        """
-        from forge_data.store._duplicates import twins_of
+def loss_counts(files: "Files") -> "NDArray[np.int64]":
+    """Count the learned tokens of each sample but its first token: int64[N]."""
+    mask, offsets = files.arrays["loss_mask.bin"], files.arrays["offsets.bin"]
+    counts = np.empty(len(offsets) - 1, dtype=np.int64)
+    for first in range(0, len(counts), _COUNTED_AT_ONCE):
+        bounds = offsets[first : first + _COUNTED_AT_ONCE + 1]
+        here = mask[bounds[0] : bounds[-1]]
+        starts = bounds[:-1] - bounds[0]
+        counts[first : first + _COUNTED_AT_ONCE] = np.add.reduceat(here, starts, dtype=np.int64) - here[starts]
+        files.release()
+    return counts
 
-        pairs = self.pairs if self.kind == PREFERENCE else None
-        parts = self._parted(twins_of(self), fraction, seed, "samples")
-        train, held_out = parts if pairs is None else (pairs[part].reshape(-1) for part in parts)
-        return self.select(train), self.select(held_out)
+
+def check_classes(store: TokenStore) -> None:
+    """Make sure that unpaired preferences hold both wanted and unwanted answers.
+
+    KTO (Ethayarajh and others 2024, equation 8) learns from the difference; of one class alone it pushes every answer one way.
+
+    Raises:
+        DataError: all labels are the same.
+        StoreError: the store holds no unpaired preferences.
+    """
+    wanted = store.desirable
+    if wanted.any() and not wanted.all():
+        return
+    if not len(wanted):
+        raise DataError(f"{store.path}: this view holds no answer; KTO needs wanted and unwanted ones")
+    label = "true" if wanted[0] else "false"
+    remedy = (
+        "add rows with label false, or learn these with sft"
+        if wanted[0]
+        else "add rows with label true: nothing here is to be learned"
+    )
+    raise DataError(
+        f"{store.source(0)} and every other answer that is trained on ({len(wanted):,}) has the label {label}, and KTO learns "
+        f"from the difference between wanted and unwanted answers; {remedy}"
+    )

@@ -1,4 +1,4 @@
-"""Batches to a token store on disk, in bounded memory: all of it, or nothing."""
+"""Batches → a token store on disk, in bounded memory: complete, or not there."""
 
 import hashlib
 import os
@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Self
 import numpy as np
 
 from forge_data._errors import StoreError
-from forge_data.preparing._batch import Dropped
-from forge_data.store._dropped import dropped_lines
+from forge_data.store._dropped import Dropped, dropped_lines
 from forge_data.store._manifest import (
     DROPPED,
     DTYPES,
@@ -36,13 +35,13 @@ if TYPE_CHECKING:
     from forge_data._accounting import Accounting
     from forge_data.store._manifest import SourceFile
 
-_RUNNING = {"offsets.bin", "segment_offsets.bin", "record_offsets.bin"}
+_CUMULATIVE = {"offsets.bin", "segment_offsets.bin", "record_offsets.bin"}
 
 
 class StoreWriter:
-    """A context that writes a store beside its place and moves it there when `commit` is called.
+    """Context that writes a store beside its place and moves it there when `commit` is called.
 
-    Left in any other way, by an error or Ctrl-C too, it takes away whatever it made, and what was there before stays.
+    Left in any other way, by an error or Ctrl-C too, it removes whatever it made, and what was there before stays.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -50,8 +49,8 @@ class StoreWriter:
         self.samples = 0
         self.tokens = 0
         self.partial = partial_of(directory)
-        """Where the store is written until it is whole."""
-        self._ends = dict.fromkeys(_RUNNING, 0)
+        """Directory in which the store is written until it is complete."""
+        self._ends = dict.fromkeys(_CUMULATIVE, 0)
         self._made: list[Path] = []
         self._committed = False
         self._stack = ExitStack()
@@ -68,19 +67,19 @@ class StoreWriter:
         except OSError as error:
             self._clean()
             raise StoreError(f"no token store can be written at {self.directory}: {error.strerror or error}") from error
-        for name in _RUNNING:
+        for name in _CUMULATIVE:
             self._write(name, np.zeros(1, dtype=np.int64))
         return self
 
     def add(self, arrays: dict[str, "np.ndarray[Any, Any]"]) -> None:
-        """Append samples as a `Batch` has them.
+        """Append the samples of a `Batch`.
 
         Raises:
             StoreError: the disk does not take it.
         """
         try:
             for name, values in arrays.items():
-                if name in _RUNNING and len(values):
+                if name in _CUMULATIVE and len(values):
                     ends = self._ends[name] + np.cumsum(values)
                     self._ends[name] = int(ends[-1])
                     self._write(name, ends)
@@ -92,7 +91,7 @@ class StoreWriter:
         self.tokens = self._ends["offsets.bin"]
 
     def drop(self, file: str, rows: Sequence[Dropped], *, indexed: bool) -> None:
-        """Note rows of a file that were left out; `indexed` says that its rows are the items of a JSON array.
+        """Record rows of a file that were left out; `indexed` if its rows are items of a JSON array.
 
         Raises:
             StoreError: the disk does not take it.
@@ -112,7 +111,7 @@ class StoreWriter:
         inputs: str | None,
         settings: dict[str, Any],
     ) -> Manifest:
-        """Close the arrays, save the tokenizer beside them, and say what the store is; nothing is moved yet.
+        """Close the arrays, save the tokenizer, and make the manifest; nothing is moved yet.
 
         Raises:
             StoreError: the disk does not take it.
@@ -131,7 +130,7 @@ class StoreWriter:
             sha256 = {name: self._hashes[name].hexdigest() for name in (*arrays, DROPPED)}
             sizes = {name: (self.partial / name).stat().st_size for name in sha256}
             for path in sorted(path for path in self.partial.glob(f"{TOKENIZER}/**/*") if path.is_file()):
-                self._vouch(path, sha256, sizes)
+                self._record(path, sha256, sizes)
         except OSError as error:
             raise StoreError(f"the token store {self.directory} could not be finished: {error.strerror or error}") from error
         return Manifest(
@@ -149,16 +148,18 @@ class StoreWriter:
         )
 
     def commit(self, manifest: Manifest, lint: str | None) -> None:
-        """Write what the lint found, if it looked, and the manifest, and give the store its name; a store that was there makes room.
+        """Write the lint's report, if any, and the manifest, and give the store its name.
+
+        A store that was there makes room.
 
         Raises:
-            StoreError: the disk does not take it, or somebody else made the directory meanwhile.
+            StoreError: the disk does not take it, or another process made the directory meanwhile.
         """
         try:
             if lint is not None:
                 path = self.partial / LINT
                 path.write_text(lint, encoding="utf-8")
-                self._vouch(path, manifest.sha256, manifest.sizes)
+                self._record(path, manifest.sha256, manifest.sizes)
             path = self.partial / MANIFEST
             path.write_text(manifest.dumps(), encoding="utf-8")
             _sync(path)
@@ -173,7 +174,7 @@ class StoreWriter:
         if not self._committed:
             self._clean()
 
-    def _vouch(self, path: Path, sha256: dict[str, str], sizes: dict[str, int]) -> None:
+    def _record(self, path: Path, sha256: dict[str, str], sizes: dict[str, int]) -> None:
         name = path.relative_to(self.partial).as_posix()
         sha256[name] = hashlib.sha256(path.read_bytes()).hexdigest()
         sizes[name] = path.stat().st_size
@@ -183,7 +184,7 @@ class StoreWriter:
         try:
             tokenizer.save_pretrained(self.partial / TOKENIZER)
         except Exception as error:
-            # A full disk is a bare Exception to the Rust library that writes tokenizer.json.
+            # On a full disk the Rust library that writes tokenizer.json raises a bare Exception.
             raise StoreError(f"the tokenizer could not be written to {self.partial / TOKENIZER}: {error}") from error
 
     def _write(self, name: str, values: "np.ndarray[Any, Any]") -> None:
@@ -203,7 +204,7 @@ class StoreWriter:
     def _clean(self) -> None:
         try:
             self._stack.close()
-        except OSError:  # a full disk refuses the last buffer too; what matters is that the files go
+        except OSError:  # a full disk refuses the last buffer too; the files are removed anyway
             self._files.clear()
         shutil.rmtree(self.partial, ignore_errors=True)
         for path in reversed(self._made):
@@ -212,7 +213,10 @@ class StoreWriter:
 
 
 def _fingerprint(kind: str, sha256: dict[str, str]) -> str:
-    """SHA-256 of what is trained on. A preference is trained otherwise than two samples with the same tokens."""
+    """Hash what is trained on: SHA-256 in hex.
+
+    A preference is trained differently than two samples with the same tokens.
+    """
     lines = [f"{name}:{sha256[name]}\n" for name in FINGERPRINTED if name in sha256]
     lines += [] if kind in (SUPERVISED, UNPAIRED) else [f"kind:{kind}\n"]
     return hashlib.sha256("".join(lines).encode()).hexdigest()

@@ -1,9 +1,8 @@
-"""Samples to ids and labels: rendered, tokenised a batch at a time, masked."""
+"""Samples → examples: rendered, tokenised a batch at a time, masked."""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
-from itertools import chain, pairwise
-from threading import Lock
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -14,12 +13,11 @@ from forge_data._example import IGNORED, TokenizedExample
 from forge_data.chat_template._trace import Run
 from forge_data.formats._documents import ended
 from forge_data.formats._samples import Chat, Document, Encoded, Note, Preference, Sample, Text, Tokens, Unpaired
-from forge_data.masking._conversation import Conversation, Conversations
+from forge_data.masking._conversation import Conversation, ConversationReader
 from forge_data.masking._loss_mask import Span, trained_in_order, trained_tokens
 from forge_data.masking._segments import segments
-from forge_data.masking._train_on import learned
-from forge_data.tokenizing._byte_offsets import TokenBytes, Tokenised
-from forge_data.tokenizing._offsets import Offsets
+from forge_data.masking._train_on import learned_parts
+from forge_data.tokenizing._batch_tokenizer import BatchTokenizer, Tokenised
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -31,7 +29,7 @@ _Ids = np.ndarray[Any, np.dtype[np.int32]]
 _Offsets = np.ndarray[Any, np.dtype[np.int64]]
 
 Single = Chat | Text | Document | Tokens
-"""What becomes one example."""
+"""A sample that becomes one example."""
 
 
 @attrs.frozen
@@ -45,48 +43,46 @@ class _Job:
     whole: bool
     """Whether every token is learned."""
     ends_from: int | None = None
-    """For plain text, which the tokenizer begins and ends as it does text: an EOS from this character on ends it."""
+    """For plain text, around which the tokenizer adds its special tokens: an EOS from this character on ends it."""
     notes: tuple[Note, ...] = ()
 
 
 @attrs.frozen
-class Begun:
-    """Samples that wait for their tokens."""
+class Pending:
+    """Samples whose texts are with the tokenizer."""
 
     samples: Sequence[Sample]
     counts: list[int]
-    """How many examples each sample becomes."""
+    """Number of examples that each sample becomes."""
     made: list[TokenizedExample | _Job]
     chats: list[_Job]
     texts: list[_Job]
     of_chats: Callable[[], Tokenised]
-    """Their tokens, once they are asked for."""
+    """Waits for the tokens of `chats`."""
     of_texts: Callable[[], Tokenised]
 
 
 class Encoder:
-    """Turns samples into `TokenizedExample`s with one tokenizer."""
+    """Converter of samples to `TokenizedExample`s, with one tokenizer."""
 
     def __init__(
         self, tokenizer: "PreTrainedTokenizerBase", train_on: str = "assistant", thread: "Executor | None" = None
     ) -> None:
         self._tokenizer = tokenizer
         self._thread = thread
-        self._turn = Lock()
         self._train_on = train_on
         self.vocabulary = len(tokenizer)
-        self._offsets = Offsets(tokenizer)
-        self._bytes = TokenBytes(tokenizer, partial(self._told, special=False))
-        # By id: is it a special or added token? Runs of blanks are added tokens in some vocabularies (Gemma, GPT-NeoX),
-        # and end no turn.
+        self._tokenize = BatchTokenizer(tokenizer)
+        # By id: is it a special or added token? Runs of blanks are added tokens in some vocabularies (Gemma, GPT-NeoX), and
+        # end no turn.
         self._added = np.zeros(self.vocabulary, dtype=np.bool_)
         for token_id, token in tokenizer.added_tokens_decoder.items():
             if token_id < self.vocabulary and token.content.replace("\u2581", " ").strip():
                 self._added[token_id] = True
 
     @cached_property
-    def _conversations(self) -> Conversations:
-        return Conversations(self._tokenizer)
+    def _conversations(self) -> ConversationReader:
+        return ConversationReader(self._tokenizer)
 
     @cached_property
     def _eos(self) -> int:
@@ -94,73 +90,73 @@ class Encoder:
         if not isinstance(eos, int):
             raise TokenizerError(
                 f"{self._tokenizer.name_or_path or type(self._tokenizer).__name__} has no EOS token, so a completion could "
-                "never learn to end; set tokenizer.eos_token"
+                "never learn to end; name one as eos_token in its tokenizer_config.json"
             )
         return eos
 
     def encode(self, samples: Sequence[Sample]) -> list[Encoded]:
-        """What each sample becomes, in order.
+        """Encode samples, in order.
 
         Raises:
             DataError, TemplateError, TokenizerError: by the sample's place; the first one in order.
         """
         return self.finish(self.begin(samples))
 
-    def begin(self, samples: Sequence[Sample]) -> Begun:
-        """All that is to be done before the tokenizer is asked; where it has a thread of its own, it starts with these.
+    def begin(self, samples: Sequence[Sample]) -> Pending:
+        """Render samples and start tokenising them, in the encoder's thread if it has one.
 
         Raises:
             DataError, TemplateError, TokenizerError: as `encode`.
         """
         parts = [_parts(sample) for sample in samples]
         singles = [part for several in parts for part in several]
-        written = self._written(singles)
+        rendered = self._rendered(singles)
         made = [
             self._tokens(part)
             if isinstance(part, Tokens)
-            else self._job(part, next(written) if isinstance(part, Chat) else None)
+            else self._job(part, next(rendered) if isinstance(part, Chat) else None)
             for part in singles
         ]
         jobs = [job for job in made if isinstance(job, _Job)]
-        # One call for text, which gets the tokenizer's own special tokens, and one for conversations, which have theirs.
+        # One call for text, which gets the tokenizer's own special tokens, and one for conversations, which contain theirs.
         chats = [job for job in jobs if job.ends_from is None]
         texts = [job for job in jobs if job.ends_from is not None]
-        asked = [self._ask([job.text for job in some], special=some is texts) for some in (chats, texts)]
-        return Begun(samples, [len(several) for several in parts], made, chats, texts, *asked)
+        results = [self._start([job.text for job in some], special=some is texts) for some in (chats, texts)]
+        return Pending(samples, [len(several) for several in parts], made, chats, texts, *results)
 
-    def finish(self, begun: Begun) -> list[Encoded]:
-        """What the samples of `begin` become, in order."""
-        of_chats = iter(self._examples(begun.chats, *begun.of_chats()))
-        of_texts = iter(self._examples(begun.texts, *self._ended(begun.texts, *begun.of_texts())))
+    def finish(self, pending: Pending) -> list[Encoded]:
+        """Make the examples of samples that `begin` started, in order."""
+        of_chats = iter(self._examples(pending.chats, *pending.of_chats()))
+        of_texts = iter(self._examples(pending.texts, *self._ended(pending.texts, *pending.of_texts())))
         singles: list[tuple[TokenizedExample, tuple[Note, ...]]] = []
-        for job in begun.made:
+        for job in pending.made:
             if isinstance(job, TokenizedExample):
                 singles.append((job, ()))
             else:
                 singles.append((next(of_chats if job.ends_from is None else of_texts), job.notes))
         encoded, left = [], iter(singles)
-        for sample, count in zip(begun.samples, begun.counts, strict=True):
+        for sample, count in zip(pending.samples, pending.counts, strict=True):
             examples, notes = zip(*[next(left) for _ in range(count)], strict=True)
             desirable = sample.desirable if isinstance(sample, Unpaired) else None
             margin = sample.margin if isinstance(sample, Preference) else None
             encoded.append(Encoded(examples, desirable, tuple(note for some in notes for note in some), margin))
         return encoded
 
-    def _written(self, parts: list[Single]) -> Iterator[str | None]:
-        """What the template writes for the conversations among them, from when the first is asked for."""
-        yield from self._conversations.texts([part for part in parts if isinstance(part, Chat)])
+    def _rendered(self, parts: list[Single]) -> Iterator[str | None]:
+        """Render the conversations among samples, once the first is asked for."""
+        yield from self._conversations.render_batch([part for part in parts if isinstance(part, Chat)])
 
-    def _ask(self, texts: list[str], *, special: bool) -> Callable[[], Tokenised]:
-        # What is done in Python gains nothing from a thread.
-        if self._thread is None or not texts or (self._bytes.by_words and not special):
-            return partial(self._ids, texts, special=special)
-        return self._thread.submit(self._ids, texts, special=special).result
+    def _start(self, texts: list[str], *, special: bool) -> Callable[[], Tokenised]:
+        # Python's own work gains nothing from a thread.
+        if self._thread is None or not texts or (self._tokenize.uses_cache and not special):
+            return partial(self._tokenize, texts, special=special)
+        return self._thread.submit(self._tokenize, texts, special=special).result
 
-    def _job(self, part: Chat | Text | Document, written: str | None = None) -> _Job:
+    def _job(self, part: Chat | Text | Document, rendered: str | None = None) -> _Job:
         everything = self._train_on == "all"
         match part:
             case Chat():
-                read: Conversation = self._conversations.read(part, learned(part, self._train_on), written)
+                read: Conversation = self._conversations.read(part, learned_parts(part, self._train_on), rendered)
                 roles = [message["role"] for message in part.messages]
                 return _Job(read.text, read.spans, read.runs, roles, everything, notes=read.notes)
             case Text():
@@ -170,16 +166,16 @@ class Encoder:
             case _:
                 if self._train_on not in ("assistant", "all"):
                     raise DataError(
-                        f"{part.place}: train_on is {self._train_on!r}, and the row is plain text, of which every token is "
-                        "learned; use train_on 'assistant' or 'all'"
+                        f"{part.place}: `train_on` is {self._train_on!r}, and the row is plain text, of which every token is "
+                        "learned; use assistant or all"
                     )
                 return _Job(part.text, [], [(0, len(part.text), 0)], ("document",), whole=True, ends_from=0)
 
     def _tokens(self, part: Tokens) -> TokenizedExample:
         if self._train_on not in ("assistant", "all"):
             raise DataError(
-                f"{part.place}: train_on is {self._train_on!r}, and the row came as tokens, whose labels say what is learned; use "
-                "train_on 'assistant', or 'all' to learn every token"
+                f"{part.place}: `train_on` is {self._train_on!r}, and the row holds token ids, whose labels say what is "
+                "learned; use assistant, or all to learn every token"
             )
         if part.document:
             part = ended(part, self._eos, self._tokenizer.bos_token_id)
@@ -189,7 +185,7 @@ class Encoder:
         return TokenizedExample.from_mask(part.input_ids, trained, every, roles)
 
     def _examples(self, jobs: list[_Job], ids: _Ids, offsets: _Offsets, sizes: list[int]) -> list[TokenizedExample]:
-        """Their examples, from the tokens of all of them, one after the other."""
+        """Make examples of the tokens of texts, one text after the other."""
         if not jobs:
             return []
         bounds = list(pairwise([0, *np.cumsum(sizes).tolist()]))
@@ -209,8 +205,8 @@ class Encoder:
     def _trained(
         self, jobs: list[_Job], ids: _Ids, offsets: _Offsets, sizes: list[int], bounds: list[tuple[int, int]]
     ) -> "NDArray[np.bool_]":
-        """bool[T]: which of the tokens of all the texts their spans say to learn."""
-        # What the tokenizer writes around plain text ends no completion: its EOS is looked after by `_ended`.
+        """Mark the learned tokens of all texts, by their spans: bool[T]."""
+        # Special tokens around plain text end no completion; `_ended` handles its EOS.
         added = self._added[ids] if jobs[0].ends_from is None else np.zeros(len(ids), dtype=np.bool_)
         before = np.cumsum([0, *(len(job.text) + 1 for job in jobs)])[:-1]
         places = offsets + np.repeat(before, sizes)[:, None]
@@ -225,12 +221,12 @@ class Encoder:
         return np.concatenate(parts)
 
     def _ended(self, jobs: list[_Job], ids: _Ids, offsets: _Offsets, sizes: list[int]) -> Tokenised:
-        """Plain texts with one EOS at the end of each.
+        """End plain texts with one EOS each.
 
         The tokenizer may end a text itself, with a token that stands for no character; or the completion may.
         """
         if not jobs:
-            return ids, offsets, sizes
+            return Tokenised(ids, offsets, sizes)
         ended: list[tuple[_Ids, _Offsets]] = []
         for job, (first, last) in zip(jobs, pairwise([0, *np.cumsum(sizes).tolist()]), strict=True):
             assert job.ends_from is not None
@@ -240,32 +236,11 @@ class Encoder:
                 own, places = np.append(own, np.int32(self._eos)), np.concatenate([places, end.reshape(1, 2)])
             ended.append((own, places))
         texts, places = zip(*ended, strict=True)
-        return np.concatenate(texts), np.concatenate(places), [len(own) for own in texts]
-
-    def _ids(self, texts: list[str], *, special: bool) -> Tokenised:
-        """Ids int32[T] and offsets int64[T, 2] of all texts one after the other, as the tokenizer gives them, and their sizes."""
-        if not texts:
-            return np.zeros(0, dtype=np.int32), np.zeros((0, 2), dtype=np.int64), []
-        with self._turn:
-            return self._told(texts, special=True) if special else self._bytes.of(texts)
-
-    def _told(self, texts: list[str], *, special: bool) -> Tokenised:
-        """The same, with places as the tokenizer tells them."""
-        encoded = self._tokenizer(
-            texts,
-            add_special_tokens=special,
-            return_offsets_mapping=True,
-            return_attention_mask=False,
-            return_token_type_ids=False,
-            verbose=False,
-        )
-        sizes = [len(ids) for ids in encoded["input_ids"]]
-        ids = np.fromiter(chain.from_iterable(encoded["input_ids"]), dtype=np.int32, count=sum(sizes))
-        return ids, self._offsets.of(ids, encoded["offset_mapping"]), sizes
+        return Tokenised(np.concatenate(texts), np.concatenate(places), [len(own) for own in texts])
 
 
 def _parts(sample: Sample) -> tuple[Single, ...]:
-    """What of a sample becomes an example of its own."""
+    """List the parts of a sample that become an example each."""
     match sample:
         case Preference():
             return sample.chosen, sample.rejected

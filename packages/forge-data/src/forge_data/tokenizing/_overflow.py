@@ -1,4 +1,4 @@
-"""An example to the pieces of it that fit into `max_seq_len`, and what of it is lost, by reason."""
+"""Example → the pieces that fit into `max_seq_len`, and the tokens that are lost, by reason."""
 
 from typing import NamedTuple
 
@@ -19,23 +19,23 @@ from forge_data._options import Options
 
 
 class Fitted(NamedTuple):
-    """What became of the examples of one row."""
+    """Samples made of the examples of one row."""
 
     kept: tuple[TokenizedExample, ...]
-    """Samples, in order; none where the row is dropped."""
+    """Samples in order; none where the row is dropped."""
 
     reason: str | None
-    """Why the row is dropped, None where it is kept."""
+    """Why the row is dropped; None where it is kept."""
 
     lost: dict[str, int]
     """Tokens that are in no sample, by reason."""
 
 
 def fit(place: str, examples: tuple[TokenizedExample, ...], options: Options) -> Fitted:
-    """The samples of one row: as it is where it fits, or what `on_overflow` makes of it.
+    """Cut the examples of one row to length, as `on_overflow` says.
 
-    A row of exactly `max_seq_len` tokens fits. A row of two examples is a preference: both sides stay or both go, for
-    half a pair teaches nothing.
+    A row of exactly `max_seq_len` tokens fits. A row of two examples is a preference: both sides stay or both are dropped,
+    since one side alone teaches nothing.
 
     Raises:
         BadPairError: two sides of the same tokens, before or after they were cut.
@@ -61,8 +61,8 @@ def fit(place: str, examples: tuple[TokenizedExample, ...], options: Options) ->
             return _split(place, examples, limit, tokens)
         case _:
             raise DataError(
-                f"{place}: {longest} tokens, and max_seq_len is {limit}; raise it, shorten the row, or say what shall become "
-                "of such rows with on_overflow: drop, truncate or split"
+                f"{place}: {longest} tokens, and `max_seq_len` is {limit}; raise it, shorten the row, or say what becomes "
+                "of such rows with `on_overflow`: drop, truncate or split"
             )
 
 
@@ -76,8 +76,8 @@ def _truncated(place: str, examples: tuple[TokenizedExample, ...], limit: int, t
         return Fitted((), NOTHING_WITHIN, {NOTHING_WITHIN: tokens})
     if _same(kept):
         raise BadPairError(
-            f"{place}: field rejected is the same as chosen in its first {limit} tokens, and max_seq_len cuts off the others; raise it, "
-            "or leave such rows out",
+            f"{place}: field rejected is the same as chosen in its first {limit} tokens, and `max_seq_len` cuts off the "
+            "others; raise it, or leave such rows out",
             reason=SAME_WITHIN,
         )
     return Fitted(kept, None, {TRUNCATED: tokens - sum(map(len, kept))})
@@ -86,8 +86,8 @@ def _truncated(place: str, examples: tuple[TokenizedExample, ...], limit: int, t
 def _split(place: str, examples: tuple[TokenizedExample, ...], limit: int, tokens: int) -> Fitted:
     if len(examples) > 1:
         raise DataError(
-            f"{place}: a preference of which one side is longer than max_seq_len ({limit}) cannot be split; "
-            "use on_overflow='drop' or 'truncate'"
+            f"{place}: a preference of which one side is longer than `max_seq_len` ({limit}) cannot be split; "
+            "set `on_overflow` to drop or truncate"
         )
     (whole,) = examples
     pieces = [piece(whole, start, min(start + limit, len(whole))) for start in range(0, len(whole), limit)]
@@ -99,7 +99,7 @@ def _split(place: str, examples: tuple[TokenizedExample, ...], limit: int, token
 
 
 def piece(example: TokenizedExample, start: int, stop: int) -> TokenizedExample:
-    """Tokens [start, stop) of an example, with the segments that reach into them."""
+    """Cut out the tokens [start, stop) of an example, with the segments that they are in."""
     spans = example.segments
     inside = (spans[:, 1] > start) & (spans[:, 0] < stop)
     cut = (np.clip(spans[inside], start, stop) - start).astype(np.int32)

@@ -1,8 +1,9 @@
-"""How a byte-level tokenizer cuts a text into the pieces that it tokenises each for itself, for those that are known.
+"""Text → the pieces that a byte-level tokenizer tokenises each alone, if it is known.
 
-Most tokenizers of today cut by one of a few regular expressions. They stand here as Python's, for ASCII, of which both think alike.
-Of other text the stretches that are not ASCII are left whole. They begin and end between a letter and white space (or with the text),
-and there every one of these expressions ends a piece whatever stands before and after, so a stretch falls into the same pieces alone.
+Most tokenizers of today cut by one of a few regular expressions. They are here as Python's, for ASCII, for which both engines
+agree. In other text the stretches that are not ASCII stay whole. They begin and end between a letter and white space (or with
+the text), where each of these expressions ends a piece whatever comes before and after, so a stretch gives the same pieces
+alone.
 """
 
 import json
@@ -19,29 +20,31 @@ _LAST_BLANK = rf"[{_BLANK}]+(?![^{_BLANK}])|[{_BLANK}]+"
 _NEWLINES = rf" ?[^{_BLANK}A-Za-z0-9]+[\r\n]*|[{_BLANK}]*[\r\n]+|{_LAST_BLANK}"
 
 _GPT2 = rf"{_SUFFIX}| ?[A-Za-z]+| ?[0-9]+| ?[^{_BLANK}A-Za-z0-9]+|{_LAST_BLANK}"
-# Digits are cut out first, one by one, so no blank goes with one, and before one a text ends.
+# Digits are cut out first, one by one, so no space goes with a digit, and text ends before one.
 _GPT2_DIGITS = rf"{_SUFFIX}| ?[A-Za-z]+|[0-9]| ?[^{_BLANK}A-Za-z0-9]+|[{_BLANK}]+(?![^{_BLANK}0-9])|[{_BLANK}]+"
 _LLAMA3 = rf"{_ANY_SUFFIX}|[^\r\nA-Za-z0-9]?[A-Za-z]+|[0-9]{{1,3}}|{_NEWLINES}"
 _QWEN2 = rf"{_ANY_SUFFIX}|[^\r\nA-Za-z0-9]?[A-Za-z]+|[0-9]|{_NEWLINES}"
 
+_SPLIT_WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"
+_SPLIT_REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _SPLITS = {
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+": _LLAMA3,
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+": _QWEN2,
+    rf"{_SPLIT_WORDS}|\p{{N}}{{1,3}}|{_SPLIT_REST}": _LLAMA3,
+    rf"{_SPLIT_WORDS}|\p{{N}}|{_SPLIT_REST}": _QWEN2,
 }
-"""The expressions of Llama-3 (OpenAI's cl100k, Phi-4, OLMo-2) and of Qwen2 (and 2.5, 3)."""
-_ODD = re.compile(r"[^\x00-\x7f]+")
-_LAST_PLACE = re.compile(rf"(?s:.*)[A-Za-z](?=[{_BLANK}])")
-_NEXT_PLACE = re.compile(rf"[A-Za-z](?=[{_BLANK}])")
+"""Expressions of Llama-3 (OpenAI's cl100k, Phi-4, OLMo-2) and of Qwen2 (and 2.5, 3)."""
+_NON_ASCII = re.compile(r"[^\x00-\x7f]+")
+_CUT_BEFORE = re.compile(rf"(?s:.*)[A-Za-z](?=[{_BLANK}])")
+_CUT_AFTER = re.compile(rf"[A-Za-z](?=[{_BLANK}])")
 
 
 def cutter(backend: Any) -> Cut | None:
-    """What cuts a text without added tokens into the pieces that this backend does; None where they are not known.
+    """Return what cuts a text without added tokens into the backend's pieces; None if not known.
 
-    A piece that is not ASCII is a stretch that holds any number of the backend's own: it is for all of the backend to tokenise.
+    A piece that is not ASCII is a stretch of any number of the backend's pieces; the whole backend must tokenise it.
     """
-    pattern = _pattern(_told(backend.pre_tokenizer))
+    pattern = _pattern(_state(backend.pre_tokenizer))
     # NFC leaves ASCII as it is, and joins nothing to the white space that a stretch begins with.
-    if pattern is None or _told(backend.normalizer)["type"] not in ("NFC", None):
+    if pattern is None or _state(backend.normalizer)["type"] not in ("NFC", None):
         return None
     pieces = re.compile(pattern).findall
 
@@ -50,9 +53,9 @@ def cutter(backend: Any) -> Cut | None:
             return pieces(text)
         found: list[str] = []
         at = 0
-        while odd := _ODD.search(text, at):
-            before = _LAST_PLACE.match(text, at, odd.start())
-            after = _NEXT_PLACE.search(text, odd.end())
+        while match := _NON_ASCII.search(text, at):
+            before = _CUT_BEFORE.match(text, at, match.start())
+            after = _CUT_AFTER.search(text, match.end())
             begin = before.end() if before else at
             end = after.end() if after else len(text)
             found += pieces(text[at:begin])
@@ -64,9 +67,12 @@ def cutter(backend: Any) -> Cut | None:
 
 
 def added_tokens(backend: Any) -> "tuple[re.Pattern[str], dict[str, int]] | None":
-    """What finds added tokens in a text, as one group, and their ids; None where more than their letters decides."""
+    """Return an expression that finds added tokens in a text, as one group, and their ids.
+
+    None where more than the token's letters decides whether it is found.
+    """
     tokens = {number: token for number, token in backend.get_added_tokens_decoder().items() if token.content}
-    # Those of a normalized text are looked for after the others, in what these leave of it.
+    # Tokens of normalized text are searched after the others, in the rest of the text.
     normalized = {token.normalized for token in tokens.values()}
     one_kind = normalized <= {False} or (normalized == {True} and backend.normalizer is None)
     if not one_kind or any(token.single_word or token.lstrip or token.rstrip for token in tokens.values()):
@@ -76,14 +82,14 @@ def added_tokens(backend: Any) -> "tuple[re.Pattern[str], dict[str, int]] | None
     return re.compile(f"({'|'.join(longest_first) or '(?!)'})"), ids
 
 
-def _told(part: Any) -> dict[str, Any]:
-    """A part of a backend as it describes itself."""
+def _state(part: Any) -> dict[str, Any]:
+    """Return the description that a part of a backend gives of itself."""
     return {"type": None} if part is None else json.loads(part.__getstate__())
 
 
-def _pattern(told: dict[str, Any]) -> str | None:
-    """The expression for a pre-tokenizer, as it describes itself."""
-    match told["pretokenizers"] if told["type"] == "Sequence" else [told]:
+def _pattern(state: dict[str, Any]) -> str | None:
+    """Return the expression that a described pre-tokenizer cuts by, if it is known."""
+    match state["pretokenizers"] if state["type"] == "Sequence" else [state]:
         case [{"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}]:
             return _GPT2
         case [

@@ -1,4 +1,4 @@
-"""Questions to the tokens that a model goes on from."""
+"""`Question` → the tokens that a model continues from."""
 
 from collections.abc import Sequence
 from functools import cached_property
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class PromptEncoder:
-    """Turns questions into ids with one tokenizer and its chat template."""
+    """Tokenises questions with one tokenizer and its chat template."""
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
         self._tokenizer = tokenizer
@@ -26,16 +26,18 @@ class PromptEncoder:
         return ChatTemplate(self._tokenizer)
 
     def encode(self, questions: Sequence[Question]) -> list["NDArray[np.int32]"]:
-        """int32[S] of each: of messages what the template writes when it is asked for the assistant's turn, of text the tokenizer's own.
+        """Tokenise questions: int32[S] of each.
+
+        Messages are written by the template with its generation prompt; text gets the tokenizer's own special tokens.
 
         Raises:
             DataError, TemplateError: by the question's place; the first one in order.
         """
-        written = [self._template.prompt(asked.prompt) for asked in questions if isinstance(asked.prompt, Chat)]
-        texts = [asked.prompt for asked in questions if isinstance(asked.prompt, str)]
-        # One call for text, which gets the tokenizer's own special tokens, and one for conversations, which have theirs.
+        written = [self._template.prompt(each.prompt) for each in questions if isinstance(each.prompt, Chat)]
+        texts = [each.prompt for each in questions if isinstance(each.prompt, str)]
+        # One call for text, which gets the tokenizer's own special tokens, and one for conversations, which contain theirs.
         chats, plain = iter(self._ids(written, special=False)), iter(self._ids(texts, special=True))
-        return [next(chats if isinstance(asked.prompt, Chat) else plain) for asked in questions]
+        return [next(chats if isinstance(each.prompt, Chat) else plain) for each in questions]
 
     def _ids(self, texts: list[str], *, special: bool) -> list["NDArray[np.int32]"]:
         if not texts:
@@ -49,16 +51,21 @@ class PromptEncoder:
             verbose=False,
         )
         places = encoded["offset_mapping"] if special else [None] * len(texts)
-        return [self._open(ids, at) for ids, at in zip(encoded["input_ids"], places, strict=True)]
+        return [self._without_eos(ids, at) for ids, at in zip(encoded["input_ids"], places, strict=True)]
 
-    def _open(self, ids: list[int], places: Any) -> "NDArray[np.int32]":
-        """Ids without the EOS that some tokenizers write behind every text: a prompt goes on."""
+    def _without_eos(self, ids: list[int], places: Any) -> "NDArray[np.int32]":
+        """Drop the EOS that some tokenizers write after every text, since a prompt continues."""
         stop = len(ids)
-        while places is not None and stop and ids[stop - 1] == self._tokenizer.eos_token_id and stop > self._beginning(places):
+        while (
+            places is not None
+            and stop
+            and ids[stop - 1] == self._tokenizer.eos_token_id
+            and stop > self._count_to_last_text(places)
+        ):
             stop -= 1
         return np.array(ids[:stop], dtype=np.int32)
 
     @staticmethod
-    def _beginning(places: list[tuple[int, int]]) -> int:
-        """How many tokens there are up to the last that stands for characters; a BOS alone is one of them."""
+    def _count_to_last_text(places: list[tuple[int, int]]) -> int:
+        """Count the tokens up to the last that stands for characters; a BOS alone is one."""
         return next((at + 1 for at in reversed(range(len(places))) if places[at][0] != places[at][1]), 1)

@@ -1,4 +1,4 @@
-"""A directory or a hub name to a tokenizer that knows where in the text its tokens stand."""
+"""Directory or Hub name → fast tokenizer, which reports the characters of its tokens."""
 
 import contextlib
 import importlib.util
@@ -17,20 +17,20 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
-_PLAIN = ("TokenizersBackend", "PreTrainedTokenizerFast")
-_ADVICE = "TRANSFORMERS_NO_ADVISORY_WARNINGS"
+_GENERIC_CLASSES = ("TokenizersBackend", "PreTrainedTokenizerFast")
+_NO_WARNINGS = "TRANSFORMERS_NO_ADVISORY_WARNINGS"
 
 
 def load_tokenizer(model_path: str | os.PathLike[str]) -> "PreTrainedTokenizerBase":
-    """The fast tokenizer of a local directory or of a model on the Hugging Face Hub.
+    """Load the fast tokenizer of a local directory or of a model on the Hugging Face Hub.
 
     A directory needs tokenizer files only, no model and no config.json. Code that comes with a model is never run.
 
     Raises:
-        TokenizerError: neither a directory with a tokenizer nor a hub name that answers, or a tokenizer without offsets.
+        TokenizerError: neither a directory with a tokenizer nor a Hub name that answers, or a tokenizer without offsets.
     """
     name = os.fspath(model_path)
-    local, mode = _look(name)
+    local, mode = _stat(name)
     is_dir = stat.S_ISDIR(mode)
     if not name or (not is_dir and (mode or not _HUB_NAME.fullmatch(name) or name.startswith("."))):
         found = "nothing there" if not name or not mode else "a file" if stat.S_ISREG(mode) else "no directory"
@@ -47,32 +47,32 @@ def load_tokenizer(model_path: str | os.PathLike[str]) -> "PreTrainedTokenizerBa
 
 
 def as_tokenizer(tokenizer: "PreTrainedTokenizerBase | str | os.PathLike[str]") -> "PreTrainedTokenizerBase":
-    """A loaded tokenizer as it is, a path or name through `load_tokenizer`.
+    """Return a loaded tokenizer as it is; load one from a path or name.
 
     Raises:
-        TokenizerError: the tokenizer has no fast (Rust) backend, so it cannot say where its tokens stand.
+        TokenizerError: the tokenizer has no fast (Rust) backend, so it cannot report the characters of its tokens.
     """
     if isinstance(tokenizer, (str, os.PathLike)):
         return load_tokenizer(tokenizer)
     if not getattr(tokenizer, "is_fast", False):
         raise TokenizerError(
-            f"{type(tokenizer).__name__} has no fast backend, so it cannot say which characters a token stands for; "
+            f"{type(tokenizer).__name__} has no fast backend, so it cannot report which characters a token stands for; "
             "use a tokenizer that has a tokenizer.json (transformers' PreTrainedTokenizerFast)"
         )
     return tokenizer
 
 
 def _loader(directory: Path | None) -> Callable[..., Any]:
-    """What reads a tokenizer: transformers' choice by name, or its plain fast tokenizer where there is nothing to choose.
+    """Choose what loads a tokenizer: transformers' choice by name, or its plain fast tokenizer.
 
-    Making the choice loads torch where that is installed, which takes longer than all the rest. A directory of tokenizer files
+    Making that choice loads torch where it is installed, which takes longer than all the rest. A directory of tokenizer files
     alone that names no class of its own, as `save_pretrained` writes it and every token store holds one, leaves no choice.
     """
     with _without_advice():
         if directory is not None and not (directory / "config.json").exists() and (directory / "tokenizer.json").is_file():
             with contextlib.suppress(OSError, ValueError, AttributeError):
-                told = json.loads((directory / "tokenizer_config.json").read_text("utf-8"))
-                if told.get("tokenizer_class") in _PLAIN and "auto_map" not in told:
+                config = json.loads((directory / "tokenizer_config.json").read_text("utf-8"))
+                if config.get("tokenizer_class") in _GENERIC_CLASSES and "auto_map" not in config:
                     from transformers import PreTrainedTokenizerFast
 
                     return PreTrainedTokenizerFast.from_pretrained
@@ -81,8 +81,8 @@ def _loader(directory: Path | None) -> Callable[..., Any]:
         return AutoTokenizer.from_pretrained
 
 
-def _look(name: str) -> tuple[Path, int]:
-    """Where a name leads on this machine, and the mode of what is there; 0 for nothing."""
+def _stat(name: str) -> tuple[Path, int]:
+    """Find what a name is on this machine: its path, and its mode, 0 for nothing."""
     try:
         local = Path(name).expanduser()
         return local, local.stat().st_mode
@@ -91,7 +91,7 @@ def _look(name: str) -> tuple[Path, int]:
     except OSError as error:
         raise TokenizerError(f"no tokenizer at {name!r}: {error.strerror}; check the path and who may read it") from error
     except (ValueError, RuntimeError) as error:
-        # A null byte, or a ~user that there is not.
+        # A null byte, or an unknown ~user.
         raise TokenizerError(f"no tokenizer at {name!r}: {error}; check the path") from error
 
 
@@ -100,11 +100,11 @@ def _not_loaded(name: str, directory: Path | None, error: Exception) -> str:
     reason = reason.rstrip(".:")
     if directory is not None:
         try:
-            there = ", ".join(sorted(path.name for path in directory.iterdir())[:8]) or "nothing"
+            files = ", ".join(sorted(path.name for path in directory.iterdir())[:8]) or "nothing"
         except OSError as unlisted:
-            there = f"what cannot be listed: {unlisted.strerror}"
+            files = f"what cannot be listed: {unlisted.strerror}"
         return (
-            f"no usable tokenizer in the directory {name!r} (it holds {there}): {reason}; it needs tokenizer.json, and "
+            f"no usable tokenizer in the directory {name!r} (it holds {files}): {reason}; it needs tokenizer.json, and "
             "tokenizer_config.json for its special tokens"
         )
     return (
@@ -115,12 +115,12 @@ def _not_loaded(name: str, directory: Path | None, error: Exception) -> str:
 
 @contextlib.contextmanager
 def _without_advice() -> Iterator[None]:
-    """Transformers complains on import that there is no torch; here that is no fault, so it is not heard."""
-    if "transformers" in sys.modules or _ADVICE in os.environ or importlib.util.find_spec("torch") is not None:
+    """Suppress the warning of transformers that torch is missing; here it is not needed."""
+    if "transformers" in sys.modules or _NO_WARNINGS in os.environ or importlib.util.find_spec("torch") is not None:
         yield
         return
-    os.environ[_ADVICE] = "1"
+    os.environ[_NO_WARNINGS] = "1"
     try:
         yield
     finally:
-        del os.environ[_ADVICE]
+        del os.environ[_NO_WARNINGS]

@@ -1,7 +1,7 @@
-"""A store and some indices to one HTML page: no network, no script but its own, readable without colour.
+"""Store and indices → one HTML page that needs no network, and no colour to be read.
 
-The page carries a policy that its browser enforces: nothing is loaded from anywhere, and of all scripts only the one whose
-hash stands in the policy runs. So no token text, however hostile, can do anything but be read.
+The page has a policy that the browser enforces: nothing is loaded, and only the script whose hash is in the policy runs. So no
+token text, however hostile, can do anything but be read.
 """
 
 import base64
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from forge_data._errors import StoreError
 from forge_data.viewing._page_data import as_script, page_data
-from forge_data.viewing._page_summary import books, figures, lede, safe
+from forge_data.viewing._page_summary import details, figures, lede, safe
 from forge_data.viewing._terminal import lines
 from forge_data.viewing._view import View, views
 
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 _SCRIPTS = ("data.js", "samples.js", "filters.js", "inspect.js", "start.js")
 _SLOT = re.compile("@([a-z]+)@")
 _PLAIN_TOKENS = 50_000
-"""A page without scripts tells this many tokens in plain text."""
+"""Tokens that a page without scripts shows as plain text."""
 
 
 def write_page(store: "TokenStore", indices: list[int], path: Path) -> Path:
-    """Write the page; a file that is there already is replaced when the new one is whole.
+    """Write the page; a file that is there already is replaced when the new one is complete.
 
     Raises:
         StoreError: the store is damaged, or the page cannot be written.
@@ -47,12 +47,12 @@ def write_page(store: "TokenStore", indices: list[int], path: Path) -> Path:
         finally:
             partial.unlink(missing_ok=True)
     except OSError as error:
-        raise StoreError(f"the page {path} cannot be written: {error.strerror or error}; give another place") from error
+        raise StoreError(f"the page {path} cannot be written: {error.strerror or error}; give another path") from error
     return path
 
 
 def page(store: "TokenStore", indices: list[int]) -> str:
-    """The text of the page."""
+    """Make the text of the page."""
     shown = list(views(store, indices))
     places = {view.place for view in shown}
     data = page_data(shown, [finding for finding in store.lint.findings if finding.place in places])
@@ -67,24 +67,24 @@ def page(store: "TokenStore", indices: list[int]) -> str:
         "style": style,
         "lede": safe(lede(store, indices)),
         "figures": figures(store),
-        "books": books(store, places),
+        "details": details(store, places),
         "plain": safe(_plain(shown)),
         "data": as_script(data),
         "script": script,
     }
-    # One pass, so that a slot's name inside a text stays text.
+    # One pass, so that the name of a slot inside a text stays text.
     return _SLOT.sub(lambda found: slots.get(found[1], found[0]), _file("page.html"))
 
 
 def _plain(shown: list[View]) -> str:
-    told, tokens = [], 0
+    text, tokens = [], 0
     for view in shown:
         tokens += len(view.ids)
-        if tokens > _PLAIN_TOKENS and told:
-            told.append("The other samples need scripts; so does whatever folds and filters.")
+        if tokens > _PLAIN_TOKENS and text:
+            text.append("The other samples need scripts; so do folding and filters.")
             break
-        told += [*lines(view, colour=False, width=100), ""]
-    return "\n".join(told)
+        text += [*lines(view, colour=False, width=100), ""]
+    return "\n".join(text)
 
 
 def _file(name: str) -> str:

@@ -1,4 +1,4 @@
-"""Views to the numbers and texts that the page is built from: each token's text once, samples as numbers into that table."""
+"""Views → data of the page: the text of each token once, samples as numbers into that table."""
 
 import json
 import re
@@ -6,15 +6,15 @@ from collections.abc import Iterable
 from typing import Any
 
 from forge_data._example import ROLES
-from forge_data.findings._report import Finding
+from forge_data.findings._finding import Finding
 from forge_data.viewing._view import View
 
 _UNSAFE = re.compile("[<>&\u2028\u2029\ud800-\udfff]")
-"""What could end the element that holds the data, or what UTF-8 cannot hold."""
+"""Characters that could end the element that holds the data, or that UTF-8 cannot encode."""
 
 
 def page_data(views: Iterable[View], findings: Iterable[Finding]) -> dict[str, Any]:
-    """What page/data.js reads; findings are those on the rows that are shown."""
+    """Make what page/data.js reads; `findings` are those on the rows that are shown."""
     numbers: dict[int, int] = {}
     vocabulary: list[tuple[int, str, int]] = []
     samples: list[dict[str, Any]] = []
@@ -37,7 +37,7 @@ def page_data(views: Iterable[View], findings: Iterable[Finding]) -> dict[str, A
 
 
 def as_script(data: dict[str, Any]) -> str:
-    """JSON that can stand inside a script element, whatever the texts hold."""
+    """Encode data as JSON that can be inside a script element, whatever its texts contain."""
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
     return _UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 

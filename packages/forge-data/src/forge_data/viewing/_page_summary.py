@@ -1,4 +1,4 @@
-"""A store to the page's head: figures, findings, rows left out, and the hashes, as HTML that holds however hostile the words."""
+"""Store → head of the page: figures, findings, dropped rows and hashes, as escaped HTML."""
 
 import itertools
 from collections.abc import Collection, Iterator, Sequence
@@ -6,18 +6,18 @@ from html import escape
 from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
-from forge_data.findings._report import STOP
+from forge_data.findings._finding import STOP
 
 if TYPE_CHECKING:
     from forge_data.findings._report import LintReport
     from forge_data.store._token_store import TokenStore
 
 LISTED = 1000
-"""Rows left out that a page lists before it only counts."""
+"""Rows left out that a page lists; more are only counted."""
 
 
 def lede(store: "TokenStore", shown: Sequence[int]) -> str:
-    """One sentence on what the page shows."""
+    """Write one sentence on what the page shows."""
     if len(shown) == len(store):
         return f"All {_count(len(store), 'sample')}, token by token, as they are trained on."
     if list(shown) == list(range(len(shown))):
@@ -26,27 +26,27 @@ def lede(store: "TokenStore", shown: Sequence[int]) -> str:
 
 
 def figures(store: "TokenStore") -> str:
-    """The four numbers that one asks for first."""
+    """Write the four main numbers."""
     tokens, learned = int(store.lengths.sum()), int(store.loss_counts.sum())
     share = f"{100 * learned / tokens:.1f} % of all" if tokens else ""
-    told = store.accounting
+    accounting = store.accounting
     rows = [
         ("Samples", f"{len(store):,}", "" if store.kind == "supervised" else store.kind.replace("_", " ")),
         ("Tokens", f"{tokens:,}", ""),
         ("Tokens in the loss", f"{learned:,}", share),
-        ("Rows kept", f"{told.kept:,}", f"of {told.read:,}"),
+        ("Rows kept", f"{accounting.kept:,}", f"of {accounting.read:,}"),
     ]
     return "".join(
         f"<div><dt>{safe(name)}</dt><dd>{safe(value)} <small>{safe(note)}</small></dd></div>" for name, value, note in rows
     )
 
 
-def books(store: "TokenStore", places: Collection[str]) -> str:
-    """What was found, what was left out, and what vouches for the arrays; `places` are the rows that the page shows."""
-    report, told = store.lint, store.accounting
+def details(store: "TokenStore", places: Collection[str]) -> str:
+    """Write findings, dropped rows and hashes; `places` are the rows that the page shows."""
+    report = store.lint
     stops, warnings = _count(report.stops, "stop"), _count(report.warnings, "warning")
     found = f"{stops}, {warnings}" if report.counts else "nothing"
-    dropped = sum(told.dropped.values())
+    dropped = sum(store.accounting.dropped.values())
     return "".join(
         [
             _fold("Findings", found, "".join(_findings(report, places)), unfolded=report.stops > 0),
@@ -65,12 +65,12 @@ def _fold(name: str, summary: str, inside: str, *, unfolded: bool = False) -> st
 
 def _findings(report: "LintReport", places: Collection[str]) -> Iterator[str]:
     if not report.findings:
-        yield '<p class="note">The lint looked at every row and found nothing to say.</p>'
+        yield '<p class="note">The lint examined every row and found nothing.</p>'
     for (severity, rule), group in itertools.groupby(report.findings, key=lambda finding: (finding.severity, finding.rule)):
         listed = list(group)
         stopping = report.stop_counts.get(rule, 0)
         count = stopping if severity == STOP else report.counts[rule] - stopping
-        # One remedy for all is said once.
+        # A remedy that all share is written once.
         fixes = {finding.fix for finding in listed}
         yield f'<h3><span class="severity {safe(severity)}">{safe(severity)}</span> <code>{safe(rule)}</code> {count:,}</h3>'
         if len(fixes) == 1:
@@ -89,16 +89,16 @@ def _findings(report: "LintReport", places: Collection[str]) -> Iterator[str]:
 
 
 def _linked(place: str, places: Collection[str]) -> str:
-    """A row that the page shows is a way there."""
+    """Link a row that the page shows."""
     if place not in places:
         return safe(place)
     return f'<a href="#{safe(urlencode({"find": place}, errors="backslashreplace"))}">{safe(place)}</a>'
 
 
 def _dropped(store: "TokenStore") -> Iterator[str]:
-    told = store.accounting
-    yield f'<p class="note">{safe(str(told))}.</p>'
-    dropped = sum(told.dropped.values())
+    accounting = store.accounting
+    yield f'<p class="note">{safe(str(accounting))}.</p>'
+    dropped = sum(accounting.dropped.values())
     if not dropped:
         return
     yield '<table><tr><th scope="col">Row</th><th scope="col">Why</th><th scope="col" class="number">Tokens</th></tr>'
@@ -119,14 +119,15 @@ def _proof(store: "TokenStore") -> str:
         for name, digest in store.sha256.items()
     )
     return (
-        '<p class="note">What this page shows was read from the arrays that are trained on, and nothing was tokenised again. '
-        "When it was written every file was read and gave these SHA-256; sha256sum gives them again.</p>"
-        f'<table><tr><th scope="row" class="place">fingerprint</th><td class="hash">{safe(store.fingerprint)}</td></tr>{rows}</table>'
+        '<p class="note">This page was read from the arrays that are trained on; nothing was tokenised again. '
+        "When it was written, every file had these SHA-256, which sha256sum prints.</p>"
+        '<table><tr><th scope="row" class="place">fingerprint</th>'
+        f'<td class="hash">{safe(store.fingerprint)}</td></tr>{rows}</table>'
     )
 
 
 def safe(text: str) -> str:
-    """Words from a file; half a surrogate pair, which no file can hold, is escaped."""
+    """Escape text for HTML; half a surrogate pair, which UTF-8 lacks, is written as an escape."""
     return escape(text.encode("utf-8", "backslashreplace").decode())
 
 

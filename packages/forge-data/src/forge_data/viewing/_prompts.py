@@ -1,4 +1,4 @@
-"""Prompts to lines for a terminal: the tokens that a model is given, and what else their rows hold."""
+"""Prompts → lines for a terminal: the tokens of each, and the row's other fields."""
 
 import json
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def prompt_lines(store: "PromptStore", indices: list[int], *, colour: bool, width: int) -> Iterator[str]:
-    """Each prompt with its place, and its further fields as JSON, a line each."""
+    """Write each prompt with its place, and its further fields as JSON, a line each."""
     texts = TokenTexts(stored_tokenizer(store))
     for index in indices:
         prompt = store[index]
@@ -24,8 +24,8 @@ def prompt_lines(store: "PromptStore", indices: list[int], *, colour: bool, widt
         yield head.replace(f"sample {index}", f"prompt {index}").replace(", 0 learned (0%)", "")
         yield from body
         for name, value in prompt.columns.items():
-            told = json.dumps(value, ensure_ascii=False)
-            yield "".join(letter if letter == " " else shown for letter in f"  {name}: {told}" for shown, _ in visible(letter))
+            text = json.dumps(value, ensure_ascii=False)
+            yield "".join(letter if letter == " " else shown for letter in f"  {name}: {text}" for shown, _ in visible(letter))
 
 
 def _view(texts: TokenTexts, index: int, place: str, prompt: "Prompt") -> View:

@@ -1,4 +1,4 @@
-"""A store to what a person sees of it: tokens, what is learned of them, whose they are, and what was left out."""
+"""Store → text or page for a person: tokens, what is learned, roles, and what was left out."""
 
 import itertools
 import os
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO, cast
 
 from forge_data._errors import StoreError
-from forge_data._paths import at_home
+from forge_data._paths import expand_user
 from forge_data.store._manifest import PROMPTS, holds_prompts
 from forge_data.viewing._prompts import prompt_lines
 from forge_data.viewing._terminal import lines, visible
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 ON_SCREEN = 5
 ON_PAGE = 200
 _LISTED = 10
-"""How many dropped rows and findings a terminal lists before it only counts."""
+"""Dropped rows and findings that a terminal lists; more are only counted."""
 
 
 def show(
@@ -31,32 +31,32 @@ def show(
     *,
     html: str | os.PathLike[str] | None = None,
 ) -> Path | None:
-    """What is trained on, read from the store's arrays; nothing is tokenised again.
+    """Show what is trained on, read from the store's arrays; nothing is tokenised again.
 
-    On the terminal learned tokens are coloured and underlined (⟦marked⟧ where there is no colour), roles stand at the left,
-    blanks and special tokens are visible, and what was dropped is said with its reason. `html` writes the same as one
-    page that needs no network.
+    On the terminal learned tokens are coloured and underlined (⟦marked⟧ where there is no colour), roles are at the left,
+    blanks and special tokens are visible, and dropped rows are listed with the reason. `html` writes the same as one page that
+    needs no network.
 
     Args:
         store: a token store, a store of prompts, or its directory.
         indices: which samples: a number, a slice, or numbers; the first few (5, or 200 on a page) by default.
-        html: the page's file. None writes to the terminal.
+        html: file of the page. None writes to the terminal.
 
     Returns:
         The page's path, if there is one.
 
     Raises:
-        StoreError: no store there, or the page cannot be written; of prompts there is none.
+        StoreError: no store there, or the page cannot be written; there is none for prompts.
         DataError: a sample that the store does not have.
     """
     if isinstance(store, (str, os.PathLike)):
         store = opened(store)
     if html is not None:
         if store.kind == PROMPTS:
-            raise StoreError(f"{store.path} is a store of prompts, of which there is no page; show them without html")
+            raise StoreError(f"{store.path} is a store of prompts, for which there is no page; show them without `html`")
         from forge_data.viewing._page import write_page
 
-        return write_page(cast("TokenStore", store), chosen_indices(store, indices, ON_PAGE), at_home(html, StoreError))
+        return write_page(cast("TokenStore", store), chosen_indices(store, indices, ON_PAGE), expand_user(html, StoreError))
     chosen = chosen_indices(store, indices, ON_SCREEN)
     for line in text_of(store, chosen, colour=wants_colour(sys.stdout), width=shutil.get_terminal_size((100, 24)).columns):
         write_line(sys.stdout, line)
@@ -64,7 +64,7 @@ def show(
 
 
 def opened(directory: str | os.PathLike[str]) -> "TokenStore | PromptStore":
-    """The store of a directory, whichever of the two it is.
+    """Open the store in a directory, of samples or of prompts.
 
     Raises:
         StoreError: there is none.
@@ -72,11 +72,11 @@ def opened(directory: str | os.PathLike[str]) -> "TokenStore | PromptStore":
     from forge_data.store._prompt_store import PromptStore
     from forge_data.store._token_store import TokenStore
 
-    return PromptStore.open(directory) if holds_prompts(at_home(directory, StoreError)) else TokenStore.open(directory)
+    return PromptStore.open(directory) if holds_prompts(expand_user(directory, StoreError)) else TokenStore.open(directory)
 
 
 def text_of(store: "TokenStore | PromptStore", indices: list[int], *, colour: bool, width: int) -> Iterator[str]:
-    """The lines that `show` writes: samples, then findings on them, dropped rows, and the arrays' SHA-256."""
+    """Write samples, findings on them, dropped rows and the arrays' SHA-256, as lines."""
     yield from _legend(colour)
     if store.kind == PROMPTS:
         yield from prompt_lines(cast("PromptStore", store), indices, colour=colour, width=width)
@@ -91,7 +91,10 @@ def text_of(store: "TokenStore | PromptStore", indices: list[int], *, colour: bo
 
 
 def wants_colour(stream: TextIO) -> bool:
-    """On a terminal, unless NO_COLOR says otherwise or it cannot; FORCE_COLOR has it everywhere (no-color.org, force-color.org)."""
+    """Tell whether to use colour: on a terminal, unless NO_COLOR is set or it cannot.
+
+    FORCE_COLOR turns it on everywhere (no-color.org, force-color.org).
+    """
     if os.environ.get("NO_COLOR"):
         return False
     if os.environ.get("FORCE_COLOR"):
@@ -100,13 +103,13 @@ def wants_colour(stream: TextIO) -> bool:
 
 
 def write_line(stream: TextIO, line: str) -> None:
-    """One line; a letter that the stream's encoding lacks is escaped, never an error."""
+    """Write one line; a character that the stream's encoding lacks is escaped, never an error."""
     encoding = stream.encoding or "utf-8"
     stream.write(line.encode(encoding, "backslashreplace").decode(encoding) + "\n")
 
 
 def plain(text: str) -> str:
-    """Words from a file, safe on one line of a terminal."""
+    """Escape text of a file for one line of a terminal."""
     return "".join(letter if letter == " " else shown for letter in text for shown, _ in visible(letter))
 
 

@@ -1,4 +1,4 @@
-"""A token store to the numbers that one wants to know before training: how much, how long, whose, and how much of it is learned."""
+"""Token store → numbers to know before training: samples, lengths, roles, learned share."""
 
 from typing import TYPE_CHECKING, Any, cast
 
@@ -21,7 +21,7 @@ _UNKNOWN = ROLES.index("tokens")
 
 @attrs.frozen
 class Share:
-    """What one role or one source has of a store."""
+    """Part of a store that one role or one source has."""
 
     name: str
     samples: int
@@ -36,7 +36,7 @@ class Stats:
     """Numbers of a token store; `str()` is a table of them."""
 
     kind: str
-    """What the samples are trained as, as `TokenStore.kind`."""
+    """Kind of the samples, as `TokenStore.kind`."""
     samples: int
     tokens: int
     learned: int
@@ -46,9 +46,9 @@ class Stats:
     learned_lengths: dict[int, int]
     """Percentile → learned tokens of a sample."""
     roles: tuple[Share, ...]
-    """By whose text the tokens are, in the order of `ROLES`."""
+    """Shares by role of the text, in the order of `ROLES`."""
     sources: tuple[Share, ...]
-    """By file, in the order in which they were read."""
+    """Shares by file, in the order in which they were read."""
     accounting: Accounting
     """Rows read, kept and dropped when the store was prepared."""
 
@@ -58,21 +58,24 @@ class Stats:
         return self.learned / self.tokens if self.tokens else 0.0
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain numbers, strings, lists and dicts, for JSON."""
+        """Return plain numbers, strings, lists and dicts, for JSON."""
         return attrs.asdict(self) | {"accounting": self.accounting.as_dict(), "learned_share": self.learned_share}
 
     def __str__(self) -> str:
         prompts = self.kind == PROMPTS
-        told = {"all": self.lengths} | ({} if prompts else {"learned": self.learned_lengths})
+        lengths = {"all": self.lengths} | ({} if prompts else {"learned": self.learned_lengths})
         lines = [
             f"{self.samples:,} prompts, {self.tokens:,} tokens"
             if prompts
-            else f"{self.samples:,} samples ({self.kind}), {self.tokens:,} tokens, {self.learned:,} of them learned ({self.learned_share:.1%})",
+            else (
+                f"{self.samples:,} samples ({self.kind}), {self.tokens:,} tokens, {self.learned:,} of them learned "
+                f"({self.learned_share:.1%})"
+            ),
             str(self.accounting),
             "",
             *_table(
                 ["tokens a prompt" if prompts else "tokens a sample", *(_percentile(percent) for percent in self.lengths)],
-                [[name, *map(_number, values.values())] for name, values in told.items()],
+                [[name, *map(_number, values.values())] for name, values in lengths.items()],
             ),
         ]
         for title, shares in (("role", self.roles), ("source", self.sources)):
@@ -91,7 +94,7 @@ class Stats:
 
 
 def stats(store: "TokenStore | PromptStore") -> Stats:
-    """The numbers of a store, or of a view of one; read from the arrays that are trained on. Of prompts nothing is learned."""
+    """Count the samples, tokens and learned tokens of a store or a view, by role and source."""
     lengths, learned = store.lengths, _learned(store)
     return Stats(
         kind=store.kind,
@@ -119,7 +122,7 @@ def _by_role(store: "TokenStore") -> tuple[Share, ...]:
     learned[firsts] -= mask[starts[firsts]]
     cells = owners * len(ROLES) + arrays["segment_roles.bin"]
     tokens_, learned_ = (_summed(cells, values, len(bounds) - 1) for values in (sizes, learned))
-    # Samples without segments are of nobody in particular.
+    # Samples without segments have no known role.
     bare = np.diff(bounds) == 0
     if bare.any():
         counts = np.add.reduceat(mask, offsets[:-1], dtype=np.int64) - mask[offsets[:-1]]
@@ -134,7 +137,10 @@ def _by_role(store: "TokenStore") -> tuple[Share, ...]:
 
 
 def _summed(cells: "NDArray[np.int64]", values: "NDArray[np.int64]", samples: int) -> "NDArray[np.int64]":
-    """int64[N, roles], values added up; they are whole and far below 2**53, so float64 adds them exactly."""
+    """Add values up: int64[N, roles].
+
+    They are whole numbers far below 2**53, so float64 adds them exactly.
+    """
     size = samples * len(ROLES)
     return np.bincount(cells, values, minlength=size).astype(np.int64).reshape(samples, len(ROLES))
 
@@ -158,7 +164,7 @@ def _by_source(store: "TokenStore | PromptStore") -> tuple[Share, ...]:
 def _percentiles(values: "NDArray[np.int64]") -> dict[int, int]:
     if not len(values):
         return {}
-    # A length that there is, not one between two.
+    # A length that occurs, not one between two.
     found = np.percentile(values, _PERCENTILES, method="inverted_cdf")
     return {percent: int(value) for percent, value in zip(_PERCENTILES, found, strict=True)}
 
@@ -176,7 +182,7 @@ def _part(value: int, whole: int) -> str:
 
 
 def _table(head: list[str], rows: list[list[str]]) -> list[str]:
-    """Lines of a table, the first column to the left and numbers to the right."""
+    """Format a table as lines: first column to the left, numbers to the right."""
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
     return [
         "  ".join([row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))])

@@ -1,7 +1,7 @@
-"""A view to lines for a terminal: roles at the left, learned text coloured and underlined, every blank visible.
+"""View → lines for a terminal: roles at the left, learned text underlined, blanks visible.
 
-Without colour the same is said in marks: ⟦learned⟧ and ⟪special token⟫. Text cannot forge either, nor reach the terminal's
-controls: whatever does not print, and whatever looks like a mark of ours, is written as ⟨U+27E6⟩.
+Without colour the same is shown by marks: ⟦learned⟧ and ⟪special token⟫. Text cannot forge these, nor control the terminal:
+whatever does not print, and whatever looks like one of these marks, is written as ⟨U+27E6⟩.
 """
 
 import unicodedata
@@ -12,14 +12,14 @@ from forge_data.viewing._view import Segment, View
 LEARNED, SPECIAL, FAINT = 1, 2, 4
 _GUTTER = 10
 _INVISIBLE = {"Cc", "Cf", "Cs", "Co", "Cn", "Zs", "Zl", "Zp"}
-_OURS = frozenset("·↵⇥⟦⟧⟪⟫⟨⟩")
+_OWN_MARKS = frozenset("·↵⇥⟦⟧⟪⟫⟨⟩")
 
 Cell = tuple[str, int]
-"""What is written, and how: a sum of the styles above."""
+"""Text that is written, and its style: a sum of the styles above."""
 
 
 def lines(view: View, *, colour: bool, width: int) -> Iterator[str]:
-    """The lines of one sample."""
+    """Write the lines of one sample."""
     learned = int(view.learned.sum())
     share = f" ({learned / len(view.ids):.0%})" if view.ids else ""
     standing = f" · {view.standing}" if view.standing else ""
@@ -32,7 +32,7 @@ def lines(view: View, *, colour: bool, width: int) -> Iterator[str]:
 
 
 def _cells(view: View, segment: Segment, colour: bool) -> Iterator[Cell]:
-    """Segment → cells, in reading order; a cell of a new line ends a line."""
+    """Yield the cells of a segment in reading order; a cell of a line feed ends a line."""
     began = False
     for place in range(segment.start, segment.stop):
         learned = bool(view.learned[place])
@@ -53,7 +53,7 @@ def _cells(view: View, segment: Segment, colour: bool) -> Iterator[Cell]:
 
 
 def visible(text: str) -> Iterator[tuple[str, bool]]:
-    """Each character as it is shown, and whether it is a mark that stands for something else."""
+    """Yield each character as it is shown, and whether it is a mark for something else."""
     for letter in text:
         match letter:
             case " ":
@@ -62,7 +62,7 @@ def visible(text: str) -> Iterator[tuple[str, bool]]:
                 yield "↵", True
             case "\t":
                 yield "⇥", True
-            case _ if letter in _OURS:
+            case _ if letter in _OWN_MARKS:
                 yield f"⟨U+{ord(letter):04X}⟩", True
             case _ if unicodedata.category(letter) not in _INVISIBLE:
                 yield letter, False
@@ -75,7 +75,7 @@ def visible(text: str) -> Iterator[tuple[str, bool]]:
 
 
 def _wrapped(cells: Iterator[Cell], width: int) -> Iterator[list[Cell]]:
-    """Cells as rows: cut after the last blank that fits, or anywhere in a word that does not fit at all."""
+    """Wrap cells into rows, after the last blank that fits, or within a word that is longer."""
     row: list[Cell] = []
     used = blank = 0
     for cell in cells:
@@ -84,7 +84,7 @@ def _wrapped(cells: Iterator[Cell], width: int) -> Iterator[list[Cell]]:
             row, used, blank = [], 0, 0
             continue
         wide = _width(cell[0])
-        # Our closing mark hangs over the edge rather than stand alone on the next line.
+        # The closing mark may exceed the width rather than be alone on the next line.
         if used + wide > width and row and cell[0] != "⟧":
             cut = blank or len(row)
             yield row[:cut]
@@ -107,7 +107,7 @@ def _width(text: str) -> int:
 
 
 def _painted(row: list[Cell]) -> str:
-    """Cells with as few escapes as will do."""
+    """Write cells with as few escape sequences as possible."""
     written, style = [], 0
     for text, wanted in row:
         if wanted != style:
@@ -120,7 +120,7 @@ def _painted(row: list[Cell]) -> str:
 def _escape(style: int) -> str:
     codes = ["0"]
     if style & LEARNED:
-        # A blue that is read on black and on white, and underlined: never by colour alone.
+        # A blue that is readable on black and on white, and underlined: never by colour alone.
         codes += ["4", "38;5;32"]
     if style & SPECIAL:
         codes.append("7")

@@ -1,7 +1,7 @@
-"""Token ids to what each token says, without tokenising anything: its bytes, and whether it is a special token.
+"""Token ids → text of each token, without tokenising: its bytes, and whether it is special.
 
-A tokenizer's `decode` joins tokens first and tells afterwards, so it cannot say what one token alone stands for. The
-vocabulary can, once it is known how its tokens are spelled; the tokenizer's own decoder says that.
+A tokenizer's `decode` joins tokens first, so it cannot give the text of one token alone. The vocabulary can, once it is known
+how its tokens are spelled; the tokenizer's own decoder describes that.
 """
 
 import codecs
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-"""How a SentencePiece vocabulary spells a byte that no token of its own has."""
+"""Spelling of a byte in a SentencePiece vocabulary."""
 _OPEN_ENDED = "surrogateescape"
-"""Bytes that are no UTF-8 become U+DC80 to U+DCFF, which no text can hold, so they are told from text."""
+"""Bytes that are not UTF-8 become U+DC80 to U+DCFF, which no text can contain."""
 
 
 @attrs.frozen(slots=True)
@@ -26,18 +26,18 @@ class Piece:
     """One token."""
 
     data: bytes
-    """What it adds to the text; any part of a character's UTF-8."""
+    """Bytes that it adds to the text; any part of a character's UTF-8."""
     special: bool = False
-    """A token that stands for itself in the vocabulary, such as <|im_end|>: shown as one thing, never as letters."""
+    """Whether it stands for itself in the vocabulary, such as <|im_end|>: shown as one thing, never as letters."""
 
     @property
     def text(self) -> str:
-        """Its bytes as text, on their own; what is no UTF-8 as U+DC80 to U+DCFF."""
+        """Its bytes as text, on their own; bytes that are not UTF-8 as U+DC80 to U+DCFF."""
         return self.data.decode("utf-8", _OPEN_ENDED)
 
 
 class TokenTexts:
-    """The pieces of one tokenizer's vocabulary; with None, every id stands as a number in brackets."""
+    """Texts of one vocabulary's tokens; without a tokenizer, each id is a number in brackets."""
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase | None") -> None:
         self._tokenizer = tokenizer
@@ -50,11 +50,11 @@ class TokenTexts:
             self._steps = _decoder_steps(tokenizer)
             if any(step["type"] == "ByteLevel" for step in self._steps):
                 self._bytes = _byte_alphabet()
-        # Whole words with a blank between them, which is nobody's own: WordPiece's, or a vocabulary without a decoder.
+        # Whole words with a blank between them that belongs to no token: WordPiece, or a vocabulary without a decoder.
         self._spaced = tokenizer is not None and (not self._steps or any(s["type"] == "WordPiece" for s in self._steps))
 
     def of(self, ids: Sequence[int]) -> list[Piece]:
-        """One piece a token, in order."""
+        """Return one piece for each token, in order."""
         known = self._known
         for number in set(ids) - known.keys():
             known[number] = self._piece(number)
@@ -69,7 +69,7 @@ class TokenTexts:
             return Piece(f"[{number}]".encode(), special=True)
         added = self._added.get(number)
         if added is not None:
-            # Runs of blanks are added tokens in some vocabularies; they are text all the same.
+            # Runs of blanks are added tokens in some vocabularies; they are shown as text.
             return Piece(added.content.encode(), special=not added.content.isspace())
         token = self._tokenizer.convert_ids_to_tokens(number)
         if not isinstance(token, str):
@@ -104,10 +104,10 @@ class TokenTexts:
 
 
 def characters(pieces: Sequence[Piece]) -> tuple[list[str], list[bool]]:
-    """The characters of each token, and whether it begins inside a character that an earlier token began.
+    """Return the text of each token, and whether it begins inside a character of an earlier one.
 
-    A character whose bytes are spread over several tokens stands whole in the first of them. Bytes that never become
-    a character stand where they are, as U+DC80 to U+DCFF.
+    A character whose bytes are spread over several tokens is in the first of them. Bytes that never become a character stay
+    where they are, as U+DC80 to U+DCFF.
     """
     texts, inside = [""] * len(pieces), [False] * len(pieces)
     decoder = codecs.getincrementaldecoder("utf-8")(_OPEN_ENDED)
@@ -136,12 +136,12 @@ def characters(pieces: Sequence[Piece]) -> tuple[list[str], list[bool]]:
         left = len(decoder.getstate()[0])
         waiting = [place] * left if out else waiting + [place] * (left - len(waiting))
     close(decoder.decode(b"", final=True))
-    # A character that broke off after all shows its bytes where they are, so nothing is inside it.
+    # A character that is never completed shows its bytes where they are, so no token is inside it.
     return texts, [within and not "\udc80" <= text[:1] <= "\udcff" for within, text in zip(inside, texts, strict=True)]
 
 
 def _decoder_steps(tokenizer: "PreTrainedTokenizerBase") -> list[dict[str, Any]]:
-    """The tokenizer's decoder as the steps it takes."""
+    """List the steps of the tokenizer's decoder."""
     decoder = json.loads(tokenizer.backend_tokenizer.to_str()).get("decoder")
     if decoder is None:
         return []
@@ -149,7 +149,10 @@ def _decoder_steps(tokenizer: "PreTrainedTokenizerBase") -> list[dict[str, Any]]
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """Letter → byte of byte-level vocabularies: printable Latin-1 stands for itself, the rest for U+0100 and on (GPT-2's rule)."""
+    """Map letters of byte-level vocabularies to bytes.
+
+    Printable Latin-1 stands for itself, U+0100 and on for the rest (GPT-2's rule).
+    """
     plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in set(plain)]
     return {chr(byte): byte for byte in plain} | {chr(0x100 + place): byte for place, byte in enumerate(others)}

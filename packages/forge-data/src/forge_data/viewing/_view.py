@@ -1,4 +1,4 @@
-"""A store and some indices to what a viewer shows of each sample: read from the very arrays that are trained on."""
+"""Store and indices → what is shown of each sample, from the arrays that are trained on."""
 
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from transformers import PreTrainedTokenizerBase
 
-    from forge_data.store._base import Stored
+    from forge_data.store._base import Store
     from forge_data.store._token_store import TokenStore
 
 
 @attrs.frozen(eq=False)
 class Segment:
-    """The tokens [start, stop), and whose text they are."""
+    """Tokens [start, stop) of one role."""
 
     start: int
     stop: int
@@ -33,31 +33,31 @@ class View:
 
     index: int
     place: str
-    """`train.jsonl:417`."""
+    """Place of its row, such as `train.jsonl:417`."""
     ids: list[int]
     pieces: list[Piece]
     texts: list[str]
-    """S texts; a character that several tokens share stands in the first."""
+    """S texts; a character that several tokens share is in the first."""
     inside: list[bool]
-    """Per token: does it begin inside such a character."""
+    """For each token, whether it begins inside such a character."""
     learned: "NDArray[np.bool_]"
     """bool[S], true where the label is not -100."""
     loss_count: int
     segments: list[Segment]
     standing: str = ""
-    """`chosen` or `rejected`, `desirable` or `undesirable`; nothing for a supervised sample."""
+    """`chosen` or `rejected`, `desirable` or `undesirable`; empty for a supervised sample."""
     partner: int | None = None
-    """The other answer's sample, for a preference."""
+    """Sample of the other answer, for a preference."""
 
     def runs(self, start: int = 0, stop: int | None = None) -> list[tuple[int, int]]:
-        """The learned stretches [start, stop) of a part of the sample, in order."""
+        """List the learned stretches [start, stop) of a part of the sample, in order."""
         mask = self.learned[start:stop].astype(np.int8)
         edges = np.flatnonzero(np.diff(mask, prepend=0, append=0)) + start
         return [(int(a), int(b)) for a, b in edges.reshape(-1, 2)]
 
 
 def views(store: "TokenStore", indices: Iterable[int]) -> Iterator[View]:
-    """One view a sample."""
+    """Make one view a sample."""
     texts = TokenTexts(stored_tokenizer(store))
     standing = _standings(store)
     for index in indices:
@@ -83,19 +83,19 @@ def views(store: "TokenStore", indices: Iterable[int]) -> Iterator[View]:
         )
 
 
-def stored_tokenizer(store: "Stored") -> "PreTrainedTokenizerBase | None":
-    """The tokenizer that lies in the store; None where it was made of tokens alone, and ids are all there is to show."""
+def stored_tokenizer(store: "Store") -> "PreTrainedTokenizerBase | None":
+    """Load the tokenizer in the store; None where there is none, and only ids can be shown."""
     try:
         return store.tokenizer()
     except ForgeDataError:
         return None
 
 
-def chosen_indices(store: "Stored", indices: int | slice | Iterable[int] | None, default: int) -> list[int]:
-    """Indices as they were asked for, counted from the front; the first `default` samples for None.
+def chosen_indices(store: "Store", indices: int | slice | Iterable[int] | None, default: int) -> list[int]:
+    """Return indices counted from the front; the first `default` samples for None.
 
     Raises:
-        DataError: one that the store does not have, or that is no whole number.
+        DataError: one that the store does not have, or that is not a whole number.
     """
     count = len(store)
     if indices is None:
@@ -121,7 +121,7 @@ def _words(asked: slice) -> str:
 
 
 def _standings(store: "TokenStore") -> dict[int, tuple[str, int | None]]:
-    """Sample → what it is in its preference, and its partner."""
+    """Map each sample to its part in its preference, and its partner."""
     found: dict[int, tuple[str, int | None]] = {}
     if store.kind == "preference":
         try:

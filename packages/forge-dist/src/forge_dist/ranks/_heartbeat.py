@@ -21,11 +21,6 @@ from forge_dist.ranks._store import connect_store, published_failure
 if TYPE_CHECKING:
     import torch.distributed as dist
 
-# Seconds between two beats, and of silence after which a host counts as gone. Private variables shorten them for tests.
-INTERVAL_SECONDS = float(os.environ.get("FORGE_HEARTBEAT_INTERVAL", "2"))
-LIMIT_SECONDS = float(os.environ.get("FORGE_HEARTBEAT_LIMIT", "30"))
-# A rank that learns of another's failure waits this long for its own collective to fail, whose exception says where it was.
-GRACE_SECONDS = float(os.environ.get("FORGE_HEARTBEAT_GRACE", "5"))
 _TICK_SECONDS = 0.5
 
 
@@ -50,6 +45,12 @@ class Heartbeat:
     def __init__(self, topology: Topology, host: str) -> None:
         self._topology = topology
         self._host = host
+        # Seconds between two beats, and of silence after which a host counts as gone. Private variables shorten them for tests.
+        self._interval = float(os.environ.get("FORGE_HEARTBEAT_INTERVAL", "2"))
+        self._limit = float(os.environ.get("FORGE_HEARTBEAT_LIMIT", "30"))
+        # A rank that learns of another's failure waits this long for its own collective to fail, whose exception says where it
+        # was.
+        self._grace = float(os.environ.get("FORGE_HEARTBEAT_GRACE", "5"))
         self._nodes = topology.max_nodes
         self._clock = AwakeClock()
         self._answered = 0.0
@@ -80,13 +81,13 @@ class Heartbeat:
                 # The connection was closed: the store's host ended, or something between cut it. Try once more before giving
                 # up.
                 broken = self._clock.seconds if broken is None else broken
-                if self._clock.seconds - broken > GRACE_SECONDS:
+                if self._clock.seconds - broken > self._grace:
                     self._exit_process(
                         f"{self._store_address()} does not answer any more: the launcher or rank that held the store there "
                         "ended"
                     )
                 self._reconnect()
-            self._stopped.wait(INTERVAL_SECONDS)
+            self._stopped.wait(self._interval)
 
     def _exchange(self, count: int) -> None:
         t = self._topology
@@ -99,7 +100,7 @@ class Heartbeat:
             lost = self._read_pulse()
         failure = published_failure(self._store)
         if failure is not None and failure["rank"] != t.rank:
-            self._stopped.wait(GRACE_SECONDS)
+            self._stopped.wait(self._grace)
             self._exit_process(
                 f"rank {failure['rank']} on {failure['host']} ended: {failure['class']}: {failure['text']}", failure
             )
@@ -119,7 +120,7 @@ class Heartbeat:
                 count, host, rank = json.loads(self._store.get(f"beat/{node}"))
                 self._names[node] = f"host {host} (rank {rank})"
                 silent = self._silent_seconds(node, count)
-                if silent > LIMIT_SECONDS:
+                if silent > self._limit:
                     return self._silence_message(node, silent)
         return ""
 
@@ -133,7 +134,7 @@ class Heartbeat:
         count, host, lost = json.loads(self._store.get("pulse"))
         self._names[-1] = f"host {host} (rank 0)"
         silent = self._silent_seconds(-1, count)
-        return lost or (self._silence_message(-1, silent) if silent > LIMIT_SECONDS else "")
+        return lost or (self._silence_message(-1, silent) if silent > self._limit else "")
 
     def _silent_seconds(self, node: int, count: int) -> float:
         """Note a node's count; return the seconds since it last changed."""
@@ -150,7 +151,7 @@ class Heartbeat:
         """Watch the time since the store last answered: the other thread may hang in a call."""
         while not self._stopped.wait(_TICK_SECONDS):
             silent = self._clock.tick() - self._answered
-            if silent > LIMIT_SECONDS:
+            if silent > self._limit:
                 who = self._names.get(-1, "the host of rank 0")
                 self._exit_process(
                     f"{who} was not heard of for {silent:.0f} s at {self._store_address()}: it died, or the network between "

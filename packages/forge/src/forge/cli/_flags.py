@@ -25,6 +25,8 @@ def as_flags(message: str, flags: Mapping[str, str]) -> str:
 
     >>> as_flags("max_seq_len=40 drops every row: raise max_seq_len", {"max_seq_len": "--max-seq-len"})
     '--max-seq-len 40 drops every row: raise --max-seq-len'
+    >>> as_flags("90 tokens, and `max_seq_len` is 40", {"max_seq_len": "--max-seq-len"})
+    '90 tokens, and --max-seq-len is 40'
 
     """
     if not flags or "(recipe " in message:
@@ -34,7 +36,7 @@ def as_flags(message: str, flags: Mapping[str, str]) -> str:
     # A single word, such as `seed`, may be meant as a word: it names a setting before its value, or at the beginning.
     compound = "|".join(re.escape(name) for name in by_length if "_" in name) or r"(?!)"
     pattern = (
-        rf"{_BEFORE}(?P<assigned>{names})=(?P<value>{_VALUE})"
+        rf"`(?P<marked>{names})`|{_BEFORE}(?P<assigned>{names})=(?P<value>{_VALUE})"
         rf"|{_BEFORE}(?P<bare>{compound}){_AFTER}"
         rf"|\A(?P<quote>'?)(?P<first>{names})(?P=quote)(?= must | has no effect|: | is required| is empty)"
     )
@@ -42,7 +44,7 @@ def as_flags(message: str, flags: Mapping[str, str]) -> str:
     def spelled(found: re.Match[str]) -> str:
         if found["assigned"]:
             return _with_value(flags[found["assigned"]], found["value"])
-        return flags[found["bare"] or found["first"]]
+        return flags[found["marked"] or found["bare"] or found["first"]]
 
     return re.sub(pattern, spelled, message)
 

@@ -1,4 +1,4 @@
-"""Python's collector of cycles rests while batches are made, and is as it was when they are done."""
+"""Python's collector of cycles is off while batches are made, and afterwards as it was."""
 
 import gc
 import weakref
@@ -6,18 +6,18 @@ import weakref
 import pytest
 
 from forge_data import DataError, prepare
-from forge_data.preparing._worker_from_garbage import collected
+from forge_data.preparing._worker import collect_per_batch
 
 
 class Knot:
-    """Something that only the collector frees."""
+    """An object that only the collector frees."""
 
     def __init__(self):
         self.itself = self
 
 
 def test_cycles_are_freed_batch_by_batch():
-    """While batches are made nothing is collected in between; after each, the cycles that it made are gone."""
+    """Nothing is collected while a batch is made; after it, its cycles are gone."""
     alive = []
 
     def batches():
@@ -28,19 +28,19 @@ def test_cycles_are_freed_batch_by_batch():
             yield len(alive)
 
     assert gc.isenabled()
-    assert list(collected(batches())) == [1, 2, 3]
+    assert list(collect_per_batch(batches())) == [1, 2, 3]
     assert gc.isenabled()
 
 
 def test_what_is_in_use_grows_no_older():
-    """After a batch only what is new is looked through, so that what lives on for a moment does not count as old; all, after 64."""
+    """After a batch only the newest generation is collected, and everything after 64 batches."""
     looked: list[int] = []
 
     def note(phase, info):
         if phase == "stop":
             looked.append(info["generation"])
 
-    batches = collected(iter(range(65)))
+    batches = collect_per_batch(iter(range(65)))
     next(batches)
     gc.callbacks.append(note)
     try:
@@ -53,10 +53,10 @@ def test_what_is_in_use_grows_no_older():
 
 
 def test_off_stays_off():
-    """Whoever runs without the collector goes on without it."""
+    """A collector that was off stays off."""
     gc.disable()
     try:
-        assert list(collected(iter([1]))) == [1]
+        assert list(collect_per_batch(iter([1]))) == [1]
         assert not gc.isenabled()
     finally:
         gc.enable()
@@ -64,7 +64,7 @@ def test_off_stays_off():
 
 @pytest.mark.parametrize("num_proc", [None, 1])
 def test_it_is_back_when_a_row_is_refused(write_rows, chat, chatml_tokenizer, tmp_path, num_proc):
-    """An error that is kept keeps nothing off."""
+    """An error that is kept does not keep the collector off."""
     rows = write_rows([chat(("user", "a"), ("assistant", "b")), {"messages": 1}])
     with pytest.raises(DataError) as kept:
         prepare(rows, chatml_tokenizer, tmp_path / "store", num_proc=num_proc, progress=False)

@@ -1,0 +1,70 @@
+"""Table of row formats: name → where its `Format` is defined.
+
+Reading the names imports no format.
+"""
+
+import warnings
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+AUTO = "auto"
+"""The format is detected from the fields of the rows."""
+
+GROUP = "forge.formats"
+"""Entry-point group of formats from other packages: the name is what `format` calls it, the value a `forge_data.Format`."""
+
+
+class BuiltIn(NamedTuple):
+    """A format of this package."""
+
+    where: str
+    """`module:attribute` of its `Format`."""
+    preferences: bool = False
+    """Whether its rows are preferences."""
+
+
+BUILT_IN = {
+    "messages": BuiltIn("forge_data.formats._chat:MESSAGES"),
+    "sharegpt": BuiltIn("forge_data.formats._sharegpt:SHAREGPT"),
+    "alpaca": BuiltIn("forge_data.formats._alpaca:ALPACA"),
+    "prompt_completion": BuiltIn("forge_data.formats._prompt_completion:PROMPT_COMPLETION"),
+    "text": BuiltIn("forge_data.formats._documents:TEXT"),
+    "preference": BuiltIn("forge_data.formats._preference:PREFERENCE", preferences=True),
+    "unpaired_preference": BuiltIn("forge_data.formats._prompt_completion:UNPAIRED_PREFERENCE", preferences=True),
+    "tokenised": BuiltIn("forge_data.formats._tokenised:TOKENISED"),
+    "document": BuiltIn("forge_data.formats._documents:DOCUMENT"),
+}
+"""Every format of this package. A new one is a file in `formats/` and a row here."""
+
+
+def plug_ins() -> "dict[str, EntryPoint]":
+    """Find the formats that installed packages add; warn of a name that is taken, and ignore it."""
+    from importlib.metadata import entry_points
+
+    found: dict[str, EntryPoint] = {}
+    for entry in entry_points(group=GROUP):
+        if entry.name == AUTO or entry.name in BUILT_IN or entry.name in found:
+            # A package that is merely installed must not change what rows are read as.
+            warnings.warn(
+                f"{GROUP}: the entry point {entry.name} = {entry.value} is ignored: that name is taken",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        else:
+            found[entry.name] = entry
+    return found
+
+
+def names() -> tuple[str, ...]:
+    """List what `format` may be: `auto`, the built-in formats, and those of installed packages."""
+    return (AUTO, *BUILT_IN, *plug_ins())
+
+
+def is_known(name: object) -> bool:
+    """Tell whether a format is called `name`.
+
+    Entry points are read only for a name that is not built in.
+    """
+    return name == AUTO or name in BUILT_IN or name in plug_ins()
