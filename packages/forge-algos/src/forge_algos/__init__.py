@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         idle_groups as idle_groups,
     )
     from forge_algos.batches._packed import PackedBatch as PackedBatch
+    from forge_algos.isolation._alone import keep_documents_apart as keep_documents_apart
     from forge_algos.isolation._guard import PackedGuard as PackedGuard, guard_packed as guard_packed
     from forge_algos.isolation._prompt_sharing import shares_prompts as shares_prompts
     from forge_algos.losses import LossTerms as LossTerms, nll as nll
@@ -68,6 +69,7 @@ if TYPE_CHECKING:
         RLOOSettings as RLOOSettings,
     )
     from forge_algos.settings._optimizer import OptimizerSettings as OptimizerSettings
+    from forge_algos.settings._packing import Packing as Packing, PackingSettings as PackingSettings
     from forge_algos.settings._preference import (
         DPOSettings as DPOSettings,
         KTOSettings as KTOSettings,
@@ -95,6 +97,7 @@ _PUBLIC = {
     "adaptations": "Adaptation adapt osft_importance quantization_config",
     "batches._groups": "PackedGroups check_groups group_inputs group_tensors idle_groups",
     "batches._packed": "PackedBatch",
+    "isolation._alone": "keep_documents_apart",
     "isolation._guard": "PackedGuard guard_packed",
     "isolation._prompt_sharing": "shares_prompts",
     "losses": "LossTerms nll",
@@ -107,6 +110,7 @@ _PUBLIC = {
     "settings._adapter": "AdapterSettings",
     "settings._online": "GRPOSettings PPOSettings RLOOSettings",
     "settings._optimizer": "OptimizerSettings",
+    "settings._packing": "Packing PackingSettings",
     "settings._preference": "DPOSettings KTOSettings ORPOSettings RewardSettings SimPOSettings",
     "settings._supervised": "DistillSettings PretrainSettings SupervisedSettings",
     "training._evaluate": "Evaluation evaluate",

@@ -9,6 +9,7 @@ from torch import nn
 
 from forge_algos._errors import LossError
 from forge_algos._modules import causal_model, embeddings, virtual_tokens
+from forge_algos.isolation._alone import lengths_of_lines
 
 
 def require_embeddings(model: nn.Module) -> None:
@@ -41,12 +42,14 @@ def noisy_embeddings(model: nn.Module, alpha: float, boundaries: torch.Tensor) -
         yield
         return
     lengths = boundaries.diff()
-    # With virtual tokens each document is a line of its own.
-    in_lines = virtual_tokens(model) > 0
 
     def add_noise(_layer: nn.Module, _args: Any, found: torch.Tensor) -> torch.Tensor:
+        lines = lengths_of_lines(model)
+        # With virtual tokens each document is a line of its own.
+        if lines is None and virtual_tokens(model):
+            lines = lengths
         # [B, 1] for lines, which hold one document each, or [T].
-        S = lengths[:, None] if in_lines else lengths.repeat_interleave(lengths, output_size=found.shape[-2])
+        S = lengths.repeat_interleave(lengths, output_size=found.shape[-2]) if lines is None else lines[:, None]
         # In float32, since the product may exceed int32.
         most = alpha / (S.float() * found.shape[-1]).sqrt()
         return found + torch.empty_like(found).uniform_(-1.0, 1.0) * most[..., None].to(found.dtype)

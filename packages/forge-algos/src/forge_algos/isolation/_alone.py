@@ -2,7 +2,7 @@
 
 A model with a state or a convolution (Mamba, Qwen3.5), or one that builds its mask without positions (gpt-oss, Falcon), carries
 one document of a row into the next. Such a model is given documents as lines of ordinary batches instead, within the forward of
-its decoder: what is outside of the decoder, the head and the losses, the wrappers that divide a model over ranks, sees the row's
+its decoder: what is outside of the decoder (the head and the losses, wrappers that divide a model over ranks) sees the row's
 hidden states as if it had been run packed.
 
 Three ways are tried on made-up documents, the fastest first: lines of unequal documents, padded on the right without a mask (a
@@ -20,7 +20,8 @@ from torch import nn
 
 from forge_algos._errors import PackedBatchError
 from forge_algos._modules import attention_of, causal_model, decoder, mode, override_forward
-from forge_algos.isolation._isolation import LENGTHS, REFUSALS, equal_within_rounding, made_up_ids
+from forge_algos.isolation._isolation import LENGTHS, REFUSALS, REMEDY, equal_within_rounding, made_up_ids, require_isolation
+from forge_algos.settings._packing import Packing
 
 Lines = Literal["padded", "equal", "single"]
 Agree = Callable[[int], int]
@@ -38,12 +39,43 @@ _SMALL = 256
 _running: "WeakKeyDictionary[nn.Module, _Alone]" = WeakKeyDictionary()
 
 
+def keep_documents_apart(
+    model: nn.Module, *, device: torch.device, packing: Packing = "auto", agree: Agree = lambda number: number
+) -> tuple[bool, str]:
+    """Test whether `model` keeps the documents of a packed row apart, and have it run them alone where it does not.
+
+    Args:
+        model: bare or wrapped; where it is divided over ranks, every rank calls this, and all decide alike.
+        device: where test rows go.
+        packing: "on" refuses where they are not kept apart; "off" runs documents alone without the test of a packed row.
+        agree: as of `run_documents_alone`.
+
+    Returns:
+        tuple: whether rows are packed, and the reason.
+
+    Raises:
+        PackedBatchError: neither is possible, or `packing="on"` is not.
+    """
+    why = ""
+    if packing != "off" and not runs_alone(model):
+        try:
+            require_isolation(model, device=device)
+        except PackedBatchError as error:
+            if packing == "on":
+                raise
+            why = f"{str(error).removesuffix(f'. {REMEDY}')}; "
+        else:
+            return True, f"{type(causal_model(model)).__name__} keeps the documents of a made-up row apart"
+    how = run_documents_alone(model, device=device, agree=agree)
+    return False, f"{why}documents are run alone, {how}"
+
+
 def run_documents_alone(model: nn.Module, *, device: torch.device, agree: Agree = lambda number: number) -> str:
     """Run the documents of every later packed row of `model` alone; return how, in a few words.
 
     The forward of the decoder is replaced, or that of the causal model where it names no decoder, so that it stays so under
-    adapters and wrappers that are put around the model afterwards. A row of B documents becomes one to B forwards of the decoder.
-    Calls without `cu_seq_lens_q` are passed on as they are.
+    adapters and wrappers that are put around the model afterwards. A row of B documents becomes one to B forwards of the
+    decoder. Calls without `cu_seq_lens_q` are passed on as they are.
 
     Args:
         model: bare or wrapped; where it is divided over ranks, every rank calls this.
@@ -125,6 +157,8 @@ class _Alone:
         rest = {key: value for key, value in given.items() if key not in (name, "logits_to_keep") and value is not None}
         lengths = [stop - start for start, stop in pairwise(starts)]
         groups = divide(lengths, self.lines)
+        # Before the first forward: in it a rank may already wait for the others.
+        missing = self.agree(len(groups)) - len(groups)
         found: list[torch.Tensor] = []
         for documents in groups:
             out = self._forward(name, row, documents, starts, lengths, rest)
@@ -133,7 +167,7 @@ class _Alone:
             ]
         order = [document for documents in groups for document in documents]
         whole = torch.cat([found[place] for place in sorted(range(len(order)), key=order.__getitem__)])[None]
-        for _ in range(self.agree(len(groups)) - len(groups)):
+        for _ in range(missing):
             out = self._forward(name, row, [_shortest(lengths)], starts, lengths, rest)
             # Weight 0: its backward pass runs, and adds nothing.
             whole = whole + 0.0 * getattr(out, self.output).sum()

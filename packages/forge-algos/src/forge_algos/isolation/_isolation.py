@@ -41,11 +41,11 @@ def require_isolation(model: nn.Module, *, device: torch.device) -> None:
     if refusal is not None:
         raise PackedBatchError(f"{what} cannot run a packed row: {refusal}") from refusal
     if problem:
-        raise PackedBatchError(f"{what} does not keep packed documents apart: {problem}. {_REMEDY}")
+        raise PackedBatchError(f"{what} does not keep packed documents apart: {problem}. {REMEDY}")
     _passed[model] = key
 
 
-_REMEDY = "Load it with another attention implementation, or take a model whose attention goes by position_ids or cu_seq_lens"
+REMEDY = "Load it with another attention implementation, or take a model whose attention goes by position_ids or cu_seq_lens"
 
 
 def run_test(

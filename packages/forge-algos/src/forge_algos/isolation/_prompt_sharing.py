@@ -13,6 +13,7 @@ from torch import nn
 
 from forge_algos._modules import attention_of, causal_model, virtual_tokens
 from forge_algos.batches._packed import packed_inputs
+from forge_algos.isolation._alone import runs_alone
 from forge_algos.isolation._isolation import equal_within_rounding, hidden_states, made_up_ids, run_test
 
 Answer = tuple[bool, str]
@@ -53,18 +54,20 @@ def may_share_prompts(model: nn.Module) -> bool:
     return any(can for (*what, _), (can, _) in known.items() if tuple(what) == asked)
 
 
-def _conditions(model: nn.Module) -> tuple[str | None, int]:
-    """Return what the answer depends on beside the device: attention and virtual tokens.
+def _conditions(model: nn.Module) -> tuple[str | None, int, bool]:
+    """Return what the answer depends on beside the device: attention, virtual tokens, and whether documents run alone.
 
     An adapter that is attached later leaves the causal model the same object.
     """
-    return attention_of(causal_model(model)), virtual_tokens(model)
+    return attention_of(causal_model(model)), virtual_tokens(model), runs_alone(model)
 
 
 def _answer(model: nn.Module, causal: nn.Module, device: torch.device) -> Answer:
     attention = attention_of(causal)
     if attention is not None and not _knows_rows(attention):
         return False, f"attention {attention!r} does not know kv_rows: each completion is computed with a prompt of its own"
+    if runs_alone(model):
+        return False, "documents are run alone: each completion is computed with a prompt of its own"
     if virtual_tokens(model):
         return False, "virtual tokens stand before each completion: each is computed with a prompt of its own"
     what = f"{type(causal).__name__} with attention {attention!r}"

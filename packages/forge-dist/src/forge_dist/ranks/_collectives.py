@@ -53,6 +53,16 @@ def sum_numbers(values: Sequence[float], size: int, group: "dist.ProcessGroup", 
     return [exact_sum(column) for column in zip(*rows, strict=True)]
 
 
+def largest_number(number: int, group: "dist.ProcessGroup", device: "torch.device") -> int:
+    """Return the largest number over ranks, int64."""
+    import torch
+    import torch.distributed as dist
+
+    found = torch.tensor([number], dtype=torch.int64, device=device)
+    dist.all_reduce(found, dist.ReduceOp.MAX, group=group)
+    return int(found.item())
+
+
 def exact_sum(column: Sequence[float]) -> float:
     """Return the correctly rounded sum; NaN and infinities propagate as in an ordinary sum.
 

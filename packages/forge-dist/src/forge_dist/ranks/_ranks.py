@@ -164,6 +164,14 @@ class Ranks:
         """Return whether the flag is set on at least one rank; *collective*."""
         return self.sum([float(bool(flag))])[0] > 0
 
+    def largest(self, number: int) -> int:
+        """Return the largest number of all ranks; *collective*."""
+        if self._group is None:
+            self._check_connected()
+            return number
+        assert self._device is not None
+        return collectives.largest_number(number, self._group, self._device)
+
     def barrier(self) -> None:
         """Wait until all ranks have come here; *collective*."""
         self.sum([0.0])

@@ -19,7 +19,7 @@ from forge.cli._options import converter_of, field_texts, with_signature
 _FIXED = ("effective_batch_size", "num_epochs", "max_steps", "seed")
 _OWN = {
     "path": (str, "A saved plan (plan.npz), a run directory, or a token store to plan for."),
-    "packing": (str | None, "Draw the step's load on each rank, and the fill over the run, into this SVG file."),
+    "draw": (str | None, "Draw the step's load on each rank, and the fill over the run, into this SVG file."),
     "step": (int | None, "Step whose figures are printed and drawn. By default step 0 is drawn."),
     "world_size": (int | None, "Ranks to divide each step over. By default those of the plan, or 1."),
 }
@@ -32,12 +32,12 @@ def plan_command() -> Any:
         path: str,
         /,
         *,
-        packing: str | None = None,
+        draw: str | None = None,
         step: int | None = None,
         world_size: int | None = None,
         **settings: Any,
     ) -> None:
-        drawing = None if packing is None else _drawing(packing)
+        drawing = None if draw is None else _drawing(draw)
         chosen = {name: value for name, value in settings.items() if value is not None}
         batch_plan = _load_or_make(Path(path).expanduser(), chosen, world_size)
         at = 0 if step is None else _checked_step(step, batch_plan)
@@ -66,7 +66,7 @@ def plan_command() -> Any:
         parameters,
         "Show which samples share a step and a micro-batch, and how well that fills the ranks; trains nothing.\n\n"
         "A saved plan can be shown on other ranks or with other micro-batches; for a token store every option counts. "
-        "Example: forge plan runs/first --world-size 8 --packing packing.svg",
+        "Example: forge plan runs/first --world-size 8 --draw plan.svg",
     )
     # The names of forge_packing.plan, in its messages.
     command.flags |= {"batch_size": "--effective-batch-size", "max_tokens": "--max-tokens-per-gpu"}
@@ -159,11 +159,11 @@ def _figures(batch_plan: forge_packing.BatchPlan, step: int) -> str:
     )
 
 
-def _drawing(packing: str) -> Path:
+def _drawing(draw: str) -> Path:
     """Return the path of the drawing. Raises SettingsError where it is no SVG file."""
-    file = Path(packing).expanduser()
+    file = Path(draw).expanduser()
     if file.suffix.lower() != ".svg":
-        raise SettingsError(f"packing={file}: the drawing is an SVG; give a file that ends in .svg.")
+        raise SettingsError(f"draw={file}: the drawing is an SVG; give a file that ends in .svg.")
     return file
 
 
@@ -178,7 +178,7 @@ def _draw(batch_plan: forge_packing.BatchPlan, step: int, file: Path) -> Path:
         temporary.replace(file)
     except OSError as error:
         raise RunDirectoryError(
-            f"packing={file}: cannot be written: {error.strerror or error}. Its directory must exist and be writable."
+            f"draw={file}: cannot be written: {error.strerror or error}. Its directory must exist and be writable."
         ) from error
     finally:
         with suppress(OSError):  # it was renamed, or never made

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import forge_accel
 import forge_algos
@@ -53,36 +53,62 @@ def check_warmup(s: Any, num_steps: int) -> None:
         )
 
 
+class _Way(NamedTuple):
+    """A way to run the model: its attention, and whether rows are packed."""
+
+    attention: forge_accel.Choice[forge_accel.Attention]
+    packing: forge_algos.Packing
+
+
 def load_with_attention(
     task: Task, s: Any, machine: forge_accel.Accelerator, dtype: forge_accel.Choice[Any], strategy: forge_dist.Strategy
-) -> tuple[Any, Any, str]:
-    """Load the model with an attention that keeps its packed samples apart.
+) -> tuple[Any, Any, tuple[str, str]]:
+    """Load the model with an attention that keeps its packed samples apart, or with its samples run alone.
 
     Not every attention computes every architecture (soft-capped scores, for example), so the loaded model is probed; with
-    `attention="auto"` eager is tried next.
+    `attention="auto"` eager is tried next. Where rows cannot be packed at all, `packing="auto"` runs samples alone.
 
     Returns:
-        The settings with the choice, the model, and the reason of the choice.
+        The settings with the choices, the model, and the reasons: of the attention, and of packing.
 
     """
-    choice = machine.attention(s.device.attention, dtype.value)
-    model = None
-    reason = choice.reason
-    try:
-        model = _loaded(task, s, machine, dtype, choice, strategy)
-    except Exception as error:
-        refused = getattr(error, "exit_status", None) == forge_algos.ForgeAlgosError.exit_status
-        if s.device.attention != "auto" or choice.value.name == "eager" or not refused:
-            raise
-        first, choice = choice.value.name, machine.attention("eager", dtype.value)
-        reason = f"eager: {first} does not fit this model ({error})"
+    refusals: list[Exception] = []
+    for way in _ways(s, machine, dtype):
         try:
-            model = _loaded(task, s, machine, dtype, choice, strategy)
-        except Exception:  # noqa: BLE001 - whatever it is, the first refusal is the better answer
-            raise error from None
-    if s.device.attention == "auto":
-        s = s.resolved("attention", choice.value.name, reason)
-    return s, model, reason
+            model, packed, why = _loaded(task, s, machine, dtype, way, strategy)
+        except Exception as error:
+            refused = getattr(error, "exit_status", None) == forge_algos.ForgeAlgosError.exit_status
+            # Whatever comes later, the first refusal is the answer to what was asked for.
+            if not refused and not refusals:
+                raise
+            refusals.append(error)
+            continue
+        name, reason = way.attention.value.name, way.attention.reason
+        if refusals:
+            refusal = str(refusals[0]).removesuffix(".")
+            reason = f"{name}: {refusal}"
+            why = why if packed else f"{refusal}; {why}"
+        if s.device.attention == "auto":
+            s = s.resolved("attention", name, reason)
+        if s.packing.packing == "auto":
+            s = s.resolved("packing", "on" if packed else "off", why)
+        return s, model, (reason, why)
+    leaks = [error for error in refusals if isinstance(error, forge_algos.PackedBatchError)]
+    if s.packing.packing == "on" and leaks:
+        raise forge_algos.PackedBatchError(f"packing=on: {leaks[0]}. With packing=auto its samples run alone.") from leaks[0]
+    raise refusals[0]
+
+
+def _ways(s: Any, machine: forge_accel.Accelerator, dtype: forge_accel.Choice[Any]) -> list[_Way]:
+    """List the ways to run the model, the first choice first."""
+    auto, packing = s.device.attention == "auto", s.packing.packing
+    chosen = machine.attention(s.device.attention, dtype.value)
+    packed = [chosen, *([machine.attention("eager", dtype.value)] if auto and chosen.value.name != "eager" else [])]
+    # A forward of whole lines needs no attention that knows documents.
+    alone = [machine.attention(name, dtype.value) for name in ("sdpa", "eager")] if auto else [chosen]
+    return [_Way(attention, "on") for attention in packed if packing != "off"] + [
+        _Way(attention, "off") for attention in alone if packing != "on"
+    ]
 
 
 def _loaded(
@@ -90,24 +116,33 @@ def _loaded(
     s: Any,
     machine: forge_accel.Accelerator,
     dtype: forge_accel.Choice[Any],
-    attention: forge_accel.Choice[forge_accel.Attention],
+    way: _Way,
     strategy: forge_dist.Strategy,
-) -> Any:
-    """Load the model with one attention, and check that it supports the objective."""
+) -> tuple[Any, bool, str]:
+    """Load the model in one way, and check that it supports the objective."""
     model = strategy.load(
         s.model.model_path,
         # Trained weights are float32, whatever the dtype of the computation; a frozen base needs only the latter.
         dtype=forge_accel.float32 if s.adapter.adapter in ("none", "osft") else dtype.value,
-        attention=attention.value.name,
-        attention_function=attention.value.function,
+        attention=way.attention.value.name,
+        attention_function=way.attention.value.function,
         task=task.model_task,
         **quantized(s, machine, dtype.value),
     )
     # Probed now, while a refusal still leaves nothing behind: does this model keep packed samples apart?
     with strategy.computing(model):
+        packed, why = keep_apart(model, machine, strategy, way.packing)
         task.probe_objective(s).bind(model, device=machine.device.value)
     strategy.settle(model)
-    return model
+    return model, packed, why
+
+
+def keep_apart(
+    model: Any, machine: forge_accel.Accelerator, strategy: forge_dist.Strategy, packing: forge_algos.Packing
+) -> tuple[bool, str]:
+    """Test whether a loaded model keeps packed samples apart, and have it run them alone where `packing` allows that."""
+    agree = strategy.ranks.largest if strategy.divides else int
+    return forge_algos.keep_documents_apart(model, device=machine.device.value, packing=packing, agree=agree)
 
 
 def quantized(s: Any, machine: forge_accel.Accelerator, dtype: Any) -> dict[str, Any]:
@@ -128,9 +163,12 @@ def load_frozen(
 ) -> Any:
     """Load a second, frozen model for the same ranks, with the attention of the first."""
     attention = machine.attention(s.device.attention, dtype.value)
-    return strategy.load_frozen(
+    model = strategy.load_frozen(
         path, dtype=dtype.value, attention=attention.value.name, attention_function=attention.value.function
     )
+    with strategy.computing(model):
+        keep_apart(model, machine, strategy, "auto" if s.packing.packing == "on" else s.packing.packing)
+    return model
 
 
 def choose_machine(s: Any, machine: forge_accel.Accelerator, dtype: forge_accel.Choice[Any]) -> Any:

@@ -89,8 +89,9 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
 
     # model: on its ranks, with an attention that computes it, with its adapter, its optimizer and its schedule
     machine.seed(s.plan.seed)
-    s, model, reason = load_with_attention(task, s, machine, dtype, strategy)
-    report.note(f"attention: {reason}")
+    s, model, (attention, packing) = load_with_attention(task, s, machine, dtype, strategy)
+    report.note(f"attention: {attention}")
+    report.note(f"packing: {s.packing.packing}: {packing}")
     warn_of_positions(report, model, [train] if held_out is None else [train, held_out])
     adaptation = adapt_model(task, s, model, tokenizer, train, Path(found["root"]), strategy, autocast, report)
     model = adaptation.model

@@ -85,6 +85,7 @@ class RunSettings:
     plan: forge_packing.PlanSettings
     optimizer: forge_algos.OptimizerSettings
     adapter: forge_algos.AdapterSettings
+    packing: forge_algos.PackingSettings
     device: forge_accel.DeviceSettings
     strategy: forge_dist.StrategySettings
     launch: forge_dist.LaunchSettings

@@ -152,6 +152,7 @@ def _reward_model(run: Run, path: str) -> Any:
     model = forge_dist.load_trained(
         path, dtype=run.machine.dtype(run.settings.device.dtype).value, device=run.device, task="reward"
     )
+    forge_algos.keep_documents_apart(model, device=run.device)
     return forge_algos.online.RewardModel(
         model,
         tokenizer=forge_data.load_tokenizer(path),

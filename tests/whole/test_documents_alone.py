@@ -1,0 +1,160 @@
+"""Models that cannot keep packed documents apart train all the same: each document alone, with the losses of the reference."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from transformers import AutoTokenizer
+
+import forge
+import forge_data
+import forge_packing
+
+from ..ranks import run_on_ranks
+from . import reference, tiny
+from .conftest import write_rows
+from .starts import metrics
+from .verbs import run_verb, settings_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+LEAKING = sorted(tiny.OTHER_CONFIGS.keys() - {"gemma2: capped scores", "llama4: chunked attention", "opt: positions from the mask"})
+MAMBA, GPT_OSS = "mamba2: a state", "gpt-oss: sinks, and a mask made without positions"
+SETTINGS: dict[str, Any] = {
+    "max_steps": 3,
+    "effective_batch_size": 8,
+    "max_tokens_per_gpu": 64,
+    "learning_rate": 1e-3,
+    "lr_scheduler": "constant",
+    "weight_decay": 0.0,
+    "beta1": 0.9,
+    "beta2": 0.95,
+    "max_grad_norm": 0.5,
+    "validation_split": 0.2,
+}
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> Callable[[str], Path]:
+    """A directory of the tiny model of a name, with a tokenizer."""
+    made: dict[str, Path] = {}
+
+    def directory(name: str) -> Path:
+        if name not in made:
+            made[name] = tmp_path_factory.mktemp("alone")
+            tiny.save(name, made[name])
+            AutoTokenizer.from_pretrained(model_dir).save_pretrained(made[name])
+        return made[name]
+
+    return directory
+
+
+def rows(folder: Path) -> Path:
+    """Ragged samples, two of them longer than a window or a convolution, as rows of ids and labels."""
+    samples = [*tiny.ragged(), tiny.sample(61, 10), tiny.sample(40, 11, slice(20, None)), tiny.sample(3, 12)]
+    return write_rows(folder / "rows.jsonl", [{"input_ids": s.input_ids, "labels": s.labels} for s in samples])
+
+
+def figures(run: Path, name: str) -> list[float]:
+    """A figure of every step."""
+    return [line[name] for line in metrics(run) if "loss" in line]
+
+
+def oracle(run: Path, model: Path) -> list[reference.Step]:
+    """The reference's steps on the samples of the run's plan, one document at a time in plain transformers."""
+    store = forge_data.TokenStore.open(run / "data" / "train").split(0.2, seed=42)[0]
+    plan = forge_packing.BatchPlan.load(run / "plan" / "plan.npz")
+    batches = [
+        [reference.Sample(store[row].input_ids.tolist(), store[row].labels.tolist()) for row in plan.samples(step).tolist()]
+        for step in range(plan.num_steps)
+    ]
+    recipe = reference.Recipe(1e-3, 3, lr_scheduler="constant", max_grad_norm=0.5)
+    return reference.train(tiny.plain(str(model)), batches, recipe, lambda _name, _parameter: False)
+
+
+@pytest.mark.parametrize("name", LEAKING)
+def test_losses_are_those_of_one_document_at_a_time(name: str, saved: Callable[[str], Path], tmp_path: Path) -> None:
+    """Losses and gradient norms of three steps are the reference's; the log and config.yaml say that documents ran alone."""
+    run, model = tmp_path / "run", saved(name)
+    forge.sft(model_path=str(model), data_path=str(rows(tmp_path)), ckpt_output_dir=str(run), **SETTINGS)
+    expected = oracle(run, model)
+    assert figures(run, "loss") == pytest.approx([step.loss for step in expected], rel=1e-5)
+    assert figures(run, "grad_norm") == pytest.approx([step.grad_norm for step in expected], rel=1e-4)
+    assert "documents are run alone" in (run / "log.txt").read_text()
+    assert "packing: 'off'  # chosen" in (run / "config.yaml").read_text().replace('"', "'")
+
+
+@pytest.mark.parametrize("name", LEAKING)
+def test_a_packed_row_is_refused_where_it_is_asked_for(name: str, saved: Callable[[str], Path], tmp_path: Path) -> None:
+    """packing=on says why it cannot be, and what can be; nothing is written."""
+    run = tmp_path / "run"
+    with pytest.raises(Exception, match=r"packing=on: .*packing=auto") as raised:
+        forge.sft(
+            model_path=str(saved(name)), data_path=str(rows(tmp_path)), ckpt_output_dir=str(run), packing="on", **SETTINGS
+        )
+    assert raised.value.exit_status == 2  # type: ignore[attr-defined]
+    assert not run.exists()
+
+
+@pytest.mark.parametrize("verb", ["sft", "osft", "pretrain", "distill", "dpo", "kto", "reward", "ppo", "grpo"])
+def test_every_verb_has_the_same_losses_packed_or_not(verb: str, model_dir: Path, tmp_path: Path) -> None:
+    """A model that can be packed gives the same steps with packing=off."""
+    found = {}
+    for packing in ("on", "off"):
+        run = tmp_path / packing
+        settings = settings_of(verb, model_dir, tmp_path) | {"packing": packing, "ckpt_output_dir": str(run)}
+        eval_after = run_verb(verb, settings, str(tmp_path))["eval_after"]
+        found[packing] = figures(run, "loss"), figures(run, "grad_norm"), eval_after
+    on, off = found["on"], found["off"]
+    assert len(on[0]) == 4
+    # The loss of a rollout's first step is zero but for rounding.
+    assert off[0] == pytest.approx(on[0], rel=1e-5, abs=1e-6)
+    assert off[1] == pytest.approx(on[1], rel=1e-4)
+    assert off[2] == pytest.approx(on[2], rel=1e-4)
+
+
+@pytest.mark.parametrize("adapter", ["lora", "osft"])
+def test_adapters(adapter: str, saved: Callable[[str], Path], tmp_path: Path) -> None:
+    """Adapters are attached around documents that run alone, are exported and loaded back, and the run is resumed."""
+    given = {"model_path": str(saved(GPT_OSS)), "data_path": str(rows(tmp_path)), "adapter": adapter, **SETTINGS}
+    given |= {"lora_r": 4} if adapter == "lora" else {"unfreeze_rank_ratio": 0.5}
+    whole = forge.sft(ckpt_output_dir=str(tmp_path / "whole"), **given)
+    forge.sft(ckpt_output_dir=str(tmp_path / "parts"), **(given | {"max_steps": 1, "full_state_every_steps": 1}))
+    again = forge.sft(ckpt_output_dir=str(tmp_path / "parts"), **(given | {"full_state_every_steps": 1}))
+    assert again.loss == pytest.approx(whole.loss, rel=1e-6)
+    assert figures(tmp_path / "parts", "loss") == pytest.approx(figures(tmp_path / "whole", "loss"), rel=1e-6)
+
+
+def run_in_small_forwards(verb: str, settings: dict[str, Any], path: str) -> dict[str, Any]:
+    """Run a verb with forwards of few documents, so that ranks need different numbers of them."""
+    from forge_algos.isolation import _alone
+
+    _alone._SMALL = 1
+    return run_verb(verb, settings, path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("strategy", "world_size"), [("fsdp2", 2), ("fsdp2", 4), ("ddp", 2), ("zero3", 2)])
+def test_ranks_with_unequal_numbers_of_documents(
+    strategy: str, world_size: int, saved: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Where every forward is collective, a rank with one document makes as many as one with seven, and losses are equal."""
+    lengths = [50, 4, 7, 3, 9, 5, 11, 6, 45, 8, 2, 10]
+    data = write_rows(
+        tmp_path / "rows.jsonl",
+        [{"input_ids": s.input_ids, "labels": s.labels} for s in (tiny.sample(S, S) for S in lengths)],
+    )
+    given = {
+        **{name: value for name, value in SETTINGS.items() if name != "validation_split"},
+        "model_path": str(saved(MAMBA)),
+        "data_path": str(data),
+        "effective_batch_size": 12,
+    }
+    run_verb("sft", given | {"ckpt_output_dir": str(tmp_path / "one")})
+    divided = given | {"ckpt_output_dir": str(tmp_path / "many"), "strategy": strategy}
+    run_on_ranks(run_in_small_forwards, world_size, "sft", divided, str(tmp_path), joined=False)
+    assert figures(tmp_path / "many", "loss") == pytest.approx(figures(tmp_path / "one", "loss"), rel=1e-5)
+    assert figures(tmp_path / "many", "grad_norm") == pytest.approx(figures(tmp_path / "one", "grad_norm"), rel=1e-4)
