@@ -1,4 +1,4 @@
-"""Models that cannot keep packed documents apart train all the same: each document alone, with the losses of the reference."""
+"""Models that cannot keep packed documents apart train on each alone, with the losses of the reference."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ from .verbs import run_verb, settings_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-LEAKING = sorted(tiny.OTHER_CONFIGS.keys() - {"gemma2: capped scores", "llama4: chunked attention", "opt: positions from the mask"})
+PACKED = {"gemma2: capped scores", "llama4: chunked attention", "opt: positions from the mask"}
+"""Those that eager attention keeps apart, and one that no attention of ours fits."""
+LEAKING = sorted(tiny.OTHER_CONFIGS.keys() - PACKED)
 MAMBA, GPT_OSS = "mamba2: a state", "gpt-oss: sinks, and a mask made without positions"
 SETTINGS: dict[str, Any] = {
     "max_steps": 3,
@@ -137,9 +139,13 @@ def run_in_small_forwards(verb: str, settings: dict[str, Any], path: str) -> dic
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("strategy", "world_size"), [("fsdp2", 2), ("fsdp2", 4), ("ddp", 2), ("zero3", 2)])
+@pytest.mark.parametrize(
+    ("strategy", "world_size", "name"),
+    # Mamba 2 reads the weight of its convolution without calling it, which ZeRO-3 does not gather then.
+    [("fsdp2", 2, MAMBA), ("fsdp2", 4, MAMBA), ("ddp", 2, MAMBA), ("zero3", 2, GPT_OSS)],
+)
 def test_ranks_with_unequal_numbers_of_documents(
-    strategy: str, world_size: int, saved: Callable[[str], Path], tmp_path: Path
+    strategy: str, world_size: int, name: str, saved: Callable[[str], Path], tmp_path: Path
 ) -> None:
     """Where every forward is collective, a rank with one document makes as many as one with seven, and losses are equal."""
     lengths = [50, 4, 7, 3, 9, 5, 11, 6, 45, 8, 2, 10]
@@ -149,7 +155,7 @@ def test_ranks_with_unequal_numbers_of_documents(
     )
     given = {
         **{name: value for name, value in SETTINGS.items() if name != "validation_split"},
-        "model_path": str(saved(MAMBA)),
+        "model_path": str(saved(name)),
         "data_path": str(data),
         "effective_batch_size": 12,
     }

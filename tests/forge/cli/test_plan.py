@@ -82,7 +82,7 @@ def test_a_run_without_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     endless = forge_packing.plan([3, 9, 4], batch_size=2, max_tokens=12, epochs=None)
     endless.save(tmp_path / "plan.npz")
     words = ["plan", str(tmp_path / "plan.npz"), "--step", str(10**12)]
-    assert _cli.main([*words, "--packing", str(tmp_path / "drawing.svg")]) == 0
+    assert _cli.main([*words, "--draw", str(tmp_path / "drawing.svg")]) == 0
     assert f"step {10**12}: {endless.figures(10**12).samples} samples" in capsys.readouterr().out
     assert "the first 1,024 steps, measured at" in (tmp_path / "drawing.svg").read_text()
     assert _cli.main([*words[:-1], "-1"]) == 2
@@ -97,8 +97,8 @@ def test_a_run_without_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         (["plan.npz", "--max-tokens-per-gpu", "5"], "--max-tokens-per-gpu 5 is less than the longest sample, 12 tokens"),
         (["plan.npz", "--step", "6"], "--step 6 is not in this plan: it has 6 steps, counted from 0"),
         (["plan.npz", "--step", "-1"], "--step -1 is not in this plan"),
-        (["plan.npz", "--packing", "x.png"], "the drawing is an SVG"),
-        (["plan.npz", "--packing", "nowhere/x.svg"], "nowhere/x.svg: cannot be written"),
+        (["plan.npz", "--draw", "x.png"], "the drawing is an SVG"),
+        (["plan.npz", "--draw", "nowhere/x.svg"], "nowhere/x.svg: cannot be written"),
         (["nothing"], "nothing is no plan: give a plan.npz, a run directory"),
         (["."], "is no plan"),
         (["store", "--max-tokens-per-gpu", "8"], "--max-tokens-per-gpu 8 is less than the longest sample, 9 tokens"),
@@ -136,9 +136,9 @@ def test_refusals(
 def test_the_drawing_is_written_whole(
     saved: forge_packing.BatchPlan, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """--packing writes the SVG, names it, and leaves nothing else."""
+    """--draw writes the SVG, names it, and leaves nothing else."""
     before = {path.name for path in tmp_path.iterdir()}
-    assert _cli.main(["plan", str(tmp_path / "plan.npz"), "--packing", str(tmp_path / "packing.svg")]) == 0
+    assert _cli.main(["plan", str(tmp_path / "plan.npz"), "--draw", str(tmp_path / "packing.svg")]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == str(tmp_path / "packing.svg")
     assert {path.name for path in tmp_path.iterdir()} == before | {"packing.svg"}
     assert (tmp_path / "packing.svg").read_text(encoding="utf-8").startswith("<svg")
@@ -148,5 +148,5 @@ def test_every_setting_is_an_option(capsys: pytest.CaptureFixture[str]) -> None:
     """`forge plan --help` lists every field of PlanSettings, with its help."""
     assert _cli.main(["plan", "--help"]) == 0
     text = " ".join(capsys.readouterr().out.split())
-    for option in ("effective-batch-size", "max-tokens-per-gpu", "num-epochs", "max-steps", "seed", "packing", "step"):
+    for option in ("effective-batch-size", "max-tokens-per-gpu", "num-epochs", "max-steps", "seed", "draw", "step"):
         assert f"--{option}" in text

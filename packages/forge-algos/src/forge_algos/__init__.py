@@ -69,7 +69,7 @@ if TYPE_CHECKING:
         RLOOSettings as RLOOSettings,
     )
     from forge_algos.settings._optimizer import OptimizerSettings as OptimizerSettings
-    from forge_algos.settings._packing import Packing as Packing, PackingSettings as PackingSettings
+    from forge_algos.settings._packing import PackingSettings as PackingSettings
     from forge_algos.settings._preference import (
         DPOSettings as DPOSettings,
         KTOSettings as KTOSettings,
@@ -110,7 +110,7 @@ _PUBLIC = {
     "settings._adapter": "AdapterSettings",
     "settings._online": "GRPOSettings PPOSettings RLOOSettings",
     "settings._optimizer": "OptimizerSettings",
-    "settings._packing": "Packing PackingSettings",
+    "settings._packing": "PackingSettings",
     "settings._preference": "DPOSettings KTOSettings ORPOSettings RewardSettings SimPOSettings",
     "settings._supervised": "DistillSettings PretrainSettings SupervisedSettings",
     "training._evaluate": "Evaluation evaluate",

@@ -1,4 +1,4 @@
-"""Documents of a packed row, each run by itself, for a model that cannot keep them apart in one row.
+"""Documents of a packed row run alone, for a model that would mix them.
 
 A model with a state or a convolution (Mamba, Qwen3.5), or one that builds its mask without positions (gpt-oss, Falcon), carries
 one document of a row into the next. Such a model is given documents as lines of ordinary batches instead, within the forward of
@@ -42,7 +42,7 @@ _running: "WeakKeyDictionary[nn.Module, _Alone]" = WeakKeyDictionary()
 def keep_documents_apart(
     model: nn.Module, *, device: torch.device, packing: Packing = "auto", agree: Agree = lambda number: number
 ) -> tuple[bool, str]:
-    """Test whether `model` keeps the documents of a packed row apart, and have it run them alone where it does not.
+    """Have `model` keep the documents of a packed row apart: in the row if it can, else alone.
 
     Args:
         model: bare or wrapped; where it is divided over ranks, every rank calls this, and all decide alike.
@@ -102,13 +102,13 @@ def runs_alone(model: nn.Module) -> bool:
 
 
 def lengths_of_lines(model: nn.Module) -> torch.Tensor | None:
-    """Return the documents' lengths int64[B] in the forward that is running now; None outside of one."""
+    """Return the lengths int64[B] of the documents of the running forward; None outside of one."""
     alone = _running.get(causal_model(model))
     return None if alone is None else alone.lengths
 
 
 class _Alone:
-    """The replaced forward of a model's decoder, and a hook on the causal model that tells it where documents begin.
+    """Replaced forward of a decoder, and a hook on its model that reads where documents begin.
 
     The hook also removes the arguments that only a packed row has: not every model takes them.
     """
@@ -151,7 +151,7 @@ class _Alone:
         return self.run(self._starts, {**dict(zip(self.names, args, strict=False)), **kwargs})
 
     def run(self, starts: Sequence[int], given: dict[str, Any]) -> Any:
-        """Run the documents of a row [1, T] in lines; return the module's output with float[1, T, ...]."""
+        """Run the documents of a row [1, T] in lines; return the output for the row, float[1, T, ...]."""
         name = "inputs_embeds" if given.get("inputs_embeds") is not None else "input_ids"
         (row,) = given[name]
         rest = {key: value for key, value in given.items() if key not in (name, "logits_to_keep") and value is not None}
@@ -160,6 +160,7 @@ class _Alone:
         # Before the first forward: in it a rank may already wait for the others.
         missing = self.agree(len(groups)) - len(groups)
         found: list[torch.Tensor] = []
+        out: Any = None
         for documents in groups:
             out = self._forward(name, row, documents, starts, lengths, rest)
             found += [

@@ -55,7 +55,9 @@ def may_share_prompts(model: nn.Module) -> bool:
 
 
 def _conditions(model: nn.Module) -> tuple[str | None, int, bool]:
-    """Return what the answer depends on beside the device: attention, virtual tokens, and whether documents run alone.
+    """Return what the answer depends on beside the device.
+
+    That is the attention, the number of virtual tokens, and whether documents are run alone.
 
     An adapter that is attached later leaves the causal model the same object.
     """
@@ -63,11 +65,11 @@ def _conditions(model: nn.Module) -> tuple[str | None, int, bool]:
 
 
 def _answer(model: nn.Module, causal: nn.Module, device: torch.device) -> Answer:
+    if runs_alone(model):
+        return False, "documents are run alone: each completion is computed with a prompt of its own"
     attention = attention_of(causal)
     if attention is not None and not _knows_rows(attention):
         return False, f"attention {attention!r} does not know kv_rows: each completion is computed with a prompt of its own"
-    if runs_alone(model):
-        return False, "documents are run alone: each completion is computed with a prompt of its own"
     if virtual_tokens(model):
         return False, "virtual tokens stand before each completion: each is computed with a prompt of its own"
     what = f"{type(causal).__name__} with attention {attention!r}"

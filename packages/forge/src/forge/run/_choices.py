@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import forge_accel
 import forge_algos
@@ -57,13 +57,13 @@ class _Way(NamedTuple):
     """A way to run the model: its attention, and whether rows are packed."""
 
     attention: forge_accel.Choice[forge_accel.Attention]
-    packing: forge_algos.Packing
+    packing: Literal["on", "off"]
 
 
 def load_with_attention(
     task: Task, s: Any, machine: forge_accel.Accelerator, dtype: forge_accel.Choice[Any], strategy: forge_dist.Strategy
 ) -> tuple[Any, Any, tuple[str, str]]:
-    """Load the model with an attention that keeps its packed samples apart, or with its samples run alone.
+    """Load the model so that its samples are kept apart: packed by some attention, or alone.
 
     Not every attention computes every architecture (soft-capped scores, for example), so the loaded model is probed; with
     `attention="auto"` eager is tried next. Where rows cannot be packed at all, `packing="auto"` runs samples alone.
@@ -138,9 +138,9 @@ def _loaded(
 
 
 def keep_apart(
-    model: Any, machine: forge_accel.Accelerator, strategy: forge_dist.Strategy, packing: forge_algos.Packing
+    model: Any, machine: forge_accel.Accelerator, strategy: forge_dist.Strategy, packing: Literal["auto", "on", "off"]
 ) -> tuple[bool, str]:
-    """Test whether a loaded model keeps packed samples apart, and have it run them alone where `packing` allows that."""
+    """Have a loaded model keep samples apart: in a row, or alone where `packing` allows it."""
     agree = strategy.ranks.largest if strategy.divides else int
     return forge_algos.keep_documents_apart(model, device=machine.device.value, packing=packing, agree=agree)
 

@@ -1,0 +1,173 @@
+"""Documents that a packed row would mix are run alone, within one forward of the model."""
+
+import pytest
+import torch
+import transformers
+from hypothesis import given, strategies as st
+
+from forge_algos import SFT, PackedBatchError, SupervisedSettings, evaluate, guard_packed, keep_documents_apart, shares_prompts
+from forge_algos.batches._packed import packed_inputs
+from forge_algos.heads._neftune import noisy_embeddings
+from forge_algos.isolation import _alone
+from forge_algos.isolation._alone import HOW, divide, lengths_of_lines, run_documents_alone, runs_alone
+
+from ..oracle import CPU, make, naive, pack, samples
+
+LENGTHS = (5, 2, 9, 5, 17, 1, 40)
+
+
+def leaking(name):
+    """Return a model that carries one document of a row into the next."""
+    shape = {"vocab_size": 61, "hidden_size": 16, "num_hidden_layers": 2}
+    config = {
+        "mamba": lambda: transformers.MambaConfig(**shape, state_size=4, time_step_rank=2),
+        "mamba2": lambda: transformers.Mamba2Config(**shape, num_heads=4, head_dim=8, n_groups=1, state_size=4),
+        "falcon": lambda: transformers.FalconConfig(**shape, num_attention_heads=4, initializer_range=0.1),
+        "mpt": lambda: transformers.MptConfig(vocab_size=61, d_model=16, n_heads=4, n_layers=2, initializer_range=0.1),
+        "rwkv": lambda: transformers.RwkvConfig(**shape, attention_hidden_size=16),
+    }[name]()
+    torch.manual_seed(0)
+    return transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").train()
+
+
+@given(
+    lengths=st.lists(st.integers(1, 400), min_size=1, max_size=30),
+    lines=st.sampled_from(["padded", "equal", "single"]),
+)
+def test_every_document_is_in_one_forward(lengths, lines):
+    """A division is a partition; equal lines are equal, and padded ones waste a quarter at most beyond a small forward."""
+    groups = divide(lengths, lines)
+    assert sorted(document for group in groups for document in group) == list(range(len(lengths)))
+    for group in groups:
+        own = [lengths[document] for document in group]
+        places = len(own) * max(own)
+        assert lines != "single" or len(own) == 1
+        assert lines != "equal" or len(set(own)) == 1
+        assert len(own) == 1 or places <= max(256, 1.25 * sum(own))
+
+
+@pytest.mark.parametrize("name", ["mamba", "mamba2", "falcon", "mpt", "rwkv"])
+def test_losses_and_gradients_are_those_of_each_document_by_itself(name):
+    """The objective takes a model that it refused, and its sum and gradients are those of unpadded forwards."""
+    model, examples = leaking(name), samples(LENGTHS)
+    with pytest.raises(PackedBatchError):
+        SFT().bind(model, device=CPU)
+    packed, why = keep_documents_apart(model, device=CPU)
+    assert not packed
+    assert "does not keep packed documents apart" in why or "cannot run a packed row" in why
+    assert HOW["padded"] in why
+    with guard_packed(model):
+        terms = SFT().bind(model, device=CPU)(pack(examples), [])
+    terms.sum.backward()
+    found = {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
+    model.zero_grad()
+    expected, count = naive(model, examples)
+    expected.backward()
+    assert terms.count == count
+    torch.testing.assert_close(terms.sum, expected, rtol=1e-5, atol=1e-5)
+    for name, parameter in model.named_parameters():
+        if parameter.grad is not None:
+            torch.testing.assert_close(found[name], parameter.grad, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("lines", ["padded", "equal", "single"])
+@pytest.mark.parametrize("small", [1, 256])
+def test_each_way_and_forwards_of_weight_zero_give_the_same(lines, small, monkeypatch):
+    """Whatever documents share a forward, and however many forwards other ranks need, sum and gradients stay."""
+    monkeypatch.setattr(_alone, "_SMALL", small)
+    examples, found = samples(LENGTHS), []
+    for agree in (None, lambda number: number + 3):
+        model = make("llama-untied")
+        if agree is not None:
+            run_documents_alone(model, device=CPU, agree=agree)
+            _alone._running[model].lines = lines
+        terms = SFT().bind(model, device=CPU)(pack(examples), [])
+        terms.sum.backward()
+        found.append((terms.sum.detach(), [parameter.grad for parameter in model.parameters()]))
+    torch.testing.assert_close(found[1], found[0], rtol=1e-5, atol=1e-5)
+
+
+def test_a_model_that_can_be_packed_is_packed():
+    """Nothing is replaced; with packing=off documents run alone."""
+    model = make("qwen3")
+    assert keep_documents_apart(model, device=CPU)[0]
+    assert not runs_alone(model)
+    assert keep_documents_apart(model, device=CPU, packing="off") == (False, f"documents are run alone, {HOW['padded']}")
+    assert runs_alone(model)
+    assert keep_documents_apart(model, device=CPU)[0] is False
+
+
+def test_packing_on_refuses():
+    """With packing=on a model that leaks is refused and left as it was."""
+    model = leaking("mamba")
+    with pytest.raises(PackedBatchError, match="does not keep packed documents apart"):
+        keep_documents_apart(model, device=CPU, packing="on")
+    assert not runs_alone(model)
+
+
+def test_a_model_that_sees_its_padding_gets_equal_lines():
+    """Where what stands behind a document changes it, only equally long ones share a forward."""
+    model = make("llama-untied").eval()
+    model.model.norm.register_forward_hook(_add_mean)
+    assert run_documents_alone(model, device=CPU) == HOW["equal"]
+
+
+def _add_mean(_module, _args, output):
+    return output + output.mean(1, keepdim=True)
+
+
+def test_other_calls_are_as_before():
+    """A padded batch under a mask, and a cache, reach the decoder unchanged."""
+    plain, model = make().eval(), make().eval()
+    run_documents_alone(model, device=CPU)
+    ids = torch.arange(3, 15).view(2, 6)
+    mask = torch.ones_like(ids)
+    mask[0, :2] = 0
+    inputs = {"input_ids": ids, "attention_mask": mask, "use_cache": True}
+    assert torch.equal(model(**inputs).logits, plain(**inputs).logits)
+    settings = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    assert torch.equal(model.generate(ids, **settings), plain.generate(ids, **settings))
+
+
+def test_completions_do_not_share_a_prompt():
+    """`shares_prompts` says why, and a row that shares one is refused."""
+    model = leaking("mamba")
+    run_documents_alone(model, device=CPU)
+    can, why = shares_prompts(model, device=CPU)
+    assert not can
+    assert why == "documents are run alone: each completion is computed with a prompt of its own"
+    row = packed_inputs(torch.arange(4), torch.arange(4), torch.tensor([0, 4]), 4) | {"kv_rows": torch.arange(4)}
+    with pytest.raises(PackedBatchError, match="share"):
+        model(**row)
+
+
+def test_noise_goes_by_each_documents_own_length():
+    """NEFTune's noise is bounded by the document that a token is in, not by its row or its line."""
+    model = make("llama-untied")
+    run_documents_alone(model, device=CPU)
+    seen = []
+
+    def look(_layer, _args, found):
+        seen.append((found.detach(), lengths_of_lines(model)))
+
+    row = packed_inputs(torch.full((12,), 3), torch.tensor([*range(10), 0, 1]), torch.tensor([0, 10, 12]), 10)
+    with noisy_embeddings(model, 5.0, row["cu_seq_lens_q"]):
+        model.get_input_embeddings().register_forward_hook(look)
+        model(**row)
+    (found, lengths) = seen[0]
+    noise = (found - model.get_input_embeddings().weight[3]).detach().abs()
+    assert lengths.tolist() == [10, 2]
+    for line, length in enumerate((10, 2)):
+        most = 5.0 / (length * 16) ** 0.5
+        assert 0.8 * most < noise[line, :length].max() <= most
+    assert lengths_of_lines(model) is None
+
+
+def test_an_evaluation_runs_them_alone():
+    """`evaluate` gives the mean over documents by themselves."""
+    model, examples = leaking("mamba2").eval(), samples(LENGTHS)
+    keep_documents_apart(model, device=CPU)
+    with torch.no_grad():
+        expected, count = naive(model, examples)
+    found = evaluate(model, [pack(examples)], objective=SFT(SupervisedSettings()))
+    assert found.loss == pytest.approx(float(expected) / count, rel=1e-5)
