@@ -101,9 +101,16 @@ def run_verb(verb: str, settings: dict[str, Any], path: str | None = None) -> di
 
     import forge
 
-    if path is not None and path not in sys.path:
+    if path is not None:
         sys.path.insert(0, path)
-    result = getattr(forge, verb)(**settings)
+    # Another test's module of this name may be loaded, and this one's must not stay.
+    sys.modules.pop("forge_test_rewards", None)
+    try:
+        result = getattr(forge, verb)(**settings)
+    finally:
+        sys.modules.pop("forge_test_rewards", None)
+        if path is not None:
+            sys.path.remove(path)
     return {"steps": result.steps, "loss": result.loss, "model_dir": str(result.model_dir), "eval_after": result.eval_after}
 
 

@@ -23,8 +23,10 @@ def test_a_hub_name_is_left_to_the_loader(name):
 @pytest.mark.parametrize(
     "name", ["gpt2", "", "no/such/folder", "/no/such", "./model", "../a", "org/", "a b/c", "~/no-such-model"]
 )
-def test_neither_path_nor_name(name):
+def test_neither_path_nor_name(name, tmp_path, monkeypatch):
     """Anything else says what was looked for, and where."""
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
     with pytest.raises(ModelError, match="neither a directory here nor a name") as caught:
         check_model_path(name)
     assert str(Path.cwd()) in str(caught.value)

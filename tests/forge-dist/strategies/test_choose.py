@@ -95,6 +95,8 @@ def test_zero(monkeypatch):
     """The three ZeROs come from one class, which gets the settings as they are, on one rank too."""
     from forge_dist.strategies.zero import _strategy as zero
 
+    # Whether DeepSpeed is installed or not: nothing of it is used here.
+    monkeypatch.setattr("forge_dist._strategy_table.importlib.util.find_spec", lambda _name: object())
     made = []
     monkeypatch.setattr(zero, "ZeroStrategy", lambda settings, ranks, **how: made.append((settings.strategy, how)))
     for world_size in (1, 2):
