@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -85,7 +86,9 @@ def test_losses_are_those_of_one_document_at_a_time(name: str, saved: Callable[[
     expected = oracle(run, model)
     assert figures(run, "loss") == pytest.approx([step.loss for step in expected], rel=1e-5)
     assert figures(run, "grad_norm") == pytest.approx([step.grad_norm for step in expected], rel=1e-4)
-    assert "documents are run alone" in (run / "log.txt").read_text()
+    log = (run / "log.txt").read_text()
+    assert "documents are run alone" in log
+    assert re.search(r"packing: \d+ forwards of the decoder for \d+ micro-batches, 1\.\d\d places a token", log)
     assert "packing: 'off'  # chosen" in (run / "config.yaml").read_text().replace('"', "'")
 
 

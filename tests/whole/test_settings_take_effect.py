@@ -78,6 +78,7 @@ CASES: dict[str, tuple[dict[str, Any], Any, Any]] = {
     "osft_cache": (OSFT, None, "CACHE"),
     "dtype": ({}, "float32", "bfloat16"),
     "attention": ({}, "documents", "eager"),
+    "packing": ({}, "on", "off"),
     "save_samples": ({}, 0, 4),
     "checkpoint_at_epoch": ({"max_steps": None, "num_epochs": 2, "effective_batch_size": 12}, False, True),
     "loss": ({}, "nll", "dft"),

@@ -37,7 +37,10 @@ if TYPE_CHECKING:
         idle_groups as idle_groups,
     )
     from forge_algos.batches._packed import PackedBatch as PackedBatch
-    from forge_algos.isolation._alone import keep_documents_apart as keep_documents_apart
+    from forge_algos.isolation._alone import (
+        keep_documents_apart as keep_documents_apart,
+        places_alone as places_alone,
+    )
     from forge_algos.isolation._guard import PackedGuard as PackedGuard, guard_packed as guard_packed
     from forge_algos.isolation._prompt_sharing import shares_prompts as shares_prompts
     from forge_algos.losses import LossTerms as LossTerms, nll as nll
@@ -97,7 +100,7 @@ _PUBLIC = {
     "adaptations": "Adaptation adapt osft_importance quantization_config",
     "batches._groups": "PackedGroups check_groups group_inputs group_tensors idle_groups",
     "batches._packed": "PackedBatch",
-    "isolation._alone": "keep_documents_apart",
+    "isolation._alone": "keep_documents_apart places_alone",
     "isolation._guard": "PackedGuard guard_packed",
     "isolation._prompt_sharing": "shares_prompts",
     "losses": "LossTerms nll",

@@ -101,6 +101,12 @@ def runs_alone(model: nn.Module) -> bool:
     return causal_model(model) in _running
 
 
+def places_alone(model: nn.Module, lengths: Sequence[int]) -> tuple[int, int]:
+    """Count the decoder's forwards, and their places with padding, for a row of documents."""
+    groups = divide(lengths, _running[causal_model(model)].lines)
+    return len(groups), sum(len(group) * max(lengths[document] for document in group) for group in groups)
+
+
 def lengths_of_lines(model: nn.Module) -> torch.Tensor | None:
     """Return the lengths int64[B] of the documents of the running forward; None outside of one."""
     alone = _running.get(causal_model(model))
@@ -151,7 +157,7 @@ class _Alone:
         return self.run(self._starts, {**dict(zip(self.names, args, strict=False)), **kwargs})
 
     def run(self, starts: Sequence[int], given: dict[str, Any]) -> Any:
-        """Run the documents of a row [1, T] in lines; return the output for the row, float[1, T, ...]."""
+        """Run the documents of a row [1, T] in lines; return the row's output, float[1, T, ...]."""
         name = "inputs_embeds" if given.get("inputs_embeds") is not None else "input_ids"
         (row,) = given[name]
         rest = {key: value for key, value in given.items() if key not in (name, "logits_to_keep") and value is not None}

@@ -6,9 +6,12 @@ import os
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
+
 import forge_accel
 import forge_algos
 import forge_dist
+import forge_packing
 from forge._errors import SettingsError
 from forge._progress import Reporter
 from forge.run._directories import last_export
@@ -85,7 +88,8 @@ def load_with_attention(
             continue
         name, reason = way.attention.value.name, way.attention.reason
         if refusals:
-            refusal = str(refusals[0]).removesuffix(".")
+            # Without what to do about it, which was done.
+            refusal = str(refusals[0]).partition(". ")[0]
             reason = f"{name}: {refusal}"
             why = why if packed else f"{refusal}; {why}"
         if s.device.attention == "auto":
@@ -143,6 +147,23 @@ def keep_apart(
     """Have a loaded model keep samples apart: in a row, or alone where `packing` allows it."""
     agree = strategy.ranks.largest if strategy.divides else int
     return forge_algos.keep_documents_apart(model, device=machine.device.value, packing=packing, agree=agree)
+
+
+_COUNTED_STEPS = 32
+
+
+def cost_alone(model: Any, plan: forge_packing.BatchPlan, items: Items) -> str:
+    """Say what samples that run alone cost, over the first steps of the plan."""
+    lift = "a packed row needs layers that start anew where position_ids or cu_seq_lens say so"
+    if items.lengths is not items.longest:
+        return f"each row takes as many forwards as its samples have unlike lengths; {lift}"
+    steps = range(min(plan.num_steps, _COUNTED_STEPS))
+    rows = [items.lengths[row].tolist() for step in steps for row in plan.micro_batches(step, 0) if len(row)]
+    forwards, places = np.sum([forge_algos.places_alone(model, row) for row in rows], axis=0).tolist()
+    return (
+        f"{forwards:,} forwards of the decoder for {len(rows):,} micro-batches, {places / sum(map(sum, rows)):.2f} places a "
+        f"token with padding, in the first {len(steps)} steps; {lift}"
+    )
 
 
 def quantized(s: Any, machine: forge_accel.Accelerator, dtype: Any) -> dict[str, Any]:

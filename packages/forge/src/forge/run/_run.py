@@ -24,6 +24,7 @@ from forge.run._best import remove_outdated_best, write_best
 from forge.run._choices import (
     absolute_paths,
     choose_machine,
+    cost_alone,
     load_frozen,
     load_with_attention,
     warn_of_positions,
@@ -92,6 +93,8 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
     s, model, (attention, packing) = load_with_attention(task, s, machine, dtype, strategy)
     report.note(f"attention: {attention}")
     report.note(f"packing: {s.packing.packing}: {packing}")
+    if s.packing.packing == "off":
+        report.note(f"packing: {cost_alone(model, plan, train)}")
     warn_of_positions(report, model, [train] if held_out is None else [train, held_out])
     adaptation = adapt_model(task, s, model, tokenizer, train, Path(found["root"]), strategy, autocast, report)
     model = adaptation.model
