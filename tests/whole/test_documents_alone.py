@@ -10,6 +10,7 @@ import pytest
 from transformers import AutoTokenizer
 
 import forge
+import forge_algos
 import forge_data
 import forge_packing
 
@@ -104,6 +105,20 @@ def test_a_packed_row_is_refused_where_it_is_asked_for(name: str, saved: Callabl
     assert not run.exists()
 
 
+def test_a_model_that_cannot_run_alone_either(
+    saved: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error names both reasons, and nothing is written."""
+    monkeypatch.setattr("forge_algos.isolation._alone._is_exact", lambda *_: False)
+    with pytest.raises(
+        forge_algos.PackedBatchError, match=r"keep packed documents apart.*cannot run alone either.*plain forward"
+    ):
+        forge.sft(
+            model_path=str(saved(MAMBA)), data_path=str(rows(tmp_path)), ckpt_output_dir=str(tmp_path / "run"), **SETTINGS
+        )
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize("verb", ["sft", "osft", "pretrain", "distill", "dpo", "kto", "reward", "ppo", "grpo"])
 def test_every_verb_has_the_same_losses_packed_or_not(verb: str, model_dir: Path, tmp_path: Path) -> None:
     """A model that can be packed gives the same steps with packing=off."""
@@ -119,6 +134,22 @@ def test_every_verb_has_the_same_losses_packed_or_not(verb: str, model_dir: Path
     assert off[0] == pytest.approx(on[0], rel=1e-5, abs=1e-6)
     assert off[1] == pytest.approx(on[1], rel=1e-4)
     assert off[2] == pytest.approx(on[2], rel=1e-4)
+
+
+@pytest.mark.parametrize("pair", [(GPT_OSS, "llama-untied"), ("llama-untied", MAMBA)])
+def test_a_teacher_of_another_family(pair: tuple[str, str], saved: Callable[[str], Path], tmp_path: Path) -> None:
+    """A teacher that cannot be packed, or that has no attention of the student's kind, runs its rows as it can."""
+    teacher, student = map(saved, pair)
+    result = forge.distill(
+        model_path=str(student),
+        teacher_path=str(teacher),
+        data_path=str(rows(tmp_path)),
+        ckpt_output_dir=str(tmp_path / "run"),
+        **SETTINGS,
+    )
+    assert result.steps == 3
+    kl = figures(tmp_path / "run", "loss")
+    assert kl[0] > 0
 
 
 @pytest.mark.parametrize("adapter", ["lora", "osft"])

@@ -1,17 +1,22 @@
 """Documents that a packed row would mix are run alone, within one forward of the model."""
 
+import gc
+import weakref
+from itertools import accumulate
+
 import pytest
 import torch
 import transformers
 from hypothesis import given, strategies as st
 
 from forge_algos import SFT, PackedBatchError, SupervisedSettings, evaluate, guard_packed, keep_documents_apart, shares_prompts
+from forge_algos.adaptations import osft_importance
 from forge_algos.batches._packed import packed_inputs
 from forge_algos.heads._neftune import noisy_embeddings
 from forge_algos.isolation import _alone
 from forge_algos.isolation._alone import HOW, divide, lengths_of_lines, run_documents_alone, runs_alone
 
-from ..oracle import CPU, make, naive, pack, samples
+from ..oracle import CPU, SIZES, make, naive, pack, samples
 
 LENGTHS = (5, 2, 9, 5, 17, 1, 40)
 
@@ -80,7 +85,7 @@ def test_each_way_and_forwards_of_weight_zero_give_the_same(lines, small, monkey
         model = make("llama-untied")
         if agree is not None:
             run_documents_alone(model, device=CPU, agree=agree)
-            _alone._running[model].lines = lines
+            model._documents_alone.lines = lines
         terms = SFT().bind(model, device=CPU)(pack(examples), [])
         terms.sum.backward()
         found.append((terms.sum.detach(), [parameter.grad for parameter in model.parameters()]))
@@ -171,3 +176,86 @@ def test_an_evaluation_runs_them_alone():
         expected, count = naive(model, examples)
     found = evaluate(model, [pack(examples)], objective=SFT(SupervisedSettings()))
     assert found.loss == pytest.approx(float(expected) / count, rel=1e-5)
+
+
+def test_rotary_positions_that_grow_with_a_forward():
+    """Where factors go by the longest position of a forward (longrope), a longer document does not change a shorter one."""
+    config = transformers.Phi3Config(
+        **SIZES | {"max_position_embeddings": 64, "num_key_value_heads": 4},
+        rope_parameters={
+            "rope_type": "longrope",
+            "rope_theta": 10000.0,
+            "original_max_position_embeddings": 16,
+            "short_factor": [1.0, 1.0],
+            "long_factor": [4.0, 8.0],
+        },
+        original_max_position_embeddings=16,
+        initializer_range=0.3,
+    )
+    torch.manual_seed(0)
+    model = transformers.Phi3ForCausalLM(config).eval()
+    assert keep_documents_apart(model, device=CPU, longest=16)[0]
+    packed, why = keep_documents_apart(model, device=CPU, longest=30)
+    assert not packed
+    assert "longest document of a forward" in why
+    assert HOW["equal"] in why
+    examples = samples((30, 10, 12, 10))
+    with torch.no_grad():
+        expected, _ = naive(model, examples)
+        found = SFT().bind(model, device=CPU)(pack(examples), [])
+    torch.testing.assert_close(found.sum, expected, rtol=1e-5, atol=1e-4)
+
+
+def test_importance_is_that_of_the_documents_tokens():
+    """OSFT's importance counts neither what fills lines up nor forwards that are made for other ranks."""
+    found = []
+    targets = ["model.layers.0.self_attn.o_proj", "model.layers.1.self_attn.o_proj", "model.layers.1.mlp.down_proj"]
+    for agree in (None, lambda number: number + 2):
+        model = make("llama-untied")
+        if agree is not None:
+            run_documents_alone(model, device=CPU, agree=agree)
+        found.append(osft_importance(model, [pack(samples((40, 3, 5, 2, 6)))], targets=targets))
+    assert found[1] == pytest.approx(found[0], rel=1e-4)
+
+
+def test_a_decoder_that_is_fed_embeddings_trains():
+    """Lines are made of embeddings too, with gradients to them."""
+    model, examples = make("llama-untied"), samples(LENGTHS)
+    ids = torch.tensor(pack(examples).input_ids)[None]
+    run_documents_alone(model, device=CPU)
+    starts = torch.tensor([0, *accumulate(LENGTHS)])
+    embedded = model.get_input_embeddings()(ids)
+    logits = model(inputs_embeds=embedded, cu_seq_lens_q=starts, use_cache=False).logits
+    logits.sum().backward()
+    for (row, _), found in zip(examples, logits[0].split(LENGTHS), strict=True):
+        torch.testing.assert_close(found, model(torch.tensor(row)[None], use_cache=False).logits[0], rtol=1e-4, atol=1e-4)
+    assert model.get_input_embeddings().weight.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize("given", [{"use_cache": True}, {"attention_mask": torch.ones(1, 4, dtype=torch.int64)}])
+def test_a_cache_or_a_mask_beside_a_row_is_refused(given):
+    """As for a packed row: its documents would see each other."""
+    model = make()
+    run_documents_alone(model, device=CPU)
+    row = packed_inputs(torch.arange(4), torch.tensor([0, 1, 0, 1]), torch.tensor([0, 2, 4]), 2) | given
+    with pytest.raises(PackedBatchError, match="cache"):
+        model(**row)
+    assert lengths_of_lines(model) is None
+
+
+def test_a_model_is_freed():
+    """A model that ran its documents alone is freed with its last name."""
+    model = make()
+    run_documents_alone(model, device=CPU)
+    seen = weakref.ref(model)
+    del model
+    gc.collect()
+    assert seen() is None
+
+
+def test_packing_on_refuses_a_model_that_runs_alone():
+    """What was set up cannot be undone silently."""
+    model = make()
+    run_documents_alone(model, device=CPU)
+    with pytest.raises(PackedBatchError, match="alone already"):
+        keep_documents_apart(model, device=CPU, packing="on")

@@ -13,7 +13,6 @@ import inspect
 from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 from typing import Any, Literal
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -36,11 +35,17 @@ _WASTE = 1.25
 _SMALL = 256
 """Places of a forward below which its time does not depend on their number."""
 
-_running: "WeakKeyDictionary[nn.Module, _Alone]" = WeakKeyDictionary()
+_NAME = "_documents_alone"
+"""Attribute of a causal model whose documents are run alone: its `_Alone`."""
 
 
 def keep_documents_apart(
-    model: nn.Module, *, device: torch.device, packing: Packing = "auto", agree: Agree = lambda number: number
+    model: nn.Module,
+    *,
+    device: torch.device,
+    packing: Packing = "auto",
+    longest: int | None = None,
+    agree: Agree = lambda number: number,
 ) -> tuple[bool, str]:
     """Have `model` keep the documents of a packed row apart: in the row if it can, else alone.
 
@@ -48,6 +53,7 @@ def keep_documents_apart(
         model: bare or wrapped; where it is divided over ranks, every rank calls this, and all decide alike.
         device: where test rows go.
         packing: "on" refuses where they are not kept apart; "off" runs documents alone without the test of a packed row.
+        longest: tokens of the longest document that will come; None if it is not known.
         agree: as of `run_documents_alone`.
 
     Returns:
@@ -57,8 +63,11 @@ def keep_documents_apart(
         PackedBatchError: neither is possible, or `packing="on"` is not.
     """
     why = ""
+    if packing == "on" and runs_alone(model):
+        raise PackedBatchError(f"the documents of this {type(causal_model(model)).__name__} are run alone already")
     if packing != "off" and not runs_alone(model):
         try:
+            _require_fixed_positions(model, longest)
             require_isolation(model, device=device)
         except PackedBatchError as error:
             if packing == "on":
@@ -66,11 +75,13 @@ def keep_documents_apart(
             why = f"{str(error).removesuffix(f'. {REMEDY}')}; "
         else:
             return True, f"{type(causal_model(model)).__name__} keeps the documents of a made-up row apart"
-    how = run_documents_alone(model, device=device, agree=agree)
+    how = run_documents_alone(model, device=device, longest=longest, agree=agree)
     return False, f"{why}documents are run alone, {how}"
 
 
-def run_documents_alone(model: nn.Module, *, device: torch.device, agree: Agree = lambda number: number) -> str:
+def run_documents_alone(
+    model: nn.Module, *, device: torch.device, longest: int | None = None, agree: Agree = lambda number: number
+) -> str:
     """Run the documents of every later packed row of `model` alone; return how, in a few words.
 
     The forward of the decoder is replaced, or that of the causal model where it names no decoder, so that it stays so under
@@ -80,6 +91,7 @@ def run_documents_alone(model: nn.Module, *, device: torch.device, agree: Agree 
     Args:
         model: bare or wrapped; where it is divided over ranks, every rank calls this.
         device: where test rows go.
+        longest: tokens of the longest document that will come; None if it is not known.
         agree: number of forwards of this rank → the largest of all ranks. Where a forward is collective, as in a model whose
             weights are divided, every rank must make equally many; a rank with fewer repeats one at weight 0.
 
@@ -87,29 +99,38 @@ def run_documents_alone(model: nn.Module, *, device: torch.device, agree: Agree 
         PackedBatchError: the model cannot run even one document, or its layers refuse a forward without a mask.
     """
     causal = causal_model(model)
-    if causal in _running:
-        return HOW[_running[causal].lines]
+    if (known := _alone(model)) is not None:
+        return HOW[known.lines]
     alone = _Alone(causal, agree)
-    alone.lines = _fastest(alone, model, device)
+    alone.lines = _fastest(alone, model, device, longest)
     alone.install()
-    _running[causal] = alone
+    setattr(causal, _NAME, alone)
     return HOW[alone.lines]
 
 
 def runs_alone(model: nn.Module) -> bool:
     """Return whether `run_documents_alone` was called on the model."""
-    return causal_model(model) in _running
+    return _alone(model) is not None
+
+
+def _alone(model: nn.Module) -> "_Alone | None":
+    return getattr(causal_model(model), _NAME, None)
 
 
 def places_alone(model: nn.Module, lengths: Sequence[int]) -> tuple[int, int]:
     """Count the decoder's forwards, and their places with padding, for a row of documents."""
-    groups = divide(lengths, _running[causal_model(model)].lines)
+    alone = _alone(model)
+    assert alone is not None
+    groups = divide(lengths, alone.lines)
     return len(groups), sum(len(group) * max(lengths[document] for document in group) for group in groups)
 
 
 def lengths_of_lines(model: nn.Module) -> torch.Tensor | None:
-    """Return the lengths int64[B] of the documents of the running forward; None outside of one."""
-    alone = _running.get(causal_model(model))
+    """Return the lengths int64[B] of the documents of the running forward; None outside of one.
+
+    They are 0 in a forward that is made for other ranks alone.
+    """
+    alone = _alone(model)
     return None if alone is None else alone.lengths
 
 
@@ -144,6 +165,8 @@ class _Alone:
             )
         if (boundaries := kwargs.get("cu_seq_lens_q")) is None:
             return None
+        if kwargs.get("use_cache") or kwargs.get("past_key_values") is not None or kwargs.get("attention_mask") is not None:
+            raise PackedBatchError("a row of documents that are run alone came with a KV cache or a mask: pass use_cache=False")
         self._starts = boundaries.tolist()
         return args, {name: value for name, value in kwargs.items() if name not in _OF_ROWS}
 
@@ -175,9 +198,9 @@ class _Alone:
         order = [document for documents in groups for document in documents]
         whole = torch.cat([found[place] for place in sorted(range(len(order)), key=order.__getitem__)])[None]
         for _ in range(missing):
-            out = self._forward(name, row, [_shortest(lengths)], starts, lengths, rest)
+            out = self._forward(name, row, [_shortest(lengths)], starts, lengths, rest, counts=False)
             # Weight 0: its backward pass runs, and adds nothing.
-            whole = whole + 0.0 * getattr(out, self.output).sum()
+            whole = whole + (getattr(out, self.output) * 0.0).sum()
         keep = given.get("logits_to_keep", 0)
         if self.output == "logits":
             whole = whole[:, keep] if isinstance(keep, torch.Tensor) else whole[:, -keep:]
@@ -191,12 +214,13 @@ class _Alone:
         starts: Sequence[int],
         lengths: Sequence[int],
         rest: dict[str, Any],
+        *,
+        counts: bool = True,
     ) -> Any:
         """Run some documents as lines [B, S], padded on the right without a mask."""
-        lines = row.new_zeros(len(documents), max(lengths[document] for document in documents), *row.shape[1:])
-        for line, document in zip(lines, documents, strict=True):
-            line[: lengths[document]] = row[starts[document] : starts[document + 1]]
-        self.lengths = torch.tensor([lengths[document] for document in documents], device=row.device)
+        parts = [row[starts[document] : starts[document + 1]] for document in documents]
+        lines = nn.utils.rnn.pad_sequence(parts, batch_first=True)
+        self.lengths = torch.tensor([lengths[document] if counts else 0 for document in documents], device=row.device)
         try:
             return self.plain(**{name: lines}, **rest)
         finally:
@@ -235,11 +259,33 @@ def _shortest(lengths: Sequence[int]) -> int:
     return min(range(len(lengths)), key=lengths.__getitem__)
 
 
-def _fastest(alone: _Alone, model: nn.Module, device: torch.device) -> Lines:
+def _growing_positions(model: nn.Module, longest: int | None) -> bool:
+    """Return whether rotary positions go by the longest position of a forward, and a document may be long enough."""
+    config = getattr(causal_model(model), "config", None)
+    rope = getattr(config, "rope_parameters", None) or {}
+    # One kind for all layers, or one for each type of layer.
+    kinds = [rope] if "rope_type" in rope else [kind for kind in rope.values() if isinstance(kind, dict)]
+    for kind in kinds:
+        limit = kind.get("original_max_position_embeddings") or getattr(config, "max_position_embeddings", None)
+        if kind.get("rope_type") in ("longrope", "dynamic") and (longest is None or limit is None or longest > limit):
+            return True
+    return False
+
+
+def _require_fixed_positions(model: nn.Module, longest: int | None) -> None:
+    if _growing_positions(model, longest):
+        raise PackedBatchError(
+            f"{type(causal_model(model)).__name__} does not keep packed documents apart: its rotary positions go by the "
+            f"longest document of a forward. {REMEDY}"
+        )
+
+
+def _fastest(alone: _Alone, model: nn.Module, device: torch.device, longest: int | None) -> Lines:
     """Return the first way in which made-up documents come out as each does by itself."""
     refusals = []
+    ways: list[Lines] = ["padded", "equal", "single"]
     with mode(model, training=False), torch.no_grad():
-        for lines in ("padded", "equal", "single"):
+        for lines in ways[_growing_positions(model, longest) :]:
             alone.lines = lines
             try:
                 if _is_exact(alone, model, device):

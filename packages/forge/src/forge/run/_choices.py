@@ -64,7 +64,12 @@ class _Way(NamedTuple):
 
 
 def load_with_attention(
-    task: Task, s: Any, machine: forge_accel.Accelerator, dtype: forge_accel.Choice[Any], strategy: forge_dist.Strategy
+    task: Task,
+    s: Any,
+    machine: forge_accel.Accelerator,
+    dtype: forge_accel.Choice[Any],
+    strategy: forge_dist.Strategy,
+    longest: int,
 ) -> tuple[Any, Any, tuple[str, str]]:
     """Load the model so that its samples are kept apart: packed by some attention, or alone.
 
@@ -78,7 +83,7 @@ def load_with_attention(
     refusals: list[Exception] = []
     for way in _ways(s, machine, dtype):
         try:
-            model, packed, why = _loaded(task, s, machine, dtype, way, strategy)
+            model, packed, why = _loaded(task, s, machine, dtype, way, strategy, longest)
         except Exception as error:
             refused = getattr(error, "exit_status", None) == forge_algos.ForgeAlgosError.exit_status
             # Whatever comes later, the first refusal is the answer to what was asked for.
@@ -100,6 +105,9 @@ def load_with_attention(
     leaks = [error for error in refusals if isinstance(error, forge_algos.PackedBatchError)]
     if s.packing.packing == "on" and leaks:
         raise forge_algos.PackedBatchError(f"packing=on: {leaks[0]}. With packing=auto its samples run alone.") from leaks[0]
+    if leaks and leaks[-1] is refusals[-1] and len(refusals) > 1:
+        first = str(refusals[0]).partition(". ")[0]
+        raise forge_algos.PackedBatchError(f"{first}. Its samples cannot run alone either: {leaks[-1]}") from leaks[-1]
     raise refusals[0]
 
 
@@ -122,6 +130,7 @@ def _loaded(
     dtype: forge_accel.Choice[Any],
     way: _Way,
     strategy: forge_dist.Strategy,
+    longest: int,
 ) -> tuple[Any, bool, str]:
     """Load the model in one way, and check that it supports the objective."""
     model = strategy.load(
@@ -135,18 +144,22 @@ def _loaded(
     )
     # Probed now, while a refusal still leaves nothing behind: does this model keep packed samples apart?
     with strategy.computing(model):
-        packed, why = keep_apart(model, machine, strategy, way.packing)
+        packed, why = keep_apart(model, machine, strategy, way.packing, longest)
         task.probe_objective(s).bind(model, device=machine.device.value)
     strategy.settle(model)
     return model, packed, why
 
 
 def keep_apart(
-    model: Any, machine: forge_accel.Accelerator, strategy: forge_dist.Strategy, packing: Literal["auto", "on", "off"]
+    model: Any,
+    machine: forge_accel.Accelerator,
+    strategy: forge_dist.Strategy,
+    packing: Literal["auto", "on", "off"],
+    longest: int,
 ) -> tuple[bool, str]:
     """Have a loaded model keep samples apart: in a row, or alone where `packing` allows it."""
     agree = strategy.ranks.largest if strategy.divides else int
-    return forge_algos.keep_documents_apart(model, device=machine.device.value, packing=packing, agree=agree)
+    return forge_algos.keep_documents_apart(model, device=machine.device.value, packing=packing, longest=longest, agree=agree)
 
 
 _COUNTED_STEPS = 32
@@ -180,16 +193,30 @@ def quantized(s: Any, machine: forge_accel.Accelerator, dtype: Any) -> dict[str,
 
 
 def load_frozen(
-    path: str, s: Any, machine: forge_accel.Accelerator, dtype: forge_accel.Choice[Any], strategy: forge_dist.Strategy
+    path: str,
+    s: Any,
+    machine: forge_accel.Accelerator,
+    dtype: forge_accel.Choice[Any],
+    strategy: forge_dist.Strategy,
+    longest: int,
 ) -> Any:
-    """Load a second, frozen model for the same ranks, with the attention of the first."""
-    attention = machine.attention(s.device.attention, dtype.value)
-    model = strategy.load_frozen(
-        path, dtype=dtype.value, attention=attention.value.name, attention_function=attention.value.function
-    )
-    with strategy.computing(model):
-        keep_apart(model, machine, strategy, "auto" if s.packing.packing == "on" else s.packing.packing)
-    return model
+    """Load a second, frozen model for the same ranks, with the attention of the first where it fits."""
+    refusals: list[Exception] = []
+    same = machine.attention(s.device.attention, dtype.value)
+    ways = [_Way(same, "on")] if s.packing.packing == "on" else []
+    ways += [_Way(same, "off"), *(_Way(machine.attention(name, dtype.value), "off") for name in ("sdpa", "eager"))]
+    for way in ways:
+        try:
+            model = strategy.load_frozen(
+                path, dtype=dtype.value, attention=way.attention.value.name, attention_function=way.attention.value.function
+            )
+            with strategy.computing(model):
+                keep_apart(model, machine, strategy, way.packing, longest)
+        except (forge_algos.PackedBatchError, forge_dist.ModelError) as error:
+            refusals.append(error)
+        else:
+            return model
+    raise refusals[0]
 
 
 def choose_machine(s: Any, machine: forge_accel.Accelerator, dtype: forge_accel.Choice[Any]) -> Any:

@@ -90,7 +90,8 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
 
     # model: on its ranks, with an attention that computes it, with its adapter, its optimizer and its schedule
     machine.seed(s.plan.seed)
-    s, model, (attention, packing) = load_with_attention(task, s, machine, dtype, strategy)
+    longest = max(int(items.longest.max()) for items in (train, held_out) if items is not None)
+    s, model, (attention, packing) = load_with_attention(task, s, machine, dtype, strategy, longest)
     report.note(f"attention: {attention}")
     report.note(f"packing: {s.packing.packing}: {packing}")
     if s.packing.packing == "off":
@@ -123,7 +124,7 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
         device=device,
         autocast=autocast,
         root=Path(found["root"]),
-        load_frozen=lambda path: load_frozen(path, s, machine, dtype, strategy),
+        load_frozen=lambda path: load_frozen(path, s, machine, dtype, strategy, longest),
         report=report,
         metrics=out.metrics,
         identity=found["identity"],
@@ -287,7 +288,8 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
         states.files.wait()
     if rounds and after is not None and after.loss is not None:
         # Trained in float32, exported in fewer digits: the figures to report are those of the exported model.
-        exported = load_with_attention(task, s.with_value("model", "model_path", str(directory)), machine, dtype, strategy)[1]
+        elsewhere = s.with_value("model", "model_path", str(directory))
+        exported = load_with_attention(task, elsewhere, machine, dtype, strategy, longest)[1]
         trained, after = after, evaluate(at.step, exported, f" as exported in {export_dtype}") or after
         warn_of_rounding(report, (at.eval_before or {}).get("eval_loss"), trained.loss, after.loss, str(export_dtype))
     seconds = at.seconds + time.perf_counter() - began

@@ -12,6 +12,7 @@ from forge_algos._errors import AdapterError, UnevenRanksError
 from forge_algos._modules import mode
 from forge_algos._parallel import ALONE, Parallel
 from forge_algos.batches._packed import PackedBatch, RowLoader
+from forge_algos.isolation._alone import lengths_of_lines
 from forge_algos.isolation._guard import guard_packed
 from forge_algos.isolation._isolation import require_isolation
 
@@ -42,7 +43,7 @@ def osft_importance(
         require_isolation(model, device=device)
         load = RowLoader(model, device)
         for module, mean in seen.items():
-            hooks.enter_context(module.register_forward_hook(partial(_record_cosines, mean), with_kwargs=True))
+            hooks.enter_context(module.register_forward_hook(partial(_record_cosines, model, mean), with_kwargs=True))
         for batch in batches:
             with autocast():
                 model(**load(batch).inputs)
@@ -61,8 +62,11 @@ class _Mean:
         self._sum: torch.Tensor | None = None
         self._count = 0
 
-    def add(self, before: torch.Tensor, after: torch.Tensor) -> None:
+    def add(self, before: torch.Tensor, after: torch.Tensor, lengths: torch.Tensor | None) -> None:
         cosines = nn.functional.cosine_similarity(before.float(), after.float(), dim=-1)
+        if lengths is not None:
+            # Documents in lines: what fills them up is no token.
+            cosines = cosines[torch.arange(cosines.shape[1], device=lengths.device) < lengths[:, None]]
         total = cosines.sum(dtype=torch.float64 if cosines.device.type == "cpu" else None)
         self._sum = total if self._sum is None else self._sum + total
         self._count += cosines.numel()
@@ -71,13 +75,15 @@ class _Mean:
         return (0.0 if self._sum is None else float(self._sum)), self._count
 
 
-def _record_cosines(mean: _Mean, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+def _record_cosines(
+    model: nn.Module, mean: _Mean, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+) -> None:
     """Record the cosines of a module's forward; a forward hook."""
     before = args[0] if args else kwargs["hidden_states"]
     after = output[0] if isinstance(output, tuple) else output
     if isinstance(module, nn.Linear) and module.bias is not None:
         after = after - module.bias
-    mean.add(before, after)
+    mean.add(before, after, lengths_of_lines(model))
 
 
 def _measured_modules(model: nn.Module, targets: Sequence[str]) -> tuple[dict[str, nn.Module], dict[str, nn.Module]]:
