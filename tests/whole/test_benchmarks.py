@@ -64,6 +64,7 @@ def test_loop_overhead():
 
 
 @pytest.mark.slow
+@pytest.mark.lane
 @pytest.mark.parametrize(("shape", "adapter"), [("llama-3.2-1b", "none"), ("qwen3-0.6b", "lora")])
 def test_gpu_sft(shape, adapter):
     """gpu_sft.py runs every side on the same rows, on a CPU too, where it claims no MFU unless the peak is known."""
@@ -77,6 +78,7 @@ def test_gpu_sft(shape, adapter):
 
 
 @pytest.mark.slow
+@pytest.mark.lane
 @needs_trl
 @pytest.mark.parametrize(("adapter", "packing"), [("none", "rows"), ("lora", "bfd")])
 def test_sft_vs_trl(adapter, packing):
@@ -90,6 +92,7 @@ def test_sft_vs_trl(adapter, packing):
 
 
 @pytest.mark.slow
+@pytest.mark.lane
 @needs_trl
 def test_dpo_vs_trl():
     """dpo_vs_trl.py trains both sides on the same pairs, to the same losses."""
@@ -99,6 +102,7 @@ def test_dpo_vs_trl():
 
 
 @pytest.mark.slow
+@pytest.mark.lane
 @needs_trl
 def test_sft_few_labels_vs_trl():
     """sft_few_labels_vs_trl.py trains both sides on rows of which a quarter is learned, to the same first loss."""
@@ -117,6 +121,7 @@ def test_head_alone():
 
 
 @pytest.mark.slow
+@pytest.mark.lane
 def test_osft_cost():
     """osft_cost.py steps every installed side from the same layer, and reports what each keeps."""
     figures = run_toy("osft_cost.py")
@@ -137,6 +142,7 @@ def test_osft_cost():
 
 
 @pytest.mark.slow
+@pytest.mark.lane
 @needs_trl
 def test_gpu_sft_beside_trl():
     """gpu_sft.py has TRL as a third side where it is installed."""
@@ -193,6 +199,7 @@ def test_beside_another_library(script, module):
 
 
 @pytest.mark.slow
+@pytest.mark.lane
 def test_shared_prompts():
     """shared_prompts.py trains the same with prompts once and twice, and more tokens go through the model with the latter."""
     figures = run_toy("shared_prompts.py")
@@ -209,6 +216,7 @@ def test_online_learning():
 
 
 @pytest.mark.slow
+@pytest.mark.lane
 def test_osft_continual():
     """osft_continual.py takes every method that is installed through its tasks, and compares our default with the rest."""
     figures = run_toy("osft_continual.py")
@@ -218,13 +226,21 @@ def test_osft_continual():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("script", ["dist_memory.py", "dist_save.py", "dist_restart.py"])
+@pytest.mark.parametrize(
+    "script",
+    [
+        "dist_save.py",
+        pytest.param("dist_memory.py", marks=pytest.mark.lane),
+        pytest.param("dist_restart.py", marks=pytest.mark.lane),
+    ],
+)
 def test_over_ranks(script):
     """The benchmarks of ranks and full states measure what they claim."""
     assert run_toy(script)["claim"]
 
 
 @pytest.mark.slow
+@pytest.mark.lane
 def test_dist_step():
     """dist_step.py drives two sides that train the same, step by step."""
     figures = run_toy("dist_step.py")

@@ -259,6 +259,7 @@ def on_hosts(hosts: Any, settings: dict[str, Any], **more: str) -> list[subproce
     ]
 
 
+@pytest.mark.lane
 def test_two_hosts_learn_what_one_does_and_survive_a_cut(hosts: Any, model_dir: Path, tmp_path: Path) -> None:
     """Over a network link the losses are those of two ranks on one host.
 

@@ -129,6 +129,7 @@ def test_a_failure_on_the_other_host_is_raised_on_both(two_hosts, tmp_path):
         assert "RAISED ArithmeticError on the other host (rank 3 on " in message
 
 
+@pytest.mark.lane
 def test_a_cut_cable_ends_both_sides(two_hosts, tmp_path):
     """Nothing arrives any more, not even an end: both launchers end by themselves and say who was not heard of."""
     names, ends = two_hosts

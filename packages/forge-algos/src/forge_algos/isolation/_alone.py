@@ -260,7 +260,7 @@ def _shortest(lengths: Sequence[int]) -> int:
 
 
 def _growing_positions(model: nn.Module, longest: int | None) -> bool:
-    """Return whether rotary positions go by the longest position of a forward, and a document may be long enough."""
+    """Return whether rotary positions may go by the longest document of a forward."""
     config = getattr(causal_model(model), "config", None)
     rope = getattr(config, "rope_parameters", None) or {}
     # One kind for all layers, or one for each type of layer.

@@ -95,7 +95,7 @@ def load_with_attention(
         if refusals:
             # Without what to do about it, which was done.
             refusal = str(refusals[0]).partition(". ")[0]
-            reason = f"{name}: {refusal}"
+            reason = f"{name}: the first choice does not fit this model ({refusal})"
             why = why if packed else f"{refusal}; {why}"
         if s.device.attention == "auto":
             s = s.resolved("attention", name, reason)
@@ -200,7 +200,7 @@ def load_frozen(
     strategy: forge_dist.Strategy,
     longest: int,
 ) -> Any:
-    """Load a second, frozen model for the same ranks, with the attention of the first where it fits."""
+    """Load a frozen model for the same ranks, with the attention of the first where it fits."""
     refusals: list[Exception] = []
     same = machine.attention(s.device.attention, dtype.value)
     ways = [_Way(same, "on")] if s.packing.packing == "on" else []
