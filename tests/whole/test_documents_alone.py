@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -117,6 +118,22 @@ def test_a_model_that_cannot_run_alone_either(
             model_path=str(saved(MAMBA)), data_path=str(rows(tmp_path)), ckpt_output_dir=str(tmp_path / "run"), **SETTINGS
         )
     assert not (tmp_path / "run").exists()
+
+
+def test_a_model_that_was_refused_is_freed(
+    saved: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the model is loaded in another way the one before is gone: there is memory for one."""
+    keep, seen = forge_algos.keep_documents_apart, []
+
+    def watched(model: Any, **how: Any) -> Any:
+        assert [earlier() for earlier in seen] == [None] * len(seen)
+        seen.append(weakref.ref(model))
+        return keep(model, **how)
+
+    monkeypatch.setattr(forge_algos, "keep_documents_apart", watched)
+    forge.sft(model_path=str(saved(MAMBA)), data_path=str(rows(tmp_path)), ckpt_output_dir=str(tmp_path / "run"), **SETTINGS)
+    assert len(seen) >= 2
 
 
 @pytest.mark.parametrize("verb", ["sft", "osft", "pretrain", "distill", "dpo", "kto", "reward", "ppo", "grpo"])

@@ -10,19 +10,20 @@ import torch
 from torch import nn
 
 from forge_algos._errors import AdapterError
-from forge_algos._modules import attention_of, causal_model, unwrap, virtual_tokens
+from forge_algos._modules import unwrap, virtual_tokens
 from forge_algos.batches._packed import packed_inputs
 from forge_algos.heads._layout import lay_out
 from forge_algos.isolation._isolation import (
+    Passed,
     batch_hidden_states,
     equal_within_rounding,
     made_up_ids,
     require_isolation,
-    run_test,
+    require_passed,
 )
 
 _LENGTHS = (4, 7)
-_passed: WeakKeyDictionary[nn.Module, tuple[str | None, torch.device]] = WeakKeyDictionary()
+_passed: Passed = WeakKeyDictionary()
 
 
 def require_packable(model: nn.Module, *, device: torch.device) -> None:
@@ -52,19 +53,15 @@ def _require_lines(model: nn.Module, *, device: torch.device) -> None:
             "adapter=prefix with activation_checkpointing: transformers drops the keys and values of the prefix while it "
             "trains so; leave activation_checkpointing out, or take adapter=prompt"
         )
-    causal = causal_model(model)
-    key = attention_of(causal), device
-    if _passed.get(model) == key:
-        return
-    what = f"{type(causal).__name__} with attention {key[0]!r}"
-    problem, refusal = run_test(_problem, model, device)
-    if refusal is not None:
-        raise AdapterError(
-            f"{what} cannot run documents in lines before which virtual tokens stand ({kind}): {refusal}. {_REMEDY}"
-        ) from refusal
-    if problem:
-        raise AdapterError(f"{what} does not do what virtual tokens need ({kind}): {problem}. {_REMEDY}")
-    _passed[model] = key
+    before = f"documents in lines before which virtual tokens stand ({kind})"
+    require_passed(
+        model,
+        device,
+        _problem,
+        _passed,
+        lambda what, refusal: AdapterError(f"{what} cannot run {before}: {refusal}. {_REMEDY}"),
+        lambda what, problem: AdapterError(f"{what} does not do what virtual tokens need ({kind}): {problem}. {_REMEDY}"),
+    )
 
 
 _REMEDY = "Load it with attention=sdpa or eager, or take adapter=lora"

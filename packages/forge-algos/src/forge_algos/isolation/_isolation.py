@@ -21,7 +21,8 @@ REFUSALS = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeErro
 
 LENGTHS = (5, 7)
 """Tokens of the made-up documents."""
-_passed: WeakKeyDictionary[nn.Module, tuple[Any, ...]] = WeakKeyDictionary()
+Passed = WeakKeyDictionary[nn.Module, tuple[str | None, torch.device]]
+_passed: Passed = WeakKeyDictionary()
 """Model → attention and device that it passed with,
 so that an evaluation every few steps does not test it again. The result does not depend on the weights."""
 
@@ -32,17 +33,40 @@ def require_isolation(model: nn.Module, *, device: torch.device) -> None:
     Raises:
         PackedBatchError: they do not, or the model cannot run a packed row at all.
     """
+    require_passed(
+        model,
+        device,
+        _problem,
+        _passed,
+        lambda what, refusal: PackedBatchError(f"{what} cannot run a packed row: {refusal}"),
+        lambda what, problem: PackedBatchError(f"{what} does not keep packed documents apart: {problem}. {REMEDY}"),
+    )
+
+
+def require_passed(
+    model: nn.Module,
+    device: torch.device,
+    problem_of: Callable[[nn.Module, torch.device], str | None],
+    passed: Passed,
+    cannot: Callable[[str, Exception], Exception],
+    wrong: Callable[[str, str], Exception],
+) -> None:
+    """Run a test once for each model, attention and device.
+
+    Raises:
+        Exception: what `cannot` makes of the model and its refusal, or `wrong` of the model and the problem found.
+    """
     causal = causal_model(model)
     key = attention_of(causal), device
-    if _passed.get(model) == key:
+    if passed.get(model) == key:
         return
     what = f"{type(causal).__name__} with attention {key[0]!r}"
-    problem, refusal = run_test(_problem, model, device)
+    problem, refusal = run_test(problem_of, model, device)
     if refusal is not None:
-        raise PackedBatchError(f"{what} cannot run a packed row: {refusal}") from refusal
+        raise cannot(what, refusal) from refusal
     if problem:
-        raise PackedBatchError(f"{what} does not keep packed documents apart: {problem}. {REMEDY}")
-    _passed[model] = key
+        raise wrong(what, problem)
+    passed[model] = key
 
 
 REMEDY = "Load it with another attention implementation, or take a model whose attention goes by position_ids or cu_seq_lens"

@@ -5,6 +5,7 @@ any depth; what was null before it went into the table is lost, as in every Arro
 """
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,7 @@ _MOST_ROWS = 4096
 
 
 @attrs.frozen
-class TableFile:
+class TableFile(ABC):
     """Rows of a table in a file, from 1; a subclass reads its record batches."""
 
     name: str
@@ -54,12 +55,13 @@ class TableFile:
         """Hash the file: SHA-256 in hex."""
         return self.file.digest()
 
+    @abstractmethod
     def _open(self) -> AbstractContextManager[Any]:
-        raise NotImplementedError
+        """Open the file."""
 
+    @abstractmethod
     def _batches(self, opened: Any, size: int) -> "Iterator[pa.RecordBatch]":
         """Read the record batches of the file that `_open` opened."""
-        raise NotImplementedError
 
 
 @attrs.frozen(eq=False)

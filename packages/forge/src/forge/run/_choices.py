@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import traceback
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
@@ -89,7 +91,7 @@ def load_with_attention(
             # Whatever comes later, the first refusal is the answer to what was asked for.
             if not refused and not refusals:
                 raise
-            refusals.append(error)
+            refusals.append(_without_frames(error))
             continue
         name, reason = way.attention.value.name, way.attention.reason
         if refusals:
@@ -109,6 +111,17 @@ def load_with_attention(
         first = str(refusals[0]).partition(". ")[0]
         raise forge_algos.PackedBatchError(f"{first}. Its samples cannot run alone either: {leaks[-1]}") from leaks[-1]
     raise refusals[0]
+
+
+def _without_frames(error: Exception) -> Exception:
+    """Clear the frames that an error and its causes hold: the refused model is in them."""
+    link: BaseException | None = error
+    while link is not None:
+        traceback.clear_frames(link.__traceback__)
+        link = link.__cause__ or link.__context__
+    # The modules of a model refer to each other.
+    gc.collect()
+    return error
 
 
 def _ways(s: Any, machine: forge_accel.Accelerator, dtype: forge_accel.Choice[Any]) -> list[_Way]:
@@ -213,7 +226,7 @@ def load_frozen(
             with strategy.computing(model):
                 keep_apart(model, machine, strategy, way.packing, longest)
         except (forge_algos.PackedBatchError, forge_dist.ModelError) as error:
-            refusals.append(error)
+            refusals.append(_without_frames(error))
         else:
             return model
     raise refusals[0]
