@@ -32,10 +32,43 @@ def causal_model(model: nn.Module) -> nn.Module:
 
 
 def decoder(model: nn.Module) -> nn.Module | None:
-    """Return the module that computes hidden states, or None where the model has no such part."""
+    """Return the module that computes hidden states, or None where the model has no such part.
+
+    In a model of several modalities that is the outermost: it makes masks and positions for the language model inside of it.
+    """
     causal = causal_model(model)
     found = _ask(causal, "get_decoder")
-    return None if found is causal else found
+    if found is None or found is causal or not _is_multimodal(causal):
+        return None if found is causal else found
+    body: object = getattr(causal, "base_model", None)
+    if isinstance(body, nn.Module) and body is not causal and found in set(body.modules()):
+        return body
+    if _ask(found, "get_output_embeddings") is None:
+        return found
+    # Llama 4's language model is a causal model of its own, with a decoder inside that it does not name.
+    table = embeddings(causal)
+    return next((child for child in found.children() if child is not table and table in set(child.modules())), None)
+
+
+def language_modules(model: nn.Module) -> set[nn.Module]:
+    """Return the modules that compute on text: in a model of text alone, all of them."""
+    causal = causal_model(model)
+    if not _is_multimodal(causal):
+        return set(causal.modules())
+    score: object = getattr(causal, "score", None)
+    parts = (_ask(causal, "get_decoder"), head(causal), embeddings(causal), score)
+    return {module for part in parts if isinstance(part, nn.Module) for module in part.modules()}
+
+
+def text_config(model: nn.Module) -> Any:
+    """Return the configuration of the language part; None for other than transformers' models."""
+    config: Any = getattr(causal_model(model), "config", None)
+    return config.get_text_config() if hasattr(config, "get_text_config") else config
+
+
+def _is_multimodal(causal: nn.Module) -> bool:
+    """Return whether a model has a language part beside others, such as a vision tower."""
+    return text_config(causal) is not getattr(causal, "config", None)
 
 
 def head(model: nn.Module) -> nn.Module | None:

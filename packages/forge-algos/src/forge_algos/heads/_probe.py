@@ -1,11 +1,9 @@
 """Test whether a model's logits are its head's output and nothing else, in one forward."""
 
-from typing import Any
-
 import torch
 from torch import nn
 
-from forge_algos._modules import causal_model, mode, virtual_tokens, vocabulary
+from forge_algos._modules import mode, text_config, virtual_tokens, vocabulary
 from forge_algos.batches._packed import packed_inputs
 from forge_algos.heads._forward_override import override_forward
 from forge_algos.heads._layout import lay_out
@@ -20,8 +18,7 @@ def transform_of(model: nn.Module) -> tuple[float, float | None]:
     """Return (scale, softcap) of the logits as the model's config names them.
     These are the names of the families that have one; the probe decides.
     """
-    config: Any = getattr(causal_model(model), "config", None)
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    text = text_config(model)
     scale = 1.0
     if (divisor := getattr(text, "logits_scaling", None)) is not None:  # Granite
         scale /= divisor

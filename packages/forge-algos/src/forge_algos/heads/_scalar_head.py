@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from forge_algos._errors import LossError
-from forge_algos._modules import causal_model, mode, override_forward, virtual_tokens
+from forge_algos._modules import causal_model, mode, override_forward, text_config, virtual_tokens
 from forge_algos.batches._packed import packed_inputs
 from forge_algos.heads._forward_override import compute_inside
 from forge_algos.heads._layout import lay_out
@@ -76,7 +76,7 @@ def _layer(model: nn.Module) -> nn.Module | None:
 
 
 def _pad_id(model: nn.Module) -> int | None:
-    return getattr(getattr(causal_model(model), "config", None), "pad_token_id", None)
+    return getattr(text_config(model), "pad_token_id", None)
 
 
 def _problem(model: nn.Module, device: torch.device) -> str | None:

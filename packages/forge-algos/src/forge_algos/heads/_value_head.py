@@ -1,12 +1,10 @@
 """A value head on a causal language model: an estimate of the reward that is still to come."""
 
-from typing import Any
-
 import torch
 from torch import nn
 
 from forge_algos._errors import AdapterError
-from forge_algos._modules import causal_model, head
+from forge_algos._modules import causal_model, head, text_config
 
 NAME = "value_head"
 """Name of the head on the causal model, and in its state."""
@@ -29,9 +27,7 @@ def attach_value_head(model: nn.Module) -> nn.Linear:
     if isinstance(found := getattr(causal, NAME, None), nn.Linear):
         return found
     output = head(model)
-    config: Any = getattr(causal, "config", None)
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    width = getattr(output, "in_features", None) or getattr(text, "hidden_size", None)
+    width = getattr(output, "in_features", None) or getattr(text_config(model), "hidden_size", None)
     if not isinstance(width, int):
         raise AdapterError(f"{type(causal).__name__} does not say how wide its hidden states are; a value head reads them")
     device = next(causal.parameters()).device

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from forge_algos._errors import PackedBatchError
-from forge_algos._modules import attention_of, causal_model, decoder, mode, override_forward
+from forge_algos._modules import attention_of, causal_model, decoder, mode, override_forward, text_config
 from forge_algos.isolation._isolation import LENGTHS, REFUSALS, REMEDY, equal_within_rounding, made_up_ids, require_isolation
 from forge_algos.settings._packing import Packing
 
@@ -261,7 +261,7 @@ def _shortest(lengths: Sequence[int]) -> int:
 
 def _growing_positions(model: nn.Module, longest: int | None) -> bool:
     """Return whether rotary positions may go by the longest document of a forward."""
-    config = getattr(causal_model(model), "config", None)
+    config = text_config(model)
     rope = getattr(config, "rope_parameters", None) or {}
     # One kind for all layers, or one for each type of layer.
     kinds = [rope] if "rope_type" in rope else [kind for kind in rope.values() if isinstance(kind, dict)]

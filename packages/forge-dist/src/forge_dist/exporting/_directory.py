@@ -2,11 +2,13 @@
 
 import copy
 import json
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
+from forge_dist.loading._modalities import is_multimodal, language_dtype, processor_files
 from forge_dist.loading._task import is_reward
 
 if TYPE_CHECKING:
@@ -20,7 +22,7 @@ def write_configs(model: "PreTrainedModel", folder: Path, dtype: torch.dtype | N
     """
     config = copy.deepcopy(model.config)
     # As save_pretrained sets them; fully_shard has made a class of its own, named after the model's.
-    config.dtype = str(model.dtype).removeprefix("torch.")
+    config.dtype = str(language_dtype(model)).removeprefix("torch.")
     config.architectures = [type(model).__name__.removeprefix("FSDP")]
     config.save_pretrained(folder)
     generation = getattr(model, "generation_config", None)
@@ -37,16 +39,21 @@ def write_configs(model: "PreTrainedModel", folder: Path, dtype: torch.dtype | N
 
 def _clean_config(file: Path, dtype: torch.dtype | None) -> None:
     config = json.loads(file.read_text(encoding="utf-8"))
-    config = {key: value for key, value in config.items() if not key.endswith("name_or_path")}
-    if config.get("use_cache") is False:
-        config["use_cache"] = True
     if dtype is not None:
         config["dtype"] = str(dtype).removeprefix("torch.")
-    rope = config.get("rope_parameters")
-    # Readers older than transformers 5 (mlx-lm among them) look for rope_theta at the top level only, and silently take 10000
-    # where it is not: a model that answers wrongly.
-    if isinstance(rope, dict) and isinstance(rope.get("rope_theta"), int | float):
-        config.setdefault("rope_theta", rope["rope_theta"])
+    # A model of several modalities has a configuration of each part within its own.
+    for part in (config, *(value for key, value in config.items() if key.endswith("_config") and isinstance(value, dict))):
+        for key in [key for key in part if key.endswith("name_or_path")]:
+            del part[key]
+        if part.get("use_cache") is False:
+            part["use_cache"] = True
+        if part.get("dtype") is not None:
+            part["dtype"] = config["dtype"]
+        rope = part.get("rope_parameters")
+        # Readers older than transformers 5 (mlx-lm among them) look for rope_theta beside it only, and silently take 10000
+        # where it is not: a model that answers wrongly.
+        if isinstance(rope, dict) and isinstance(rope.get("rope_theta"), int | float):
+            part.setdefault("rope_theta", rope["rope_theta"])
     file.write_text(json.dumps(config, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
@@ -68,6 +75,18 @@ def write_tokenizer(tokenizer: "PreTrainedTokenizerBase", folder: Path, model: "
         raise
     except Exception as error:
         raise OSError(f"the tokenizer cannot be saved: {error}") from error
+
+
+def write_processor(model: "PreTrainedModel", folder: Path) -> None:
+    """Copy the processor files of the directory that a model of several modalities came from.
+
+    What was written already, such as a chat template, stays.
+    """
+    if not is_multimodal(model.config):
+        return
+    for file in processor_files(model.name_or_path):
+        if not (folder / file.name).exists():
+            shutil.copyfile(file, folder / file.name)
 
 
 def set_permissions(folder: Path, reference: Path) -> None:

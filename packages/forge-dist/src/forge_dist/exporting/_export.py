@@ -18,7 +18,7 @@ from forge_dist._files import atomic_directory
 from forge_dist._third_party_logs import quiet_transformers
 from forge_dist.adapters._adapter import active_adapter, write_adapter
 from forge_dist.exporting._adapter_state import adapter_state
-from forge_dist.exporting._directory import set_permissions, write_configs, write_tokenizer
+from forge_dist.exporting._directory import set_permissions, write_configs, write_processor, write_tokenizer
 from forge_dist.exporting._layout import Layout, WholeTensors, in_file_layout, layout_of
 from forge_dist.exporting._plain import Plain, check_without, plain_tensors
 from forge_dist.exporting._safetensors_writer import SafetensorsWriter
@@ -100,6 +100,8 @@ def export_model(
                     config_file = _write_model(base_of(inner), temporary, layout, tensors, dtype)
                 if tokenizer is not None:
                     write_tokenizer(tokenizer, temporary, base_of(inner))
+                if not is_peft(inner):
+                    write_processor(base_of(inner), temporary)
                 set_permissions(temporary, config_file)
     return path
 

@@ -30,7 +30,7 @@ def shardable_class(config: "PreTrainedConfig", task: Task = "causal") -> "type[
         ValueError: transformers knows no such model of this type.
     """
     with torch.device("meta"):
-        kind = type(auto_class(task).from_config(config, trust_remote_code=False))
+        kind = type(auto_class(task, config).from_config(config, trust_remote_code=False))
 
     def post_init(self: Any) -> None:
         kind.post_init(self)

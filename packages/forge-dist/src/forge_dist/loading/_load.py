@@ -8,6 +8,8 @@ from safetensors import SafetensorError
 from forge_dist._errors import ModelError
 from forge_dist._third_party_logs import quiet_imports, quiet_transformers
 from forge_dist.loading._attention import AttentionFunction, register_attention
+from forge_dist.loading._dtype import base_dtype
+from forge_dist.loading._modalities import freeze_other_modalities, is_multimodal, processor_files
 from forge_dist.loading._model_path import check_config, check_model_path, expand_user, is_hub_name
 from forge_dist.loading._quantization import QuantizedLoad, disable_repacking
 from forge_dist.loading._request import LoadRequest
@@ -90,6 +92,8 @@ def read_model(
         divided: transformers' configuration of FSDP, to read this rank's shards alone.
     """
     quiet_imports()
+    from transformers import AutoConfig
+
     model_path, task, attention = request.model_path, request.task, request.attention
     check_model_path(model_path, task=task)
     path = expand_user(model_path)
@@ -101,7 +105,9 @@ def read_model(
                 _check_hub_config(model_path, task)
             config = _config(path, attention, task)
             arguments: dict[str, object] = {} if config is None else {"config": config}
-            kind: Any = auto_class(task)
+            kind: Any = auto_class(
+                task, AutoConfig.from_pretrained(path, trust_remote_code=False) if config is None else config
+            )
             if divided is not None:
                 kind, arguments = _divided_class(path, config, divided, task)
             if request.quantization is not None:
@@ -130,7 +136,11 @@ def read_model(
         init_reward_head(model, reward_config(path), report, model_path, broadcast)
     check_report(report, model_path)
     disable_repacking(model)
-    if request.attention_function is not None and "chunked_attention" in (getattr(model.config, "layer_types", None) or ()):
+    if is_multimodal(model.config):
+        freeze_other_modalities(model, base_dtype(model_path), model_path)
+        processor_files(model_path, fetch=True)
+    layer_types = getattr(model.config.get_text_config(), "layer_types", None) or ()
+    if request.attention_function is not None and "chunked_attention" in layer_types:
         raise ModelError(
             f"model_path {model_path}: its layers attend in chunks, which only a mask expresses, and attention={attention} "
             "gets none for a packed row: use attention=sdpa or eager"

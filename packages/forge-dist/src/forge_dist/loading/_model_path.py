@@ -15,6 +15,8 @@ Task = Literal["causal", "reward"]
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _CAUSAL = ("ForCausalLM", "LMHeadModel")
 _CLASSIFIER = "ForSequenceClassification"
+MULTIMODAL = "ForConditionalGeneration"
+"""End of the names of classes of several modalities, of which the language part trains."""
 _CONVERT_GGUF = (
     "convert it once: `model = AutoModelForCausalLM.from_pretrained(FOLDER, gguf_file=NAME)`, `model.hf_quantizer = None`, "
     "`del model.config.quantization_config` if there is one, `model.save_pretrained(NEW_FOLDER)`, and the same for the "
@@ -96,7 +98,9 @@ def check_config(config: Mapping[str, object], where: str, task: Task = "causal"
     architectures = config.get("architectures") or []
     if not isinstance(architectures, list):
         raise ModelError(f"{where}: architectures is {architectures!r}; it must be a list of class names")
-    if config.get("is_encoder_decoder"):
+    inner = [part for name, part in config.items() if name.endswith("_config") and isinstance(part, dict)]
+    ends = (*_CAUSAL, MULTIMODAL) if inner else _CAUSAL
+    if any(part.get("is_encoder_decoder") for part in (config, *inner)):
         raise ModelError(f"{where}: an encoder-decoder model ({architectures}); only causal language models are trained")
     classifier = any(str(name).endswith(_CLASSIFIER) for name in architectures)
     if classifier and task == "reward":
@@ -109,15 +113,20 @@ def check_config(config: Mapping[str, object], where: str, task: Task = "causal"
         raise ModelError(
             f"{where}: architectures is {architectures}, which is no causal language model but a classifier or reward model"
         )
-    elif architectures and not any(str(name).endswith(_CAUSAL) for name in architectures):
+    elif architectures and not any(str(name).endswith(ends) for name in architectures):
         raise ModelError(
             f"{where}: architectures is {architectures}, which is no causal language model: a class named ...ForCausalLM is "
-            "needed (of a multi-modal model, its text part saved on its own)"
+            f"needed, or one named ...{MULTIMODAL} with the configurations of its parts (text_config and others)"
         )
     if not config.get("model_type"):
         raise ModelError(f"{where}: no model_type, so transformers cannot tell what model this is")
-    if config.get("quantization_config"):
+    if (quantized := config.get("quantization_config")) and not is_mxfp4(quantized):
         raise ModelError(f"{where}: quantized weights (quantization_config) are not trained; use the unquantized model")
+
+
+def is_mxfp4(quantization: object) -> bool:
+    """Return whether a directory's quantization_config is MXFP4, which is read dequantized."""
+    return isinstance(quantization, Mapping) and quantization.get("quant_method") == "mxfp4"
 
 
 def _check_directory(directory: Path, task: Task) -> None:

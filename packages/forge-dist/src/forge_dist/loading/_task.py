@@ -11,7 +11,7 @@ import torch
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from forge_dist._errors import ModelError
-from forge_dist.loading._model_path import Task
+from forge_dist.loading._model_path import MULTIMODAL, Task
 from forge_dist.loading._unwrap import is_partitioned
 
 if TYPE_CHECKING:
@@ -27,11 +27,34 @@ _NEVER_LAST = ("pad", "reserved", "unused")
 """Words in the names of special tokens that end no row."""
 
 
-def auto_class(task: Task) -> Any:
-    """Return transformers' auto class for `task`."""
-    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+def auto_class(task: Task, config: "PreTrainedConfig") -> Any:
+    """Return transformers' auto class for `task` that makes the class which `config` names.
 
-    return AutoModelForSequenceClassification if task == "reward" else AutoModelForCausalLM
+    A configuration of several modalities stands for two classes: its `architectures` tell whether the directory holds that of
+    all modalities or that of text alone.
+
+    Raises:
+        ModelError: transformers has no such class.
+    """
+    import transformers
+
+    named, kind = list(config.architectures or ()), type(config)
+    if task == "reward":
+        if kind not in transformers.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
+            raise ModelError(
+                f"a model of the type {config.model_type} ({', '.join(named)}) gives no rewards: transformers "
+                f"{transformers.__version__} has no class ...ForSequenceClassification for it"
+            )
+        return transformers.AutoModelForSequenceClassification
+    known = transformers.MODEL_FOR_MULTIMODAL_LM_MAPPING
+    if kind in known and known[kind].__name__ in named:
+        return transformers.AutoModelForMultimodalLM
+    if any(name.endswith(MULTIMODAL) for name in named):
+        raise ModelError(
+            f"config.json names the class {named[0]}, and transformers {transformers.__version__} has none of that name for "
+            f"model_type {config.model_type!r}"
+        )
+    return transformers.AutoModelForCausalLM
 
 
 def is_reward(model: object) -> bool:
@@ -128,7 +151,8 @@ def is_classifier(config: Any) -> bool:
 def _causal_head(config: "PreTrainedConfig") -> set[str]:
     """Return the tensors that only the causal model of this configuration has."""
     with torch.device("meta"):
-        causal, reward = (auto_class(task).from_config(config, trust_remote_code=False) for task in ("causal", "reward"))
+        kinds = auto_class("causal", config), auto_class("reward", config)
+        causal, reward = (kind.from_config(config, trust_remote_code=False) for kind in kinds)
     return set(causal.state_dict()) - set(reward.state_dict())
 
 

@@ -10,6 +10,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from forge_dist.adapters._adapter import active_adapter, base_path, read_adapter
 from forge_dist.adapters._base_model import adapter_base
 from forge_dist.exporting._layout import WholeTensors, first_names, owners_of
+from forge_dist.loading._modalities import language_dtype
 from forge_dist.loading._model_path import Task
 from forge_dist.loading._quantization import quantization_of
 from forge_dist.loading._task import is_reward
@@ -48,7 +49,8 @@ def reload_export(
     with errors_on_all_ranks(strategy.ranks, errors, cannot):
         loader = _without_adapter(strategy) if is_peft(model) else strategy
         task: Task = "reward" if is_reward(base) else "causal"
-        below = loader.load(model_path, dtype=base.dtype, attention=None, task=task, quantization=quantization_of(base))
+        dtype, quantization = language_dtype(base), quantization_of(base)
+        below = loader.load(model_path, dtype=dtype, attention=None, task=task, quantization=quantization)
     with errors_on_all_ranks(strategy.ranks, errors, cannot):
         reloaded = _read_adapter(below, path, active_adapter(model)) if is_peft(model) else below
     gather_before_lookup(reloaded)

@@ -8,7 +8,7 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from forge_algos._errors import AdapterError
-from forge_algos._modules import head
+from forge_algos._modules import head, language_modules
 
 KINDS = ("attention", "mlp", "all-linear")
 
@@ -24,9 +24,11 @@ def resolve_targets(model: nn.Module, targets: Sequence[str] | None) -> list[str
     A target is a full name; the last part or parts of names (`q_proj`, `mlp.up_proj`); a pattern with `*`, `?` or `[` that fits
     a full name or its last parts (`layers.0.*`); or a kind. `attention`: layers inside a module whose class is called so, or
     that projects queries, keys and values. `mlp`: the other linear layers of a decoder layer. `all-linear`, or None: all. The
-    head over the vocabulary, and a reward model's `score`, are selected only by their full names.
+    head over the vocabulary, and a reward model's `score`, are selected only by their full names. Of a model of several
+    modalities the language part alone is looked at: text runs no other.
     """
-    linear = [name for name, module in model.named_modules() if isinstance(module, _LINEAR)]
+    language = language_modules(model)
+    linear = [name for name, module in model.named_modules() if isinstance(module, _LINEAR) and module in language]
     ends = output_layers(model)
     inner = [name for name in linear if name not in ends]
     found: set[str] = set()

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from torch import nn
 
 from forge_algos._errors import AdapterError
-from forge_algos._modules import head
+from forge_algos._modules import head, language_modules
 from forge_algos.adaptations.base._targets import score
 from forge_algos.settings._adapter import Rest
 
@@ -47,8 +47,10 @@ def _all(model: nn.Module) -> set[str]:
 
 def _kinds(model: nn.Module) -> Iterator[tuple[str, set[str]]]:
     """Yield (name, kinds) of each parameter that is of any kind, under every name that it has."""
-    tops, scores = head(model), score(model)
+    tops, scores, language = head(model), score(model), language_modules(model)
     for home, module in model.named_modules():
+        if module not in language:
+            continue
         norm = "norm" in type(module).__name__.lower()
         for key, _ in module.named_parameters(recurse=False):
             kinds = {

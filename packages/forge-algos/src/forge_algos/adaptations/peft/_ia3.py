@@ -1,11 +1,11 @@
 """IA3 (arXiv 2205.05638): a factor for each channel of keys, values and inner activations."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from torch import nn
 
 from forge_algos._errors import AdapterError
+from forge_algos._modules import text_config
 from forge_algos.adaptations.base._adaptation import Adaptation, Context
 from forge_algos.adaptations.base._targets import kind_of, resolve_targets
 from forge_algos.adaptations.peft._attach import attach_to_targets
@@ -26,8 +26,7 @@ def attach_ia3(model: nn.Module, settings: AdapterSettings, context: Context) ->
     )
 
     del context
-    config: Any = getattr(model, "config", None)
-    kind = getattr(config, "model_type", type(model).__name__)
+    kind = getattr(text_config(model), "model_type", type(model).__name__)
     targets = resolve_targets(model, settings.target_modules or _known(kind, TARGETS, "target_modules"))
     if settings.feedforward_modules:
         inputs = resolve_targets(model, settings.feedforward_modules)

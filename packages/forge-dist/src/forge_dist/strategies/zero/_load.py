@@ -58,12 +58,15 @@ def _check_on_first(model_path: str, ranks: "Ranks", *, dtype: torch.dtype, task
 
 
 def _check(model_path: str, dtype: torch.dtype, task: Task) -> None:
+    from transformers import AutoConfig
+
     check_model_path(model_path, task=task)
     try:
         with quiet_transformers(bars=is_hub_name(model_path)), torch.random.fork_rng(devices=[]):
-            given = {"config": reward_config(expand_user(model_path))} if task == "reward" else {}
-            model, report = auto_class(task).from_pretrained(
-                expand_user(model_path),
+            path = expand_user(model_path)
+            config = reward_config(path) if task == "reward" else AutoConfig.from_pretrained(path, trust_remote_code=False)
+            model, report = auto_class(task, config).from_pretrained(
+                path,
                 dtype=dtype,
                 device_map="meta",
                 attn_implementation="eager",  # a kernel that the directory names is not downloaded for this check
@@ -71,10 +74,10 @@ def _check(model_path: str, dtype: torch.dtype, task: Task) -> None:
                 trust_remote_code=False,
                 ignore_mismatched_sizes=True,
                 output_loading_info=True,
-                **given,
+                **({"config": config} if task == "reward" else {}),
             )
             if task == "reward":
-                init_reward_head(model, given["config"], report, model_path, lambda drawn: drawn)
+                init_reward_head(model, config, report, model_path, lambda drawn: drawn)
     except LOADING_ERRORS as error:
         raise ModelError(f"model_path {model_path} cannot be loaded: {error}") from error
     check_report(report, model_path)
