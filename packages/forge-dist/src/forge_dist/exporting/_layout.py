@@ -12,6 +12,7 @@ import torch
 
 from forge_dist.exporting._dtype import stored_dtype
 from forge_dist.exporting._plain import without_added
+from forge_dist.loading._mxfp4 import BLOCKS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -85,7 +86,11 @@ def as_stored(model: "PreTrainedModel", state: dict[str, torch.Tensor]) -> dict[
     """Convert `state` from the layout in memory (experts in one tensor, say) to that of files."""
     from transformers.core_model_loading import revert_weight_conversion
 
-    return revert_weight_conversion(model, state)
+    # transformers 5.23 would name a dequantized tensor as the MXFP4 blocks that it was read from.
+    return {
+        plain if (plain := name.removesuffix(BLOCKS)) in state else name: tensor
+        for name, tensor in revert_weight_conversion(model, state).items()
+    }
 
 
 def _blocks(

@@ -11,6 +11,7 @@ from forge_dist.loading._attention import AttentionFunction, register_attention
 from forge_dist.loading._dtype import base_dtype
 from forge_dist.loading._modalities import freeze_other_modalities, is_multimodal, processor_files
 from forge_dist.loading._model_path import check_config, check_model_path, expand_user, is_hub_name
+from forge_dist.loading._mxfp4 import dequantizing
 from forge_dist.loading._quantization import QuantizedLoad, disable_repacking
 from forge_dist.loading._request import LoadRequest
 from forge_dist.loading._task import Broadcast, Task, auto_class, init_reward_head, preserved_random_state, reward_config
@@ -105,13 +106,15 @@ def read_model(
                 _check_hub_config(model_path, task)
             config = _config(path, attention, task)
             arguments: dict[str, object] = {} if config is None else {"config": config}
-            kind: Any = auto_class(
-                task, AutoConfig.from_pretrained(path, trust_remote_code=False) if config is None else config
-            )
+            named = AutoConfig.from_pretrained(path, trust_remote_code=False) if config is None else config
+            kind: Any = auto_class(task, named)
+            quantized = request.quantization is not None
+            dequantized = dequantizing(path, named, request.dtype, whole=divided is None, quantized=quantized)
             if divided is not None:
                 kind, arguments = _divided_class(path, config, divided, task)
             if request.quantization is not None:
                 arguments |= QuantizedLoad(request.quantization, device).arguments(model_path, task)
+            arguments |= dequantized
             model, report = kind.from_pretrained(
                 path,
                 dtype=request.dtype,
