@@ -12,6 +12,9 @@ from typing import Any
 import torch
 from torch import nn
 
+WITHOUT_DECODER = "_without_decoder"
+"""Attribute of a causal model whose own forward calls its decoder with other rows than it is given."""
+
 
 def unwrap(model: nn.Module) -> nn.Module:
     """Return the module inside DistributedDataParallel, DeepSpeed's engine and similar wrappers.
@@ -34,7 +37,11 @@ def causal_model(model: nn.Module) -> nn.Module:
 def decoder(model: nn.Module) -> nn.Module | None:
     """Return the module that computes hidden states, or None where the model has no such part."""
     causal = causal_model(model)
+    if WITHOUT_DECODER in vars(causal):
+        return None
     found = _ask(causal, "get_decoder")
+    if found is not None and found is head(causal):  # ModernBERT's head is called `decoder`
+        found = getattr(causal, "base_model", None)
     return None if found is causal else found
 
 

@@ -8,6 +8,7 @@ from safetensors import SafetensorError
 from forge_dist._errors import ModelError
 from forge_dist._third_party_logs import quiet_imports, quiet_transformers
 from forge_dist.loading._attention import AttentionFunction, register_attention
+from forge_dist.loading._config_changes import change_config
 from forge_dist.loading._model_path import check_config, check_model_path, expand_user, is_hub_name
 from forge_dist.loading._quantization import QuantizedLoad, disable_repacking
 from forge_dist.loading._request import LoadRequest
@@ -130,6 +131,7 @@ def read_model(
         init_reward_head(model, reward_config(path), report, model_path, broadcast)
     check_report(report, model_path)
     disable_repacking(model)
+    change_config(model)
     if request.attention_function is not None and "chunked_attention" in (getattr(model.config, "layer_types", None) or ()):
         raise ModelError(
             f"model_path {model_path}: its layers attend in chunks, which only a mask expresses, and attention={attention} "
