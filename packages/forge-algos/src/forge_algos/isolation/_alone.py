@@ -291,8 +291,8 @@ def _require_fixed_positions(model: nn.Module, longest: int | None) -> None:
 def _require_any_length(causal: nn.Module, longest: int | None) -> None:
     """Raise PackedBatchError for a model that trains on some lengths only: Reformer's hashing, on whole chunks."""
     config = getattr(causal, "config", None)
-    chunks = [getattr(config, f"{kind}_attn_chunk_length", None) for kind in ("lsh", "local")]
-    if all(chunks) and (longest is None or longest > min(chunks)):
+    chunks = [length for kind in ("lsh", "local") if (length := getattr(config, f"{kind}_attn_chunk_length", None))]
+    if chunks and (longest is None or longest > min(chunks)):
         raise PackedBatchError(
             f"{type(causal).__name__} trains on documents of at most {min(chunks)} tokens, or of whole chunks of "
             f"{max(chunks)}: transformers refuses any other length. Set max_seq_len={min(chunks)}, or take another model"
