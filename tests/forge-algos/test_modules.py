@@ -1,6 +1,7 @@
 """Parts of a model, found through PEFT's and other wrappers."""
 
 import torch
+import transformers
 
 from forge_algos import AdapterSettings, adapt
 from forge_algos._modules import causal_model, decoder, head, mode, trainable, unwrap, vocabulary
@@ -39,6 +40,13 @@ def test_the_parts_of_a_model():
     plain = torch.nn.Linear(2, 2)
     assert (decoder(plain), head(plain), vocabulary(plain), causal_model(plain)) == (None, None, None, plain)
     assert decoder(model.model) is None
+
+
+def test_a_head_that_is_called_decoder():
+    """What transformers finds by that name is the head, and the decoder is the model below it."""
+    shape = {"vocab_size": 61, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = transformers.ModernBertDecoderForCausalLM(transformers.ModernBertDecoderConfig(**shape, pad_token_id=0))
+    assert (decoder(model), head(model)) == (model.model, model.decoder)
 
 
 def test_trainable():

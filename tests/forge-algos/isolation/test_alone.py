@@ -21,8 +21,11 @@ from ..oracle import CPU, SIZES, make, naive, pack, samples
 LENGTHS = (5, 2, 9, 5, 17, 1, 40)
 
 
+_BERT = {"is_decoder": True, "max_position_embeddings": 64, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+
+
 def leaking(name):
-    """Return a model that carries one document of a row into the next."""
+    """Return a model that carries one document of a row into the next, or counts positions otherwise than from 0 (RoBERTa)."""
     shape = {"vocab_size": 61, "hidden_size": 16, "num_hidden_layers": 2}
     config = {
         "mamba": lambda: transformers.MambaConfig(**shape, state_size=4, time_step_rank=2),
@@ -30,6 +33,22 @@ def leaking(name):
         "falcon": lambda: transformers.FalconConfig(**shape, num_attention_heads=4, initializer_range=0.1),
         "mpt": lambda: transformers.MptConfig(vocab_size=61, d_model=16, n_heads=4, n_layers=2, initializer_range=0.1),
         "rwkv": lambda: transformers.RwkvConfig(**shape, attention_hidden_size=16),
+        "roberta": lambda: transformers.RobertaConfig(
+            **shape, **_BERT, num_attention_heads=4, intermediate_size=24, pad_token_id=1, initializer_range=0.3
+        ),
+        # Its decoder returns more than hidden states, which its head needs.
+        "prophetnet": lambda: transformers.ProphetNetConfig(
+            vocab_size=61,
+            hidden_size=16,
+            is_decoder=True,
+            num_decoder_layers=2,
+            num_decoder_attention_heads=4,
+            decoder_ffn_dim=24,
+            ngram=2,
+            dropout=0.0,
+            activation_dropout=0.0,
+            attention_dropout=0.0,
+        ),
     }[name]()
     torch.manual_seed(0)
     return transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").train()
@@ -51,7 +70,7 @@ def test_every_document_is_in_one_forward(lengths, lines):
         assert len(own) == 1 or places <= max(256, 1.25 * sum(own))
 
 
-@pytest.mark.parametrize("name", ["mamba", "mamba2", "falcon", "mpt", "rwkv"])
+@pytest.mark.parametrize("name", ["mamba", "mamba2", "falcon", "mpt", "rwkv", "roberta", "prophetnet"])
 def test_losses_and_gradients_are_those_of_each_document_by_itself(name):
     """The objective takes a model that it refused, and its sum and gradients are those of unpadded forwards."""
     model, examples = leaking(name), samples(LENGTHS)
@@ -60,7 +79,7 @@ def test_losses_and_gradients_are_those_of_each_document_by_itself(name):
     packed, why = keep_documents_apart(model, device=CPU)
     assert not packed
     assert "does not keep packed documents apart" in why or "cannot run a packed row" in why
-    assert HOW["padded"] in why
+    assert HOW["equal" if name == "prophetnet" else "padded"] in why
     with guard_packed(model):
         terms = SFT().bind(model, device=CPU)(pack(examples), [])
     terms.sum.backward()
@@ -100,6 +119,29 @@ def test_a_model_that_can_be_packed_is_packed():
     assert keep_documents_apart(model, device=CPU, packing="off") == (False, f"documents are run alone, {HOW['padded']}")
     assert runs_alone(model)
     assert keep_documents_apart(model, device=CPU)[0] is False
+
+
+def test_a_model_that_trains_on_whole_chunks_alone_is_refused():
+    """Reformer takes documents as long as its chunks; longer ones transformers refuses at some step or other."""
+    config = transformers.ReformerConfig(
+        vocab_size=61,
+        hidden_size=16,
+        num_attention_heads=2,
+        attention_head_size=8,
+        feed_forward_size=24,
+        is_decoder=True,
+        axial_pos_shape=(4, 8),
+        axial_pos_embds_dim=(8, 8),
+        attn_layers=["local"],
+        local_attn_chunk_length=8,
+        lsh_attn_chunk_length=8,
+        local_num_chunks_after=0,
+    )
+    for longest in (None, 9):
+        with pytest.raises(PackedBatchError, match="at most 8 tokens.*max_seq_len=8"):
+            keep_documents_apart(transformers.ReformerModelWithLMHead(config), device=CPU, longest=longest)
+    packed, why = keep_documents_apart(transformers.ReformerModelWithLMHead(config), device=CPU, longest=8)
+    assert not packed, why
 
 
 def test_packing_on_refuses():

@@ -12,6 +12,9 @@ from typing import Any
 import torch
 from torch import nn
 
+WITHOUT_DECODER = "_without_decoder"
+"""Attribute of a causal model whose own forward calls its decoder with other rows than it is given."""
+
 
 def unwrap(model: nn.Module) -> nn.Module:
     """Return the module inside DistributedDataParallel, DeepSpeed's engine and similar wrappers.
@@ -37,7 +40,11 @@ def decoder(model: nn.Module) -> nn.Module | None:
     In a model of several modalities that is the outermost: it makes masks and positions for the language model inside of it.
     """
     causal = causal_model(model)
+    if WITHOUT_DECODER in vars(causal):
+        return None
     found = _ask(causal, "get_decoder")
+    if found is not None and found is head(causal):  # ModernBERT's head is called `decoder`
+        found = getattr(causal, "base_model", None)
     if found is None or found is causal or not _is_multimodal(causal):
         return None if found is causal else found
     body: object = getattr(causal, "base_model", None)

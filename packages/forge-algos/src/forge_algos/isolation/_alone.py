@@ -18,7 +18,15 @@ import torch
 from torch import nn
 
 from forge_algos._errors import PackedBatchError
-from forge_algos._modules import attention_of, causal_model, decoder, mode, override_forward, text_config
+from forge_algos._modules import (
+    WITHOUT_DECODER,
+    attention_of,
+    causal_model,
+    decoder,
+    mode,
+    override_forward,
+    text_config,
+)
 from forge_algos.isolation._isolation import LENGTHS, REFUSALS, REMEDY, equal_within_rounding, made_up_ids, require_isolation
 from forge_algos.settings._packing import Packing
 
@@ -84,9 +92,9 @@ def run_documents_alone(
 ) -> str:
     """Run the documents of every later packed row of `model` alone; return how, in a few words.
 
-    The forward of the decoder is replaced, or that of the causal model where it names no decoder, so that it stays so under
-    adapters and wrappers that are put around the model afterwards. A row of B documents becomes one to B forwards of the
-    decoder. Calls without `cu_seq_lens_q` are passed on as they are.
+    The forward of the decoder is replaced, or that of the causal model where it names no decoder or needs more of it than
+    hidden states (ProphetNet), so that it stays so under adapters and wrappers that are put around the model afterwards. A row
+    of B documents becomes one to B forwards of the decoder. Calls without `cu_seq_lens_q` are passed on as they are.
 
     Args:
         model: bare or wrapped; where it is divided over ranks, every rank calls this.
@@ -101,8 +109,15 @@ def run_documents_alone(
     causal = causal_model(model)
     if (known := _alone(model)) is not None:
         return HOW[known.lines]
-    alone = _Alone(causal, agree)
-    alone.lines = _fastest(alone, model, device, longest)
+    _require_any_length(causal, longest)
+    alone = _Alone(causal, decoder(causal), agree)
+    try:
+        alone.lines = _fastest(alone, model, device, longest)
+    except PackedBatchError:
+        if alone.module is causal:
+            raise
+        alone = _Alone(causal, None, agree)
+        alone.lines = _fastest(alone, model, device, longest)
     alone.install()
     setattr(causal, _NAME, alone)
     return HOW[alone.lines]
@@ -140,8 +155,7 @@ class _Alone:
     The hook also removes the arguments that only a packed row has: not every model takes them.
     """
 
-    def __init__(self, causal: nn.Module, agree: Agree) -> None:
-        body = decoder(causal)
+    def __init__(self, causal: nn.Module, body: nn.Module | None, agree: Agree) -> None:
         self.causal = causal
         self.module = causal if body is None else body
         self.plain: Callable[..., Any] = self.module.forward
@@ -157,6 +171,8 @@ class _Alone:
         self.causal.register_forward_pre_hook(self._begin, with_kwargs=True)
         self.causal.register_forward_hook(self._end, always_call=True)
         self.module.forward = self.forward
+        if self.module is self.causal:
+            setattr(self.causal, WITHOUT_DECODER, True)
 
     def _begin(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
         if kwargs.get("kv_rows") is not None:
@@ -277,6 +293,17 @@ def _require_fixed_positions(model: nn.Module, longest: int | None) -> None:
         raise PackedBatchError(
             f"{type(causal_model(model)).__name__} does not keep packed documents apart: its rotary positions go by the "
             f"longest document of a forward. {REMEDY}"
+        )
+
+
+def _require_any_length(causal: nn.Module, longest: int | None) -> None:
+    """Raise PackedBatchError for a model that trains on some lengths only: Reformer's hashing, on whole chunks."""
+    config = getattr(causal, "config", None)
+    chunks = [length for kind in ("lsh", "local") if (length := getattr(config, f"{kind}_attn_chunk_length", None))]
+    if chunks and (longest is None or longest > min(chunks)):
+        raise PackedBatchError(
+            f"{type(causal).__name__} trains on documents of at most {min(chunks)} tokens, or of whole chunks of "
+            f"{max(chunks)}: transformers refuses any other length. Set max_seq_len={min(chunks)}, or take another model"
         )
 
 

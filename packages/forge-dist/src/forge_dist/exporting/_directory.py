@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from forge_dist.loading._config_changes import restore_config
 from forge_dist.loading._modalities import is_multimodal, language_dtype, processor_files
 from forge_dist.loading._task import is_reward
 
@@ -21,6 +22,7 @@ def write_configs(model: "PreTrainedModel", folder: Path, dtype: torch.dtype | N
     `dtype` is that of the export; None: as in memory.
     """
     config = copy.deepcopy(model.config)
+    restore_config(config, model)
     # As save_pretrained sets them; fully_shard has made a class of its own, named after the model's.
     config.dtype = str(language_dtype(model)).removeprefix("torch.")
     config.architectures = [type(model).__name__.removeprefix("FSDP")]

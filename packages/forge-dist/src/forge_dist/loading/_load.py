@@ -8,6 +8,7 @@ from safetensors import SafetensorError
 from forge_dist._errors import ModelError
 from forge_dist._third_party_logs import quiet_imports, quiet_transformers
 from forge_dist.loading._attention import AttentionFunction, register_attention
+from forge_dist.loading._config_changes import change_config
 from forge_dist.loading._dtype import base_dtype
 from forge_dist.loading._modalities import freeze_other_modalities, is_multimodal, processor_files
 from forge_dist.loading._model_path import check_config, check_model_path, expand_user, is_hub_name
@@ -139,6 +140,7 @@ def read_model(
         init_reward_head(model, reward_config(path), report, model_path, broadcast)
     check_report(report, model_path)
     disable_repacking(model)
+    change_config(model)
     if is_multimodal(model.config):
         freeze_other_modalities(model, base_dtype(model_path), model_path)
         processor_files(model_path, fetch=True)

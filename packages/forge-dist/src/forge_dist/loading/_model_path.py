@@ -13,7 +13,7 @@ Task = Literal["causal", "reward"]
 """Task that a model is loaded for. causal: the next token's logits. reward: one number a row."""
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-_CAUSAL = ("ForCausalLM", "LMHeadModel")
+_CAUSAL = ("ForCausalLM", "LMHeadModel", "BertGenerationDecoder", "ReformerModelWithLMHead")
 _CLASSIFIER = "ForSequenceClassification"
 MULTIMODAL = "ForConditionalGeneration"
 """End of the names of classes of several modalities, of which the language part trains."""
