@@ -26,24 +26,36 @@ def ragged(number: int) -> list[tuple[np.ndarray, np.ndarray]]:
     return samples
 
 
-@pytest.fixture(scope="module")
-def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny Llama."""
+def saved(path: Path, kind: str) -> Path:
+    """Save a tiny Llama or Qwen3-MoE."""
     import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3MoeConfig
 
+    shape = {"vocab_size": 200, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+    shape |= {"num_attention_heads": 4, "num_key_value_heads": 2}
     torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=200, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2
-    )
-    LlamaForCausalLM(config).save_pretrained(path := tmp_path_factory.mktemp("model"))
+    if kind == "llama":
+        config = LlamaConfig(**shape)
+    else:
+        experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "router_aux_loss_coef": 0.5}
+        config = Qwen3MoeConfig(**shape, **experts, head_dim=8)
+    AutoModelForCausalLM.from_config(config).save_pretrained(path)
     return path
 
 
-def test_six_steps(model_path: Path, tmp_path: Path) -> None:
-    """Sequential order, 4 ragged micro-batches, binding clipping, AdamW, a linear schedule: loss and gradient norm to 1e-5."""
-    samples = ragged(STEPS * ACCUMULATION * MICRO)
-    theirs, ours = _trl(model_path, samples, tmp_path), _forge(model_path, samples)
+@pytest.mark.parametrize("kind", ["llama", "qwen3_moe"])
+def test_six_steps(kind: str, tmp_path: Path) -> None:
+    """Sequential order, 4 ragged micro-batches, binding clipping, AdamW, a linear schedule: loss and gradient norm to 1e-5.
+
+    A mixture of experts with TRL's mean of the micro-batches' auxiliary losses, and so with TRL's cut.
+    """
+    model_path, samples = saved(tmp_path / "model", kind), ragged(STEPS * ACCUMULATION * MICRO)
+    size = ACCUMULATION * MICRO
+    # A dense model's step is cut otherwise than TRL cuts it: three micro-batches of unequal size.
+    cuts = (
+        [slice(0, 3), slice(3, 4), slice(4, size)] if kind == "llama" else [slice(k, k + MICRO) for k in range(0, size, MICRO)]
+    )
+    theirs, ours = _trl(model_path, samples, tmp_path), _forge(model_path, samples, cuts)
     assert len(ours) == len(theirs) == STEPS
     assert all(norm > 0.5 for _, norm in ours), "clipping at 0.5 is to bind in every step"
     np.testing.assert_allclose(ours, theirs, rtol=1e-5)
@@ -93,7 +105,7 @@ def _trl(model_path: Path, samples: Any, scratch: Path) -> list[tuple[float, flo
     return [(line["loss"], line["grad_norm"]) for line in trainer.state.log_history if "grad_norm" in line]
 
 
-def _forge(model_path: Path, samples: Any) -> list[tuple[float, float]]:
+def _forge(model_path: Path, samples: Any, cuts: list[slice]) -> list[tuple[float, float]]:
     import torch
 
     import forge_accel
@@ -113,8 +125,6 @@ def _forge(model_path: Path, samples: Any) -> list[tuple[float, float]]:
     settings = forge_algos.OptimizerSettings(learning_rate=RATE, lr_scheduler="linear", max_grad_norm=0.5)
     optimizer = forge_algos.make_optimizer(model, settings)
     size = ACCUMULATION * MICRO
-    # Cut otherwise than TRL cuts: three micro-batches of unequal size.
-    cuts = [slice(0, 3), slice(3, 4), slice(4, size)]
     steps = ([forge_packing.collate(samples[step * size : (step + 1) * size][cut]) for cut in cuts] for step in range(STEPS))
     return [
         (output.loss, output.grad_norm)
@@ -125,5 +135,6 @@ def _forge(model_path: Path, samples: Any) -> list[tuple[float, float]]:
             optimizer=optimizer,
             scheduler=forge_algos.schedule(optimizer, settings, num_steps=STEPS),
             max_grad_norm=settings.max_grad_norm,
+            moe_aux_loss="trl",
         )
     ]

@@ -79,6 +79,7 @@ CASES: dict[str, tuple[dict[str, Any], Any, Any]] = {
     "dtype": ({}, "float32", "bfloat16"),
     "attention": ({}, "documents", "eager"),
     "packing": ({}, "on", "off"),
+    "moe_aux_loss": ({"model_path": "MIXTURE"}, "global", "off"),
     "save_samples": ({}, 0, 4),
     "checkpoint_at_epoch": ({"max_steps": None, "num_epochs": 2, "effective_batch_size": 12}, False, True),
     "loss": ({}, "nll", "dft"),
@@ -145,7 +146,7 @@ def places(
 ) -> dict[str, str]:
     """Two models and several data sets by name, and a module of hooks that can be imported."""
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3MoeConfig
 
     other = tmp_path_factory.mktemp("other")
     model = AutoModelForCausalLM.from_pretrained(model_dir)
@@ -153,6 +154,20 @@ def places(
         model.get_input_embeddings().weight.mul_(1.5)
     model.save_pretrained(other / "model")
     AutoTokenizer.from_pretrained(model_dir).save_pretrained(other / "model")
+    mixture = Qwen3MoeConfig(
+        **{name: getattr(model.config, name) for name in ("vocab_size", "eos_token_id", "pad_token_id")},
+        hidden_size=32,
+        intermediate_size=48,
+        moe_intermediate_size=16,
+        num_hidden_layers=2,
+        head_dim=8,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        num_experts=4,
+        num_experts_per_tok=2,
+    )
+    AutoModelForCausalLM.from_config(mixture).save_pretrained(other / "mixture")
+    AutoTokenizer.from_pretrained(model_dir).save_pretrained(other / "mixture")
     rows = write_rows(other / "rows.jsonl", conversations(15))
     ambiguous = write_rows(other / "two_ways.jsonl", [{**row, "text": "an apple is red"} for row in conversations(15)])
     silent = [{"messages": [*row["messages"][:1], {"role": "assistant", "content": ""}]} for row in conversations(2)]
@@ -164,6 +179,7 @@ def places(
     return {
         "MODEL": str(model_dir),
         "OTHER MODEL": str(other / "model"),
+        "MIXTURE": str(other / "mixture"),
         "DATA": str(chats),
         "OTHER DATA": str(rows),
         "TWO WAYS": str(ambiguous),

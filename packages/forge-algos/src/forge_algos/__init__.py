@@ -66,6 +66,7 @@ if TYPE_CHECKING:
     from forge_algos.optimizers._optimizers import adamw as adamw, make_optimizer as make_optimizer
     from forge_algos.optimizers._schedules import lr_factor as lr_factor, schedule as schedule
     from forge_algos.settings._adapter import AdapterSettings as AdapterSettings
+    from forge_algos.settings._moe import MoESettings as MoESettings
     from forge_algos.settings._online import (
         GRPOSettings as GRPOSettings,
         PPOSettings as PPOSettings,
@@ -86,6 +87,7 @@ if TYPE_CHECKING:
         SupervisedSettings as SupervisedSettings,
     )
     from forge_algos.training._evaluate import Evaluation as Evaluation, evaluate as evaluate
+    from forge_algos.training._router_loss import Routers as Routers, routers_of as routers_of
     from forge_algos.training._train import StepOutput as StepOutput, train as train
 
 __version__ = "0.5.0"
@@ -111,12 +113,14 @@ _PUBLIC = {
     "optimizers._optimizers": "adamw make_optimizer",
     "optimizers._schedules": "lr_factor schedule",
     "settings._adapter": "AdapterSettings",
+    "settings._moe": "MoESettings",
     "settings._online": "GRPOSettings PPOSettings RLOOSettings",
     "settings._optimizer": "OptimizerSettings",
     "settings._packing": "PackingSettings",
     "settings._preference": "DPOSettings KTOSettings ORPOSettings RewardSettings SimPOSettings",
     "settings._supervised": "DistillSettings PretrainSettings SupervisedSettings",
     "training._evaluate": "Evaluation evaluate",
+    "training._router_loss": "Routers routers_of",
     "training._train": "StepOutput train",
 }
 _MODULE_OF = {name: module for module, names in _PUBLIC.items() for name in names.split()}

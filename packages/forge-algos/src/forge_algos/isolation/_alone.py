@@ -204,23 +204,18 @@ class _Alone:
         groups = divide(lengths, self.lines)
         # Before the first forward: in it a rank may already wait for the others.
         missing = self.agree(len(groups)) - len(groups)
-        found: list[torch.Tensor] = []
-        out: Any = None
-        for documents in groups:
-            out = self._forward(name, row, documents, starts, lengths, rest)
-            found += [
-                hidden[: lengths[document]] for document, hidden in zip(documents, getattr(out, self.output), strict=True)
-            ]
-        order = [document for documents in groups for document in documents]
-        whole = torch.cat([found[place] for place in sorted(range(len(order)), key=order.__getitem__)])[None]
+        outs = [self._forward(name, row, documents, starts, lengths, rest) for documents in groups]
+        whole = _in_a_row([getattr(out, self.output) for out in outs], groups, lengths)[None]
         for _ in range(missing):
-            out = self._forward(name, row, [_shortest(lengths)], starts, lengths, rest, counts=False)
+            idle = self._forward(name, row, [_shortest(lengths)], starts, lengths, rest, counts=False)
             # Weight 0: its backward pass runs, and adds nothing.
-            whole = whole + (getattr(out, self.output) * 0.0).sum()
+            whole = whole + (getattr(idle, self.output) * 0.0).sum()
         keep = given.get("logits_to_keep", 0)
         if self.output == "logits":
             whole = whole[:, keep] if isinstance(keep, torch.Tensor) else whole[:, -keep:]
-        return type(out)(**{self.output: whole})
+        routed = zip(*(getattr(out, "router_logits", None) or () for out in outs), strict=True)
+        routers = tuple(_in_a_row(_lines(layer, groups), groups, lengths) for layer in routed)
+        return type(outs[0])(**{self.output: whole}, **({"router_logits": routers} if routers else {}))
 
     def _forward(
         self,
@@ -269,6 +264,21 @@ def divide(lengths: Sequence[int], lines: Lines) -> list[list[int]]:
             groups.append([document])
             tokens = length
     return groups
+
+
+def _in_a_row(lines: Sequence[torch.Tensor], groups: Sequence[Sequence[int]], lengths: Sequence[int]) -> torch.Tensor:
+    """Put the lines float[B, S, ...] of all groups into the order of the documents, without padding: float[T, ...]."""
+    found = {
+        document: line[: lengths[document]]
+        for documents, several in zip(groups, lines, strict=True)
+        for document, line in zip(documents, several, strict=True)
+    }
+    return torch.cat([found[document] for document in range(len(lengths))])
+
+
+def _lines(places: Sequence[torch.Tensor], groups: Sequence[Sequence[int]]) -> list[torch.Tensor]:
+    """Reshape each group's places [B * S, D] into lines [B, S, D]."""
+    return [each.reshape(len(group), -1, each.shape[-1]) for each, group in zip(places, groups, strict=True)]
 
 
 def _shortest(lengths: Sequence[int]) -> int:

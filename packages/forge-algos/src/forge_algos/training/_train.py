@@ -7,7 +7,8 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from functools import partial
 from typing import Any, Literal
 
 import attrs
@@ -19,9 +20,12 @@ from forge_algos._modules import mode
 from forge_algos._parallel import ALONE, Parallel
 from forge_algos.adaptations.base._adaptation import Adaptation
 from forge_algos.isolation._guard import guard_packed
+from forge_algos.losses import LossTerms
 from forge_algos.objectives import Bound, Objective
+from forge_algos.settings._moe import MoEAuxLoss
 from forge_algos.training._columns import Columns, columns
-from forge_algos.training._step import Sums, measure_totals, optimizer_training
+from forge_algos.training._router_loss import RouterLoss, make_router_loss
+from forge_algos.training._step import Sums, exact_sum, measure_totals, optimizer_training
 
 
 @attrs.frozen(kw_only=True)
@@ -31,8 +35,8 @@ class StepOutput:
     step: int
     """Number of the step, from `first_step`."""
     loss: float
-    """Mean over the global batch's terms (learned tokens, pairs), before the step;
-    0 where nothing was learned."""
+    """Mean over the global batch's terms (learned tokens, pairs), before the step, and the routers' auxiliary loss
+    times its coefficient; 0 where nothing was learned."""
     loss_count: int
     """Terms of the global batch, of all ranks, in the objective's `unit`."""
     tokens: int
@@ -47,8 +51,11 @@ class StepOutput:
     """Time from asking for the batches to the optimizer's move,
     without the caller's own work between steps."""
     figures: Mapping[str, float] = attrs.field(factory=dict)
-    """The objective's figures beside the loss, over the global batch:
-    an accuracy, a margin; empty where nothing was learned."""
+    """The objective's figures beside the loss, over the global batch: an accuracy, a margin;
+    empty where nothing was learned. With routers `aux_loss`, before its coefficient."""
+    expert_load: tuple[tuple[float, ...], ...] = ()
+    """Share of the step's tokens that each layer's routers gave to each expert, by the k likeliest;
+    empty for a model without an auxiliary loss."""
     skipped: bool = False
     """Whether the weights stayed because the loss or the gradient norm was NaN or infinite
     (`on_nan="skip"`)."""
@@ -68,6 +75,7 @@ def train(
     adaptation: Adaptation | None = None,
     first_step: int = 1,
     on_nan: Literal["stop", "skip"] = "stop",
+    moe_aux_loss: MoEAuxLoss = "global",
 ) -> Iterator[StepOutput]:
     """Take one optimizer step for each element of `steps`.
 
@@ -97,6 +105,10 @@ def train(
         first_step: the number of the first element of `steps`, where a run resumes.
         on_nan: what a loss or gradient norm that is no number does: "stop" raises, "skip" leaves the weights and the
             optimizer's state as they are, moves the schedule, and reports `skipped=True`.
+        moe_aux_loss: auxiliary loss of a mixture of experts, where the model's configuration has a coefficient for it:
+            "global", over all tokens of the step's micro-batches that have something to learn, for which each is run once more
+            without gradients where a rank has several; "trl", the mean of each micro-batch's own; or "off". An evaluation's
+            loss is without it.
 
     Yields:
         StepOutput: after each step.
@@ -119,8 +131,10 @@ def train(
     adaptation.check_optimizer(optimizer)
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     device = next(model.parameters()).device if device is None else device
-    with mode(model, training=True), guard_packed(model):
+    with mode(model, training=True), guard_packed(model), ExitStack() as hooks:
         bound = objective.bind(model, device=device)
+        router_loss = make_router_loss(model, moe_aux_loss, device=device, parallel=parallel)
+        hooks.enter_context(router_loss.hooked() if router_loss else nullcontext())
         remaining, step = iter(steps), first_step
         started = time.perf_counter()
         while True:
@@ -132,14 +146,17 @@ def train(
                 # The caller's own work between two steps may have left it in evaluation mode.
                 model.train()
             learning_rate = float(optimizer.param_groups[0]["lr"])
-            loss, grad_norm, figures, moves = 0.0, 0.0, {}, False
+            loss, grad_norm, figures, load, moves = 0.0, 0.0, {}, (), False
             with optimizer_training(optimizer):
                 parallel.zero_grad(optimizer)
                 if counted.count:
-                    sums = _accumulate(micro_batches, counted, bound, objective, autocast, parallel)
+                    sums = _accumulate(micro_batches, counted, bound, objective, autocast, parallel, router_loss, device)
                     adaptation.before_step()
                     norm = parallel.grad_norm(parameters)
-                    loss, grad_norm, figures, problem = _read_totals(sums, norm, counted.count, objective, parallel)
+                    loss, grad_norm, figures, problem = _read_totals(
+                        sums, norm, counted.count, objective, parallel, router_loss
+                    )
+                    load = router_loss.load() if router_loss else ()
                     if problem and on_nan == "stop":
                         raise DivergedError(
                             f"step {step}: {problem}. The optimizer did not move. Lower the learning rate, warm up longer, "
@@ -163,6 +180,7 @@ def train(
                 learning_rate=learning_rate,
                 seconds=time.perf_counter() - started,
                 figures=figures,
+                expert_load=load,
                 skipped=bool(counted.count) and not moves,
             )
             step += 1
@@ -176,6 +194,8 @@ def _accumulate(
     objective: Objective,
     autocast: Callable[[], AbstractContextManager[Any]],
     parallel: Parallel,
+    router_loss: RouterLoss | None,
+    device: torch.device,
 ) -> Sums:
     """Add up gradients of the global mean over the active columns; returns this rank's sums.
     The host has not waited for them yet.
@@ -183,34 +203,54 @@ def _accumulate(
     totals = measure_totals(bound, [(micro_batches, counted)], objective, autocast, parallel)
     sums = Sums(objective.stats)
     active = counted.active
+
+    def run(k: int) -> LossTerms:
+        with autocast():
+            return bound(micro_batches[k] if counted.mine[k] else objective.idle(), totals)
+
+    if router_loss is not None:
+        router_loss.begin([counted.mine[k] for k in active], [partial(run, k) for k in active], device)
     for k in active:
         mine = counted.mine[k] > 0
         with parallel.micro_batch(last=k == active[-1]):
-            with autocast():
-                terms = bound(micro_batches[k] if mine else objective.idle(), totals)
+            with nullcontext() if router_loss is None else router_loss.recording():
+                terms = run(k)
+            loss = terms.sum / counted.count
+            if router_loss is not None:
+                loss = loss + router_loss.term(counts=mine)
             # Times 0 and not left out: every parameter takes part in the backward pass, as on the ranks that learn.
-            parallel.backward(terms.sum / counted.count if mine else terms.sum * 0)
+            parallel.backward(loss if mine else loss * 0)
         if mine:
             sums.add(terms)
     return sums
 
 
 def _read_totals(
-    sums: Sums, norm: torch.Tensor, count: int, objective: Objective, parallel: Parallel
+    sums: Sums,
+    norm: torch.Tensor,
+    count: int,
+    objective: Objective,
+    parallel: Parallel,
+    router_loss: RouterLoss | None,
 ) -> tuple[float, float, dict[str, float], str | None]:
     """Read the step's numbers, the same on every rank: the step's one wait for the device.
 
     Returns:
         tuple: loss, gradient norm, figures, and the problem with the first two, if any.
     """
-    mine, (grad_norm,) = sums.read(norm)
+    mine, (grad_norm, *parts) = sums.read(norm, *(router_loss.values if router_loss else ()))
     bad_norm, shared = not math.isfinite(grad_norm), parallel.data_parallel_size < parallel.world_size
-    total, bad_norms, *stats = parallel.sum([mine[0], float(bad_norm and not shared), *mine[1:]])
+    auxiliary = [] if router_loss is None else [exact_sum(parts)]
+    total, bad_norms, *stats = parallel.sum([mine[0], float(bad_norm and not shared), *mine[1:], *auxiliary])
     if shared:
         # The sum counts one rank of each shard; a norm may be bad on another.
         bad_norms = parallel.any(bad_norm)
+    aux_loss = stats.pop() if auxiliary else 0.0
     figures = objective.figures(dict(zip(sums.names, stats, strict=True)), count)
     loss = total / count
+    if router_loss is not None:
+        loss += router_loss.routers.coefficient * aux_loss
+        figures = {**figures, "aux_loss": aux_loss}
     if not math.isfinite(loss):
         return loss, grad_norm, figures, f"the loss is {loss}"
     if bad_norms:

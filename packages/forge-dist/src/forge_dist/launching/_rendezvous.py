@@ -227,8 +227,10 @@ class _StaticRendezvous(RendezvousHandler):
                 self._keep_store_open(store, t.max_nodes - len(missing))
                 raise LaunchError(message)
             if store.check(["missing"]):
+                message = store.get("missing").decode()
+                # Only then: the host closes the store once all have read.
                 store.add("read", 1)
-                raise LaunchError(store.get("missing").decode())
+                raise LaunchError(message)
             with suppress(DistStoreError):  # its time is over
                 store.wait([f"node/{missing[0]}"], timedelta(seconds=_WAIT_SECONDS))
 

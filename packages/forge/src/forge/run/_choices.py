@@ -241,6 +241,35 @@ def choose_machine(s: Any, machine: forge_accel.Accelerator, dtype: forge_accel.
     return s
 
 
+def report_routers(report: Reporter, s: Any, model: Any, plan: forge_packing.BatchPlan, device: Any) -> None:
+    """Log the auxiliary loss of the model's routers and what it costs; every rank calls this.
+
+    Raises:
+        SettingsError: moe_aux_loss=trl, and there is none.
+
+    """
+    kind = s.moe.moe_aux_loss
+    if kind == "off":
+        return
+    routers, why = forge_algos.routers_of(model, device=device)
+    if routers is None:
+        if kind == "trl":
+            reason = why or "this model's configuration has no router_aux_loss_coef, or 0"
+            raise SettingsError(f"moe_aux_loss=trl has no effect: {reason}. Leave it out.")
+        if why:
+            report.note(f"WARNING: no auxiliary loss of the routers: {why}")
+        return
+    steps = range(min(plan.num_steps, _COUNTED_STEPS))
+    several = sum(len(plan.micro_batches(step)) > 1 for step in steps)
+    cost = (
+        f"; {several} of the first {len(steps)} steps have several micro-batches a rank, each of which takes one more forward "
+        "without gradients (a higher max_tokens_per_gpu makes fewer)"
+        if kind == "global" and several
+        else ""
+    )
+    report.note(f"moe_aux_loss: {kind}: {why}{cost}")
+
+
 def warn_of_positions(report: Reporter, model: Any, parts: list[Items]) -> None:
     """Log a warning where samples have more tokens than the model has positions."""
     limit = getattr(model.config, "max_position_embeddings", None)

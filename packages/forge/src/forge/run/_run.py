@@ -27,6 +27,7 @@ from forge.run._choices import (
     cost_alone,
     load_frozen,
     load_with_attention,
+    report_routers,
     warn_of_positions,
     warn_of_rounding,
 )
@@ -103,6 +104,7 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
     model, optimizer = strategy.wrap(
         model, lambda model: forge_algos.make_optimizer(model, s.optimizer, fused=machine.fused_optimizer.value)
     )
+    report_routers(report, s, model, plan, device)
     num_steps = task.num_steps(s, plan)
     scheduler = forge_algos.schedule(optimizer, s.optimizer, num_steps=num_steps)
     # A model is exported in the dtype of its directory; adapters stay in the float32 that they were trained in.
@@ -230,6 +232,7 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
                 parallel=strategy,
                 first_step=at.step + 1,
                 on_nan=s.optimizer.on_nan,
+                moe_aux_loss=s.moe.moe_aux_loss,
             ):
                 seen, planned = at.samples, (last.step - 1) // updates
                 at = attrs.evolve(
@@ -252,6 +255,7 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
                         "tokens": last.tokens,
                         f"loss_{source.objective.unit}": last.loss_count,
                         **last.figures,
+                        **({"expert_load": last.expert_load} if last.expert_load else {}),
                         "tokens_per_second": round(last.tokens / last.seconds, 1),
                         "memory": machine.peak_memory_bytes(),
                         **({"skipped": True} if last.skipped else {}),

@@ -86,6 +86,7 @@ class RunSettings:
     optimizer: forge_algos.OptimizerSettings
     adapter: forge_algos.AdapterSettings
     packing: forge_algos.PackingSettings
+    moe: forge_algos.MoESettings
     device: forge_accel.DeviceSettings
     strategy: forge_dist.StrategySettings
     launch: forge_dist.LaunchSettings
