@@ -112,7 +112,8 @@ class _Recorder:
     """
 
     def __init__(self, model: nn.Module, top_k: int) -> None:
-        self._module = decoder(model) or causal_model(model)
+        body = decoder(model)
+        self._module = causal_model(model) if body is None else body
         self._top_k = top_k
         self._on = False
         self._evaluation = False
