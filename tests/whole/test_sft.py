@@ -253,34 +253,36 @@ def test_samples_beyond_the_models_positions_are_warned_of(model_dir: Path, chat
 
 
 def test_attention_falls_back_to_eager(model_dir: Path, chats: Path, tmp_path: Path) -> None:
-    """Gemma 2's soft-capped scores: auto takes eager and logs why; attention=documents is refused."""
+    """Llama 4's chunks are expressed by a mask alone: auto takes eager and logs why; attention=documents is refused."""
     import torch
-    from transformers import AutoTokenizer, Gemma2Config, Gemma2ForCausalLM
+    from transformers import AutoTokenizer, Llama4ForCausalLM, Llama4TextConfig
 
     tokenizer = AutoTokenizer.from_pretrained(model_dir)
     torch.manual_seed(0)
-    config = Gemma2Config(
+    config = Llama4TextConfig(
         vocab_size=len(tokenizer),
         hidden_size=32,
         intermediate_size=64,
+        intermediate_size_mlp=64,
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=8,
-        query_pre_attn_scalar=8,
+        num_local_experts=2,
+        attention_chunk_size=8,
         bos_token_id=1,
         eos_token_id=2,
         pad_token_id=0,
     )
-    Gemma2ForCausalLM(config).save_pretrained(tmp_path / "gemma2")
-    tokenizer.save_pretrained(tmp_path / "gemma2")
-    common = {"model_path": tmp_path / "gemma2", "data_path": chats, **FEW}
+    Llama4ForCausalLM(config).save_pretrained(tmp_path / "llama4")
+    tokenizer.save_pretrained(tmp_path / "llama4")
+    common = {"model_path": tmp_path / "llama4", "data_path": chats, **FEW}
     result = forge.sft(ckpt_output_dir=tmp_path / "auto", **common)
     written = yaml.safe_load((tmp_path / "auto" / "config.yaml").read_text())
     assert written["attention"] == "eager"
     assert "does not fit this model" in (tmp_path / "auto" / "log.txt").read_text()
     assert isinstance(forge.generate(result.model_dir, "what colour has the fig?", max_new_tokens=4), str)
-    with pytest.raises(forge.algos.PackedBatchError, match="eager"):
+    with pytest.raises(forge.dist.ModelError, match="eager"):
         forge.sft(ckpt_output_dir=tmp_path / "documents", attention="documents", **common)
     assert not (tmp_path / "documents").exists()
 

@@ -24,8 +24,11 @@ def ends(*lengths):
     return torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0).to(torch.int32)
 
 
-def naive(query, key, value, lengths, window=None, scaling=None):
-    """The whole row's scores in float64 under an explicit mask: same sample, not later, not too far back. [1, T, H, D]."""
+def naive(query, key, value, lengths, window=None, scaling=None, softcap=None, sinks=None):
+    """The whole row's scores in float64 under an explicit mask: same sample, not later, not too far back. [1, T, H, D].
+
+    Capped as Gemma 2's, with a sink beside them as gpt-oss's.
+    """
     T, groups = query.shape[2], query.shape[1] // key.shape[1]
     sample = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
     position = torch.arange(T)
@@ -33,7 +36,10 @@ def naive(query, key, value, lengths, window=None, scaling=None):
     see = (sample[:, None] == sample[None, :]) & (behind >= 0) & (behind < (window or T + 1))
     keys, values = (x.double().repeat_interleave(groups, 1) for x in (key, value))
     scores = query.double() @ keys.transpose(2, 3) * (query.shape[3] ** -0.5 if scaling is None else scaling)
-    return (torch.softmax(scores.masked_fill(~see, -torch.inf), -1) @ values).transpose(1, 2)
+    scores = (scores if softcap is None else torch.tanh(scores / softcap) * softcap).masked_fill(~see, -torch.inf)
+    if sinks is not None:
+        scores = torch.cat((scores, sinks.double().view(1, -1, 1, 1).expand(1, -1, T, 1)), -1)
+    return (torch.softmax(scores, -1)[..., :T] @ values).transpose(1, 2)
 
 
 @given(
@@ -67,6 +73,55 @@ def test_gradients_agree_with_the_explicit_mask(window):
     largest = max(x.grad.abs().max() for x in copies)
     for got, expected in zip(inputs, copies, strict=True):
         torch.testing.assert_close(got.grad, expected.grad, atol=2e-6 * float(largest), rtol=0)
+
+
+@given(
+    lengths=st.lists(st.integers(0, 13), min_size=1, max_size=6).filter(sum),
+    shape=st.sampled_from([(8, 2, 16), (4, 4, 7)]),
+    window=st.none() | st.integers(1, 15),
+    softcap=st.none() | st.just(1.5),
+    sunk=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_caps_and_sinks_agree_with_the_explicit_mask(lengths, shape, window, softcap, sunk, seed):
+    """Values and gradients of capped scores and of sinks, with windows and grouped heads, are those of explicit scores."""
+    inputs = states(sum(lengths), *shape, seed=seed)
+    if sunk:
+        inputs.append(torch.randn(shape[0], generator=torch.Generator().manual_seed(seed)).mul(2).requires_grad_())
+    copies = [x.detach().clone().requires_grad_() for x in inputs]
+    got, _ = document_attention(
+        LAYER,
+        *inputs[:3],
+        None,
+        0.4,
+        sliding_window=window,
+        cu_seq_lens_q=ends(*lengths),
+        softcap=softcap,
+        s_aux=inputs[3] if sunk else None,
+    )
+    expected = naive(*copies[:3], lengths, window, 0.4, softcap, copies[3] if sunk else None)
+    torch.testing.assert_close(got.double(), expected, atol=2e-6, rtol=1e-5)
+    weights = torch.linspace(-1, 1, got.numel()).view_as(got)
+    (got * weights).sum().backward()
+    (expected * weights).sum().backward()
+    for ours, theirs in zip(inputs, copies, strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad, atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("mask", [None, "bool", "additive"])
+def test_an_ordinary_call_has_caps_and_sinks_too(mask):
+    """A padded batch and a cache are computed with them, under a mask or none."""
+    query, key, value = states(4, 4, 2, 16, keys=6)
+    sinks = torch.randn(4)
+    see = torch.ones(4, 6).tril(2).bool()
+    given = {None: None, "bool": see[None, None], "additive": torch.zeros(4, 6).masked_fill(~see, -torch.inf)[None, None]}[mask]
+    for softcap in (None, 1.5):
+        got, _ = document_attention(LAYER, query, key, value, given, softcap=softcap, s_aux=sinks)
+        scores = query.double() @ key.double().repeat_interleave(2, 1).transpose(2, 3) / 4
+        scores = (scores if softcap is None else torch.tanh(scores / softcap) * softcap).masked_fill(~see, -torch.inf)
+        scores = torch.cat((scores, sinks.double().view(1, -1, 1, 1).expand(1, -1, 4, 1)), -1)
+        expected = (torch.softmax(scores, -1)[..., :6] @ value.double().repeat_interleave(2, 1)).transpose(1, 2)
+        torch.testing.assert_close(got.double(), expected, atol=2e-6, rtol=1e-5)
 
 
 def test_a_sample_does_not_notice_its_neighbours():
@@ -254,8 +309,6 @@ def test_a_rank_without_work_gets_an_empty_row():
 @pytest.mark.parametrize(
     ("extra", "said"),
     [
-        ({"softcap": 50.0}, "softcap"),
-        ({"s_aux": torch.zeros(9)}, "sinks"),
         ({"position_bias": torch.zeros(1)}, "position bias"),
         ({"output_attentions": True}, "output_attentions"),
         ({"is_causal": False}, "is_causal=False"),

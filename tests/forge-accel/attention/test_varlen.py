@@ -183,7 +183,6 @@ def test_dropout_goes_sample_by_sample():
     ("extra", "message"),
     [
         ({"attention_mask": torch.ones(1, 14)}, "attention_mask=None"),
-        ({"softcap": 30.0}, "softcap"),
         ({"is_causal": False}, "is_causal"),
         ({"cu_seq_lens_k": ENDS + 1}, "cu_seq_lens_k"),
         ({"kv_rows": torch.arange(14)}, "kv_rows needs cu_seq_lens_k"),

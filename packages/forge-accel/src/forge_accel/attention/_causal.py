@@ -6,8 +6,14 @@ own `is_causal=True` aligns them to the first key instead, and is right only whe
 
 from __future__ import annotations
 
+from functools import partial
+from typing import TYPE_CHECKING
+
 import torch
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def causal_attention(
@@ -18,6 +24,8 @@ def causal_attention(
     window: int | None = None,
     scaling: float | None = None,
     dropout: float = 0.0,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attend to one's own position and those before it, or to the last `window` of them.
 
@@ -28,11 +36,14 @@ def causal_attention(
         window: Positions that a query attends to, its own included; None is all.
         scaling: Factor of the scores; None is head ** -0.5.
         dropout: Probability of dropping a weight.
+        softcap: Cap c of the scores s, c · tanh(s / c); None: they have none. The scores are then held in memory.
+        sinks: [H], a score that each head has beside those of the keys, and that brings no value; None: there is none.
 
     Returns:
         [B, H, S, value head], in the dtype of `value`.
 
     """
+    attend = partial(sdpa, scaling=scaling, dropout=dropout, softcap=softcap, sinks=sinks)
     queries = query.shape[2]
     if window is not None and key.shape[2] > queries + window - 1:
         # No query attends farther back.
@@ -40,12 +51,12 @@ def causal_attention(
     keys = key.shape[2]
     if queries == 1:
         # Decoding: the newest position attends to all that is left; no mask is needed.
-        return sdpa(query, key, value, scaling=scaling, dropout=dropout)
+        return attend(query, key, value)
     if window is not None and keys > window:
-        return _windowed(query, key, value, window, scaling=scaling, dropout=dropout)
+        return _windowed(query, key, value, window, attend)
     if queries == keys:
-        return sdpa(query, key, value, causal=True, scaling=scaling, dropout=dropout)
-    return sdpa(query, key, value, mask=_causal_mask(queries, keys, None, query.device), scaling=scaling, dropout=dropout)
+        return attend(query, key, value, causal=True)
+    return attend(query, key, value, mask=_causal_mask(queries, keys, None, query.device))
 
 
 def sdpa(
@@ -57,23 +68,77 @@ def sdpa(
     causal: bool = False,
     scaling: float | None = None,
     dropout: float = 0.0,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Call torch's SDPA, with grouped heads in the way that is fast on the device.
 
-    Shapes are those of `causal_attention`; the mask is bool or additive, [queries, keys] or broadcast to the scores.
+    Arguments are those of `causal_attention`; the mask is bool or additive, [queries, keys] or broadcast to the scores.
     """
+    if causal and (softcap is not None or sinks is not None):
+        mask = _causal_mask(query.shape[2], key.shape[2], None, query.device)
+        causal = False
+    head, scaling = value.shape[3], query.shape[3] ** -0.5 if scaling is None else scaling
+    if sinks is not None:
+        query, key, value, mask = _with_sinks(query, key, value, mask, sinks / scaling)
+    if softcap is not None:
+        return _capped(query, key, value, mask, scaling, dropout, softcap, sinks=sinks is not None)[..., :head]
     groups = query.shape[1] // key.shape[1]
     if groups > 1 and mask is not None and query.device.type != "cpu":
         # A GPU's kernels take either grouped heads or a mask; together they fall back to explicit score matrices.
         key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
         groups = 1
-    return scaled_dot_product_attention(
+    output = scaled_dot_product_attention(
         query, key, value, attn_mask=mask, dropout_p=dropout, is_causal=causal, scale=scaling, enable_gqa=groups > 1
     )
+    return output[..., :head]
+
+
+def _with_sinks(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, sinks: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """Put a first key whose product with each query is its head's sink, and whose value is 0.
+
+    A further channel has the sink in the queries, 1 in that key and 0 in all others, so gradients reach the sinks too.
+    Values get as many channels as the keys, as SDPA's fast ways want them.
+    """
+    channel = sinks.to(query.dtype).view(1, -1, 1, 1).expand(*query.shape[:3], 1)
+    query = torch.cat((query, channel), dim=3)
+    first = torch.zeros_like(key[:, :, :1])
+    key = torch.cat((pad(first, (0, 1), value=1.0), pad(key, (0, 1))), dim=2)
+    value = pad(value, (0, max(0, key.shape[3] - value.shape[3]), 1, 0))
+    if mask is not None:
+        mask = pad(mask, (1, 0), value=True if mask.dtype == torch.bool else 0.0)
+    return query, key, value, mask
+
+
+def _capped(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    scaling: float,
+    dropout: float,
+    softcap: float,
+    *,
+    sinks: bool,
+) -> torch.Tensor:
+    """Compute attention with capped scores, which are formed.
+    A sink, the first key, is not capped.
+    """
+    groups = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
+    scores = query @ key.transpose(2, 3) * scaling
+    capped = torch.tanh(scores[..., sinks:] / softcap) * softcap
+    scores = torch.cat((scores[..., :1], capped), dim=3) if sinks else capped
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
+    weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
+    return torch.dropout(weights, dropout, train=dropout > 0) @ value
 
 
 def _windowed(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, window: int, *, scaling: float | None, dropout: float
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, window: int, attend: Callable[..., torch.Tensor]
 ) -> torch.Tensor:
     """Attend within a window, `window` queries at a time.
 
@@ -90,16 +155,14 @@ def _windowed(
     for block, size in enumerate(blocks):
         behind = keys[block].shape[2]
         outputs.append(
-            sdpa(
+            attend(
                 queries[block],
                 torch.cat((keys[block], keys[block + 1]), dim=2),
                 torch.cat((values[block], values[block + 1]), dim=2),
                 mask=mask[:size, window - behind : window + size],
-                scaling=scaling,
-                dropout=dropout,
             )
             if behind
-            else sdpa(queries[block], keys[1], values[1], causal=True, scaling=scaling, dropout=dropout)
+            else attend(queries[block], keys[1], values[1], causal=True)
         )
     return torch.cat(outputs, dim=2)
 

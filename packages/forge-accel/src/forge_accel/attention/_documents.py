@@ -41,6 +41,8 @@ def document_attention(
     cu_seq_lens_q: torch.Tensor | None = None,
     cu_seq_lens_k: torch.Tensor | None = None,
     kv_rows: torch.Tensor | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
     varlen_kernel: Callable[..., Any] | None = None,
     **rest: Any,
 ) -> tuple[torch.Tensor, None]:
@@ -63,8 +65,11 @@ def document_attention(
         cu_seq_lens_k: Where the samples end in `kv_rows`; without it the same as `cu_seq_lens_q`, or None.
         kv_rows: int64 [Tk], sample after sample: the positions whose keys and values it attends to, in their order; its last
             query is at its last key. None: its own.
+        softcap: Cap of the scores, c · tanh(s / c) (Gemma 2); None: they have none.
+        s_aux: Attention sinks [H] (gpt-oss): a score of each head beside those of the keys; None: there are none.
         varlen_kernel: Function with the signature of `torch.nn.attention.varlen.varlen_attn` as of torch 2.11, which
-            computes the packed rows that it can: no dropout, bfloat16 or float16, a head of at most 256. None: SDPA.
+            computes the packed rows that it can: no dropout, cap or sinks, bfloat16 or float16, a head of at most 256. None:
+            SDPA.
         rest: Further arguments of the model: `position_ids` are checked, `max_length_q` and `max_length_k` (ints) save the
             kernel a look at the device, what changes the result is refused.
 
@@ -77,11 +82,19 @@ def document_attention(
     """
     refuse_unsupported(module, is_causal, rest)
     check_shapes(query, key, value)
+    variant: dict[str, Any] = {"scaling": scaling, "dropout": dropout, "softcap": softcap, "sinks": s_aux}
     if cu_seq_lens_q is None:
         refuse_kv_rows(kv_rows)
-        return _ordinary(query, key, value, attention_mask, sliding_window, scaling, dropout, rest.get("position_ids")), None
+        if attention_mask is not None:
+            # transformers has put causality, padding and the layer's window into the mask already.
+            output = sdpa(query, key, value, mask=attention_mask, **variant)
+        else:
+            check_positions(rest.get("position_ids"), query.shape[2], key.shape[2])
+            output = causal_attention(query, key, value, window=sliding_window, **variant)
+        return output.transpose(1, 2).contiguous(), None
     check_packed(query, key, attention_mask, cu_seq_lens_q, cu_seq_lens_k, kv_rows)
-    if varlen_kernel is not None and not dropout and fits_kernel(query, value):
+    plain = not dropout and softcap is None and s_aux is None
+    if varlen_kernel is not None and plain and fits_kernel(query, value):
         output = varlen_attention(
             varlen_kernel,
             query,
@@ -105,27 +118,8 @@ def document_attention(
     else:
         seen = gathered_samples(key, value, lengths, cu_seq_lens_k, kv_rows)
     outputs = [
-        causal_attention(q, k, v, window=sliding_window, scaling=scaling, dropout=dropout).transpose(1, 2)
+        causal_attention(q, k, v, window=sliding_window, **variant).transpose(1, 2)
         for q, (k, v) in zip(query.split(lengths, dim=2), seen, strict=True)
         if q.shape[2]
     ]
     return torch.cat(outputs, dim=1), None
-
-
-def _ordinary(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    window: int | None,
-    scaling: float | None,
-    dropout: float,
-    position_ids: object,
-) -> torch.Tensor:
-    if attention_mask is not None:
-        # transformers has put causality, padding and the layer's window into the mask already.
-        output = sdpa(query, key, value, mask=attention_mask, scaling=scaling, dropout=dropout)
-    else:
-        check_positions(position_ids, query.shape[2], key.shape[2])
-        output = causal_attention(query, key, value, window=window, scaling=scaling, dropout=dropout)
-    return output.transpose(1, 2).contiguous()

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _UNSUPPORTED = {
-    "softcap": "soft-capped scores (softcap)",
-    "s_aux": "attention sinks (s_aux)",
     "position_bias": "a position bias",
     "head_mask": "a head mask",
     "output_attentions": "handing out attention weights (output_attentions)",

@@ -11,6 +11,7 @@ causal model cannot see what comes later); lines of equally long documents; one 
 
 import inspect
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from itertools import accumulate, pairwise
 from typing import Any, Literal
 
@@ -27,7 +28,14 @@ from forge_algos._modules import (
     override_forward,
     text_config,
 )
-from forge_algos.isolation._isolation import LENGTHS, REFUSALS, REMEDY, equal_within_rounding, made_up_ids, require_isolation
+from forge_algos.isolation._isolation import (
+    REFUSALS,
+    REMEDY,
+    equal_within_rounding,
+    made_up_ids,
+    made_up_lengths,
+    require_isolation,
+)
 from forge_algos.settings._packing import Packing
 
 Lines = Literal["padded", "equal", "single"]
@@ -54,6 +62,7 @@ def keep_documents_apart(
     packing: Packing = "auto",
     longest: int | None = None,
     agree: Agree = lambda number: number,
+    autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
 ) -> tuple[bool, str]:
     """Have `model` keep the documents of a packed row apart: in the row if it can, else alone.
 
@@ -63,6 +72,7 @@ def keep_documents_apart(
         packing: "on" refuses where they are not kept apart; "off" runs documents alone without the test of a packed row.
         longest: tokens of the longest document that will come; None if it is not known.
         agree: as of `run_documents_alone`.
+        autocast: makes the context that forwards run in; a packed row is tried in it too.
 
     Returns:
         tuple: whether rows are packed, and the reason.
@@ -76,7 +86,7 @@ def keep_documents_apart(
     if packing != "off" and not runs_alone(model):
         try:
             _require_fixed_positions(model, longest)
-            require_isolation(model, device=device)
+            require_isolation(model, device=device, autocast=autocast)
         except PackedBatchError as error:
             if packing == "on":
                 raise
@@ -267,7 +277,9 @@ def divide(lengths: Sequence[int], lines: Lines) -> list[list[int]]:
 
 
 def _in_a_row(lines: Sequence[torch.Tensor], groups: Sequence[Sequence[int]], lengths: Sequence[int]) -> torch.Tensor:
-    """Put the lines float[B, S, ...] of all groups into the order of the documents, without padding: float[T, ...]."""
+    """Put the lines float[B, S, ...] of all groups into the documents' order: float[T, ...].
+    Padding is left out.
+    """
     found = {
         document: line[: lengths[document]]
         for documents, several in zip(groups, lines, strict=True)
@@ -307,7 +319,8 @@ def _require_fixed_positions(model: nn.Module, longest: int | None) -> None:
 
 
 def _require_any_length(causal: nn.Module, longest: int | None) -> None:
-    """Raise PackedBatchError for a model that trains on some lengths only: Reformer's hashing, on whole chunks."""
+    """Raise PackedBatchError for a model that trains on some lengths only.
+    Reformer's hashing does, on whole chunks."""
     config = getattr(causal, "config", None)
     chunks = [length for kind in ("lsh", "local") if (length := getattr(config, f"{kind}_attn_chunk_length", None))]
     if chunks and (longest is None or longest > min(chunks)):
@@ -338,7 +351,8 @@ def _fastest(alone: _Alone, model: nn.Module, device: torch.device, longest: int
 
 def _is_exact(alone: _Alone, model: nn.Module, device: torch.device) -> bool:
     """Compare documents of a row, run in lines, with each in a plain forward of its own."""
-    lengths = [*LENGTHS, LENGTHS[0]]
+    short, long = made_up_lengths(model)
+    lengths = [short, long, short]
     ids, _ = made_up_ids(model, sum(lengths), device)
     starts = [0, *accumulate(lengths)]
     found: list[torch.Tensor] = []

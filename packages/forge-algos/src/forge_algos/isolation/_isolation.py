@@ -5,7 +5,9 @@ Nothing about an architecture is assumed: two made-up documents are run packed a
 one that builds its mask without positions (Falcon, Bloom) lets the second document see the first.
 """
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -13,34 +15,75 @@ import torch
 from torch import nn
 
 from forge_algos._errors import PackedBatchError
-from forge_algos._modules import attention_of, causal_model, decoder, mode, vocabulary
+from forge_algos._modules import attention_of, causal_model, decoder, mode, text_config, vocabulary
 from forge_algos.batches._packed import packed_inputs
 
 REFUSALS = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 """Exceptions by which a model refuses a row that it cannot run."""
 
-LENGTHS = (5, 7)
-"""Tokens of the made-up documents."""
+_SHORT = (5, 7)
+"""Tokens of the made-up documents, beyond what the model's layers reach."""
+_REACH = re.compile("window|chunk|conv|kernel|compress|stride|block_size")
+"""Names of a configuration's numbers that may bound what a layer sees of a document at once."""
+_FARTHEST = 160
+"""Largest such number that is crossed: what reaches farther costs a forward of thousands of tokens."""
 Passed = WeakKeyDictionary[nn.Module, tuple[str | None, torch.device]]
 _passed: Passed = WeakKeyDictionary()
 """Model → attention and device that it passed with,
 so that an evaluation every few steps does not test it again. The result does not depend on the weights."""
 
 
-def require_isolation(model: nn.Module, *, device: torch.device) -> None:
-    """Raise unless two documents in one row come out as in plain forwards, the second whatever the first is.
+def require_isolation(
+    model: nn.Module, *, device: torch.device, autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
+) -> None:
+    """Raise unless two documents in one row come out as in plain forwards.
+
+    The second must do so whatever the first is. They are longer than the windows, chunks and convolutions of the model's configuration, up to 160 tokens. Tried in the
+    weights' dtype, and under `autocast` too, where another kernel may run.
 
     Raises:
         PackedBatchError: they do not, or the model cannot run a packed row at all.
     """
+
+    def problem(model: nn.Module, device: torch.device) -> str | None:
+        found = _problem(model, device)
+        with autocast():
+            # Without one the test would be repeated.
+            return _problem(model, device) if not found and _is_autocast(device) else found
+
     require_passed(
         model,
         device,
-        _problem,
+        problem,
         _passed,
         lambda what, refusal: PackedBatchError(f"{what} cannot run a packed row: {refusal}"),
         lambda what, problem: PackedBatchError(f"{what} does not keep packed documents apart: {problem}. {REMEDY}"),
     )
+
+
+def _is_autocast(device: torch.device) -> bool:
+    return torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
+
+
+def made_up_lengths(model: nn.Module) -> tuple[int, int]:
+    """Return the lengths of two made-up documents, up to a bound.
+    They are longer than what the model's layers see at once.
+    """
+    config = text_config(model)
+    known = config.to_dict() if hasattr(config, "to_dict") else {}
+    # A position is embedded for each token of the row in some models, whatever the document.
+    positions = known.get("max_position_embeddings")
+    most = min(_FARTHEST, (positions - sum(_SHORT)) // 2) if isinstance(positions, int) else _FARTHEST
+    reach = max((number for number in _reaches(known) if number <= most), default=0)
+    return reach + _SHORT[0], reach + _SHORT[1]
+
+
+def _reaches(known: Mapping[str, Any]) -> Iterator[int]:
+    """Yield the numbers of a configuration that may bound what a layer sees at once."""
+    for name, value in known.items():
+        if _REACH.search(name):
+            values = value.values() if isinstance(value, dict) else value if isinstance(value, list) else [value]
+            yield from (number for number in values if isinstance(number, int) and not isinstance(number, bool))
 
 
 def require_passed(
@@ -98,8 +141,9 @@ def made_up_ids(model: nn.Module, number: int, device: torch.device) -> tuple[to
 
 
 def _problem(model: nn.Module, device: torch.device) -> str | None:
-    ids, vocab = made_up_ids(model, sum(LENGTHS), device)
-    first, second = ids.split(list(LENGTHS))
+    lengths = made_up_lengths(model)
+    ids, vocab = made_up_ids(model, sum(lengths), device)
+    first, second = ids.split(list(lengths))
     packed = _run(model, first, second)
     for which, document, found in (("first", first, packed[0]), ("second", second, packed[1])):
         # Alone is a plain forward, which gives no positions: RoBERTa's own begin behind the padding token's, not at 0.
@@ -143,14 +187,14 @@ def batch_hidden_states(model: nn.Module, inputs: dict[str, Any]) -> torch.Tenso
 
 
 def equal_within_rounding(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
-    """Compare within rounding: at all tokens in float32, at half of them in coarser dtypes.
+    """Compare within rounding: at all tokens in float32, at half of them in fewer digits.
 
     The bound is relative to the largest value: 1e-4 in float32 (1e-3 where torch multiplies it in fewer digits, as TF32), 0.05
     below it. Rounding makes about 1e-6 in float32; weights that are small make a leak small too. In few digits an expert may
     change with nothing but the shape of a product; a leak or a wrong position shows at all tokens, by parts of the values
     themselves.
     """
-    fine = torch.finfo(ours.dtype).eps < 1e-6
+    fine = torch.finfo(ours.dtype).eps < 1e-6 and not _is_autocast(ours.device)
     error = (ours.float() - theirs.float()).abs().amax(dim=-1) / theirs.float().abs().max()
     whole = torch.get_float32_matmul_precision() == "highest"
     # Not "larger than": NaN must not pass.

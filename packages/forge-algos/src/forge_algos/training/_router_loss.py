@@ -1,4 +1,4 @@
-"""Auxiliary loss of a mixture of experts: routers' logits → a loss that balances the experts' load.
+"""Auxiliary loss of a mixture of experts, which balances the load of the experts.
 
 With p the softmax of a router's logits, over all N tokens of all layers, F_e the number of tokens for which expert e is among
 the k likeliest, and P_e the sum of p_e: E · Σ_e F_e/N · P_e/N (Fedus et al., arXiv 2101.03961, equations 4 to 6, as
@@ -112,7 +112,8 @@ class _Recorder:
     """
 
     def __init__(self, model: nn.Module, top_k: int) -> None:
-        self._module = decoder(model) or causal_model(model)
+        body = decoder(model)
+        self._module = causal_model(model) if body is None else body
         self._top_k = top_k
         self._on = False
         self._evaluation = False
@@ -248,7 +249,7 @@ class RouterLoss:
         return value * self.routers.coefficient
 
     def load(self) -> tuple[tuple[float, ...], ...]:
-        """Return each layer's share of tokens by expert over the whole step: L tuples of E, each of sum 1."""
+        """Return each layer's share of the step's tokens by expert: L tuples of E."""
         if self._totals is not None:
             loads = torch.tensor(self._totals[:-1]).view(-1, self.routers.experts)
         else:

@@ -6,6 +6,7 @@ import gc
 import os
 import traceback
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -157,7 +158,7 @@ def _loaded(
     )
     # Probed now, while a refusal still leaves nothing behind: does this model keep packed samples apart?
     with strategy.computing(model):
-        packed, why = keep_apart(model, machine, strategy, way.packing, longest)
+        packed, why = keep_apart(model, machine, dtype, strategy, way.packing, longest)
         task.probe_objective(s).bind(model, device=machine.device.value)
     strategy.settle(model)
     return model, packed, why
@@ -166,13 +167,21 @@ def _loaded(
 def keep_apart(
     model: Any,
     machine: forge_accel.Accelerator,
+    dtype: forge_accel.Choice[Any],
     strategy: forge_dist.Strategy,
     packing: Literal["auto", "on", "off"],
     longest: int,
 ) -> tuple[bool, str]:
     """Have a loaded model keep samples apart: in a row, or alone where `packing` allows it."""
     agree = strategy.ranks.largest if strategy.divides else int
-    return forge_algos.keep_documents_apart(model, device=machine.device.value, packing=packing, longest=longest, agree=agree)
+    return forge_algos.keep_documents_apart(
+        model,
+        device=machine.device.value,
+        packing=packing,
+        longest=longest,
+        agree=agree,
+        autocast=partial(machine.autocast, dtype.value),
+    )
 
 
 _COUNTED_STEPS = 32
@@ -224,7 +233,7 @@ def load_frozen(
                 path, dtype=dtype.value, attention=way.attention.value.name, attention_function=way.attention.value.function
             )
             with strategy.computing(model):
-                keep_apart(model, machine, strategy, way.packing, longest)
+                keep_apart(model, machine, dtype, strategy, way.packing, longest)
         except (forge_algos.PackedBatchError, forge_dist.ModelError) as error:
             refusals.append(_without_frames(error))
         else:

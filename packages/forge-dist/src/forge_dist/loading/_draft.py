@@ -1,0 +1,105 @@
+"""Small random model of a directory's configuration.
+
+What an architecture does can be tried on it before data are tokenized and weights are read.
+"""
+
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from forge_dist.loading._attention import AttentionFunction, register_attention
+from forge_dist.loading._load import LOADING_ERRORS, check_attention_fits
+from forge_dist.loading._model_path import expand_user, is_hub_name
+from forge_dist.loading._task import Task, auto_class, reward_config
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+_VOCABULARY = 256
+_WIDTH = 64
+"""Largest inner width of a feed-forward layer or an expert."""
+_WINDOW = 16
+"""Largest window or chunk of attention, so that short documents cross it."""
+_LAYERS = 12
+_PARAMETERS = 400_000_000
+_RHYTHM = re.compile("interval|period|offset|freq|first_k|every|_step|pattern")
+"""Names of a configuration's numbers that say which layers are of which kind."""
+
+
+def draft_model(
+    model_path: str,
+    *,
+    device: torch.device,
+    attention: str = "sdpa",
+    attention_function: AttentionFunction | None = None,
+    task: Task = "causal",
+) -> "PreTrainedModel | None":
+    """Make a small random float32 model of the configuration of `model_path`, in eval mode.
+
+    It has the first layers, to one of each kind, the widths of the attention, narrow feed-forward layers and experts, a small
+    vocabulary, and windows of 16 tokens at most. No weight is read, and torch's random state stays as it was.
+
+    Returns:
+        PreTrainedModel: the model; None for a name on the hub, and where no such model can be made or would be large.
+
+    Raises:
+        ModelError: the attention is unknown, or does not fit the architecture.
+    """
+    if is_hub_name(model_path):
+        return None
+    register_attention(attention, attention_function)
+    try:
+        config = _small(expand_user(model_path), task)
+        kind = auto_class(task)
+        with torch.device("meta"):
+            size = sum(p.numel() for p in kind.from_config(config, trust_remote_code=False).parameters())
+        if size > _PARAMETERS:
+            return None
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            model = kind.from_config(config, trust_remote_code=False, dtype=torch.float32, attn_implementation=attention)
+    except (*LOADING_ERRORS, TypeError, ArithmeticError, LookupError):
+        return None
+    check_attention_fits(model, attention, attention_function, model_path)
+    return model.to(device).eval()
+
+
+def _small(path: str, task: Task) -> "PreTrainedConfig":
+    """Return the configuration of a small model with the layers of the one at `path`."""
+    from transformers import AutoConfig
+
+    config = reward_config(path) if task == "reward" else AutoConfig.from_pretrained(path, trust_remote_code=False)
+    config._attn_implementation = None
+    # A text model inside a larger one is what the class for text is made from.
+    config = config.get_text_config()
+    known = config.to_dict()
+    layers = known.get("num_hidden_layers") or config.num_hidden_layers
+    number = min(layers, _first_of_each_kind(known, layers))
+    for name, value in known.items():
+        if isinstance(value, list) and len(value) == layers:
+            setattr(config, name, value[:number])
+        elif name.endswith(("intermediate_size", "ffn_dim", "ffn_hidden_size", "n_inner")) and isinstance(value, int):
+            setattr(config, name, min(value, _WIDTH))
+        elif name in {"sliding_window", "attention_chunk_size"} and isinstance(value, int):
+            setattr(config, name, min(value, _WINDOW))
+        elif name.endswith("token_id"):
+            setattr(config, name, None)
+    config.num_hidden_layers = number
+    config.vocab_size = min(config.vocab_size, _VOCABULARY)
+    return config
+
+
+def _first_of_each_kind(known: dict[str, Any], layers: int) -> int:
+    """Return how many of the first layers have one of each kind among them."""
+    several = [value for value in known.values() if isinstance(value, list) and len(value) == layers]
+    numbers = [2, *(value.index(kind) + 1 for value in several for kind in value if value.index(kind) < _LAYERS)]
+    numbers += [number + 1 for number in _rhythms(known) if number < _LAYERS]
+    return max(numbers)
+
+
+def _rhythms(known: dict[str, Any]) -> Iterator[int]:
+    for name, value in known.items():
+        if _RHYTHM.search(name) and isinstance(value, int) and not isinstance(value, bool):
+            yield value
