@@ -113,6 +113,23 @@ def test_a_packed_row_is_refused_where_it_is_asked_for(name: str, saved: Callabl
     assert not run.exists()
 
 
+def test_what_packing_will_be_is_known_before_data_are_read(
+    saved: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A small random model of the same configuration shows it: the log says so first, and packing=on reads no row."""
+    given = {"model_path": str(saved(MAMBA)), "data_path": str(rows(tmp_path)), **SETTINGS}
+    forge.sft(**given, ckpt_output_dir=str(tmp_path / "run"))
+    log = (tmp_path / "run" / "log.txt").read_text()
+    assert 0 < log.index("as a small random model of this configuration shows") < log.index("read 13 rows")
+
+    def prepare(*_: Any, **__: Any) -> None:
+        raise AssertionError("rows were read")
+
+    monkeypatch.setattr(forge_data, "prepare", prepare)
+    with pytest.raises(forge_algos.PackedBatchError, match=r"packing=on: Mamba2ForCausalLM"):
+        forge.sft(**given, ckpt_output_dir=str(tmp_path / "other"), packing="on")
+
+
 def test_a_model_that_cannot_run_alone_either(
     saved: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from forge_dist.gguf._check import GGUFCheck as GGUFCheck, check_gguf as check_gguf
     from forge_dist.gguf._export import export_gguf as export_gguf
     from forge_dist.launching._launch import launch as launch
+    from forge_dist.loading._draft import draft_model as draft_model
     from forge_dist.loading._dtype import base_dtype as base_dtype
     from forge_dist.loading._identity import model_identity as model_identity
     from forge_dist.loading._load import load_model as load_model
@@ -65,6 +66,7 @@ _PUBLIC = {
     "gguf._check": "GGUFCheck check_gguf",
     "gguf._export": "export_gguf",
     "launching._launch": "launch",
+    "loading._draft": "draft_model",
     "loading._dtype": "base_dtype",
     "loading._identity": "model_identity",
     "loading._load": "load_model",

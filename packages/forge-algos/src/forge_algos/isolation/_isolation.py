@@ -38,8 +38,8 @@ def require_isolation(
 ) -> None:
     """Raise unless two documents in one row come out as in plain forwards.
 
-    The second must do so whatever the first is. They are longer than the windows, chunks and convolutions of the model's configuration, up to 160 tokens. Tried in the
-    weights' dtype, and under `autocast` too, where another kernel may run.
+    The second must do so whatever the first is. They are longer than the windows, chunks and convolutions of the model's
+    configuration, up to 160 tokens. Tried in the weights' dtype, and under `autocast` too, where another kernel may run.
 
     Raises:
         PackedBatchError: they do not, or the model cannot run a packed row at all.

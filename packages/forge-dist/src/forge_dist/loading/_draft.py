@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from forge_dist.loading._attention import AttentionFunction, register_attention
+from forge_dist._errors import ModelError
+from forge_dist._third_party_logs import quiet_transformers
+from forge_dist.loading._attention import register_attention
 from forge_dist.loading._load import LOADING_ERRORS, check_attention_fits
-from forge_dist.loading._model_path import expand_user, is_hub_name
-from forge_dist.loading._task import Task, auto_class, reward_config
+from forge_dist.loading._model_path import Task, expand_user, is_hub_name
+from forge_dist.loading._request import LoadRequest
+from forge_dist.loading._task import auto_class, reward_config
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -28,18 +31,15 @@ _RHYTHM = re.compile("interval|period|offset|freq|first_k|every|_step|pattern")
 """Names of a configuration's numbers that say which layers are of which kind."""
 
 
-def draft_model(
-    model_path: str,
-    *,
-    device: torch.device,
-    attention: str = "sdpa",
-    attention_function: AttentionFunction | None = None,
-    task: Task = "causal",
-) -> "PreTrainedModel | None":
-    """Make a small random float32 model of the configuration of `model_path`, in eval mode.
+def draft_model(request: LoadRequest, *, device: torch.device) -> "PreTrainedModel | None":
+    """Make a small random float32 model of a directory's configuration, in eval mode.
 
     It has the first layers, to one of each kind, the widths of the attention, narrow feed-forward layers and experts, a small
     vocabulary, and windows of 16 tokens at most. No weight is read, and torch's random state stays as it was.
+
+    Args:
+        request: model, task and attention; of a model of several modalities the language part alone is made.
+        device: where it goes.
 
     Returns:
         PreTrainedModel: the model; None for a name on the hub, and where no such model can be made or would be large.
@@ -47,22 +47,31 @@ def draft_model(
     Raises:
         ModelError: the attention is unknown, or does not fit the architecture.
     """
-    if is_hub_name(model_path):
+    if is_hub_name(request.model_path):
         return None
-    register_attention(attention, attention_function)
-    try:
-        config = _small(expand_user(model_path), task)
-        kind = auto_class(task)
-        with torch.device("meta"):
-            size = sum(p.numel() for p in kind.from_config(config, trust_remote_code=False).parameters())
+    register_attention(request.attention, request.attention_function)
+    errors = (*LOADING_ERRORS, ModelError, TypeError, ArithmeticError, LookupError)
+    with quiet_transformers(bars=False), torch.random.fork_rng(devices=[]):
+        try:
+            config = _small(expand_user(request.model_path), request.task)
+            kind = auto_class(request.task, config)
+            with torch.device("meta"):
+                size = sum(p.numel() for p in kind.from_config(config, trust_remote_code=False).parameters())
+        except errors:
+            return None
         if size > _PARAMETERS:
             return None
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            model = kind.from_config(config, trust_remote_code=False, dtype=torch.float32, attn_implementation=attention)
-    except (*LOADING_ERRORS, TypeError, ArithmeticError, LookupError):
-        return None
-    check_attention_fits(model, attention, attention_function, model_path)
+        torch.manual_seed(0)
+        try:
+            how = {"dtype": torch.float32, "attn_implementation": request.attention}
+            model = kind.from_config(config, trust_remote_code=False, **how)
+        except errors as error:
+            raise ModelError(f"model_path {request.model_path} does not take attention={request.attention}: {error}") from error
+        with torch.no_grad():
+            for parameter in model.parameters():
+                # Weights as small as new ones' would hide most of what a layer does.
+                parameter.add_(torch.randn_like(parameter), alpha=parameter.shape[-1] ** -0.5 if parameter.dim() > 1 else 0.1)
+    check_attention_fits(model, request)
     return model.to(device).eval()
 
 
@@ -74,6 +83,7 @@ def _small(path: str, task: Task) -> "PreTrainedConfig":
     config._attn_implementation = None
     # A text model inside a larger one is what the class for text is made from.
     config = config.get_text_config()
+    config.architectures = None
     known = config.to_dict()
     layers = known.get("num_hidden_layers") or config.num_hidden_layers
     number = min(layers, _first_of_each_kind(known, layers))
@@ -95,11 +105,11 @@ def _first_of_each_kind(known: dict[str, Any], layers: int) -> int:
     """Return how many of the first layers have one of each kind among them."""
     several = [value for value in known.values() if isinstance(value, list) and len(value) == layers]
     numbers = [2, *(value.index(kind) + 1 for value in several for kind in value if value.index(kind) < _LAYERS)]
-    numbers += [number + 1 for number in _rhythms(known) if number < _LAYERS]
+    numbers += [number for number in _rhythms(known) if number <= _LAYERS]
     return max(numbers)
 
 
 def _rhythms(known: dict[str, Any]) -> Iterator[int]:
     for name, value in known.items():
         if _RHYTHM.search(name) and isinstance(value, int) and not isinstance(value, bool):
-            yield value
+            yield value + ("offset" in name)

@@ -144,13 +144,18 @@ def read_model(
     if is_multimodal(model.config):
         freeze_other_modalities(model, base_dtype(model_path), model_path)
         processor_files(model_path, fetch=True)
+    check_attention_fits(model, request)
+    return model
+
+
+def check_attention_fits(model: "PreTrainedModel", request: LoadRequest) -> None:
+    """Raise ModelError for layers that an attention function does not compute."""
     layer_types = getattr(model.config.get_text_config(), "layer_types", None) or ()
     if request.attention_function is not None and "chunked_attention" in layer_types:
         raise ModelError(
-            f"model_path {model_path}: its layers attend in chunks, which only a mask expresses, and attention={attention} "
-            "gets none for a packed row: use attention=sdpa or eager"
+            f"model_path {request.model_path}: its layers attend in chunks, which only a mask expresses, and "
+            f"attention={request.attention} gets none for a packed row: use attention=sdpa or eager"
         )
-    return model
 
 
 def _config(path: str, attention: str | None, task: Task) -> "PreTrainedConfig | None":

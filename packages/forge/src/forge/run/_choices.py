@@ -107,11 +107,52 @@ def load_with_attention(
         return s, model, (reason, why)
     leaks = [error for error in refusals if isinstance(error, forge_algos.PackedBatchError)]
     if s.packing.packing == "on" and leaks:
-        raise forge_algos.PackedBatchError(f"packing=on: {leaks[0]}. With packing=auto its samples run alone.") from leaks[0]
+        raise _no_packing(leaks[0]) from leaks[0]
     if leaks and leaks[-1] is refusals[-1] and len(refusals) > 1:
         first = str(refusals[0]).partition(". ")[0]
         raise forge_algos.PackedBatchError(f"{first}. Its samples cannot run alone either: {leaks[-1]}") from leaks[-1]
     raise refusals[0]
+
+
+def try_packing(task: Task, s: Any, machine: forge_accel.Accelerator, report: Reporter) -> None:
+    """Try on a small random model whether samples can share a row, before they are tokenized.
+
+    The loaded model is tried again. What cannot be tried so is left to that.
+
+    Raises:
+        PackedBatchError: `packing=on`, and no attention keeps the samples of a row apart.
+
+    """
+    dtype, device, refusals = machine.dtype(s.device.dtype), machine.device.value, []
+    for way in _ways(s, machine, dtype):
+        chosen = way.attention.value
+        request = forge_dist.LoadRequest(
+            model_path=s.model.model_path,
+            dtype=dtype.value,
+            attention=chosen.name,
+            attention_function=chosen.function,
+            task=task.model_task,
+        )
+        try:
+            draft = forge_dist.draft_model(request, device=device)
+            if draft is None:
+                return
+            packed, why = forge_algos.keep_documents_apart(
+                draft, device=device, packing=way.packing, longest=1, autocast=partial(machine.autocast, dtype.value)
+            )
+        except (forge_algos.PackedBatchError, forge_dist.ModelError) as error:
+            refusals.append(error)
+            continue
+        if not packed:
+            report.note(f"packing: samples will run alone, as a small random model of this configuration shows ({why})")
+        return
+    leaks = [error for error in refusals if isinstance(error, forge_algos.PackedBatchError)]
+    if s.packing.packing == "on" and leaks:
+        raise _no_packing(leaks[0]) from leaks[0]
+
+
+def _no_packing(leak: Exception) -> Exception:
+    return forge_algos.PackedBatchError(f"packing=on: {leak}. With packing=auto its samples run alone.")
 
 
 def _without_frames(error: Exception) -> Exception:

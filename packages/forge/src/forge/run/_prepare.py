@@ -13,7 +13,7 @@ import forge_packing
 from forge._errors import SettingsError
 from forge._progress import Reporter
 from forge._result import is_finished
-from forge.run._choices import check_warmup, choose_sizes
+from forge.run._choices import check_warmup, choose_sizes, try_packing
 from forge.run._resume import (
     compare_data,
     compare_model,
@@ -85,6 +85,7 @@ def prepare(
         identity = compare_model(out.path, identity)
         report.note(f"{out.path} holds this run already: resuming it")
         link_stores(out.path, out.staging)
+    try_packing(task, s, machine, report)
     paths = {"train": s.data.data_path, **({"eval": s.data.eval_data_path} if s.data.eval_data_path else {})}
     for name, path in paths.items():
         _tokenize(task, path, tokenizer, out.root / "data" / name, s, report)
