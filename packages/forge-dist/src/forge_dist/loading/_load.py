@@ -140,7 +140,7 @@ def read_model(
     check_report(report, model_path)
     disable_repacking(model)
     if is_multimodal(model.config):
-        freeze_other_modalities(model, base_dtype(model_path), model_path)
+        freeze_other_modalities(model, base_dtype(model_path, task=task), model_path)
         processor_files(model_path, fetch=True)
     layer_types = getattr(model.config.get_text_config(), "layer_types", None) or ()
     if request.attention_function is not None and "chunked_attention" in layer_types:
