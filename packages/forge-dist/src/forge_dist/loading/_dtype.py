@@ -8,12 +8,12 @@ import torch
 
 from forge_dist._errors import ModelError
 from forge_dist._safetensors import read_directory
-from forge_dist.loading._model_path import check_model_path, expand_user, is_hub_name
+from forge_dist.loading._model_path import Task, check_model_path, expand_user, is_hub_name
 
 _FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
-def base_dtype(model_path: str) -> torch.dtype:
+def base_dtype(model_path: str, *, task: Task = "causal") -> torch.dtype:
     """Return the float dtype of most bytes of a model's weights.
 
     Read from the safetensors headers, because a config.json often names another dtype than the files hold. For a hub name: from
@@ -22,7 +22,7 @@ def base_dtype(model_path: str) -> torch.dtype:
     Raises:
         ModelError: `check_model_path` refuses it, or the hub has no such model or does not answer.
     """
-    check_model_path(model_path)
+    check_model_path(model_path, task=task)
     directory = _hub_directory(model_path) if is_hub_name(model_path) else Path(expand_user(model_path))
     try:
         stored = read_directory(directory)

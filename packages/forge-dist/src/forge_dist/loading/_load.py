@@ -142,7 +142,7 @@ def read_model(
     disable_repacking(model)
     change_config(model)
     if is_multimodal(model.config):
-        freeze_other_modalities(model, base_dtype(model_path), model_path)
+        freeze_other_modalities(model, base_dtype(model_path, task=task), model_path)
         processor_files(model_path, fetch=True)
     check_attention_fits(model, request)
     return model

@@ -108,7 +108,8 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
     num_steps = task.num_steps(s, plan)
     scheduler = forge_algos.schedule(optimizer, s.optimizer, num_steps=num_steps)
     # A model is exported in the dtype of its directory; adapters stay in the float32 that they were trained in.
-    export_dtype = forge_dist.base_dtype(s.model.model_path) if adaptation.writes == "model" else None
+    stored = forge_dist.base_dtype(s.model.model_path, task=task.model_task)
+    export_dtype = stored if adaptation.writes == "model" else None
     rounds = export_dtype is not None and export_dtype != forge_accel.float32
     as_plain: Any = {"without": (*task.extra_modules, *adaptation.additions), "plain": adaptation.plain}
 

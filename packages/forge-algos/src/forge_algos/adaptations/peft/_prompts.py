@@ -99,8 +99,9 @@ def attach_adapter_prompt(model: nn.Module, settings: AdapterSettings, context: 
 def _before_documents(model: nn.Module, settings: AdapterSettings, config: "PeftConfig") -> Adaptation:
     """Attach virtual tokens that stand before each document."""
     adapted = _attached(model, settings, config)
-    # PEFT's name for the base's embedding layer, or for its stand-in while PEFT attached.
-    adapted.word_embeddings = embeddings(model)
+    # PEFT's name for the base's embedding layer, or for its stand-in while PEFT attached; prefix tuning does without.
+    if getattr(adapted, "word_embeddings", None) is not None:
+        adapted.word_embeddings = embeddings(model)
     return PeftAdaptation(adapted, _described(settings))
 
 
