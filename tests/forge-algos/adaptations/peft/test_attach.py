@@ -310,7 +310,7 @@ def test_what_trains_is_described():
         "  norms      0 of 80 (0.00 %)",
     ]
     assert adapt(make(), FAMILY["ia3"]).describe()[0] == "ia3 on 6 linear layers (attention: k_proj, v_proj; mlp: down_proj)"
-    assert "  score      32 of 32 (100.00 %)" in adapt(a_classifier(), LORA).describe()
+    assert "  score      16 of 32 (50.00 %)" in adapt(a_classifier(), LORA).describe()
     assert "  embeddings 976 of 976 (100.00 %)" in adapt(make(), AdapterSettings()).describe()
 
 

@@ -36,14 +36,17 @@ def moved_linear(
     minus, times = without or (None, None)
     with torch.autocast(kind, enabled=False):
         # Gradients of the factors and of x keep their dtypes, since autograd sees the casts.
-        return _Moved.apply(x.to(dtype), weight, bias, left.to(dtype), right.to(dtype), minus, times)
+        # Flat here, not inside: what is added in place to the result (Llama 4 does) may not be a view from inside.
+        flat = x.to(dtype).reshape(-1, x.shape[-1])
+        y: Any = _Moved.apply(flat, weight, bias, left.to(dtype), right.to(dtype), minus, times)
+        return y.view(*x.shape[:-1], weight.shape[0])
 
 
 class _Moved(torch.autograd.Function):
     @staticmethod
     def forward(  # type: ignore[override]
         ctx: Any,
-        x: torch.Tensor,
+        flat: torch.Tensor,
         weight: torch.Tensor,
         bias: torch.Tensor | None,
         left: torch.Tensor,
@@ -51,7 +54,7 @@ class _Moved(torch.autograd.Function):
         minus: torch.Tensor | None,
         times: torch.Tensor | None,
     ) -> torch.Tensor:
-        (N, M), flat = weight.shape, x.reshape(-1, weight.shape[1])
+        N, M = weight.shape
         _, _, _, left_trains, right_trains, *_ = ctx.needs_input_grad
         # Where R is frozen the backward pass needs x R alone: r numbers a row are kept instead of M.
         wants_product = left_trains and not right_trains
@@ -65,12 +68,11 @@ class _Moved(torch.autograd.Function):
             y = functional.linear(flat, weight.to(flat.dtype), _cast(bias, flat)).addmm_(product, whole_left.t())
         if wants_product:
             product = flat @ right if product is None else product[:, : right.shape[1]]
-        ctx.shape = x.shape
         # W itself, not a copy: where W is divided over ranks, it is gathered again in the same tensor.
         ctx.save_for_backward(
             flat if right_trains else None, product if wants_product else None, weight, left, right, minus, times
         )
-        return y.view(*x.shape[:-1], N)
+        return y
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -78,7 +80,7 @@ class _Moved(torch.autograd.Function):
         flat, product, weight, left, right, minus, times = ctx.saved_tensors
         x_trains, _, bias_trains, left_trains, right_trains, *_ = ctx.needs_input_grad
         N, M = weight.shape
-        dy = grads[0].reshape(-1, N)
+        dy = grads[0]
         whole_left, whole_right = _joined(left, right, minus, times)
         T, r = len(dy), whole_left.shape[1]
         dx = d_left = d_right = d_product = None
@@ -94,7 +96,7 @@ class _Moved(torch.autograd.Function):
             # A trained R is a transposed parameter [r, M]; in its layout gradients are added up fastest.
             d_right = (own.t() @ flat).t()
         d_bias = dy.sum(0) if bias_trains else None
-        return (None if dx is None else dx.view(ctx.shape)), None, d_bias, d_left, d_right, None, None
+        return dx, None, d_bias, d_left, d_right, None, None
 
 
 def _joined(left: torch.Tensor, right: torch.Tensor, minus: torch.Tensor | None, times: torch.Tensor | None) -> Pair:
