@@ -60,21 +60,26 @@ def trained(model):
 
 
 def moved(adaptation, before):
-    """Return target → float64[N, M]: what was added to its weight since `before`."""
+    """Return target → float64[..., N, M]: what was added to its weight since `before`."""
     now = adaptation.model.state_dict()
     found = {}
-    for name in adaptation.plan:
-        key = f"{name}.weight"
+    for name, entry in adaptation.plan.items():
+        key = weight_of(name, entry)
         found[name] = adaptation.plain(key, now[key].double()) - before[key].double()
     return found
 
 
+def weight_of(name, entry):
+    """Return the name of a target's weight from its entry in the plan."""
+    return entry.get("tensor", f"{name}.weight")
+
+
 def protected(before, plan):
-    """Return target → (U_h [N, k], V_h [M, k]) in float64, by torch alone."""
+    """Return target → (U_h [..., N, k], V_h [..., M, k]) in float64, by torch alone."""
     found = {}
     for name, entry in plan.items():
-        U, _, Vh = torch.linalg.svd(before[f"{name}.weight"].double(), full_matrices=False)
-        found[name] = U[:, : entry["protected"]], Vh[: entry["protected"]].T
+        U, _, Vh = torch.linalg.svd(before[weight_of(name, entry)].double(), full_matrices=False)
+        found[name] = U[..., : entry["protected"]], Vh[..., : entry["protected"], :].mT
     return found
 
 
@@ -88,5 +93,5 @@ def leaks(adaptation, before):
         U_h, V_h = bases[name]
         size = move.norm()
         assert size > 1e-4
-        found.append([float(part.norm() / size) for part in (U_h.T @ move, move @ V_h, U_h.T @ move @ V_h)])
+        found.append([float(part.norm() / size) for part in (U_h.mT @ move, move @ V_h, U_h.mT @ move @ V_h)])
     return [max(column) for column in zip(*found, strict=True)]

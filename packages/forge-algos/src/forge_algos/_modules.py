@@ -146,6 +146,14 @@ def trainable(model: nn.Module) -> list[torch.nn.Parameter]:
     return [p for p in model.parameters() if p.requires_grad]
 
 
-def ia3_parameters(model: nn.Module) -> set[int]:
-    """Return the ids of ia3's parameters (`ia3_l`): vectors that have the shape of matrices."""
-    return {id(p) for name, p in model.named_parameters() if "ia3_l" in name.split(".")}
+def vectors(model: nn.Module) -> set[int]:
+    """Return the ids of parameters that are vectors in the shape of matrices, which are no matrices to an optimizer.
+
+    ia3's factors (`ia3_l`) are columns; biases of experts are stacked, and so are the singular values that OSFT trains of them.
+    """
+    found: set[int] = set()
+    for name, parameter in model.named_parameters():
+        parts = name.split(".")
+        if "ia3_l" in parts or parts[-1].endswith("bias") or ("osft" in parts and parts[-1] == "values"):
+            found.add(id(parameter))
+    return found

@@ -300,16 +300,18 @@ def test_gpt2s_transposed_layers_carry_them_too(adapter, tmp_path):
 
 
 def test_what_trains_is_described():
-    """`describe` lists kinds, names, numbers of layers and parameters, and experts left out."""
+    """`describe` lists kinds, names and numbers of layers, and parameters by part of the model."""
     assert adapt(make(), LORA).describe() == [
         "lora of rank 3 on 14 linear layers (attention: q_proj, k_proj, v_proj, o_proj; mlp: gate_proj, up_proj, down_proj)",
         "trains 1,392 of 6,288 parameters (22.14 %)",
+        "  attention  672 of 2,208 (30.43 %)",
+        "  mlp        720 of 3,024 (23.81 %)",
+        "  embeddings 0 of 976 (0.00 %)",
+        "  norms      0 of 80 (0.00 %)",
     ]
     assert adapt(make(), FAMILY["ia3"]).describe()[0] == "ia3 on 6 linear layers (attention: k_proj, v_proj; mlp: down_proj)"
-    experts = transformers.MixtralForCausalLM(
-        tiny("Mixtral", intermediate_size=24, num_key_value_heads=2, num_local_experts=2, sliding_window=None).config
-    )
-    assert adapt(experts, LORA).describe()[1] == "no target: 4 tensors of experts, 4,608 parameters"
+    assert "  score      16 of 32 (50.00 %)" in adapt(a_classifier(), LORA).describe()
+    assert "  embeddings 976 of 976 (100.00 %)" in adapt(make(), AdapterSettings()).describe()
 
 
 def test_what_peft_refuses_is_refused_by_name():

@@ -8,9 +8,10 @@ import torch
 from torch import nn
 
 from forge_algos._errors import MissingPackageError, OptimizerError
-from forge_algos._modules import ia3_parameters, trainable, unwrap
+from forge_algos._modules import trainable, unwrap, vectors
 from forge_algos.optimizers._adamw_8bit import adamw_8bit
 from forge_algos.optimizers._muon import MuonAdamW, muon_matrices
+from forge_algos.optimizers._muon_stacks import muon_stacks
 from forge_algos.settings._adapter_table import ADAPTERS, Adapter
 from forge_algos.settings._optimizer import OptimizerSettings
 
@@ -23,8 +24,9 @@ def make_optimizer(model: nn.Module, settings: OptimizerSettings, *, fused: bool
     - adamw: torch.optim.AdamW. With lr the scheduled rate: p ← p - lr · weight_decay · p, then p ← p - lr · m̂ / (√v̂ + eps).
     - adafactor: torch.optim.Adafactor, whose state is a row and a column of each matrix. Its step is the rate times the root
       mean square of the matrix.
-    - muon: `MuonAdamW`. torch.optim.Muon on the matrices of the numbered layers, with its steps scaled to the size of AdamW's
-      (arXiv 2502.16982), so that one rate serves both; torch.optim.AdamW on embeddings, heads, norms, biases and all else.
+    - muon: `MuonAdamW`. torch.optim.Muon on the matrices of the numbered layers, each expert's by itself, with its steps scaled
+      to the size of AdamW's (arXiv 2502.16982), so that one rate serves both; torch.optim.AdamW on embeddings, heads, norms,
+      biases and all else.
     - schedule_free: schedulefree's AdamWScheduleFree. `train` keeps it in its training mode during a step only.
     - adamw_8bit: bitsandbytes' AdamW8bit; parameters of less than 4,096 numbers keep 32 bits.
 
@@ -83,8 +85,8 @@ def _groups(model: nn.Module, parameters: list[nn.Parameter], settings: Optimize
     A fused kernel takes shards or whole tensors, not both.
     """
     kinds = dict.fromkeys(type(p.detach()) for p in parameters)
-    factors = ia3_parameters(model)
-    matrices = {id(p) for p in parameters if p.dim() >= 2 and id(p) not in factors}
+    excluded = vectors(model)
+    matrices = {id(p) for p in parameters if p.dim() >= 2 and id(p) not in excluded}
     groups = [
         {"params": [p for p in parameters if (id(p) in matrices) == matrix and type(p.detach()) is kind], "weight_decay": decay}
         for kind in kinds
@@ -94,10 +96,10 @@ def _groups(model: nn.Module, parameters: list[nn.Parameter], settings: Optimize
 
 
 def _muon(model: nn.Module, settings: OptimizerSettings, adam: dict[str, Any], *, fused: bool) -> MuonAdamW:
-    chosen = muon_matrices(model)
-    ids = {id(p) for p in chosen}
+    chosen, stacks = muon_matrices(model), muon_stacks(model)
+    ids = {id(p) for p in [*chosen, *(p for stack in stacks for p in stack["params"])]}
     rest = [p for p in trainable(model) if id(p) not in ids]
-    if not chosen:
+    if not ids:
         raise OptimizerError("optimizer=muon: no numbered layer of the model has a matrix that is trained; use optimizer=adamw")
     for name in ("beta1", "beta2", "eps"):
         if not rest and getattr(settings, name) != getattr(attrs.fields(OptimizerSettings), name).default:
@@ -106,7 +108,7 @@ def _muon(model: nn.Module, settings: OptimizerSettings, adam: dict[str, Any], *
                 "Muon's, and nothing is left for AdamW; leave it out"
             )
     muon = {"lr": settings.learning_rate, "momentum": settings.momentum, "weight_decay": settings.weight_decay}
-    return MuonAdamW(chosen, _groups(model, rest, settings), muon=muon, adamw={**adam, "fused": fused})
+    return MuonAdamW(chosen, stacks, _groups(model, rest, settings), muon=muon, adamw={**adam, "fused": fused})
 
 
 def _schedule_free(groups: list[dict[str, Any]], adam: dict[str, Any]) -> torch.optim.Optimizer:

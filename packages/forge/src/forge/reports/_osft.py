@@ -41,7 +41,7 @@ def inspect(run: str | Path, *, layer: str | None = None, html: str | Path | Non
     _check_base(root, values["model_path"])
     rule: Literal["strict", "paper"] = values["osft_rule"]
     cache = root / "osft" if values.get("osft_cache") is None else Path(values["osft_cache"])
-    names = {name: f"{name}.weight" for name in plan}
+    names = {name: _tensor(name, entry) for name, entry in plan.items()}
     before, after = (Weights(path, set(names.values())) for path in (values["model_path"], last_export(str(root))))
     for weights, place in ((before, values["model_path"]), (after, root / "hf_format")):
         if missing := sorted(set(names.values()) - set(weights)):
@@ -54,7 +54,8 @@ def inspect(run: str | Path, *, layer: str | None = None, html: str | Path | Non
     ]
     shown = max((target for target in targets if target.name in wanted), key=lambda target: target.moved)
     key = names[shown.name]
-    portrait = osft_portrait(before[key].float(), after[key], protected=shown.protected)
+    matrices = (before[key], after[key]) if shown.most is None else (before[key][shown.most], after[key][shown.most])
+    portrait = osft_portrait(matrices[0].float(), matrices[1], protected=shown.protected)
     others = {name: _moved(before, after, name) for name in after if name not in names.values()}
     dtype = str(after[key].dtype).removeprefix("torch.")
     file = root / "osft" / "inspect.html" if html is None else Path(html).expanduser()
@@ -140,7 +141,12 @@ def _is_target(target: Any) -> bool:
     if not isinstance(target, dict) or not isinstance(target.get("free"), int):
         return False
     shape = target.get("shape")
-    return isinstance(shape, list) and len(shape) == 2 and all(isinstance(size, int) for size in shape)
+    return isinstance(shape, list) and len(shape) in (2, 3) and all(isinstance(size, int) for size in shape)
+
+
+def _tensor(name: str, target: Mapping[str, Any]) -> str:
+    """Return the name of a target's tensor: a linear layer's weight, or a stack of expert matrices itself."""
+    return target.get("tensor", f"{name}.weight")
 
 
 def _check_base(root: Path, model_path: str) -> None:
@@ -185,7 +191,7 @@ def _summary(
 ) -> Iterator[str]:
     """Yield the lines of the summary."""
     most, worst = max(targets, key=lambda t: t.moved), max(targets, key=lambda t: t.leak(rule))
-    directions, free = sum(min(t.shape) for t in targets), sum(t.free for t in targets)
+    directions, free = sum((t.experts or 1) * min(t.shape) for t in targets), sum((t.experts or 1) * t.free for t in targets)
     above = sum(leaks(t, rule) for t in targets)
     changed = sum(size != 0 for size in others.values())
     if above:

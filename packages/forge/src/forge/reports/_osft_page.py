@@ -72,5 +72,7 @@ def leaks(target: Moved, rule: Literal["strict", "paper"]) -> bool:
 
 def _row(target: Moved, rule: Literal["strict", "paper"]) -> dict[str, Any]:
     """Return what the page says of a target."""
-    found = attrs.asdict(target)
-    return found | {"directions": min(target.shape), "leak": target.leak(rule), "leaks": leaks(target, rule)}
+    found, E = attrs.asdict(target), target.experts or 1
+    counted = {"free": E * target.free, "directions": E * min(target.shape)}
+    size = " × ".join(f"{n:,}" for n in ([E, *target.shape] if target.experts else target.shape))
+    return found | counted | {"size": size, "leak": target.leak(rule), "leaks": leaks(target, rule)}

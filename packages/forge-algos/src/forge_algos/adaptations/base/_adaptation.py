@@ -8,6 +8,7 @@ import attrs
 import torch
 from torch import nn
 
+from forge_algos.adaptations.base._parts import numbers_by_part
 from forge_algos.settings._adapter import AdapterSettings
 
 
@@ -90,11 +91,14 @@ class Adaptation:
         return ""
 
     def describe(self) -> list[str]:
-        """Return lines for the log: what trains, by name and number, and what does not."""
-        parameters = list(self.model.parameters())
-        trained = sum(p.numel() for p in parameters if p.requires_grad)
-        total = sum(p.numel() for p in parameters)
-        return [f"trains {trained:,} of {total:,} parameters ({100 * trained / max(total, 1):.2f} %)"]
+        """Return lines for the log: what trains, by name and number, and what does not.
+
+        The last lines are a table: how many parameters train of each part of the model.
+        """
+        parts = numbers_by_part(self.model)
+        whole = [sum(numbers) for numbers in zip(*parts.values(), strict=True)] or [0, 0]
+        rows = [f"  {part:<10} {_share(*numbers)}" for part, numbers in parts.items()]
+        return [f"trains {_share(*whole, of='parameters ')}", *rows]
 
     def check_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Raise OptimizerError where `after_step` could not undo what the optimizer does."""
@@ -126,6 +130,10 @@ class Adaptation:
         """
         own = tuple(f"{name}." for name in self.additions)
         return {name: self.plain(name, tensor) for name, tensor in self.model.state_dict().items() if not name.startswith(own)}
+
+
+def _share(trained: int, total: int, *, of: str = "") -> str:
+    return f"{trained:,} of {total:,} {of}({100 * trained / max(total, 1):.2f} %)"
 
 
 def train_all(model: nn.Module, settings: AdapterSettings, context: Context) -> Adaptation:

@@ -1,7 +1,8 @@
-"""Orthogonal subspace fine-tuning (OSFT, arXiv 2504.07097) of a model's linear layers.
+"""Orthogonal subspace fine-tuning (OSFT, arXiv 2504.07097) of linear layers and expert matrices.
 
-Each target moves only in directions that its large singular values leave free. W [N, M] of a linear layer is U S Vᵀ, d = min(N,
-M); the r directions of the smallest singular values are free, k = d − r protected. The rules and forms have a file each:
+Each target moves only in directions that its large singular values leave free. W [N, M] of a linear layer is U S Vᵀ, d =
+min(N, M); the r directions of the smallest singular values are free, k = d − r protected. A stack [E, N, M] of expert matrices
+is one target, of which each matrix is decomposed by itself and has r free directions. The rules and forms have a file each:
 `_direct`, `_factors`, `_paper`.
 """
 
@@ -9,6 +10,7 @@ import hashlib
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +19,11 @@ import torch
 from torch import nn
 
 from forge_algos._errors import AdapterError, OptimizerError
+from forge_algos._experts import expert_stacks
 from forge_algos.adaptations.base._adaptation import Adaptation, Context, Importance, Ranks
-from forge_algos.adaptations.base._targets import resolve_targets, stacked_experts
-from forge_algos.adaptations.osft._bases import Bases, Directions, walk_bases
-from forge_algos.adaptations.osft._delta import CHILD, MARK, Delta, attach
+from forge_algos.adaptations.base._targets import resolve_targets
+from forge_algos.adaptations.osft._bases import Bases, Directions, StackedDirections, stack_fingerprint, walk_bases, walk_stack
+from forge_algos.adaptations.osft._delta import CHILD, MARK, Delta, attach, attach_to_stack
 from forge_algos.adaptations.osft._direct import Direct
 from forge_algos.adaptations.osft._factors import Factors
 from forge_algos.adaptations.osft._other_parameters import tied, train_rest
@@ -31,11 +34,18 @@ from forge_algos.settings._adapter import AdapterSettings
 
 @attrs.frozen(kw_only=True, eq=False)
 class Target:
-    """Linear layer under OSFT."""
+    """Linear layer or stack of expert matrices under OSFT."""
 
-    linear: nn.Linear
+    module: nn.Module
+    """The module that computes with the weight."""
+    key: str = "weight"
+    """Name of the weight in it."""
+    parameter: str
+    """Full name of the weight."""
     shape: tuple[int, int]
-    """[N, M] of the weight."""
+    """[N, M] of the weight, or of each matrix of a stack."""
+    experts: int | None = None
+    """E, the number of matrices of a stack; None of a linear layer."""
     free: int
     """r, the number of free directions."""
     bases: str = ""
@@ -49,6 +59,11 @@ class Target:
     """Module that adds ΔW, or keeps the weight's own moves off the protected directions;
     None where W trains or stays as it is."""
 
+    @property
+    def weight(self) -> nn.Parameter:
+        """The weight, as the module has it now."""
+        return getattr(self.module, self.key)
+
 
 class OSFT(Adaptation):
     """Model whose targets move within their free directions, by the rule of `settings`."""
@@ -60,23 +75,27 @@ class OSFT(Adaptation):
         self._settings = settings
         self._targets = targets
         self._rest = rest
+        self._by_weight = {target.parameter: target for target in targets.values()}
         self._children = [target.child for target in targets.values() if target.child is not None]
 
     @property
     def additions(self) -> Sequence[str]:
         """Names of the modules `osft` beside the targets that have one."""
-        return [f"{name}.{CHILD}" for name, target in self._targets.items() if target.child is not None]
+        children = [target for target in self._targets.values() if target.child is not None]
+        return list(dict.fromkeys(f"{target.parameter.rpartition('.')[0]}.{CHILD}" for target in children))
 
     @property
     def plan(self) -> dict[str, dict[str, Any]]:
-        """Target → its shape [N, M], free and protected directions, fingerprint and error bound."""
+        """Target → its shape [N, M] or [E, N, M], free and protected directions, fingerprint, error bound."""
         return {
             name: {
-                "shape": list(target.shape),
+                "shape": [*([] if target.experts is None else [target.experts]), *target.shape],
                 "free": target.free,
                 "protected": min(target.shape) - target.free,
                 "bases": target.bases,
                 "error": target.error,
+                # Of a linear layer it follows from the name.
+                **({} if target.experts is None else {"tensor": target.parameter}),
             }
             for name, target in self._targets.items()
         }
@@ -110,14 +129,22 @@ class OSFT(Adaptation):
         worst = max((target.error for target in self._targets.values()), default=0.0)
         if any(target.free < min(target.shape) for target in self._targets.values()):
             frozen.insert(0, "the targets' protected directions")
+        experts = sum(target.experts or 0 for target in self._targets.values())
+        stacked = f" ({experts:,} expert matrices among them, each decomposed by itself)" if experts else ""
         return [
-            f"OSFT ({form}): {len(self._targets)} targets, free directions {free}{more}; singular vectors within {worst:.1e} "
-            "of the weights",
+            f"OSFT ({form}): {len(self._targets)} targets{stacked}, free directions {free}{more}; singular vectors within "
+            f"{worst:.1e} of the weights",
             f"beside the targets trains: {', '.join(rest) or 'nothing'}; frozen: {', '.join(frozen) or 'nothing'}",
             *self._notes(),
+            self._memory(),
             *super().describe(),
-            *stacked_experts(self.model),
         ]
+
+    def _memory(self) -> str:
+        """Return what is kept beside the weights, whole on every rank but under the paper's rule."""
+        buffers = sum(b.nbytes for child in self._children for b in child.buffers())
+        trained = sum(p.nbytes for child in self._children for p in child.parameters())
+        return f"beside the weights: {buffers / 2**20:,.1f} MiB of singular vectors, {trained / 2**20:,.1f} MiB that train"
 
     def _notes(self) -> list[str]:
         """Return remarks on singular vectors, once for all targets that share one."""
@@ -155,9 +182,8 @@ class OSFT(Adaptation):
 
     def plain(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """Return W + ΔW, added up in float32 at least, for the weight of a target with a ΔW."""
-        home, _, key = name.rpartition(".")
-        target = self._targets.get(home)
-        if key != "weight" or target is None or not isinstance(target.child, Delta):
+        target = self._by_weight.get(name)
+        if target is None or not isinstance(target.child, Delta):
             return tensor
         wide = torch.promote_types(tensor.dtype, torch.float32)
         return (tensor.detach().to(wide) + target.child.moved().to(device=tensor.device)).to(tensor.dtype)
@@ -167,26 +193,24 @@ def attach_osft(model: nn.Module, settings: AdapterSettings, context: Context) -
     """Let each target of the model move within its free directions only (adapter=osft).
 
     Raises:
-        AdapterError: a target is not a linear layer of its own, the model is under OSFT already, or nothing would train.
+        AdapterError: a target is no weight of its own, the model is under OSFT already, or nothing would train.
     """
     if hasattr(model, MARK):
         raise AdapterError("the model is under OSFT already: start from its export, which is a plain model")
-    linears = _linears(model, settings)
-    shapes = {name: (linear.out_features, linear.in_features) for name, linear in linears.items()}
+    targets = _targets(model, settings)
+    shapes = {name: target.shape for name, target in targets.items()}
     free = context.free
     if free is None:
-        free = free_ranks(shapes, settings, _importance(settings, context.importance, list(linears)))
+        free = free_ranks(shapes, settings, _importance(settings, context.importance, list(targets)))
     _check_free(shapes, free)
     for parameter in model.parameters():
         parameter.requires_grad = False
-    targets = {name: Target(linear=linear, shape=shapes[name], free=free[name]) for name, linear in linears.items()}
+    targets = {name: attrs.evolve(target, free=free[name]) for name, target in targets.items()}
     for name, found in _bases(targets, settings, context.cache, context.ranks):
-        target = targets[name]
-        child = _make_child(settings, Directions(found, target.shape, target.free), target.linear)
-        targets[name] = attrs.evolve(target, bases=found.fingerprint, error=found.error, note=found.note, child=child)
+        targets[name] = _attached(targets[name], found, settings)
     for target in targets.values():
         if target.free == min(target.shape) or isinstance(target.child, Protected):
-            target.linear.weight.requires_grad = True
+            target.weight.requires_grad = True
     rest = train_rest(model, settings.osft_train_rest)
     if not any(p.requires_grad for p in model.parameters()):
         raise AdapterError(
@@ -199,55 +223,81 @@ def attach_osft(model: nn.Module, settings: AdapterSettings, context: Context) -
 
 def _bases(
     targets: Mapping[str, Target], settings: AdapterSettings, cache: Path | None, ranks: Ranks
-) -> Iterator[tuple[str, Bases]]:
-    """Yield the singular vectors of each target with free and protected directions.
+) -> Iterator[tuple[str, list[Bases]]]:
+    """Yield the singular vectors of each target with free and protected directions, of a stack E of them.
     Its weight is whole meanwhile.
     """
+    how: Any = {"svd": settings.osft_svd, "cache": cache, "ranks": ranks}
     partly = {name: target for name, target in targets.items() if 0 < target.free < min(target.shape)}
     protected = {name: min(target.shape) - target.free for name, target in partly.items()}
-    weights = {name: target.linear.weight for name, target in partly.items()}
-    if not any(hasattr(weight, "ds_id") for weight in weights.values()):
-        yield from walk_bases(weights, protected, svd=settings.osft_svd, cache=cache, ranks=ranks)
-        return
-    # Partitioned by ZeRO-3, so DeepSpeed is loaded: as many weights are gathered at a time as there are ranks to decompose
-    # them.
-    gathered = sys.modules["deepspeed"].zero.GatheredParameters
+    weights = {name: target.weight for name, target in partly.items() if target.experts is None}
+    # Matrices of layers are divided among the ranks, R at a time; those of a stack likewise, one stack after another.
+    step = ranks.world_size if any(hasattr(target.weight, "ds_id") for target in partly.values()) else max(1, len(weights))
     names = list(weights)
-    for start in range(0, len(names), ranks.world_size):
-        group = {name: weights[name] for name in names[start : start + ranks.world_size]}
-        with gathered(list(group.values())):
-            yield from walk_bases(group, protected, svd=settings.osft_svd, cache=cache, ranks=ranks)
+    for start in range(0, len(names), step):
+        group = {name: weights[name] for name in names[start : start + step]}
+        with _whole(list(group.values())):
+            for name, found in walk_bases(group, protected, **how):
+                yield name, [found]
+    for name, target in partly.items():
+        if target.experts is not None:
+            with _whole([target.weight]):
+                yield name, walk_stack(target.weight, name, protected[name], **how)
 
 
-def _make_child(settings: AdapterSettings, directions: Directions, linear: nn.Linear) -> Delta | Protected:
-    if settings.osft_rule == "paper":
-        protected = Protected(directions, linear)
-        linear.add_module(CHILD, protected)
-        return protected
-    delta = (Direct if settings.osft_form == "direct" else Factors)(directions, linear.weight)
-    attach(linear, delta)
-    return delta
+def _whole(weights: list[nn.Parameter]) -> AbstractContextManager[Any]:
+    """Gather weights that ZeRO-3 has partitioned, so that DeepSpeed is loaded, while a block runs."""
+    if not any(hasattr(weight, "ds_id") for weight in weights):
+        return nullcontext()
+    return sys.modules["deepspeed"].zero.GatheredParameters(weights)
 
 
-def _linears(model: nn.Module, settings: AdapterSettings) -> dict[str, nn.Linear]:
+def _attached(target: Target, found: Sequence[Bases], settings: AdapterSettings) -> Target:
+    """Return the target with the module that limits its moves, made from the bases of its matrices."""
+    each = [Directions(bases, target.shape, target.free) for bases in found]
+    directions = each[0] if target.experts is None else StackedDirections(each)
+    form = Direct if settings.osft_form == "direct" else Factors
+    child: Any = (
+        Protected(directions, target.module, target.key) if settings.osft_rule == "paper" else form(directions, target.weight)
+    )
+    if target.experts is not None:
+        attach_to_stack(target.module, target.key, child)
+    elif isinstance(child, Protected):
+        target.module.add_module(CHILD, child)
+    else:
+        attach(target.module, child)
+    prints = [bases.fingerprint for bases in found]
+    whole = prints[0] if target.experts is None else stack_fingerprint(prints)
+    notes = dict.fromkeys(bases.note for bases in found if bases.note)
+    error = max(bases.error for bases in found)
+    return attrs.evolve(target, bases=whole, error=error, note="; ".join(notes), child=child)
+
+
+def _targets(model: nn.Module, settings: AdapterSettings) -> dict[str, Target]:
     shared: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         shared.setdefault(id(parameter), []).append(name)
-    found: dict[str, nn.Linear] = {}
+    stacks = expert_stacks(model)
+    found: dict[str, Target] = {}
     for name in resolve_targets(model, settings.target_modules):
-        module = model.get_submodule(name)
-        if not isinstance(module, nn.Linear) or not module.weight.is_floating_point():
-            raise AdapterError(
-                f"osft: {name} is of {type(module).__name__}, and only nn.Linear in a float dtype has weights that could be "
-                "taken apart"
-            )
-        names = shared[id(module.weight)]
+        if stack := stacks.get(name):
+            E, N, M = stack.shape
+            found[name] = Target(module=stack.module, key=stack.key, parameter=stack.parameter, shape=(N, M), experts=E, free=0)
+        else:
+            module = model.get_submodule(name)
+            if not isinstance(module, nn.Linear) or not module.weight.is_floating_point():
+                raise AdapterError(
+                    f"osft: {name} is of {type(module).__name__}, and only nn.Linear in a float dtype has weights that could "
+                    "be taken apart"
+                )
+            shape = (module.out_features, module.in_features)
+            found[name] = Target(module=module, parameter=f"{name}.weight", shape=shape, free=0)
+        names = shared[id(found[name].weight)]
         if len(names) > 1:
             raise AdapterError(
                 f"osft: {' and '.join(names)} are one weight, and ΔW would move only one of them: leave {name} out of "
                 "target_modules"
             )
-        found[name] = module
     return found
 
 

@@ -1,6 +1,7 @@
 """Singular vectors of weights: computed once, cached in files, shared by ranks."""
 
-from collections.abc import Iterator, Mapping
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Literal
@@ -84,6 +85,56 @@ class Directions:
     @property
     def _whole(self) -> bool:
         return len(self._bases.S) == min(self.shape)
+
+
+class StackedDirections:
+    """Directions of E matrices W [N, M] of one shape, each decomposed by itself: tensors [E, ...]."""
+
+    def __init__(self, matrices: Sequence[Directions]) -> None:
+        self.shape = matrices[0].shape
+        self.free = matrices[0].free
+        self._matrices = matrices
+
+    @property
+    def U_h(self) -> torch.Tensor:
+        """[E, N, k]."""
+        return torch.stack([matrix.U_h for matrix in self._matrices])
+
+    @property
+    def V_h(self) -> torch.Tensor:
+        """[E, M, k]."""
+        return torch.stack([matrix.V_h for matrix in self._matrices])
+
+    @property
+    def S_l(self) -> torch.Tensor:
+        """[E, r]."""
+        return torch.stack([matrix.S_l for matrix in self._matrices])
+
+    @property
+    def Q_u(self) -> torch.Tensor:
+        """[E, N, r]."""
+        return torch.stack([matrix.Q_u for matrix in self._matrices])
+
+    @property
+    def Q_v(self) -> torch.Tensor:
+        """[E, M, r]."""
+        return torch.stack([matrix.Q_v for matrix in self._matrices])
+
+
+def walk_stack(stack: torch.Tensor, name: str, protected: int, *, svd: Svd, cache: Path | None, ranks: Ranks) -> list[Bases]:
+    """Return the bases of each matrix of a stack [E, N, M]; collective.
+
+    The stack is gathered whole once, and its matrices are divided among the ranks.
+    """
+    whole = _full_matrix(stack)
+    matrices = {f"{name}[{e}]": matrix for e, matrix in enumerate(whole.unbind())}
+    found = bases_of(matrices, dict.fromkeys(matrices, protected), svd=svd, cache=cache, ranks=ranks)
+    return list(found.values())
+
+
+def stack_fingerprint(fingerprints: Sequence[str]) -> str:
+    """Compute the fingerprint of a stack from those of its matrices, in their order."""
+    return hashlib.sha256("\n".join(fingerprints).encode()).hexdigest()
 
 
 def decompose(weight: torch.Tensor, *, protected: int, svd: Svd, device: torch.device | None = None) -> Bases:

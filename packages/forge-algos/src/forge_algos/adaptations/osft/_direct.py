@@ -7,7 +7,8 @@ singular directions U_h, V_h protected and Q_u, Q_v free,
     N > M    ΔW = (I − U_h U_hᵀ) A Q_vᵀ   A [N, r]
     N < M    ΔW = Q_u B (I − V_h V_hᵀ)    B [r, M]
 
-with C, A, B zero at the start. Nothing is projected after a step, and weight decay pulls ΔW to 0, not W.
+with C, A, B zero at the start. Of a stack W [E, N, M] they are [E, ...], those of each matrix. Nothing is projected after a
+step, and weight decay pulls ΔW to 0, not W.
 """
 
 from typing import Any
@@ -15,19 +16,19 @@ from typing import Any
 import torch
 from torch import nn
 
-from forge_algos.adaptations.osft._bases import Directions
-from forge_algos.adaptations.osft._delta import Delta, constant
+from forge_algos.adaptations.osft._bases import Directions, StackedDirections
+from forge_algos.adaptations.osft._delta import Delta, addmm, constant
 from forge_algos.adaptations.osft._linear import Pair
 
 
 class Direct(Delta):
-    """ΔW of a W [N, M] from its directions, on the device of `like`."""
+    """ΔW of a W [N, M], or of each W of a stack [E, N, M], from its directions, on the device of `like`."""
 
     left: torch.Tensor | None
     right: torch.Tensor | None
     protected: torch.Tensor | None
 
-    def __init__(self, directions: Directions, like: torch.Tensor) -> None:
+    def __init__(self, directions: Directions | StackedDirections, like: torch.Tensor) -> None:
         super().__init__()
         (N, M), r = directions.shape, directions.free
         constants = {
@@ -38,7 +39,7 @@ class Direct(Delta):
         for name, value in constants.items():
             self.register_buffer(name, None if value is None else constant(value, like), persistent=False)
         shape = (N if N > M else r, M if N < M else r)
-        self.weight = nn.Parameter(torch.zeros(shape, dtype=torch.float32, device=like.device))
+        self.weight = nn.Parameter(torch.zeros(*like.shape[:-2], *shape, dtype=torch.float32, device=like.device))
         """C, A or B."""
 
     def factors(self) -> tuple[torch.Tensor, torch.Tensor, Pair | None]:
@@ -49,14 +50,14 @@ class Direct(Delta):
         if self.right is not None:
             return _Confined.apply(self.weight, self.protected, 0), self.right, None
         assert self.left is not None
-        return self.left, _Confined.apply(self.weight, self.protected, 1).t(), None
+        return self.left, _Confined.apply(self.weight, self.protected, 1).mT, None
 
 
 class _Confined(torch.autograd.Function):
-    """A [N, r] → (I − U Uᵀ) A along dimension 0, or B [r, M] → B (I − V Vᵀ) along dimension 1.
+    """A [..., N, r] → (I − U Uᵀ) A along dimension 0, or B [..., r, M] → B (I − V Vᵀ) along dimension 1.
 
-    U [N, k] and V [M, k] have orthonormal columns. The map is symmetric, so gradients go through the same; each is computed in
-    its own layout, for adding up across it would be slow.
+    U [..., N, k] and V [..., M, k] have orthonormal columns. The map is symmetric, so gradients go through the same; each is
+    computed in its own layout, for adding up across it would be slow.
     """
 
     @staticmethod
@@ -74,5 +75,5 @@ class _Confined(torch.autograd.Function):
 
 def _confined(matrix: torch.Tensor, protected: torch.Tensor, dim: int) -> torch.Tensor:
     if dim:
-        return torch.addmm(matrix, matrix @ protected, protected.t(), alpha=-1)
-    return torch.addmm(matrix, protected, protected.t() @ matrix, alpha=-1)
+        return addmm(matrix, matrix @ protected, protected.mT, alpha=-1)
+    return addmm(matrix, protected, protected.mT @ matrix, alpha=-1)

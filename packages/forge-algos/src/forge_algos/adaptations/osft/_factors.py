@@ -9,13 +9,13 @@ form, parametrised otherwise.
 import torch
 from torch import nn
 
-from forge_algos.adaptations.osft._bases import Directions
-from forge_algos.adaptations.osft._delta import Delta, constant
+from forge_algos.adaptations.osft._bases import Directions, StackedDirections
+from forge_algos.adaptations.osft._delta import Delta, addmm_, constant
 from forge_algos.adaptations.osft._linear import Pair
 
 
 class Factors(Delta):
-    """ΔW of a W [N, M] from its directions, of exact bases, on the device of `like`."""
+    """ΔW of a W [N, M], or of each of a stack, from its directions, of exact bases, on the device of `like`."""
 
     projects = True
 
@@ -24,28 +24,28 @@ class Factors(Delta):
     first_left: torch.Tensor
     first_right: torch.Tensor
 
-    def __init__(self, directions: Directions, like: torch.Tensor) -> None:
+    def __init__(self, directions: Directions | StackedDirections, like: torch.Tensor) -> None:
         super().__init__()
-        left, values, right = (constant(t, like) for t in (directions.Q_u, directions.S_l, directions.Q_v.t()))
+        left, values, right = (constant(t, like) for t in (directions.Q_u, directions.S_l, directions.Q_v.mT))
         self.left, self.values, self.right = nn.Parameter(left), nn.Parameter(values), nn.Parameter(right)
         constants = {
             "protected_left": directions.U_h,
             "protected_right": directions.V_h,
             # Each of its own storage: parameters are changed in place.
-            "first_left": left * values,
-            "first_right": right.t().clone(),
+            "first_left": left * values[..., None, :],
+            "first_right": right.mT.clone(),
         }
         for name, value in constants.items():
             self.register_buffer(name, constant(value, like), persistent=False)
 
     def factors(self) -> tuple[torch.Tensor, torch.Tensor, Pair | None]:
-        return self.left * self.values, self.right.t(), (self.first_left, self.first_right)
+        return self.left * self.values[..., None, :], self.right.mT, (self.first_left, self.first_right)
 
     @torch.no_grad()
     def moved(self) -> torch.Tensor:
         # A sum of differences: the difference of the two products would hold the rounding of each. The differences are
         # projected once more, for the factors hold them only as finely as their own size allows.
-        left, right = self.left * self.values - self.first_left, self.right - self.first_right.t()
+        left, right = self.left * self.values[..., None, :] - self.first_left, self.right - self.first_right.mT
         _confine(left, right, self.protected_left, self.protected_right)
         return left @ self.right + self.first_left @ right
 
@@ -65,6 +65,6 @@ def _confine(
     left ← left − U_h U_hᵀ left, right ← right − right V_h V_hᵀ.
     """
     if left is not None:
-        left.addmm_(protected_left, protected_left.t() @ left, alpha=-1)
+        addmm_(left, protected_left, protected_left.mT @ left, alpha=-1)
     if right is not None:
-        right.addmm_(right @ protected_right, protected_right.t(), alpha=-1)
+        addmm_(right, right @ protected_right, protected_right.mT, alpha=-1)

@@ -87,11 +87,15 @@ def _record_cosines(
 
 
 def _measured_modules(model: nn.Module, targets: Sequence[str]) -> tuple[dict[str, nn.Module], dict[str, nn.Module]]:
-    """Return (square targets → themselves, other targets → their decoder layers)."""
+    """Return (square targets → themselves, other targets → their decoder layers).
+
+    Stacks of expert matrices, each of which sees some tokens only, count by their layers.
+    """
     square: dict[str, nn.Module] = {}
     layered: dict[str, nn.Module] = {}
+    modules = dict(model.named_modules())
     for name in targets:
-        module = model.get_submodule(name)
+        module = modules.get(name)
         if isinstance(module, nn.Linear) and module.in_features == module.out_features:
             square[name] = module
         elif (layer := _layer(model, name)) is not None:

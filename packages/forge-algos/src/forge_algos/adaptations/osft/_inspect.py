@@ -16,19 +16,22 @@ from torch import Tensor
 
 from forge_algos._errors import AdapterError
 from forge_algos.adaptations.base._adaptation import OneRank
-from forge_algos.adaptations.osft._bases import Bases, bases_of
+from forge_algos.adaptations.osft._bases import Bases, bases_of, stack_fingerprint
 
 
 @attrs.frozen(kw_only=True)
 class Moved:
-    """Change of one target by a run, in Frobenius norms; a target that did not move has zeros."""
+    """Change of one target by a run, in Frobenius norms; a target that did not move has zeros.
+
+    Those of a stack of expert matrices are over all of its matrices, each in its own singular directions.
+    """
 
     name: str
     """Full name of the layer."""
     shape: tuple[int, int]
-    """N outputs and M inputs."""
+    """N outputs and M inputs, of a stack those of each matrix."""
     free: int
-    """Number of its min(N, M) singular directions that could move."""
+    """Number of its min(N, M) singular directions that could move, of a stack in each matrix."""
     moved: float
     """‖ΔW‖ / ‖W‖."""
     outputs: float
@@ -44,10 +47,14 @@ class Moved:
     anew: bool = False
     """Whether the singular vectors are not the run's own, which are gone,
     but others of the same weights."""
+    experts: int | None = None
+    """E, the number of matrices of a stack; None of a linear layer."""
+    most: int | None = None
+    """Number of the matrix of a stack that moved most, from 0."""
 
     @property
     def protected(self) -> int:
-        """Number of its singular directions that were protected."""
+        """Number of its singular directions that were protected, of a stack in each matrix."""
         return min(self.shape) - self.free
 
     def leak(self, rule: Literal["strict", "paper"]) -> float:
@@ -94,8 +101,8 @@ def osft_moved(
 
     Args:
         name: of the target.
-        before: [N, M], as the run loaded it.
-        after: [N, M], as it was exported, in the dtype of the file.
+        before: [N, M], or [E, N, M] of a stack, as the run loaded it.
+        after: of the same shape, as it was exported, in the dtype of the file.
         planned: the run's plan of the target (`OSFT.plan`).
         svd: how the run found its singular vectors.
         cache: where it keeps them.
@@ -103,28 +110,40 @@ def osft_moved(
     Raises:
         AdapterError: the shapes are not those of the plan.
     """
-    shape, free = tuple(planned["shape"]), int(planned["free"])
-    if tuple(before.shape) != shape or tuple(after.shape) != shape:
+    whole, free = tuple(planned["shape"]), int(planned["free"])
+    if tuple(before.shape) != whole or tuple(after.shape) != whole:
         raise AdapterError(
-            f"{name} is {list(before.shape)} before and {list(after.shape)} after, and was {list(shape)} when the run began: "
+            f"{name} is {list(before.shape)} before and {list(after.shape)} after, and was {list(whole)} when the run began: "
             "these are not its models"
         )
     delta = after.double() - before.double()
+    shape, stacked = (whole[-2], whole[-1]), len(whole) > 2
     size, protected = float(delta.norm()), min(shape) - free
     found = Moved(name=name, shape=shape, free=free, moved=0.0, outputs=0.0, inputs=0.0, both=0.0, rounding=0.0)
+    if stacked:
+        found = attrs.evolve(found, experts=whole[0], most=int(delta.flatten(1).norm(dim=1).argmax()))
     if not size:
         return found
     found = attrs.evolve(found, moved=size / float(before.double().norm()), rounding=_rounding(after) / size)
     if not 0 < protected < min(shape):
         # Nothing is protected, or all: no directions to compare.
-        whole = float(protected > 0)
-        return attrs.evolve(found, outputs=whole, inputs=whole, both=whole)
-    bases = _bases(name, before, protected, svd=svd, cache=cache)
-    to_protected = bases.U[:, :protected].double().T @ delta
-    from_protected = delta @ bases.Vh[:protected].double().T
-    between = to_protected @ bases.Vh[:protected].double().T
-    outputs, inputs, both = (float(part.norm()) / size for part in (to_protected, from_protected, between))
-    return attrs.evolve(found, outputs=outputs, inputs=inputs, both=both, anew=bases.fingerprint != planned["bases"])
+        everything = float(protected > 0)
+        return attrs.evolve(found, outputs=everything, inputs=everything, both=everything)
+    matrices = {f"{name}[{e}]": matrix for e, matrix in enumerate(before)} if stacked else {name: before}
+    bases = bases_of(matrices, dict.fromkeys(matrices, protected), svd=svd, cache=cache, ranks=OneRank())
+    deltas = delta if stacked else delta[None]
+    parts = torch.stack([_leak(one, of, protected) for one, of in zip(deltas, bases.values(), strict=True)])
+    outputs, inputs, both = (parts.sum(0).sqrt() / size).tolist()
+    own = [one.fingerprint for one in bases.values()]
+    anew = (stack_fingerprint(own) if stacked else own[0]) != planned["bases"]
+    return attrs.evolve(found, outputs=outputs, inputs=inputs, both=both, anew=anew)
+
+
+def _leak(delta: Tensor, bases: Bases, protected: int) -> Tensor:
+    """Return float64[3]: the squared norms of ΔW to, from, and between protected directions."""
+    left, right = bases.U[:, :protected].double(), bases.Vh[:protected].double().T
+    to_protected = left.T @ delta
+    return torch.stack([part.square().sum() for part in (to_protected, delta @ right, to_protected @ right)])
 
 
 def osft_portrait(before: Tensor, after: Tensor, *, protected: int, bands: int = 32) -> Portrait:
@@ -154,10 +173,6 @@ def osft_portrait(before: Tensor, after: Tensor, *, protected: int, bands: int =
         columns = (*columns, before.shape[1])
     rms = (energy / (_widths(rows)[:, None] * _widths(columns))).sqrt()
     return Portrait(singular_values=S, protected=protected, rows=rows, columns=columns, rms=rms)
-
-
-def _bases(name: str, weight: Tensor, protected: int, *, svd: Literal["exact", "randomized"], cache: Path | None) -> Bases:
-    return bases_of({name: weight}, {name: protected}, svd=svd, cache=cache, ranks=OneRank())[name]
 
 
 def _rounding(written: Tensor) -> float:

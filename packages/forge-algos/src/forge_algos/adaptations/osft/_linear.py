@@ -36,10 +36,10 @@ def moved_linear(
     minus, times = without or (None, None)
     with torch.autocast(kind, enabled=False):
         # Gradients of the factors and of x keep their dtypes, since autograd sees the casts.
-        flat = x.to(dtype).reshape(-1, weight.shape[1])
-        y = _Moved.apply(flat, weight, bias, left.to(dtype), right.to(dtype), minus, times)
-        # Outside of the function: a view that is made in it may not be changed in place, as Falcon's layers do.
-        return y.view(*x.shape[:-1], len(weight))
+        # Flat here, not inside: what is added in place to the result (Llama 4 does) may not be a view from inside.
+        flat = x.to(dtype).reshape(-1, x.shape[-1])
+        y: Any = _Moved.apply(flat, weight, bias, left.to(dtype), right.to(dtype), minus, times)
+        return y.view(*x.shape[:-1], weight.shape[0])
 
 
 class _Moved(torch.autograd.Function):
@@ -80,7 +80,7 @@ class _Moved(torch.autograd.Function):
         flat, product, weight, left, right, minus, times = ctx.saved_tensors
         x_trains, _, bias_trains, left_trains, right_trains, *_ = ctx.needs_input_grad
         N, M = weight.shape
-        (dy,) = grads
+        dy = grads[0]
         whole_left, whole_right = _joined(left, right, minus, times)
         T, r = len(dy), whole_left.shape[1]
         dx = d_left = d_right = d_product = None

@@ -6,7 +6,7 @@ from torch import nn
 
 from forge_algos._errors import AdapterError
 from forge_algos._modules import head, language_modules
-from forge_algos.adaptations.base._targets import score
+from forge_algos.adaptations.base._parts import score
 from forge_algos.settings._adapter import Rest
 
 
@@ -58,7 +58,8 @@ def _kinds(model: nn.Module) -> Iterator[tuple[str, set[str]]]:
                 "head": module is tops,
                 "score": module is scores,
                 "norms": norm,
-                "biases": key == "bias" and not norm,
+                # Those of experts are one tensor with a name of its own.
+                "biases": (key == "bias" or key.endswith("_bias")) and not norm,
             }
             if any(kinds.values()):
                 yield f"{home}.{key}".removeprefix("."), {kind for kind, is_one in kinds.items() if is_one}

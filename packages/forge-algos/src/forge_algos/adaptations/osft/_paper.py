@@ -11,14 +11,15 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Partial, Replicate, distribute_tensor
 
 from forge_algos._errors import AdapterError
-from forge_algos.adaptations.osft._bases import Directions
-from forge_algos.adaptations.osft._delta import constant
+from forge_algos.adaptations.osft._bases import Directions, StackedDirections
+from forge_algos.adaptations.osft._delta import addmm_, constant
 
 
 class Protected(nn.Module):
-    """Protected directions U_h [N, k] and V_h [M, k] of a linear layer, and its first weight W₀.
+    """Protected directions U_h [..., N, k] and V_h [..., M, k] of a weight, and its first value W₀.
 
-    Where W is divided by rows, U_h and W₀ are this rank's rows of them.
+    Where a matrix is divided by rows, U_h and W₀ are this rank's rows of them. Where a stack is divided by its matrices, all
+    three are those of this rank's matrices.
     """
 
     projects = True
@@ -27,46 +28,57 @@ class Protected(nn.Module):
     right: torch.Tensor
     start: torch.Tensor
 
-    def __init__(self, directions: Directions, linear: nn.Linear) -> None:
+    def __init__(self, directions: Directions | StackedDirections, module: nn.Module, key: str = "weight") -> None:
         super().__init__()
-        # In a tuple, so that the layer is not registered as a child of its child.
-        self._linear = (linear,)
-        weight: torch.Tensor = linear.weight.detach()
-        rows = directions.U_h
+        # In a tuple, so that the module is not registered as a child of its child.
+        self._home = (module, key)
+        weight = self._weight.detach()
+        rows, right = directions.U_h, directions.V_h
         if isinstance(weight, DTensor):
             if not all(placement.is_replicate() or placement.is_shard(0) for placement in weight.placements):
                 raise AdapterError(f"osft_rule='paper' keeps weights that are divided by rows, not {weight.placements}")
-            rows = rows.to(weight.device).contiguous()
-            # Every rank has the whole matrix already.
-            rows = distribute_tensor(rows, weight.device_mesh, weight.placements, src_data_rank=None).to_local()
+            rows = _divided(rows, weight)
+            right = _divided(right, weight) if weight.ndim > 2 else right
         start = weight.to_local() if isinstance(weight, DTensor) else weight
-        for name, value in (("rows", rows), ("right", directions.V_h), ("start", start)):
+        for name, value in (("rows", rows), ("right", right), ("start", start)):
             self.register_buffer(name, constant(value, weight), persistent=False)
+
+    @property
+    def _weight(self) -> torch.Tensor:
+        module, key = self._home
+        return getattr(module, key)
 
     @torch.no_grad()
     def before_step(self) -> None:
         """Project the gradient; collective where W is divided."""
-        gradient = self._linear[0].weight.grad
+        gradient = self._weight.grad
         if gradient is not None:
             self._take(gradient, _local(gradient).float())
 
     @torch.no_grad()
     def after_step(self) -> None:
         """Project the weight's move; collective where W is divided."""
-        weight = self._linear[0].weight
+        weight = self._weight
         self._take(weight, _local(weight).float() - self.start)
 
     def _take(self, matrix: torch.Tensor, moved: torch.Tensor) -> None:
-        """Compute X ← X − U_h U_hᵀ D V_h V_hᵀ in place; D [N, M] is laid out as X is."""
-        block = self.rows.t() @ moved @ self.right
-        if isinstance(matrix, DTensor):
+        """Compute X ← X − U_h U_hᵀ D V_h V_hᵀ in place; D is laid out as X is."""
+        block = self.rows.mT @ moved @ self.right
+        # A stack is divided into whole matrices, of which no other rank has a part.
+        if isinstance(matrix, DTensor) and matrix.ndim == 2:
             placements = [Partial() if placement.is_shard() else Replicate() for placement in matrix.placements]
             block = DTensor.from_local(block, matrix.device_mesh, placements, run_check=False).full_tensor()
         local = _local(matrix)
         if local.dtype == torch.float32:
-            local.addmm_(self.rows @ block, self.right.t(), alpha=-1)
+            addmm_(local, self.rows @ block, self.right.mT, alpha=-1)
         else:
-            local.copy_(local.float().addmm_(self.rows @ block, self.right.t(), alpha=-1))
+            local.copy_(addmm_(local.float(), self.rows @ block, self.right.mT, alpha=-1))
+
+
+def _divided(whole: torch.Tensor, like: DTensor) -> torch.Tensor:
+    """Return this rank's part of a tensor that every rank has, divided as `like` is."""
+    placed = whole.to(like.device).contiguous()
+    return distribute_tensor(placed, like.device_mesh, like.placements, src_data_rank=None).to_local()
 
 
 def _local(matrix: torch.Tensor) -> torch.Tensor:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -10,10 +10,18 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from forge_algos._errors import AdapterError
+from forge_algos._experts import Stack, expert_stacks
 from forge_algos._modules import embeddings, head
 from forge_algos.adaptations.base._adaptation import Adaptation, Context
-from forge_algos.adaptations.base._targets import kind_of, resolve_targets, score, stacked_experts
+from forge_algos.adaptations.base._parts import kind_of, score
+from forge_algos.adaptations.base._targets import resolve_targets
 from forge_algos.adaptations.peft._dora import dora_attached
+from forge_algos.adaptations.peft._experts import (
+    check_parameters,
+    experts_in_4_bits,
+    taken_for_experts,
+    target_parameters,
+)
 from forge_algos.adaptations.peft._target_names import short_names
 from forge_algos.settings._adapter import AdapterSettings
 from forge_algos.settings._adapter_table import ADAPTERS
@@ -32,44 +40,70 @@ class PeftAdaptation(Adaptation):
         self._notes = notes
 
     def describe(self) -> list[str]:
-        """Return lines for the log: which layers PEFT put where, and how many parameters train.
-
-        Weights in 4 bits are counted as the numbers that they stand for.
-        """
-        model: Any = self.model
-        trained, total = model.get_nb_trainable_parameters()
-        return [*self._notes, f"trains {trained:,} of {total:,} parameters ({100 * trained / max(total, 1):.2f} %)"]
+        """Return lines for the log: which layers PEFT put where, and how many parameters train."""
+        return [*self._notes, *super().describe()]
 
 
 def attach_peft(model: nn.Module, settings: AdapterSettings, context: Context) -> Adaptation:
-    """Put PEFT's layers into the linear layers that `target_modules` selects.
+    """Put PEFT's layers into the linear layers and expert stacks that `target_modules` selects.
 
     Configuration and options stand in the adapter's row of `ADAPTERS`. New weights are PEFT's own draw at the same random
     state, in float32 whatever the base's dtype.
+
+    Raises:
+        AdapterError: the adapter cannot carry expert matrices, or not with these settings.
     """
     del context
-    targets = resolve_targets(model, settings.target_modules)
-    notes = stacked_experts(model) if settings.target_modules is None else []
-    return attach_to_targets(model, settings, targets, notes, target_modules=short_names(model, targets))
+    targets, known = resolve_targets(model, settings.target_modules), expert_stacks(model)
+    stacks = {name: known[name] for name in targets if name in known}
+    linear = [name for name in targets if name not in stacks]
+    notes: list[str] = []
+    taken = taken_for_experts(model, config_class(settings), linear)
+    check_parameters(model, settings, config_class(settings), stacks, taken)
+    arguments: dict[str, Any] = {"target_modules": short_names(model, [name for name in linear if name not in taken])}
+    parameters = [stack.parameter for stack in stacks.values()] + [f"{name}.weight" for name in taken]
+    if parameters:
+        arguments["target_parameters"] = target_parameters(model, parameters)
+    if ADAPTERS[settings.adapter].in_4_bits and known:
+        notes.append(experts_in_4_bits(known))
+    return attach_to_targets(model, settings, linear, notes, stacks=stacks, parameters=parameters, **arguments)
 
 
 def attach_to_targets(
-    model: nn.Module, settings: AdapterSettings, targets: Sequence[str], notes: Sequence[str] = (), **arguments: Any
+    model: nn.Module,
+    settings: AdapterSettings,
+    targets: Sequence[str],
+    notes: Sequence[str] = (),
+    *,
+    stacks: Mapping[str, Stack] | None = None,
+    parameters: Sequence[str] = (),
+    **arguments: Any,
 ) -> Adaptation:
-    """Put PEFT's layers into `targets` (full names); `arguments` go to PEFT's configuration.
+    """Put PEFT's layers into `targets` (full names of linear layers) and around `stacks`.
 
     A reward model's layer `score`, which is newly initialised or nearly so, is trained whole beside them and saved with them.
 
+    Args:
+        model: the base.
+        settings: of the adapter.
+        targets: full names of linear layers.
+        notes: further lines for the log.
+        stacks: expert matrices among the targets.
+        parameters: full names of the parameters, of stacks and of layers, that PEFT wraps instead of their modules.
+        arguments: of PEFT's configuration.
+
     Raises:
-        AdapterError: an adapter on a target would be lost, or PEFT refuses the model.
+        AdapterError: an adapter on a target would be lost, PEFT refuses the model, or adapts something else than asked.
     """
     _check_tops(model, targets)
     if any(field.name == "fan_in_fan_out" for field in dataclasses.fields(config_class(settings))):
-        arguments["fan_in_fan_out"] = all(isinstance(model.get_submodule(name), Conv1D) for name in targets)
+        transposed = [isinstance(model.get_submodule(name), Conv1D) for name in targets]
+        arguments["fan_in_fan_out"] = bool(transposed) and all(transposed)
     config = peft_config(settings, task_type_of(model), **arguments)
-    described = _described(model, settings, targets)
+    described = _described(model, settings, targets, stacks or {})
     with dora_attached(model, targets) if getattr(config, "use_dora", False) else nullcontext():
-        attached = _attached(model, config)
+        attached: Any = _attached(model, config)
+    _check_attached(attached, {*parameters, *(name for name in targets if f"{name}.weight" not in parameters)})
     return PeftAdaptation(attached, *described, *notes)
 
 
@@ -110,10 +144,22 @@ def _attached(model: nn.Module, config: "PeftConfig") -> "PeftModel":
     except ValueError as error:
         raise AdapterError(f"PEFT cannot attach the adapter to {type(model).__name__}: {error}") from error
     # PEFT keeps sets, which every process would write in another order.
-    for name in ("target_modules", "feedforward_modules"):
+    for name in ("target_modules", "target_parameters", "feedforward_modules"):
         if isinstance(names := getattr(config, name, None), set):
             setattr(config, name, sorted(names))
     return made
+
+
+def _check_attached(model: Any, planned: set[str]) -> None:
+    """Refuse a model on which PEFT adapted other layers than those that were planned."""
+    tuner = model.base_model
+    found = {*tuner.targeted_module_names, *getattr(tuner, "targeted_parameter_names", ())}
+    if found != planned:
+        name = min(found ^ planned)
+        raise AdapterError(
+            f"PEFT {'left out' if name in planned else 'adapted'} {name}, against what target_modules says "
+            f"({len(found ^ planned)} such differences): name the targets by other names, or use another version of peft"
+        )
 
 
 def _check_tops(model: nn.Module, targets: Sequence[str]) -> None:
@@ -131,13 +177,14 @@ def _check_tops(model: nn.Module, targets: Sequence[str]) -> None:
             )
 
 
-def _described(model: nn.Module, settings: AdapterSettings, targets: Sequence[str]) -> list[str]:
+def _described(model: nn.Module, settings: AdapterSettings, targets: Sequence[str], stacks: Mapping[str, Stack]) -> list[str]:
     """Return lines for the log: the adapter, its rank and its targets by kind of layer."""
     rank = f" of rank {settings.lora_r}" if "lora_r" in ADAPTERS[settings.adapter].fields else ""
-    layers = f"{settings.adapter}{rank} on {len(targets)} linear layers"
+    counts = [f"{len(targets)} linear layers"] if targets or not stacks else []
+    counts += [f"{sum(stack.shape[0] for stack in stacks.values()):,} expert matrices"] if stacks else []
     parts: dict[str, dict[str, None]] = {}
-    for name in targets:
+    for name in [*targets, *stacks]:
         parts.setdefault(kind_of(model, name) or "outside of the layers", {})[name.rpartition(".")[2]] = None
     named = "; ".join(f"{kind}: {', '.join(parts[kind])}" for kind in parts)
     whole = [] if score(model) is None else ["score is trained whole"]
-    return [f"{layers} ({named})", *whole]
+    return [f"{settings.adapter}{rank} on {' and '.join(counts)} ({named})", *whole]

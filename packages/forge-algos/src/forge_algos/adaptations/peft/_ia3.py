@@ -5,10 +5,13 @@ from collections.abc import Sequence
 from torch import nn
 
 from forge_algos._errors import AdapterError
+from forge_algos._experts import expert_stacks
 from forge_algos._modules import text_config
 from forge_algos.adaptations.base._adaptation import Adaptation, Context
-from forge_algos.adaptations.base._targets import kind_of, resolve_targets
-from forge_algos.adaptations.peft._attach import attach_to_targets
+from forge_algos.adaptations.base._parts import kind_of
+from forge_algos.adaptations.base._targets import resolve_targets
+from forge_algos.adaptations.peft._attach import attach_to_targets, config_class
+from forge_algos.adaptations.peft._experts import check_parameters
 from forge_algos.adaptations.peft._target_names import selects_feedforward, short_names
 from forge_algos.settings._adapter import AdapterSettings
 
@@ -28,6 +31,8 @@ def attach_ia3(model: nn.Module, settings: AdapterSettings, context: Context) ->
     del context
     kind = getattr(text_config(model), "model_type", type(model).__name__)
     targets = resolve_targets(model, settings.target_modules or _known(kind, TARGETS, "target_modules"))
+    if stacks := {name: stack for name, stack in expert_stacks(model).items() if name in targets}:
+        check_parameters(model, settings, config_class(settings), stacks, [])
     if settings.feedforward_modules:
         inputs = resolve_targets(model, settings.feedforward_modules)
         if foreign := [name for name in inputs if name not in targets]:
