@@ -59,6 +59,8 @@ class Context:
     """Free directions of each target, of a run that is resumed (OSFT)."""
     tokenizer_path: str | None = None
     """Tokenizer of the text that virtual tokens are initialised from (adapter=prompt)."""
+    new_tokens: tuple[int, ...] = ()
+    """Ids of new tokens, whose rows train beside an adapter of PEFT."""
 
 
 class Adaptation:

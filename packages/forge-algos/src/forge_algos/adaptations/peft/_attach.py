@@ -13,6 +13,7 @@ from forge_algos._errors import AdapterError
 from forge_algos._modules import embeddings, head
 from forge_algos.adaptations.base._adaptation import Adaptation, Context
 from forge_algos.adaptations.base._targets import kind_of, resolve_targets, score, stacked_experts
+from forge_algos.adaptations.peft import _trained_rows as trained_rows
 from forge_algos.adaptations.peft._dora import dora_attached
 from forge_algos.adaptations.peft._target_names import short_names
 from forge_algos.settings._adapter import AdapterSettings
@@ -47,18 +48,26 @@ def attach_peft(model: nn.Module, settings: AdapterSettings, context: Context) -
     Configuration and options stand in the adapter's row of `ADAPTERS`. New weights are PEFT's own draw at the same random
     state, in float32 whatever the base's dtype.
     """
-    del context
     targets = resolve_targets(model, settings.target_modules)
     notes = stacked_experts(model) if settings.target_modules is None else []
-    return attach_to_targets(model, settings, targets, notes, target_modules=short_names(model, targets))
+    return attach_to_targets(
+        model, settings, targets, notes, new_tokens=context.new_tokens, target_modules=short_names(model, targets)
+    )
 
 
 def attach_to_targets(
-    model: nn.Module, settings: AdapterSettings, targets: Sequence[str], notes: Sequence[str] = (), **arguments: Any
+    model: nn.Module,
+    settings: AdapterSettings,
+    targets: Sequence[str],
+    notes: Sequence[str] = (),
+    *,
+    new_tokens: Sequence[int] = (),
+    **arguments: Any,
 ) -> Adaptation:
     """Put PEFT's layers into `targets` (full names); `arguments` go to PEFT's configuration.
 
-    A reward model's layer `score`, which is newly initialised or nearly so, is trained whole beside them and saved with them.
+    A reward model's layer `score`, which is newly initialised or nearly so, is trained whole beside them and saved with them;
+    so are `modules_to_save`, and the rows of new tokens.
 
     Raises:
         AdapterError: an adapter on a target would be lost, or PEFT refuses the model.
@@ -66,10 +75,15 @@ def attach_to_targets(
     _check_tops(model, targets)
     if any(field.name == "fan_in_fan_out" for field in dataclasses.fields(config_class(settings))):
         arguments["fan_in_fan_out"] = all(isinstance(model.get_submodule(name), Conv1D) for name in targets)
-    config = peft_config(settings, task_type_of(model), **arguments)
-    described = _described(model, settings, targets)
-    with dora_attached(model, targets) if getattr(config, "use_dora", False) else nullcontext():
+    beside = trained_rows.arguments_of(model, settings, targets, new_tokens)
+    config = peft_config(settings, task_type_of(model), **arguments, **beside)
+    described = [*_described(model, settings, targets), *trained_rows.describe(model, beside)]
+    with (
+        dora_attached(model, targets) if getattr(config, "use_dora", False) else nullcontext(),
+        trained_rows.readable(model, beside),
+    ):
         attached = _attached(model, config)
+    trained_rows.prepare(attached)
     return PeftAdaptation(attached, *described, *notes)
 
 
@@ -110,7 +124,7 @@ def _attached(model: nn.Module, config: "PeftConfig") -> "PeftModel":
     except ValueError as error:
         raise AdapterError(f"PEFT cannot attach the adapter to {type(model).__name__}: {error}") from error
     # PEFT keeps sets, which every process would write in another order.
-    for name in ("target_modules", "feedforward_modules"):
+    for name in ("target_modules", "feedforward_modules", "modules_to_save"):
         if isinstance(names := getattr(config, name, None), set):
             setattr(config, name, sorted(names))
     return made
