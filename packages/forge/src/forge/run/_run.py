@@ -181,7 +181,7 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
                 report.note(f"WARNING: training goes on without this export: {error}")
                 return directory
         samples = (train if held_out is None else held_out).short_samples()
-        check = forge_dist.check_export(model, directory, samples, strategy=strategy, **as_plain)
+        check = forge_dist.check_export(model, directory, samples, strategy=strategy, attach=adaptation.attach, **as_plain)
         what = "mean reward" if task.model_task == "reward" else "loss"
         report.note(
             f"exported {directory}: loaded back, on {len(samples)} short samples its {what} is {check.reloaded:.4f}, "

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import attrs
 import torch
@@ -81,6 +81,13 @@ class Adaptation:
     def additions(self) -> Sequence[str]:
         """Names of the modules that it added and that a plain model does not have."""
         return ()
+
+    @property
+    def attach(self) -> Callable[[Any, str, str], Any] | None:
+        """Function (base, folder, name) that reads its export onto a divided base.
+        None where PEFT's own `PeftModel.from_pretrained` does.
+        """
+        return None
 
     @property
     def identity(self) -> str:

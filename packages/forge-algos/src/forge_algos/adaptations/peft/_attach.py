@@ -2,7 +2,7 @@
 
 import dataclasses
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ from forge_algos.settings._adapter_table import ADAPTERS
 
 if TYPE_CHECKING:
     from peft import PeftConfig, PeftModel
+    from transformers import PreTrainedModel
 
 
 class PeftAdaptation(Adaptation):
@@ -28,9 +29,17 @@ class PeftAdaptation(Adaptation):
 
     writes = "adapter"
 
-    def __init__(self, model: "PeftModel", *notes: str) -> None:
+    def __init__(
+        self, model: "PeftModel", *notes: str, attach: "Callable[[PreTrainedModel, str, str], PeftModel] | None" = None
+    ) -> None:
         super().__init__(model)
         self._notes = notes
+        self._attach = attach
+
+    @property
+    def attach(self) -> "Callable[[PreTrainedModel, str, str], PeftModel] | None":
+        """Function that reads an export with trained rows or copied modules onto a divided base."""
+        return self._attach
 
     def describe(self) -> list[str]:
         """Return lines for the log: which layers PEFT put where, and how many parameters train.
@@ -84,7 +93,7 @@ def attach_to_targets(
     ):
         attached = _attached(model, config)
     trained_rows.prepare(attached)
-    return PeftAdaptation(attached, *described, *notes)
+    return PeftAdaptation(attached, *described, *notes, attach=trained_rows.read_onto if beside else None)
 
 
 def peft_config(settings: AdapterSettings, task_type: str, **arguments: Any) -> "PeftConfig":

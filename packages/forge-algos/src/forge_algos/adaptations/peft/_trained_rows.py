@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from difflib import get_close_matches
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -21,6 +21,10 @@ from forge_algos.adaptations.base._targets import matches, score
 from forge_algos.adaptations.peft._target_names import short_names
 from forge_algos.settings._adapter import AdapterSettings
 from forge_algos.settings._adapter_table import ADAPTERS
+
+if TYPE_CHECKING:
+    from peft import PeftModel
+    from transformers import PreTrainedModel
 
 Arguments = dict[str, Any]
 
@@ -125,6 +129,18 @@ def prepare(model: nn.Module) -> None:
         elif isinstance(module, ModulesToSaveWrapper):
             for copied in module.modules_to_save.values():
                 _in_float32(copied, next(module.original_module.parameters()).dtype)
+
+
+def read_onto(base: "PreTrainedModel", folder: str, name: str) -> "PeftModel":
+    """Read an adapter directory with trained rows or copied modules onto a divided base; collective."""
+    from peft import PeftConfig, PeftModel
+
+    config: Any = PeftConfig.from_pretrained(folder)
+    arguments = {key: getattr(config, key, None) for key in ("modules_to_save", "trainable_token_indices")}
+    with readable(base, arguments):
+        model = PeftModel.from_pretrained(base, folder, adapter_name=name)
+    prepare(model)
+    return model
 
 
 def _with_rows(layer: Any, x: torch.Tensor) -> torch.Tensor:
