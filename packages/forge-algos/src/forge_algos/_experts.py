@@ -48,7 +48,7 @@ def expert_stacks(model: nn.Module) -> dict[str, Stack]:
     found: dict[str, Stack] = {}
     language = language_modules(model)
     for path, module in model.named_modules():
-        if module not in language or not is_experts(module) and "experts" not in path.split("."):
+        if module not in language or not (is_experts(module) or "experts" in path.split(".")):
             continue
         for key, parameter in module.named_parameters(recurse=False):
             if len(shape_of(parameter)) == 3 and parameter.is_floating_point():

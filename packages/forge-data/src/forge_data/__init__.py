@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from forge_data.preparing._tokenize import tokenize as tokenize
     from forge_data.store._prompt_store import Prompt as Prompt, PromptStore as PromptStore
     from forge_data.store._token_store import TokenStore as TokenStore, check_classes as check_classes
+    from forge_data.tokenizing._add_tokens import AddedTokens as AddedTokens, add_tokens as add_tokens
     from forge_data.tokenizing._tokenizer import load_tokenizer as load_tokenizer
     from forge_data.viewing._show import show as show
     from forge_data.viewing._stats import Stats as Stats, stats as stats
@@ -53,6 +54,7 @@ _PUBLIC = {
     "preparing._tokenize": "tokenize",
     "store._prompt_store": "Prompt PromptStore",
     "store._token_store": "TokenStore check_classes",
+    "tokenizing._add_tokens": "AddedTokens add_tokens",
     "tokenizing._tokenizer": "load_tokenizer",
     "viewing._show": "show",
     "viewing._stats": "Stats stats",

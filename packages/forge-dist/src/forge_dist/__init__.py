@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from forge_dist.checkpoints._checkpoints import Checkpoint as Checkpoint, Checkpoints as Checkpoints
     from forge_dist.environment._topology import Topology as Topology, topology as topology
     from forge_dist.exporting._export import export_model as export_model
+    from forge_dist.exporting._token_rows import write_with_token_rows as write_with_token_rows
     from forge_dist.gguf._check import GGUFCheck as GGUFCheck, check_gguf as check_gguf
     from forge_dist.gguf._export import export_gguf as export_gguf
     from forge_dist.launching._launch import launch as launch
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from forge_dist.loading._identity import model_identity as model_identity
     from forge_dist.loading._load import load_model as load_model
     from forge_dist.loading._model_path import check_model_path as check_model_path
+    from forge_dist.loading._outline import check_model as check_model
     from forge_dist.loading._request import LoadRequest as LoadRequest
     from forge_dist.ranks._failure_report import worker_report as worker_report
     from forge_dist.ranks._ranks import Ranks as Ranks, join as join
@@ -63,6 +65,7 @@ _PUBLIC = {
     "checkpoints._checkpoints": "Checkpoint Checkpoints",
     "environment._topology": "Topology topology",
     "exporting._export": "export_model",
+    "exporting._token_rows": "write_with_token_rows",
     "gguf._check": "GGUFCheck check_gguf",
     "gguf._export": "export_gguf",
     "launching._launch": "launch",
@@ -71,6 +74,7 @@ _PUBLIC = {
     "loading._identity": "model_identity",
     "loading._load": "load_model",
     "loading._model_path": "check_model_path",
+    "loading._outline": "check_model",
     "loading._request": "LoadRequest",
     "ranks._failure_report": "worker_report",
     "ranks._ranks": "Ranks join",

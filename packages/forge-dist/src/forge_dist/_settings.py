@@ -52,6 +52,20 @@ def _one_of(kind: Any) -> Callable[..., None]:
     return check
 
 
+def _tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else (value,) if isinstance(value, str) else value
+
+
+def _tokens(_instance: object, attribute: "attrs.Attribute[Any]", value: object) -> None:
+    if not isinstance(value, tuple) or not all(isinstance(token, str) for token in value):
+        raise TypeError(f"{attribute.name} must be a list of strings; got {value!r}")
+    for token in value:
+        if not token.strip():
+            raise ValueError(f"{attribute.name} must not hold an empty string; got {value!r}")
+        if value.count(token) > 1:
+            raise ValueError(f"{attribute.name} names {token!r} twice: leave one out")
+
+
 def _strategy(instance: object, attribute: "attrs.Attribute[str]", value: object) -> None:
     _text(instance, attribute, value)
     try:
@@ -105,6 +119,18 @@ class ModelSettings:
 
     model_path: str = attrs.field(validator=_text)
     """Directory of the model to start from (config.json and safetensors), or its name on the Hugging Face Hub (org/name)."""
+
+    add_tokens: tuple[str, ...] = attrs.field(default=(), converter=_tuple, validator=_tokens)
+    """Strings that become one token each, with rows of the embedding and the head that start as the mean of the others'.
+    Decoded text holds them."""
+
+    add_special_tokens: tuple[str, ...] = attrs.field(default=(), converter=_tuple, validator=_tokens)
+    """As add_tokens, for marks that are no part of the text: decoding leaves them out with skip_special_tokens."""
+
+    def __attrs_post_init__(self) -> None:
+        both = [token for token in self.add_tokens if token in self.add_special_tokens]
+        if both:
+            raise ValueError(f"add_tokens and add_special_tokens both name {both[0]!r}: leave it out of one")
 
 
 @attrs.frozen(kw_only=True)

@@ -1,6 +1,6 @@
 """Attaches the adaptation that settings name to a model."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 
@@ -22,6 +22,7 @@ def adapt(
     importance: Importance | None = None,
     free: Mapping[str, int] | None = None,
     tokenizer_path: str | None = None,
+    new_tokens: Sequence[int] = (),
 ) -> Adaptation:
     """Prepare `model` for training, by the row of `ADAPTERS` that `settings.adapter` names.
 
@@ -37,6 +38,8 @@ def adapt(
         importance: OSFT with osft_rank=adaptive: measures the importance of each target (`osft_importance`).
         free: OSFT: free directions of each target when the run began, to resume it; by default as `settings` have them.
         tokenizer_path: adapter=prompt with prompt_init_text: path of its tokenizer; by default the model's own path.
+        new_tokens: ids whose rows the model has not been trained with: LoRA and the like train these rows of the embedding and
+            the head beside their matrices.
 
     Raises:
         AdapterError: a target matches nothing or cannot carry the adapter, the model has an adapter already, or the adapter
@@ -49,5 +52,12 @@ def adapt(
     if isinstance(attach, str):
         module, _, name = attach.partition(":")
         attach = getattr(import_module(module), name)
-    context = Context(cache=cache, ranks=ranks or OneRank(), importance=importance, free=free, tokenizer_path=tokenizer_path)
+    context = Context(
+        cache=cache,
+        ranks=ranks or OneRank(),
+        importance=importance,
+        free=free,
+        tokenizer_path=tokenizer_path,
+        new_tokens=tuple(new_tokens),
+    )
     return attach(model, settings, context)

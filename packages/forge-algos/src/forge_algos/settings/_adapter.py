@@ -83,6 +83,9 @@ class AdapterSettings:
     target_modules: tuple[str, ...] | None = attrs.field(**_names)
     """Which linear layers: names or last parts of names, patterns with * and ?,
     or kinds (attention, mlp, all-linear). By default all but the head; for ia3 those that PEFT has for the architecture."""
+    modules_to_save: tuple[str, ...] | None = attrs.field(**_names)
+    """Modules that are trained whole beside the adapter and exported with it, such as embed_tokens and lm_head;
+    named as targets are. A tied embedding and head stay one weight."""
     lora_r: int = attrs.field(default=16, validator=number(kind=int, low=1))
     """Rank of the adapters."""
     lora_alpha: float = attrs.field(default=32.0, validator=number(kind=float, above=True))

@@ -46,7 +46,7 @@ class AdapterKind:
         return frozenset({*self.arguments.values(), *self.reads})
 
 
-_TARGETS = ("target_modules",)
+_TARGETS = ("target_modules", "modules_to_save")
 _LORA = {"r": "lora_r", "lora_alpha": "lora_alpha", "lora_dropout": "lora_dropout"}
 _OSFT = (
     "unfreeze_rank_ratio osft_rule osft_form osft_rank osft_calibration_path rank_pattern osft_train_rest osft_svd osft_cache"
@@ -93,7 +93,7 @@ ADAPTERS: dict[str, AdapterKind] = {
     "osft": AdapterKind(
         learning_rate=1e-4,
         attach="forge_algos.adaptations.osft._attach:attach_osft",
-        reads=(*_TARGETS, *_OSFT.split()),
+        reads=("target_modules", *_OSFT.split()),
         child="osft",
     ),
 }

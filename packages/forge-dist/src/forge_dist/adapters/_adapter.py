@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from peft import PeftModel
     from transformers import PreTrainedModel
 
+AttachAdapter = Callable[["PreTrainedModel", str, str], "PeftModel"]
+"""(base, folder, name of the adapter) → the PeftModel of that adapter directory."""
+
 WEIGHTS = "adapter_model.safetensors"
 """File of an adapter directory with its tensors."""
 
@@ -39,7 +42,7 @@ def read_adapter(
     base: "PreTrainedModel",
     folder: Path,
     name: str = "default",
-    attach: "Callable[[PreTrainedModel, str, str], PeftModel] | None" = None,
+    attach: "AttachAdapter | None" = None,
 ) -> "PeftModel":
     """Attach the adapter of `folder` to `base`, by plain PEFT, from safetensors alone.
 

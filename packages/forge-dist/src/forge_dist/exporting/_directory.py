@@ -65,13 +65,22 @@ def write_tokenizer(tokenizer: "PreTrainedTokenizerBase", folder: Path, model: "
     Beside a reward `model` it pads with the token by which the model finds the end of a row, whatever it pads with in memory.
 
     Raises:
-        OSError: for whatever the tokenizers library raises; on a full disk that is a bare Exception.
+        OSError: as `write_tokenizer_files`.
     """
     pad = model.config.get_text_config().pad_token_id if is_reward(model) else None
+    if pad is not None and tokenizer.pad_token_id != pad:
+        tokenizer = copy.deepcopy(tokenizer)
+        tokenizer.pad_token = tokenizer.convert_ids_to_tokens(pad)
+    write_tokenizer_files(tokenizer, folder)
+
+
+def write_tokenizer_files(tokenizer: "PreTrainedTokenizerBase", folder: Path) -> None:
+    """Write the tokenizer's files as it is.
+
+    Raises:
+        OSError: for whatever the tokenizers library raises; on a full disk that is a bare Exception.
+    """
     try:
-        if pad is not None and tokenizer.pad_token_id != pad:
-            tokenizer = copy.deepcopy(tokenizer)
-            tokenizer.pad_token = tokenizer.convert_ids_to_tokens(pad)
         tokenizer.save_pretrained(folder)
     except OSError:
         raise

@@ -65,7 +65,7 @@ class SafetensorsWriter:
         self._left = {file: set(names) for file, names in split.filename_to_tensors.items()}
         try:
             for file, names in split.filename_to_tensors.items():
-                header, places, size = _header({name: tensors[name] for name in names})
+                header, places, size = header_of({name: tensors[name] for name in names})
                 self._files[file] = stream = open(folder / file, "xb")  # noqa: SIM115  closed when its last tensor is there
                 stream.write(header)
                 stream.truncate(size)
@@ -121,7 +121,7 @@ class SafetensorsWriter:
             stream.close()
 
 
-def _header(tensors: Mapping[str, torch.Tensor]) -> tuple[bytes, dict[str, int], int]:
+def header_of(tensors: Mapping[str, torch.Tensor]) -> tuple[bytes, dict[str, int], int]:
     """Return a file's header, the position of each tensor, and the file's size.
 
     `_safetensors` has the format.

@@ -186,8 +186,9 @@ def _divided_class(
     return kind, {"config": config, "distributed_config": divided}
 
 
-def check_report(report: dict[str, object], where: str) -> None:
-    """Raise ModelError, with the first tensor, if transformers' loading report has differences."""
+def check_report(report: dict[str, object], where: str, kind: str = "the architecture") -> None:
+    """Raise ModelError, with numbers and first tensors, if transformers' report has differences."""
+    differences = []
     for what, key in (
         ("lacks", "missing_keys"),
         ("has the unexpected", "unexpected_keys"),
@@ -195,10 +196,10 @@ def check_report(report: dict[str, object], where: str) -> None:
     ):
         found = sorted(map(_describe, report[key]))  # pyrefly: ignore[bad-argument-type]
         if found:
-            others = f" and {len(found) - 1} others" if len(found) > 1 else ""
-            raise ModelError(
-                f"{where} {what} weight {found[0]}{others}: its safetensors do not fit the architecture in its config.json"
-            )
+            others = f" and {len(found) - 1:,} others" if len(found) > 1 else ""
+            differences.append(f"{what} weight {found[0]}{others}")
+    if differences:
+        raise ModelError(f"{where} {', '.join(differences)}: its safetensors do not fit {kind} in its config.json")
     if report["error_msgs"]:
         raise ModelError(f"{where} cannot be loaded: {report['error_msgs']}")
 

@@ -15,6 +15,7 @@ from safetensors import SafetensorError
 
 from forge_dist._errors import ExportError
 from forge_dist._third_party_logs import quiet_transformers
+from forge_dist.adapters._adapter import AttachAdapter
 from forge_dist.exporting._adapter_state import adapter_tensors
 from forge_dist.exporting._layout import WholeTensors, first_names, layout_of
 from forge_dist.exporting._plain import Plain, check_without, plain_tensors, without_added
@@ -48,6 +49,7 @@ def check_export(
     strategy: "Strategy | None" = None,
     without: Sequence[str] = (),
     plain: Plain | None = None,
+    attach: AttachAdapter | None = None,
 ) -> ExportCheck:
     """Read `directory` back and compare it with `model`, from which it was exported.
 
@@ -64,8 +66,9 @@ def check_export(
        at each sample's last token: the reloaded model must give them for one unpadded row at a time, and for one batch padded
        on the right. An adapter's base model is loaded with `num_labels=1` and the `pad_token_id` that `load_model` gave it.
 
-    `without` and `plain` are those of `export_model`. A second copy of the model is held meanwhile. Modes, attention and random
-    state of `model` are afterwards as before.
+    `without` and `plain` are those of `export_model`. Where the base is divided and PEFT cannot read an adapter of this kind
+    onto shards, `attach` does it: a function of base, folder and adapter name, which returns the PeftModel. A second copy of
+    the model is held meanwhile. Modes, attention and random state of `model` are afterwards as before.
 
     With the `strategy` that the model was loaded by, all ranks call this together, with what `wrap` returned and with the same
     samples. Tensors are gathered one at a time, on rank 0; the second copy is loaded as this strategy loads, so it is divided
@@ -99,7 +102,7 @@ def check_export(
     # Attaching an adapter draws random numbers, which the run must not notice.
     with torch.random.fork_rng(devices=devices, **kind), quiet_transformers():
         tensors, dtypes = _prove_files(inner, model, whole(), path, strategy, without)
-        reloaded = reload_export(inner, path, strategy, READING_ERRORS, cannot)
+        reloaded = reload_export(inner, path, strategy, READING_ERRORS, cannot, attach)
         rounded = _prove_reloaded(inner, whole(), reloaded, dtypes, path, strategy, without)
         # The reloaded model's attention, as whoever loads the directory gets: sdpa wherever the architecture has it.
         with inference_mode(model, base, str(base_of(reloaded).config._attn_implementation)):

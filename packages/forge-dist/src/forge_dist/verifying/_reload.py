@@ -7,7 +7,7 @@ import attrs
 import torch
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from forge_dist.adapters._adapter import active_adapter, base_path, read_adapter
+from forge_dist.adapters._adapter import AttachAdapter, active_adapter, base_path, read_adapter
 from forge_dist.adapters._base_model import adapter_base
 from forge_dist.exporting._layout import WholeTensors, first_names, owners_of
 from forge_dist.loading._modalities import language_dtype
@@ -31,11 +31,17 @@ if TYPE_CHECKING:
 
 
 def reload_export(
-    model: "PreTrainedModel | PeftModel", path: Path, strategy: "Strategy", errors: tuple[type[Exception], ...], cannot: str
+    model: "PreTrainedModel | PeftModel",
+    path: Path,
+    strategy: "Strategy",
+    errors: tuple[type[Exception], ...],
+    cannot: str,
+    attach: AttachAdapter | None = None,
 ) -> "PreTrainedModel | PeftModel":
     """Load the export at `path` on the device, in the dtype, quantized as `model`; collective.
 
     In bfloat16 on a CPU the comparison would take ten times as long; values that were stored as bfloat16 are exact in float32.
+    `attach` puts an adapter on a divided base, in place of PEFT.
 
     Raises:
         ExportError: `errors` on any rank, with `cannot` before the message.
@@ -52,7 +58,7 @@ def reload_export(
         dtype, quantization = language_dtype(base), quantization_of(base)
         below = loader.load(model_path, dtype=dtype, attention=None, task=task, quantization=quantization)
     with errors_on_all_ranks(strategy.ranks, errors, cannot):
-        reloaded = _read_adapter(below, path, active_adapter(model)) if is_peft(model) else below
+        reloaded = _read_adapter(below, path, active_adapter(model), attach) if is_peft(model) else below
     gather_before_lookup(reloaded)
     return reloaded
 
@@ -63,9 +69,11 @@ def _without_adapter(strategy: "Strategy") -> "Strategy":
     return make_strategy(settings, strategy.ranks, device=strategy.device, adapter=False)
 
 
-def _read_adapter(base: "PreTrainedModel", path: Path, name: str) -> "PeftModel":
+def _read_adapter(base: "PreTrainedModel", path: Path, name: str, attach: AttachAdapter | None) -> "PeftModel":
     from peft import PeftConfig
 
+    if attach is not None and any(isinstance(p, DTensor) or is_partitioned(p) for p in base.parameters()):
+        return read_adapter(base, path, name, attach)
     # DoRA's magnitudes begin as the norms of the base's rows, which PEFT cannot compute from shards.
     dora = getattr(PeftConfig.from_pretrained(str(path)), "use_dora", False)
     meshes = (parameter.device_mesh for parameter in base.parameters() if isinstance(parameter, DTensor))

@@ -13,6 +13,7 @@ import forge_data
 import forge_dist
 from forge._errors import SettingsError
 from forge._progress import Reporter
+from forge.run._starting_model import Start, untrained
 from forge.tasks._task import Task
 from forge.tasks.items._items import Items
 from forge.tasks.items._samples import Samples
@@ -24,6 +25,7 @@ _CALIBRATION_TOKENS = 16_384
 def adapt_model(
     task: Task,
     s: Any,
+    start: Start,
     model: Any,
     tokenizer: Any,
     train: Items,
@@ -35,7 +37,7 @@ def adapt_model(
     """Attach the adapter, log what trains, and store what OSFT protects; collective."""
     ranks = strategy.ranks
     if s.adapter.adapter != "osft":
-        adaptation = forge_algos.adapt(model, s.adapter, tokenizer_path=s.model.model_path)
+        adaptation = forge_algos.adapt(model, s.adapter, tokenizer_path=start.path, new_tokens=start.new_ids)
     else:
         folder = root / "osft"
         cache = folder if s.adapter.osft_cache is None else Path(s.adapter.osft_cache)
@@ -59,6 +61,8 @@ def adapt_model(
         )
     for line in adaptation.describe():
         report.note(line)
+    if start.new_ids and (layer := untrained(adaptation.model)):
+        report.note(f"WARNING: the new tokens' rows of the {layer} stay the mean of the others: it does not train")
     return adaptation
 
 

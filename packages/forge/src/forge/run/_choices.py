@@ -69,12 +69,13 @@ class _Way(NamedTuple):
 def load_with_attention(
     task: Task,
     s: Any,
+    path: str,
     machine: forge_accel.Accelerator,
     dtype: forge_accel.Choice[Any],
     strategy: forge_dist.Strategy,
     longest: int,
 ) -> tuple[Any, Any, tuple[str, str]]:
-    """Load the model so that its samples are kept apart: packed by some attention, or alone.
+    """Load the model of `path` so that its samples are kept apart: packed, or alone.
 
     Not every attention computes every architecture (soft-capped scores, for example), so the loaded model is probed; with
     `attention="auto"` eager is tried next. Where rows cannot be packed at all, `packing="auto"` runs samples alone.
@@ -86,7 +87,7 @@ def load_with_attention(
     refusals: list[Exception] = []
     for way in _ways(s, machine, dtype):
         try:
-            model, packed, why = _loaded(task, s, machine, dtype, way, strategy, longest)
+            model, packed, why = _loaded(task, s, path, machine, dtype, way, strategy, longest)
         except Exception as error:
             refused = getattr(error, "exit_status", None) == forge_algos.ForgeAlgosError.exit_status
             # Whatever comes later, the first refusal is the answer to what was asked for.
@@ -181,6 +182,7 @@ def _ways(s: Any, machine: forge_accel.Accelerator, dtype: forge_accel.Choice[An
 def _loaded(
     task: Task,
     s: Any,
+    path: str,
     machine: forge_accel.Accelerator,
     dtype: forge_accel.Choice[Any],
     way: _Way,
@@ -189,7 +191,7 @@ def _loaded(
 ) -> tuple[Any, bool, str]:
     """Load the model in one way, and check that it supports the objective."""
     model = strategy.load(
-        s.model.model_path,
+        path,
         # Trained weights are float32, whatever the dtype of the computation; a frozen base needs only the latter.
         dtype=forge_accel.float32 if s.adapter.adapter in ("none", "osft") else dtype.value,
         attention=way.attention.value.name,

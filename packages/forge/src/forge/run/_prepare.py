@@ -1,4 +1,4 @@
-"""Settings → token stores and a batch plan in the hidden folder, checked for a resumed run."""
+"""Settings → starting model, token stores and a batch plan, checked for a resumed run."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from forge.run._resume import (
     same_request,
 )
 from forge.run._run_directory import NoDirectory, RunDirectory
+from forge.run._starting_model import starting_model
 from forge.tasks._task import Task
 from forge.tasks.items._items import Items
 
@@ -41,7 +42,6 @@ def prepare(
     task: Task,
     s: Any,
     out: RunDirectory | NoDirectory,
-    tokenizer: Any,
     machine: forge_accel.Accelerator,
     shards: int,
     report: Reporter,
@@ -52,13 +52,13 @@ def prepare(
         task: the verb.
         s: its settings.
         out: the run directory.
-        tokenizer: of the model.
         machine: the accelerator of this process.
         shards: into how many data-parallel shards a step is divided.
         report: the progress report.
 
     Returns:
-        As JSON: `finished`; where it is false also `root`, the folder of data and plan, and `identity`, for full states.
+        As JSON: `finished`; where it is false also `root`, the folder of data and plan, `identity`, for full states, and
+        `start`, the model that the run starts from.
 
     Raises:
         SettingsError: the directory holds a run that cannot be resumed with these settings.
@@ -75,11 +75,13 @@ def prepare(
             f"resume={s.checkpoints.resume}: there is no such full state. Give the directory of one (full_state/step_N), or "
             "resume=auto."
         )
+    start, tokenizer = starting_model(task, s, out, report)
     models = {"model": s.model.model_path, **task.other_models(s)}
     identity = {
         "run": secrets.token_hex(8),
         "verb": task.name,
         **{name: forge_dist.model_identity(at) for name, at in models.items()},
+        **({"base_model": forge_dist.model_identity(start.path)} if start.new_ids else {}),
     }
     if out.resuming:
         identity = compare_model(out.path, identity)
@@ -104,7 +106,12 @@ def prepare(
             report.note(f"changed since then: {change}")
         compare_data(task, out.path, out.root, list(paths))
         compare_order(out.path, found.plan)
-    return {"finished": False, "root": str(out.path if out.resuming else out.root), "identity": identity}
+    return {
+        "finished": False,
+        "root": str(out.path if out.resuming else out.root),
+        "identity": identity,
+        "start": start._asdict(),
+    }
 
 
 def open_prepared(task: Task, s: Any, machine: forge_accel.Accelerator, root: Path, shards: int) -> Prepared:

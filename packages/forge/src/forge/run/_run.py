@@ -37,6 +37,7 @@ from forge.run._launching import on_ranks, preempted
 from forge.run._prepare import open_prepared, prepare
 from forge.run._resume import must_match
 from forge.run._run_directory import NoDirectory, RunDirectory
+from forge.run._starting_model import Start
 from forge.run._stop_signal import StopSignal
 from forge.settings._recipe import as_recipe
 from forge.tasks._task import Evaluation, Run, Task
@@ -81,10 +82,11 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
     report.note(f"ranks: {ranks.world_size}, {strategy.reason}")
 
     # data and plan: the first rank makes them, before there is a process group whose collectives could time out
-    tokenizer = forge_data.load_tokenizer(s.model.model_path)
-    found = ranks.first(lambda: prepare(task, s, out, tokenizer, machine, strategy.data_parallel_size, report))
+    found = ranks.first(lambda: prepare(task, s, out, machine, strategy.data_parallel_size, report))
     if found["finished"]:
         return read_result(out.path)
+    start = Start(**found["start"])
+    tokenizer = forge_data.load_tokenizer(start.path)
     s, train, held_out, plan = open_prepared(task, s, machine, Path(found["root"]), strategy.data_parallel_size)
     ranks.connect(machine.collective_backend.value, device)
     ranks.agree({"settings": s.digest(), "data": train.store.fingerprint, "plan": plan.fingerprint})
@@ -92,13 +94,13 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
     # model: on its ranks, with an attention that computes it, with its adapter, its optimizer and its schedule
     machine.seed(s.plan.seed)
     longest = max(int(items.longest.max()) for items in (train, held_out) if items is not None)
-    s, model, (attention, packing) = load_with_attention(task, s, machine, dtype, strategy, longest)
+    s, model, (attention, packing) = load_with_attention(task, s, start.path, machine, dtype, strategy, longest)
     report.note(f"attention: {attention}")
     report.note(f"packing: {s.packing.packing}: {packing}")
     if s.packing.packing == "off":
         report.note(f"packing: {cost_alone(model, plan, train)}")
     warn_of_positions(report, model, [train] if held_out is None else [train, held_out])
-    adaptation = adapt_model(task, s, model, tokenizer, train, Path(found["root"]), strategy, autocast, report)
+    adaptation = adapt_model(task, s, start, model, tokenizer, train, Path(found["root"]), strategy, autocast, report)
     model = adaptation.model
     task.add_modules(model, s)
     model, optimizer = strategy.wrap(
@@ -127,7 +129,9 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
         device=device,
         autocast=autocast,
         root=Path(found["root"]),
-        load_frozen=lambda path: load_frozen(path, s, machine, dtype, strategy, longest),
+        load_frozen=lambda path: load_frozen(
+            start.path if path == s.model.model_path else path, s, machine, dtype, strategy, longest
+        ),
         report=report,
         metrics=out.metrics,
         identity=found["identity"],
@@ -180,7 +184,7 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
                 report.note(f"WARNING: training goes on without this export: {error}")
                 return directory
         samples = (train if held_out is None else held_out).short_samples()
-        check = forge_dist.check_export(model, directory, samples, strategy=strategy, **as_plain)
+        check = forge_dist.check_export(model, directory, samples, strategy=strategy, attach=adaptation.attach, **as_plain)
         what = "mean reward" if task.model_task == "reward" else "loss"
         report.note(
             f"exported {directory}: loaded back, on {len(samples)} short samples its {what} is {check.reloaded:.4f}, "
@@ -293,8 +297,7 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
         states.files.wait()
     if rounds and after is not None and after.loss is not None:
         # Trained in float32, exported in fewer digits: the figures to report are those of the exported model.
-        elsewhere = s.with_value("model", "model_path", str(directory))
-        exported = load_with_attention(task, elsewhere, machine, dtype, strategy, longest)[1]
+        exported = load_with_attention(task, s, str(directory), machine, dtype, strategy, longest)[1]
         trained, after = after, evaluate(at.step, exported, f" as exported in {export_dtype}") or after
         warn_of_rounding(report, (at.eval_before or {}).get("eval_loss"), trained.loss, after.loss, str(export_dtype))
     seconds = at.seconds + time.perf_counter() - began

@@ -24,7 +24,7 @@ from forge._errors import RunDirectoryError, RunWriteError
 from forge.run._directories import make_directories, remove_at_once, remove_empty
 
 _STAGING = ".forge-preparing"
-_PREPARED = frozenset({"data", "plan", "osft", "run.json", "log.txt", "metrics.jsonl"})
+_PREPARED = frozenset({"base_model", "data", "plan", "osft", "run.json", "log.txt", "metrics.jsonl"})
 _LOGS = "logs"
 """Folder of the ranks' output, which a launcher makes before the run itself."""
 
@@ -98,6 +98,16 @@ class RunDirectory:
     def root(self) -> Path:
         """Folder to write to now: the hidden one until `publish`, the run directory from then on."""
         return self.path if self.published else self.staging
+
+    def place(self, name: str) -> Path:
+        """Return the path of an entry that is made at its final place before `publish`.
+
+        A failure removes it like all that was made, unless the run that is resumed had it.
+        """
+        path = self.path / name
+        if not path.exists():
+            self._entries.append(path)
+        return path
 
     def publish(self, config: str) -> None:
         """Write config.yaml and move what was prepared to its place: the directory is a run now.

@@ -36,13 +36,23 @@ def check_reference(s: Any) -> None:
         )
 
 
-def require_same_tokens(model_path: str, name: str, path: str) -> None:
-    """Raise SettingsError unless the tokenizers of two models give every token the same id."""
-    own, theirs = (forge_data.load_tokenizer(each) for each in (model_path, path))
+def require_same_tokens(s: Any, name: str, path: str) -> None:
+    """Raise SettingsError unless a second model's tokenizer gives every token the same id.
+
+    The trained model's is taken with the tokens that are added to it.
+    """
+    own, theirs = (forge_data.load_tokenizer(each) for each in (s.model.model_path, path))
+    added = forge_data.add_tokens(own, s.model.add_tokens, special=s.model.add_special_tokens)
     if own.get_vocab() != theirs.get_vocab():
+        lacking = [token for token in added.new if token not in theirs.get_vocab()]
+        remedy = (
+            f"It lacks {lacking[0]!r} of add_tokens, of which it can say nothing: take one that was trained with these tokens."
+            if lacking
+            else "Take a model of the same family."
+        )
         raise SettingsError(
             f"{name} {path}: its tokenizer gives other ids to tokens than that of model_path, so that its predictions are "
-            "about other words. Take a model of the same family."
+            f"about other words. {remedy}"
         )
 
 

@@ -40,7 +40,7 @@ class Distill(SFT):
 
     def check_data(self, s: Any, report: Reporter, train: Any, held_out: Any) -> None:
         """Refuse a teacher with another vocabulary, rows of another kind, and what the lint stops."""
-        require_same_tokens(s.model.model_path, "teacher_path", s.objective.teacher_path)
+        require_same_tokens(s, "teacher_path", s.objective.teacher_path)
         super().check_data(s, report, train, held_out)
 
     def step_source(self, run: Run) -> OfflineSteps:

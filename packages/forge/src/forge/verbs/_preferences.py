@@ -162,7 +162,7 @@ class ReferencedPreferences(Preferences):
     def check_data(self, s: Any, report: Reporter, train: Any, held_out: Any) -> None:
         """Refuse a reference with another vocabulary, and what the lint stops."""
         for name, path in self.other_models(s).items():
-            require_same_tokens(s.model.model_path, name, path)
+            require_same_tokens(s, name, path)
         super().check_data(s, report, train, held_out)
 
     def score_reference(self, run: Run) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import attrs
 import torch
@@ -60,6 +60,8 @@ class Context:
     """Free directions of each target, of a run that is resumed (OSFT)."""
     tokenizer_path: str | None = None
     """Tokenizer of the text that virtual tokens are initialised from (adapter=prompt)."""
+    new_tokens: tuple[int, ...] = ()
+    """Ids of new tokens, whose rows train beside an adapter of PEFT."""
 
 
 class Adaptation:
@@ -80,6 +82,13 @@ class Adaptation:
     def additions(self) -> Sequence[str]:
         """Names of the modules that it added and that a plain model does not have."""
         return ()
+
+    @property
+    def attach(self) -> Callable[[Any, str, str], Any] | None:
+        """Function (base, folder, name) that reads its export onto a divided base.
+        None where PEFT's own `PeftModel.from_pretrained` does.
+        """
+        return None
 
     @property
     def identity(self) -> str:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from forge_algos._modules import embeddings, head
 from forge_algos.adaptations.base._adaptation import Adaptation, Context
 from forge_algos.adaptations.base._parts import kind_of, score
 from forge_algos.adaptations.base._targets import resolve_targets
+from forge_algos.adaptations.peft import _trained_rows as trained_rows
 from forge_algos.adaptations.peft._dora import dora_attached
 from forge_algos.adaptations.peft._experts import (
     check_parameters,
@@ -28,6 +29,7 @@ from forge_algos.settings._adapter_table import ADAPTERS
 
 if TYPE_CHECKING:
     from peft import PeftConfig, PeftModel
+    from transformers import PreTrainedModel
 
 
 class PeftAdaptation(Adaptation):
@@ -35,9 +37,17 @@ class PeftAdaptation(Adaptation):
 
     writes = "adapter"
 
-    def __init__(self, model: "PeftModel", *notes: str) -> None:
+    def __init__(
+        self, model: "PeftModel", *notes: str, attach: "Callable[[PreTrainedModel, str, str], PeftModel] | None" = None
+    ) -> None:
         super().__init__(model)
         self._notes = notes
+        self._attach = attach
+
+    @property
+    def attach(self) -> "Callable[[PreTrainedModel, str, str], PeftModel] | None":
+        """Function that reads an export with trained rows or copied modules onto a divided base."""
+        return self._attach
 
     def describe(self) -> list[str]:
         """Return lines for the log: which layers PEFT put where, and how many parameters train."""
@@ -53,7 +63,6 @@ def attach_peft(model: nn.Module, settings: AdapterSettings, context: Context) -
     Raises:
         AdapterError: the adapter cannot carry expert matrices, or not with these settings.
     """
-    del context
     targets, known = resolve_targets(model, settings.target_modules), expert_stacks(model)
     stacks = {name: known[name] for name in targets if name in known}
     linear = [name for name in targets if name not in stacks]
@@ -66,7 +75,16 @@ def attach_peft(model: nn.Module, settings: AdapterSettings, context: Context) -
         arguments["target_parameters"] = target_parameters(model, parameters)
     if ADAPTERS[settings.adapter].in_4_bits and known:
         notes.append(experts_in_4_bits(known))
-    return attach_to_targets(model, settings, linear, notes, stacks=stacks, parameters=parameters, **arguments)
+    return attach_to_targets(
+        model,
+        settings,
+        linear,
+        notes,
+        stacks=stacks,
+        parameters=parameters,
+        new_tokens=context.new_tokens,
+        **arguments,
+    )
 
 
 def attach_to_targets(
@@ -77,11 +95,13 @@ def attach_to_targets(
     *,
     stacks: Mapping[str, Stack] | None = None,
     parameters: Sequence[str] = (),
+    new_tokens: Sequence[int] = (),
     **arguments: Any,
 ) -> Adaptation:
     """Put PEFT's layers into `targets` (full names of linear layers) and around `stacks`.
 
-    A reward model's layer `score`, which is newly initialised or nearly so, is trained whole beside them and saved with them.
+    A reward model's layer `score`, which is newly initialised or nearly so, is trained whole beside them and saved with them;
+    so are `modules_to_save`, and the rows of new tokens.
 
     Args:
         model: the base.
@@ -90,6 +110,7 @@ def attach_to_targets(
         notes: further lines for the log.
         stacks: expert matrices among the targets.
         parameters: full names of the parameters, of stacks and of layers, that PEFT wraps instead of their modules.
+        new_tokens: ids whose rows train beside them.
         arguments: of PEFT's configuration.
 
     Raises:
@@ -99,12 +120,17 @@ def attach_to_targets(
     if any(field.name == "fan_in_fan_out" for field in dataclasses.fields(config_class(settings))):
         transposed = [isinstance(model.get_submodule(name), Conv1D) for name in targets]
         arguments["fan_in_fan_out"] = bool(transposed) and all(transposed)
-    config = peft_config(settings, task_type_of(model), **arguments)
-    described = _described(model, settings, targets, stacks or {})
-    with dora_attached(model, targets) if getattr(config, "use_dora", False) else nullcontext():
+    beside = trained_rows.arguments_of(model, settings, targets, new_tokens)
+    config = peft_config(settings, task_type_of(model), **arguments, **beside)
+    described = [*_described(model, settings, targets, stacks or {}), *trained_rows.describe(model, beside)]
+    with (
+        dora_attached(model, targets) if getattr(config, "use_dora", False) else nullcontext(),
+        trained_rows.readable(model, beside),
+    ):
         attached: Any = _attached(model, config)
     _check_attached(attached, {*parameters, *(name for name in targets if f"{name}.weight" not in parameters)})
-    return PeftAdaptation(attached, *described, *notes)
+    trained_rows.prepare(attached)
+    return PeftAdaptation(attached, *described, *notes, attach=trained_rows.read_onto if beside else None)
 
 
 def peft_config(settings: AdapterSettings, task_type: str, **arguments: Any) -> "PeftConfig":
@@ -144,7 +170,7 @@ def _attached(model: nn.Module, config: "PeftConfig") -> "PeftModel":
     except ValueError as error:
         raise AdapterError(f"PEFT cannot attach the adapter to {type(model).__name__}: {error}") from error
     # PEFT keeps sets, which every process would write in another order.
-    for name in ("target_modules", "target_parameters", "feedforward_modules"):
+    for name in ("target_modules", "target_parameters", "feedforward_modules", "modules_to_save"):
         if isinstance(names := getattr(config, name, None), set):
             setattr(config, name, sorted(names))
     return made

@@ -28,7 +28,6 @@ def attach_ia3(model: nn.Module, settings: AdapterSettings, context: Context) ->
         TRANSFORMERS_MODELS_TO_IA3_TARGET_MODULES_MAPPING as TARGETS,
     )
 
-    del context
     kind = getattr(text_config(model), "model_type", type(model).__name__)
     targets = resolve_targets(model, settings.target_modules or _known(kind, TARGETS, "target_modules"))
     if stacks := {name: stack for name, stack in expert_stacks(model).items() if name in targets}:
@@ -49,7 +48,14 @@ def attach_ia3(model: nn.Module, settings: AdapterSettings, context: Context) ->
     feedforward = short_names(model, inputs, rule=selects_feedforward)
     outputs = [name for name in targets if name not in inputs]
     names = [*short_names(model, outputs), *feedforward]
-    return attach_to_targets(model, settings, targets, target_modules=names, feedforward_modules=feedforward)
+    return attach_to_targets(
+        model,
+        settings,
+        targets,
+        new_tokens=context.new_tokens,
+        target_modules=names,
+        feedforward_modules=feedforward,
+    )
 
 
 def _known(kind: str, mapping: dict[str, list[str]], setting: str) -> Sequence[str]:

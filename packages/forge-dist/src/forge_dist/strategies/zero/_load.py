@@ -8,11 +8,11 @@ import torch
 from torch import nn
 
 from forge_dist._errors import ModelError
-from forge_dist._third_party_logs import quiet_transformers
-from forge_dist.loading._load import LOADING_ERRORS, check_report, read_model
-from forge_dist.loading._model_path import Task, check_model_path, expand_user, is_hub_name
+from forge_dist.loading._load import read_model
+from forge_dist.loading._model_path import Task
+from forge_dist.loading._outline import check_model
 from forge_dist.loading._request import LoadRequest
-from forge_dist.loading._task import Broadcast, auto_class, init_reward_head, reward_config
+from forge_dist.loading._task import Broadcast
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -31,7 +31,7 @@ def load_partitioned(
     from transformers.integrations import HfDeepSpeedConfig
     from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
-    _check_on_first(request.model_path, ranks, dtype=request.dtype, task=request.task)
+    _check_on_first(request.model_path, ranks, task=request.task)
     # transformers keeps a weak reference: it reads this object while it builds and reads the model, and not afterwards.
     switch = HfDeepSpeedConfig(config)
     try:
@@ -41,7 +41,7 @@ def load_partitioned(
         del switch
 
 
-def _check_on_first(model_path: str, ranks: "Ranks", *, dtype: torch.dtype, task: Task) -> None:
+def _check_on_first(model_path: str, ranks: "Ranks", *, task: Task) -> None:
     """Raise ModelError on all ranks unless files and architecture agree.
 
     Under ZeRO-3 transformers reports neither unexpected weights nor, on ranks other than 0, those of another shape.
@@ -49,38 +49,12 @@ def _check_on_first(model_path: str, ranks: "Ranks", *, dtype: torch.dtype, task
     message = None
     if ranks.is_first:
         try:
-            _check(model_path, dtype, task)
+            check_model(model_path, task=task)
         except ModelError as error:
             message = str(error)
     message = ranks.broadcast(message)
     if message is not None:
         raise ModelError(str(message))
-
-
-def _check(model_path: str, dtype: torch.dtype, task: Task) -> None:
-    from transformers import AutoConfig
-
-    check_model_path(model_path, task=task)
-    try:
-        with quiet_transformers(bars=is_hub_name(model_path)), torch.random.fork_rng(devices=[]):
-            path = expand_user(model_path)
-            config = reward_config(path) if task == "reward" else AutoConfig.from_pretrained(path, trust_remote_code=False)
-            model, report = auto_class(task, config).from_pretrained(
-                path,
-                dtype=dtype,
-                device_map="meta",
-                attn_implementation="eager",  # a kernel that the directory names is not downloaded for this check
-                use_safetensors=True,
-                trust_remote_code=False,
-                ignore_mismatched_sizes=True,
-                output_loading_info=True,
-                **({"config": config} if task == "reward" else {}),
-            )
-            if task == "reward":
-                init_reward_head(model, config, report, model_path, lambda drawn: drawn)
-    except LOADING_ERRORS as error:
-        raise ModelError(f"model_path {model_path} cannot be loaded: {error}") from error
-    check_report(report, model_path)
 
 
 @contextmanager

@@ -1,0 +1,126 @@
+"""Model directory → what loading it would report: headers are read, and no weights."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from forge_dist._errors import ModelError
+from forge_dist._safetensors import read_directory
+from forge_dist._third_party_logs import quiet_imports, quiet_transformers
+from forge_dist.loading._load import LOADING_ERRORS, check_report
+from forge_dist.loading._model_path import check_model_path, expand_user, is_hub_name
+from forge_dist.loading._task import Task, auto_class, init_reward_head, reward_config
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+Shapes = Mapping[str, tuple[int, ...]]
+"""Name of a tensor in the files → its shape."""
+
+
+def check_model(model_path: str, *, task: Task = "causal") -> int:
+    """Check that a model's class exists and its weights fit it; return its embedding's rows.
+
+    It takes seconds at most, whatever the size of the model: of a directory only the headers of its weights are read. (A name
+    on the hub is downloaded first, as loading would.)
+
+    Raises:
+        ModelError: `check_model_path` refuses it; the installed transformers has no such class; weights are missing, left over
+            or of another shape, as those of another class are.
+    """
+    quiet_imports()
+    check_model_path(model_path, task=task)
+    path = expand_user(model_path)
+    try:
+        with quiet_transformers(bars=is_hub_name(model_path)):
+            config = _config(model_path, path, task)
+            if is_hub_name(model_path):
+                model, report = load_outline(config, task, path)
+            else:
+                shapes = {name: entry.shape for name, entry in read_directory(Path(path)).items()}
+                model, report = load_outline(config, task, shapes)
+            if task == "reward":
+                with torch.random.fork_rng(devices=[]):
+                    init_reward_head(model, config, report, model_path, lambda drawn: drawn)
+    except ModelError:
+        raise
+    except LOADING_ERRORS as error:
+        raise ModelError(f"model_path {model_path} cannot be loaded: {_short(error)}") from error
+    check_report(report, f"model_path {model_path}", type(model).__name__)
+    return rows_of(model, model_path)
+
+
+def rows_of(model: "PreTrainedModel", model_path: str) -> int:
+    """Return the rows of a model's embedding: it takes token ids below that number."""
+    rows = getattr(model.get_input_embeddings(), "num_embeddings", None)
+    if not isinstance(rows, int):
+        raise ModelError(f"model_path {model_path}: {type(model).__name__} has no embedding of token ids")
+    return rows
+
+
+def load_outline(config: "PreTrainedConfig", task: Task, weights: Shapes | str) -> "tuple[PreTrainedModel, dict[str, Any]]":
+    """Return a model without data, and transformers' report of weights of these shapes.
+
+    `weights` are shapes by name, or the name of a model on the hub.
+    """
+    # Before that the class is only known by the configuration's; a kernel that the directory names is not downloaded.
+    config._attn_implementation = None
+    with torch.device("meta"):
+        kind: Any = type(auto_class(task, config).from_config(config, trust_remote_code=False))
+    if kind.config_class is not None and not isinstance(config, kind.config_class):
+        config = config.get_text_config()  # as for a model of text inside a larger one
+    if isinstance(weights, str):
+        given = {"pretrained_model_name_or_path": weights, "use_safetensors": True}
+    else:
+        state = {name: torch.empty(shape, device="meta") for name, shape in weights.items()}
+        given = {"pretrained_model_name_or_path": None, "state_dict": state}
+    with torch.random.fork_rng(devices=[]):
+        return kind.from_pretrained(
+            **given,
+            config=config,
+            dtype=torch.float32,
+            device_map="meta",
+            attn_implementation="eager",
+            trust_remote_code=False,
+            ignore_mismatched_sizes=True,  # so that the report names them
+            output_loading_info=True,
+        )
+
+
+def _config(model_path: str, path: str, task: Task) -> "PreTrainedConfig":
+    """Read the configuration, if the installed transformers has the classes that it names."""
+    from transformers import AutoConfig, PreTrainedConfig
+
+    found, _ = PreTrainedConfig.get_config_dict(path)
+    _check_classes(found, f"model_path {model_path}")
+    return reward_config(path) if task == "reward" else AutoConfig.from_pretrained(path, trust_remote_code=False)
+
+
+def _check_classes(config: Mapping[str, Any], where: str) -> None:
+    """Raise ModelError where config.json names a type or class that transformers lacks."""
+    import transformers
+
+    kind, version = config.get("model_type"), transformers.__version__
+    code = " Code that comes with a model (auto_map) is never run." if "auto_map" in config else ""
+    if kind not in transformers.CONFIG_MAPPING:
+        raise ModelError(
+            f"{where}: its config.json has model_type {kind!r}, which transformers {version} does not know. A newer one may: "
+            f"`pip install --upgrade transformers`.{code}"
+        )
+    named = [str(name) for name in config.get("architectures") or ()]
+    # A few published configurations write a class with other capitals.
+    known = {name.lower() for name in dir(transformers)}
+    if named and not any(name.lower() in known for name in named):
+        raise ModelError(
+            f"{where}: its config.json has architectures {json.dumps(named)}, and transformers {version} has no such class. A "
+            f"newer one may: `pip install --upgrade transformers`.{code}"
+        )
+
+
+def _short(error: Exception) -> str:
+    """Return transformers' message without its list of every class that it has."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text.partition(" Model type should be one of")[0]
