@@ -11,7 +11,7 @@ from forge_dist._errors import ModelError
 from forge_dist._safetensors import read_directory
 from forge_dist._third_party_logs import quiet_imports, quiet_transformers
 from forge_dist.loading._load import LOADING_ERRORS, check_report
-from forge_dist.loading._model_path import check_model_path, expand_user, is_hub_name
+from forge_dist.loading._model_path import check_model_path, expand_user, is_hub_name, is_mxfp4
 from forge_dist.loading._task import Task, auto_class, init_reward_head, reward_config
 
 if TYPE_CHECKING:
@@ -37,6 +37,10 @@ def check_model(model_path: str, *, task: Task = "causal") -> int:
     try:
         with quiet_transformers(bars=is_hub_name(model_path)):
             config = _config(model_path, path, task)
+            if is_mxfp4(getattr(config, "quantization_config", None)):
+                # Its tensors are codes and scales, which have other names and shapes than what they are read as.
+                with torch.device("meta"):
+                    return rows_of(auto_class(task, config).from_config(config, trust_remote_code=False), model_path)
             if is_hub_name(model_path):
                 model, report = load_outline(config, task, path)
             else:
