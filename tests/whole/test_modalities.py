@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,15 +13,17 @@ from transformers import AutoModelForMultimodalLM
 
 import forge
 import forge_data
+import forge_dist
 import forge_packing
 
+from ..ranks import run_on_ranks
 from . import modalities, reference, tiny
-from .conftest import write_rows
+from .conftest import conversations, write_rows
 from .starts import metrics
+from .verbs import run_verb, settings_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 SETTINGS: dict[str, Any] = {
     "max_steps": 3,
@@ -77,8 +80,9 @@ def other_tensors(directory: Path) -> dict[str, torch.Tensor]:
     return {name: t for name, t in tensors.items() if "language_model" not in name and "lm_head" not in name}
 
 
-@pytest.mark.parametrize("packing", ["auto", "off"])
-@pytest.mark.parametrize("name", sorted(modalities.CONFIGS))
+@pytest.mark.parametrize(
+    ("name", "packing"), [*((name, "auto") for name in modalities.CONFIGS), *((name, "off") for name in ("gemma3", "llama4"))]
+)
 def test_losses_and_the_export(name: str, packing: str, saved: Callable[[str], Path], tmp_path: Path) -> None:
     """Losses and gradient norms are those of plain transformers; all but the language part is exported unchanged."""
     run, model = tmp_path / "run", saved(name)
@@ -102,3 +106,64 @@ def test_losses_and_the_export(name: str, packing: str, saved: Callable[[str], P
         assert (export / file).read_bytes() == (model / file).read_bytes()
     _, report = AutoModelForMultimodalLM.from_pretrained(export, output_loading_info=True)
     assert not any(report.values())
+
+
+@pytest.mark.parametrize("adapter", ["lora", "osft"])
+def test_adapters(adapter: str, saved: Callable[[str], Path], tmp_path: Path) -> None:
+    """Adapters touch the language part alone, in whole runs and resumed ones; merged, all modalities are there again."""
+    model = saved("gemma3")
+    given = {"model_path": str(model), "data_path": str(rows(tmp_path)), "adapter": adapter, **SETTINGS}
+    given |= {"lora_r": 4} if adapter == "lora" else {"unfreeze_rank_ratio": 0.5}
+    whole = forge.sft(ckpt_output_dir=str(tmp_path / "whole"), **given)
+    forge.sft(ckpt_output_dir=str(tmp_path / "parts"), **(given | {"max_steps": 1, "full_state_every_steps": 1}))
+    forge.sft(ckpt_output_dir=str(tmp_path / "parts"), **(given | {"full_state_every_steps": 1}))
+    assert figures(tmp_path / "parts", "loss") == pytest.approx(figures(tmp_path / "whole", "loss"), rel=1e-6)
+    export = whole.model_dir
+    if adapter == "lora":
+        assert all(".language_model." in name for name in load_file(export / "adapter_model.safetensors"))
+        export = forge.export(tmp_path / "whole", tmp_path / "merged", merge=True)
+        assert (export / modalities.PROCESSOR_FILES[0]).exists()
+    others, after = other_tensors(model), load_file(export / "model.safetensors")
+    assert all(torch.equal(value, after[name]) for name, value in others.items())
+
+
+@pytest.mark.slow
+def test_two_ranks(saved: Callable[[str], Path], tmp_path: Path) -> None:
+    """Divided by fsdp2 it trains as on one rank, and what does not learn is written unchanged."""
+    given = {"model_path": str(saved("qwen3-vl")), "data_path": str(rows(tmp_path)), **SETTINGS}
+    run_verb("sft", given | {"ckpt_output_dir": str(tmp_path / "one")})
+    divided = given | {"ckpt_output_dir": str(tmp_path / "two"), "strategy": "fsdp2"}
+    found = run_on_ranks(run_verb, 2, "sft", divided, joined=False)[0]
+    assert figures(tmp_path / "two", "loss") == pytest.approx(figures(tmp_path / "one", "loss"), rel=1e-5)
+    assert figures(tmp_path / "two", "grad_norm") == pytest.approx(figures(tmp_path / "one", "grad_norm"), rel=1e-4)
+    after = load_file(Path(found["model_dir"]) / "model.safetensors")
+    assert all(torch.equal(value, after[name]) for name, value in other_tensors(saved("qwen3-vl")).items())
+
+
+def test_rewards(saved: Callable[[str], Path], tmp_path: Path) -> None:
+    """A reward model of a family that transformers has one of is trained, exported and loaded back; another is refused."""
+    settings = settings_of("reward", saved("gemma3"), tmp_path) | {"max_steps": 1}
+    result = run_verb("reward", settings | {"ckpt_output_dir": str(tmp_path / "run")})
+    config = json.loads((Path(result["model_dir"]) / "config.json").read_text())
+    assert config["architectures"] == ["Gemma3ForSequenceClassification"]
+    other = settings | {"model_path": str(saved("qwen3-vl")), "ckpt_output_dir": str(tmp_path / "other")}
+    with pytest.raises(forge_dist.ModelError, match="qwen3_vl gives no rewards"):
+        run_verb("reward", other)
+    assert not (tmp_path / "other").exists()
+
+
+def test_an_image_is_refused_by_name(saved: Callable[[str], Path], tmp_path: Path) -> None:
+    """A row with an image stops the run before a model is loaded; the error names file, row and field."""
+    image = {"role": "user", "content": [{"type": "text", "text": "What is it?"}, {"type": "image", "url": "cat.png"}]}
+    data = write_rows(
+        tmp_path / "images.jsonl",
+        [*conversations(2), {"messages": [image, {"role": "assistant", "content": "A cat."}]}],
+    )
+    with pytest.raises(forge_data.DataError, match=r"images\.jsonl:3: .*messages\[0\]\.content\[1\] .*'image'.*text"):
+        forge.sft(model_path=str(saved("qwen3-vl")), data_path=str(data), ckpt_output_dir=str(tmp_path / "run"), **SETTINGS)
+    assert not (tmp_path / "run").exists()
+
+
+def test_generate(saved: Callable[[str], Path]) -> None:
+    """`forge generate` answers with a model of several modalities."""
+    assert isinstance(forge.generate(saved("qwen3-vl"), "what colour?", max_new_tokens=4), str)

@@ -139,7 +139,7 @@ def test_a_folder_of_gguf_is_refused_with_the_way_to_convert_it(tmp_path):
         ({"architectures": ["BertForMaskedLM"]}, "no causal language model"),
         ({"architectures": ["LlamaForSequenceClassification"]}, "no causal language model"),
         ({"architectures": ["LlamaModel"]}, "no causal language model"),
-        ({"architectures": ["Gemma3ForConditionalGeneration"]}, "multi-modal"),
+        ({"architectures": ["Gemma3ForConditionalGeneration"]}, "with the configurations of its parts"),
         ({"architectures": "LlamaForCausalLM"}, "must be a list"),
         ({"is_encoder_decoder": True}, "encoder-decoder"),
         ({"model_type": None}, "no model_type"),

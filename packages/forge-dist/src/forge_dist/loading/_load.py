@@ -102,7 +102,7 @@ def read_model(
     register_attention(attention, request.attention_function)
     from_hub = is_hub_name(model_path)
     try:
-        with quiet_transformers(bars=from_hub), preserved_random_state(task):  # a download shows its progress
+        with quiet_transformers(bars=from_hub), preserved_random_state():  # a download shows its progress
             if from_hub:
                 _check_hub_config(model_path, task)
             config = _config(path, attention, task)

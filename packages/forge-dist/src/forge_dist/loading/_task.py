@@ -4,7 +4,7 @@ A reward is the output of one linear layer, `score`, at a row's last token.
 """
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -42,7 +42,7 @@ def auto_class(task: Task, config: "PreTrainedConfig") -> Any:
     if task == "reward":
         if kind not in transformers.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
             raise ModelError(
-                f"a model of the type {config.model_type} ({', '.join(named)}) gives no rewards: transformers "
+                f"model_path {config.name_or_path}: a model of the type {config.model_type} gives no rewards: transformers "
                 f"{transformers.__version__} has no class ...ForSequenceClassification for it"
             )
         return transformers.AutoModelForSequenceClassification
@@ -51,8 +51,8 @@ def auto_class(task: Task, config: "PreTrainedConfig") -> Any:
         return transformers.AutoModelForMultimodalLM
     if any(name.endswith(MULTIMODAL) for name in named):
         raise ModelError(
-            f"config.json names the class {named[0]}, and transformers {transformers.__version__} has none of that name for "
-            f"model_type {config.model_type!r}"
+            f"{config.name_or_path}/config.json names the class {named[0]}, and transformers {transformers.__version__} has "
+            f"none of that name for model_type {config.model_type!r}"
         )
     return transformers.AutoModelForCausalLM
 
@@ -99,12 +99,13 @@ def _pad_id(path: str, config: "PreTrainedConfig") -> int | None:
     return next((number for number in candidates if number is not None and number not in ends), None)
 
 
-def preserved_random_state(task: Task) -> AbstractContextManager[None]:
-    """Preserve torch's random state while a reward model is read.
+def preserved_random_state() -> AbstractContextManager[None]:
+    """Preserve torch's random state while a model is read.
 
-    transformers draws the new head too, from as many random numbers as its division needs.
+    transformers draws a reward model's new head, and under ZeRO-3 other weights before it reads them: as many random numbers
+    as the division needs.
     """
-    return torch.random.fork_rng(devices=[]) if task == "reward" else nullcontext()
+    return torch.random.fork_rng(devices=[])
 
 
 def init_reward_head(

@@ -1,0 +1,154 @@
+"""Directories of several modalities: their class, what trains of it, its dtype, its processor."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file
+
+from forge_dist import ModelError, check_model_path, export_model, load_model
+from forge_dist.loading._modalities import PROCESSOR_FILES, language_dtype, other_modalities, processor_files
+
+TEXT = {
+    "vocab_size": 61,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 4,
+    "max_position_embeddings": 64,
+}
+VISION = {
+    "hidden_size": 8,
+    "intermediate_size": 12,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+}
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """Path of a tiny Gemma 3 with a vision tower, in bfloat16, with two processor files."""
+    config = transformers.Gemma3Config(text_config=TEXT, vision_config=VISION, mm_tokens_per_image=4, image_token_id=60)
+    directory = tmp_path / "base"
+    transformers.Gemma3ForConditionalGeneration(config).to(torch.bfloat16).save_pretrained(directory)
+    for name in ("preprocessor_config.json", "chat_template.json"):
+        (directory / name).write_text('{"of": "' + name + '"}')
+    return str(directory)
+
+
+def load(path, **options):
+    return load_model(path, **({"dtype": torch.float32, "device": "cpu"} | options))
+
+
+def is_language(name):
+    return "language_model" in name or name == "lm_head.weight"
+
+
+def test_the_class_is_that_of_the_directory(saved):
+    """The class that config.json names is loaded, with every weight of the directory."""
+    check_model_path(saved)
+    model = load(saved)
+    assert type(model) is transformers.Gemma3ForConditionalGeneration
+    expected = transformers.AutoModelForMultimodalLM.from_pretrained(saved, dtype=torch.float32)
+    for name, tensor in expected.state_dict().items():
+        assert torch.equal(model.state_dict()[name].float(), tensor), name
+
+
+def test_all_but_the_language_part_is_frozen_in_the_dtype_of_its_files(saved):
+    """What text does not train needs no gradient, and takes no more memory than its files."""
+    model = load(saved)
+    others = other_modalities(model)
+    assert others.keys() == {name for name, _ in model.named_parameters() if not is_language(name)}
+    for name, parameter in model.named_parameters():
+        assert parameter.requires_grad == is_language(name), name
+        assert parameter.dtype == (torch.float32 if is_language(name) else torch.bfloat16), name
+    assert language_dtype(model) == torch.float32
+
+
+def test_a_model_of_text_has_no_other_modalities(base):
+    """Nothing of an ordinary model is frozen."""
+    model = load(base)
+    assert other_modalities(model) == {}
+    assert all(parameter.requires_grad for parameter in model.parameters())
+    assert language_dtype(model) == torch.float32
+
+
+def test_the_export(saved, tmp_path):
+    """What did not train is written bit for bit, with the processor's files, and each part's configuration names the dtype."""
+    model = load(saved)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter += 1
+    export = export_model(model, tmp_path / "export", dtype=torch.bfloat16)
+    before, after = (load_file(Path(folder) / "model.safetensors") for folder in (saved, export))
+    assert before.keys() == after.keys()
+    for name, tensor in before.items():
+        assert torch.equal(tensor, after[name]) != ("language_model" in name), name
+    assert [file.name for file in processor_files(str(export))] == ["preprocessor_config.json", "chat_template.json"]
+    config = json.loads((export / "config.json").read_text())
+    assert config["architectures"] == ["Gemma3ForConditionalGeneration"]
+    assert {config["dtype"], config["text_config"].get("dtype", "bfloat16")} == {"bfloat16"}
+    assert "_name_or_path" not in config["text_config"]
+
+
+def test_processor_files_of_a_hub_name_come_from_its_cache(monkeypatch, tmp_path):
+    """They are looked for on the network while the model is loaded, and in the cache afterwards."""
+    asked = []
+
+    def cached_file(name, file, *, local_files_only):
+        asked.append((file, local_files_only))
+        if file != "processor_config.json":
+            raise OSError(f"{name} has no {file}")
+        return str(tmp_path / file)
+
+    monkeypatch.setattr("transformers.utils.cached_file", cached_file)
+    for fetch in (True, False):
+        assert processor_files("org/name", fetch=fetch) == [tmp_path / "processor_config.json"]
+        assert asked == [(file, not fetch) for file in PROCESSOR_FILES]
+        asked.clear()
+
+
+def edit(path, **changes):
+    file = Path(path) / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+def test_a_class_that_does_not_exist_is_refused(saved):
+    """A class that transformers does not have for this type is named, before weights are read."""
+    edit(saved, architectures=["Gemma5ForConditionalGeneration"])
+    with pytest.raises(ModelError, match=r"names the class Gemma5ForConditionalGeneration.*'gemma3'"):
+        load(saved)
+
+
+def test_an_encoder_decoder_inside_is_refused(saved):
+    """A language part that is an encoder and a decoder is no causal language model."""
+    edit(saved, text_config={**TEXT, "is_encoder_decoder": True})
+    with pytest.raises(ModelError, match="encoder-decoder"):
+        check_model_path(saved)
+
+
+def test_rewards(saved):
+    """A reward model is made where transformers has a class for it: its new head trains, and the vision tower does not."""
+    model = load(saved, task="reward")
+    assert type(model) is transformers.Gemma3ForSequenceClassification
+    assert {name for name, p in model.named_parameters() if not p.requires_grad} == set(other_modalities(model))
+    assert model.score.weight.requires_grad
+
+
+def test_a_family_without_rewards_is_refused(tmp_path):
+    """Where transformers has no such class, the error says so."""
+    config = transformers.Mistral3Config(
+        text_config={**TEXT, "model_type": "mistral"},
+        vision_config={**VISION, "model_type": "pixtral", "head_dim": 4},
+        image_token_index=60,
+    )
+    transformers.Mistral3ForConditionalGeneration(config).save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match=r"mistral3 gives no rewards: .* no class \.\.\.ForSequenceClassification"):
+        load(str(tmp_path), task="reward")
