@@ -49,8 +49,22 @@ def attach_peft(model: nn.Module, settings: AdapterSettings, context: Context) -
     """
     del context
     targets = resolve_targets(model, settings.target_modules)
-    notes = stacked_experts(model) if settings.target_modules is None else []
+    notes = []
+    if settings.target_modules is None:
+        bypassed = [name for name in targets if _is_bypassed(model, name)]
+        targets = [name for name in targets if name not in bypassed]
+        notes = [f"no target: {len(bypassed)} layers out_proj, which Mamba's kernels read themselves"] if bypassed else []
+        notes += stacked_experts(model)
     return attach_to_targets(model, settings, targets, notes, target_modules=short_names(model, targets))
+
+
+_MAMBA = ("falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h")
+
+
+def _is_bypassed(model: nn.Module, name: str) -> bool:
+    """Return whether kernels read a layer's weight past its call; PEFT refuses LoRA there by name."""
+    model_type = getattr(getattr(model, "config", None), "model_type", None)
+    return model_type in _MAMBA and name.rpartition(".")[2] == "out_proj"
 
 
 def attach_to_targets(
@@ -106,6 +120,8 @@ def _attached(model: nn.Module, config: "PeftConfig") -> "PeftModel":
             warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing.*", category=FutureWarning)
             # Where both of GPT-2's kinds of linear layers are targets PEFT corrects it for each, and warns.
             warnings.filterwarnings("ignore", message="fan_in_fan_out is set to")
+            # PEFT gives fused experts a rank of their own, and warns where they are no target.
+            warnings.filterwarnings("ignore", message="The following (rank|alpha)_pattern keys did not match")
             made = get_peft_model(target, config)
     except ValueError as error:
         raise AdapterError(f"PEFT cannot attach the adapter to {type(model).__name__}: {error}") from error
