@@ -66,7 +66,9 @@ def attach_peft(model: nn.Module, settings: AdapterSettings, context: Context) -
     targets, known = resolve_targets(model, settings.target_modules), expert_stacks(model)
     stacks = {name: known[name] for name in targets if name in known}
     linear = [name for name in targets if name not in stacks]
-    notes: list[str] = []
+    bypassed = [name for name in linear if settings.target_modules is None and _is_bypassed(model, name)]
+    linear = [name for name in linear if name not in bypassed]
+    notes = [f"no target: {len(bypassed)} layers out_proj, which Mamba's kernels read themselves"] if bypassed else []
     taken = taken_for_experts(model, config_class(settings), linear)
     check_parameters(model, settings, config_class(settings), stacks, taken)
     arguments: dict[str, Any] = {"target_modules": short_names(model, [name for name in linear if name not in taken])}
@@ -85,6 +87,15 @@ def attach_peft(model: nn.Module, settings: AdapterSettings, context: Context) -
         new_tokens=context.new_tokens,
         **arguments,
     )
+
+
+_MAMBA = ("falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h")
+
+
+def _is_bypassed(model: nn.Module, name: str) -> bool:
+    """Return whether kernels read a layer's weight past its call; PEFT refuses LoRA there by name."""
+    model_type = getattr(getattr(model, "config", None), "model_type", None)
+    return model_type in _MAMBA and name.rpartition(".")[2] == "out_proj"
 
 
 def attach_to_targets(
@@ -166,6 +177,8 @@ def _attached(model: nn.Module, config: "PeftConfig") -> "PeftModel":
             warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing.*", category=FutureWarning)
             # Where both of GPT-2's kinds of linear layers are targets PEFT corrects it for each, and warns.
             warnings.filterwarnings("ignore", message="fan_in_fan_out is set to")
+            # PEFT gives fused experts a rank of their own, and warns where they are no target.
+            warnings.filterwarnings("ignore", message="The following (rank|alpha)_pattern keys did not match")
             made = get_peft_model(target, config)
     except ValueError as error:
         raise AdapterError(f"PEFT cannot attach the adapter to {type(model).__name__}: {error}") from error

@@ -1,0 +1,78 @@
+"""What `hatch run families` makes of answers, and of a process that does not end. The checks themselves: tests/whole."""
+
+import multiprocessing
+import os
+import time
+
+import families
+import pytest
+
+WHY = "FalconForCausalLM does not keep documents apart; documents are run alone, several in a forward"
+RIGHT = {
+    "built": {"ok": True, "says": "LlamaForCausalLM"},
+    "numbers": {"ok": True, "loss": 1e-8, "gradients": 2e-7, "packed": True, "attention": "documents", "why": "it does"},
+    "export": {"ok": True, "says": "read back"},
+    "lora": {"ok": True, "says": "14 linear layers", "targets": 14},
+    "gguf": {"ok": None, "says": "no such type"},
+}
+FOUND = {
+    "llama": RIGHT,
+    "falcon": RIGHT | {"numbers": RIGHT["numbers"] | {"packed": False, "why": WHY}},
+    "half": RIGHT | {"lora": {"ok": False, "refused": True, "says": "PEFT has none"}},
+    "leaks": {"built": RIGHT["built"], "numbers": RIGHT["numbers"] | {"ok": False, "says": "loss 1e-2, gradients 1e-1 (x)"}},
+    "crashes": {"built": RIGHT["built"], "numbers": {"ok": False, "refused": False, "says": "KeyError: x"}},
+    "refused": {"built": RIGHT["built"], "numbers": {"ok": False, "refused": True, "says": "too long"}},
+    "drafts": {"built": RIGHT["built"], "numbers": {"ok": None, "says": "ValueError: needs_states"}},
+    "timm": {"built": {"ok": False, "refused": False, "says": "ImportError: timm"}},
+}
+
+
+def test_each_family_is_in_one_state():
+    """What was wrong, refused or crashed, what plain transformers cannot do, and what was not built are told apart."""
+    states = ["right", "right", "right, but", "wrong", "failed", "refused", "not plain", "not built"]
+    assert [families.state(answers) for answers in FOUND.values()] == states
+
+
+def test_the_page_counts_and_gives_every_reason():
+    """Each family stands in the table or under a reason; totals are of those that were built."""
+    text = families.page(FOUND)
+    assert "Of the 8 model types" in text
+    assert "7 could be built tiny. **3 of these (42.9 %) train right**: 2 packed, 1 with each document alone" in text
+    assert "1 are wrong, 1 fail, 1 are refused, and 1 cannot be trained by plain transformers. 2 pass every check" in text
+    assert "| `llama` | LlamaForCausalLM | packed, documents | 1e-08 | 2e-07 | yes | - | - | 14 | - | - |" in text
+    assert "| `half` | LlamaForCausalLM | packed, documents | 1e-08 | 2e-07 | yes | - | - | **refused** | - | - |" in text
+    assert "| `leaks` | LlamaForCausalLM | **wrong**, documents | 1e-08 |" in text
+    for reason in (
+        "`half`: LoRA: PEFT has none",
+        "`leaks`: numbers: loss 1e-2",
+        "`crashes`: numbers: KeyError",
+        "`refused`: numbers: too long",
+        "`drafts`: ValueError: needs\\_states",
+        "`timm`: ImportError: timm",
+        f"`falcon`: {WHY}",
+    ):
+        assert f"- {reason}" in text, reason
+
+
+def endless():
+    """A process with a group of its own that does not end."""
+    os.setpgid(0, 0)
+    time.sleep(600)
+
+
+@pytest.mark.parametrize(("target", "said"), [(endless, "did not end within 1 s"), (int, "ended with exit status 0")])
+def test_a_process_that_hangs_is_ended(target, said):
+    """The lane waits for no family longer than its limit."""
+    process = multiprocessing.get_context("fork").Process(target=target)
+    process.start()
+    began = time.monotonic()
+    assert families.wait(process, 1) == said
+    assert not process.is_alive()
+    assert time.monotonic() - began < 60
+
+
+def test_an_unknown_type_is_refused(capsys):
+    """--only names model types of transformers."""
+    with pytest.raises(SystemExit):
+        families.main(["--only", "lama"])
+    assert "no causal language model of transformers has the type 'lama'" in capsys.readouterr().err

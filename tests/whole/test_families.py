@@ -1,0 +1,81 @@
+"""A dozen structurally different families of those that `hatch run families` checks: right in CI too."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from .repository import ROOT
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+sys.path.insert(0, str(ROOT / "tools"))
+
+import family_check
+import family_configs
+
+PACKED = {
+    "lfm2": "a convolution that reads where documents begin",
+    "llama": "the common shape",
+    "gpt2": "learned positions, Conv1D",
+    "gemma2": "soft-capped scores",
+    "gemma3_text": "sliding windows, two rotary bases",
+    "qwen3_moe": "experts",
+    "deepseek_v3": "latent attention, grouped experts",
+    "deepseek_v32": "keys selected by an index",
+    "modernbert-decoder": "a head called decoder",
+}
+ALONE = {
+    "bloom": "ALiBi over the whole row",
+    "falcon": "a mask made without positions",
+    "gpt_oss": "attention sinks",
+    "granitemoehybrid": "a state, experts",
+    "mamba2": "a state",
+    "prophetnet": "a decoder with two streams",
+    "qwen3_5_text": "a gated delta rule",
+    "roberta": "positions behind the padding token's",
+    "rwkv": "a recurrence, weights that evaluation halves",
+}
+
+
+@pytest.mark.parametrize("model_type", [*PACKED, *ALONE])
+def test_loss_and_gradients_are_those_of_plain_transformers(model_type: str, tmp_path: Path) -> None:
+    """A step's loss and each gradient equal those of one unpadded document at a time, packed where that is exact."""
+    found = family_check.check(model_type, tmp_path, only=("built", "numbers"))
+    assert found["built"]["ok"], found
+    assert found["numbers"]["ok"], found["numbers"]["says"]
+    assert found["numbers"]["packed"] == (model_type in PACKED), found["numbers"]["why"]
+
+
+@pytest.mark.parametrize("model_type", ["deepseek_v3", "mamba2", "rwkv"])
+def test_runs_are_exported_resumed_and_adapted(model_type: str, tmp_path: Path) -> None:
+    """What was trained is read back, a resumed run goes on as the whole one, and adapters find targets."""
+    found = family_check.check(model_type, tmp_path, only=("built", "export", "resumed", "lora", "osft"))
+    for name, answer in found.items():
+        assert answer["ok"], (name, answer["says"])
+    assert min(found["lora"]["targets"], found["osft"]["targets"]) > 0
+
+
+def test_a_wrong_gradient_is_found(tmp_path: Path) -> None:
+    """What the comparison looks for it finds: packed rows whose positions go on over a document's end."""
+    family_check.save("gpt2", tmp_path)
+    plain = family_check.plain_step(tmp_path)
+    loaded = family_check.load(tmp_path)
+    assert family_check.compare(family_check.step(loaded.model), plain)["ok"]
+    loaded.model.register_forward_pre_hook(_positions_go_on, with_kwargs=True)
+    assert not family_check.compare(family_check.step(loaded.model), plain)["ok"]
+
+
+def _positions_go_on(_module, args, kwargs):
+    positions = kwargs["position_ids"]
+    return args, kwargs | {"position_ids": positions * 0 + positions.new_tensor(range(positions.shape[-1]))}
+
+
+def test_a_config_has_a_layer_of_each_kind() -> None:
+    """Tiny models are of the structure that their class has by default."""
+    assert family_configs.tiny_config("gemma3_text").layer_types == ["sliding_attention", "full_attention"]
+    assert family_configs.tiny_config("qwen3_5_text").layer_types == ["linear_attention", "full_attention"]
+    assert family_configs.tiny_config("falcon").hidden_size == 32
