@@ -265,7 +265,8 @@ def _attached(target: Target, found: Sequence[Bases], settings: AdapterSettings)
     elif isinstance(child, Protected):
         target.module.add_module(CHILD, child)
     else:
-        attach(target.module, child)
+        linear: Any = target.module
+        attach(linear, child)
     prints = [bases.fingerprint for bases in found]
     whole = prints[0] if target.experts is None else stack_fingerprint(prints)
     notes = dict.fromkeys(bases.note for bases in found if bases.note)

@@ -130,7 +130,8 @@ def osft_moved(
         everything = float(protected > 0)
         return attrs.evolve(found, outputs=everything, inputs=everything, both=everything)
     matrices = {f"{name}[{e}]": matrix for e, matrix in enumerate(before)} if stacked else {name: before}
-    bases = bases_of(matrices, dict.fromkeys(matrices, protected), svd=svd, cache=cache, ranks=OneRank())
+    wanted = {matrix: protected for matrix in matrices}  # noqa: C420 - dict.fromkeys has no type of its values
+    bases = bases_of(matrices, wanted, svd=svd, cache=cache, ranks=OneRank())
     deltas = delta if stacked else delta[None]
     parts = torch.stack([_leak(one, of, protected) for one, of in zip(deltas, bases.values(), strict=True)])
     outputs, inputs, both = (parts.sum(0).sqrt() / size).tolist()

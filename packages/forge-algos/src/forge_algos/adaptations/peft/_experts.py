@@ -73,7 +73,7 @@ def check_parameters(
             f"lora_dropout={settings.lora_dropout}: {what}, to whose weights PEFT adds ΔW, so that there is no input of the "
             f"adapter to drop out: set lora_dropout=0, or {left_out}"
         )
-    if quantized := [name for name in taken if not model.get_submodule(name).weight.is_floating_point()]:
+    if quantized := [name for name in taken if not model.get_parameter(f"{name}.weight").is_floating_point()]:
         raise AdapterError(
             f"adapter={settings.adapter}: PEFT takes {quantized[0]} for an expert, whose weight it adapts whole, and it is in "
             f"4 bits: use adapter=lora, or {left_out}"
