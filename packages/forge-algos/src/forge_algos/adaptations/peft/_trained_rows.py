@@ -209,6 +209,8 @@ def _whole(name: str, module: nn.Module) -> nn.Module:
     vars(plain).update({key: value for key, value in kept.items() if key not in vars(plain)})
     for key, value in module.named_buffers(recurse=False):
         plain.register_buffer(key, value)
+    if getattr(module, "bias", module) is None:
+        plain.register_parameter("bias", None)
     for key, parameter in module.named_parameters(recurse=False):
         tensor: Any = parameter.detach()
         whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
