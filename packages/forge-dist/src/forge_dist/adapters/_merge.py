@@ -116,12 +116,24 @@ def _refuse_tied_targets(model: "PeftModel", path: Path) -> None:
     base = base_of(model)
     if not base.config.get_text_config().tie_word_embeddings:
         return
-    for name, module in (("embedding", base.get_input_embeddings()), ("head", base.get_output_embeddings())):
+    ends = {"embedding": base.get_input_embeddings(), "head": base.get_output_embeddings()}
+    if len({id(weight) for module in ends.values() for weight in _trained(module)}) == 1:
+        return  # rows of tokens, or copies, that PEFT keeps tied
+    for name, module in ends.items():
         if module is not None and not isinstance(module, torch.nn.Linear | torch.nn.Embedding):
             raise ModelError(
                 f"{path} cannot be merged: it adapts the {name}, which shares its weight with the {_other(name)} "
                 f"(tie_word_embeddings), and one weight cannot become two; {_HOW}"
             )
+
+
+def _trained(module: Any) -> list[torch.Tensor]:
+    """Return what PEFT trains in place of an embedding or a head: rows of tokens, or a copy."""
+    if hasattr(module, "token_adapter"):
+        return list(module.token_adapter.trainable_tokens_delta.values())
+    if hasattr(module, "modules_to_save"):
+        return [copied.weight for copied in module.modules_to_save.values()]
+    return [torch.empty(0)]
 
 
 def _other(name: str) -> str:

@@ -21,6 +21,7 @@ from forge.exporting._redact import is_hub_form, last_part, redact
 from forge.exporting._request import ExportRequest, read_json
 from forge.run._directories import run_values
 from forge.run._resume import DIVISION
+from forge.run._starting_model import BASE
 
 _OMITTED = DIVISION | {"model_path", "ckpt_output_dir", "data_path", "eval_data_path"}
 """Settings that say where files lie or how the work was divided: they change no step, or stand elsewhere in the card."""
@@ -51,10 +52,13 @@ def model_card(
     verb = "" if run is None else str(read_json(run / "run.json").get("verb", ""))
     reward = "ForSequenceClassification" in architecture
     # What was trained: an adapter's base, or the model that the run began with.
-    origin = request.base if request.adapter or run is None else str(run_values(run)["model_path"])
+    origin, own_base = request.base, run is not None and Path(request.base) == Path(os.path.abspath(run)) / BASE
+    if run is not None and (own_base or not request.adapter):
+        origin = str(run_values(run)["model_path"])
     what = "A whole model"
     if request.adapter:
-        what = f"{'An adapter merged into its base,' if request.merge else 'An adapter for'} {last_part(request.base)}"
+        what = f"{'An adapter merged into its base,' if request.merge else 'An adapter for'} {last_part(origin)}"
+        what += " with new tokens" if own_base else ""
     samples = request.folder.name.removeprefix("samples_") if run is not None else ""
     steps, figures = (0, []) if run is None else _figures(run, samples)
     return render(

@@ -123,7 +123,9 @@ def _base_of(folder: Path, run: Path | None, *, merge: bool, dtype: str | None) 
             "float16 or bfloat16, with gguf also q8_0)."
         )
     if run is not None:
-        began, now = read_json(run / "run.json").get("model"), forge_dist.model_identity(base)
+        known_models, now = read_json(run / "run.json"), forge_dist.model_identity(base)
+        # A run with new tokens began with a base of its own.
+        began = known_models.get("base_model", known_models.get("model"))
         # A hub name is identified by its name alone: what the Hub holds under it now is not compared.
         if began is not None and Path(base).is_dir() and began != now:
             raise SettingsError(

@@ -204,10 +204,13 @@ def _whole(name: str, module: nn.Module) -> nn.Module:
     plain_class: Any = next(kind for kind in type(module).__mro__ if "FSDP" not in kind.__name__)
     plain = object.__new__(plain_class)
     nn.Module.__init__(plain)
-    own = vars(plain).keys()
-    vars(plain).update({key: value for key, value in vars(module).items() if key not in own})
+    # Sizes and options, and not what divides the module.
+    kept = {key: value for key, value in vars(module).items() if value is None or isinstance(value, int | float | str)}
+    vars(plain).update({key: value for key, value in kept.items() if key not in vars(plain)})
     for key, value in module.named_buffers(recurse=False):
         plain.register_buffer(key, value)
+    if getattr(module, "bias", module) is None:
+        plain.register_parameter("bias", None)
     for key, parameter in module.named_parameters(recurse=False):
         tensor: Any = parameter.detach()
         whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
