@@ -81,6 +81,7 @@ def learned(run: Path, result: dict[str, Any]) -> None:
     assert model(torch.arange(5)[None]).logits.isfinite().all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("verb", "name"), CASES)
 def test_in_one_process(verb: str, name: str, model_dir: Path, folder: Path, tmp_path: Path) -> None:
     """It learns, and plain PEFT or plain transformers loads the result."""

@@ -30,7 +30,7 @@ from ..oracle import CPU, make, pack, samples
 
 pytest.importorskip("forge_dist", reason="forge_dist is not installed beside forge_algos")
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.together]
 
 LENGTHS = (5, 9, 2, 7, 13, 4, 6)
 LORA = AdapterSettings(adapter="lora", lora_r=3)

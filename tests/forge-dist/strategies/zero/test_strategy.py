@@ -20,6 +20,8 @@ from ....ranks import run_on_ranks
 pytest.importorskip("deepspeed", reason="needs DeepSpeed: pip install 'forge-dist[deepspeed]'")
 pytest.importorskip("accelerate", reason="needs accelerate: pip install 'forge-dist[deepspeed]'")
 
+pytestmark = pytest.mark.together
+
 # Steps of micro-batches of three samples, by length; 0 is a sample with nothing to learn, at which a rank runs idle.
 STEPS = [[[5, 9, 4], [3, 11, 0]], [[7, 0, 5], [4, 6, 2]], [[2, 13, 3]], [[8, 3, 0], [5, 5, 7], [0, 9, 0]]]
 MAX_NORM = 0.5
