@@ -28,7 +28,7 @@ by_family = pytest.mark.parametrize(
     "names",
     [
         pytest.param(["ddp", "fsdp2"], id="ddp-fsdp2"),
-        pytest.param(["zero1", "zero3"], id="zero1-zero3", marks=[_needs_deepspeed, pytest.mark.together]),
+        pytest.param(["zero1", "zero3"], id="zero1-zero3", marks=[_needs_deepspeed, pytest.mark.lane]),
     ],
 )
 
