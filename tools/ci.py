@@ -1,10 +1,10 @@
 """All that must pass, in new environments, and where the time went: `.ci/run` calls this.
 
 What a stranger does first, then what a maintainer must: every test but the lanes' once, a leaf's where the leaf is alone and
-all others where everything is; lint, format, types, the site, and the six packages as wheels. The tests run one step after another,
-each over two processes; beside them a second lane makes the environments, in the order in which the tests want them, and does
-everything else. A step that fails stops no other one. Everything that it makes lies in .ci-env (git ignores it) and goes when it
-ends; CI_KEEP=1 leaves it there.
+all others where everything is; lint, format, types, the site, and the six packages as wheels. The tests run one step after
+another, each over two processes; beside them a second lane makes the environments, in the order in which the tests want them,
+and does everything else. A step that fails stops no other one. Everything that it makes lies in .ci-env (git ignores it) and
+goes when it ends; CI_KEEP=1 leaves it there.
 """
 
 from __future__ import annotations
