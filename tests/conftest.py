@@ -17,17 +17,23 @@ os.environ["HF_DATASETS_OFFLINE"] = "1"
 # A slow example is no bug (a timing is a benchmark, never a test). The examples of one commit are always the same, so that a
 # failure is caused by the change; `--hypothesis-profile=explore` draws new ones.
 settings.register_profile("forge", deadline=None, print_blob=True, derandomize=True)
+settings.register_profile("quick", settings.get_profile("forge"))
+settings.register_profile("full", settings.get_profile("forge"))
 settings.register_profile("explore", deadline=None, print_blob=True)
-# `hatch run quick`: ten examples a test, of those too that ask for more by themselves.
-settings.register_profile("quick", settings.get_profile("forge"), max_examples=10)
 settings.load_profile("forge")
+
+EXAMPLES = {"forge": lambda asked: max(10, asked // 4), "quick": lambda asked: 10}
+"""Profile → how many examples it draws of those that a test asks for, which is 100 where it names no number.
+
+Where no profile is named, as in CI, it is `forge`; `quick` is `hatch run quick`'s, `full` the lane `hatch run proofs`'s.
+"""
 
 
 def pytest_collection_modifyitems(config, items):
-    """Lower the number of examples that a test asks for to the profile `quick`'s, where that is chosen."""
-    if config.getoption("--hypothesis-profile") == "quick":
-        quick = settings.get_profile("quick").max_examples
-        for test in {getattr(item, "function", None) for item in items}:
-            own = getattr(test, "_hypothesis_internal_use_settings", None)
-            if own is not None and own.max_examples > quick:
-                test._hypothesis_internal_use_settings = settings(own, max_examples=quick)
+    """Lower the number of examples that tests ask for to what the chosen profile draws of them."""
+    drawn = EXAMPLES.get(config.getoption("--hypothesis-profile") or "forge")
+    for test in {getattr(item, "function", None) for item in items} if drawn else ():
+        own = getattr(test, "_hypothesis_internal_use_settings", None)
+        if own is not None:
+            fewer = min(own.max_examples, drawn(own.max_examples))
+            test._hypothesis_internal_use_settings = settings(own, max_examples=fewer)

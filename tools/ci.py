@@ -1,10 +1,10 @@
 """All that must pass, in new environments, and where the time went: `.ci/run` calls this.
 
-What a stranger does first, then what a maintainer must: every test once, a leaf's where the leaf is alone and all others where
-everything is; lint, format, types, the site, and the six packages as wheels. The tests run one step after another, each over
-two processes; beside them a second lane makes the environments, in the order in which the tests want them, and does everything
-else. A step that fails stops no other one. Everything that it makes lies in .ci-env (git ignores it) and goes when it ends;
-CI_KEEP=1 leaves it there.
+What a stranger does first, then what a maintainer must: every test but the lanes' once, a leaf's where the leaf is alone and
+all others where everything is; lint, format, types, the site, and the six packages as wheels. The tests run one step after
+another, each over two processes; beside them a second lane makes the environments, in the order in which the tests want them,
+and does everything else. A step that fails stops no other one. Everything that it makes lies in .ci-env (git ignores it) and
+goes when it ends; CI_KEEP=1 leaves it there.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ import suite
 from repository import FACADE, ROOT, packages
 
 HOME = ROOT / ".ci-env"
+TOGETHER = "together and not lane"
+"""Tests of leaves that are skipped where the leaf is alone."""
 MINUTES = 20
 """What this may take on two cores. It is reported, not enforced: no machine is as fast as another."""
 
@@ -69,9 +71,11 @@ def steps() -> tuple[list[Step], list[Step]]:
     tests = [
         testing(f"{leaf} alone", made[leaf], "hatch", "test", "-i", f"package={leaf}", "--", f"tests/{leaf}") for leaf in alone
     ]
-    # forge-dist's tests of ZeRO need DeepSpeed, which the environment of everything has.
-    others = ["tests/whole", "tests/forge", "tests/tools", "tests/peers", "tests/forge-dist/strategies/zero"]
+    others = ["tests/whole", "tests/forge", "tests/tools", "tests/peers"]
     tests.insert(2, testing("everything together", everything, "hatch", "run", "test", *others))
+    # What a leaf's own environment lacks: DeepSpeed, other leaves.
+    leaves = [f"tests/{leaf}" for leaf in alone]
+    tests.insert(3, testing("leaves together", everything, "hatch", "run", "test", "-m", TOGETHER, *leaves))
     checks = ["hatch check code", "hatch check fmt", "hatch check types", "hatch run wheels", "hatch run docs:build"]
     environments = [made["forge-packing"], made["forge-data"], everything, *(made[leaf] for leaf in alone[2:])]
     return tests, [*environments, *(Step(check, check.split()) for check in checks)]

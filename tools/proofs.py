@@ -1,4 +1,8 @@
-"""The tests that take too long for CI, one after another: `hatch run proofs` runs those marked `lane`."""
+"""What takes too long for CI, one test file after another: `hatch run proofs`.
+
+Runs the tests marked `lane`, which CI leaves out, and every Hypothesis test with all of the examples that it asks for, of
+which CI draws a part (`tests/conftest.py`).
+"""
 
 from __future__ import annotations
 
@@ -11,15 +15,18 @@ from functools import partial
 import lane
 from repository import LANES, ROOT
 
+SELECTED = ["-m", "lane or hypothesis", "--hypothesis-profile=full"]
+"""pytest's arguments that select the tests, and all of their examples."""
 
-def marked() -> list[str]:
-    """Return the ids of all tests marked `lane`."""
-    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-m", "lane", "-p", "no:cacheprovider", "tests"]
+
+def files() -> list[str]:
+    """Return the test files that have a selected test."""
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", *SELECTED, "-p", "no:cacheprovider", "tests"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     found = [line for line in done.stdout.splitlines() if "::" in line and not line.startswith(("ERROR", "FAILED"))]
     if done.returncode or not found:
-        raise SystemExit(f"pytest found no test marked `lane`:\n{done.stdout}{done.stderr}")
-    return found
+        raise SystemExit(f"pytest found no test for this lane:\n{done.stdout}{done.stderr}")
+    return list(dict.fromkeys(line.partition("::")[0] for line in found))
 
 
 def main(arguments: list[str]) -> int:
@@ -29,20 +36,20 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     state = lane.Lane("proofs", fresh=options.fresh)
     cases = {}
-    for number, test in enumerate(marked()):
-        report = LANES / "proofs" / f"{number}.xml"
-        cases[test] = partial(lane.tests, sys.executable, "-m", "lane", test, environ=dict(os.environ), report=report)
-    # One at a time: each starts processes of its own.
+    for file in files():
+        report = LANES / "proofs" / f"{file.removesuffix('.py').replace('/', '.')}.xml"
+        cases[file] = partial(lane.tests, sys.executable, *SELECTED, file, environ=dict(os.environ), report=report)
+    # One at a time: many start processes of their own. A file's tests share what they prepare.
     state.run(cases)
-    body, failed = summary({test: state.done[test] for test in cases})
+    body, failed = summary({file: state.done[file] for file in cases})
     lane.page("proofs", "Tests that take long", "hatch run proofs", body)
     return int(failed)
 
 
 def summary(results: dict[str, lane.Result]) -> tuple[str, bool]:
-    """Return a table of the tests and what came of each, and whether any failed or was skipped throughout."""
-    rows = [[f"`{test}`", result["says"]] for test, result in results.items()]
-    return lane.table(["test", "result"], rows), any(result["failed"] for result in results.values())
+    """Return a table of the files and what came of each, and whether any test failed."""
+    rows = [[f"`{file}`", result["says"]] for file, result in results.items()]
+    return lane.table(["tests", "result"], rows), any(result["failed"] for result in results.values())
 
 
 if __name__ == "__main__":

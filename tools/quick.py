@@ -1,7 +1,8 @@
 """A first look at a change: `hatch run quick [PACKAGE ...] [pytest's arguments]`.
 
-Runs, for the packages that are named or that differ from main, every test that is not marked `slow`, with ten examples a
-Hypothesis test, in two processes; and always the laws. It replaces no full run: `hatch run test` and CI run everything.
+Runs, for the packages that are named or that differ from main, every test that is marked neither `slow` nor `lane`, with ten
+examples a Hypothesis test, in two processes; and always the laws. It replaces no full run: `hatch run test`, as CI, runs
+all but the lanes.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ from pathlib import Path
 import suite
 from repository import FACADE, LAWS, ROOT, git, packages
 
-SHARED = ("tests/ranks.py", "tests/conftest.py", "pytest.ini", "hatch.toml")
+SHARED = ("tests/ranks.py", "tests/lanes.py", "tests/conftest.py", "pytest.ini", "hatch.toml")
 """What every package's tests depend on."""
 OF_THE_FACADE = ("tests/whole/", "examples/", "benchmarks/")
+QUICK = ["-m", "not slow and not lane", "--hypothesis-profile=quick"]
+"""pytest's arguments that select the tests and lower their examples."""
 TOOLS = ("tools/", "tests/tools/", ".ci/")
 
 
@@ -33,7 +36,7 @@ def main(arguments: list[str]) -> int:
         chosen, why = tests_for(None if base is None else changed_since(base), set(known), meaning)
     print(f"{why}\n{' '.join(chosen)}\n", flush=True)
     began = time.monotonic()
-    command = [sys.executable, "-m", "pytest", "-q", "-m", "not slow", "--hypothesis-profile=quick", *suite.TWO_PROCESSES]
+    command = [sys.executable, "-m", "pytest", "-q", *QUICK, *suite.TWO_PROCESSES]
     command += ["--durations=8", "--durations-min=2", *chosen, *arguments]
     status = subprocess.run(command, cwd=ROOT, check=False).returncode
     print(f"{time.monotonic() - began:.0f} s. A test that takes seconds here is marked `slow`, or made faster.")

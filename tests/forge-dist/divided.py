@@ -1,5 +1,6 @@
 """What the tests of divided exports do on each rank: load by a strategy, change the weights, wrap."""
 
+import importlib.util
 import inspect
 from contextlib import nullcontext
 
@@ -11,7 +12,26 @@ CPU = torch.device("cpu")
 REPLICAS = "dp_replicate_size" in inspect.signature(DistributedConfig).parameters
 """Whether this transformers can hold several copies of a sharded model; before 5.23 hsdp is refused."""
 
+DEEPSPEED = importlib.util.find_spec("deepspeed") is not None
+DIVIDED = ["ddp", "fsdp2", *(["zero1", "zero3"] if DEEPSPEED else [])]
+_needs_deepspeed = pytest.mark.skipif(not DEEPSPEED, reason="needs the extra deepspeed")
+
 needs_replicas = pytest.mark.skipif(not REPLICAS, reason="hsdp needs transformers 5.23")
+
+
+def zero(test):
+    """Mark a test that needs DeepSpeed, which CI has where everything is."""
+    return pytest.mark.together(_needs_deepspeed(test))
+
+
+by_family = pytest.mark.parametrize(
+    "names",
+    [
+        pytest.param(["ddp", "fsdp2"], id="ddp-fsdp2"),
+        pytest.param(["zero1", "zero3"], id="zero1-zero3", marks=[_needs_deepspeed, pytest.mark.lane]),
+    ],
+)
+
 SAMPLES = [
     ([5, 6, 7, 8, 9, 10, 11], [-100, -100, 7, 8, -100, 10, 11]),
     ([3, 60, 2, 59, 1, 58, 0, 57, 33, 21, 20], [3, 60, 2, 59, 1, 58, 0, 57, 33, 21, 20]),

@@ -1,15 +1,16 @@
 """What other libraries say while a model is loaded and exported."""
 
-import importlib.util
 import subprocess
 import sys
 
 import pytest
 
+from .divided import zero
+
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="the extra deepspeed is not installed")
+@zero
 def test_standard_output_stays_the_callers(base, tmp_path):
     """Where DeepSpeed is installed, transformers' saving imports it; nothing is written to standard output."""
     script = (

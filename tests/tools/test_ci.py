@@ -1,27 +1,35 @@
 """What CI runs: every test folder once, each step after its environment; and what it says at the end."""
 
 import os
+import re
 import sys
 import threading
 from pathlib import Path
 
 import ci
 import pytest
+from repository import FACADE, packages
 
 ROOT = Path(__file__).resolve().parents[2]
+LEAVES = sorted(set(packages()) - {FACADE})
 
 
 def test_every_test_folder_runs_once():
-    """No folder is forgotten, and none runs twice, but for ZeRO's tests: they are skipped where DeepSpeed is missing."""
+    """No folder is forgotten, and none runs twice, but for the leaves' tests that need what the leaf alone lacks."""
     tests, _ = ci.steps()
-    paths = [argument for step in tests for argument in step.command if argument.startswith("tests/")]
-    assert sorted(paths) == sorted(
-        [
-            *(f"tests/{path.name}" for path in ROOT.glob("tests/*/") if path.name != "__pycache__"),
-            "tests/forge-dist/strategies/zero",
-        ]
-    )
-    assert all((ROOT / path).is_dir() for path in paths)
+    whole = [step for step in tests if ci.TOGETHER not in step.command]
+    paths = [argument for step in whole for argument in step.command if argument.startswith("tests/")]
+    assert sorted(paths) == sorted(f"tests/{path.name}" for path in ROOT.glob("tests/*/") if path.name != "__pycache__")
+    (together,) = [step for step in tests if step not in whole]
+    assert {f"tests/{leaf}" for leaf in LEAVES} <= set(together.command)
+
+
+@pytest.mark.parametrize("leaf", LEAVES)
+def test_what_a_leaf_alone_skips_is_marked(leaf):
+    """A leaf's test that needs DeepSpeed or another package of ours is marked `together`: elsewhere in CI it is skipped."""
+    missing = re.compile(r'(?:importorskip|find_spec)\("(?:deepspeed|forge_\w+)"')
+    files = [path for path in (ROOT / "tests" / leaf).rglob("*.py") if missing.search(path.read_text(encoding="utf-8"))]
+    assert [path for path in files if "mark.together" not in path.read_text(encoding="utf-8")] == []
 
 
 def test_each_environment_is_made_before_it_is_needed():

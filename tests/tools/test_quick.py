@@ -1,8 +1,6 @@
 """Which tests `hatch run quick` chooses: on a branch, on main, with uncommitted changes, without main, without git."""
 
-import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -134,25 +132,3 @@ def test_what_it_names_is_there():
     """Every test folder and every law that it may choose exists."""
     assert all((ROOT / f"tests/{folder}").is_dir() for folder in packages())
     assert all((ROOT / law).is_file() for law in LAWS)
-
-
-@pytest.mark.slow
-def test_no_test_asks_for_more_than_ten_examples(tmp_path):
-    """Under the profile `quick` a number in a test's own settings is an upper bound no more; elsewhere it holds."""
-    shutil.copy(ROOT / "tests" / "conftest.py", tmp_path)
-    (tmp_path / "test_made_up.py").write_text(
-        "from hypothesis import given, settings, strategies as st\n"
-        "seen = {'many': 0, 'few': 0}\n"
-        "@settings(max_examples=300)\n@given(st.integers())\ndef test_many(n): seen['many'] += 1\n"
-        "@settings(max_examples=3)\n@given(st.integers())\ndef test_few(n): seen['few'] += 1\n"
-        "def test_counts(): print('SEEN', seen['many'], seen['few'])\n"
-    )
-    command = [sys.executable, "-m", "pytest", "-q", "-s", "-p", "no:cacheprovider", str(tmp_path), f"--rootdir={tmp_path}"]
-    counts = {}
-    for profile in ("quick", "forge"):
-        done = subprocess.run(
-            [*command, f"--hypothesis-profile={profile}"], capture_output=True, text=True, cwd=tmp_path, check=True
-        )
-        (line,) = [line for line in done.stdout.splitlines() if "SEEN" in line]
-        counts[profile] = line.split("SEEN")[1].split()
-    assert counts == {"quick": ["10", "3"], "forge": ["300", "3"]}

@@ -18,6 +18,7 @@ import forge
 from forge.run._adaptation import check_projections
 from forge_algos.settings._adapter import Adapter
 
+from ..lanes import ci_keeps
 from ..ranks import run_on_ranks
 from .starts import metrics
 from .verbs import run_verb, settings_of
@@ -45,6 +46,8 @@ CASES = [
     for verb in ("sft", "dpo")
     for name in ADAPTERS
 ]
+# Of two ranks: each form of weights that is divided (floating, quantised, no module of the model, projected), and pairs.
+DIVIDED = [*(("sft", name) for name in ("lora", "qlora", "prefix", "osft", "osft paper")), ("dpo", "lora")]
 
 
 def test_every_adaptation_is_tried() -> None:
@@ -78,6 +81,7 @@ def learned(run: Path, result: dict[str, Any]) -> None:
     assert model(torch.arange(5)[None]).logits.isfinite().all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("verb", "name"), CASES)
 def test_in_one_process(verb: str, name: str, model_dir: Path, folder: Path, tmp_path: Path) -> None:
     """It learns, and plain PEFT or plain transformers loads the result."""
@@ -102,7 +106,7 @@ def test_virtual_tokens_beside_a_head(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("verb", "name"), CASES)
+@pytest.mark.parametrize(("verb", "name"), ci_keeps(DIVIDED, CASES))
 def test_on_two_ranks(verb: str, name: str, model_dir: Path, folder: Path, tmp_path: Path) -> None:
     """The same where every weight of the model is divided."""
     settings = {**given(verb, name, model_dir, folder), "strategy": "fsdp2", "ckpt_output_dir": str(tmp_path)}
@@ -110,7 +114,7 @@ def test_on_two_ranks(verb: str, name: str, model_dir: Path, folder: Path, tmp_p
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["osft", "osft factors", "osft paper"])
+@pytest.mark.parametrize("name", ci_keeps(["osft", "osft paper"], ["osft", "osft factors", "osft paper"]))
 def test_what_osft_protects_stays(name: str, model_dir: Path, folder: Path, tmp_path: Path) -> None:
     """Resumed on two ranks after half of the steps, with decay and clipping: protected directions stay.
 

@@ -9,13 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from ..lanes import ci_keeps
+
 pytestmark = pytest.mark.slow
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 COMMON = {"benchmark", "claim", "ratio", "target", "met", "toy", "machine", "versions", "sizes"}
 needs_trl = pytest.mark.skipif(
     importlib.util.find_spec("trl") is None,
-    reason="trl is not installed: hatch run peers:python -m pytest tests/whole/test_benchmarks.py",
+    reason="trl is not installed: hatch run peers:python -m pytest -m lane tests/whole/test_benchmarks.py",
 )
 
 
@@ -47,7 +49,6 @@ def benchmark_modules(monkeypatch):
             del sys.modules[name]
 
 
-@pytest.mark.slow
 def test_imports():
     """imports.py times the import of forge, of a leaf, and the help page."""
     figures = run_toy("imports.py")
@@ -55,7 +56,6 @@ def test_imports():
     assert figures["budgets"] == {"import_forge_over_bare_seconds": 0.1, "help_seconds": 0.5}
 
 
-@pytest.mark.slow
 def test_loop_overhead():
     """loop_overhead.py drives two loops that train the same: their losses after five steps are equal."""
     figures = run_toy("loop_overhead.py")
@@ -63,7 +63,6 @@ def test_loop_overhead():
     assert {side["tokens_per_second"] > 0 for side in figures["sides"].values()} == {True}
 
 
-@pytest.mark.slow
 @pytest.mark.lane
 @pytest.mark.parametrize(("shape", "adapter"), [("llama-3.2-1b", "none"), ("qwen3-0.6b", "lora")])
 def test_gpu_sft(shape, adapter):
@@ -77,7 +76,6 @@ def test_gpu_sft(shape, adapter):
     assert (figures["sizes"]["adapter_weights"] > 0) == (adapter == "lora")
 
 
-@pytest.mark.slow
 @pytest.mark.lane
 @needs_trl
 @pytest.mark.parametrize(("adapter", "packing"), [("none", "rows"), ("lora", "bfd")])
@@ -91,7 +89,6 @@ def test_sft_vs_trl(adapter, packing):
     assert figures["cpu_time_ratio"] > 0
 
 
-@pytest.mark.slow
 @pytest.mark.lane
 @needs_trl
 def test_dpo_vs_trl():
@@ -101,7 +98,6 @@ def test_dpo_vs_trl():
     assert figures["first_loss"]["forge"] == pytest.approx(figures["first_loss"]["trl"], rel=1e-4)
 
 
-@pytest.mark.slow
 @pytest.mark.lane
 @needs_trl
 def test_sft_few_labels_vs_trl():
@@ -111,7 +107,7 @@ def test_sft_few_labels_vs_trl():
     assert figures["sizes"]["labelled_share"] == pytest.approx(0.25, abs=0.03)
 
 
-@pytest.mark.slow
+@pytest.mark.lane
 def test_head_alone():
     """head_alone.py compares the loss and the log-probabilities after it saw that they are equal."""
     figures = run_toy("head_alone.py")
@@ -120,7 +116,6 @@ def test_head_alone():
         assert case["peak_bytes"]["full"] > case["peak_bytes"]["chunked"] > 0
 
 
-@pytest.mark.slow
 @pytest.mark.lane
 def test_osft_cost():
     """osft_cost.py steps every installed side from the same layer, and reports what each keeps."""
@@ -141,7 +136,6 @@ def test_osft_cost():
         assert found["direct"]["optimizer_bytes"] == pytest.approx(8 * found["direct"]["trainable"], abs=64)
 
 
-@pytest.mark.slow
 @pytest.mark.lane
 @needs_trl
 def test_gpu_sft_beside_trl():
@@ -151,7 +145,6 @@ def test_gpu_sft_beside_trl():
     assert figures["missing_sides"] == []
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("trl") is not None, reason="trl is installed here")
 def test_without_trl_the_comparison_does_not_start():
     """sft_vs_trl.py names what is missing and how to run it, and prints no figure."""
@@ -162,25 +155,27 @@ def test_without_trl_the_comparison_does_not_start():
     assert "trl is not installed" in done.stderr
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "script",
-    [
-        "data_small.py",
-        "data_word_cache.py",
-        "data_workers.py",
-        "data_memory.py",
-        "data_store.py",
-        "packing_order.py",
-        "packing_plan.py",
-    ],
+    ci_keeps(
+        ["data_small.py", "data_store.py", "packing_order.py", "packing_plan.py"],
+        [
+            "data_small.py",
+            "data_word_cache.py",
+            "data_workers.py",
+            "data_memory.py",
+            "data_store.py",
+            "packing_order.py",
+            "packing_plan.py",
+        ],
+    ),
 )
 def test_a_side_of_our_own(script):
     """The benchmarks that need no other library measure what they claim."""
     assert run_toy(script)["claim"]
 
 
-@pytest.mark.slow
+@pytest.mark.lane
 @pytest.mark.parametrize(
     ("script", "module"),
     [
@@ -194,11 +189,10 @@ def test_a_side_of_our_own(script):
 def test_beside_another_library(script, module):
     """The claims against another library run where it is installed, and compare the same work."""
     if importlib.util.find_spec(module) is None:
-        pytest.skip(f"{module} is not installed: hatch run peers:python -m pytest tests/whole/test_benchmarks.py")
+        pytest.skip(f"{module} is not installed: hatch run peers:python -m pytest -m lane tests/whole/test_benchmarks.py")
     assert run_toy(script)["claim"]
 
 
-@pytest.mark.slow
 @pytest.mark.lane
 def test_shared_prompts():
     """shared_prompts.py trains the same with prompts once and twice, and more tokens go through the model with the latter."""
@@ -207,7 +201,7 @@ def test_shared_prompts():
     assert figures["tokens_ratio"] > 1.2
 
 
-@pytest.mark.slow
+@pytest.mark.lane
 def test_online_learning():
     """online_learning.py trains with every method, and reports what each run learned."""
     figures = run_toy("online_learning.py")
@@ -215,7 +209,6 @@ def test_online_learning():
     assert all({"seed", "before", "after", "seconds"} <= set(run) for run in figures["runs"])
 
 
-@pytest.mark.slow
 @pytest.mark.lane
 def test_osft_continual():
     """osft_continual.py takes every method that is installed through its tasks, and compares our default with the rest."""
@@ -225,21 +218,15 @@ def test_osft_continual():
     assert figures["default"] in figures["means"]["level"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "script",
-    [
-        "dist_save.py",
-        pytest.param("dist_memory.py", marks=pytest.mark.lane),
-        pytest.param("dist_restart.py", marks=pytest.mark.lane),
-    ],
+    ci_keeps(["dist_save.py"], ["dist_save.py", "dist_memory.py", "dist_restart.py"]),
 )
 def test_over_ranks(script):
     """The benchmarks of ranks and full states measure what they claim."""
     assert run_toy(script)["claim"]
 
 
-@pytest.mark.slow
 @pytest.mark.lane
 def test_dist_step():
     """dist_step.py drives two sides that train the same, step by step."""
@@ -247,7 +234,6 @@ def test_dist_step():
     assert figures["losses"]["ours"] == pytest.approx(figures["losses"]["bare"], rel=1e-3)
 
 
-@pytest.mark.slow
 def test_a_side_that_dies_ends_the_benchmark(benchmark_modules, tmp_path):
     """A worker that cannot start is an error that names its side, and leaves no other side running."""
     lockstep = benchmark_modules("_lockstep")

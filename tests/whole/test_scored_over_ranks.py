@@ -28,8 +28,8 @@ STRATEGIES = [
     pytest.param(
         {"strategy": "fsdp2", "reshard_after_forward": "always", "activation_checkpointing": True}, id="fsdp2-resharded"
     ),
-    pytest.param({"strategy": "fsdp2"}, id="fsdp2"),
-    pytest.param({"strategy": "zero2"}, id="zero2", marks=needs_deepspeed),
+    pytest.param({"strategy": "fsdp2"}, id="fsdp2", marks=pytest.mark.lane),
+    pytest.param({"strategy": "zero2"}, id="zero2", marks=[needs_deepspeed, pytest.mark.lane]),
     pytest.param({"strategy": "zero3"}, id="zero3", marks=needs_deepspeed),
 ]
 

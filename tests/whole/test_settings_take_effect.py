@@ -5,14 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import forge
-from forge.settings._settings import flat_fields
+from forge.settings._settings import flat_fields, signature_of
 from forge.verbs._sft import SFTSettings
 
 from .conftest import conversations, write_rows
@@ -227,20 +227,39 @@ def test_the_same_settings_leave_the_same_traces(places: dict[str, str], tmp_pat
     assert run_with({}, places, tmp_path / "a") == run_with({}, places, tmp_path / "b")
 
 
+@pytest.fixture(scope="module")
+def outcome(places: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Callable[[dict[str, Any]], str]:
+    """Settings → what their run left, or why it was refused."""
+
+    def made(options: dict[str, Any]) -> str:
+        try:
+            return run_with(options, places, tmp_path_factory.mktemp("run") / "run")
+        except (forge.DataLintError, forge.algos.DivergedError, forge.dist.ExportError) as error:
+            return f"refused: {type(error).__name__}"
+
+    return once(SFTSettings, made, BASE | {"model_path": "MODEL", "data_path": "DATA"})
+
+
+def once(settings_class: type, made: Callable[[dict[str, Any]], str], given: dict[str, Any]) -> Callable[[dict[str, Any]], str]:
+    """Return what is made of settings, once for all that differ in no more than naming what is given or the default."""
+    usual = {name: parameter.default for name, parameter in signature_of(settings_class).parameters.items()} | given
+    found: dict[str, str] = {}
+
+    def one(options: dict[str, Any]) -> str:
+        key = repr(sorted((name, repr(value)) for name, value in options.items() if value != usual[name]))
+        if key not in found:
+            found[key] = made(options)
+        return found[key]
+
+    return one
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(CASES))
-def test_setting_takes_effect(name: str, places: dict[str, str], tmp_path: Path) -> None:
+def test_setting_takes_effect(name: str, outcome: Callable[[dict[str, Any]], str]) -> None:
     """Two values of one setting leave different traces."""
     beside, one, other = CASES[name]
-    traced = [outcome({**beside, name: value}, places, tmp_path / str(index)) for index, value in enumerate((one, other))]
-    assert traced[0] != traced[1]
-
-
-def outcome(options: dict[str, Any], places: dict[str, str], directory: Path) -> str:
-    """What a run left, or why it was refused."""
-    try:
-        return run_with(options, places, directory)
-    except (forge.DataLintError, forge.algos.DivergedError, forge.dist.ExportError) as error:
-        return f"refused: {type(error).__name__}"
+    assert outcome({**beside, name: one}) != outcome({**beside, name: other})
 
 
 @pytest.mark.parametrize("name", sorted(SPEEDS))

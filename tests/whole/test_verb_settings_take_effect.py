@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from forge.settings._settings import groups
 from forge.verbs._registry import task_of
 from forge.verbs._sft import SFTSettings
 
-from .test_settings_take_effect import traces
+from .test_settings_take_effect import once, traces
 from .verbs import VERBS, settings_of, teacher
 
 # For every verb: its own settings, as (what is given beside it, and two values that must tell two runs apart).
@@ -150,18 +151,31 @@ def places(model_dir: Path, folder: Path) -> Iterator[dict[str, str]]:
         }
 
 
-def run_with(verb: str, options: dict[str, Any], places: dict[str, str], directories: tuple[Path, Path, Path]) -> str:
-    """What a run left, or why it was refused."""
-    model_dir, folder, directory = directories
-    written = (folder / "forge_test_rewards.py").read_text()
-    given = {**settings_of(verb, model_dir, folder), "max_steps": 2, "max_grad_norm": 0.0, **options}
-    (folder / "forge_test_rewards.py").write_text(written)
-    given = {name: places.get(value, value) if isinstance(value, str) else value for name, value in given.items()}
-    try:
-        getattr(forge, verb)(**given, ckpt_output_dir=directory)
-    except (forge.data.ForgeDataError, forge.algos.ForgeAlgosError) as error:
-        return f"refused: {type(error).__name__}"
-    return traces(directory)
+@pytest.fixture(scope="module")
+def outcome(
+    places: dict[str, str], model_dir: Path, folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], Callable[[dict[str, Any]], str]]:
+    """Verb → settings → what their run left, or why it was refused."""
+
+    @cache
+    def of(verb: str) -> Callable[[dict[str, Any]], str]:
+        written = (folder / "forge_test_rewards.py").read_text()
+        given = {**settings_of(verb, model_dir, folder), "max_steps": 2, "max_grad_norm": 0.0}
+        (folder / "forge_test_rewards.py").write_text(written)
+
+        def made(options: dict[str, Any]) -> str:
+            chosen = {**given, **options}
+            chosen = {name: places.get(value, value) if isinstance(value, str) else value for name, value in chosen.items()}
+            directory = tmp_path_factory.mktemp(verb) / "run"
+            try:
+                getattr(forge, verb)(**chosen, ckpt_output_dir=directory)
+            except (forge.data.ForgeDataError, forge.algos.ForgeAlgosError) as error:
+                return f"refused: {type(error).__name__}"
+            return traces(directory)
+
+        return once(task_of(verb).settings, made, given)
+
+    return of
 
 
 def test_every_setting_has_a_case() -> None:
@@ -178,17 +192,12 @@ def test_every_setting_has_a_case() -> None:
         assert names <= set(CASES[verb]), verb
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("verb", "name"), [(verb, name) for verb, cases in CASES.items() for name in cases])
-def test_setting_takes_effect(
-    verb: str, name: str, places: dict[str, str], model_dir: Path, folder: Path, tmp_path: Path
-) -> None:
+def test_setting_takes_effect(verb: str, name: str, outcome: Callable[[str], Callable[[dict[str, Any]], str]]) -> None:
     """Two values of one setting leave different traces."""
     beside, one, other = CASES[verb][name]
-    found = [
-        run_with(verb, {**beside, name: value}, places, (model_dir, folder, tmp_path / str(index)))
-        for index, value in enumerate((one, other))
-    ]
-    assert found[0] != found[1]
+    assert outcome(verb)({**beside, name: one}) != outcome(verb)({**beside, name: other})
 
 
 def test_an_online_run_that_nothing_rewards_is_refused(model_dir: Path, folder: Path, tmp_path: Path) -> None:

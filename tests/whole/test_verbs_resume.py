@@ -8,11 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ..lanes import ci_keeps
 from ..ranks import run_on_ranks
 from .starts import metrics, untimed, weights
 from .verbs import VERBS, run_verb, run_verb_killed, settings_of
 
 pytestmark = pytest.mark.slow
+
+# One of each kind of rows, and those that keep more than weights: a teacher, a reference, a baseline, rollouts, a value head.
+IN_CI = ["pretrain", "distill", "dpo", "kto", "reward", "ppo", "grpo"]
+OTHERS_THAN_SFT = [verb for verb in VERBS if verb != "sft"]
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +41,7 @@ def alone(model_dir: Path, folder: Path, tmp_path_factory: pytest.TempPathFactor
     return run
 
 
-@pytest.mark.parametrize("verb", [verb for verb in VERBS if verb != "sft"])
+@pytest.mark.parametrize("verb", ci_keeps(IN_CI, OTHERS_THAN_SFT))
 def test_a_resume_is_invisible(verb: str, alone: Any, model_dir: Path, folder: Path, tmp_path: Path) -> None:
     """kill -9 after step 3 (online: within a rollout) and the same command: the same figures, weights, rollouts."""
     given = settings_of(verb, model_dir, folder) | {"full_state_every_steps": 3, "ckpt_output_dir": str(tmp_path / "run")}
@@ -51,7 +56,11 @@ def test_a_resume_is_invisible(verb: str, alone: Any, model_dir: Path, folder: P
 
 
 @pytest.mark.parametrize(
-    ("verb", "strategy"), [*((verb, "fsdp2") for verb in VERBS if verb != "sft"), ("dpo", "ddp"), ("grpo", "ddp")]
+    ("verb", "strategy"),
+    ci_keeps(
+        [*((verb, "fsdp2") for verb in ("distill", "dpo", "kto", "reward", "ppo")), ("grpo", "ddp")],
+        [*((verb, "fsdp2") for verb in OTHERS_THAN_SFT), ("dpo", "ddp"), ("grpo", "ddp")],
+    ),
 )
 def test_the_same_on_two_ranks(verb: str, strategy: str, alone: Any, model_dir: Path, folder: Path, tmp_path: Path) -> None:
     """Two ranks make one process's steps and sample its completions: the same figures but for rounding."""

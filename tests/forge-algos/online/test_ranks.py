@@ -27,7 +27,7 @@ from ..oracle import CPU
 
 pytest.importorskip("forge_dist", reason="forge_dist is not installed beside forge_algos")
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.together]
 
 # Adam's eps at 1e-3: a gradient of 1e-7 divided by its own root would turn rounding into a step.
 OPTIMIZER = OptimizerSettings(learning_rate=1e-2, eps=1e-3, lr_scheduler="constant")

@@ -25,12 +25,13 @@ from forge_algos import (
     train,
 )
 
+from ...lanes import ci_keeps
 from ...ranks import run_on_ranks
 from ..oracle import CPU, make, pack, samples
 
 pytest.importorskip("forge_dist", reason="forge_dist is not installed beside forge_algos")
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.together]
 
 LENGTHS = (5, 9, 2, 7, 13, 4, 6)
 LORA = AdapterSettings(adapter="lora", lora_r=3)
@@ -161,7 +162,7 @@ def same(ours, theirs, world_size):
         np.testing.assert_allclose(weights[name], expected_weights[name], rtol=1e-4, atol=1e-5, err_msg=name)
 
 
-@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize("world_size", ci_keeps([2], [2, 4]))
 def test_real_ranks_equal_one_process(folders, world_size):
     """Under ddp, fsdp2 and hsdp results are one process's; full and LoRA, tied and untied heads.
     Unequal counts, idle ranks, accumulation, clipping, decay, evaluation.

@@ -73,6 +73,7 @@ def test_any_conversation(family, data):
     holds(family, data.draw(conversations(ACCOUNTS[family])))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", sorted(ACCOUNTS))
 @settings(max_examples=25)
 @given(data=st.data())
@@ -101,6 +102,7 @@ def test_reasoning_in_its_field(data):
     holds("qwen3", messages)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["chatml", "llama-3", "gemma", "llama-2", "qwen3", "mistral"])
 def test_a_line_of_100_kilobytes(family):
     """Long lines without a blank, and many short ones, are masked as any text."""
@@ -119,6 +121,7 @@ def test_half_a_surrogate_pair_is_refused(family, role):
         tokenize({"messages": messages}, tokenizer_of(family))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", sorted(ACCOUNTS))
 @settings(max_examples=15)
 @given(data=st.data())

@@ -1,6 +1,5 @@
 """A module that a run added to its model: trained, in full states, left out of exports by its name."""
 
-import importlib.util
 from pathlib import Path
 
 import pytest
@@ -10,10 +9,9 @@ from transformers import AutoModelForCausalLM
 from forge_dist import ExportError, check_export, export_model, load_model
 
 from ...ranks import run_on_ranks
-from ..divided import SAMPLES, adapted, strategy_of
+from ..divided import SAMPLES, adapted, by_family, strategy_of
 from ..training import Kept, alone, row
 
-DIVIDED = ["ddp", "fsdp2", *(["zero1", "zero3"] if importlib.util.find_spec("deepspeed") else [])]
 HEAD = ("value_head",)
 
 
@@ -111,7 +109,7 @@ def test_alone(one):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
-@pytest.mark.parametrize("names", list(filter(None, [DIVIDED[:2], DIVIDED[2:]])), ids="-".join)
+@by_family
 def test_on_two_ranks(one, names, tmp_path):
     """The same where the model is copied or divided, beside a frozen base too; the state of one process arrives bit for bit."""
     base, _, single = one

@@ -1,7 +1,6 @@
 """What ranks write together is what one process writes, byte for byte, or an error on all of them."""
 
 import copy
-import importlib.util
 import json
 import resource
 import weakref
@@ -16,10 +15,8 @@ from forge_dist import ExportError, export_model, load_model
 from forge_dist.exporting import _safetensors_writer
 
 from ...ranks import run_on_ranks
-from ..divided import CPU, adapted, changed, files_of, needs_replicas, ready, strategy_of
+from ..divided import CPU, adapted, changed, files_of, needs_replicas, ready, strategy_of, zero
 from .test_layout import mixture
-
-zero = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="needs the extra deepspeed")
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 plain model that they make.
 """
 
-import importlib.util
 from pathlib import Path
 
 import pytest
@@ -13,12 +12,11 @@ from transformers import AutoModelForCausalLM
 from forge_dist import ExportError, check_export, export_model, load_model
 
 from ...ranks import run_on_ranks
-from ..divided import SAMPLES, strategy_of
+from ..divided import SAMPLES, by_family, strategy_of
 from ..training import Kept, alone, train
 
 TARGETS = [f"model.layers.{layer}.{name}" for layer in (0, 1) for name in ("self_attn.q_proj", "mlp.up_proj", "mlp.down_proj")]
 BESIDE = [f"{name}.beside" for name in TARGETS]
-DIVIDED = ["ddp", "fsdp2", *(["zero1", "zero3"] if importlib.util.find_spec("deepspeed") else [])]
 
 
 class Beside(nn.Module):
@@ -139,7 +137,7 @@ def test_alone(one):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("names", list(filter(None, [DIVIDED[:2], DIVIDED[2:]])), ids="-".join)
+@by_family
 def test_on_two_ranks(one, names, tmp_path):
     """The same losses, norms and state where the model is copied or divided, the same files, and a state of one process goes
     on.

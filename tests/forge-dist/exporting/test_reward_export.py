@@ -1,6 +1,5 @@
 """A reward model, whole or divided → a directory that plain transformers (or plain PEFT) loads, proved by its rewards."""
 
-import importlib.util
 import json
 from pathlib import Path
 
@@ -11,10 +10,8 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from forge_dist import ExportError, check_export, export_model, load_model
 
 from ...ranks import run_on_ranks
-from ..divided import SAMPLES, needs_replicas
+from ..divided import SAMPLES, by_family, needs_replicas
 from ..rewards import ROWS, exported, padded, rewards, with_lora
-
-DIVIDED = ["ddp", "fsdp2", *(["zero1", "zero3"] if importlib.util.find_spec("deepspeed") else [])]
 
 
 def reward_model(path, dtype=torch.float32):
@@ -128,7 +125,7 @@ def test_rows_that_end_with_padding_are_not_compared(base, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("names", list(filter(None, [DIVIDED[:2], DIVIDED[2:]])), ids="-".join)
+@by_family
 def test_on_two_ranks(save_base, tmp_path, names):
     """After a step under each strategy, full and LoRA: proved on all ranks, loaded plainly with the same rewards, and a
     changed head is seen.

@@ -136,12 +136,12 @@ def test_an_end_without_a_report(run, tmp_path):
     assert "to stderr 1" in "".join(caught.value.__notes__)
 
 
-def test_a_killed_rank_is_named_within_seconds(run):
+def test_a_killed_rank_is_named_within_seconds(run, tmp_path):
     """SIGKILL of a rank is named as such, and a rank that hangs on does not hold its launcher up for torch's thirty seconds."""
-    began = time.monotonic()
     with pytest.raises(WorkerError, match="rank 1 on .* was killed by SIGKILL; out of memory"):
         run("ignore")
-    assert time.monotonic() - began < 25
+    # From the moment when both had started, which takes as long as the machine has other work.
+    assert time.time() - max((tmp_path / f"here_{rank}").stat().st_mtime for rank in range(2)) < 25
 
 
 def test_status_75_is_no_failure(run):

@@ -15,7 +15,7 @@ def free_port():
         return probe.getsockname()[1]
 
 
-def meet(*nodes, nnodes=2, seconds=20.0):
+def meet(*nodes, nnodes=2, seconds=60.0):
     """Each node's launcher in a thread of its own; what each found or raised."""
     port, found = free_port(), {}
 
@@ -25,7 +25,7 @@ def meet(*nodes, nnodes=2, seconds=20.0):
             meeting = make_rendezvous(topology(LaunchSettings(**settings), environ={}))
             info = meeting.next_rendezvous()
             found[number] = (info.rank, info.world_size, meeting)
-            together.wait(30)
+            together.wait(60)
         except LaunchError as error:
             found[number] = str(error)
             together.abort()
@@ -37,7 +37,7 @@ def meet(*nodes, nnodes=2, seconds=20.0):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(180)
     return [found[number] for number in range(len(nodes))]
 
 

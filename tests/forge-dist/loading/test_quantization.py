@@ -19,7 +19,7 @@ from forge_dist import (
 )
 
 from ...ranks import run_on_ranks
-from ..divided import SAMPLES, needs_replicas, strategy_of
+from ..divided import SAMPLES, needs_replicas, strategy_of, zero
 from ..training import Kept, alone, gradients, train
 
 pytestmark = [
@@ -230,7 +230,7 @@ def test_shards_over_two_of_four_ranks(base, one, tmp_path):
         assert 0.45 < rank["hsdp"]["held"] / one["held"] < 0.6
 
 
-@pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="needs the extra deepspeed")
+@zero
 @pytest.mark.parametrize("name", ["zero1", "zero3"])
 def test_zero_is_refused(base, name):
     """DeepSpeed would flatten codes as if they were numbers: refused by name, with what can be used instead."""

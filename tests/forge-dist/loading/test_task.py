@@ -2,7 +2,6 @@
 ranks.
 """
 
-import importlib.util
 import json
 from pathlib import Path
 
@@ -14,9 +13,8 @@ from transformers import AutoModelForSequenceClassification
 from forge_dist import ModelError, check_model_path, load_model, load_trained
 
 from ...ranks import run_on_ranks
+from ..divided import DIVIDED
 from ..rewards import ROWS, loaded, padded, rewards
-
-DIVIDED = ["ddp", "fsdp2", *(["zero1", "zero3"] if importlib.util.find_spec("deepspeed") else [])]
 
 
 def load(path, seed=5):
@@ -176,6 +174,7 @@ def test_an_adapter_to_use(base, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.together
 def test_on_ranks(save_base, tmp_path):
     """Every strategy reads the same weights, draws the same head and leaves the same random state as one process does."""
     base = save_base("llama-untied")

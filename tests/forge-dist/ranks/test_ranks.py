@@ -96,7 +96,8 @@ def test_the_first_ranks_failure_reaches_the_others(tmp_path):
         assert name == "WorkerError"
         assert text.startswith("rank 0 on ")
         assert "ZeroDivisionError: division by zero" in text
-        assert when - reported[0][2] < 5
+        # At once: a rank that waits for what never comes does so for minutes.
+        assert when - reported[0][2] < 60
 
 
 def fail(ranks):

@@ -1,7 +1,5 @@
 """A second model beside the trained one, which is only asked: divided as that one is, without gradients."""
 
-import importlib.util
-
 import pytest
 import torch
 from torch.distributed.tensor import DTensor
@@ -9,11 +7,9 @@ from torch.distributed.tensor import DTensor
 from forge_dist import load_model
 
 from ...ranks import run_on_ranks
-from ..divided import strategy_of
+from ..divided import by_family, strategy_of
 from ..rewards import ROWS, rewards
 from ..training import alone, backward, row, start
-
-DIVIDED = ["ddp", "fsdp2", *(["zero1", "zero3"] if importlib.util.find_spec("deepspeed") else [])]
 
 
 def ask(model, number):
@@ -80,7 +76,7 @@ def alone_found(paths):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("names", list(filter(None, [DIVIDED[:2], DIVIDED[2:]])), ids="-".join)
+@by_family
 def test_on_two_ranks(paths, alone_found, names):
     """All ranks ask, each its own row, before, within and after training steps: always what the files say; no graph, no
     gradients.

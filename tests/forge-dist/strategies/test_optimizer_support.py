@@ -2,8 +2,6 @@
 training.
 """
 
-import importlib.util
-
 import pytest
 import torch
 
@@ -11,11 +9,9 @@ import forge_dist
 from forge_dist import CheckpointError, StrategyError
 
 from ...ranks import run_on_ranks
-from ..divided import CPU, REPLICAS, adapted, strategy_of
+from ..divided import CPU, DEEPSPEED, REPLICAS, adapted, strategy_of
 from ..training import Kept, alone, nll, row
 from .test_choose import Some
-
-ZERO = importlib.util.find_spec("deepspeed") is not None
 
 
 class Both(torch.optim.Optimizer):
@@ -209,12 +205,13 @@ def refused(ranks, path, kinds):
 
 
 @pytest.mark.slow
+@pytest.mark.together
 def test_refused_before_training(base):
     """Adafactor over divided weights, and under ZeRO all that needs a weight's shape or counts for itself: named, with what
     works.
     """
     kinds = [("fsdp2", "adafactor"), ("fsdp2", "adafactor, one group")]
-    if ZERO:
+    if DEEPSPEED:
         kinds += [(name, optimizer) for name in ("zero1", "zero3") for optimizer in ("adafactor", "muon")]
     first, second = run_on_ranks(refused, 2, base, kinds)
     assert first == second

@@ -1,6 +1,5 @@
 """An export of a divided model is proved on all ranks, or refused on all of them."""
 
-import importlib.util
 import json
 import random
 import shutil
@@ -12,13 +11,11 @@ import torch
 from forge_dist import check_export, export_model, load_model
 
 from ...ranks import run_on_ranks
-from ..divided import SAMPLES, adapted, changed, needs_replicas, ready, strategy_of
+from ..divided import SAMPLES, adapted, changed, needs_replicas, ready, strategy_of, zero
 from ..exporting.test_export_divided import refused
 from ..exporting.test_layout import mixture
 
 pytestmark = pytest.mark.slow
-
-zero = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="needs the extra deepspeed")
 
 
 def passes(ranks, path, directory, names, kinds):

@@ -272,6 +272,7 @@ def on_rank(ranks, folder):
 
 
 @pytest.mark.slow
+@pytest.mark.together
 def test_ranks_share_the_work(tmp_path):
     """Two ranks compute half each and end with what one process has.
     Of whole and divided weights; with no cache, one that both see, or one of each: the same bits on both ranks. A bad weight

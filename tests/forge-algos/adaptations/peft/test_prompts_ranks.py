@@ -26,7 +26,7 @@ from ...preferences import pair_batch, some_pairs
 
 pytest.importorskip("forge_dist", reason="forge_dist is not installed beside forge_algos")
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.together]
 
 # Adam's eps at 1e-3: a gradient of 1e-7 divided by its own root would turn rounding into a step.
 OPTIMIZER = OptimizerSettings(learning_rate=0.03, eps=1e-3, weight_decay=0.1, warmup_steps=1, max_grad_norm=0.5)

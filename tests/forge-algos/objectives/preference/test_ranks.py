@@ -31,7 +31,7 @@ from ...preferences import a_classifier, kto_batch, pair_batch, rotated, some_pa
 
 pytest.importorskip("forge_dist", reason="forge_dist is not installed beside forge_algos")
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.together]
 
 LORA = AdapterSettings(adapter="lora", lora_r=3)
 # Adam's eps at 1e-3: a gradient of 1e-7 divided by its own root would turn rounding into a step.

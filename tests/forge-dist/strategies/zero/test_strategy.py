@@ -14,14 +14,19 @@ import torch
 from forge_dist import StrategyError, StrategySettings, make_strategy
 from forge_dist.strategies.zero._state import MODEL, OPTIMIZER
 
+from ....lanes import ci_keeps
 from ....ranks import run_on_ranks
 
 pytest.importorskip("deepspeed", reason="needs DeepSpeed: pip install 'forge-dist[deepspeed]'")
 pytest.importorskip("accelerate", reason="needs accelerate: pip install 'forge-dist[deepspeed]'")
 
+pytestmark = pytest.mark.together
+
 # Steps of micro-batches of three samples, by length; 0 is a sample with nothing to learn, at which a rank runs idle.
 STEPS = [[[5, 9, 4], [3, 11, 0]], [[7, 0, 5], [4, 6, 2]], [[2, 13, 3]], [[8, 3, 0], [5, 5, 7], [0, 9, 0]]]
 MAX_NORM = 0.5
+# Stage 3 divides what stages 1 and 2 divide, and the weights too.
+by_stage = pytest.mark.parametrize("stage", ci_keeps([3], [1, 2, 3]))
 
 
 def adamw(model):
@@ -156,12 +161,12 @@ def together(state):
     return {name: (value.full_tensor() if hasattr(value, "full_tensor") else value).clone() for name, value in state.items()}
 
 
-def trained_like_alone(ranks, path, options):
-    """Each stage: losses, norms, final weights and optimizer state, as plain values from rank 0, and the bytes that each rank
+def trained_like_alone(ranks, path, stages, options):
+    """Stage → losses, norms, final weights and optimizer state, as plain values from rank 0, and the bytes that each rank
     keeps.
     """
     found = {}
-    for stage in (1, 2, 3):
+    for stage in stages:
         run = Run(ranks, path, stage, **options)
         steps = [run.step(k) for k in range(len(STEPS))]
         state = run.state()
@@ -187,36 +192,39 @@ def check(expected, found, losses=1e-6, norms=1e-5, tolerance=1e-5):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("world_size", ci_keeps([2], [1, 2, 3]))
 def test_like_one_process(base, world_size):
     """Losses, norms, weights and moments of every stage are those of one process: accumulation, clipping, decay, idle ranks, a
     schedule.
     """
-    found = run_on_ranks(trained_like_alone, world_size, base, {})
+    found = run_on_ranks(trained_like_alone, world_size, base, (1, 2, 3), {})
     check(alone(base), found[0])
 
 
 @pytest.mark.slow
-def test_adapter(base):
+@by_stage
+def test_adapter(base, stage):
     """LoRA on a frozen model, which stage 3 divides too: adapters are trained as in one process."""
-    found = run_on_ranks(trained_like_alone, 2, base, {"lora": True})
+    found = run_on_ranks(trained_like_alone, 2, base, [stage], {"lora": True})
     check(alone(base, lora=True), found[0])
 
 
 @pytest.mark.slow
+@pytest.mark.lane
 def test_adapter_on_a_bfloat16_model(base):
     """So are float32 adapters on a bfloat16 model, within its rounding: stage 3 adds up a layer's
     gradients in another order.
     """
     options = {"lora": True, "dtype": torch.bfloat16}
-    found = run_on_ranks(trained_like_alone, 2, base, options)
+    found = run_on_ranks(trained_like_alone, 2, base, (1, 2, 3), options)
     check(alone(base, **options), found[0], losses=2**-7, norms=2e-2, tolerance=2e-3)
 
 
 @pytest.mark.slow
-def test_activation_checkpointing(base):
+@by_stage
+def test_activation_checkpointing(base, stage):
     """Activations that are computed anew change nothing."""
-    found = run_on_ranks(trained_like_alone, 2, base, {"activation_checkpointing": True})
+    found = run_on_ranks(trained_like_alone, 2, base, [stage], {"activation_checkpointing": True})
     check(alone(base), found[0])
 
 
@@ -241,38 +249,37 @@ def goes_on(ranks, path, stage, tensors, options):
     return loaded, losses, run.whole(), together(run.state())
 
 
-def resumed(ranks, path, options):
-    """Every stage's state at half time, and what goes on from it: the same stage with the same bits, the next one with the
-    same losses.
-    """
-    found = {}
-    for stage in (1, 2, 3):
-        run = Run(ranks, path, stage, **options)
-        begin = together(run.state())
-        assert begin.keys() == weights_of(begin).keys()
-        for k in range(HALF):
-            run.step(k)
-        tensors = together(run.state())
-        losses = [run.step(k)[0] for k in range(HALF, len(STEPS))]
-        end = together(run.state())
-        loaded, got, whole, last = goes_on(ranks, path, stage, tensors, options)
+def resumed(ranks, path, stage, options):
+    """Return a stage's state at half time; from it the stage goes on with the same bits, the next one with the same losses."""
+    run = Run(ranks, path, stage, **options)
+    begin = together(run.state())
+    assert begin.keys() == weights_of(begin).keys()
+    for k in range(HALF):
+        run.step(k)
+    tensors = together(run.state())
+    losses = [run.step(k)[0] for k in range(HALF, len(STEPS))]
+    end = together(run.state())
+    loaded, got, whole, last = goes_on(ranks, path, stage, tensors, options)
+    assert equal(loaded, tensors)
+    assert got == losses
+    assert equal(last, end)
+    for name, tensor in whole.items():
+        if ranks.is_first and f"{MODEL}{name}" in end:
+            assert torch.equal(tensor, end[f"{MODEL}{name}"])
+    if not options:
+        loaded, got, _, _ = goes_on(ranks, path, following(stage), tensors, options)
         assert equal(loaded, tensors)
-        assert got == losses
-        assert equal(last, end)
-        for name, tensor in whole.items():
-            if ranks.is_first and f"{MODEL}{name}" in end:
-                assert torch.equal(tensor, end[f"{MODEL}{name}"])
-        if not options:
-            loaded, got, _, _ = goes_on(ranks, path, stage % 3 + 1, tensors, options)
-            assert equal(loaded, tensors)
-            assert got == pytest.approx(losses, rel=1e-6)
-        found[stage] = tensors
+        assert got == pytest.approx(losses, rel=1e-6)
     # Before the first step there are no moments, and a state of then can be loaded too.
-    begun = Run(ranks, path, 3, **options)
+    begun = Run(ranks, path, stage, **options)
     begun.strategy.load_state(begun.model, begun.optimizer, Saved(begin))
     assert equal(together(begun.state()), begin)
     begun.step(0)
-    return found
+    return tensors
+
+
+def following(stage):
+    return stage % 3 + 1
 
 
 def weights_of(state):
@@ -283,34 +290,32 @@ def equal(one, other):
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
-def resumed_from(ranks, path, states, options):
-    """The losses that follow under each stage from each state, on another number of ranks than it was saved on."""
-    found = []
-    for stage, (saved_by, tensors) in zip((1, 2, 3), states, strict=True):
-        loaded, losses, _, _ = goes_on(ranks, path, stage, tensors, options)
-        assert equal(loaded, tensors)
-        found.append((saved_by, losses))
-    return found
+def resumed_by(ranks, path, stage, tensors):
+    """Return the losses that follow from a state, on another number of ranks than it was saved on."""
+    loaded, losses, _, _ = goes_on(ranks, path, stage, tensors, {})
+    assert equal(loaded, tensors)
+    return losses
 
 
 @pytest.mark.slow
-def test_resume(base):
+@by_stage
+def test_resume(base, stage):
     """A state saved on 2 ranks goes on with the same bits there, and with the same losses under another stage and on 1 and 3
     ranks.
     """
     expected = [loss for loss, _ in alone(base)[0][HALF:]]
-    states = run_on_ranks(resumed, 2, base, {})[0]
+    tensors = run_on_ranks(resumed, 2, base, stage, {})[0]
     for world_size in (1, 3):
-        saved = [(3, states[3]), (1, states[1]), (2, states[2])]
-        for _, losses in run_on_ranks(resumed_from, world_size, base, saved, {})[0]:
-            assert losses == pytest.approx(expected, rel=1e-5)
+        losses = run_on_ranks(resumed_by, world_size, base, following(stage), tensors)[0]
+        assert losses == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.slow
-def test_resume_of_an_adapter(base):
+@by_stage
+def test_resume_of_an_adapter(base, stage):
     """Of an adapter only what is trained is in the state, and it goes on with the same bits."""
-    states = run_on_ranks(resumed, 2, base, {"lora": True})[0]
-    assert all("lora_" in name for state in states.values() for name in state)
+    state = run_on_ranks(resumed, 2, base, stage, {"lora": True})[0]
+    assert all("lora_" in name for name in state)
 
 
 def under_another(ranks, path, name, tensors):
@@ -323,54 +328,52 @@ def under_another(ranks, path, name, tensors):
     return equal(loaded, tensors), [run.step(k)[0] for k in range(HALF, len(STEPS))]
 
 
-def between_strategies(ranks, path):
-    """ZeRO's states under ddp and fsdp2, and theirs under ZeRO."""
-    found = []
-    for name, stage in (("ddp", 3), ("fsdp2", 1), ("fsdp2", 3)):
-        tensors = saved_half_way(ranks, path, stage, {})
-        found.append(under_another(ranks, path, name, tensors))
-        tensors = saved_half_way(ranks, path, name, {})
-        loaded, losses, _, _ = goes_on(ranks, path, stage, tensors, {})
-        found.append((equal(loaded, tensors), losses))
-    return found
+def between_strategies(ranks, path, name, stage):
+    """ZeRO's state under ddp or fsdp2, and theirs under ZeRO."""
+    tensors = saved_half_way(ranks, path, stage, {})
+    found = [under_another(ranks, path, name, tensors)]
+    tensors = saved_half_way(ranks, path, name, {})
+    loaded, losses, _, _ = goes_on(ranks, path, stage, tensors, {})
+    return [*found, (equal(loaded, tensors), losses)]
 
 
 @pytest.mark.slow
-def test_between_strategies(base):
+@pytest.mark.parametrize(("name", "stage"), ci_keeps([("fsdp2", 3)], [("ddp", 3), ("fsdp2", 1), ("fsdp2", 3)]))
+def test_between_strategies(base, name, stage):
     """Names, shapes and values are those of ddp and fsdp2: either goes on from the other's state."""
     expected = [loss for loss, _ in alone(base)[0][HALF:]]
-    for same, losses in run_on_ranks(between_strategies, 2, base)[0]:
+    for same, losses in run_on_ranks(between_strategies, 2, base, name, stage)[0]:
         assert same
         assert losses == pytest.approx(expected, rel=1e-5)
 
 
-def dropped(ranks, path):
+def dropped(ranks, path, stage):
     """Steps that are not taken, the very first one among them, leave no trace, whether their gradients are sound or NaN."""
-    for stage in (1, 2, 3):
-        plain, other = Run(ranks, path, stage), Run(ranks, path, stage)
-        for k, factor in enumerate((1.0, float("nan"), float("inf"))):
-            before = together(other.state())
-            # One rank's loss is enough.
-            _, norm = other.gradients(k + 1, factor if ranks.rank == ranks.world_size - 1 else 1.0)
-            assert math.isfinite(norm) == (factor == 1.0)
-            if factor != 1.0:
-                with pytest.raises(StrategyError, match="NaN or infinite"):
-                    other.strategy.step(other.optimizer)
-                other.gradients(k + 1, factor)
-            other.strategy.scale_grads(other.parameters(), 0.1)
-            other.strategy.zero_grad(other.optimizer)
-            assert equal(together(other.state()), before)
-            assert other.step(k) == plain.step(k)
-        assert equal(together(other.state()), together(plain.state()))
+    plain, other = Run(ranks, path, stage), Run(ranks, path, stage)
+    for k, factor in enumerate((1.0, float("nan"), float("inf"))):
+        before = together(other.state())
+        # One rank's loss is enough.
+        _, norm = other.gradients(k + 1, factor if ranks.rank == ranks.world_size - 1 else 1.0)
+        assert math.isfinite(norm) == (factor == 1.0)
+        if factor != 1.0:
+            with pytest.raises(StrategyError, match="NaN or infinite"):
+                other.strategy.step(other.optimizer)
+            other.gradients(k + 1, factor)
+        other.strategy.scale_grads(other.parameters(), 0.1)
+        other.strategy.zero_grad(other.optimizer)
+        assert equal(together(other.state()), before)
+        assert other.step(k) == plain.step(k)
+    assert equal(together(other.state()), together(plain.state()))
 
 
 @pytest.mark.slow
-def test_a_dropped_step_leaves_no_trace(base):
+@by_stage
+def test_a_dropped_step_leaves_no_trace(base, stage):
     """Gradients that no step used are gone: the next step, the weights and the moments are as if they had never been."""
-    run_on_ranks(dropped, 2, base)
+    run_on_ranks(dropped, 2, base, stage)
 
 
-def looked_at(ranks, path):
+def looked_at(ranks, path, stage):
     """What a caller sees of a model: whole tensors, modes, dtypes under autocast."""
     from safetensors.torch import load_file
 
@@ -382,35 +385,35 @@ def looked_at(ranks, path):
         expected = plain(input_ids=ids, use_cache=False).logits
         with torch.autocast("cpu", torch.bfloat16):
             rounded = plain(input_ids=ids, use_cache=False).logits
-    for stage in (1, 2, 3):
-        run = Run(ranks, path, stage)
-        assert not run.model.training
-        whole = run.whole()
-        assert list(whole) == [name for name in plain.state_dict() if name in stored]
-        for name, tensor in whole.items():
-            assert tensor is None if not ranks.is_first else torch.equal(tensor, stored[name])
-        with torch.no_grad():
-            assert torch.equal(run.model(input_ids=ids, use_cache=False).logits, expected)
-            with torch.autocast("cpu", torch.bfloat16):
-                logits = run.model(input_ids=ids, use_cache=False).logits
-            assert logits.dtype == rounded.dtype
-            assert torch.equal(logits, rounded)
-            assert not torch.is_autocast_enabled("cpu")
-        run.model.train()
-        assert all(module.training for module in run.model.modules())
-        run.model.eval()
-        assert not any(module.training for module in run.model.modules())
-        if stage == 3:
-            held = sum(parameter.ds_tensor.numel() for parameter in run.model.parameters())
-            assert held <= sum(parameter.numel() for parameter in plain.parameters()) / ranks.world_size + 100
+    run = Run(ranks, path, stage)
+    assert not run.model.training
+    whole = run.whole()
+    assert list(whole) == [name for name in plain.state_dict() if name in stored]
+    for name, tensor in whole.items():
+        assert tensor is None if not ranks.is_first else torch.equal(tensor, stored[name])
+    with torch.no_grad():
+        assert torch.equal(run.model(input_ids=ids, use_cache=False).logits, expected)
+        with torch.autocast("cpu", torch.bfloat16):
+            logits = run.model(input_ids=ids, use_cache=False).logits
+        assert logits.dtype == rounded.dtype
+        assert torch.equal(logits, rounded)
+        assert not torch.is_autocast_enabled("cpu")
+    run.model.train()
+    assert all(module.training for module in run.model.modules())
+    run.model.eval()
+    assert not any(module.training for module in run.model.modules())
+    if stage == 3:
+        held = sum(parameter.ds_tensor.numel() for parameter in run.model.parameters())
+        assert held <= sum(parameter.numel() for parameter in plain.parameters()) / ranks.world_size + 100
 
 
 @pytest.mark.slow
-def test_what_a_caller_sees(base):
+@by_stage
+def test_what_a_caller_sees(base, stage):
     """Whole tensors are the file's bits, tied ones once; forwards without training and under autocast are those of the plain
     model.
     """
-    run_on_ranks(looked_at, 2, base)
+    run_on_ranks(looked_at, 2, base, stage)
 
 
 def refused(ranks, path, broken):
