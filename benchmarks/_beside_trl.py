@@ -40,13 +40,21 @@ def require_trl() -> None:
 
 
 def race_on_a_cpu(
-    job: dict[str, Any], folder: Path, *, warmup: int, measured: int, threads: int | None, tolerance: float, objective: str = ""
+    job: dict[str, Any],
+    folder: Path,
+    *,
+    warmup: int,
+    measured: int,
+    threads: int | None,
+    tolerance: float,
+    objective: str = "",
+    trl_attention: str = "sdpa",
 ) -> Race:
     """Train both sides, fp32 on a CPU, a step of each in turn; end where first losses differ by more than `tolerance`.
 
     `objective` is the ending of the sides' files (`_side_forge_dpo.py`), empty for supervised fine-tuning.
     """
-    job = {**job, "trl_attention": "sdpa", "attention": "auto", "device": "cpu", "dtype": "float32"}
+    job = {**job, "trl_attention": trl_attention, "attention": "auto", "device": "cpu", "dtype": "float32"}
     found, ends = race(job, folder, [f"forge{objective}", f"trl{objective}"], warmup + measured, threads=threads)
     figures = {side.removesuffix(objective): done for side, done in found.items()}
     first = agree(figures, tolerance=tolerance)

@@ -26,6 +26,18 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_attention_heads": 16,
         "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936, "tie_word_embeddings": True,
     },
+    "mamba2-small": {
+        "model_type": "mamba2", "hidden_size": 256, "num_hidden_layers": 4, "num_heads": 8, "head_dim": 64, "n_groups": 1,
+        "state_size": 64, "vocab_size": 8192, "tie_word_embeddings": True,
+    },
+    "gpt-oss-small": {
+        "model_type": "gpt_oss", "hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 64, "num_local_experts": 8, "num_experts_per_tok": 2, "vocab_size": 8192,
+    },
+    "toy-mamba2": {
+        "model_type": "mamba2", "hidden_size": 32, "num_hidden_layers": 2, "num_heads": 8, "head_dim": 8, "n_groups": 1,
+        "state_size": 8, "vocab_size": 1024, "tie_word_embeddings": True,
+    },
     "toy-llama": {
         "model_type": "llama", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
         "num_key_value_heads": 2, "head_dim": 8, "vocab_size": 1024, "tie_word_embeddings": True,

@@ -62,6 +62,22 @@ def write_rows(path: Path, chats: Chats, capacity: int, steps: int) -> Rows:
     return read_rows(path)
 
 
+def write_batches(path: Path, chats: Chats, size: int, steps: int) -> Rows:
+    """Draw `size` chats for each of `steps` steps, whatever their lengths."""
+    if len(chats.lengths) < size * steps:
+        raise SystemExit(f"{len(chats.lengths)} chats are too few for {steps} steps of {size}: lower --steps or --samples")
+    drawn = np.random.default_rng(0).permutation(len(chats.lengths))[: size * steps]
+    np.savez(
+        path,
+        input_ids=chats.input_ids,
+        labels=chats.labels,
+        lengths=chats.lengths,
+        row_samples=drawn,
+        row_sizes=np.full(steps, size),
+    )
+    return read_rows(path)
+
+
 def read_rows(path: Path) -> Rows:
     """Read the rows that `write_rows` wrote."""
     with np.load(path, allow_pickle=False) as file:

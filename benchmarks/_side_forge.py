@@ -10,10 +10,11 @@ def run(job: dict[str, Any], rows: Rows, session: Any) -> None:
     """Train until the session ends it."""
     from _forge_model import load
 
-    from forge_algos import SFT, AdapterSettings, OptimizerSettings, adamw, adapt, schedule, train
+    from forge_algos import SFT, AdapterSettings, OptimizerSettings, adamw, adapt, keep_documents_apart, schedule, train
     from forge_packing import PackedBatch, collate
 
     model, machine, device, dtype = load(job)
+    keep_documents_apart(model, device=device)
     if job["adapter"] == "lora":
         machine.seed(0)
         model = adapt(model, AdapterSettings(adapter="lora", lora_r=16, lora_alpha=32.0)).model

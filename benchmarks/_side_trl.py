@@ -1,7 +1,8 @@
 """TRL's `SFTTrainer` as one side of a comparison, with everything off that is no part of training.
 
 `packing: "rows"` feeds the rows that the other sides train on (TRL takes pre-packed rows with `padding_free`), so tokens and
-losses agree row by row. `packing: "bfd"` lets TRL pack the same chats itself, as its users do.
+losses agree row by row. `packing: "bfd"` lets TRL pack the same chats itself, as its users do. `packing: "padded"` gives it the
+chats of each row as a padded batch, which is what it has for models that would mix packed ones.
 """
 
 from typing import Any
@@ -21,8 +22,8 @@ def run(job: dict[str, Any], rows: Rows, session: Any) -> None:
     # As on the other sides, trained weights are in fp32, a frozen base in its compute dtype.
     dtype = torch.float32 if job["adapter"] == "none" else getattr(torch, job["dtype"])
     model = AutoModelForCausalLM.from_pretrained(job["model"], dtype=dtype, attn_implementation=job["trl_attention"])
-    own_packing = job["trl_packing"] == "bfd"
-    if own_packing:
+    own_packing, padded = job["trl_packing"] == "bfd", job["trl_packing"] == "padded"
+    if own_packing or padded:
         samples = [sample for row in rows.samples for sample in row]
         dataset = Dataset.from_dict(
             {"input_ids": [s.input_ids.tolist() for s in samples], "labels": [s.labels.tolist() for s in samples]}
@@ -37,9 +38,9 @@ def run(job: dict[str, Any], rows: Rows, session: Any) -> None:
         )
     config = SFTConfig(
         **arguments(job),
-        per_device_train_batch_size=1,
+        per_device_train_batch_size=len(rows.samples[0]) if padded else 1,
         packing=own_packing,
-        padding_free=True,
+        padding_free=not padded,
         max_length=job["tokens"] if own_packing else None,
     )
 
@@ -52,7 +53,7 @@ def run(job: dict[str, Any], rows: Rows, session: Any) -> None:
         def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
             result = super().compute_loss(model, inputs, *args, **kwargs)
             self.loss_of_step = result.detach()
-            self.tokens_of_step = inputs["input_ids"].numel()
+            self.tokens_of_step = int(inputs["attention_mask"].sum()) if padded else inputs["input_ids"].numel()
             return result
 
     class Steps(TrainerCallback):

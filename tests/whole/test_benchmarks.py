@@ -100,6 +100,15 @@ def test_dpo_vs_trl():
 
 @pytest.mark.lane
 @needs_trl
+def test_alone_vs_trl():
+    """alone_vs_trl.py trains both sides on the same chats, alone and padded, to the same first loss."""
+    figures = run_toy("alone_vs_trl.py")
+    assert figures["first_loss"]["forge"] == pytest.approx(figures["first_loss"]["trl"], rel=1e-4)
+    assert figures["sizes"]["places_a_token_with_padding"] > 1
+
+
+@pytest.mark.lane
+@needs_trl
 def test_sft_few_labels_vs_trl():
     """sft_few_labels_vs_trl.py trains both sides on rows of which a quarter is learned, to the same first loss."""
     figures = run_toy("sft_few_labels_vs_trl.py")
