@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file
 from transformers import AutoModelForMultimodalLM
 
@@ -167,3 +169,12 @@ def test_an_image_is_refused_by_name(saved: Callable[[str], Path], tmp_path: Pat
 def test_generate(saved: Callable[[str], Path]) -> None:
     """`forge generate` answers with a model of several modalities."""
     assert isinstance(forge.generate(saved("qwen3-vl"), "what colour?", max_new_tokens=4), str)
+
+
+def test_the_model_card_names_a_class_that_loads_it(saved: Callable[[str], Path], tmp_path: Path) -> None:
+    """The code in the card loads the export, with every weight."""
+    export = forge.export(saved("mistral3"), tmp_path / "export")
+    card = (export / "README.md").read_text()
+    (name,) = set(re.findall(r"AutoModel\w+", card))
+    _, report = getattr(transformers, name).from_pretrained(export, output_loading_info=True)
+    assert not any(report.values())
