@@ -160,6 +160,7 @@ def test_what_only_templates_read(kind, field):
     [
         ("functions", "read from tools"),
         ("images", "only text is trained"),
+        ("video", "only text is trained"),
         ("loss_mask", "write the mask into labels as -100"),
         ("completion_mask", "write the mask into labels as -100"),
         ("assistant_masks", "write the mask into labels as -100"),

@@ -22,6 +22,25 @@ def test_a_directory_of_tokenizer_files(chatml_tokenizer, tmp_path, chat):
     assert loaded.apply_chat_template(messages) == chatml_tokenizer.apply_chat_template(messages)
 
 
+def test_the_chat_template_of_a_processor(chatml_tokenizer, tmp_path):
+    """A template that stands in the processor's file alone is read; the tokenizer's own comes first."""
+    own = chatml_tokenizer.chat_template
+    chatml_tokenizer.save_pretrained(tmp_path)
+    processor = tmp_path / "chat_template.json"
+    processor.write_text(json.dumps({"chat_template": "of the processor"}))
+    assert load_tokenizer(tmp_path).chat_template == own
+    (tmp_path / "chat_template.jinja").unlink()
+    assert load_tokenizer(tmp_path).chat_template == "of the processor"
+    for broken, message in (
+        ("{", "holds no chat_template"),
+        ("{}", "holds no"),
+        ('{"chat_template": [1]}', "must be a string"),
+    ):
+        processor.write_text(broken)
+        with pytest.raises(TokenizerError, match=rf"chat_template\.json.*{message}"):
+            load_tokenizer(tmp_path)
+
+
 @pytest.mark.slow
 def test_tokenizer_files_need_no_torch(chatml_tokenizer, tmp_path):
     """A directory of tokenizer files alone is loaded without torch, to what transformers makes of it; with a config.json

@@ -126,7 +126,9 @@ def _part(place: str, field: str, part: object) -> str:
                 return checked_text(place, f"{field}.text", part["text"])
             raise DataError(f"{place}: field {field}.{extra[0]} is {describe(part[extra[0]])}; a part has type and text")
         if isinstance(part.get("type"), str):
-            raise DataError(f"{place}: field {field} is a part of the type {part['type']!r}; only text is trained")
+            raise DataError(
+                f"{place}: field {field} is a part of the type {part['type']!r}; only text is trained: take the row out"
+            )
     raise DataError(f'{place}: field {field} is {describe(part)}; a part must be {{"type": "text", "text": ...}}')
 
 

@@ -43,7 +43,29 @@ def load_tokenizer(model_path: str | os.PathLike[str]) -> "PreTrainedTokenizerBa
     except Exception as error:
         # transformers raises OSError, ValueError, KeyError, TypeError or its libraries' own, by what is missing.
         raise TokenizerError(_not_loaded(name, local if is_dir else None, error)) from error
+    if is_dir and not tokenizer.chat_template:
+        tokenizer.chat_template = _processor_template(local)
     return as_tokenizer(tokenizer)
+
+
+def _processor_template(directory: Path) -> str | None:
+    """Return the chat template that a directory holds for its processor alone, None without one.
+
+    Models of several modalities have it in a file that only transformers' processors read.
+
+    Raises:
+        TokenizerError: the file is not what a processor writes.
+    """
+    file = directory / "chat_template.json"
+    if not file.is_file():
+        return None
+    try:
+        template = json.loads(file.read_text(encoding="utf-8"))["chat_template"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise TokenizerError(f"{file} holds no chat_template ({error!r}): mend it, or take it away") from error
+    if not isinstance(template, str):
+        raise TokenizerError(f"{file}: chat_template is {type(template).__name__}; it must be a string")
+    return template
 
 
 def as_tokenizer(tokenizer: "PreTrainedTokenizerBase | str | os.PathLike[str]") -> "PreTrainedTokenizerBase":

@@ -93,9 +93,10 @@ def write_processor(model: "PreTrainedModel", folder: Path) -> None:
 
     What was written already, such as a chat template, stays.
     """
-    if not is_multimodal(model.config):
+    source = model.name_or_path
+    if not source or not is_multimodal(model.config):
         return
-    for file in processor_files(model.name_or_path):
+    for file in processor_files(source):
         if not (folder / file.name).exists():
             shutil.copyfile(file, folder / file.name)
 

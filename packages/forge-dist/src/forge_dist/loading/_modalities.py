@@ -1,4 +1,4 @@
-"""Models of several modalities: the language part trains on text, the rest stays as it was read.
+"""Models of several modalities: the language part trains on text, the rest stays as read.
 
 Such a directory holds a vision tower, a projector, perhaps audio layers beside a language model. A forward on text alone does
 not run them, so they get no gradient. They are kept in the dtype of their files.
@@ -34,15 +34,16 @@ def is_multimodal(config: "PreTrainedConfig") -> bool:
 
 
 def other_modalities(model: "PreTrainedModel") -> dict[str, nn.Parameter]:
-    """Return name → parameter outside of the language part: of its decoder, its embeddings, its head.
+    """Return name → parameter outside of the language part: decoder, embeddings, head.
 
-    Empty for a model of text alone.
+    Under all of its names; empty for a model of text alone.
     """
     if not is_multimodal(model.config):
         return {}
     parts = (model.get_decoder(), model.get_input_embeddings(), model.get_output_embeddings(), getattr(model, "score", None))
     language = {id(parameter) for part in parts if isinstance(part, nn.Module) for parameter in part.parameters()}
-    return {name: parameter for name, parameter in model.named_parameters() if id(parameter) not in language}
+    named = model.named_parameters(remove_duplicate=False)
+    return {name: parameter for name, parameter in named if id(parameter) not in language}
 
 
 def language_dtype(model: "PreTrainedModel") -> torch.dtype:
@@ -54,7 +55,7 @@ def language_dtype(model: "PreTrainedModel") -> torch.dtype:
 
 
 def freeze_other_modalities(model: "PreTrainedModel", stored: torch.dtype, where: str) -> None:
-    """Freeze what is outside of the language part, and hold it in at most the width of `stored`.
+    """Freeze what is outside of the language part, and keep it as narrow as `stored`.
 
     Args:
         model: as it was read, divided or not; before its first forward.
@@ -68,12 +69,14 @@ def freeze_other_modalities(model: "PreTrainedModel", stored: torch.dtype, where
         return
     if model.get_decoder() is model or (model.get_output_embeddings() is None and not hasattr(model, "score")):
         raise ModelError(f"model_path {where}: {type(model).__name__} names no decoder and head that could be trained on text")
+    replaced: dict[int, nn.Parameter] = {}
     for name, parameter in other_modalities(model).items():
-        parameter.requires_grad_(requires_grad=False)
+        parameter.requires_grad = False
         # ZeRO-3 keeps its partitions in one dtype.
         if parameter.is_floating_point() and parameter.dtype.itemsize > stored.itemsize and not is_partitioned(parameter):
+            narrow = replaced.setdefault(id(parameter), nn.Parameter(parameter.detach().to(stored), requires_grad=False))
             parent, _, own = name.rpartition(".")
-            setattr(model.get_submodule(parent), own, nn.Parameter(parameter.detach().to(stored), requires_grad=False))
+            setattr(model.get_submodule(parent), own, narrow)
 
 
 def processor_files(model_path: str, *, fetch: bool = False) -> list[Path]:

@@ -1,4 +1,4 @@
-"""Weights in MXFP4, as gpt-oss has them: read dequantized, where the machine has the memory for that.
+"""Weights in MXFP4 (gpt-oss): read dequantized, where the machine has the memory.
 
 A block of 32 numbers is 16 bytes of two e2m1 numbers each (NAME_blocks) and a power of two (NAME_scales, e8m0). Source: OCP
 Microscaling Formats (MX) 1.0.
@@ -23,12 +23,12 @@ BLOCKS, SCALES = "_blocks", "_scales"
 
 
 def dequantizing(path: str, config: "PreTrainedConfig", dtype: torch.dtype, *, whole: bool, quantized: bool) -> dict[str, Any]:
-    """Return the arguments of `from_pretrained` that read MXFP4 as `dtype`; none for other weights.
+    """Return the arguments of `from_pretrained` that dequantize MXFP4; none for other weights.
 
     Args:
         path: directory or hub name.
         config: its configuration.
-        dtype: of the weights in memory.
+        dtype: that the weights become.
         whole: whether this process reads the whole model, and not a shard of it.
         quantized: whether the weights are to be quantized in another way.
 
@@ -49,7 +49,7 @@ def dequantizing(path: str, config: "PreTrainedConfig", dtype: torch.dtype, *, w
             f"{present / 2**30:.1f} GiB of memory: divide it over "
             "ranks (strategy=fsdp2), or train an adapter with dtype=bfloat16"
         )
-    from transformers import Mxfp4Config
+    from transformers.utils.quantization_config import Mxfp4Config
 
     return {"quantization_config": Mxfp4Config(dequantize=True)}
 

@@ -47,7 +47,7 @@ def auto_class(task: Task, config: "PreTrainedConfig") -> Any:
             )
         return transformers.AutoModelForSequenceClassification
     known = transformers.MODEL_FOR_MULTIMODAL_LM_MAPPING
-    if kind in known and known[kind].__name__ in named:
+    if kind in known and getattr(known[kind], "__name__", None) in named:
         return transformers.AutoModelForMultimodalLM
     if any(name.endswith(MULTIMODAL) for name in named):
         raise ModelError(

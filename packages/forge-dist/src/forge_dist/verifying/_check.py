@@ -19,6 +19,7 @@ from forge_dist.adapters._adapter import AttachAdapter
 from forge_dist.exporting._adapter_state import adapter_tensors
 from forge_dist.exporting._layout import WholeTensors, first_names, layout_of
 from forge_dist.exporting._plain import Plain, check_without, plain_tensors, without_added
+from forge_dist.loading._modalities import other_modalities
 from forge_dist.loading._task import is_reward
 from forge_dist.loading._unwrap import base_of, is_peft, unwrapped
 from forge_dist.ranks._errors_on_all_ranks import errors_on_all_ranks, exhausted
@@ -115,12 +116,18 @@ def check_export(
                 with errors_on_all_ranks(ranks, READING_ERRORS, cannot):
                     copy_weights(inner, reloaded) if plain is None else fill_weights(reloaded, whole(), strategy)
                 same_weights = _score(reloaded, usable, device, reloaded=True)
-    in_16_bits = ours.in_16_bits or any(t.dtype in (torch.float16, torch.bfloat16) for t in inner.state_dict().values())
-    arithmetic = HALF if in_16_bits else EXACT
+    arithmetic = HALF if ours.in_16_bits or _holds_16_bits(inner) else EXACT
     # On every rank: copies that have drifted apart show here.
     with errors_on_all_ranks(ranks, (), cannot):
         found = judge(path, ours, theirs, same_weights, arithmetic=arithmetic, rounded=rounded, tensors=tensors)
     return ExportCheck(**ranks.broadcast(attrs.asdict(found)))
+
+
+def _holds_16_bits(model: "PreTrainedModel | PeftModel") -> bool:
+    """Return whether a tensor that takes part in a forward on text has 16 bits."""
+    unused = tuple(other_modalities(base_of(model)))
+    tensors = (tensor for name, tensor in model.state_dict().items() if not name.endswith(unused))
+    return any(tensor.dtype in (torch.float16, torch.bfloat16) for tensor in tensors)
 
 
 def _prove_files(

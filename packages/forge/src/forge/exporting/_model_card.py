@@ -50,7 +50,7 @@ def model_card(
     """
     run = request.run
     verb = "" if run is None else str(read_json(run / "run.json").get("verb", ""))
-    reward = "ForSequenceClassification" in architecture
+    reward = _auto_class(architecture) == "AutoModelForSequenceClassification"
     # What was trained: an adapter's base, or the model that the run began with.
     origin, own_base = request.base, run is not None and Path(request.base) == Path(os.path.abspath(run)) / BASE
     if run is not None and (own_base or not request.adapter):
@@ -78,12 +78,20 @@ def model_card(
         file=None if file is None else shlex.quote(file),
         chat_template=chat_template,
         peft=request.adapter and not request.merge,
-        auto_class="AutoModelForSequenceClassification" if reward else "AutoModelForCausalLM",
+        auto_class=_auto_class(architecture),
         reward=reward,
         base=last_part(request.base),
         proofs=proofs,
         versions=_versions(),
     )
+
+
+def _auto_class(architecture: str) -> str:
+    """Return the name of transformers' auto class that loads a class of models."""
+    for end, name in (("ForSequenceClassification", "SequenceClassification"), ("ForConditionalGeneration", "MultimodalLM")):
+        if end in architecture:
+            return f"AutoModelFor{name}"
+    return "AutoModelForCausalLM"
 
 
 def _head(request: ExportRequest, verb: str, origin: str, *, reward: bool) -> str:

@@ -324,7 +324,7 @@ def report_routers(report: Reporter, s: Any, model: Any, plan: forge_packing.Bat
 
 def warn_of_positions(report: Reporter, model: Any, parts: list[Items]) -> None:
     """Log a warning where samples have more tokens than the model has positions."""
-    limit = getattr(model.config, "max_position_embeddings", None)
+    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     over = sum(int((items.longest > limit).sum()) for items in parts) if isinstance(limit, int) else 0
     if over:
         report.note(
