@@ -132,7 +132,7 @@ def prepare(model: nn.Module) -> None:
 
 
 def read_onto(base: "PreTrainedModel", folder: str, name: str) -> "PeftModel":
-    """Read an adapter directory with trained rows or copied modules onto a divided base; collective."""
+    """Read an adapter with trained rows or copied modules onto a divided base; collective."""
     from peft import PeftConfig, PeftModel
 
     config: Any = PeftConfig.from_pretrained(folder)
