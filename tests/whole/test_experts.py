@@ -73,6 +73,7 @@ def trained(ranks: Any, strategy_name: str, path: str, way: str) -> tuple[list[f
         forge_dist.StrategySettings(strategy=strategy_name), ranks, device=CPU, adapter=way == "lora", optimizer=optimizer
     )
     base = strategy.load(path, dtype=torch.float32)
+    strategy.settle(base)
     torch.manual_seed(5)
     adaptation = forge_algos.adapt(base, how, ranks=ranks)
     config = forge_algos.OptimizerSettings(learning_rate=rate, optimizer=optimizer, weight_decay=0.1)

@@ -19,6 +19,7 @@ from forge_algos.adaptations.peft._dora import dora_attached
 from forge_algos.adaptations.peft._experts import (
     check_parameters,
     experts_in_4_bits,
+    keep_order,
     taken_for_experts,
     target_parameters,
 )
@@ -104,6 +105,7 @@ def attach_to_targets(
     with dora_attached(model, targets) if getattr(config, "use_dora", False) else nullcontext():
         attached: Any = _attached(model, config)
     _check_attached(attached, {*parameters, *(name for name in targets if f"{name}.weight" not in parameters)})
+    keep_order(attached, parameters)
     return PeftAdaptation(attached, *described, *notes)
 
 

@@ -6,6 +6,7 @@ the place of the parameter [E, N, M] while the experts compute. So all E matrice
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -83,6 +84,29 @@ def check_parameters(
             raise AdapterError(
                 f"target_modules: {stack.name} {list(stack.shape)} is a single expert, whose layout PEFT mistakes: {left_out}"
             )
+
+
+def keep_order(model: Any, parameters: Sequence[str]) -> None:
+    """Keep the parameters of the modules around which PEFT put adapters in their order.
+
+    PEFT takes a parameter out of its module during each forward and puts it back behind the others, biases for instance; what
+    compares two models tensor by tensor would meet them in another order than those of a model without a forward.
+    """
+    base = model.get_base_model()
+    for home in dict.fromkeys(name.rpartition(".")[0] for name in parameters):
+        wrapper = base.get_submodule(home)
+        inner: nn.Module = wrapper.get_base_layer()
+        order = tuple(name for name, _ in inner.named_parameters(recurse=False))
+        wrapper.register_forward_hook(partial(_restore_order, inner, order), always_call=True)
+
+
+def _restore_order(module: nn.Module, order: Sequence[str], *_: Any) -> None:
+    if [name for name, _ in module.named_parameters(recurse=False)] == list(order):
+        return
+    for name in order:
+        parameter = getattr(module, name)
+        delattr(module, name)
+        module.register_parameter(name, parameter)
 
 
 def experts_in_4_bits(stacks: Mapping[str, Stack]) -> str:
