@@ -1,4 +1,4 @@
-"""Weights as PEFT's target parameters: expert stacks, and linear layers that PEFT takes for experts.
+"""Weights as PEFT's target parameters: expert stacks, and layers that it takes for experts.
 
 PEFT 0.21 gives each expert matrix low-rank factors of its own (A of all experts in one matrix, B in another) and puts W + ΔW in
 the place of the parameter [E, N, M] while the experts compute. So all E matrices are added up at each forward.
@@ -20,7 +20,7 @@ from forge_algos.settings._adapter_table import ADAPTERS
 
 
 def target_parameters(model: nn.Module, names: Sequence[str]) -> list[str]:
-    """Return PEFT's `target_parameters` for full names of parameters: ends (`experts.down_proj`) that suffice."""
+    """Return PEFT's `target_parameters`: ends of names (`experts.down_proj`) that suffice."""
     everything = [name for name, _ in model.named_parameters(remove_duplicate=False)]
     return sorted(short_names(model, names, among=everything, least=2))
 
@@ -51,7 +51,7 @@ def taken_for_experts(model: nn.Module, config: Any, linear: Sequence[str]) -> l
 def check_parameters(
     model: nn.Module, settings: AdapterSettings, config: Any, stacks: Mapping[str, Stack], taken: Sequence[str]
 ) -> None:
-    """Refuse what PEFT cannot do with target parameters: expert matrices, and layers taken for experts.
+    """Refuse what PEFT cannot do with expert matrices, and with layers taken for experts.
 
     Raises:
         AdapterError: the adapter has no form for them, or not with dropout, in 4 bits, or for a single expert.
@@ -77,7 +77,7 @@ def check_parameters(
     if quantized := [name for name in taken if not model.get_parameter(f"{name}.weight").is_floating_point()]:
         raise AdapterError(
             f"adapter={settings.adapter}: PEFT takes {quantized[0]} for an expert, whose weight it adapts whole, and it is in "
-            f"4 bits: use adapter=lora, or {left_out}"
+            f"4 bits: use adapter=lora, or {left_out}{',experts' if stacks else ''}"
         )
     for stack in stacks.values():
         if stack.shape[0] == 1:
