@@ -19,11 +19,12 @@ KINDS = ("attention", "mlp", "experts", "router", "all-linear")
 def resolve_targets(model: nn.Module, targets: Sequence[str] | None) -> list[str]:
     """Return the full names of linear layers and expert stacks that `targets` select.
 
-    They are in the model's order. A target is a full name; the last part or parts of names (`q_proj`, `mlp.up_proj`, `experts.down_proj`); a pattern with `*`,
-    `?` or `[` that fits a full name or its last parts (`layers.0.*`); or a kind. `attention`: layers inside a module whose
-    class is called so, or that projects queries, keys and values. `experts`: expert matrices, stacked or not. `router`: the
-    linear layers that choose experts. `mlp`: the other linear layers of a decoder layer. `all-linear`, or None: all of these.
-    The head over the vocabulary, and a reward model's `score`, are selected only by their full names.
+    They are in the model's order. A target is a full name; the last part or parts of names (`q_proj`, `mlp.up_proj`,
+    `experts.down_proj`); a pattern with `*`, `?` or `[` that fits a full name or its last parts (`layers.0.*`); or a kind.
+    `attention`: layers inside a module whose class is called so, or that projects queries, keys and values. `experts`: expert
+    matrices, stacked or not. `router`: the linear layers that choose experts. `mlp`: the other linear layers of a decoder
+    layer. `all-linear`, or None: all of these. The head over the vocabulary, and a reward model's `score`, are selected only by
+    their full names.
     """
     stacks = expert_stacks(model)
     known = _in_order(model, stacks)

@@ -56,8 +56,8 @@ class Direct(Delta):
 class _Confined(torch.autograd.Function):
     """A → (I − U Uᵀ) A along dimension 0, or B → B (I − V Vᵀ) along dimension 1.
 
-    A is [..., N, r] and B [..., r, M]; U [..., N, k] and V [..., M, k] have orthonormal columns. The map is symmetric, so gradients go through the same; each is
-    computed in its own layout, for adding up across it would be slow.
+    A is [..., N, r] and B [..., r, M]; U [..., N, k] and V [..., M, k] have orthonormal columns. The map is symmetric, so
+    gradients go through the same; each is computed in its own layout, for adding up across it would be slow.
     """
 
     @staticmethod
