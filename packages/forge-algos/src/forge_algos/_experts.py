@@ -63,7 +63,7 @@ def shape_of(parameter: torch.Tensor) -> tuple[int, ...]:
 
 
 def class_name(module: nn.Module) -> str:
-    """Return the name of a module's class in small letters; of one that PEFT wrapped, of the inner module."""
+    """Return the name of a module's class in small letters, without PEFT's wrapper."""
     inner: Any = getattr(module, "get_base_layer", None)
     return type(inner() if callable(inner) else module).__name__.lower()
 

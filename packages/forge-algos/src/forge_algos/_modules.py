@@ -147,7 +147,7 @@ def trainable(model: nn.Module) -> list[torch.nn.Parameter]:
 
 
 def vectors(model: nn.Module) -> set[int]:
-    """Return the ids of parameters that are vectors in the shape of matrices, which are no matrices to an optimizer.
+    """Return the ids of parameters that have the shape of matrices and are vectors.
 
     ia3's factors (`ia3_l`) are columns; biases of experts are stacked, and so are the singular values that OSFT trains of them.
     """

@@ -45,7 +45,7 @@ class MuonAdamW(torch.optim.Optimizer):
         muon: dict[str, Any],
         adamw: dict[str, Any],
     ) -> None:
-        """Take matrices [A, B] and groups of stacks for Muon, groups of all else for AdamW, with their arguments."""
+        """Take matrices [A, B] and groups of stacks for Muon, and groups of all else for AdamW."""
         parts: list[tuple[str, torch.optim.Optimizer]] = []
         if matrices:
             parts.append(("muon", torch.optim.Muon(matrices, **muon, adjust_lr_fn="match_rms_adamw")))

@@ -16,7 +16,7 @@ _EPS = 1e-7
 
 
 def muon_stacks(model: nn.Module) -> list[dict[str, Any]]:
-    """Return groups of the trainable stacks of matrices in the numbered layers, by how they are stacked.
+    """Return groups of the trainable stacks of matrices in the numbered layers, by layout.
 
     `layout` is stack for [E, A, B]: expert matrices, or what OSFT trains of them. LoRA's factors of E experts are one matrix
     each: A [E r, M] has them one below the other (rows), B [N, r E] every E-th column (columns).
@@ -96,7 +96,10 @@ class StackedMuon(torch.optim.Optimizer):
 
 
 def orthogonalized(matrices: torch.Tensor) -> torch.Tensor:
-    """Bring the singular values of each matrix [..., A, B] close to 1, as torch.optim.Muon does: bfloat16[..., A, B]."""
+    """Bring the singular values of each matrix [..., A, B] close to 1, as torch.optim.Muon does.
+
+    The result is bfloat16[..., A, B].
+    """
     a, b, c = _COEFFICIENTS
     tall = matrices.shape[-2] > matrices.shape[-1]
     X = matrices.bfloat16()

@@ -75,13 +75,13 @@ class AdapterSettings:
     """
 
     adapter: Adapter = attrs.field(default="none", validator=key_of(ADAPTERS))
-    """What is trained: every weight (none); low-rank adapters beside the frozen linear layers and experts
+    """What is trained: every weight (none); low-rank adapters beside frozen layers and experts
     (lora, arXiv 2106.09685), on a base in 4 bits (qlora, 2305.14314), with a magnitude of their own (dora, 2402.09353) or
     scaled for high ranks (rslora, 2312.03732); a factor for each channel (ia3, 2205.05638); virtual tokens before each layer
     (prefix, 2101.00190) or before the first (prompt, 2104.08691), or gated beside the attention (adapter_prompt,
     2303.16199); or the directions of each matrix with small singular values (osft, 2504.07097)."""
     target_modules: tuple[str, ...] | None = attrs.field(**_names)
-    """Which linear layers and expert matrices: names or last parts of names, patterns with * and ?,
+    """Which linear layers and experts: names or last parts of names, patterns with * and ?,
     or kinds (attention, mlp, experts, router, all-linear). By default all but the head; for ia3 those that PEFT has for the
     architecture."""
     modules_to_save: tuple[str, ...] | None = attrs.field(**_names)

@@ -145,7 +145,7 @@ def _is_target(target: Any) -> bool:
 
 
 def _tensor(name: str, target: Mapping[str, Any]) -> str:
-    """Return the name of a target's tensor: a linear layer's weight, or a stack of expert matrices itself."""
+    """Return the name of a target's tensor: a layer's weight, or a stack of expert matrices."""
     return target.get("tensor", f"{name}.weight")
 
 

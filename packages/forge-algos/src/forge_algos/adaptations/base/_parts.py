@@ -1,4 +1,4 @@
-"""A model's modules and parameters → their parts: attention, mlp, experts, router and others."""
+"""A model's modules and parameters → its parts: attention, mlp, experts, router and more."""
 
 from collections.abc import Iterator, Sequence
 
@@ -24,9 +24,9 @@ def score(model: nn.Module) -> nn.Module | None:
 
 
 def kind_of(model: nn.Module, name: str) -> str | None:
-    """Return the part of a decoder layer that holds a module or a parameter: attention, mlp, experts or router.
+    """Return the part of a decoder layer that holds a module or a parameter.
 
-    None outside of the layers.
+    It is attention, mlp, experts or router; None outside of the layers.
     """
     *parts, last = name.split(".")
     above = list(_modules_along(model, parts))

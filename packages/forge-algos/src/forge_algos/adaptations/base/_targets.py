@@ -1,4 +1,4 @@
-"""Names, patterns and kinds of targets → full names of a model's linear layers and expert stacks."""
+"""Names, patterns and kinds of targets → full names of linear layers and expert stacks."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
@@ -17,14 +17,14 @@ KINDS = ("attention", "mlp", "experts", "router", "all-linear")
 
 
 def resolve_targets(model: nn.Module, targets: Sequence[str] | None) -> list[str]:
-    """Return the full names of linear layers and expert stacks that `targets` select, in the model's order.
+    """Return the full names of linear layers and expert stacks that `targets` select.
 
-    A target is a full name; the last part or parts of names (`q_proj`, `mlp.up_proj`, `experts.down_proj`); a pattern with `*`,
-    `?` or `[` that fits a full name or its last parts (`layers.0.*`); or a kind. `attention`: layers inside a module whose
-    class is called so, or that projects queries, keys and values. `experts`: expert matrices, stacked or not. `router`: the
-    linear layers that choose experts. `mlp`: the other linear layers of a decoder layer. `all-linear`, or None: all of these.
-    The head over the vocabulary, and a reward model's `score`, are selected only by their full names. Of a model of
-    several modalities the language part alone is looked at: text runs no other.
+    They are in the model's order. A target is a full name; the last part or parts of names (`q_proj`, `mlp.up_proj`,
+    `experts.down_proj`); a pattern with `*`, `?` or `[` that fits a full name or its last parts (`layers.0.*`); or a kind.
+    `attention`: layers inside a module whose class is called so, or that projects queries, keys and values. `experts`: expert
+    matrices, stacked or not. `router`: the linear layers that choose experts. `mlp`: the other linear layers of a decoder
+    layer. `all-linear`, or None: all of these. The head over the vocabulary, and a reward model's `score`, are selected only by
+    their full names. Of a model of several modalities the language part alone is looked at: text runs no other.
     """
     stacks = expert_stacks(model)
     known = _in_order(model, stacks)

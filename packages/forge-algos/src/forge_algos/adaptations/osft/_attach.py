@@ -1,4 +1,4 @@
-"""Orthogonal subspace fine-tuning (OSFT, arXiv 2504.07097) of linear layers and expert matrices.
+"""Orthogonal subspace fine-tuning (OSFT, arXiv 2504.07097) of linear layers and experts.
 
 Each target moves only in directions that its large singular values leave free. W [N, M] of a linear layer is U S Vᵀ, d =
 min(N, M); the r directions of the smallest singular values are free, k = d − r protected. A stack [E, N, M] of expert matrices
@@ -86,7 +86,7 @@ class OSFT(Adaptation):
 
     @property
     def plan(self) -> dict[str, dict[str, Any]]:
-        """Target → its shape [N, M] or [E, N, M], free and protected directions, fingerprint, error bound."""
+        """Target → its shape, free and protected directions, fingerprint and error bound."""
         return {
             name: {
                 "shape": [*([] if target.experts is None else [target.experts]), *target.shape],
@@ -224,7 +224,7 @@ def attach_osft(model: nn.Module, settings: AdapterSettings, context: Context) -
 def _bases(
     targets: Mapping[str, Target], settings: AdapterSettings, cache: Path | None, ranks: Ranks
 ) -> Iterator[tuple[str, list[Bases]]]:
-    """Yield the singular vectors of each target with free and protected directions, of a stack E of them.
+    """Yield the bases of each target with free and protected directions, of a stack E of them.
     Its weight is whole meanwhile.
     """
     how: Any = {"svd": settings.osft_svd, "cache": cache, "ranks": ranks}
@@ -246,14 +246,14 @@ def _bases(
 
 
 def _whole(weights: list[nn.Parameter]) -> AbstractContextManager[Any]:
-    """Gather weights that ZeRO-3 has partitioned, so that DeepSpeed is loaded, while a block runs."""
+    """Gather weights that ZeRO-3 has partitioned (so DeepSpeed is loaded) while a block runs."""
     if not any(hasattr(weight, "ds_id") for weight in weights):
         return nullcontext()
     return sys.modules["deepspeed"].zero.GatheredParameters(weights)
 
 
 def _attached(target: Target, found: Sequence[Bases], settings: AdapterSettings) -> Target:
-    """Return the target with the module that limits its moves, made from the bases of its matrices."""
+    """Return the target with the module that limits its moves, made from its bases."""
     each = [Directions(bases, target.shape, target.free) for bases in found]
     directions = each[0] if target.experts is None else StackedDirections(each)
     form = Direct if settings.osft_form == "direct" else Factors

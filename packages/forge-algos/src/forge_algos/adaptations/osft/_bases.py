@@ -88,7 +88,7 @@ class Directions:
 
 
 class StackedDirections:
-    """Directions of E matrices W [N, M] of one shape, each decomposed by itself: tensors [E, ...]."""
+    """Directions of E matrices W [N, M], each decomposed by itself: tensors [E, ...]."""
 
     def __init__(self, matrices: Sequence[Directions]) -> None:
         self.shape = matrices[0].shape

@@ -1,4 +1,4 @@
-"""A linear layer, or experts, that compute with W + ΔW, where ΔW comes from a module beside them.
+"""Linear layers and experts that compute with W + ΔW, where ΔW comes from a module beside.
 
 They stay the same objects with their names and weights, so that what divides, finds or saves them by name is unaffected; the
 module is their child `osft`, of experts one for each of their stacks.
@@ -21,7 +21,7 @@ in words; "" where nothing does."""
 
 
 class Delta(nn.Module, ABC):
-    """ΔW of a linear layer or a stack: its parameters train; its buffers, the directions, are not saved."""
+    """ΔW of a layer or a stack: its parameters train; its buffers, directions, are not saved."""
 
     off = False
     """Whether the layer computes with W alone."""

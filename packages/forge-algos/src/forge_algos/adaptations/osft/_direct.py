@@ -22,7 +22,7 @@ from forge_algos.adaptations.osft._linear import Pair
 
 
 class Direct(Delta):
-    """ΔW of a W [N, M], or of each W of a stack [E, N, M], from its directions, on the device of `like`."""
+    """ΔW of W [N, M], or of a stack [E, N, M], from its directions, on the device of `like`."""
 
     left: torch.Tensor | None
     right: torch.Tensor | None
@@ -54,10 +54,10 @@ class Direct(Delta):
 
 
 class _Confined(torch.autograd.Function):
-    """A [..., N, r] → (I − U Uᵀ) A along dimension 0, or B [..., r, M] → B (I − V Vᵀ) along dimension 1.
+    """A → (I − U Uᵀ) A along dimension 0, or B → B (I − V Vᵀ) along dimension 1.
 
-    U [..., N, k] and V [..., M, k] have orthonormal columns. The map is symmetric, so gradients go through the same; each is
-    computed in its own layout, for adding up across it would be slow.
+    A is [..., N, r] and B [..., r, M]; U [..., N, k] and V [..., M, k] have orthonormal columns. The map is symmetric, so
+    gradients go through the same; each is computed in its own layout, for adding up across it would be slow.
     """
 
     @staticmethod

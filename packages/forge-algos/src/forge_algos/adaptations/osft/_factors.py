@@ -15,7 +15,7 @@ from forge_algos.adaptations.osft._linear import Pair
 
 
 class Factors(Delta):
-    """ΔW of a W [N, M], or of each of a stack, from its directions, of exact bases, on the device of `like`."""
+    """ΔW of W [N, M], or of a stack, from its directions, of exact bases, on `like`'s device."""
 
     projects = True
 

@@ -16,7 +16,7 @@ from forge_algos.adaptations.osft._delta import addmm_, constant
 
 
 class Protected(nn.Module):
-    """Protected directions U_h [..., N, k] and V_h [..., M, k] of a weight, and its first value W₀.
+    """Protected directions U_h [..., N, k], V_h [..., M, k] of a weight, and its first value W₀.
 
     Where a matrix is divided by rows, U_h and W₀ are this rank's rows of them. Where a stack is divided by its matrices, all
     three are those of this rank's matrices.

@@ -20,6 +20,7 @@ from forge_algos.adaptations.peft._dora import dora_attached
 from forge_algos.adaptations.peft._experts import (
     check_parameters,
     experts_in_4_bits,
+    keep_order,
     taken_for_experts,
     target_parameters,
 )
@@ -140,6 +141,7 @@ def attach_to_targets(
     ):
         attached: Any = _attached(model, config)
     _check_attached(attached, {*parameters, *(name for name in targets if f"{name}.weight" not in parameters)})
+    keep_order(attached, parameters)
     trained_rows.prepare(attached)
     return PeftAdaptation(attached, *described, *notes, attach=trained_rows.read_onto if beside else None)
 

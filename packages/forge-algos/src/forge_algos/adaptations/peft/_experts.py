@@ -1,4 +1,4 @@
-"""Weights as PEFT's target parameters: expert stacks, and linear layers that PEFT takes for experts.
+"""Weights as PEFT's target parameters: expert stacks, and layers that it takes for experts.
 
 PEFT 0.21 gives each expert matrix low-rank factors of its own (A of all experts in one matrix, B in another) and puts W + ΔW in
 the place of the parameter [E, N, M] while the experts compute. So all E matrices are added up at each forward.
@@ -6,6 +6,7 @@ the place of the parameter [E, N, M] while the experts compute. So all E matrice
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -19,7 +20,7 @@ from forge_algos.settings._adapter_table import ADAPTERS
 
 
 def target_parameters(model: nn.Module, names: Sequence[str]) -> list[str]:
-    """Return PEFT's `target_parameters` for full names of parameters: ends (`experts.down_proj`) that suffice."""
+    """Return PEFT's `target_parameters`: ends of names (`experts.down_proj`) that suffice."""
     everything = [name for name, _ in model.named_parameters(remove_duplicate=False)]
     return sorted(short_names(model, names, among=everything, least=2))
 
@@ -50,7 +51,7 @@ def taken_for_experts(model: nn.Module, config: Any, linear: Sequence[str]) -> l
 def check_parameters(
     model: nn.Module, settings: AdapterSettings, config: Any, stacks: Mapping[str, Stack], taken: Sequence[str]
 ) -> None:
-    """Refuse what PEFT cannot do with target parameters: expert matrices, and layers taken for experts.
+    """Refuse what PEFT cannot do with expert matrices, and with layers taken for experts.
 
     Raises:
         AdapterError: the adapter has no form for them, or not with dropout, in 4 bits, or for a single expert.
@@ -76,13 +77,36 @@ def check_parameters(
     if quantized := [name for name in taken if not model.get_parameter(f"{name}.weight").is_floating_point()]:
         raise AdapterError(
             f"adapter={settings.adapter}: PEFT takes {quantized[0]} for an expert, whose weight it adapts whole, and it is in "
-            f"4 bits: use adapter=lora, or {left_out}"
+            f"4 bits: use adapter=lora, or {left_out}{',experts' if stacks else ''}"
         )
     for stack in stacks.values():
         if stack.shape[0] == 1:
             raise AdapterError(
                 f"target_modules: {stack.name} {list(stack.shape)} is a single expert, whose layout PEFT mistakes: {left_out}"
             )
+
+
+def keep_order(model: Any, parameters: Sequence[str]) -> None:
+    """Keep the parameters of the modules around which PEFT put adapters in their order.
+
+    PEFT takes a parameter out of its module during each forward and puts it back behind the others, biases for instance; what
+    compares two models tensor by tensor would meet them in another order than those of a model without a forward.
+    """
+    base = model.get_base_model()
+    for home in dict.fromkeys(name.rpartition(".")[0] for name in parameters):
+        wrapper = base.get_submodule(home)
+        inner: nn.Module = wrapper.get_base_layer()
+        order = tuple(name for name, _ in inner.named_parameters(recurse=False))
+        wrapper.register_forward_hook(partial(_restore_order, inner, order), always_call=True)
+
+
+def _restore_order(module: nn.Module, order: Sequence[str], *_: Any) -> None:
+    if [name for name, _ in module.named_parameters(recurse=False)] == list(order):
+        return
+    for name in order:
+        parameter = getattr(module, name)
+        delattr(module, name)
+        module.register_parameter(name, parameter)
 
 
 def experts_in_4_bits(stacks: Mapping[str, Stack]) -> str:
