@@ -26,7 +26,7 @@ def resolve_targets(model: nn.Module, targets: Sequence[str] | None) -> list[str
     that projects queries, keys and values. `mlp`: the other linear layers of a decoder layer. `all-linear`, or None: all. The
     head over the vocabulary, and a reward model's `score`, are selected only by their full names.
     """
-    linear = [name for name, module in model.named_modules() if isinstance(module, _LINEAR)]
+    linear = [name for name, module in model.named_modules() if isinstance(module, _LINEAR) and not _computes_otherwise(module)]
     ends = output_layers(model)
     inner = [name for name in linear if name not in ends]
     found: set[str] = set()
@@ -38,6 +38,12 @@ def resolve_targets(model: nn.Module, targets: Sequence[str] | None) -> list[str
     if missing:
         raise AdapterError(_unmatched(model, missing, inner))
     return [name for name in linear if name in found]
+
+
+def _computes_otherwise(layer: nn.Module) -> bool:
+    """Return whether a linear layer has a forward of its architecture's own, as DeepSeek-V4's of groups of heads."""
+    kind = type(layer)
+    return kind.__module__.startswith("transformers.models.") and kind.forward is not nn.Linear.forward
 
 
 def output_layers(model: nn.Module) -> set[str]:
