@@ -92,6 +92,12 @@ def state(answers: Answers) -> str:
     return "right" if all(answer["ok"] is not False for answer in answers.values()) else "right, but"
 
 
+def _broken(answers: Answers) -> bool:
+    """Return whether something is wrong or crashes, where neither forge nor transformers refuses by name."""
+    later = (answer for name, answer in answers.items() if name != "built")
+    return any(answer["ok"] is False and not answer.get("refused") for answer in later)
+
+
 SHORT = {"export": "export", "resumed": "resumed", "ranks": "2 ranks", "lora": "LoRA", "osft": "OSFT", "gguf": "GGUF"}
 
 
@@ -111,7 +117,7 @@ def _cell(answer: Mapping[str, Any] | None) -> str:
         return "-"
     if not answer["ok"]:
         return "**refused**" if answer.get("refused") else "**fails**"
-    return str(answer.get("targets", "yes"))
+    return str(answer.get("cell", "yes"))
 
 
 def page(found: Mapping[str, Answers]) -> str:
@@ -141,6 +147,10 @@ def page(found: Mapping[str, Answers]) -> str:
         ),
     ]
     lines += _reasons("What fails or is refused", {name: _failures(found[name]) for name in built})
+    lines += _reasons(
+        "What fsdp2 cannot divide",
+        {name: [why] for name in right if (why := found[name].get("ranks", {}).get("reason"))},
+    )
     lines += _reasons(
         "What plain transformers cannot train",
         {name: [found[name]["numbers"]["says"]] for name in counts.get("not plain", [])},
@@ -200,7 +210,7 @@ def main(arguments: Sequence[str]) -> int:
         print(json.dumps(found, indent=1))
     else:
         write(found)
-    return int(any(state(answers) in ("wrong", "failed", "right, but") for answers in found.values()))
+    return int(any(_broken(answers) for answers in found.values()))
 
 
 if __name__ == "__main__":

@@ -60,7 +60,7 @@ ADAPTERS: dict[str, dict[str, Any]] = {
 }
 
 Answer = dict[str, Any]
-"""`ok` (None: it cannot be asked), `says` (a few words), and where it is worth more, figures."""
+"""`ok` (None: it cannot be asked), `says` (a few words), and what a table shows (`cell`), figures or a `reason`."""
 
 
 class Document(NamedTuple):
@@ -270,10 +270,10 @@ def adapted(folder: Path, adapter: str) -> Answer:
     said = re.search(r"(\d+) (?:linear layers|targets)[^\n]*", log)
     if said is None or not all(map(math.isfinite, found)):
         return {"ok": False, "says": f"losses {found}" if said else "no targets"}
-    return {"ok": True, "says": said[0], "targets": int(said[1])}
+    return {"ok": True, "says": said[0], "cell": said[1]}
 
 
-def rank(number: int, port: int, folder: Path, where: Path) -> None:
+def rank(number: int, port: int, strategy: str, folder: Path, where: Path) -> None:
     """Run one of two ranks."""
     os.environ |= {
         "RANK": str(number),
@@ -285,26 +285,37 @@ def rank(number: int, port: int, folder: Path, where: Path) -> None:
         "TORCHELASTIC_USE_AGENT_STORE": "True",
     }
     try:
-        run(folder, where, strategy="fsdp2")
+        run(folder, where, strategy=strategy)
     except Exception as error:
-        (where.parent / f"rank{number}.txt").write_text(f"{type(error).__name__}: {error}", encoding="utf-8")
+        refused = "refused" if isinstance(error, forge_dist.StrategyError) else "failed"
+        said = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        (where.parent / f"{strategy} {refused}.txt").write_text(said, encoding="utf-8")
         raise
 
 
 def two_ranks(folder: Path, whole: Sequence[float]) -> Answer:
-    """Divide the model over two ranks by fsdp2, and compare."""
-    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    context = multiprocessing.get_context("fork")
-    where = folder.parent / "ranks"
-    processes = [context.Process(target=rank, args=(number, store.port, folder, where)) for number in range(2)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join()
-    if any(process.exitcode for process in processes):
-        said = [file.read_text(encoding="utf-8") for file in sorted(folder.parent.glob("rank?.txt"))]
-        return {"ok": False, "says": said[0] if said else f"exit statuses {[process.exitcode for process in processes]}"}
-    return equal(losses(where), whole, CLOSE["ranks"])
+    """Divide the model over two ranks by fsdp2, or repeat it by ddp where it cannot be divided, and compare."""
+    home = folder.parent
+    for strategy in ("fsdp2", "ddp"):
+        store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        context = multiprocessing.get_context("fork")
+        where = home / strategy
+        processes = [context.Process(target=rank, args=(number, store.port, strategy, folder, where)) for number in range(2)]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join()
+        if not any(process.exitcode for process in processes):
+            found = equal(losses(where), whole, CLOSE["ranks"])
+            return found if strategy == "fsdp2" else {**found, "cell": strategy, "reason": _said(home)}
+        if list(home.glob("* failed.txt")):
+            break
+    return {"ok": False, "says": _said(home) or f"exit statuses {[process.exitcode for process in processes]}"}
+
+
+def _said(home: Path) -> str:
+    """Return the first error of a rank."""
+    return next((file.read_text(encoding="utf-8") for file in sorted(home.glob("*ed.txt"), key=os.path.getmtime)), "")
 
 
 def gguf(folder: Path) -> Answer:

@@ -189,8 +189,10 @@ def naive_reward(model, pairs, *, margins=None, centering=0.0):
 
 def plain_attention(module, query, key, value, attention_mask, cu_seq_lens_q=None, cu_seq_lens_k=None, kv_rows=None, **kwargs):
     """Compute attention segment by segment from its definition.
-    With `kv_rows` over the keys that it names.
+    With `kv_rows` over the keys that it names; a row without boundaries is one segment.
     """
+    if cu_seq_lens_q is None:
+        cu_seq_lens_q = cu_seq_lens_k = torch.tensor([0, query.shape[2]])
     groups = query.shape[1] // key.shape[1]
     key, value = (x.repeat_interleave(groups, 1) for x in (key, value))
     if kv_rows is not None:

@@ -12,12 +12,13 @@ RIGHT = {
     "built": {"ok": True, "says": "LlamaForCausalLM"},
     "numbers": {"ok": True, "loss": 1e-8, "gradients": 2e-7, "packed": True, "attention": "documents", "why": "it does"},
     "export": {"ok": True, "says": "read back"},
-    "lora": {"ok": True, "says": "14 linear layers", "targets": 14},
+    "lora": {"ok": True, "says": "14 linear layers", "cell": "14"},
     "gguf": {"ok": None, "says": "no such type"},
 }
 FOUND = {
     "llama": RIGHT,
     "falcon": RIGHT | {"numbers": RIGHT["numbers"] | {"packed": False, "why": WHY}},
+    "copies": RIGHT | {"ranks": {"ok": True, "says": "5e-08", "cell": "ddp", "reason": "StrategyError: several tensors"}},
     "half": RIGHT | {"lora": {"ok": False, "refused": True, "says": "PEFT has none"}},
     "leaks": {"built": RIGHT["built"], "numbers": RIGHT["numbers"] | {"ok": False, "says": "loss 1e-2, gradients 1e-1 (x)"}},
     "crashes": {"built": RIGHT["built"], "numbers": {"ok": False, "refused": False, "says": "KeyError: x"}},
@@ -29,20 +30,22 @@ FOUND = {
 
 def test_each_family_is_in_one_state():
     """What was wrong, refused or crashed, what plain transformers cannot do, and what was not built are told apart."""
-    states = ["right", "right", "right, but", "wrong", "failed", "refused", "not plain", "not built"]
+    states = ["right", "right", "right", "right, but", "wrong", "failed", "refused", "not plain", "not built"]
     assert [families.state(answers) for answers in FOUND.values()] == states
 
 
 def test_the_page_counts_and_gives_every_reason():
     """Each family stands in the table or under a reason; totals are of those that were built."""
     text = families.page(FOUND)
-    assert "Of the 8 model types" in text
-    assert "7 could be built tiny. **3 of these (42.9 %) train right**: 2 packed, 1 with each document alone" in text
-    assert "1 are wrong, 1 fail, 1 are refused, and 1 cannot be trained by plain transformers. 2 pass every check" in text
+    assert "Of the 9 model types" in text
+    assert "8 could be built tiny. **4 of these (50.0 %) train right**: 3 packed, 1 with each document alone" in text
+    assert "1 are wrong, 1 fail, 1 are refused, and 1 cannot be trained by plain transformers. 3 pass every check" in text
     assert "| `llama` | LlamaForCausalLM | packed, documents | 1e-08 | 2e-07 | yes | - | - | 14 | - | - |" in text
+    assert "| `copies` | LlamaForCausalLM | packed, documents | 1e-08 | 2e-07 | yes | - | ddp | 14 | - | - |" in text
     assert "| `half` | LlamaForCausalLM | packed, documents | 1e-08 | 2e-07 | yes | - | - | **refused** | - | - |" in text
     assert "| `leaks` | LlamaForCausalLM | **wrong**, documents | 1e-08 |" in text
     for reason in (
+        "`copies`: StrategyError: several tensors",
         "`half`: LoRA: PEFT has none",
         "`leaks`: numbers: loss 1e-2",
         "`crashes`: numbers: KeyError",

@@ -86,10 +86,37 @@ def refusals(ranks, paths):
     return messages
 
 
+@pytest.fixture
+def kimi(tmp_path):
+    """A model whose convolution of queries, keys and values is three tensors of its files."""
+    import transformers
+
+    config = transformers.KimiLinearConfig(
+        vocab_size=61,
+        hidden_size=16,
+        intermediate_size=24,
+        moe_intermediate_size=8,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        linear_head_dim=8,
+        linear_num_heads=2,
+        kv_lora_rank=8,
+        qk_nope_head_dim=8,
+        qk_rope_head_dim=8,
+        v_head_dim=8,
+        num_local_experts=2,
+        num_experts_per_tok=1,
+        pad_token_id=0,
+    )
+    transformers.KimiLinearForCausalLM(config).save_pretrained(tmp_path / "kimi")
+    return str(tmp_path / "kimi")
+
+
 @pytest.mark.slow
-def test_refusals(save_base, edit_config):
+def test_refusals(save_base, edit_config, kimi):
     """Missing and misshapen weights are ModelErrors as in one process; a weight tied in the config but not in the files is
-    refused.
+    refused, and so is one that transformers would put together from the wrong shards.
     """
     untied = save_base("llama-untied", name="untied")
     edit_config(untied, tie_word_embeddings=True)
@@ -97,13 +124,15 @@ def test_refusals(save_base, edit_config):
     edit_config(short, num_hidden_layers=3)
     wide = save_base("llama-tied", name="wide")
     edit_config(wide, vocab_size=67)
-    missing, shape, tied = run_on_ranks(refusals, 2, [short, wide, untied])[1]
+    missing, shape, tied, misplaced = run_on_ranks(refusals, 2, [short, wide, untied, kimi])[1]
     assert missing[0] == "ModelError"
     assert "lacks weight model.layers.2" in missing[1]
     assert shape[0] == "ModelError"
     assert "another shape of weight model.embed_tokens.weight" in shape[1]
     assert tied[0] == "StrategyError"
     assert "ties lm_head.weight" in tied[1]
+    assert misplaced[0] == "StrategyError"
+    assert "conv1d.weight in several tensors" in misplaced[1]
 
 
 def test_saved_class(save_base):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import Shard
 
 from forge_dist.loading._task import HEAD, Task, auto_class
 
@@ -79,6 +80,24 @@ def broken_tie(model: "PreTrainedModel") -> str | None:
     return next(
         (target for target, source in _declared_ties(model).items() if parameters[target] is not parameters[source]), None
     )
+
+
+def misplaced(model: "PreTrainedModel") -> str | None:
+    """Return the name of a weight whose shards transformers put together in the wrong order, or None.
+
+    Where a weight is several tensors of the files one after another (Kimi-Linear's convolutions), or several weights are one
+    (HRM's queries, keys and values), each rank reads its shard of each tensor of the files, and what becomes of them is no
+    shard of a weight that is divided along the same dimension (5.23).
+    """
+    from transformers.core_model_loading import Chunk, Concatenate
+
+    for conversion in getattr(model, "_weight_conversions", None) or ():
+        dims = {step.dim for step in getattr(conversion, "operations", ()) if isinstance(step, Chunk | Concatenate)}
+        for name, parameter in model.named_parameters():
+            along = {place.dim for place in getattr(parameter, "placements", ()) if isinstance(place, Shard)}
+            if dims & along and any(re.search(pattern, name) for pattern in conversion.target_patterns):
+                return name
+    return None
 
 
 def _declared_ties(model: "PreTrainedModel") -> dict[str, str]:

@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 
 from forge_dist._errors import StrategyError
 from forge_dist._settings import StrategySettings
-from forge_dist.loading._fsdp_groups import broken_tie
+from forge_dist.loading._fsdp_groups import broken_tie, misplaced
 from forge_dist.loading._load import read_model
 from forge_dist.loading._request import LoadRequest
 from forge_dist.loading._unwrap import base_of
@@ -119,6 +119,11 @@ class FSDP(TorchStrategy):
         whole = [name for name, parameter in model.named_parameters() if not isinstance(parameter, DTensor)]
         if whole:
             raise StrategyError(f"model_path {model_path}: {whole[0]} is not divided by {self.name}: use strategy=ddp")
+        if name := misplaced(model):
+            raise StrategyError(
+                f"model_path {model_path}: its files have {name} in several tensors or in one with others, and transformers "
+                "would put its shards together in another order: use strategy=ddp"
+            )
         if name := broken_tie(model):
             raise StrategyError(
                 f"model_path {model_path}: its config.json ties {name}, and its files hold other values for it: set"
