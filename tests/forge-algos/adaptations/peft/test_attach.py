@@ -88,6 +88,7 @@ def test_the_adapter_begins_as_pefts_own_at_the_same_seed(adapter):
     torch.testing.assert_close(logits(adapt(make(), FAMILY[adapter]).model), logits(make()), rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 @every
 def test_it_learns_on_a_frozen_base_and_plain_peft_loads_it(adapter, tmp_path):
     """The loss falls, the base keeps its bits, and plain PEFT loads the adapter.
