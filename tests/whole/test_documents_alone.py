@@ -108,6 +108,7 @@ def test_a_packed_row_is_refused_where_it_is_asked_for(name: str, saved: Callabl
     assert not run.exists()
 
 
+@pytest.mark.slow
 def test_a_model_that_cannot_run_alone_either(
     saved: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -122,6 +123,7 @@ def test_a_model_that_cannot_run_alone_either(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_a_model_that_was_refused_is_freed(
     saved: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -111,6 +111,7 @@ def test_a_sliding_window_slides_within_its_sample(model, name: str, attention: 
 EXACT = {("gemma2", "eager"), ("llama4", "sdpa"), ("llama4", "eager"), ("opt", "documents")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attention", ATTENTIONS)
 @pytest.mark.parametrize("name", tiny.OTHER_CONFIGS)
 def test_a_model_that_cannot_keep_documents_apart_is_refused(tmp_path: Path, name: str, attention: str) -> None:
