@@ -88,6 +88,7 @@ def test_in_one_process(verb: str, name: str, model_dir: Path, folder: Path, tmp
     learned(tmp_path, run_verb(verb, {**given(verb, name, model_dir, folder), "ckpt_output_dir": str(tmp_path)}))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("verb", "name"), [("ppo", "prefix"), ("ppo", "prompt"), ("reward", "prefix")])
 def test_virtual_tokens_beside_a_head(
     verb: str, name: str, model_dir: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -155,6 +156,7 @@ def test_what_is_frozen_stays_where_ranks_measured_before(model_dir: Path, folde
     assert moved <= {name for name in before if name.endswith("_proj.weight")}
 
 
+@pytest.mark.slow
 def test_lost_singular_vectors_are_named(model_dir: Path, folder: Path, tmp_path: Path) -> None:
     """Missing singular vectors that come out otherwise when computed anew are refused, and none is kept."""
     settings = {**given("sft", "osft", model_dir, folder), "lr_scheduler": "constant", "ckpt_output_dir": str(tmp_path)}
@@ -175,6 +177,7 @@ def test_lost_singular_vectors_are_named(model_dir: Path, folder: Path, tmp_path
     assert run_verb("sft", settings)["steps"] == 12
 
 
+@pytest.mark.slow
 def test_a_chain_of_tasks_needs_the_directory_alone(model_dir: Path, folder: Path, tmp_path: Path) -> None:
     """A second task starts from the run directory of the first, even without the first one's osft/."""
     import shutil
@@ -192,6 +195,7 @@ def _without_adapter(settings: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if name != "adapter"}
 
 
+@pytest.mark.slow
 def test_a_resume_is_invisible_to_osft(model_dir: Path, folder: Path, tmp_path: Path) -> None:
     """Resumed after half of the steps, it ends with the bits of an uninterrupted run."""
     for name in ("osft", "osft paper"):

@@ -132,6 +132,7 @@ def test_what_packing_will_be_is_known_before_data_are_read(
         forge.sft(**given, ckpt_output_dir=str(tmp_path / "other"), packing="on")
 
 
+@pytest.mark.slow
 def test_a_model_that_cannot_run_alone_either(
     saved: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -146,6 +147,7 @@ def test_a_model_that_cannot_run_alone_either(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_a_model_that_was_refused_is_freed(
     saved: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -118,6 +118,7 @@ EXACT = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attention", ATTENTIONS)
 @pytest.mark.parametrize("name", tiny.OTHER_CONFIGS)
 def test_a_model_that_cannot_keep_documents_apart_is_refused(tmp_path: Path, name: str, attention: str) -> None:

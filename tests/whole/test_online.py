@@ -141,6 +141,7 @@ METHODS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
 def test_shared_prompts_give_the_same(directory, name):
     """Rollout, loss and gradients are the same with shared prompts, in any rows, on documents and sdpa: within 1e-5."""

@@ -105,6 +105,7 @@ def test_a_packed_step_equals_the_reference(pair, expected, name: str, attention
     assert_same(output, gradients, expected(models.plain, tuple(range(10))))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("accumulation", [1, 2, 5])
 @pytest.mark.parametrize("adapter", ADAPTERS)
 @pytest.mark.parametrize("attention", ATTENTIONS)
@@ -127,6 +128,7 @@ def test_an_unpacked_step_equals_the_reference(
         assert_same(output, gradients, expected(models.plain, step))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attention", ATTENTIONS)
 @pytest.mark.parametrize("name", MODELS)
 def test_a_long_row_equals_the_reference(pair, name: str, attention: str) -> None:
@@ -148,6 +150,7 @@ def cuts(draw: st.DrawFn) -> list[list[int]]:
     return [order[start:stop] for start, stop in zip([0, *marks], [*marks, 10], strict=True)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attention", ATTENTIONS)
 def test_gradients_do_not_depend_on_the_cut(pair, expected, attention: str) -> None:
     """However a step's samples are ordered and cut into micro-batches, empty ones among them, loss and gradients stay."""
@@ -163,6 +166,7 @@ def test_gradients_do_not_depend_on_the_cut(pair, expected, attention: str) -> N
     law()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("adapter", ADAPTERS)
 @pytest.mark.parametrize("attention", ATTENTIONS)
 @pytest.mark.parametrize("name", MODELS)
@@ -256,6 +260,7 @@ def run_both(directory: str, attention: str, adapter: str, *, fused: bool, lr_sc
             assert torch.equal(parameter, start[name]), f"{name} is frozen and moved"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("adapter", ADAPTERS)
 @pytest.mark.parametrize("attention", ATTENTIONS)
 @pytest.mark.parametrize("name", MODELS)
@@ -264,6 +269,7 @@ def test_six_steps_equal_the_reference(tmp_path: Path, name: str, attention: str
     run_both(tiny.save(name, tmp_path), attention, adapter, fused=CPU.fused_optimizer.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lr_scheduler", ["linear", "constant"])
 @pytest.mark.parametrize("fused", [False, True])
 def test_six_steps_of_other_schedules_and_optimizer_kernels(tmp_path: Path, fused: bool, lr_scheduler: str) -> None:

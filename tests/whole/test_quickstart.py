@@ -9,33 +9,29 @@ from typing import Any
 
 import pytest
 
+from .conftest import conversations
+
 pytestmark = pytest.mark.slow
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples" / "quickstart"
 
 
-@pytest.fixture(scope="module")
-def quickstart() -> Any:
+@pytest.fixture
+def quickstart(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The quickstart's modules, imported as its script imports them."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(FOLDER))
-        for name in ("quickstart", "questions", "model"):
-            patch.delitem(sys.modules, name, raising=False)
-        import quickstart
+    monkeypatch.syspath_prepend(str(FOLDER))
+    for name in ("quickstart", "questions", "model"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    import quickstart
 
-        yield quickstart
-        for name in ("quickstart", "questions", "model"):
-            sys.modules.pop(name, None)
-
-
-@pytest.fixture(scope="module")
-def rows(quickstart: ModuleType) -> list[dict[str, Any]]:
-    """The quickstart's rows, which take seconds to make."""
-    return quickstart.stdlib_questions(leave_out=quickstart.QUESTION)
+    yield quickstart
+    for name in ("quickstart", "questions", "model"):
+        sys.modules.pop(name, None)
 
 
-def test_the_questions_are_real_and_in_a_fixed_order(quickstart: ModuleType, rows: list[dict[str, Any]]) -> None:
+def test_the_questions_are_real_and_in_a_fixed_order(quickstart: ModuleType) -> None:
     """2,000 questions about public names of the standard library, the same each time, without the one that is asked later."""
+    rows = quickstart.stdlib_questions(leave_out=quickstart.QUESTION)
     assert len(rows) == 2000
     assert rows == quickstart.stdlib_questions(leave_out=quickstart.QUESTION)
     asked = [row["messages"][0]["content"] for row in rows]
@@ -45,16 +41,11 @@ def test_the_questions_are_real_and_in_a_fixed_order(quickstart: ModuleType, row
 
 
 def test_the_page_runs(
-    quickstart: ModuleType,
-    rows: list[dict[str, Any]],
-    model_dir: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    quickstart: ModuleType, model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """From questions to an answer before and after; twice, in two run directories."""
     monkeypatch.setattr(quickstart, "smollm2", lambda report: str(model_dir))
-    monkeypatch.setattr(quickstart, "stdlib_questions", lambda leave_out: rows[:48])
+    monkeypatch.setattr(quickstart, "stdlib_questions", lambda leave_out: conversations(48))
     monkeypatch.setattr(sys, "argv", ["quickstart.py", "--steps", "2", "--runs", str(tmp_path / "runs")])
     quickstart.main()
     printed = capsys.readouterr().out

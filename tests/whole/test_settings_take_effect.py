@@ -222,6 +222,7 @@ def test_every_setting_has_a_case() -> None:
     assert not set(CASES) & set(REFUSED)
 
 
+@pytest.mark.slow
 def test_the_same_settings_leave_the_same_traces(places: dict[str, str], tmp_path: Path) -> None:
     """Without this, any two runs would differ and the cases below would prove nothing."""
     assert run_with({}, places, tmp_path / "a") == run_with({}, places, tmp_path / "b")
@@ -262,6 +263,7 @@ def test_setting_takes_effect(name: str, outcome: Callable[[dict[str, Any]], str
     assert outcome({**beside, name: one}) != outcome({**beside, name: other})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(SPEEDS))
 def test_speed_settings_change_nothing_else(name: str, places: dict[str, str], tmp_path: Path) -> None:
     """A setting that is about speed leaves the same traces, whatever its value."""

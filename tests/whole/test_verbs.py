@@ -19,6 +19,9 @@ from .verbs import KINDS, VERBS, settings_of
 PREFERENCES = ("dpo", "orpo", "simpo", "reward")
 ONLINE = ("ppo", "grpo", "rloo")
 
+QUICK = ["sft", "dpo", "grpo"]
+"""Verbs of which a quick run tries a run."""
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -40,7 +43,7 @@ def test_every_verb_is_tried() -> None:
 
 
 @pytest.mark.usefixtures("_importable")
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("verb", QUICK + [pytest.param(verb, marks=pytest.mark.slow) for verb in VERBS if verb not in QUICK])
 def test_a_run(verb: str, model_dir: Path, folder: Path, tmp_path: Path) -> None:
     """It ends with a model that loads, a line of finite figures for each step, and a config.yaml that repeats it to the bit."""
     given = settings_of(verb, model_dir, folder)
@@ -61,6 +64,7 @@ def test_a_run(verb: str, model_dir: Path, folder: Path, tmp_path: Path) -> None
     assert _untimed(tmp_path / "again") == _untimed(tmp_path / "run")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_importable")
 @pytest.mark.parametrize("verb", ["dpo", "orpo", "simpo", "kto", "reward"])
 def test_preferences_are_learned(verb: str, model_dir: Path, folder: Path, tmp_path: Path) -> None:
@@ -77,6 +81,7 @@ def test_preferences_are_learned(verb: str, model_dir: Path, folder: Path, tmp_p
         assert result.eval_after["eval_accuracy"] == 1
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_importable")
 @pytest.mark.parametrize("verb", ["dpo", "kto", "reward", "grpo"])
 def test_with_lora(verb: str, model_dir: Path, folder: Path, tmp_path: Path) -> None:

@@ -17,6 +17,8 @@ from forge.tasks._task import Evaluation
 from .starts import metrics
 from .verbs import settings_of, teacher
 
+pytestmark = pytest.mark.slow
+
 LONGER = {"lr_scheduler": "constant", "full_state_every_steps": 1, "eval_every_steps": 1, "keep_best": True}
 
 

@@ -81,6 +81,7 @@ def test_log_probabilities_are_those_of_a_plain_forward(name, max_tokens):
     assert (made.values is None) == (name != "ppo")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SETTINGS)
 @pytest.mark.parametrize("low", [False, True])
 def test_ratios_begin_at_one(name, low):

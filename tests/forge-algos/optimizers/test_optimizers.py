@@ -348,6 +348,7 @@ def test_adamw_makes_adamw_only():
         adamw(make(), OptimizerSettings(optimizer="adafactor"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_each_learns(name):
     """Forty steps on the same samples take most of the loss away.

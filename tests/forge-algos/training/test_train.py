@@ -241,6 +241,7 @@ def test_bfloat16_weights_have_a_float32_norm():
     assert output.grad_norm == pytest.approx(exact, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_it_learns():
     """Forty steps on the same samples take most of the loss away."""
     outputs = list(

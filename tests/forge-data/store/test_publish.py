@@ -95,6 +95,7 @@ def test_an_older_version_makes_room(tmp_path):
     assert len(write(tmp_path / "store", [1, 2])) == 2
 
 
+@pytest.mark.slow
 def test_readers_see_one_or_the_other(tmp_path):
     """While stores replace each other, every reader gets a whole one: never none, never parts of two."""
     write(tmp_path / "store", [1])

@@ -77,6 +77,7 @@ def test_tokens_that_suit_the_machine(store: forge_data.TokenStore, capsys: pyte
     assert "5 of at most 32 samples" in said
 
 
+@pytest.mark.slow
 def test_a_run_without_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """An endless plan is summed up and drawn from its beginning; each of its steps can be shown."""
     endless = forge_packing.plan([3, 9, 4], batch_size=2, max_tokens=12, epochs=None)

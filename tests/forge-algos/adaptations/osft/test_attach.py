@@ -66,6 +66,7 @@ def test_protected_directions_stay_through_100_steps_and_a_resume(rule):
     assert halves[0].identity == halves[2].identity
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES)
 def test_protected_directions_stay_at_a_low_rate(rule):
     """Where 100 steps change almost nothing, rounding of the weights does not break the rule."""
@@ -282,6 +283,7 @@ def test_an_untied_head_can_be_a_target():
     assert after == pytest.approx(float(total) / count, rel=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("cuts", [(3, 1), (1, 2)], ids=["accumulated", "two ranks"])
 def test_numbers_do_not_depend_on_how_a_step_is_cut(rule, cuts):
@@ -329,6 +331,7 @@ def test_activation_checkpointing_changes_no_gradient(rule):
     assert distance(found[1], found[0]) < 1e-6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES)
 def test_bfloat16_autocast_is_near_float32(rule):
     """The forward casts as linear layers do; trained parameters and their gradients stay float32."""
@@ -345,6 +348,7 @@ def test_bfloat16_autocast_is_near_float32(rule):
     assert distance(found[1], found[0]) < 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["adafactor", "muon", "schedule_free"])
 @pytest.mark.parametrize("rule", RULES)
 def test_other_optimizers_keep_the_rule(rule, optimizer):

@@ -235,6 +235,7 @@ def test_the_value_head_costs_the_policy_nothing_at_first():
     assert all(p.requires_grad for p in linear.parameters())
 
 
+@pytest.mark.slow
 def test_resumed_between_any_two_updates(tmp_path):
     """Stopped after any update and resumed from files, all is the same to the bit.
     Two rollouts of four updates each.

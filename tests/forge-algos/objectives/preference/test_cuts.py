@@ -179,6 +179,7 @@ def test_shared_prompts_give_the_naive_gradients(name, cut):
     same(output, grads, name, sum(sizes))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", [[3, 0, 5], [1, 7], [8, 0]])
 @pytest.mark.parametrize("name", ["sigmoid+sft", "orpo", "orpo with prompts", "simpo", "kto", "reward"])
 def test_two_ranks_equal_one(name, sizes):

@@ -79,6 +79,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_held_out_accuracy_rises(name):
     """Accuracy on held-out pairs rises from about a half to above 0.9; the loss falls."""

@@ -37,6 +37,7 @@ def exact(model, prompt, temperature=1.0, top_k=0, top_p=1.0):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("warps", [{}, {"temperature": 0.5}, {"top_k": 3}, {"top_p": 0.6}, {"temperature": 2.0, "top_p": 0.9}])
 def test_completions_come_with_their_probability(warps):
     """4,000 completions of each of two prompts have the probabilities written out.
