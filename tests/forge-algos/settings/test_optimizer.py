@@ -58,6 +58,7 @@ LORAS = ("lora", "qlora", "dora", "rslora")
 # For each setting of an adapter a value that is not its default, and the adapters that read it.
 READ_BY = {
     "target_modules": (("q_proj",), (*LORAS, "ia3", "osft")),
+    "modules_to_save": (("embed_tokens",), (*LORAS, "ia3")),
     "lora_r": (8, LORAS),
     "lora_alpha": (1, LORAS),
     "lora_dropout": (0.1, LORAS),
