@@ -33,6 +33,8 @@ HELD_OUT = {"validation_split": 0.25}
 # For every setting: what is given beside it, and two values that must tell two runs apart.
 CASES: dict[str, tuple[dict[str, Any], Any, Any]] = {
     "model_path": ({}, "MODEL", "OTHER MODEL"),
+    "add_tokens": ({}, (), ("the ",)),
+    "add_special_tokens": ({}, (), ("the ",)),
     "data_path": ({}, "DATA", "OTHER DATA"),
     "eval_data_path": ({}, "HELD OUT", "OTHER HELD OUT"),
     "validation_split": ({}, 0.2, 0.3),
@@ -60,6 +62,7 @@ CASES: dict[str, tuple[dict[str, Any], Any, Any]] = {
     "lora_alpha": (LORA, 8.0, 32.0),
     "lora_dropout": (LORA, 0.0, 0.5),
     "target_modules": (LORA, ("q_proj",), ("q_proj", "v_proj")),
+    "modules_to_save": (LORA, None, ("embed_tokens",)),
     "quant_type": ({"adapter": "qlora"}, "nf4", "fp4"),
     "double_quant": ({"adapter": "qlora"}, True, False),
     "feedforward_modules": (IA3, ("down_proj",), ("v_proj", "down_proj")),
