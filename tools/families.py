@@ -12,6 +12,7 @@ import multiprocessing
 import multiprocessing.context
 import multiprocessing.process
 import os
+import re
 import signal
 import sys
 from collections.abc import Mapping, Sequence
@@ -171,7 +172,9 @@ def _reasons(title: str, reasons: Mapping[str, Sequence[str]]) -> list[str]:
     families: dict[str, list[str]] = {}
     for name, found in reasons.items():
         for reason in found:
-            families.setdefault(reason, []).append(f"`{name}`")
+            # What differs from family to family would keep equal reasons apart: its folder, and the name of its class.
+            same = re.sub(r"^\w+ with attention", "with attention", re.sub(r"/\S*/tmp\w+/", "", reason))
+            families.setdefault(same, []).append(f"`{name}`")
     if not families:
         return []
     return [f"\n## {title}\n", *(f"- {', '.join(names)}: {_plain(reason)}" for reason, names in families.items())]

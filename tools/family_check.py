@@ -239,7 +239,8 @@ def run(folder: Path, where: Path, **settings: Any) -> list[float]:
     data = folder.parent / "rows.jsonl"
     if not data.is_file():
         data.write_text("".join(json.dumps(document._asdict()) + "\n" for document in documents()), encoding="utf-8")
-    forge.sft(model_path=str(folder), data_path=str(data), ckpt_output_dir=str(where), **{**STEPS, **settings})
+    with constant_draws():
+        forge.sft(model_path=str(folder), data_path=str(data), ckpt_output_dir=str(where), **{**STEPS, **settings})
     return losses(where)
 
 
