@@ -289,7 +289,7 @@ def _require_fixed_positions(model: nn.Module, longest: int | None) -> None:
 
 
 def _require_any_length(causal: nn.Module, longest: int | None) -> None:
-    """Raise PackedBatchError for a model that trains on some lengths only: Reformer's hashing, on whole chunks."""
+    """Raise PackedBatchError for a model that trains on some lengths only (Reformer)."""
     config = getattr(causal, "config", None)
     chunks = [length for kind in ("lsh", "local") if (length := getattr(config, f"{kind}_attn_chunk_length", None))]
     if chunks and (longest is None or longest > min(chunks)):

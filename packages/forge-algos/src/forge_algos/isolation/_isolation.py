@@ -28,7 +28,9 @@ so that an evaluation every few steps does not test it again. The result does no
 
 
 def require_isolation(model: nn.Module, *, device: torch.device) -> None:
-    """Raise unless two documents in one row come out as in plain forwards, the second whatever the first is.
+    """Raise unless two documents in one row come out as in plain forwards.
+
+    The second does so whatever the first is.
 
     Raises:
         PackedBatchError: they do not, or the model cannot run a packed row at all.

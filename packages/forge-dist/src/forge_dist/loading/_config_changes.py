@@ -1,4 +1,4 @@
-"""Entries of a configuration that training needs otherwise, and what an export has in their places."""
+"""Entries of a configuration that training changes and an export restores."""
 
 from typing import TYPE_CHECKING
 
@@ -25,6 +25,6 @@ def change_config(model: "PreTrainedModel") -> None:
 
 
 def restore_config(config: "PreTrainedConfig", model: "PreTrainedModel") -> None:
-    """Set the entries of `config`, that of an export of `model`, to what they were when the model was loaded."""
+    """Set the changed entries in `config`, that of an export, to what was read."""
     for name, value in getattr(model, _AS_READ, {}).items():
         setattr(config, name, value)

@@ -83,7 +83,7 @@ def broken_tie(model: "PreTrainedModel") -> str | None:
 
 
 def misplaced(model: "PreTrainedModel") -> str | None:
-    """Return the name of a weight whose shards transformers put together in the wrong order, or None.
+    """Return the name of a weight that transformers put together from wrong shards, or None.
 
     Where a weight is several tensors of the files one after another (Kimi-Linear's convolutions), or several weights are one
     (HRM's queries, keys and values), each rank reads its shard of each tensor of the files, and what becomes of them is no

@@ -41,9 +41,8 @@ def resolve_targets(model: nn.Module, targets: Sequence[str] | None) -> list[str
 
 
 def _computes_otherwise(layer: nn.Module) -> bool:
-    """Return whether a linear layer has a forward of its architecture's own, as DeepSeek-V4's of groups of heads."""
-    kind = type(layer)
-    return kind.__module__.startswith("transformers.models.") and kind.forward is not nn.Linear.forward
+    """Return whether a linear layer multiplies by its weight in groups, as DeepSeek-V4's."""
+    return type(layer).__name__.endswith("GroupedLinear")
 
 
 def output_layers(model: nn.Module) -> set[str]:

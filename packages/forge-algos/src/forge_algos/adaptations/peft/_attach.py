@@ -62,7 +62,7 @@ _MAMBA = ("falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h")
 
 
 def _is_bypassed(model: nn.Module, name: str) -> bool:
-    """Return whether kernels read a layer's weight past its call; PEFT refuses LoRA there by name."""
+    """Return whether kernels read a layer's weight past its call, where PEFT refuses LoRA."""
     model_type = getattr(getattr(model, "config", None), "model_type", None)
     return model_type in _MAMBA and name.rpartition(".")[2] == "out_proj"
 
