@@ -197,6 +197,8 @@ def step(model: Any) -> Figures:
         max_grad_norm=0.0,
         device=torch.device("cpu"),
         autocast=contextlib.nullcontext,
+        # The reference has the plain loss.
+        moe_aux_loss="off",
     )
     return Figures(output.loss, recorder.seen)
 

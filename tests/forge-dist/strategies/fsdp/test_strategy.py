@@ -113,10 +113,22 @@ def kimi(tmp_path):
     return str(tmp_path / "kimi")
 
 
+@pytest.fixture
+def falcon_h1(tmp_path):
+    """Path of a tiny Falcon-H1, whose factors are in a buffer that no file holds."""
+    import transformers
+
+    shape = {"vocab_size": 61, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
+    mamba = {"mamba_d_ssm": 16, "mamba_n_heads": 2, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_n_groups": 1}
+    config = transformers.FalconH1Config(**shape, **mamba, num_key_value_heads=2, pad_token_id=0)
+    transformers.FalconH1ForCausalLM(config).save_pretrained(tmp_path / "falcon_h1")
+    return str(tmp_path / "falcon_h1")
+
+
 @pytest.mark.slow
-def test_refusals(save_base, edit_config, kimi):
+def test_refusals(save_base, edit_config, kimi, falcon_h1):
     """Missing and misshapen weights are ModelErrors as in one process; a weight tied in the config but not in the files is
-    refused, and so is one that transformers would put together from the wrong shards.
+    refused, and so are one that transformers would put together from the wrong shards and a buffer that it leaves unset.
     """
     untied = save_base("llama-untied", name="untied")
     edit_config(untied, tie_word_embeddings=True)
@@ -124,7 +136,7 @@ def test_refusals(save_base, edit_config, kimi):
     edit_config(short, num_hidden_layers=3)
     wide = save_base("llama-tied", name="wide")
     edit_config(wide, vocab_size=67)
-    missing, shape, tied, misplaced = run_on_ranks(refusals, 2, [short, wide, untied, kimi])[1]
+    missing, shape, tied, misplaced, unset = run_on_ranks(refusals, 2, [short, wide, untied, kimi, falcon_h1])[1]
     assert missing[0] == "ModelError"
     assert "lacks weight model.layers.2" in missing[1]
     assert shape[0] == "ModelError"
@@ -133,6 +145,8 @@ def test_refusals(save_base, edit_config, kimi):
     assert "ties lm_head.weight" in tied[1]
     assert misplaced[0] == "StrategyError"
     assert "conv1d.weight in several tensors" in misplaced[1]
+    assert unset[0] == "StrategyError"
+    assert "mup_vector unset" in unset[1]
 
 
 def test_saved_class(save_base):

@@ -65,6 +65,8 @@ def read_adapter(
         # PEFT uses an older name of transformers', and warns of missing keys, which are checked right below.
         warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated", category=FutureWarning)
         warnings.filterwarnings("ignore", message="Found missing adapter keys", category=UserWarning)
+        # PEFT gives fused experts a rank of their own, and warns where they are no target.
+        warnings.filterwarnings("ignore", message="The following (rank|alpha)_pattern keys did not match")
         if attach is not None:
             model = attach(base, str(folder), name)
         else:

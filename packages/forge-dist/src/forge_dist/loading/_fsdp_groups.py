@@ -22,6 +22,10 @@ RESHARDED = "free_full_weight"
 """transformers' style of a group whose gathered weights are freed between its forward and its backward."""
 
 
+_UNSET = frozenset({"mup_vector"})
+"""Buffers that are in no file, and that Falcon-H1 computes only where a whole model is made (transformers 5.23)."""
+
+
 def shardable_class(config: "PreTrainedConfig", task: Task = "causal") -> "type[PreTrainedModel]":
     """Return transformers' class for `config` and `task`, with the groups of this file.
 
@@ -83,7 +87,7 @@ def broken_tie(model: "PreTrainedModel") -> str | None:
 
 
 def misplaced(model: "PreTrainedModel") -> str | None:
-    """Return the name of a weight whose shards were put together in the wrong order, or None.
+    """Return the name of a weight that transformers put together from wrong shards, or None.
 
     Where a weight is several tensors of the files one after another (Kimi-Linear's convolutions), or several weights are one
     (HRM's queries, keys and values), each rank reads its shard of each tensor of the files, and what becomes of them is no
@@ -98,6 +102,11 @@ def misplaced(model: "PreTrainedModel") -> str | None:
             if dims & along and any(re.search(pattern, name) for pattern in conversion.target_patterns):
                 return name
     return None
+
+
+def unset_buffer(model: "PreTrainedModel") -> str | None:
+    """Return the name of a buffer that transformers leaves unset where it reads shards, or None."""
+    return next((name for name, _ in model.named_buffers() if name.rpartition(".")[2] in _UNSET), None)
 
 
 def _declared_ties(model: "PreTrainedModel") -> dict[str, str]:

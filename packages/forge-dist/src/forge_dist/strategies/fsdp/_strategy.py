@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 
 from forge_dist._errors import StrategyError
 from forge_dist._settings import StrategySettings
-from forge_dist.loading._fsdp_groups import broken_tie, misplaced
+from forge_dist.loading._fsdp_groups import broken_tie, misplaced, unset_buffer
 from forge_dist.loading._load import read_model
 from forge_dist.loading._request import LoadRequest
 from forge_dist.loading._unwrap import base_of
@@ -123,6 +123,10 @@ class FSDP(TorchStrategy):
             raise StrategyError(
                 f"model_path {model_path}: its files have {name} in several tensors or in one with others, and transformers "
                 "would put its shards together in another order: use strategy=ddp"
+            )
+        if name := unset_buffer(model):
+            raise StrategyError(
+                f"model_path {model_path}: transformers leaves {name} unset where it reads a model in shards: use strategy=ddp"
             )
         if name := broken_tie(model):
             raise StrategyError(
