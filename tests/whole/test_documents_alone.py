@@ -96,6 +96,7 @@ def test_losses_are_those_of_one_document_at_a_time(name: str, saved: Callable[[
     assert "packing: 'off'  # chosen" in (run / "config.yaml").read_text().replace('"', "'")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ci_keeps([MAMBA, GPT_OSS], LEAKING))
 def test_a_packed_row_is_refused_where_it_is_asked_for(name: str, saved: Callable[[str], Path], tmp_path: Path) -> None:
     """packing=on says why it cannot be, and what can be; nothing is written."""
