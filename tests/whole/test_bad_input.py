@@ -106,6 +106,7 @@ def test_a_warm_up_longer_than_the_run(refused: Any) -> None:
     assert "--warmup-steps 5 is more than the 2 steps" in refused(warmup_steps=5)
 
 
+@pytest.mark.slow
 def test_a_model_that_cannot_run_packed_rows(refused: Any, model_dir: Path, tmp_path: Path) -> None:
     """With --packing on an architecture that mixes packed samples is refused by name; the message has what trains it."""
     import torch

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from transformers import AutoTokenizer
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import PreTrainedTokenizerFast
 
 import forge
 import forge_algos
@@ -51,15 +53,18 @@ SETTINGS: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> Callable[[str], Path]:
-    """A directory of the tiny model of a name, with a tokenizer."""
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """A directory of the tiny model of a name, with a tokenizer of its vocabulary."""
     made: dict[str, Path] = {}
+    words = WordLevel({f"word{number}": number for number in range(tiny.VOCABULARY)}, unk_token="word3")
+    ends = {"pad_token": "word0", "bos_token": "word1", "eos_token": "word2"}
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(words), unk_token="word3", **ends)
 
     def directory(name: str) -> Path:
         if name not in made:
             made[name] = tmp_path_factory.mktemp("alone")
             tiny.save(name, made[name])
-            AutoTokenizer.from_pretrained(model_dir).save_pretrained(made[name])
+            tokenizer.save_pretrained(made[name])
         return made[name]
 
     return directory
@@ -103,6 +108,7 @@ def test_losses_are_those_of_one_document_at_a_time(name: str, saved: Callable[[
     assert "packing: 'off'  # chosen" in (run / "config.yaml").read_text().replace('"', "'")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ci_keeps([MAMBA, FALCON], LEAKING))
 def test_a_packed_row_is_refused_where_it_is_asked_for(name: str, saved: Callable[[str], Path], tmp_path: Path) -> None:
     """packing=on says why it cannot be, and what can be; nothing is written."""

@@ -252,6 +252,7 @@ def test_samples_beyond_the_models_positions_are_warned_of(model_dir: Path, chat
     assert "than the 50 positions" in (tmp_path / "run" / "log.txt").read_text()
 
 
+@pytest.mark.slow
 def test_attention_falls_back_to_eager(model_dir: Path, chats: Path, tmp_path: Path) -> None:
     """Llama 4's chunks are expressed by a mask alone: auto takes eager and logs why; attention=documents is refused."""
     import torch

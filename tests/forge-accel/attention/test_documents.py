@@ -124,6 +124,24 @@ def test_an_ordinary_call_has_caps_and_sinks_too(mask):
         torch.testing.assert_close(got.double(), expected, atol=2e-6, rtol=1e-5)
 
 
+@pytest.mark.parametrize("kind", ["bool", "additive"])
+def test_a_query_that_sees_nothing_is_a_number(kind):
+    """Places of padding before a prompt see nothing: with a cap, and with sinks of minus infinity, no value becomes NaN."""
+    query, key, value = states(4, 4, 2, 16)
+    see = torch.ones(4, 4).tril().bool()
+    see[:, :2] = False
+    mask = see if kind == "bool" else torch.zeros(4, 4).masked_fill(~see, -torch.inf)
+    out, _ = document_attention(LAYER, query, key, value, mask[None, None], softcap=1.5)
+    assert out.isfinite().all()
+    out.sum().backward()
+    assert all(x.grad.isfinite().all() for x in (query, key, value))
+    sinks = torch.tensor([-torch.inf, 0.0, 1.0, -torch.inf])
+    plain, _ = document_attention(LAYER, query, key, value)
+    sunk, _ = document_attention(LAYER, query, key, value, s_aux=sinks)
+    torch.testing.assert_close(sunk[:, :, 0], plain[:, :, 0])
+    assert sunk.isfinite().all()
+
+
 def test_a_sample_does_not_notice_its_neighbours():
     """Changing one sample leaves the others' outputs and gradients the same, to the bit."""
     lengths = [7, 12, 5]

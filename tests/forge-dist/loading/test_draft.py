@@ -45,13 +45,25 @@ def test_layers_of_each_kind(config, layers, tmp_path):
     assert set(getattr(text, "layer_types", None) or ()) == set(getattr(config, "layer_types", None) or ())
 
 
+def test_token_ids_and_shared_caches(tmp_path):
+    """Ids that a class must have stay numbers in the small vocabulary; layers that share caches are no obstacle."""
+    shape = {**SHAPE, "num_hidden_layers": 4}
+    decoder = draft_model(saved(transformers.ModernBertDecoderConfig(**shape), tmp_path / "decoder"), device=CPU)
+    assert decoder.config.pad_token_id <= 255
+    shared = transformers.Gemma4TextConfig(**shape, head_dim=16, num_kv_shared_layers=2)
+    assert draft_model(saved(shared, tmp_path / "shared"), device=CPU) is not None
+
+
 def test_what_cannot_be_made(tmp_path):
     """A hub name, a class that is not there, and a model that stays large are left alone; a wrong attention is an error."""
     assert draft_model(LoadRequest(model_path="org/name", dtype=torch.float32), device=CPU) is None
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "unheard_of"}))
     assert draft_model(LoadRequest(model_path=str(tmp_path), dtype=torch.float32), device=CPU) is None
-    large = transformers.LlamaConfig(hidden_size=32768, num_attention_heads=64)
+    large = transformers.LlamaConfig(hidden_size=32767, num_attention_heads=7)
     assert draft_model(saved(large, tmp_path / "large"), device=CPU) is None
     small = saved(transformers.LlamaConfig(**SHAPE), tmp_path / "small")
+    wide = draft_model(saved(transformers.LlamaConfig(hidden_size=8192, num_attention_heads=64), tmp_path / "w"), device=CPU)
+    assert wide.config.hidden_size < 8192
+    assert sum(p.numel() for p in wide.parameters()) <= 60_000_000
     with pytest.raises(ModelError, match="attention 'wrong' is unknown"):
         draft_model(LoadRequest(model_path=small.model_path, dtype=torch.float32, attention="wrong"), device=CPU)

@@ -102,7 +102,8 @@ def _with_sinks(
     A further channel has the sink in the queries, 1 in that key and 0 in all others, so gradients reach the sinks too.
     Values get as many channels as the keys, as SDPA's fast ways want them.
     """
-    channel = sinks.to(query.dtype).view(1, -1, 1, 1).expand(*query.shape[:3], 1)
+    # A sink of minus infinity is none; times 0 it would be NaN.
+    channel = sinks.to(query.dtype).clamp_min(torch.finfo(query.dtype).min / 4).view(1, -1, 1, 1).expand(*query.shape[:3], 1)
     query = torch.cat((query, channel), dim=3)
     first = torch.zeros_like(key[:, :, :1])
     key = torch.cat((pad(first, (0, 1), value=1.0), pad(key, (0, 1))), dim=2)
@@ -132,7 +133,9 @@ def _capped(
     capped = torch.tanh(scores[..., sinks:] / softcap) * softcap
     scores = torch.cat((scores[..., :1], capped), dim=3) if sinks else capped
     if mask is not None:
-        scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
+        # Not minus infinity: a query that sees nothing, as a place of padding, would be NaN, and its value everybody's.
+        least = torch.finfo(scores.dtype).min
+        scores = scores.masked_fill(~mask, least) if mask.dtype == torch.bool else (scores + mask).clamp_min(least)
     weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
     return torch.dropout(weights, dropout, train=dropout > 0) @ value
 

@@ -62,7 +62,7 @@ def routers_of(model: nn.Module, *, device: torch.device) -> tuple[Routers | Non
     except torch.OutOfMemoryError:
         raise
     except REFUSALS as error:
-        return None, f"{name} returns no router logits: {error}"
+        return None, f"{name} returns no router logits ({type(error).__name__}: {error})"
     if not recorder.found:
         return None, f"{name} returns no router logits"
     (record,) = recorder.found

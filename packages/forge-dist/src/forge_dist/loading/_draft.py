@@ -26,7 +26,9 @@ _WIDTH = 64
 _WINDOW = 16
 """Largest window or chunk of attention, so that short documents cross it."""
 _LAYERS = 12
-_PARAMETERS = 400_000_000
+_PARAMETERS = 60_000_000
+_SCALES = (1, 2, 4, 8, 16)
+"""Divisors of the attention's widths that are tried until the model is small."""
 _RHYTHM = re.compile("interval|period|offset|freq|first_k|every|_step|pattern")
 """Names of a configuration's numbers that say which layers are of which kind."""
 
@@ -53,14 +55,12 @@ def draft_model(request: LoadRequest, *, device: torch.device) -> "PreTrainedMod
     errors = (*LOADING_ERRORS, ModelError, TypeError, ArithmeticError, LookupError)
     with quiet_transformers(bars=False), torch.random.fork_rng(devices=[]):
         try:
-            config = _small(expand_user(request.model_path), request.task)
-            kind = auto_class(request.task, config)
-            with torch.device("meta"):
-                size = sum(p.numel() for p in kind.from_config(config, trust_remote_code=False).parameters())
+            found = _of_a_size(expand_user(request.model_path), request.task)
         except errors:
             return None
-        if size > _PARAMETERS:
+        if found is None:
             return None
+        config, kind = found
         torch.manual_seed(0)
         try:
             how = {"dtype": torch.float32, "attn_implementation": request.attention}
@@ -75,8 +75,22 @@ def draft_model(request: LoadRequest, *, device: torch.device) -> "PreTrainedMod
     return model.to(device).eval()
 
 
-def _small(path: str, task: Task) -> "PreTrainedConfig":
-    """Return the configuration of a small model with the layers of the one at `path`."""
+def _of_a_size(path: str, task: Task) -> "tuple[PreTrainedConfig, Any] | None":
+    """Return the configuration and class of a model below the bound, None where none is."""
+    for scale in _SCALES:
+        config = _small(path, task, scale)
+        kind = auto_class(task, config)
+        with torch.device("meta"):
+            model = kind.from_config(config, trust_remote_code=False)
+        if sum(p.numel() for p in model.parameters()) <= _PARAMETERS:
+            return config, kind
+    return None
+
+
+def _small(path: str, task: Task, scale: int) -> "PreTrainedConfig":
+    """Return the configuration of a small model with the layers of the one at `path`.
+    Its attention is `scale` times narrower.
+    """
     from transformers import AutoConfig
 
     config = reward_config(path) if task == "reward" else AutoConfig.from_pretrained(path, trust_remote_code=False)
@@ -94,10 +108,16 @@ def _small(path: str, task: Task) -> "PreTrainedConfig":
             setattr(config, name, min(value, _WIDTH))
         elif name in {"sliding_window", "attention_chunk_size"} and isinstance(value, int):
             setattr(config, name, min(value, _WINDOW))
-        elif name.endswith("token_id"):
-            setattr(config, name, None)
+        elif name in {"hidden_size", "num_attention_heads", "num_key_value_heads"} and isinstance(value, int):
+            setattr(config, name, value // scale if value % scale == 0 else value)
+        elif name.endswith("token_id") and isinstance(value, int):
+            setattr(config, name, min(value, _VOCABULARY - 1))
+        elif name.startswith("vocab_size") and isinstance(value, int):
+            setattr(config, name, min(value, _VOCABULARY))
+        elif name == "num_kv_shared_layers":
+            # Those that share are the last ones, which are left out.
+            setattr(config, name, 0)
     config.num_hidden_layers = number
-    config.vocab_size = min(config.vocab_size, _VOCABULARY)
     return config
 
 

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 
 from forge_dist._errors import ModelError
@@ -22,7 +23,17 @@ if TYPE_CHECKING:
     from transformers.distributed import DistributedConfig
     from transformers.utils.quantization_config import QuantizationConfigMixin
 
-LOADING_ERRORS = (OSError, ValueError, RuntimeError, KeyError, AttributeError, ImportError, SafetensorError)
+LOADING_ERRORS = (
+    OSError,
+    ValueError,
+    RuntimeError,
+    KeyError,
+    AttributeError,
+    ImportError,
+    SafetensorError,
+    # A configuration with a field of another type, or fields that contradict each other.
+    StrictDataclassError,
+)
 """What transformers raises for a model that it cannot load."""
 
 

@@ -124,32 +124,40 @@ def try_packing(task: Task, s: Any, machine: forge_accel.Accelerator, report: Re
         PackedBatchError: `packing=on`, and no attention keeps the samples of a row apart.
 
     """
-    dtype, device, refusals = machine.dtype(s.device.dtype), machine.device.value, []
-    for way in _ways(s, machine, dtype):
-        chosen = way.attention.value
-        request = forge_dist.LoadRequest(
-            model_path=s.model.model_path,
-            dtype=dtype.value,
-            attention=chosen.name,
-            attention_function=chosen.function,
-            task=task.model_task,
-        )
+    refusals: list[Exception] = []
+    for way in _ways(s, machine, machine.dtype(s.device.dtype)):
         try:
-            draft = forge_dist.draft_model(request, device=device)
-            if draft is None:
-                return
-            packed, why = forge_algos.keep_documents_apart(
-                draft, device=device, packing=way.packing, longest=1, autocast=partial(machine.autocast, dtype.value)
-            )
+            found = _try_way(task, s, machine, way)
         except (forge_algos.PackedBatchError, forge_dist.ModelError) as error:
-            refusals.append(error)
+            refusals.append(_without_frames(error))
             continue
-        if not packed:
-            report.note(f"packing: samples will run alone, as a small random model of this configuration shows ({why})")
+        if found is None:
+            if s.packing.packing == "on":
+                report.note("packing=on is tried once the model is loaded: no small model of its configuration can be made")
+        elif not found[0]:
+            report.note(f"packing: samples will run alone, as a small random model of this configuration shows ({found[1]})")
         return
     leaks = [error for error in refusals if isinstance(error, forge_algos.PackedBatchError)]
     if s.packing.packing == "on" and leaks:
         raise _no_packing(leaks[0]) from leaks[0]
+
+
+def _try_way(task: Task, s: Any, machine: forge_accel.Accelerator, way: _Way) -> tuple[bool, str] | None:
+    """Try one way on a small random model; None where none can be made."""
+    dtype, device = machine.dtype(s.device.dtype).value, machine.device.value
+    request = forge_dist.LoadRequest(
+        model_path=s.model.model_path,
+        dtype=dtype,
+        attention=way.attention.value.name,
+        attention_function=way.attention.value.function,
+        task=task.model_task,
+    )
+    draft = forge_dist.draft_model(request, device=device)
+    if draft is None:
+        return None
+    return forge_algos.keep_documents_apart(
+        draft, device=device, packing=way.packing, longest=1, autocast=partial(machine.autocast, dtype)
+    )
 
 
 def _no_packing(leak: Exception) -> Exception:

@@ -87,7 +87,8 @@ def prepare(
         identity = compare_model(out.path, identity)
         report.note(f"{out.path} holds this run already: resuming it")
         link_stores(out.path, out.staging)
-    try_packing(task, s, machine, report)
+    else:
+        try_packing(task, s, machine, report)
     paths = {"train": s.data.data_path, **({"eval": s.data.eval_data_path} if s.data.eval_data_path else {})}
     for name, path in paths.items():
         _tokenize(task, path, tokenizer, out.root / "data" / name, s, report)

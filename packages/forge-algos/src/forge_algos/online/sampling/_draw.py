@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
+from forge_algos._errors import RolloutError
+
 Warp = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 _BELOW_ONE = 1 - 2.0**-22
@@ -35,9 +37,17 @@ class DrawToken:
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """Set scores float[B, V] to 0 at the drawn token and -inf elsewhere.
         `input_ids` are int64[B, width + step].
+
+        Raises:
+            RolloutError: a score is NaN, of which a draw would make id 0.
         """
         for warp in self._warps:
             scores = warp(input_ids, scores)
+        if scores.isnan().any():
+            raise RolloutError(
+                "the model's logits are not numbers while it samples: look at its weights, lower the learning rate, or train "
+                "in float32"
+            )
         # `generate` may run a few steps beyond the end before it checks.
         step = min(input_ids.shape[1] - self._width, self._uniforms_BS.shape[1] - 1)
         token = inverse_cdf(scores, self._uniforms_BS[:, step])
