@@ -3,6 +3,7 @@
 import copy
 import json
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -89,14 +90,15 @@ def write_tokenizer_files(tokenizer: "PreTrainedTokenizerBase", folder: Path) ->
 
 
 def write_processor(model: "PreTrainedModel", folder: Path) -> None:
-    """Copy the processor files of the directory that a model of several modalities came from.
-
-    What was written already, such as a chat template, stays.
-    """
+    """Copy the processor files of the directory that a model of several modalities came from."""
     source = model.name_or_path
-    if not source or not is_multimodal(model.config):
-        return
-    for file in processor_files(source):
+    if source and is_multimodal(model.config):
+        copy_missing(processor_files(source), folder)
+
+
+def copy_missing(files: Iterable[Path], folder: Path) -> None:
+    """Copy files into a folder; what it has already, such as a chat template, stays."""
+    for file in files:
         if not (folder / file.name).exists():
             shutil.copyfile(file, folder / file.name)
 

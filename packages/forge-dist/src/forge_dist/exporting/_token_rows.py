@@ -2,6 +2,7 @@
 
 Every new row is the mean of the rows of the tokens that were there before: a new token begins as the average one, the same on
 every machine, and the probabilities of the others hardly move (https://nlp.stanford.edu/~johnhew/vocab-expansion.html).
+Gemma 3n and 4 have a second table by token id, whose rows go into each layer: it grows as the embedding does.
 """
 
 import json
@@ -18,8 +19,9 @@ from forge_dist._errors import ModelError
 from forge_dist._files import atomic_directory
 from forge_dist._safetensors import TensorEntry, read_directory
 from forge_dist._third_party_logs import quiet_imports, quiet_transformers
-from forge_dist.exporting._directory import write_tokenizer_files
+from forge_dist.exporting._directory import copy_missing, write_tokenizer_files
 from forge_dist.exporting._safetensors_writer import header_of
+from forge_dist.loading._modalities import is_multimodal, processor_files
 from forge_dist.loading._model_path import Task, expand_user, is_hub_name
 from forge_dist.loading._outline import check_model, load_outline
 from forge_dist.loading._task import reward_config
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
 
 _CHUNK = 4096
 """Rows that are summed at a time."""
+_PER_LAYER = "vocab_size_per_layer_input"
+"""Key of a configuration: rows of Gemma 3n's and 4's table of an input to each layer for each token id."""
 
 
 def write_with_token_rows(
@@ -42,9 +46,10 @@ def write_with_token_rows(
     """Write a model to `directory` with a row for each new id; return its number of rows.
 
     Rows that the embedding has already beyond the tokenizer's ids are used first; it grows only by those that are lacking
-    (`config.vocab_size` follows). A new row of the embedding, of an untied head and of the head's bias is the mean of that
-    tensor's rows below the smallest new id, added up in float64. All other weights stay as they are: files without such a
-    tensor become links to the model's own.
+    (`config.vocab_size` follows). A new row of the embedding, of an untied head, of the head's bias and of a table of inputs
+    to each layer that is as long is the mean of that tensor's rows below the smallest new id, added up in float64. All other
+    weights stay as they are: files without such a tensor become links to the model's own. Beside a model of several
+    modalities stand its processor's files.
 
     Args:
         model_path: directory, or name on the hub.
@@ -54,7 +59,8 @@ def write_with_token_rows(
         task: task that the model is loaded for.
 
     Raises:
-        ModelError: as `check_model`; the tensors that have a row for each token cannot be found in the files.
+        ModelError: as `check_model`; the tensors that have a row for each token cannot be found in the files; the class reads a
+            new id elsewhere than in the embedding.
         OSError: `directory` cannot be written.
     """
     quiet_imports()
@@ -63,6 +69,8 @@ def write_with_token_rows(
     size = max(rows, *(number + 1 for number in new_ids))
     stored = read_directory(source)
     with quiet_transformers():
+        config = _read_config(source, task)
+        _check_ids(config, rows, max(new_ids), model_path)
         names = _vocabulary(source, stored, rows, task)
     with atomic_directory(directory) as folder:
         for file in sorted({entry.file for entry in stored.values()}):
@@ -74,8 +82,10 @@ def write_with_token_rows(
         for file in ("model.safetensors.index.json", "generation_config.json"):
             if (source / file).is_file():
                 shutil.copyfile(source / file, folder / file)
-        _write_config(source, folder, size)
+        _write_config(source, folder, config, rows, size)
         write_tokenizer_files(tokenizer, folder)
+        if is_multimodal(config):
+            copy_missing(processor_files(model_path, fetch=True), folder)
         found = check_model(str(folder), task=task)
         if found != size:
             raise ModelError(f"model_path {model_path}: with new tokens it should have {size} rows and has {found}")
@@ -101,30 +111,54 @@ def _read_config(source: Path, task: Task) -> "PreTrainedConfig":
     return reward_config(str(source)) if task == "reward" else AutoConfig.from_pretrained(str(source), trust_remote_code=False)
 
 
+def _check_ids(config: "PreTrainedConfig", rows: int, largest: int, model_path: str) -> None:
+    """Raise ModelError where the class would not read the largest new id as a token."""
+    text: Any = config.get_text_config()
+    table = getattr(text, _PER_LAYER, rows)
+    if getattr(text, "hidden_size_per_layer_input", 0) and table != rows and largest >= table:
+        raise ModelError(
+            f"model_path {model_path}: no tokens can be added: its table of inputs to each layer has {table:,} rows "
+            f"({_PER_LAYER}) beside the embedding's {rows:,}, and none for the new id {largest}"
+        )
+    for name in config.sub_configs:
+        offset = getattr(getattr(config, name, None), "vocab_offset", None)
+        if offset is not None and largest >= offset:
+            raise ModelError(
+                f"model_path {model_path}: no tokens can be added: its class takes ids from {offset} on for those of "
+                f"{name.removesuffix('_config')} ({name}.vocab_offset), and the new id {largest} would be read as one of them"
+            )
+
+
 def _vocabulary(source: Path, stored: Mapping[str, TensorEntry], rows: int, task: Task) -> list[str]:
     """Return the names in the files of the tensors that have a row for each token.
 
     transformers itself is asked, by shapes: a model of more tokens would lack rows in them and nowhere else.
     """
 
-    def misfits(more: int, grown: Sequence[str]) -> set[str]:
+    def misfits(grown: Sequence[str]) -> set[str]:
         config = _read_config(source, task)
         text: Any = config.get_text_config()
-        text.vocab_size += more
+        for key in _keys(text, rows):
+            setattr(text, key, rows + 1)
         shapes = {
-            name: (entry.shape[0] + more, *entry.shape[1:]) if name in grown else entry.shape for name, entry in stored.items()
+            name: (entry.shape[0] + 1, *entry.shape[1:]) if name in grown else entry.shape for name, entry in stored.items()
         }
         _, report = load_outline(config, task, shapes)
         return {entry[0] for entry in report["mismatched_keys"]}
 
-    ends = {_end(name) for name in misfits(1, ())}
+    ends = {_end(name) for name in misfits(())}
     names = sorted(name for name, entry in stored.items() if entry.shape[:1] == (rows,) and _end(name) in ends)
-    if not names or misfits(1, names):
+    if not names or misfits(names):
         raise ModelError(
             f"model_path {source}: the tensors that have a row for each token could not be found in its files, so that no "
             "tokens can be added: resize it with transformers (`model.resize_token_embeddings`), and train from that"
         )
     return names
+
+
+def _keys(text: "PreTrainedConfig", rows: int) -> list[str]:
+    """Return the names of the numbers in a language model's configuration that are its rows."""
+    return ["vocab_size", *([_PER_LAYER] if getattr(text, _PER_LAYER, None) == rows else [])]
 
 
 def _end(name: str) -> str:
@@ -174,16 +208,19 @@ def _bytes(tensor: torch.Tensor) -> Any:
     return flat.view(torch.uint8).numpy().data if flat.numel() else b""
 
 
-def _write_config(source: Path, folder: Path, size: int) -> None:
+def _write_config(source: Path, folder: Path, read: "PreTrainedConfig", rows: int, size: int) -> None:
     """Write config.json with another number of tokens."""
-    from transformers import AutoConfig
-
     config = json.loads((source / "config.json").read_text(encoding="utf-8"))
-    read = AutoConfig.from_pretrained(str(source), trust_remote_code=False)
     text = read.get_text_config()
-    key = (text.attribute_map or {}).get("vocab_size", "vocab_size")
-    # Where the language model's configuration is inside a larger one.
-    places = [config] if text is read else [part for part in config.values() if isinstance(part, dict) and key in part]
-    for place in [*places, *([config] if key in config else [])]:
+    place = config
+    if text is not read:
+        # Only that part: a vision or audio part may have a vocab_size too. Published files leave it, or the number, out where
+        # it is the class's default.
+        name = next(name for name in read.sub_configs if getattr(read, name, None) is text)
+        place = config.setdefault(name, {"model_type": text.model_type})
+    written = [(text.attribute_map or {}).get(key, key) for key in _keys(text, rows)]
+    for key in written:
         place[key] = size
+        if key in config:
+            config[key] = size
     (folder / "config.json").write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
