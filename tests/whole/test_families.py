@@ -23,6 +23,7 @@ PACKED = {
     "gpt2": "learned positions, Conv1D",
     "gemma2": "soft-capped scores",
     "gemma3_text": "sliding windows, two rotary bases",
+    "gpt_oss": "attention sinks",
     "qwen3_moe": "experts",
     "deepseek_v3": "latent attention, grouped experts",
     "deepseek_v32": "keys selected by an index",
@@ -31,7 +32,6 @@ PACKED = {
 ALONE = {
     "bloom": "ALiBi over the whole row",
     "falcon": "a mask made without positions",
-    "gpt_oss": "attention sinks",
     "granitemoehybrid": "a state, experts",
     "mamba2": "a state",
     "prophetnet": "a decoder with two streams",

@@ -37,6 +37,8 @@ SETTINGS: dict[str, Any] = {
     "beta1": 0.9,
     "beta2": 0.95,
     "max_grad_norm": 0.5,
+    # The reference has the plain loss, and Llama 4's configuration a coefficient for its routers'.
+    "moe_aux_loss": "off",
 }
 
 
