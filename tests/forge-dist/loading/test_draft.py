@@ -59,7 +59,7 @@ def test_what_cannot_be_made(tmp_path):
     assert draft_model(LoadRequest(model_path="org/name", dtype=torch.float32), device=CPU) is None
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "unheard_of"}))
     assert draft_model(LoadRequest(model_path=str(tmp_path), dtype=torch.float32), device=CPU) is None
-    large = transformers.LlamaConfig(hidden_size=32767, num_attention_heads=7)
+    large = transformers.LlamaConfig(hidden_size=32767, num_attention_heads=7, head_dim=4680)
     assert draft_model(saved(large, tmp_path / "large"), device=CPU) is None
     small = saved(transformers.LlamaConfig(**SHAPE), tmp_path / "small")
     wide = draft_model(saved(transformers.LlamaConfig(hidden_size=8192, num_attention_heads=64), tmp_path / "w"), device=CPU)
