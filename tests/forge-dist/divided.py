@@ -1,22 +1,16 @@
 """What the tests of divided exports do on each rank: load by a strategy, change the weights, wrap."""
 
 import importlib.util
-import inspect
 from contextlib import nullcontext
 
 import pytest
 import torch
-from transformers.distributed import DistributedConfig
 
 CPU = torch.device("cpu")
-REPLICAS = "dp_replicate_size" in inspect.signature(DistributedConfig).parameters
-"""Whether this transformers can hold several copies of a sharded model; before 5.23 hsdp is refused."""
 
 DEEPSPEED = importlib.util.find_spec("deepspeed") is not None
 DIVIDED = ["ddp", "fsdp2", *(["zero1", "zero3"] if DEEPSPEED else [])]
 _needs_deepspeed = pytest.mark.skipif(not DEEPSPEED, reason="needs the extra deepspeed")
-
-needs_replicas = pytest.mark.skipif(not REPLICAS, reason="hsdp needs transformers 5.23")
 
 
 def zero(test):

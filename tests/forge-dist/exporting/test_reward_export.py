@@ -10,7 +10,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from forge_dist import ExportError, check_export, export_model, load_model
 
 from ...ranks import run_on_ranks
-from ..divided import SAMPLES, by_family, needs_replicas
+from ..divided import SAMPLES, by_family
 from ..rewards import ROWS, exported, padded, rewards, with_lora
 
 
@@ -145,7 +145,6 @@ def test_on_two_ranks(save_base, tmp_path, names):
 
 
 @pytest.mark.slow
-@needs_replicas
 def test_on_four_ranks(save_base, tmp_path):
     """Where copies of the model are each divided over two ranks."""
     reported = run_on_ranks(exported, 4, ["hsdp"], save_base("llama-tied"), str(tmp_path))

@@ -19,7 +19,7 @@ from forge_dist import (
 )
 
 from ...ranks import run_on_ranks
-from ..divided import SAMPLES, needs_replicas, strategy_of, zero
+from ..divided import SAMPLES, strategy_of, zero
 from ..training import Kept, alone, gradients, train
 
 pytestmark = [
@@ -221,7 +221,6 @@ def test_on_two_ranks(base, one, tmp_path):
 
 
 @pytest.mark.slow
-@needs_replicas
 def test_shards_over_two_of_four_ranks(base, one, tmp_path):
     """hsdp: copies of the base, each divided over two ranks."""
     for rank in run_on_ranks(scenario, 4, ["hsdp"], base, str(tmp_path)):

@@ -45,21 +45,6 @@ def test_choice(world_size, adapter, settings, name):
     assert strategy.world_size == world_size
 
 
-@pytest.fixture(autouse=True)
-def replicas(monkeypatch):
-    """What is chosen does not depend on the version of transformers."""
-    monkeypatch.setattr("forge_dist.strategies.fsdp._strategy.require_replicas", lambda: None)
-
-
-def test_replicas_need_a_newer_transformers(monkeypatch):
-    """Where transformers cannot hold copies of a sharded model, hsdp is refused with what it needs."""
-    monkeypatch.undo()
-    monkeypatch.setattr("transformers.distributed.DistributedConfig", lambda fsdp_size: None)
-    with pytest.raises(StrategyError, match="strategy=hsdp needs transformers 5.23 or newer, and .* is installed"):
-        make(4, strategy="hsdp", shard_size=2)
-    assert make(4, strategy="fsdp2").name == "fsdp2"
-
-
 def test_shard_size():
     """hsdp shards within a node unless a size is given."""
     assert make(8, local=4, strategy="hsdp").shard_size == 4

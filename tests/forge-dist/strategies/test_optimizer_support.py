@@ -9,7 +9,7 @@ import forge_dist
 from forge_dist import CheckpointError, StrategyError
 
 from ...ranks import run_on_ranks
-from ..divided import CPU, DEEPSPEED, REPLICAS, adapted, strategy_of
+from ..divided import CPU, DEEPSPEED, adapted, strategy_of
 from ..training import Kept, alone, nll, row
 from .test_choose import Some
 
@@ -222,7 +222,7 @@ def test_refused_before_training(base):
         assert "ddp" in reported, (name, optimizer)
 
 
-@pytest.mark.parametrize("name", ["ddp", "fsdp2", *(["hsdp"] if REPLICAS else []), "zero1", "zero3"])
+@pytest.mark.parametrize("name", ["ddp", "fsdp2", "hsdp", "zero1", "zero3"])
 @pytest.mark.parametrize("optimizer", ["adamw", "adafactor", "muon", "schedule_free", "adamw_8bit"])
 @pytest.mark.parametrize("adapter", [False, True])
 def test_refused_by_name(name, optimizer, adapter):

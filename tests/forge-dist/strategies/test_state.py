@@ -6,7 +6,6 @@ import pytest
 
 from ...lanes import ci_keeps
 from ...ranks import run_on_ranks
-from ..divided import REPLICAS
 from ..training import Kept, alone, start, train
 
 OPTIONS = {
@@ -69,7 +68,7 @@ def test_goes_on_anywhere(save_base, lora):
     if not lora:
         runs |= {f"{name} on 3": run for name, run in run_on_ranks(saved, 3, path, ["fsdp2"])[0].items()}
     states, again = {}, {}
-    for size, names, others in ((2, ["ddp", "fsdp2"], []), *([(4, ["hsdp"], ["fsdp2"])] if REPLICAS else [])):
+    for size, names, others in ((2, ["ddp", "fsdp2"], []), (4, ["hsdp"], ["fsdp2"])):
         states |= {name: kept for name, (kept, _, _) in runs.items()}
         new, found = run_on_ranks(saved_and_resumed, size, path, names, [*names, *others], states, lora)[0]
         runs |= new
@@ -77,7 +76,7 @@ def test_goes_on_anywhere(save_base, lora):
     states = {name: kept for name, (kept, _, _) in runs.items()}
     with alone() as ranks, torch.random.fork_rng():
         again |= {("1", *key): value for key, value in resumed(ranks, path, ["single"], states, lora).items()}
-    assert len(again) == ((18 if lora else 23) if REPLICAS else (9 if lora else 12))
+    assert len(again) == (18 if lora else 23)
     for (size, name, key), (arrived, weights, losses) in again.items():
         kept, wanted, wanted_losses = runs[key]
         assert list(arrived) == list(kept), (size, name, key)

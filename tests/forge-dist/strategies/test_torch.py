@@ -4,7 +4,6 @@ import pytest
 
 from ...lanes import ci_keeps
 from ...ranks import run_on_ranks
-from ..divided import REPLICAS
 from ..training import oracle, reports
 
 pytestmark = pytest.mark.slow
@@ -32,7 +31,7 @@ def scenarios(base, world_size):
         reported["ddp again"] = (base["gemma3"], {"strategy": "ddp", "activation_checkpointing": True}, False)
         reported["fsdp2 bfloat16"] = (path, FSDP | {"gather_dtype": "bfloat16"}, False)
         reported["fsdp2 lora again"] = (path, FSDP | {"activation_checkpointing": True}, True)
-    if world_size == 4 and REPLICAS:
+    if world_size == 4:
         reported["hsdp llama-tied"] = (path, HSDP, False)
         reported["hsdp never"] = (path, HSDP | {"reshard_after_forward": "never"}, False)
         reported["hsdp lora"] = (path, HSDP, True)

@@ -321,9 +321,7 @@ def test_activation_checkpointing_changes_no_gradient(rule):
         run(adaptation, steps(2))
         adaptation.model.zero_grad()
         if checkpointing:
-            # The name in transformers before 5.23, which warns there.
-            enable = getattr(adaptation.model, "activation_checkpointing_enable", None)
-            (enable or adaptation.model.gradient_checkpointing_enable)({"use_reentrant": False})
+            adaptation.model.activation_checkpointing_enable({"use_reentrant": False})
         total, _ = naive(adaptation.model, samples(LENGTHS))
         total.backward()
         found.append(gradients(adaptation.model))

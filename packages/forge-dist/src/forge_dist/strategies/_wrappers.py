@@ -1,7 +1,7 @@
 """FSDP's modules inside a model, and activation checkpointing."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
@@ -36,10 +36,8 @@ def checkpoint_activations(model: nn.Module) -> None:
         StrategyError: the architecture does not support it.
     """
     base: PreTrainedModel = base_of(model)  # pyrefly: ignore[bad-argument-type]  it came from `load`
-    # The second name is transformers' before 5.23, and warns there.
-    enable: Any = getattr(base, "activation_checkpointing_enable", None) or base.gradient_checkpointing_enable
     try:
         # The reentrant kind would hide the layers' gradients from DDP's and FSDP's hooks.
-        enable({"use_reentrant": False})
+        base.activation_checkpointing_enable({"use_reentrant": False})
     except ValueError as error:
         raise StrategyError(f"activation_checkpointing: {error}") from error

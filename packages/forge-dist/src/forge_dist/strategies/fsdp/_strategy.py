@@ -5,10 +5,9 @@ gradients as sums, adapters that are attached after sharding kept the same on al
 model cannot be sharded.
 """
 
-import inspect
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -47,8 +46,6 @@ class FSDP(TorchStrategy):
     ) -> None:
         super().__init__(settings, ranks, device=device, name=name, reason=reason, adapter=adapter)
         self._check_device()
-        if name == "hsdp":
-            require_replicas()
         self.shard_size: int = self._checked_shard_size() if name == "hsdp" else ranks.world_size
         """Number of ranks that share one copy of the model."""
         self._placeholders: WholeShapePlaceholders | None = None
@@ -94,11 +91,9 @@ class FSDP(TorchStrategy):
             return super().read(request)
         from transformers.distributed import DistributedConfig
 
-        # transformers knows the argument from 5.23 on; hsdp is refused below that.
-        replicas: Any = {"dp_replicate_size": self.dims.dp_replicate} if self.dims.dp_replicate > 1 else {}
         divided = DistributedConfig(
             fsdp_size=self.dims.dp_shard,
-            **replicas,
+            dp_replicate_size=self.dims.dp_replicate if self.dims.dp_replicate > 1 else None,
             fsdp_cpu_offload=self.settings.cpu_offload,
             fsdp_mixed_precision=self.settings.gather_dtype == "bfloat16",
         )
@@ -192,18 +187,6 @@ class FSDP(TorchStrategy):
         yield
         if last and self._replicated:
             sum_grads(self._replicated, self.ranks.group)
-
-
-def require_replicas() -> None:
-    """Raise StrategyError unless transformers can replicate a sharded model, as hsdp does."""
-    import transformers
-    from transformers.distributed import DistributedConfig
-
-    if "dp_replicate_size" not in inspect.signature(DistributedConfig).parameters:
-        raise StrategyError(
-            f"strategy=hsdp needs transformers 5.23 or newer, and {transformers.__version__} is installed: "
-            "`pip install 'transformers>=5.23'`, or use strategy=fsdp2"
-        )
 
 
 def _root_of(model: nn.Module) -> FSDPModule:
