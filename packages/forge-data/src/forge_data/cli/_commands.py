@@ -30,6 +30,7 @@ _FLAGS = {
     "seed": "--seed",
     "tokenizer": "--tokenizer",
     "train_on": "--train-on",
+    "turns": "--turns",
 }
 
 
@@ -111,7 +112,7 @@ def stats(words: Namespace) -> int:
 
 
 def _options(words: Namespace) -> dict[str, Any]:
-    names = ("format", "train_on", "max_seq_len", "on_overflow", "on_bad_pair", "preprocess")
+    names = ("format", "train_on", "turns", "max_seq_len", "on_overflow", "on_bad_pair", "preprocess")
     return {name: getattr(words, name) for name in names}
 
 

@@ -35,6 +35,7 @@ def lint(
     eval_data: "DataPath | TokenStore | None" = None,
     format: str = "auto",  # noqa: A002 - what it is called everywhere else
     train_on: str = "assistant",
+    turns: str = "auto",
     max_seq_len: int | None = None,
     on_overflow: str = "drop",
     on_bad_pair: str = "error",
@@ -51,6 +52,7 @@ def lint(
         eval_data: held-out rows or their store; those that are also trained on are found.
         format: as for `prepare`; for rows.
         train_on: as for `prepare`; for rows.
+        turns: as for `prepare`; for rows.
         max_seq_len: as for `prepare`; for rows.
         on_overflow: as for `prepare`; for rows.
         on_bad_pair: as for `prepare`; for rows.
@@ -68,7 +70,12 @@ def lint(
     from forge_data.store._token_store import TokenStore
 
     options = Options(
-        format=format, train_on=train_on, max_seq_len=max_seq_len, on_overflow=on_overflow, on_bad_pair=on_bad_pair
+        format=format,
+        train_on=train_on,
+        turns=turns,
+        max_seq_len=max_seq_len,
+        on_overflow=on_overflow,
+        on_bad_pair=on_bad_pair,
     )
     findings = Findings()
     if isinstance(data_or_store, PromptStore):

@@ -41,6 +41,7 @@ def prepare(
     *,
     format: str = "auto",  # noqa: A002 - what it is called everywhere else
     train_on: str = "assistant",
+    turns: str = "auto",
     max_seq_len: int | None = None,
     on_overflow: str = "drop",
     on_bad_pair: str = "error",
@@ -62,6 +63,10 @@ def prepare(
         format: name of the rows' format; "auto" detects it from the rows, which must all have one.
         train_on: `assistant` learns every assistant turn, `last` the last one, `completion` the completions of
             prompt/completion rows, `all` every token.
+        turns: in which form turns are learned. `auto` learns each turn in the context in which the model will be asked for it:
+            one sample where the conversation's text extends each of its prompts, else one for each learned turn. `history`
+            learns the text of the whole conversation, in which a template may write earlier turns otherwise than it asks for
+            them; the lint says where.
         max_seq_len: longest sample in tokens; no limit by default.
         on_overflow: what becomes of a longer row: `drop`, `truncate`, `split` or `error`.
         on_bad_pair: what becomes of a row of preferences that prefers nothing (equal answers, two prompts, an empty answer):
@@ -81,7 +86,12 @@ def prepare(
         StoreError: `store_dir` holds something else, or cannot be written.
     """
     options = Options(
-        format=format, train_on=train_on, max_seq_len=max_seq_len, on_overflow=on_overflow, on_bad_pair=on_bad_pair
+        format=format,
+        train_on=train_on,
+        turns=turns,
+        max_seq_len=max_seq_len,
+        on_overflow=on_overflow,
+        on_bad_pair=on_bad_pair,
     )
     check_name(format)
     check_whole("num_proc", num_proc, at_least=1)
