@@ -1,9 +1,9 @@
 """Source of a chat template → the text that it writes around contents, whatever these contents are.
 
 The template runs on symbols in place of contents. A symbol can be written, joined, stripped and tested for being there; asked
-whether it has a certain text in it, it says no and the text is noted, since the answer holds only for contents without that text
-(`absent`). Everything else that looks at a symbol ends the run (`LooksError`). So two texts that are equal with symbols are equal
-with any contents that are not blank at their ends and have none of those texts in them.
+whether it has a certain text in it, it says no and the text is noted, since the answer holds without that text alone
+(`absent`). Everything else that looks at a symbol ends the run (`LooksError`). So two texts that are equal on symbols are equal
+on any contents that are not blank at their ends and have none of those texts in them.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -25,8 +25,8 @@ _WRITERS = frozenset({_CONCAT, _KEPT_OUT, LEARN, "d", "default", "join", "safe",
 _OF_LISTS = frozenset({"count", "first", "items", "last", "length", "list", "map", "rejectattr", "reverse", "selectattr"})
 """Filters that look at a list and not at the texts in it."""
 _TESTS = frozenset(
-    {"boolean", "defined", "eq", "equalto", "==", "false", "iterable", "mapping", "ne", "!=", "none", "number", "sequence", "string",
-     "true", "undefined"}
+    {"boolean", "defined", "eq", "equalto", "==", "false", "iterable", "mapping", "ne", "!=", "none", "number", "sequence",
+     "string", "true", "undefined"}
 )  # fmt: skip
 """Tests that do not look at a text, or compare it as `==` does."""
 
@@ -55,7 +55,7 @@ class Symbols:
         return True
 
 
-class Symbolic(str):
+class Symbolic(str):  # noqa: PLW1641 - its hash would be that of the symbol, and is refused below
     """A text with symbols in it."""
 
     __slots__ = ("_symbols",)
@@ -92,7 +92,7 @@ class Symbolic(str):
 
     def startswith(self, text: Any, *_: Any) -> bool:
         """Say no, and note it."""
-        return not all([self._single().lacks(each) for each in (text if isinstance(text, tuple) else (text,))])
+        return not all(self._single().lacks(each) for each in (text if isinstance(text, tuple) else (text,)))
 
     endswith = startswith
 

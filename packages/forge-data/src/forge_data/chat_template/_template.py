@@ -23,9 +23,9 @@ from forge_data.formats._tool_calls import with_json_arguments
 
 if TYPE_CHECKING:
     from jinja2 import Template
-
-    from forge_data.chat_template._symbolic import Symbols, SymbolicTemplate
     from transformers import PreTrainedTokenizerBase
+
+    from forge_data.chat_template._symbolic import SymbolicTemplate, Symbols
 
 _REMEDY = "use another chat template, or give the rows as prompt and completion strings"
 _DUMP_MESSAGES = "{{ messages | tojson }}"
@@ -168,8 +168,8 @@ class ChatTemplate:
             raise TemplateError(f"{self.name} cannot be chosen: {error}") from error
 
     def _text(self, messages: Messages, given: Mapping[str, Any], *, opening: bool = False) -> tuple[Messages, str]:
-        # The content of a turn that only calls tools is null, and some templates can only add strings; others (DeepSeek's) want a
-        # call's arguments as a string, as OpenAI writes them.
+        # The content of a turn that only calls tools is null, and some templates can only add strings; others (DeepSeek's) want
+        # a call's arguments as a string, as OpenAI writes them.
         filled = [message | {"content": message.get("content") or ""} for message in messages]
         refused: RefusedError | None = None
         messages, filled = self._in_form(messages), self._in_form(filled)

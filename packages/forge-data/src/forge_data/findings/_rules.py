@@ -57,8 +57,8 @@ RULES: dict[str, Rule] = {
     ),
     "not_as_prompted": Rule(
         STOP,
-        "turns=history (or train_on=all, or unmask) learns the turn in another context than the model is asked in; where it also "
-        "learns another text than is asked for it is a stop, else a warning",
+        "turns=history (or train_on=all, or unmask) learns the turn in another context than the model is asked in; a stop "
+        "where the text that is learned is another too",
         "leave turns at auto, or use a template that writes every turn as it is asked for (chat_template)",
     ),
     "unclosed_reasoning": Rule(

@@ -63,7 +63,7 @@ def spans_of(context: SpanContext, what: Sequence[str]) -> Turns:
         UnclearError: the template leaves open where a turn that is to be learned begins or ends.
     """
     marks = context.rendered.marks
-    turns = _marked(context.rendered, what) if marks else []
+    turns = _marked(context, what) if marks else []
     turns += [(index, _turn(context, index)) for index, part in enumerate(what) if part == TURN and not marks]
     last = {index: span for index, span in turns if span is not None}
     # Of several marked spans in one turn the last one has its end.
@@ -209,9 +209,9 @@ def _content(rendered: RenderedChat, index: int) -> list[Span]:
     return [Span.plain(start + found[0], start + found[1])]
 
 
-def _marked(rendered: RenderedChat, what: Sequence[str]) -> list[tuple[int, Span | None]]:
-    """Find the spans that the template itself marks, of messages that are to be learned."""
-    trace = rendered.trace
+def _marked(context: SpanContext, what: Sequence[str]) -> list[tuple[int, Span | None]]:
+    """Find the spans that the template itself marks, of messages that are to be learned; what a prompt has is not."""
+    rendered, trace = context.rendered, context.rendered.trace
     answers = {index for index, message in enumerate(rendered.messages) if message["role"] == "assistant"}
     learned = {index for index in answers if what[index] == TURN}
     spans: list[tuple[int, Span | None]] = []
@@ -224,6 +224,7 @@ def _marked(rendered: RenderedChat, what: Sequence[str]) -> list[tuple[int, Span
                 min(answers - learned), "the template marks text for learning without saying which message it is of"
             )
         writer = min(writers & answers, default=NOBODY) if len(writers) == 1 else min(answers, default=NOBODY)
+        start = max(start, context.prompts.get(writer, start))
         if stop > start and writer in learned:
             spans.append((writer, Span.plain(start, stop)))
     return spans

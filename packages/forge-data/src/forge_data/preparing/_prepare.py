@@ -13,6 +13,7 @@ from forge_data._options import Options
 from forge_data._paths import expand_user
 from forge_data.formats._registry import check_name
 from forge_data.linting._lint import store_findings
+from forge_data.masking._conversation import AS_HISTORY
 from forge_data.preparing._fingerprint import check_stamps, fingerprint_of_inputs, stamps_of
 from forge_data.preparing._job import Job
 from forge_data.preparing._pipeline import Outcome, run
@@ -138,8 +139,16 @@ def build(
             if existing is None:
                 raise
             return existing
-    if accounting.dropped or accounting.tokens_lost:
-        _log.warning("%s: %s", ", ".join(source.name for source in sources[:3]), accounting)
+    names = ", ".join(source.name for source in sources[:3])
+    if accounting.dropped or accounting.tokens_lost or accounting.forms:
+        _log.log(logging.WARNING if accounting.dropped or accounting.tokens_lost else logging.INFO, "%s: %s", names, accounting)
+    if AS_HISTORY in accounting.forms:
+        _log.warning(
+            "%s: %d rows are learned as the whole conversation's text has them, which is not how the model will be asked for "
+            "each of their turns: the lint's not_as_prompted names them (turns=auto learns each turn as it is asked for)",
+            names,
+            accounting.forms[AS_HISTORY],
+        )
     return TokenStore.open(directory)
 
 

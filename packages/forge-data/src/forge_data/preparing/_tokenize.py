@@ -67,8 +67,8 @@ def tokenize(
         )
     if len(encoded.examples) > 1:
         raise DataError(
-            f"{_PLACE}: it becomes {len(encoded.examples)} samples, one for each learned turn, since the chat template writes a "
-            "turn otherwise once others follow; prepare makes them all, `train_on` set to last makes one"
+            f"{_PLACE}: it becomes {len(encoded.examples)} samples, one for each learned turn, since the chat template writes "
+            "a turn otherwise once others follow; prepare makes them all, `train_on` set to last makes one"
         )
     # The only row cannot be left out for its length.
     strict = attrs.evolve(options, on_overflow="error") if options.on_overflow == "drop" else options

@@ -273,8 +273,8 @@ class Encoder:
 
 def _several_turns(place: str) -> str:
     return (
-        f"{place}: an answer of several learned turns, which the chat template writes otherwise once others follow, so that one "
-        "sample cannot hold them as they will be asked for; set `train_on` to last, or `turns` to history"
+        f"{place}: an answer of several learned turns, which the chat template writes otherwise once others follow, so that "
+        "one sample cannot hold them as they will be asked for; set `train_on` to last, or `turns` to history"
     )
 
 
