@@ -112,6 +112,7 @@ def test_the_same_words():
     """Settings and `prepare` accept the same values."""
     assert get_args(TrainOn) == TRAIN_ON
     assert get_args(OnOverflow) == ON_OVERFLOW
+    assert get_args(TurnsForm) == TURNS
     assert get_args(get_args(Format)[0]) == ("auto", *BUILT_IN)
 
 

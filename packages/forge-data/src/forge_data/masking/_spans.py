@@ -224,9 +224,9 @@ def _marked(context: SpanContext, what: Sequence[str]) -> list[tuple[int, Span |
                 min(answers - learned), "the template marks text for learning without saying which message it is of"
             )
         writer = min(writers & answers, default=NOBODY) if len(writers) == 1 else min(answers, default=NOBODY)
-        start = max(start, context.prompts.get(writer, start))
-        if stop > start and writer in learned:
-            spans.append((writer, Span.plain(start, stop)))
+        first = max(start, context.prompts.get(writer, start))
+        if stop > first and writer in learned:
+            spans.append((writer, Span.plain(first, stop)))
     return spans
 
 
