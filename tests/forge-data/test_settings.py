@@ -24,6 +24,8 @@ def test_defaults():
         "data_format": "auto",
         "train_on": "assistant",
         "turns": "auto",
+        "chat_template": None,
+        "chat_template_kwargs": None,
         "on_overflow": "drop",
         "preprocess": None,
         "num_proc": None,
@@ -140,7 +142,7 @@ def test_only_what_has_an_effect():
     rows = {"data_path", "eval_data_path", "validation_split", "preprocess"}
     named = {found: {field.name for field in attrs.fields(found)} for found in CLASSES}
     assert named[PretrainDataSettings] == rows | {"num_proc", "lint"}
-    assert named[PromptDataSettings] == rows | {"max_prompt_len", "on_overflow"}
+    assert named[PromptDataSettings] == rows | {"max_prompt_len", "on_overflow", "chat_template", "chat_template_kwargs"}
     assert named[PreferenceDataSettings] == named[DataSettings] | {"on_bad_pair"}
 
 

@@ -2,9 +2,9 @@
 
 ```
 RowSettings                          where rows come from, and which are held out
-├── PromptDataSettings               prompts to be answered while training
+├── PromptDataSettings               prompts to be answered while training (and ChatTemplateSettings)
 └── PretrainDataSettings             documents, of which every token is learned
-    └── DataSettings                 rows of any format, of which a part is learned
+    └── DataSettings                 rows of any format, of which a part is learned (and ChatTemplateSettings)
         └── PreferenceDataSettings   answers that are better or worse than others
 ```
 """
@@ -17,7 +17,7 @@ import attrs
 from attrs import validators
 
 from forge_data._formats import AUTO, BUILT_IN, is_known, names
-from forge_data._values import nearest
+from forge_data._values import keyword_arguments, nearest
 
 if TYPE_CHECKING:
     Format = str
@@ -49,6 +49,15 @@ def _share(_: object, attribute: "attrs.Attribute[Any]", value: float) -> None:
     # Written so that NaN, which compares false with everything, is refused too.
     if not 0 <= value < 1:
         raise ValueError(f"{attribute.name} must be at least 0 and less than 1, got {value!r}")
+
+
+def _as_arguments(value: Any) -> Any:
+    return keyword_arguments(_as_tuple(value))
+
+
+def _arguments(_: object, attribute: "attrs.Attribute[Any]", value: Any) -> None:
+    if not isinstance(value, Mapping) or not all(isinstance(name, str) and name.isidentifier() for name in value):
+        raise TypeError(f"{attribute.name} must be a mapping from names of the template's arguments to values, got {value!r}")
 
 
 def _as_tuple(value: Any) -> Any:
@@ -121,8 +130,24 @@ class RowSettings:
             )
 
 
+# Without slots, so that a class can have another base beside it.
+@attrs.frozen(kw_only=True, slots=False)
+class ChatTemplateSettings:
+    """With which chat template conversations are written."""
+
+    chat_template: str | None = attrs.field(default=None, validator=validators.optional(validators.instance_of(str)))
+    """Chat template in place of the tokenizer's: a file, or the name of one of several that the tokenizer has. It is stored
+    with the model, which is asked with it from then on."""
+
+    chat_template_kwargs: Mapping[str, Any] | tuple[str, ...] | None = attrs.field(
+        default=None, converter=_as_arguments, validator=validators.optional(_arguments)
+    )
+    """Arguments of the chat template, such as enable_thinking=false; those that a row gives itself win. They are stored with
+    the model, as defaults of its template."""
+
+
 @attrs.frozen(kw_only=True)
-class PromptDataSettings(RowSettings):
+class PromptDataSettings(ChatTemplateSettings, RowSettings):
     """Which prompts are answered while training, and which are held out."""
 
     max_prompt_len: int | None = attrs.field(default=None, validator=_POSITIVE)
@@ -148,7 +173,7 @@ class PretrainDataSettings(RowSettings):
 
 
 @attrs.frozen(kw_only=True)
-class DataSettings(PretrainDataSettings):
+class DataSettings(ChatTemplateSettings, PretrainDataSettings):
     """Which rows are trained on, what of them is learned, and which are held out."""
 
     max_seq_len: int | None = attrs.field(default=None, validator=_POSITIVE)

@@ -1,5 +1,6 @@
 """Conversation and one of its turns → what the model is asked with, and the text once it has answered."""
 
+import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -9,7 +10,7 @@ from forge_data.formats._samples import Message
 
 REASONING_TAGS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<|channel>", "<channel|>"))
 """Tags that begin and end reasoning within a content."""
-_SWITCHES = ("enable_thinking", "thinking")
+SWITCHES = ("enable_thinking", "thinking")
 """Arguments by which templates are told whether the model is to think."""
 
 
@@ -43,5 +44,10 @@ def has_reasoning(message: Message) -> bool:
 
 def thinking(reads: frozenset[str], given: Mapping[str, Any], *, thinks: bool) -> dict[str, Any]:
     """Return the argument by which a template lets the model think, or not; none that it does not read or the row gives."""
-    switches = [name for name in _SWITCHES if name in reads]
+    switches = [name for name in SWITCHES if name in reads]
     return {} if not switches or any(name in given for name in switches) else {switches[0]: thinks}
+
+
+def as_form(name: str, value: object) -> str:
+    """Name an argument and its value, as the accounting counts rows that were rendered with it."""
+    return f"{name}={json.dumps(value)}"

@@ -18,6 +18,8 @@ _RANGE = re.compile(r"(-?\d+)?:(-?\d+)?")
 _SETTING = re.compile(r"`([a-z_]+)`")
 """A setting in a message, as this package's errors write it."""
 _FLAGS = {
+    "chat_template": "--chat-template",
+    "chat_template_kwargs": "--chat-template-kwargs",
     "data_path": "DATA",
     "eval_data": "--eval-data",
     "format": "--format",
@@ -112,7 +114,10 @@ def stats(words: Namespace) -> int:
 
 
 def _options(words: Namespace) -> dict[str, Any]:
-    names = ("format", "train_on", "turns", "max_seq_len", "on_overflow", "on_bad_pair", "preprocess")
+    names = (
+        "format", "train_on", "turns", "chat_template", "chat_template_kwargs", "max_seq_len", "on_overflow", "on_bad_pair",
+        "preprocess",
+    )  # fmt: skip
     return {name: getattr(words, name) for name in names}
 
 

@@ -169,6 +169,13 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         help="form in which turns are learned: as the model will be asked for them, or as the whole conversation has them "
         "(default: auto)",
     )
+    parser.add_argument("--chat-template", metavar="FILE|NAME", help="chat template in place of the tokenizer's own")
+    parser.add_argument(
+        "--chat-template-kwargs",
+        nargs="+",
+        metavar="NAME=VALUE",
+        help="arguments of the chat template, such as enable_thinking=false; a row's own win",
+    )
     parser.add_argument("--max-seq-len", type=int, metavar="TOKENS", help="longest sample; no limit by default")
     parser.add_argument(
         "--on-overflow", default="drop", choices=ON_OVERFLOW, help="what becomes of a longer row (default: drop)"

@@ -1,7 +1,7 @@
 """Rows or a token store → report of what would train a model wrongly."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -36,6 +36,8 @@ def lint(
     format: str = "auto",  # noqa: A002 - what it is called everywhere else
     train_on: str = "assistant",
     turns: str = "auto",
+    chat_template: str | os.PathLike[str] | None = None,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
     max_seq_len: int | None = None,
     on_overflow: str = "drop",
     on_bad_pair: str = "error",
@@ -53,6 +55,8 @@ def lint(
         format: as for `prepare`; for rows.
         train_on: as for `prepare`; for rows.
         turns: as for `prepare`; for rows.
+        chat_template: as for `prepare`; for rows.
+        chat_template_kwargs: as for `prepare`; for rows.
         max_seq_len: as for `prepare`; for rows.
         on_overflow: as for `prepare`; for rows.
         on_bad_pair: as for `prepare`; for rows.
@@ -73,6 +77,8 @@ def lint(
         format=format,
         train_on=train_on,
         turns=turns,
+        chat_template=chat_template,
+        chat_template_kwargs=chat_template_kwargs,
         max_seq_len=max_seq_len,
         on_overflow=on_overflow,
         on_bad_pair=on_bad_pair,
@@ -162,12 +168,14 @@ def _of_rows(data: "DataPath", tokenizer: Any, options: Options, preprocess: Any
     from forge_data.linting._rows import DataLint
     from forge_data.reading._preprocess import load_preprocess
     from forge_data.reading._sources import resolve
+    from forge_data.tokenizing._chat_template import with_template
     from forge_data.tokenizing._tokenizer import as_tokenizer
 
     check_name(options.format)
     if tokenizer is None:
         raise DataError("rows are linted as a tokenizer sees them; give a `tokenizer`")
-    read = DataLint(as_tokenizer(tokenizer), options, load_preprocess(preprocess))
+    chosen = with_template(as_tokenizer(tokenizer), options.chat_template, options.chat_template_kwargs)
+    read = DataLint(chosen, options, load_preprocess(preprocess))
     read.read(resolve(data))
     return read
 

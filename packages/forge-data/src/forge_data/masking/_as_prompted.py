@@ -23,10 +23,17 @@ class TurnEnds:
         tokens.sort(key=len, reverse=True)
         self._token = re.compile("|".join(tokens) or r"(?!)")
         self._token_or_blank = re.compile("|".join([r"\s", *tokens]))
+        # The end of a block within a turn, such as </tool_call>, ends no turn.
+        eos = re.escape(str(tokenizer.eos_token))
+        self._stop = re.compile("|".join(token for token in tokens if not token.startswith("</") or token == eos) or r"(?!)")
 
     def are_special(self, text: str) -> bool:
         """Tell whether a text is special tokens and blanks, which may end the last turn."""
         return bool(text.strip()) and not self._token_or_blank.sub("", text)
+
+    def closes(self, text: str) -> bool:
+        """Tell whether a text has a special token that may end any turn."""
+        return self._stop.search(text) is not None
 
     def learned_end(self, text: str, span: Span) -> int:
         """Return the end of what is learned of a span, in characters, as `trained_tokens` finds it in tokens."""
@@ -39,7 +46,7 @@ class TurnEnds:
         What a template marks (`marked`) is all of it, whatever follows.
         """
         end = self.learned_end(text, span)
-        return self.follows(text[:end], asked, closed=marked or bool(text[span.content_end : end].strip()))
+        return self.follows(text[:end], asked, closed=marked or self.closes(text[span.content_end : end]))
 
     def follows(self, learned: str, asked: Asked, *, closed: bool) -> bool:
         """Tell whether a text, up to a turn's learned end, begins with the prompt and is all that the model has to write.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import attrs
 
 from forge_data._errors import DataError, TemplateError
-from forge_data.chat_template._asked import Asked, ask, has_reasoning, thinking
+from forge_data.chat_template._asked import Asked, as_form, ask, has_reasoning, thinking
 from forge_data.chat_template._completeness import LeftOutError, dropped_reasoning
 from forge_data.chat_template._header import Opening, RefusedError, UndecidableError, opening
 from forge_data.chat_template._template import ChatTemplate, RenderedChat
@@ -48,9 +48,13 @@ class Conversation:
 class ConversationReader:
     """Reads conversations with one chat template."""
 
-    def __init__(self, tokenizer: "PreTrainedTokenizerBase", turns: str = "auto") -> None:
+    def __init__(
+        self, tokenizer: "PreTrainedTokenizerBase", turns: str = "auto", arguments: Mapping[str, Any] | None = None
+    ) -> None:
         self._template = ChatTemplate(tokenizer)
         self._turns = turns
+        # Arguments that were chosen for all rows, and are not chosen for any.
+        self._arguments = arguments or {}
         self._ends = TurnEnds(tokenizer)
         # How turns begin may depend on the template's other arguments.
         self._openings: dict[str, Opening | UndecidableError | None] = {}
@@ -122,7 +126,7 @@ class ConversationReader:
             TemplateError: no arguments do.
         """
         thinks = has_reasoning(rendered.messages[index]) if thinks is None else thinks
-        switch = thinking(self._template.reads(chat), chat.template_kwargs, thinks=thinks)
+        switch = thinking(self._template.reads(chat), {**self._arguments, **chat.template_kwargs}, thinks=thinks)
         # A template that marks the assistant's text says itself what is learned, for its default.
         tried = [{}] if not switch else [{}, switch] if rendered.marks else [switch, {}]
         refused: Asked | None = None
@@ -226,6 +230,7 @@ class ConversationReader:
             rendered,
             lambda: self._opening(chat, rendered),
             self._ends.are_special,
+            self._ends.closes,
             prompts,
             {index: turn.answered for index, turn in asked.items()},
             history,
@@ -240,7 +245,7 @@ class ConversationReader:
             for index in range(len(what))
             if (note := self._dropped_reasoning(chat, rendered, index)) and what[index] == TURN
         ]
-        named = [f"{name}={json.dumps(value)}" for name, value in arguments.items()]
+        named = [as_form(name, value) for name, value in arguments.items()]
         return Conversation(
             rendered.trace.text, turns.spans, text_owners(rendered.trace), (*notes, *turns.notes), (*named, *forms)
         )

@@ -110,7 +110,7 @@ class Layouts:
         for index, turn in on_symbols.items():
             span = turns.last[index]
             end = self._ends.learned_end(text, span)
-            closed = rendered.marks or bool(text[span.content_end : end].strip())
+            closed = rendered.marks or self._ends.closes(text[span.content_end : end])
             if not turn.follows or not self._ends.follows(whole[: places.on_symbols(end)], turn, closed=closed):
                 return None
         tags = [tag for tags in REASONING_TAGS for tag in tags]

@@ -34,6 +34,8 @@ class SpanContext(NamedTuple):
     """How the template opens a turn; None if it refuses a short conversation that would show it."""
     ends: Callable[[str], bool]
     """Whether a text is special tokens and blanks, which may end the last turn."""
+    closes: Callable[[str], bool]
+    """Whether a text has a special token, which may end any turn."""
     prompts: Mapping[int, int]
     """By turn, the length of the prompt that the text begins with, where it is known."""
     answered: Mapping[int, str]
@@ -63,7 +65,7 @@ def spans_of(context: SpanContext, what: Sequence[str]) -> Turns:
         UnclearError: the template leaves open where a turn that is to be learned begins or ends.
     """
     marks = context.rendered.marks
-    turns = _marked(context, what) if marks else []
+    turns: list[tuple[int, Span | None]] = [*_marked(context, what)] if marks else []
     turns += [(index, _turn(context, index)) for index, part in enumerate(what) if part == TURN and not marks]
     last = {index: span for index, span in turns if span is not None}
     # Of several marked spans in one turn the last one has its end.
@@ -87,7 +89,8 @@ def _turn(context: SpanContext, index: int) -> Span | None:
     else:
         start = _header_end(context, index)
         span = turn_span(trace, index, start, _stop(context.rendered, index, start, body[1]))
-    if trace.text[span.content_end : span.stop].strip():
+    closing = trace.text[span.content_end : span.stop]
+    if context.closes(closing):
         return span
     end = len(context.answered.get(index, "").rstrip())
     if (
@@ -96,6 +99,8 @@ def _turn(context: SpanContext, index: int) -> Span | None:
         and not foreign_text(trace, index, span.stop, end)
     ):
         return span._replace(closing_end=end, stop=end)
+    if closing.strip():
+        return span
     rest = trace.text[span.stop :]
     # Some templates write the EOS once, after the last turn.
     if trace.end_of_turns() == span.stop and context.ends(rest):
@@ -209,25 +214,49 @@ def _content(rendered: RenderedChat, index: int) -> list[Span]:
     return [Span.plain(start + found[0], start + found[1])]
 
 
-def _marked(context: SpanContext, what: Sequence[str]) -> list[tuple[int, Span | None]]:
+def _marked(context: SpanContext, what: Sequence[str]) -> list[tuple[int, Span]]:
     """Find the spans that the template itself marks, of messages that are to be learned; what a prompt has is not."""
     rendered, trace = context.rendered, context.rendered.trace
     answers = {index for index, message in enumerate(rendered.messages) if message["role"] == "assistant"}
     learned = {index for index in answers if what[index] == TURN}
-    spans: list[tuple[int, Span | None]] = []
+    spans: list[tuple[int, Span]] = []
     for start, stop in trace.marked:
         writers = {owner for first, last, owner in trace.runs if first < stop and last > start and owner != NOBODY}
         writers = writers or {leaf.message for _, _, leaf, _ in trace.within(start, stop) if leaf.message >= 0}
-        # Which message it is of matters only if some are learned and others are not.
-        if len(writers) != 1 and learned != answers:
-            raise UnclearError(
-                min(answers - learned), "the template marks text for learning without saying which message it is of"
-            )
-        writer = min(writers & answers, default=NOBODY) if len(writers) == 1 else min(answers, default=NOBODY)
+        writer = min(writers & answers, default=NOBODY) if len(writers) == 1 else _asked_writer(context, start, stop)
+        if writer is None:
+            # Which message it is of matters only if some are learned and others are not.
+            if learned != answers:
+                raise UnclearError(
+                    min(answers - learned), "the template marks text for learning without saying which message it is of"
+                )
+            writer = min(answers, default=NOBODY)
         first = max(start, context.prompts.get(writer, start))
         if stop > first and writer in learned:
             spans.append((writer, Span.plain(first, stop)))
+    for index, prompt in context.prompts.items() if context.answered and _has_prompts(context) else ():
+        begins = [span.start for writer, span in spans if writer == index]
+        if begins and trace.text[prompt : min(begins)].strip():
+            raise UnclearError(index, "the template marks less than what follows its prompt")
     return spans
+
+
+def _has_prompts(context: SpanContext) -> bool:
+    """Tell whether the template gives a generation prompt, but for which its marks alone say where a turn begins."""
+    try:
+        context.opens()
+    except UndecidableError:
+        return False
+    return True
+
+
+def _asked_writer(context: SpanContext, start: int, stop: int) -> int | None:
+    """Find the learned turn that a part of a text is of, by the texts that it is asked with; None where no prompt is known."""
+    if not context.prompts:
+        return None
+    ends = {index: len(answered) for index, answered in context.answered.items()}
+    inside = [index for index, prompt in context.prompts.items() if prompt < stop and start < ends.get(index, stop)]
+    return max(inside, default=NOBODY)
 
 
 def _untrained_end(rendered: RenderedChat, index: int, span: Span) -> Note | None:

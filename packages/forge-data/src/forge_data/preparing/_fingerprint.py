@@ -48,7 +48,8 @@ def fingerprint_of_inputs(
         "template": template,
         # A template that writes the date gives other tokens tomorrow.
         "date": datetime.now().astimezone().date().isoformat() if "strftime_now" in json.dumps(template) else None,
-        "options": [type(options).__name__, attrs.asdict(options)],
+        # A chat template is hashed itself, wherever it was.
+        "options": [type(options).__name__, attrs.asdict(options) | {"chat_template": None}],
         "preprocess": preprocess.identity if preprocess is not None else None,
         "seed": seed,
     }

@@ -98,7 +98,11 @@ class Processor:
     def __init__(self, job: Job, thread: "Executor | None" = None) -> None:
         self._job = job
         self._encoder = (
-            Encoder(job.tokenizer, job.options.train_on, thread, turns=job.options.turns) if job.tokenizer is not None else None
+            Encoder(
+                job.tokenizer, job.options.train_on, thread, turns=job.options.turns, arguments=job.options.chat_template_kwargs
+            )
+            if job.tokenizer is not None
+            else None
         )
         self._lint = RowLint(job.tokenizer, job.options) if job.tokenizer is not None else None
 

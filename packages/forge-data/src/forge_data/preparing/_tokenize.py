@@ -13,6 +13,7 @@ from forge_data._options import Options
 from forge_data._values import describe
 from forge_data.formats._registry import check_name, convert, detect
 from forge_data.reading._preprocess import load_preprocess
+from forge_data.tokenizing._chat_template import with_template
 from forge_data.tokenizing._encoder import Encoder
 from forge_data.tokenizing._overflow import fit
 from forge_data.tokenizing._tokenizer import as_tokenizer
@@ -30,6 +31,8 @@ def tokenize(
     format: str = "auto",  # noqa: A002 - what it is called everywhere else
     train_on: str = "assistant",
     turns: str = "auto",
+    chat_template: str | os.PathLike[str] | None = None,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
     max_seq_len: int | None = None,
     on_overflow: str = "drop",
     preprocess: str | Callable[[dict[str, Any]], Any] | None = None,
@@ -46,10 +49,19 @@ def tokenize(
     """
     if not isinstance(row, Mapping):
         raise DataError(f"row is {describe(row)}; it must be one row, a mapping of its fields; prepare takes many rows")
-    options = Options(format=format, train_on=train_on, turns=turns, max_seq_len=max_seq_len, on_overflow=on_overflow)
+    options = Options(
+        format=format,
+        train_on=train_on,
+        turns=turns,
+        chat_template=chat_template,
+        chat_template_kwargs=chat_template_kwargs,
+        max_seq_len=max_seq_len,
+        on_overflow=on_overflow,
+    )
     check_name(format)
     function = load_preprocess(preprocess)
-    encoder = Encoder(as_tokenizer(tokenizer), options.train_on, turns=options.turns)
+    chosen = with_template(as_tokenizer(tokenizer), options.chat_template, options.chat_template_kwargs)
+    encoder = Encoder(chosen, options.train_on, turns=options.turns, arguments=options.chat_template_kwargs)
     fields = {name: value for name, value in row.items() if value is not None}
     if function is not None:
         made = function(_PLACE, fields)

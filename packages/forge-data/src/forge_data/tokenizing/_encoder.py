@@ -1,6 +1,6 @@
 """Samples → examples: rendered, tokenised a batch at a time, masked."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -74,11 +74,13 @@ class Encoder:
         thread: "Executor | None" = None,
         *,
         turns: str = "auto",
+        arguments: Mapping[str, Any] | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._thread = thread
         self._train_on = train_on
         self._turns = turns
+        self._arguments = arguments
         self.vocabulary = len(tokenizer)
         self._tokenize = BatchTokenizer(tokenizer)
         # By id: is it a special or added token? Runs of blanks are added tokens in some vocabularies (Gemma, GPT-NeoX), and
@@ -90,7 +92,7 @@ class Encoder:
 
     @cached_property
     def _conversations(self) -> ConversationReader:
-        return ConversationReader(self._tokenizer, self._turns)
+        return ConversationReader(self._tokenizer, self._turns, self._arguments)
 
     @cached_property
     def _eos(self) -> int:

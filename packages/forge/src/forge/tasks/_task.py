@@ -135,6 +135,8 @@ class Task(ABC):
             format=s.data.data_format,
             train_on=s.data.train_on,
             turns=s.data.turns,
+            chat_template=s.data.chat_template,
+            chat_template_kwargs=s.data.chat_template_kwargs,
             max_seq_len=s.data.max_seq_len,
             on_overflow=s.data.on_overflow,
             preprocess=s.data.preprocess,
