@@ -109,12 +109,14 @@ class ChatTemplate:
         if trace.text != text:
             raise TemplateError(f"{chat.place}: {self.name} writes the same conversation in two ways; it must be repeatable")
         self._check_used(chat, given, text, program.reads)
-        return RenderedChat(trace, messages, self.renderer(chat), program.marks)
+        return RenderedChat(trace, messages, self._renderer(given, program), program.marks)
 
     def renderer(self, chat: Chat) -> Renderer:
         """Return what writes other messages with the arguments of a conversation."""
         given = {"tools": chat.tools, "documents": chat.documents, **chat.template_kwargs}
-        program = self._program(chat.place, self._source(chat))
+        return self._renderer(given, self._program(chat.place, self._source(chat)))
+
+    def _renderer(self, given: Mapping[str, Any], program: _Program) -> Renderer:
         return Renderer(
             lambda part, opening=False: self._native(part, given, opening=opening),
             lambda part: self._trace(program.template, part, given),

@@ -150,10 +150,14 @@ def _allows(absent: Iterable[str], chat: Chat) -> bool:
     """Tell whether a proof holds for a conversation: texts alone, none blank at its ends or with a text that may not be."""
     if chat.tools or chat.documents:
         return False
+    contents: list[str] = []
     for message in chat.messages:
-        content = message.get("content")
-        if len(message) != 2 or not isinstance(content, str) or not content or content[0].isspace() or content[-1].isspace():
+        content = message["content"]
+        if len(message) != 2 or not content or content[0].isspace() or content[-1].isspace():
             return False
-        if any(text in content for text in absent):
+        contents.append(content)
+    whole = "\0".join(contents)
+    for text in absent:
+        if text in whole:
             return False
     return True
