@@ -24,6 +24,7 @@ def test_defaults():
         "data_format": "auto",
         "train_on": "assistant",
         "turns": "auto",
+        "turn_end": None,
         "chat_template": None,
         "chat_template_kwargs": None,
         "on_overflow": "drop",

@@ -38,6 +38,11 @@ def _template(_: object, attribute: "attrs.Attribute[Any]", value: Any) -> None:
         )
 
 
+def _token(_: object, attribute: "attrs.Attribute[Any]", value: Any) -> None:
+    if value is not None and (not isinstance(value, str) or not value):
+        raise DataError(f"`{attribute.name}` is {describe(value)}; it must be a token, such as '<|user|>'")
+
+
 def _arguments(_: object, attribute: "attrs.Attribute[Any]", value: Any) -> None:
     if not isinstance(value, dict) or not all(isinstance(name, str) and name.isidentifier() for name in value):
         raise DataError(f"`{attribute.name}` is {describe(value)}; it must be an object of arguments' names and values")
@@ -67,6 +72,7 @@ class Options(TemplateOptions):
     format: str = AUTO
     train_on: str = attrs.field(default="assistant", validator=_one_of(TRAIN_ON))
     turns: str = attrs.field(default="auto", validator=_one_of(TURNS))
+    turn_end: str | None = attrs.field(default=None, validator=_token)
     max_seq_len: int | None = attrs.field(default=None, validator=_length)
     on_overflow: str = attrs.field(default="drop", validator=_one_of(ON_OVERFLOW))
     on_bad_pair: str = attrs.field(default="error", validator=_one_of(ON_BAD_PAIR))

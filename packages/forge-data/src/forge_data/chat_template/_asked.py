@@ -50,4 +50,4 @@ def thinking(reads: frozenset[str], given: Mapping[str, Any], *, thinks: bool) -
 
 def as_form(name: str, value: object) -> str:
     """Name an argument and its value, as the accounting counts rows that were rendered with it."""
-    return f"{name}={json.dumps(value)}"
+    return f"{name}={value if isinstance(value, str) else json.dumps(value)}"

@@ -32,6 +32,7 @@ _FLAGS = {
     "seed": "--seed",
     "tokenizer": "--tokenizer",
     "train_on": "--train-on",
+    "turn_end": "--turn-end",
     "turns": "--turns",
 }
 
@@ -115,8 +116,8 @@ def stats(words: Namespace) -> int:
 
 def _options(words: Namespace) -> dict[str, Any]:
     names = (
-        "format", "train_on", "turns", "chat_template", "chat_template_kwargs", "max_seq_len", "on_overflow", "on_bad_pair",
-        "preprocess",
+        "format", "train_on", "turns", "chat_template", "chat_template_kwargs", "turn_end", "max_seq_len", "on_overflow",
+        "on_bad_pair", "preprocess",
     )  # fmt: skip
     return {name: getattr(words, name) for name in names}
 

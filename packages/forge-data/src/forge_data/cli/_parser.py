@@ -176,6 +176,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=VALUE",
         help="arguments of the chat template, such as enable_thinking=false; a row's own win",
     )
+    parser.add_argument("--turn-end", metavar="TOKEN", help="token that ends a turn for which the template writes no end")
     parser.add_argument("--max-seq-len", type=int, metavar="TOKENS", help="longest sample; no limit by default")
     parser.add_argument(
         "--on-overflow", default="drop", choices=ON_OVERFLOW, help="what becomes of a longer row (default: drop)"

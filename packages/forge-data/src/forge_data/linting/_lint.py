@@ -38,6 +38,7 @@ def lint(
     turns: str = "auto",
     chat_template: str | os.PathLike[str] | None = None,
     chat_template_kwargs: Mapping[str, Any] | None = None,
+    turn_end: str | None = None,
     max_seq_len: int | None = None,
     on_overflow: str = "drop",
     on_bad_pair: str = "error",
@@ -57,6 +58,7 @@ def lint(
         turns: as for `prepare`; for rows.
         chat_template: as for `prepare`; for rows.
         chat_template_kwargs: as for `prepare`; for rows.
+        turn_end: as for `prepare`; for rows.
         max_seq_len: as for `prepare`; for rows.
         on_overflow: as for `prepare`; for rows.
         on_bad_pair: as for `prepare`; for rows.
@@ -79,6 +81,7 @@ def lint(
         turns=turns,
         chat_template=chat_template,
         chat_template_kwargs=chat_template_kwargs,
+        turn_end=turn_end,
         max_seq_len=max_seq_len,
         on_overflow=on_overflow,
         on_bad_pair=on_bad_pair,

@@ -47,7 +47,9 @@ class DataLint:
         self.rows = 0
         self._options = options
         self._preprocess = preprocess
-        self._encoder = Encoder(tokenizer, options.train_on, turns=options.turns, arguments=options.chat_template_kwargs)
+        self._encoder = Encoder(
+            tokenizer, options.train_on, turns=options.turns, arguments=options.chat_template_kwargs, turn_end=options.turn_end
+        )
         self._lint = RowLint(tokenizer, options)
         self._format: tuple[str, str] | None = None
         self._margins = Margins()

@@ -20,6 +20,7 @@ from forge_data.masking._loss_mask import Span
 from forge_data.masking._segments import text_owners
 from forge_data.masking._spans import SpanContext, Turns, UnclearError, spans_of
 from forge_data.masking._train_on import CONTENT, NOTHING, TURN
+from forge_data.masking._turn_ends import StopTokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -49,13 +50,28 @@ class ConversationReader:
     """Reads conversations with one chat template."""
 
     def __init__(
-        self, tokenizer: "PreTrainedTokenizerBase", turns: str = "auto", arguments: Mapping[str, Any] | None = None
+        self,
+        tokenizer: "PreTrainedTokenizerBase",
+        turns: str = "auto",
+        arguments: Mapping[str, Any] | None = None,
+        stops: Sequence[str] = (),
+        *,
+        chosen: bool = False,
     ) -> None:
+        """Make the reader of a tokenizer's chat template.
+
+        Args:
+            tokenizer: the tokenizer.
+            turns: `auto` or `history`, as for `prepare`.
+            arguments: arguments of the template that were chosen for all rows.
+            stops: tokens that stop the model's answers.
+            chosen: whether the user chose the one of `stops`.
+        """
         self._template = ChatTemplate(tokenizer)
         self._turns = turns
-        # Arguments that were chosen for all rows, and are not chosen for any.
         self._arguments = arguments or {}
         self._ends = TurnEnds(tokenizer)
+        self._stops = StopTokens(stops, self._ends, chosen=chosen)
         # How turns begin may depend on the template's other arguments.
         self._openings: dict[str, Opening | UndecidableError | None] = {}
         self._layouts = Layouts(self._ends)
@@ -245,10 +261,13 @@ class ConversationReader:
             for index in range(len(what))
             if (note := self._dropped_reasoning(chat, rendered, index)) and what[index] == TURN
         ]
+        text, turns, tokens = self._stops.end_turns(rendered, turns)
+        runs = text_owners(rendered.trace)
+        if len(text) > len(rendered.trace.text):
+            runs.append((len(rendered.trace.text), len(text), max(turns.last)))
         named = [as_form(name, value) for name, value in arguments.items()]
-        return Conversation(
-            rendered.trace.text, turns.spans, text_owners(rendered.trace), (*notes, *turns.notes), (*named, *forms)
-        )
+        named += [as_form("turn_end", token) for token in sorted(tokens)]
+        return Conversation(text, turns.spans, runs, (*notes, *turns.notes), (*named, *forms))
 
     def _dropped_reasoning(self, chat: Chat, rendered: RenderedChat, index: int) -> Note | None:
         role = chat.messages[index]["role"]

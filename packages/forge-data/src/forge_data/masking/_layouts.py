@@ -157,7 +157,4 @@ def _allows(absent: Iterable[str], chat: Chat) -> bool:
             return False
         contents.append(content)
     whole = "\0".join(contents)
-    for text in absent:
-        if text in whole:
-            return False
-    return True
+    return not any(text in whole for text in absent)

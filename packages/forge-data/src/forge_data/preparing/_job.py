@@ -99,7 +99,12 @@ class Processor:
         self._job = job
         self._encoder = (
             Encoder(
-                job.tokenizer, job.options.train_on, thread, turns=job.options.turns, arguments=job.options.chat_template_kwargs
+                job.tokenizer,
+                job.options.train_on,
+                thread,
+                turns=job.options.turns,
+                arguments=job.options.chat_template_kwargs,
+                turn_end=job.options.turn_end,
             )
             if job.tokenizer is not None
             else None

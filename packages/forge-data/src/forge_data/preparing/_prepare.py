@@ -47,6 +47,7 @@ def prepare(
     turns: str = "auto",
     chat_template: str | os.PathLike[str] | None = None,
     chat_template_kwargs: Mapping[str, Any] | None = None,
+    turn_end: str | None = None,
     max_seq_len: int | None = None,
     on_overflow: str = "drop",
     on_bad_pair: str = "error",
@@ -76,6 +77,8 @@ def prepare(
             tokenizer has it.
         chat_template_kwargs: arguments of the chat template for rows that do not give them. They are defaults of the template
             that the store's tokenizer has.
+        turn_end: token that ends a learned turn for which the template writes no end. By default one of the model's EOS list
+            (generation_config.json or config.json beside the tokenizer) with which the next message begins.
         max_seq_len: longest sample in tokens; no limit by default.
         on_overflow: what becomes of a longer row: `drop`, `truncate`, `split` or `error`.
         on_bad_pair: what becomes of a row of preferences that prefers nothing (equal answers, two prompts, an empty answer):
@@ -100,6 +103,7 @@ def prepare(
         turns=turns,
         chat_template=chat_template,
         chat_template_kwargs=chat_template_kwargs,
+        turn_end=turn_end,
         max_seq_len=max_seq_len,
         on_overflow=on_overflow,
         on_bad_pair=on_bad_pair,

@@ -33,6 +33,7 @@ def tokenize(
     turns: str = "auto",
     chat_template: str | os.PathLike[str] | None = None,
     chat_template_kwargs: Mapping[str, Any] | None = None,
+    turn_end: str | None = None,
     max_seq_len: int | None = None,
     on_overflow: str = "drop",
     preprocess: str | Callable[[dict[str, Any]], Any] | None = None,
@@ -55,13 +56,16 @@ def tokenize(
         turns=turns,
         chat_template=chat_template,
         chat_template_kwargs=chat_template_kwargs,
+        turn_end=turn_end,
         max_seq_len=max_seq_len,
         on_overflow=on_overflow,
     )
     check_name(format)
     function = load_preprocess(preprocess)
     chosen = with_template(as_tokenizer(tokenizer), options.chat_template, options.chat_template_kwargs)
-    encoder = Encoder(chosen, options.train_on, turns=options.turns, arguments=options.chat_template_kwargs)
+    encoder = Encoder(
+        chosen, options.train_on, turns=options.turns, arguments=options.chat_template_kwargs, turn_end=options.turn_end
+    )
     fields = {name: value for name, value in row.items() if value is not None}
     if function is not None:
         made = function(_PLACE, fields)

@@ -19,6 +19,7 @@ from forge_data.masking._loss_mask import Span, trained_in_order, trained_tokens
 from forge_data.masking._segments import segments
 from forge_data.masking._train_on import learned_parts
 from forge_data.tokenizing._batch_tokenizer import BatchTokenizer, Tokenised
+from forge_data.tokenizing._stop_tokens import stop_tokens
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -75,12 +76,14 @@ class Encoder:
         *,
         turns: str = "auto",
         arguments: Mapping[str, Any] | None = None,
+        turn_end: str | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._thread = thread
         self._train_on = train_on
         self._turns = turns
         self._arguments = arguments
+        self._turn_end = turn_end
         self.vocabulary = len(tokenizer)
         self._tokenize = BatchTokenizer(tokenizer)
         # By id: is it a special or added token? Runs of blanks are added tokens in some vocabularies (Gemma, GPT-NeoX), and
@@ -92,7 +95,9 @@ class Encoder:
 
     @cached_property
     def _conversations(self) -> ConversationReader:
-        return ConversationReader(self._tokenizer, self._turns, self._arguments)
+        stops = stop_tokens(self._tokenizer, self._turn_end)
+        chosen = self._turn_end is not None
+        return ConversationReader(self._tokenizer, self._turns, self._arguments, stops, chosen=chosen)
 
     @cached_property
     def _eos(self) -> int:
