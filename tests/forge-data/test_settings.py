@@ -9,8 +9,8 @@ import pytest
 
 from forge_data import DataSettings, PreferenceDataSettings, PretrainDataSettings, PromptDataSettings
 from forge_data._formats import BUILT_IN
-from forge_data._options import ON_BAD_PAIR, ON_LONG_PROMPT, ON_OVERFLOW, TRAIN_ON
-from forge_data._settings import Format, OnBadPair, OnLongPrompt, OnOverflow, TrainOn
+from forge_data._options import ON_BAD_PAIR, ON_LONG_PROMPT, ON_OVERFLOW, TRAIN_ON, TURNS
+from forge_data._settings import Format, OnBadPair, OnLongPrompt, OnOverflow, TrainOn, TurnsForm
 
 
 def test_defaults():
@@ -23,6 +23,10 @@ def test_defaults():
         "max_seq_len": None,
         "data_format": "auto",
         "train_on": "assistant",
+        "turns": "auto",
+        "turn_end": None,
+        "chat_template": None,
+        "chat_template_kwargs": None,
         "on_overflow": "drop",
         "preprocess": None,
         "num_proc": None,
@@ -111,6 +115,7 @@ def test_the_same_words():
     """Settings and `prepare` accept the same values."""
     assert get_args(TrainOn) == TRAIN_ON
     assert get_args(OnOverflow) == ON_OVERFLOW
+    assert get_args(TurnsForm) == TURNS
     assert get_args(get_args(Format)[0]) == ("auto", *BUILT_IN)
 
 
@@ -138,7 +143,7 @@ def test_only_what_has_an_effect():
     rows = {"data_path", "eval_data_path", "validation_split", "preprocess"}
     named = {found: {field.name for field in attrs.fields(found)} for found in CLASSES}
     assert named[PretrainDataSettings] == rows | {"num_proc", "lint"}
-    assert named[PromptDataSettings] == rows | {"max_prompt_len", "on_overflow"}
+    assert named[PromptDataSettings] == rows | {"max_prompt_len", "on_overflow", "chat_template", "chat_template_kwargs"}
     assert named[PreferenceDataSettings] == named[DataSettings] | {"on_bad_pair"}
 
 

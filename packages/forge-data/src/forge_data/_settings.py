@@ -2,9 +2,9 @@
 
 ```
 RowSettings                          where rows come from, and which are held out
-├── PromptDataSettings               prompts to be answered while training
+├── PromptDataSettings               prompts to be answered while training (and ChatTemplateSettings)
 └── PretrainDataSettings             documents, of which every token is learned
-    └── DataSettings                 rows of any format, of which a part is learned
+    └── DataSettings                 rows of any format, of which a part is learned (and ChatTemplateSettings)
         └── PreferenceDataSettings   answers that are better or worse than others
 ```
 """
@@ -17,7 +17,7 @@ import attrs
 from attrs import validators
 
 from forge_data._formats import AUTO, BUILT_IN, is_known, names
-from forge_data._values import nearest
+from forge_data._values import keyword_arguments, nearest
 
 if TYPE_CHECKING:
     Format = str
@@ -25,6 +25,7 @@ else:
     # The choices for a command line and its help, made from the one table of formats; other packages may add names.
     Format = Literal[(AUTO, *BUILT_IN)] | str
 TrainOn = Literal["assistant", "last", "completion", "all"]
+TurnsForm = Literal["auto", "history"]
 OnOverflow = Literal["drop", "truncate", "split", "error"]
 OnLongPrompt = Literal["drop", "error"]
 OnBadPair = Literal["error", "skip"]
@@ -48,6 +49,15 @@ def _share(_: object, attribute: "attrs.Attribute[Any]", value: float) -> None:
     # Written so that NaN, which compares false with everything, is refused too.
     if not 0 <= value < 1:
         raise ValueError(f"{attribute.name} must be at least 0 and less than 1, got {value!r}")
+
+
+def _as_arguments(value: Any) -> Any:
+    return keyword_arguments(_as_tuple(value))
+
+
+def _arguments(_: object, attribute: "attrs.Attribute[Any]", value: Any) -> None:
+    if not isinstance(value, Mapping) or not all(isinstance(name, str) and name.isidentifier() for name in value):
+        raise TypeError(f"{attribute.name} must be a mapping from names of the template's arguments to values, got {value!r}")
 
 
 def _as_tuple(value: Any) -> Any:
@@ -120,8 +130,24 @@ class RowSettings:
             )
 
 
+# Without slots, so that a class can have another base beside it.
+@attrs.frozen(kw_only=True, slots=False)
+class ChatTemplateSettings:
+    """With which chat template conversations are written."""
+
+    chat_template: str | None = attrs.field(default=None, validator=validators.optional(validators.instance_of(str)))
+    """Chat template in place of the tokenizer's: a file, or the name of one of several that the tokenizer has. It is stored
+    with the model, which is asked with it from then on."""
+
+    chat_template_kwargs: Mapping[str, Any] | tuple[str, ...] | None = attrs.field(
+        default=None, converter=_as_arguments, validator=validators.optional(_arguments)
+    )
+    """Arguments of the chat template, such as enable_thinking=false; those that a row gives itself win. They are stored with
+    the model, as defaults of its template."""
+
+
 @attrs.frozen(kw_only=True)
-class PromptDataSettings(RowSettings):
+class PromptDataSettings(ChatTemplateSettings, RowSettings):
     """Which prompts are answered while training, and which are held out."""
 
     max_prompt_len: int | None = attrs.field(default=None, validator=_POSITIVE)
@@ -147,7 +173,7 @@ class PretrainDataSettings(RowSettings):
 
 
 @attrs.frozen(kw_only=True)
-class DataSettings(PretrainDataSettings):
+class DataSettings(ChatTemplateSettings, PretrainDataSettings):
     """Which rows are trained on, what of them is learned, and which are held out."""
 
     max_seq_len: int | None = attrs.field(default=None, validator=_POSITIVE)
@@ -158,6 +184,15 @@ class DataSettings(PretrainDataSettings):
 
     train_on: TrainOn = attrs.field(default="assistant", validator=_one_of(TrainOn))
     """What is learned: every assistant turn, the last one, the completion of prompt/completion rows, or all tokens."""
+
+    turns: TurnsForm = attrs.field(default="auto", validator=_one_of(TurnsForm))
+    """In which form turns are learned: each in the context in which the model will be asked for it (auto), as one sample where
+    the conversation's text allows it and else as one for each learned turn; or as the conversation's text has them (history),
+    in which a chat template may write earlier turns otherwise than it asks for them."""
+
+    turn_end: str | None = attrs.field(default=None, validator=validators.optional(validators.instance_of(str)))
+    """Token that ends a learned turn for which the chat template writes no end. By default one of the model's EOS list (its
+    generation_config.json or config.json) with which the next message begins, such as <|user|>."""
 
     on_overflow: OnOverflow = attrs.field(default="drop", validator=_one_of(OnOverflow))
     """What becomes of a row longer than max_seq_len: it is left out and counted, cut off, cut into several, or an error."""

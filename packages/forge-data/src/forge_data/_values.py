@@ -39,6 +39,26 @@ def nearest(name: object, known: Iterable[str]) -> str:
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
+def keyword_arguments(value: Any) -> Any:
+    """Read `NAME=VALUE` words as a mapping, each value as JSON where it is some; leave anything else as it is.
+
+    >>> keyword_arguments(["enable_thinking=false", "effort=low"])
+    {'enable_thinking': False, 'effort': 'low'}
+    """
+    words = [value] if isinstance(value, str) else value
+    if not isinstance(words, (list, tuple)) or not all(isinstance(word, str) and "=" in word for word in words):
+        return value
+    pairs = [word.split("=", 1) for word in words]
+    return {name: _from_json(text) for name, text in pairs}
+
+
+def _from_json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
 def checked_text(place: str, field: str, value: str) -> str:
     """Return a string that can be encoded.
 

@@ -18,6 +18,8 @@ _RANGE = re.compile(r"(-?\d+)?:(-?\d+)?")
 _SETTING = re.compile(r"`([a-z_]+)`")
 """A setting in a message, as this package's errors write it."""
 _FLAGS = {
+    "chat_template": "--chat-template",
+    "chat_template_kwargs": "--chat-template-kwargs",
     "data_path": "DATA",
     "eval_data": "--eval-data",
     "format": "--format",
@@ -30,6 +32,8 @@ _FLAGS = {
     "seed": "--seed",
     "tokenizer": "--tokenizer",
     "train_on": "--train-on",
+    "turn_end": "--turn-end",
+    "turns": "--turns",
 }
 
 
@@ -111,7 +115,10 @@ def stats(words: Namespace) -> int:
 
 
 def _options(words: Namespace) -> dict[str, Any]:
-    names = ("format", "train_on", "max_seq_len", "on_overflow", "on_bad_pair", "preprocess")
+    names = (
+        "format", "train_on", "turns", "chat_template", "chat_template_kwargs", "turn_end", "max_seq_len", "on_overflow",
+        "on_bad_pair", "preprocess",
+    )  # fmt: skip
     return {name: getattr(words, name) for name in names}
 
 

@@ -1,7 +1,7 @@
 """Rows or a token store → report of what would train a model wrongly."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -35,6 +35,10 @@ def lint(
     eval_data: "DataPath | TokenStore | None" = None,
     format: str = "auto",  # noqa: A002 - what it is called everywhere else
     train_on: str = "assistant",
+    turns: str = "auto",
+    chat_template: str | os.PathLike[str] | None = None,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
+    turn_end: str | None = None,
     max_seq_len: int | None = None,
     on_overflow: str = "drop",
     on_bad_pair: str = "error",
@@ -51,6 +55,10 @@ def lint(
         eval_data: held-out rows or their store; those that are also trained on are found.
         format: as for `prepare`; for rows.
         train_on: as for `prepare`; for rows.
+        turns: as for `prepare`; for rows.
+        chat_template: as for `prepare`; for rows.
+        chat_template_kwargs: as for `prepare`; for rows.
+        turn_end: as for `prepare`; for rows.
         max_seq_len: as for `prepare`; for rows.
         on_overflow: as for `prepare`; for rows.
         on_bad_pair: as for `prepare`; for rows.
@@ -68,7 +76,15 @@ def lint(
     from forge_data.store._token_store import TokenStore
 
     options = Options(
-        format=format, train_on=train_on, max_seq_len=max_seq_len, on_overflow=on_overflow, on_bad_pair=on_bad_pair
+        format=format,
+        train_on=train_on,
+        turns=turns,
+        chat_template=chat_template,
+        chat_template_kwargs=chat_template_kwargs,
+        turn_end=turn_end,
+        max_seq_len=max_seq_len,
+        on_overflow=on_overflow,
+        on_bad_pair=on_bad_pair,
     )
     findings = Findings()
     if isinstance(data_or_store, PromptStore):
@@ -155,12 +171,14 @@ def _of_rows(data: "DataPath", tokenizer: Any, options: Options, preprocess: Any
     from forge_data.linting._rows import DataLint
     from forge_data.reading._preprocess import load_preprocess
     from forge_data.reading._sources import resolve
+    from forge_data.tokenizing._chat_template import with_template
     from forge_data.tokenizing._tokenizer import as_tokenizer
 
     check_name(options.format)
     if tokenizer is None:
         raise DataError("rows are linted as a tokenizer sees them; give a `tokenizer`")
-    read = DataLint(as_tokenizer(tokenizer), options, load_preprocess(preprocess))
+    chosen = with_template(as_tokenizer(tokenizer), options.chat_template, options.chat_template_kwargs)
+    read = DataLint(chosen, options, load_preprocess(preprocess))
     read.read(resolve(data))
     return read
 

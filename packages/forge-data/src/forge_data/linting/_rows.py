@@ -47,7 +47,9 @@ class DataLint:
         self.rows = 0
         self._options = options
         self._preprocess = preprocess
-        self._encoder = Encoder(tokenizer, options.train_on)
+        self._encoder = Encoder(
+            tokenizer, options.train_on, turns=options.turns, arguments=options.chat_template_kwargs, turn_end=options.turn_end
+        )
         self._lint = RowLint(tokenizer, options)
         self._format: tuple[str, str] | None = None
         self._margins = Margins()
@@ -153,10 +155,10 @@ class DataLint:
         tokens = sum(map(len, encoded.examples))
         self._tokens_read += tokens
         try:
-            fitted = fit(where.place, encoded.examples, self._options)
+            fitted = fit(where.place, encoded, self._options)
         except ForgeDataError as error:
             return [self._refused(where, error)]
-        if fitted.kept and len(encoded.examples) > 1:
+        if fitted.kept and encoded.pair:
             try:
                 self._margins.see(where.place, given=encoded.margin is not None)
             except ForgeDataError as error:
@@ -164,5 +166,5 @@ class DataLint:
         self._tokens_lost.update(fitted.lost)
         if any(reason in REASONS for reason in fitted.lost):
             self._longest = max(self._longest, (tokens, where), key=lambda each: each[0])
-        self._table.add(where, fitted.kept, pair=len(encoded.examples) > 1)
+        self._table.add(where, fitted.kept, pair=encoded.pair)
         return []

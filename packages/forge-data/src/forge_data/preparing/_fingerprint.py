@@ -16,6 +16,7 @@ from forge_data._options import Options, PromptOptions
 from forge_data.formats._registry import plug_in_identity
 from forge_data.reading._preprocess import Preprocess
 from forge_data.store._manifest import VERSION
+from forge_data.tokenizing._stop_tokens import stop_tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -48,7 +49,9 @@ def fingerprint_of_inputs(
         "template": template,
         # A template that writes the date gives other tokens tomorrow.
         "date": datetime.now().astimezone().date().isoformat() if "strftime_now" in json.dumps(template) else None,
-        "options": [type(options).__name__, attrs.asdict(options)],
+        # A chat template is hashed itself, wherever it was.
+        "options": [type(options).__name__, attrs.asdict(options) | {"chat_template": None}],
+        "stops": stop_tokens(tokenizer, options.turn_end) if tokenizer is not None and isinstance(options, Options) else (),
         "preprocess": preprocess.identity if preprocess is not None else None,
         "seed": seed,
     }

@@ -97,7 +97,18 @@ class Processor:
 
     def __init__(self, job: Job, thread: "Executor | None" = None) -> None:
         self._job = job
-        self._encoder = Encoder(job.tokenizer, job.options.train_on, thread) if job.tokenizer is not None else None
+        self._encoder = (
+            Encoder(
+                job.tokenizer,
+                job.options.train_on,
+                thread,
+                turns=job.options.turns,
+                arguments=job.options.chat_template_kwargs,
+                turn_end=job.options.turn_end,
+            )
+            if job.tokenizer is not None
+            else None
+        )
         self._lint = RowLint(job.tokenizer, job.options) if job.tokenizer is not None else None
 
     def __call__(self, task: "Task | Preprocessed") -> Batch:
@@ -196,7 +207,7 @@ class Processor:
         for (record, name, sample), made in zip(rows, encoded, strict=True):
             where = Where(file, record.row, record.place)
             try:
-                fitted = fit(record.place, made.examples, self._job.options)
+                fitted = fit(record.place, made, self._job.options)
             except BadPairError as error:
                 if self._job.options.on_bad_pair == "error":
                     raise

@@ -45,6 +45,7 @@ class Outcome:
     tokens_read: int = 0
     dropped: Counter[str] = attrs.field(factory=Counter)
     tokens_lost: Counter[str] = attrs.field(factory=Counter)
+    forms: Counter[str] = attrs.field(factory=Counter)
     samples: Counter[int] = attrs.field(factory=Counter)
     """Samples by number of the source."""
     shortest_too_long: int | None = None
@@ -55,7 +56,16 @@ class Outcome:
 
     def accounting(self, writer: "StoreWriter") -> Accounting:
         """Make the accounting, which checks that its numbers add up."""
-        return Accounting(self.read, self.kept, self.dropped, writer.samples, self.tokens_read, writer.tokens, self.tokens_lost)
+        return Accounting(
+            self.read,
+            self.kept,
+            self.dropped,
+            writer.samples,
+            self.tokens_read,
+            writer.tokens,
+            self.tokens_lost,
+            self.forms,
+        )
 
     def files(self, sources: Sequence["Source"]) -> list[SourceFile]:
         """List the sources as the store names them."""
@@ -104,6 +114,7 @@ def _count(outcome: Outcome, batch: Batch) -> None:
     outcome.kept += batch.kept
     outcome.tokens_read += batch.tokens_read
     outcome.tokens_lost += batch.tokens_lost
+    outcome.forms += batch.forms
     outcome.dropped.update(each.reason for each in batch.dropped)
     outcome.samples[batch.source] += len(batch.arrays["offsets.bin"])
     outcome.findings.add(batch.findings)

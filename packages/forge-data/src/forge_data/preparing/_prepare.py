@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -11,8 +11,10 @@ import attrs
 from forge_data._errors import DataError, StoreError
 from forge_data._options import Options
 from forge_data._paths import expand_user
+from forge_data.chat_template._asked import SWITCHES, as_form
 from forge_data.formats._registry import check_name
 from forge_data.linting._lint import store_findings
+from forge_data.masking._conversation import AS_HISTORY
 from forge_data.preparing._fingerprint import check_stamps, fingerprint_of_inputs, stamps_of
 from forge_data.preparing._job import Job
 from forge_data.preparing._pipeline import Outcome, run
@@ -25,6 +27,7 @@ from forge_data.store._partial import remove_leftovers
 from forge_data.store._publish import require_room
 from forge_data.store._token_store import TokenStore
 from forge_data.store._writer import StoreWriter
+from forge_data.tokenizing._chat_template import with_template
 from forge_data.tokenizing._tokenizer import as_tokenizer
 
 if TYPE_CHECKING:
@@ -41,6 +44,10 @@ def prepare(
     *,
     format: str = "auto",  # noqa: A002 - what it is called everywhere else
     train_on: str = "assistant",
+    turns: str = "auto",
+    chat_template: str | os.PathLike[str] | None = None,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
+    turn_end: str | None = None,
     max_seq_len: int | None = None,
     on_overflow: str = "drop",
     on_bad_pair: str = "error",
@@ -62,6 +69,16 @@ def prepare(
         format: name of the rows' format; "auto" detects it from the rows, which must all have one.
         train_on: `assistant` learns every assistant turn, `last` the last one, `completion` the completions of
             prompt/completion rows, `all` every token.
+        turns: in which form turns are learned. `auto` learns each turn in the context in which the model will be asked for it:
+            one sample where the conversation's text extends each of its prompts, else one for each learned turn. `history`
+            learns the text of the whole conversation, in which a template may write earlier turns otherwise than it asks for
+            them; the lint says where.
+        chat_template: a file of a chat template, or the name of one of the tokenizer's, in place of its own. The store's
+            tokenizer has it.
+        chat_template_kwargs: arguments of the chat template for rows that do not give them. They are defaults of the template
+            that the store's tokenizer has.
+        turn_end: token that ends a learned turn for which the template writes no end. By default one of the model's EOS list
+            (generation_config.json or config.json beside the tokenizer) with which the next message begins.
         max_seq_len: longest sample in tokens; no limit by default.
         on_overflow: what becomes of a longer row: `drop`, `truncate`, `split` or `error`.
         on_bad_pair: what becomes of a row of preferences that prefers nothing (equal answers, two prompts, an empty answer):
@@ -81,7 +98,15 @@ def prepare(
         StoreError: `store_dir` holds something else, or cannot be written.
     """
     options = Options(
-        format=format, train_on=train_on, max_seq_len=max_seq_len, on_overflow=on_overflow, on_bad_pair=on_bad_pair
+        format=format,
+        train_on=train_on,
+        turns=turns,
+        chat_template=chat_template,
+        chat_template_kwargs=chat_template_kwargs,
+        turn_end=turn_end,
+        max_seq_len=max_seq_len,
+        on_overflow=on_overflow,
+        on_bad_pair=on_bad_pair,
     )
     check_name(format)
     check_whole("num_proc", num_proc, at_least=1)
@@ -89,7 +114,8 @@ def prepare(
     function = load_preprocess(preprocess)
     directory = checked_directory(store_dir)
     sources = resolve(data_path)
-    job = Job(tokenizer=as_tokenizer(tokenizer), options=options, preprocess=function)
+    chosen = with_template(as_tokenizer(tokenizer), options.chat_template, options.chat_template_kwargs)
+    job = Job(tokenizer=chosen, options=options, preprocess=function)
     return build(job, sources, directory, num_proc=num_proc, seed=seed, progress=progress)
 
 
@@ -115,7 +141,7 @@ def build(
             outcome.kind,
             outcome.files(sources),
             accounting,
-            tokenizer=job.tokenizer,
+            tokenizer=_as_trained(job, outcome),
             inputs=inputs,
             settings=_settings(job, outcome, seed),
         )
@@ -128,8 +154,16 @@ def build(
             if existing is None:
                 raise
             return existing
-    if accounting.dropped or accounting.tokens_lost:
-        _log.warning("%s: %s", ", ".join(source.name for source in sources[:3]), accounting)
+    names = ", ".join(source.name for source in sources[:3])
+    if accounting.dropped or accounting.tokens_lost or accounting.forms:
+        _log.log(logging.WARNING if accounting.dropped or accounting.tokens_lost else logging.INFO, "%s: %s", names, accounting)
+    if AS_HISTORY in accounting.forms:
+        _log.warning(
+            "%s: %d rows are learned as the whole conversation's text has them, which is not how the model will be asked for "
+            "each of their turns: the lint's not_as_prompted names them (turns=auto learns each turn as it is asked for)",
+            names,
+            accounting.forms[AS_HISTORY],
+        )
     return TokenStore.open(directory)
 
 
@@ -160,6 +194,16 @@ def reusable(kind: type[S], directory: Path, inputs: str | None) -> S | None:
     except (StoreError, OSError):
         return None
     return store
+
+
+def _as_trained(job: Job, outcome: Outcome) -> "PreTrainedTokenizerBase | None":
+    """Return the tokenizer with which the model is asked as it was trained: thinking, or not, as all rows do."""
+    if job.tokenizer is None:
+        return None
+    every = {form for form, count in outcome.forms.items() if count == outcome.kept}
+    arguments = {name: value for name in SWITCHES for value in (False, True) if as_form(name, value) in every}
+    mixed = any(as_form(name, not value) in outcome.forms for name, value in arguments.items())
+    return with_template(job.tokenizer, None, None if mixed else arguments)
 
 
 def _settings(job: Job, outcome: Outcome, seed: int) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import attrs
@@ -23,6 +23,7 @@ from forge_data.store._manifest import PROMPTS, SourceFile
 from forge_data.store._partial import remove_leftovers
 from forge_data.store._prompt_store import PromptStore
 from forge_data.store._writer import StoreWriter
+from forge_data.tokenizing._chat_template import with_template
 from forge_data.tokenizing._prompt_encoder import PromptEncoder
 from forge_data.tokenizing._tokenizer import as_tokenizer
 
@@ -43,6 +44,8 @@ def prepare_prompts(
     preprocess: str | Callable[[dict[str, Any]], Any] | None = None,
     max_prompt_len: int | None = None,
     on_overflow: str = "drop",
+    chat_template: str | os.PathLike[str] | None = None,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
     seed: int = 0,
 ) -> PromptStore:
     """Write the prompts of files as a store in `store_dir`, to be answered while training.
@@ -60,6 +63,8 @@ def prepare_prompts(
             of rows, or None to leave it out.
         max_prompt_len: longest prompt in tokens; no limit by default.
         on_overflow: what becomes of a row with a longer one: `drop` (left out and counted) or `error`.
+        chat_template: a file of a chat template, or the name of one of the tokenizer's, in place of its own.
+        chat_template_kwargs: arguments of the chat template for rows that do not give them.
         seed: seed of `store.split` where it is given no other.
 
     Raises:
@@ -68,12 +73,17 @@ def prepare_prompts(
         TokenizerError: no tokenizer there, or one without offsets.
         StoreError: `store_dir` holds something else, or cannot be written.
     """
-    options = PromptOptions(max_prompt_len=max_prompt_len, on_overflow=on_overflow)
+    options = PromptOptions(
+        max_prompt_len=max_prompt_len,
+        on_overflow=on_overflow,
+        chat_template=chat_template,
+        chat_template_kwargs=chat_template_kwargs,
+    )
     check_whole("seed", seed)
     function = load_preprocess(preprocess)
     directory = checked_directory(store_dir)
     sources = resolve(data_path)
-    loaded = as_tokenizer(tokenizer)
+    loaded = with_template(as_tokenizer(tokenizer), options.chat_template, options.chat_template_kwargs)
     stamps = stamps_of(sources)
     inputs = fingerprint_of_inputs(sources, loaded, options, function, seed)
     remove_leftovers(directory)

@@ -13,6 +13,7 @@ from forge_data._options import Options
 from forge_data._values import describe
 from forge_data.formats._registry import check_name, convert, detect
 from forge_data.reading._preprocess import load_preprocess
+from forge_data.tokenizing._chat_template import with_template
 from forge_data.tokenizing._encoder import Encoder
 from forge_data.tokenizing._overflow import fit
 from forge_data.tokenizing._tokenizer import as_tokenizer
@@ -29,6 +30,10 @@ def tokenize(
     *,
     format: str = "auto",  # noqa: A002 - what it is called everywhere else
     train_on: str = "assistant",
+    turns: str = "auto",
+    chat_template: str | os.PathLike[str] | None = None,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
+    turn_end: str | None = None,
     max_seq_len: int | None = None,
     on_overflow: str = "drop",
     preprocess: str | Callable[[dict[str, Any]], Any] | None = None,
@@ -45,10 +50,22 @@ def tokenize(
     """
     if not isinstance(row, Mapping):
         raise DataError(f"row is {describe(row)}; it must be one row, a mapping of its fields; prepare takes many rows")
-    options = Options(format=format, train_on=train_on, max_seq_len=max_seq_len, on_overflow=on_overflow)
+    options = Options(
+        format=format,
+        train_on=train_on,
+        turns=turns,
+        chat_template=chat_template,
+        chat_template_kwargs=chat_template_kwargs,
+        turn_end=turn_end,
+        max_seq_len=max_seq_len,
+        on_overflow=on_overflow,
+    )
     check_name(format)
     function = load_preprocess(preprocess)
-    encoder = Encoder(as_tokenizer(tokenizer), options.train_on)
+    chosen = with_template(as_tokenizer(tokenizer), options.chat_template, options.chat_template_kwargs)
+    encoder = Encoder(
+        chosen, options.train_on, turns=options.turns, arguments=options.chat_template_kwargs, turn_end=options.turn_end
+    )
     fields = {name: value for name, value in row.items() if value is not None}
     if function is not None:
         made = function(_PLACE, fields)
@@ -59,14 +76,19 @@ def tokenize(
         (fields,) = made
     name = detect(_PLACE, fields) if options.format == AUTO else options.format
     (encoded,) = encoder.encode([convert(name, _PLACE, fields, encoder.vocabulary)])
-    if len(encoded.examples) > 1:
+    if encoded.pair:
         raise DataError(
             f"{_PLACE}: a row of {name} becomes two samples, chosen and rejected; prepare makes both, or give each side as "
             "prompt and completion"
         )
+    if len(encoded.examples) > 1:
+        raise DataError(
+            f"{_PLACE}: it becomes {len(encoded.examples)} samples, one for each learned turn, since the chat template writes "
+            "a turn otherwise once others follow; prepare makes them all, `train_on` set to last makes one"
+        )
     # The only row cannot be left out for its length.
     strict = attrs.evolve(options, on_overflow="error") if options.on_overflow == "drop" else options
-    fitted = fit(_PLACE, encoded.examples, strict)
+    fitted = fit(_PLACE, encoded, strict)
     if not fitted.kept:
         raise DataError(
             f"{_PLACE}: no token of it is learned{_within(fitted.reason, options)}; it needs an assistant turn, a completion, "

@@ -67,6 +67,8 @@ class OnlineTask(Task):
             preprocess=s.data.preprocess,
             max_prompt_len=s.data.max_prompt_len,
             on_overflow=s.data.on_overflow,
+            chat_template=s.data.chat_template,
+            chat_template_kwargs=s.data.chat_template_kwargs,
             **more,
         )
 
