@@ -25,6 +25,9 @@ def test_defaults():
         "train_on": "assistant",
         "on_overflow": "drop",
         "preprocess": None,
+        "rename_columns": None,
+        "on_bad_row": "error",
+        "max_bad_rows": 0.01,
         "num_proc": None,
         "lint": "on",
     }
@@ -135,7 +138,7 @@ def test_every_setting_has_help():
 
 def test_only_what_has_an_effect():
     """Documents have no limit, train_on and format; prompts have nothing that is learned."""
-    rows = {"data_path", "eval_data_path", "validation_split", "preprocess"}
+    rows = {"data_path", "eval_data_path", "validation_split", "preprocess", "rename_columns", "on_bad_row", "max_bad_rows"}
     named = {found: {field.name for field in attrs.fields(found)} for found in CLASSES}
     assert named[PretrainDataSettings] == rows | {"num_proc", "lint"}
     assert named[PromptDataSettings] == rows | {"max_prompt_len", "on_overflow"}

@@ -6,6 +6,7 @@ from forge_data._errors import DataError
 from forge_data._values import checked_text, describe, nearest, string
 from forge_data.formats._samples import Message
 from forge_data.formats._tool_calls import checked_calls
+from forge_data.formats._unread import is_empty, unread
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 _PLAIN = {"role", "content"}
@@ -20,6 +21,8 @@ _FIELDS: dict[str, tuple[str, ...]] = {
     "tool_calls": ("assistant",),
     **dict.fromkeys(REASONING, ("assistant",)),
 }
+LIKENESS = 0.75
+"""How much of two names must be equal so that one is taken for the other, misspelt."""
 _SYNONYMS = {
     "human": "user",
     "gpt": "assistant",
@@ -65,11 +68,16 @@ def _checked_message(place: str, field: str, message: object, index: int, trains
         content = message["content"]
         if isinstance(content, str):
             return {"role": role, "content": checked_text(place, f"{field}.content", content)}
-    # A table fills every field of a struct, so one that is null counts as absent.
-    more = {name: item for name, item in message.items() if item is not None and name not in _PLAIN}
+    more = {
+        name: item
+        for name, item in message.items()
+        if name in _FIELDS and item is not None and not (role not in _FIELDS[name] and is_empty(item))
+    }
+    # First the names: where the content is missing, it may be misspelt.
+    for name in (*more, *unread(message, (*_PLAIN, *_FIELDS))):
+        _check_field(place, field, name, message[name], str(role))
     kept: Message = {"role": role, "content": _content(place, field, role, message)}
     for name, item in more.items():
-        _check_field(place, field, name, item, str(role))
         if name == "tool_calls":
             kept[name] = checked_calls(place, f"{field}.{name}", item)
         elif name not in ("train", "weight"):
@@ -98,7 +106,7 @@ def _check_field(place: str, field: str, name: str, item: object, role: str) -> 
     if name not in _FIELDS:
         raise DataError(
             f"{what}, which is not known, and would be ignored; known: role, content, {', '.join(_FIELDS)}. "
-            "Take it out, or write it into the content as the model is to see it"
+            f"Take it out, or write it into the content as the model is to see it{nearest(name, (*_PLAIN, *_FIELDS), LIKENESS)}"
         )
     if role not in _FIELDS[name]:
         raise DataError(
@@ -121,7 +129,7 @@ def _part(place: str, field: str, part: object) -> str:
     """Return the text of one part of a content in parts."""
     if isinstance(part, dict):
         if isinstance(part.get("text"), str) and part.get("type", "text") == "text":
-            extra = sorted(name for name, item in part.items() if item is not None and name not in ("type", "text"))
+            extra = unread(part, ("type", "text"))
             if not extra:
                 return checked_text(place, f"{field}.text", part["text"])
             raise DataError(f"{place}: field {field}.{extra[0]} is {describe(part[extra[0]])}; a part has type and text")

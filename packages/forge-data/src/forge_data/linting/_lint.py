@@ -1,13 +1,14 @@
 """Rows or a token store → report of what would train a model wrongly."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from forge_data._errors import DataError, ForgeDataError
 from forge_data._options import Options
+from forge_data._settings import MAX_BAD_ROWS
 from forge_data.findings._finding import Finding
 from forge_data.findings._report import Findings, LintReport
 from forge_data.findings._rules import SET_RULES, Where
@@ -39,6 +40,9 @@ def lint(
     on_overflow: str = "drop",
     on_bad_pair: str = "error",
     preprocess: str | Callable[[dict[str, Any]], Any] | None = None,
+    rename_columns: Mapping[str, str] | None = None,
+    on_bad_row: str = "error",
+    max_bad_rows: float = MAX_BAD_ROWS,
 ) -> LintReport:
     """Find what would train a model wrongly, or make an evaluation misleading.
 
@@ -55,6 +59,9 @@ def lint(
         on_overflow: as for `prepare`; for rows.
         on_bad_pair: as for `prepare`; for rows.
         preprocess: as for `prepare`; for rows.
+        rename_columns: as for `prepare`; for rows.
+        on_bad_row: as for `prepare`; for rows.
+        max_bad_rows: as for `prepare`; for rows.
 
     Returns:
         The findings, each with file, row, field and remedy.
@@ -68,7 +75,14 @@ def lint(
     from forge_data.store._token_store import TokenStore
 
     options = Options(
-        format=format, train_on=train_on, max_seq_len=max_seq_len, on_overflow=on_overflow, on_bad_pair=on_bad_pair
+        format=format,
+        train_on=train_on,
+        max_seq_len=max_seq_len,
+        on_overflow=on_overflow,
+        on_bad_pair=on_bad_pair,
+        rename_columns=rename_columns,
+        on_bad_row=on_bad_row,
+        max_bad_rows=max_bad_rows,
     )
     findings = Findings()
     if isinstance(data_or_store, PromptStore):
@@ -83,6 +97,7 @@ def lint(
         read = _of_rows(data_or_store, tokenizer, options, preprocess)
         findings, rows, table = read.findings, read.rows, read.table()
         findings.add(read.lost())
+        findings.add(read.too_many_refused())
         findings.add(_of_table(table))
     if eval_data is not None:
         findings.add(overlap(table, _eval_table(eval_data, tokenizer, options, preprocess)))
@@ -154,13 +169,14 @@ def _of_rows(data: "DataPath", tokenizer: Any, options: Options, preprocess: Any
     from forge_data.formats._registry import check_name
     from forge_data.linting._rows import DataLint
     from forge_data.reading._preprocess import load_preprocess
+    from forge_data.reading._row_changes import RowChanges
     from forge_data.reading._sources import resolve
     from forge_data.tokenizing._tokenizer import as_tokenizer
 
     check_name(options.format)
     if tokenizer is None:
         raise DataError("rows are linted as a tokenizer sees them; give a `tokenizer`")
-    read = DataLint(as_tokenizer(tokenizer), options, load_preprocess(preprocess))
+    read = DataLint(as_tokenizer(tokenizer), options, RowChanges(load_preprocess(preprocess), options.rename_columns))
     read.read(resolve(data))
     return read
 

@@ -86,6 +86,12 @@ class SourceFile:
     """Weight given to its entry; None where none was."""
     indexed: bool = False
     """Whether a place in it is `train.json[416]` and not `train.jsonl:417`."""
+    format: str | None = None
+    """Format of its rows; None for prompts, without a row, and in stores that do not say."""
+    read: int | None = None
+    """Rows read, as the accounting counts them; None in stores that do not say, as for `kept`."""
+    kept: int | None = None
+    """Rows that became samples."""
 
 
 @attrs.frozen(kw_only=True)
