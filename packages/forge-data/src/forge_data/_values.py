@@ -71,7 +71,7 @@ def string(place: str, field: str, value: object) -> str:
 
 
 def checked_tree(place: str, field: str, value: Any) -> Any:
-    """Return a JSON value of which every string, keys included, can be encoded, and every number written.
+    """Return a JSON value if its strings (keys too) can be encoded and its numbers be written.
 
     Raises:
         DataError: naming the field of the first that cannot.

@@ -205,7 +205,7 @@ def _named(fields: Iterable[str]) -> str:
 
 
 def _renaming(fields: Fields, candidates: Iterable[Format]) -> str:
-    """Say that fields may be renamed, and name those that look misspelt or merely have other names."""
+    """Say that fields may be renamed, with those that look misspelt or have other names."""
     wanted = {name for row in candidates for name in _WORD.findall(row.needs)} - {"or", *fields}
     meant: dict[str, str] = {}
     for name in fields:

@@ -21,7 +21,10 @@ def unread(values: Mapping[str, Any], known: Collection[str]) -> list[str]:
 
 
 def is_empty(value: object) -> bool:
-    """Tell whether a value stands for none: a table fills every field of a struct, and pandas writes NaN for null."""
+    """Tell whether a value stands for none.
+
+    A table fills every field of a struct, APIs write empty lists, and pandas writes NaN for null.
+    """
     if isinstance(value, float):
         return math.isnan(value)
     return value is None or (isinstance(value, (str, list, dict)) and not value)

@@ -37,7 +37,7 @@ def lost_to_length(
 
 
 def reason_of(error: ForgeDataError, finding: Finding) -> str:
-    """Name the reason, in the accounting, of a row that was refused with the finding that `refused` made."""
+    """Name the reason in the accounting of a refused row, with the finding that `refused` made."""
     if isinstance(error, BadPairError):
         return error.reason
     return TOO_LONG if finding.rule == "lost_to_length" else finding.rule

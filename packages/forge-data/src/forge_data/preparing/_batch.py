@@ -86,7 +86,7 @@ class BatchBuilder:
         return len(self.kinds) == 1
 
     def add(self, row: int, encoded: "Encoded", fitted: Fitted, error: str = "") -> None:
-        """Count a row that was tokenised, and keep the samples made of it; with `error` it was refused."""
+        """Count a row that was tokenised, and keep its samples; with `error` it was refused."""
         tokens = sum(map(len, encoded.examples))
         self.read += 1
         self.tokens_read += tokens

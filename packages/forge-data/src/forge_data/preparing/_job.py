@@ -180,11 +180,11 @@ class Processor:
             return _Call(rows, None)
 
     def _read_row(self, record: Record, builder: BatchBuilder) -> _Row | None:
-        """Read a row by its format; None, which ends the batch, where the rows before were something else."""
+        """Read a row by its format; None, which ends the batch, where the rows before had another."""
         name = self._job.options.format
         if name == AUTO:
             name = detect(record.place, record.fields)
-        # A row that is left out is of no format; any other must be of that of the rows before it, whether it can be read or not.
+        # A row that is left out is of no format; any other must have that of the rows before it, readable or not.
         counts = self._job.options.on_bad_row == "error"
         if counts and not builder.see_format(name, record.place):
             return None

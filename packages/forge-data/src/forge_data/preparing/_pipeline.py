@@ -101,8 +101,8 @@ def run(
     """Write every row of every source; what is written is the same for any number of processes.
 
     Raises:
-        ForgeDataError: of the first row that is refused, in the order of the sources; a column to be renamed that no row has; more bad rows
-            than `max_bad_rows` allows.
+        ForgeDataError: of the first row that is refused, in the order of the sources; a column to be renamed that no row has;
+            more bad rows than `max_bad_rows` allows.
     """
     outcome = Outcome()
     rows_before = 0

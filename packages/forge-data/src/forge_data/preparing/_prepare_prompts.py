@@ -130,7 +130,7 @@ def prepare_prompts(
 
 
 class _Row(NamedTuple):
-    """A row and its question: None where preprocess left it out, the error where it is refused and left out."""
+    """A row and its question: None where preprocess left it out, the error where it is refused."""
 
     row: int
     place: str

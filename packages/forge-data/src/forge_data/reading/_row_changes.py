@@ -1,4 +1,4 @@
-"""Row as it was read → the rows whose format is looked for: `preprocess`, then `rename_columns`."""
+"""Row as it was read → rows in a known format: by `preprocess`, then by `rename_columns`."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any

@@ -12,7 +12,7 @@ E = TypeVar("E")
 def encode_apart(
     encode: Callable[[Sequence[S]], Sequence[E]], samples: Sequence[S], error: ForgeDataError
 ) -> "Iterator[E | ForgeDataError]":
-    """Encode samples that are refused together; yield for each what it becomes, or its own error.
+    """Encode samples that are refused together; yield each one's result, or its own error.
 
     They are halved until a refused one is alone, and only as far as results are asked for.
 
