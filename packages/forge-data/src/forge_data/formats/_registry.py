@@ -24,6 +24,7 @@ from forge_data.formats._messages import LIKENESS
 from forge_data.formats._samples import Sample, Tokens
 from forge_data.formats._tokenised import check_vocabulary
 from forge_data.formats._unread import is_empty
+from forge_data.formats._weights import weighted
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -126,10 +127,11 @@ def convert(format: str, place: str, fields: Fields, vocabulary: int | None) -> 
     made = row.convert(place, fields) if format in BUILT_IN else _made_by_plug_in(format, row, place, fields)
     if not isinstance(made, Sample):
         known = {name: built_in(name) for name in BUILT_IN}
+        made = {"weight": fields["weight"], **made} if "weight" in fields else made
         return convert(_detected(f"{place}, rewritten by the format {format},", made, known), place, made, vocabulary)
     if isinstance(made, Tokens):
         check_vocabulary(made, vocabulary)
-    return made
+    return weighted(place, made, fields["weight"]) if fields.get("weight") is not None else made
 
 
 def plug_in_identity(format: str) -> dict[str, list[str | None]]:  # noqa: A002

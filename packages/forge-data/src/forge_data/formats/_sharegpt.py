@@ -60,7 +60,8 @@ def with_system(place: str, fields: Fields, turns: Turns) -> Turns:
     if turns.messages[0]["role"] == "system":
         raise DataError(f"{place}: field system stands beside a system turn in the conversation; keep one of them")
     messages = [{"role": "system", "content": string(place, "system", system)}, *turns.messages]
-    return Turns(messages, None if turns.trains is None else (True, *turns.trains))
+    trains = None if turns.trains is None else (True, *turns.trains)
+    return Turns(messages, trains, None if turns.weights is None else (1.0, *turns.weights))
 
 
 def _turn(place: str, field: str, turn: object) -> Message:

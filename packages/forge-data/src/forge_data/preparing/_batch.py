@@ -9,7 +9,7 @@ import numpy as np
 from forge_data._accounting import NOTHING_WITHIN, TOO_LONG
 from forge_data._example import IGNORED, ROLES, TokenizedExample
 from forge_data.store._dropped import Dropped
-from forge_data.store._manifest import MARGINS, PREFERENCE
+from forge_data.store._manifest import MARGINS, PREFERENCE, WEIGHTS
 from forge_data.tokenizing._overflow import Fitted
 
 if TYPE_CHECKING:
@@ -142,6 +142,9 @@ class BatchBuilder:
             "segment_roles.bin": np.array([_ROLE_NUMBERS[role] for example in examples for role in example.roles], np.uint8),
             "segment_offsets.bin": np.array([len(example.roles) for example in examples], dtype=np.int64),
         }
+        if any(example.weights is not None for example in examples):
+            weights = [example.labels != IGNORED if example.weights is None else example.weights for example in examples]
+            made[WEIGHTS] = _joined(weights, np.float32)
         if self._desirable:
             made["desirable.bin"] = np.array(self._desirable, dtype=np.uint8)
         if any(margin is not None for margin in self._margins):

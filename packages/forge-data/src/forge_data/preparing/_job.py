@@ -29,6 +29,7 @@ from forge_data.reading._row_changes import RowChanges
 from forge_data.tokenizing._encode_apart import encode_apart
 from forge_data.tokenizing._encoder import Encoder, Pending
 from forge_data.tokenizing._overflow import Fitted, fit
+from forge_data.tokenizing._token_weights import row_weights, with_weights
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -245,7 +246,8 @@ def encode(encoder: Encoder | None, samples: Sequence[Sample]) -> list[Encoded]:
 def as_example(tokens: Tokens) -> TokenizedExample:
     """Make an example of a row of token ids; all of it is one segment."""
     whole = np.array([[0, len(tokens.input_ids)]], dtype=np.int32)
-    return TokenizedExample.from_mask(tokens.input_ids, tokens.trained, whole, ("tokens",))
+    example = TokenizedExample.from_mask(tokens.input_ids, tokens.trained, whole, ("tokens",))
+    return with_weights(example, row_weights(tokens))
 
 
 def read(task: Task, job: Job) -> Preprocessed:
