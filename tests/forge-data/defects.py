@@ -7,6 +7,7 @@ import json
 
 from .defect_corpus import DEFECTS, defect
 from .lint_rows import (
+    LATE,
     MUTE,
     OPEN,
     SOME,
@@ -101,6 +102,13 @@ def reasoning_of_an_earlier_turn(rng, row):
     at = len(row["messages"]) - 3
     row["messages"][at]["reasoning_content"] = words(rng)
     return f"messages[{at}].reasoning_content"
+
+
+@defect("not_as_prompted", "stop", template=LATE)
+def several_turns_in_one_text(rng, row):
+    row["messages"] += [turn("user", words(rng)), turn("assistant", words(rng))]
+    row["unmask"] = True
+    return f"messages[{len(row['messages']) - 3}]"
 
 
 @defect("unclosed_reasoning", "stop")

@@ -27,6 +27,7 @@ class Case:
     name: str
     row: dict
     train_on: str
+    turns: str
     refusal: str
     """`never`, `always`, or `allowed`: where the template leaves it open whether the row can be honoured."""
     marked: str
@@ -67,7 +68,8 @@ def _cases(file: Path) -> list[Case]:
             marked, end, after = marked.partition("∎")
             assert end, f"{file.name}: {name}: no ∎ at the end of the text"
             assert not after.strip(), f"{file.name}: {name}: text after ∎"
-        found.append(Case(file.stem, name, json.loads(row), said.get("train_on", "assistant"), refusal, marked))
+        train_on, turns = said.get("train_on", "assistant"), said.get("turns", "auto")
+        found.append(Case(file.stem, name, json.loads(row), train_on, turns, refusal, marked))
     return found
 
 

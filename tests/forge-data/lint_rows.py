@@ -25,6 +25,11 @@ TOOLED = (
 """ChatML that writes tools, calls and reasoning, and takes roles in any order."""
 MUTE = TOOLED.replace("{% if m['reasoning_content'] %}{{ '<think>' + m['reasoning_content'] + '</think>' }}{% endif %}", "")
 """The same, but reasoning is left out."""
+LATE = TOOLED.replace(
+    "{{ m['content'] or '' }}",
+    "{% if loop.last and m['role'] == 'assistant' %}{{ '<think></think>' }}{% endif %}{{ m['content'] or '' }}",
+)
+"""The last turn has an empty block of reasoning, and no other."""
 OPEN = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"

@@ -13,6 +13,7 @@ def test_balance():
     assert str(books) == "kept 7 of 10 rows; dropped 3 too_long"
     assert books.as_dict() == {
         "read": 10, "kept": 7, "dropped": {"too_long": 3}, "samples": 7, "tokens_read": 0, "tokens_kept": 0, "tokens_lost": {},
+        "forms": {},
     }  # fmt: skip
     assert str(Accounting(2000, 2000)) == "kept 2,000 of 2,000 rows"
 
@@ -21,6 +22,8 @@ def test_tokens_balance():
     """Tokens add up too; what was cut off kept rows is listed beside what was dropped."""
     books = Accounting(10, 7, {"too_long": 3}, 9, 1000, 700, {"too_long": 250, "truncated": 50})
     assert str(books) == "kept 7 of 10 rows as 9 samples; dropped 3 too_long; lost 50 tokens truncated"
+    books = Accounting(3, 3, samples=4, forms={"one_sample_a_turn": 1, "enable_thinking=false": 3})
+    assert str(books) == "kept 3 of 3 rows as 4 samples; rendered 3 enable_thinking=false, 1 one_sample_a_turn"
 
 
 @pytest.mark.parametrize(

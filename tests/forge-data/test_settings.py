@@ -9,8 +9,8 @@ import pytest
 
 from forge_data import DataSettings, PreferenceDataSettings, PretrainDataSettings, PromptDataSettings
 from forge_data._formats import BUILT_IN
-from forge_data._options import ON_BAD_PAIR, ON_LONG_PROMPT, ON_OVERFLOW, TRAIN_ON
-from forge_data._settings import Format, OnBadPair, OnLongPrompt, OnOverflow, TrainOn
+from forge_data._options import ON_BAD_PAIR, ON_LONG_PROMPT, ON_OVERFLOW, TRAIN_ON, TURNS
+from forge_data._settings import Format, OnBadPair, OnLongPrompt, OnOverflow, TrainOn, TurnsForm
 
 
 def test_defaults():
@@ -23,6 +23,7 @@ def test_defaults():
         "max_seq_len": None,
         "data_format": "auto",
         "train_on": "assistant",
+        "turns": "auto",
         "on_overflow": "drop",
         "preprocess": None,
         "rename_columns": None,
@@ -114,6 +115,7 @@ def test_the_same_words():
     """Settings and `prepare` accept the same values."""
     assert get_args(TrainOn) == TRAIN_ON
     assert get_args(OnOverflow) == ON_OVERFLOW
+    assert get_args(TurnsForm) == TURNS
     assert get_args(get_args(Format)[0]) == ("auto", *BUILT_IN)
 
 

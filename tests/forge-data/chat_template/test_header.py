@@ -106,19 +106,18 @@ def test_reasoning_in_every_turn(with_template):
     )
     messages = [{"role": "user", "content": "a"}, {"role": "assistant", "thinking": "hm", "content": "b"}]
     assert learned(tokenizer, messages) == "hm\n</think>b<|im_end|>"
-    with pytest.raises(
-        TemplateError, match=r"opens the turn with '<\|im_start\|>assistant\\n<think></think>', but add_generation_prompt"
-    ):
+    with pytest.raises(TemplateError, match=r"prompts for message 1 with .*<think>\\n', and writes .*<think></think>b"):
         learned(tokenizer, [messages[0], {"role": "assistant", "content": "b"}])
 
 
 def test_a_name_in_the_header(with_template):
-    """A header with a value of the row is no generation prompt, unless the value comes after it."""
+    """A name in a header is learned where the prompt leaves it to the model; where the prompt has another, it is refused."""
     turn = "{{ '<|im_start|>' + m.role + ' ' + (m.name or 'x') + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
     prompt = "{% if add_generation_prompt %}{{ '<|im_start|>assistant PROMPT' }}{% endif %}"
     messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", "name": "x"}]
-    with pytest.raises(TemplateError, match="the template opens the turn with '<|im_start|>assistant ', but"):
-        learned(with_template(LOOP + turn + prompt.replace("PROMPT", "x\n")), messages)
+    with pytest.raises(TemplateError, match="prompts for message 1 with .*assistant y.*and writes .*assistant x"):
+        learned(with_template(LOOP + turn + prompt.replace("PROMPT", "y\n")), messages)
+    assert learned(with_template(LOOP + turn + prompt.replace("PROMPT", "x\n")), messages) == "b<|im_end|>"
     assert learned(with_template(LOOP + turn + prompt.replace(" PROMPT", "")), messages) == " x\nb<|im_end|>"
 
 

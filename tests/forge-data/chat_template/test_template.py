@@ -132,13 +132,15 @@ def test_injection_has_no_foothold(chatml_tokenizer, chat):
 
 
 def test_a_prompt_that_opens_reasoning(with_template, chat):
-    """A generation prompt that opens the model's reasoning is longer than the header; the answer is still learned."""
+    """A prompt that opens the model's reasoning, where the row has none, is refused; its history is learned all the same."""
     template = (
         "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"
         "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n<think>\n' }}{% endif %}"
     )
     tokenizer = with_template(template)
-    assert learned(tokenizer, tokenize(chat(*TWO), tokenizer)) == "ho<|im_end|>so<|im_end|>"
+    with pytest.raises(TemplateError, match="row: .* prompts for message 1 with .*<think>.*`chat_template`"):
+        tokenize(chat(*TWO), tokenizer)
+    assert learned(tokenizer, tokenize(chat(*TWO), tokenizer, turns="history")) == "ho<|im_end|>so<|im_end|>"
 
 
 def test_an_assistant_that_begins(chatml_tokenizer, chat):
@@ -168,7 +170,7 @@ def test_a_template_that_needs_the_whole(with_template, chat):
 def test_reasoning_as_the_template_has_it(qwen3, chat):
     """Reasoning that the template keeps is learned, also an empty block that it opens; what it drops is not in the text."""
     row = chat(("user", "hi"), ("assistant", "<think>\nhm\n</think>\n\nho"), ("user", "and?"), ("assistant", "so"))
-    assert learned(qwen3, tokenize(row, qwen3)) == "ho<|im_end|><think>\n\n</think>\n\nso<|im_end|>"
+    assert learned(qwen3, tokenize(row, qwen3, turns="history")) == "ho<|im_end|><think>\n\n</think>\n\nso<|im_end|>"
     alone = {"messages": row["messages"][:2]}
     assert learned(qwen3, tokenize(alone, qwen3)) == "<think>\nhm\n</think>\n\nho<|im_end|>"
 
@@ -265,9 +267,6 @@ def test_another_transformers(chatml_tokenizer, with_template):
         "{% if add_generation_prompt %}{{ '<|im_start|>assistant x\n' }}{% endif %}"
     )
     messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
-    with pytest.raises(TemplateError, match="opens the turn with"):
-        tokenize({"messages": messages}, tokenizer)
-    tokenizer.chat_template = tokenizer.chat_template.replace("' ' + m.name + ", "' x' + ")
     assert learned(tokenizer, tokenize({"messages": messages}, tokenizer)) == "ho<|im_end|>"
 
 
@@ -275,7 +274,7 @@ def test_many_at_once(with_template):
     """A batch of conversations is rendered as each alone; one that is refused does not affect the others."""
     tokenizer = with_template(
         "{% for m in messages %}{% if m.content == 'no' %}{{ raise_exception('no') }}{% endif %}[{{ m.content }}]{% endfor %}"
-        "{% if add_generation_prompt %}[{% endif %}{{ who }}"
+        "{% if add_generation_prompt %}[{% endif %}{% if who %}{% endif %}"
     )
     turns = [[{"role": "user", "content": text}, {"role": "assistant", "content": text}] for text in ("a", "no", "c")]
     sound = [Chat("f:1", turns[0]), Chat("f:2", turns[2], template_kwargs={"who": "x"}), Chat("f:3", turns[2])]

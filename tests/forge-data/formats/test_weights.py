@@ -71,6 +71,19 @@ def test_messages(chatml_tokenizer):
     assert tokenize(chat(bot("a", weight=0), bot("b", weight=1)), chatml_tokenizer).weights is None
 
 
+def test_one_sample_a_turn(qwen3, write_rows, tmp_path):
+    """Where each answer becomes a sample of its own, each sample has the weight of its answer."""
+    row = chat(bot("a b", weight=0.5), bot("c", weight=0), bot("d"), bot("e f"), weight=2)
+    store = prepare(write_rows([row]), qwen3, tmp_path / "store", turns="auto")
+    assert [None if one.weights is None else set(one.weights[one.labels != -100].tolist()) for one in store] == [
+        None,
+        {2.0},
+        {2.0},
+    ]
+    whole = prepare(write_rows([row]), qwen3, tmp_path / "whole", turns="history")
+    assert [set(one.weights[one.labels != -100].tolist()) for one in whole] == [{1.0, 2.0}]
+
+
 def test_a_prompt_with_weights(chatml_tokenizer):
     """Weights of a prompt's messages stay with them where prompt and completion are joined."""
     row = {"prompt": [USER, bot("a", weight=0), USER], "completion": [bot("b", weight=0.5)]}

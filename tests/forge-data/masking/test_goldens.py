@@ -45,7 +45,7 @@ def test_ids_and_labels(case, make):
     """The ids are the tokenizer's own, and exactly the text between the marks is learned."""
     tokenizer = tokenizer_of(case.family, make)
     try:
-        example = tokenize(case.row, tokenizer, train_on=case.train_on)
+        example = tokenize(case.row, tokenizer, train_on=case.train_on, turns=case.turns)
     except ForgeDataError:
         if case.refusal == "allowed":
             return
@@ -58,6 +58,6 @@ def test_ids_and_labels(case, make):
 def test_refused(case):
     """Rows that a template leaves out or refuses are refused by name, with a remedy, and never guessed at."""
     with pytest.raises(ForgeDataError) as refused:
-        tokenize(case.row, tokenizer_of(case.family), train_on=case.train_on)
+        tokenize(case.row, tokenizer_of(case.family), train_on=case.train_on, turns=case.turns)
     assert str(refused.value).startswith("row")
     assert ";" in str(refused.value) or "refuses the conversation" in str(refused.value)

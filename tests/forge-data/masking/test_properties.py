@@ -46,7 +46,7 @@ def holds(family, messages, make=None, **settings_of_row):
     pieces = [piece for piece in account.pieces(messages) if piece[0]]
     assert "".join(text for text, _ in pieces) == tokenizer.apply_chat_template(messages, tokenize=False, **settings_of_row)
     try:
-        example = tokenize({"messages": messages}, tokenizer)
+        example = tokenize({"messages": messages}, tokenizer, turns="history")
     except (DataError, TemplateError):
         if not account.loses(messages):
             raise
@@ -129,14 +129,14 @@ def test_which_turns_are_learned_changes_no_id(family, data):
     """`train: false` and `train_on="last"` take turns out of the mask and keep ids and the other turns' labels."""
     account, tokenizer = ACCOUNTS[family], tokenizer_of(family)
     messages = data.draw(conversations(account).filter(lambda messages: not account.loses(messages)))
-    whole = tokenize({"messages": messages}, tokenizer)
+    whole = tokenize({"messages": messages}, tokenizer, turns="history")
     answers = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
-    last = tokenize({"messages": messages}, tokenizer, train_on="last")
+    last = tokenize({"messages": messages}, tokenizer, train_on="last", turns="history")
     assert last.input_ids.tolist() == whole.input_ids.tolist()
     off = [
         {**message, "train": place == answers[-1]} if place in answers else message for place, message in enumerate(messages)
     ]
-    alone = tokenize({"messages": off}, tokenizer)
+    alone = tokenize({"messages": off}, tokenizer, turns="history")
     assert alone.labels.tolist() == last.labels.tolist()
     kept = last.labels != -100
     assert (whole.labels[kept] == last.labels[kept]).all()

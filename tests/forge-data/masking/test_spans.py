@@ -3,7 +3,7 @@
 import pytest
 
 from forge_data import TemplateError, tokenize
-from forge_data.formats._samples import Chat
+from forge_data.formats._samples import Chat, Encoded
 from forge_data.tokenizing._encoder import Encoder
 
 LOOP = "{% for m in messages %}"
@@ -16,9 +16,9 @@ MARKS = (
 TALK = [("system", "s"), ("user", "hi"), ("assistant", "ho"), ("user", "and?"), ("assistant", "so")]
 
 
-def encode(tokenizer, turns, **expected):
+def encode(tokenizer, turns, *, form="auto", **expected):
     chat = Chat("f:1", [{"role": role, "content": content} for role, content in turns], **expected)
-    (encoded,) = Encoder(tokenizer).encode([chat])
+    (encoded,) = Encoder(tokenizer, turns=form).encode([chat])
     return encoded
 
 
@@ -107,8 +107,9 @@ def test_another_message_within_a_turn(with_template):
     tokenizer = with_template(TOOLS_WITHIN.replace("{{ '\n' }}", "") + "<|endoftext|>")
     refused = "message 1: within this turn the template writes text of another message: '42'"
     with pytest.raises(TemplateError, match=refused):
-        encode(tokenizer, WITH_A_TOOL)
-    assert "⟦so<|im_end|>⟧" in shown(tokenizer, encode(tokenizer, WITH_A_TOOL, trains=(True, False, True, True)))
+        encode(tokenizer, WITH_A_TOOL, form="history")
+    last = encode(tokenizer, WITH_A_TOOL, form="history", trains=(True, False, True, True))
+    assert "⟦so<|im_end|>⟧" in shown(tokenizer, last)
     tokenizer = with_template(TOOLS_WITHIN.replace("{{ '\n' }}", ""))
     assert shown(tokenizer, encode(tokenizer, WITH_A_TOOL)) == (
         "<|im_start|>user\nhi<|im_end|><|im_start|>assistant\n⟦call<|im_end|>⟧TOOL 42<|im_start|>assistant\n⟦so<|im_end|>⟧"
@@ -116,16 +117,23 @@ def test_another_message_within_a_turn(with_template):
 
 
 def test_an_eos_after_the_last_turn(with_template):
-    """A template that ends only the conversation: the last turn ends with it, the others with nothing, which is noted."""
+    """A template that ends only the conversation: each turn alone ends with it; in history the others end with nothing."""
     tokenizer = with_template(
         LOOP
         + "{{ m.role + ':' + m.content + '\n' }}{% endfor %}{% if add_generation_prompt %}assistant:{% else %}<|endoftext|>"
         "{% endif %}"
     )
-    encoded = encode(tokenizer, TALK[1:])
+    alone = [shown(tokenizer, Encoded((example,))) for example in encode(tokenizer, TALK[1:]).examples]
+    assert alone == [
+        "user:hi\nassistant:⟦ho\n<|endoftext|>⟧",
+        "user:hi\nassistant:ho\nuser:and?\nassistant:⟦so\n<|endoftext|>⟧",
+    ]
+    encoded = encode(tokenizer, TALK[1:], form="history")
     assert shown(tokenizer, encoded) == "user:hi\nassistant:⟦ho⟧\nuser:and?\nassistant:⟦so\n<|endoftext|>⟧"
-    assert [(note.rule, note.field) for note in encoded.notes] == [("untrained_turn_end", "messages[1]")]
-    ends_on_user = encode(tokenizer, TALK[1:4])
+    assert [(note.rule, note.field) for note in encoded.notes] == [
+        ("untrained_turn_end", "messages[1]"), ("not_as_prompted", "messages[1]"),
+    ]  # fmt: skip
+    ends_on_user = encode(tokenizer, TALK[1:4], form="history")
     assert shown(tokenizer, ends_on_user) == "user:hi\nassistant:⟦ho⟧\nuser:and?\n<|endoftext|>"
 
 
@@ -149,8 +157,10 @@ def test_a_turn_that_is_not_written(with_template):
 def test_reasoning_notes(qwen3):
     """Reasoning left out of a learned turn is noted; of one that is not learned it does not matter."""
     turns = [("user", "hi"), ("assistant", "<think>\nhm\n</think>\n\nho"), ("user", "and?"), ("assistant", "so")]
-    assert [(note.rule, note.field) for note in encode(qwen3, turns).notes] == [("reasoning_dropped", "messages[1].content")]
-    assert encode(qwen3, turns, first_completion=3).notes == ()
+    assert encode(qwen3, turns).notes == ()
+    dropped = [(note.rule, note.field) for note in encode(qwen3, turns, form="history").notes]
+    assert dropped == [("reasoning_dropped", "messages[1].content"), ("not_as_prompted", "messages[1]")]
+    assert encode(qwen3, turns, form="history", first_completion=3).notes == ()
 
 
 def test_calls_are_learned_and_results_are_not(with_template):

@@ -31,7 +31,7 @@ def learned(family, *messages, **row):
     """Return the learned text, part by part; the ids are the template's own."""
     tokenizer = tokenizer_of(family)
     row = {"messages": list(messages), **row}
-    example = tokenize(row, tokenizer)
+    example = tokenize(row, tokenizer, turns="history")
     assert example.input_ids.tolist() == native(tokenizer, row)
     stretches, before = [], False
     for token_id, label in zip(example.input_ids.tolist(), example.labels.tolist(), strict=True):

@@ -6,7 +6,14 @@ from hypothesis import given, strategies as st
 
 from forge_data import BadPairError, DataError, TokenizedExample
 from forge_data._options import ON_OVERFLOW, Options
-from forge_data.tokenizing._overflow import fit, piece
+from forge_data.formats._samples import Encoded
+from forge_data.tokenizing import _overflow
+from forge_data.tokenizing._overflow import piece
+
+
+def fit(place, examples, options, *, pair=None):
+    """Fit the examples of one row; two are a preference unless it is said otherwise."""
+    return _overflow.fit(place, Encoded(examples, pair=len(examples) > 1 if pair is None else pair), options)
 
 
 def example(mask, roles=None, first=1):
@@ -96,16 +103,26 @@ def test_two_sides_of_the_same_tokens():
     assert [len(side) for side in fit("r", (one, other), options(4, "truncate")).kept] == [3, 4]
 
 
+def test_turns_stay_one_by_one():
+    """Of a conversation's turns in samples of their own, one that is too long is lost and the others stay."""
+    short, long = example([0, 1]), example([0, 1, 1, 1], first=9)
+    assert fit("r", (short, long), options(3), pair=False) == ((short,), None, {"longer_than_max_seq_len": 4})
+    gone = fit("r", (long, long), options(3), pair=False)
+    assert gone == ((), "longer_than_max_seq_len", {"longer_than_max_seq_len": 8})
+    assert len(fit("r", (short, long), options(3, "split"), pair=False).kept) == 2
+
+
 @given(
     sides=st.lists(st.lists(st.booleans(), min_size=1, max_size=20), min_size=1, max_size=2),
     limit=st.integers(1, 8) | st.none(),
     on_overflow=st.sampled_from(ON_OVERFLOW),
+    pair=st.booleans(),
 )
-def test_every_token_is_booked(sides, limit, on_overflow):
+def test_every_token_is_booked(sides, limit, on_overflow, pair):
     """Tokens kept plus tokens lost are all tokens; samples fit, learn something, and are pieces of the row."""
     examples = tuple(example(mask, first=1 + 30 * side) for side, mask in enumerate(sides))
     try:
-        kept, reason, lost = fit("r", examples, options(limit, on_overflow))
+        kept, reason, lost = fit("r", examples, options(limit, on_overflow), pair=pair and len(sides) > 1)
     except DataError:
         assert on_overflow in ("error", "split")
         return

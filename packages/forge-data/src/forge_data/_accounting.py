@@ -45,7 +45,8 @@ class Accounting:
     """Rows left out, by reason."""
 
     samples: int = attrs.field(default=attrs.Factory(lambda self: self.kept, takes_self=True))
-    """Samples in the store: more than rows where long rows are split, and two a row for preferences."""
+    """Samples in the store: more than rows where long rows are split or a conversation becomes one for each learned turn, and
+    two a row for preferences."""
 
     tokens_read: int = 0
     """Tokens of all rows as they were tokenised; a row that `preprocess` left out has none."""
@@ -56,9 +57,13 @@ class Accounting:
     tokens_lost: Mapping[str, int] = attrs.field(converter=_frozen, factory=dict)
     """Tokens left out, by reason: of dropped rows, and cut off others."""
 
+    forms: Mapping[str, int] = attrs.field(converter=_frozen, factory=dict)
+    """Kept rows whose conversation was rendered in a way that the row does not say: `enable_thinking=false` (an argument of the
+    chat template), `one_sample_a_turn`, `as_history` (see `turns`)."""
+
     def __attrs_post_init__(self) -> None:
         numbers = (self.read, self.kept, self.samples, self.tokens_read, self.tokens_kept)
-        counts = (*numbers, *self.dropped.values(), *self.tokens_lost.values())
+        counts = (*numbers, *self.dropped.values(), *self.tokens_lost.values(), *self.forms.values())
         if any(isinstance(count, bool) or not isinstance(count, int) or count < 0 for count in counts):
             raise ValueError(f"counts of rows and tokens must be whole and not negative, got {counts}")
         if self.kept + sum(self.dropped.values()) != self.read:
@@ -77,7 +82,7 @@ class Accounting:
         text += _listed("dropped", self.dropped)
         # Tokens of dropped rows are listed with the rows; what was cut off kept rows is not.
         cut = {reason: count for reason, count in self.tokens_lost.items() if reason not in self.dropped}
-        return text + _listed("lost", cut, " tokens")
+        return text + _listed("lost", cut, " tokens") + _listed("rendered", self.forms)
 
     def __reduce__(self) -> tuple[type["Accounting"], tuple[Any, ...]]:
         # A read-only mapping does not pickle; the dict that it was made of does.

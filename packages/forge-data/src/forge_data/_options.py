@@ -7,10 +7,11 @@ import attrs
 
 from forge_data._errors import BadPairError, DataError, ForgeDataError
 from forge_data._formats import AUTO
-from forge_data._settings import MAX_BAD_ROWS, OnBadPair, OnBadRow, OnLongPrompt, OnOverflow, TrainOn
+from forge_data._settings import MAX_BAD_ROWS, OnBadPair, OnBadRow, OnLongPrompt, OnOverflow, TrainOn, TurnsForm
 from forge_data._values import describe
 
 TRAIN_ON: tuple[str, ...] = get_args(TrainOn)
+TURNS: tuple[str, ...] = get_args(TurnsForm)
 ON_OVERFLOW: tuple[str, ...] = get_args(OnOverflow)
 ON_BAD_PAIR: tuple[str, ...] = get_args(OnBadPair)
 ON_BAD_ROW: tuple[str, ...] = get_args(OnBadRow)
@@ -72,6 +73,7 @@ class Options(RowOptions):
 
     format: str = AUTO
     train_on: str = attrs.field(default="assistant", validator=_one_of(TRAIN_ON))
+    turns: str = attrs.field(default="auto", validator=_one_of(TURNS))
     max_seq_len: int | None = attrs.field(default=None, validator=_length)
     on_overflow: str = attrs.field(default="drop", validator=_one_of(ON_OVERFLOW))
     on_bad_pair: str = attrs.field(default="error", validator=_one_of(ON_BAD_PAIR))

@@ -28,6 +28,7 @@ else:
     # The choices for a command line and its help, made from the one table of formats; other packages may add names.
     Format = Literal[(AUTO, *BUILT_IN)] | str
 TrainOn = Literal["assistant", "last", "completion", "all"]
+TurnsForm = Literal["auto", "history"]
 OnOverflow = Literal["drop", "truncate", "split", "error"]
 OnLongPrompt = Literal["drop", "error"]
 OnBadPair = Literal["error", "skip"]
@@ -189,6 +190,11 @@ class DataSettings(PretrainDataSettings):
 
     train_on: TrainOn = attrs.field(default="assistant", validator=_one_of(TrainOn))
     """What is learned: every assistant turn, the last one, the completion of prompt/completion rows, or all tokens."""
+
+    turns: TurnsForm = attrs.field(default="auto", validator=_one_of(TurnsForm))
+    """In which form turns are learned: each in the context in which the model will be asked for it (auto), as one sample where
+    the conversation's text allows it and else as one for each learned turn; or as the conversation's text has them (history),
+    in which a chat template may write earlier turns otherwise than it asks for them."""
 
     on_overflow: OnOverflow = attrs.field(default="drop", validator=_one_of(OnOverflow))
     """What becomes of a row longer than max_seq_len: it is left out and counted, cut off, cut into several, or an error."""

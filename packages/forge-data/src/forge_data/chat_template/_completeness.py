@@ -5,13 +5,12 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from forge_data.chat_template._asked import REASONING_TAGS
 from forge_data.chat_template._trace import Stretch, Trace
 from forge_data.chat_template._traced_text import Leaf
 from forge_data.formats._messages import REASONING
 from forge_data.formats._samples import Note
 
-_REASONING_TAGS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<|channel>", "<channel|>"))
-"""Tags that begin and end reasoning within a content."""
 _CALL = re.compile(r"tool_calls\[\d+\](\.function)?\.(name$|arguments)")
 
 
@@ -105,7 +104,7 @@ def _reasoning_only(content: str, gaps: list[tuple[int, int]], written: str) -> 
 
     Or the tags of that reasoning, which the template writes anew.
     """
-    closing = next((closing for _, closing in _REASONING_TAGS if closing in content), "")
+    closing = next((closing for _, closing in REASONING_TAGS if closing in content), "")
     end = content.rfind(closing) + len(closing) if closing else 0
     if any(last > end and content[max(first, end) : last].strip() for first, last in gaps):
         return False
@@ -121,7 +120,7 @@ def _reasoning_only(content: str, gaps: list[tuple[int, int]], written: str) -> 
 
 def _has_words(text: str) -> bool:
     """Tell whether a text has more than blanks and tags of reasoning."""
-    for tag in (tag for tags in _REASONING_TAGS for tag in tags):
+    for tag in (tag for tags in REASONING_TAGS for tag in tags):
         text = text.replace(tag, "")
     return bool(text.strip())
 

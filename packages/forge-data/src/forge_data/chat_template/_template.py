@@ -5,8 +5,8 @@ text to the character; so the trace holds for the ids that are trained on.
 """
 
 import json
-from collections.abc import Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import attrs
@@ -24,6 +24,8 @@ from forge_data.formats._tool_calls import with_json_arguments
 if TYPE_CHECKING:
     from jinja2 import Template
     from transformers import PreTrainedTokenizerBase
+
+    from forge_data.chat_template._symbolic import SymbolicTemplate, Symbols
 
 _REMEDY = "use another chat template, or give the rows as prompt and completion strings"
 _DUMP_MESSAGES = "{{ messages | tojson }}"
@@ -48,6 +50,8 @@ class _Program(NamedTuple):
     reads: frozenset[str]
     """Names of the arguments that it reads."""
     marks: bool
+    symbolic: Callable[[], "SymbolicTemplate"]
+    """Compiles it for symbols, once."""
 
 
 class ChatTemplate:
@@ -72,7 +76,7 @@ class ChatTemplate:
         texts: list[Any] = []
         if self._batchable and any(plain):
             try:
-                batch = [chat.messages for chat, is_plain in zip(chats, plain, strict=True) if is_plain]
+                batch = [self._in_form(chat.messages) for chat, is_plain in zip(chats, plain, strict=True) if is_plain]
                 texts = [*self._tokenizer.apply_chat_template(batch, tokenize=False)]
             except Exception:  # noqa: BLE001 - a template may raise anything; each row gets an error of its own
                 self._batchable = False
@@ -91,7 +95,7 @@ class ChatTemplate:
         source = self._source(chat)
         given = {"tools": chat.tools, "documents": chat.documents, **chat.template_kwargs}
         try:
-            messages, text = (chat.messages, text) if text is not None else self._text(chat.messages, given)
+            messages, text = (self._in_form(chat.messages), text) if text is not None else self._text(chat.messages, given)
         except RefusedError as error:
             raise DataError(f"{chat.place}: {self.name} refuses the conversation: {error}") from error
         program = self._program(chat.place, source)
@@ -105,11 +109,40 @@ class ChatTemplate:
         if trace.text != text:
             raise TemplateError(f"{chat.place}: {self.name} writes the same conversation in two ways; it must be repeatable")
         self._check_used(chat, given, text, program.reads)
-        renderer = Renderer(
+        return RenderedChat(trace, messages, self.renderer(chat), program.marks)
+
+    def renderer(self, chat: Chat) -> Renderer:
+        """Return what writes other messages with the arguments of a conversation."""
+        given = {"tools": chat.tools, "documents": chat.documents, **chat.template_kwargs}
+        program = self._program(chat.place, self._source(chat))
+        return Renderer(
             lambda part, opening=False: self._native(part, given, opening=opening),
             lambda part: self._trace(program.template, part, given),
         )
-        return RenderedChat(trace, messages, renderer, program.marks)
+
+    def reads(self, chat: Chat) -> frozenset[str]:
+        """Return the names of the arguments that the template of a conversation reads."""
+        return self._program(chat.place, self._source(chat)).reads
+
+    def marks(self, chat: Chat) -> bool:
+        """Tell whether the template of a conversation marks the assistant's text."""
+        return self._program(chat.place, self._source(chat)).marks
+
+    def symbolic(self, chat: Chat, symbols: "Symbols") -> Callable[..., str]:
+        """Return what writes the first messages of a conversation with symbols in place of their contents.
+
+        The messages must have a role and a content each, and nothing else.
+        """
+        template = self._program(chat.place, self._source(chat)).symbolic()
+        messages = [{"role": message["role"], "content": symbols.symbol(index)} for index, message in enumerate(chat.messages)]
+        given = {"tools": chat.tools, "documents": chat.documents, **chat.template_kwargs}
+
+        def write(count: int, *, opening: bool = False) -> str:
+            return template.render(
+                self._in_form(messages[:count]), {"add_generation_prompt": opening, **self._special, **given}, symbols
+            )
+
+        return write
 
     def prompt(self, chat: Chat) -> str:
         """Render a conversation with the generation prompt, as a model gets it to answer.
@@ -136,10 +169,10 @@ class ChatTemplate:
 
     def _text(self, messages: Messages, given: Mapping[str, Any], *, opening: bool = False) -> tuple[Messages, str]:
         # The content of a turn that only calls tools is null, and some templates can only add strings; others (DeepSeek's) want
-        # a
-        # call's arguments as a string, as OpenAI writes them.
+        # a call's arguments as a string, as OpenAI writes them.
         filled = [message | {"content": message.get("content") or ""} for message in messages]
         refused: RefusedError | None = None
+        messages, filled = self._in_form(messages), self._in_form(filled)
         for tried in (messages, filled, with_json_arguments(messages), with_json_arguments(filled)):
             if refused is not None and tried == messages:
                 continue
@@ -160,13 +193,14 @@ class ChatTemplate:
 
     def _program(self, place: str, source: str) -> "_Program":
         if source not in self._programs:
+            from forge_data.chat_template._symbolic import SymbolicTemplate
             from forge_data.chat_template._traced_jinja import compile_template, marks_turns
 
             try:
                 template, reads = compile_template(source)
             except Exception as error:
                 raise TemplateError(f"{place}: {self.name} cannot be traced: {error}; {_REMEDY}") from error
-            self._programs[source] = _Program(template, reads, marks_turns(source))
+            self._programs[source] = _Program(template, reads, marks_turns(source), cache(partial(SymbolicTemplate, source)))
         return self._programs[source]
 
     def _trace(self, template: "Template", messages: Messages, given: Mapping[str, Any]) -> Trace:
@@ -177,6 +211,28 @@ class ChatTemplate:
             return render(template, self._passed(messages), variables)
         except Exception as error:
             raise RefusedError(f"{type(error).__name__}: {error}") from error
+
+    def _in_form(self, messages: Messages) -> Messages:
+        """Return messages with contents as the template takes them: texts, or lists of one part."""
+        if not self._takes_parts:
+            return messages
+        return [
+            message | {"content": [{"type": "text", "text": message["content"]}]}
+            if isinstance(message.get("content"), str)
+            else message
+            for message in messages
+        ]
+
+    @cached_property
+    def _takes_parts(self) -> bool:
+        """Whether the template writes contents that are lists of parts, and loses those that are texts."""
+        written = []
+        for content in ("0x0", [{"type": "text", "text": "0x0"}]):
+            try:
+                written.append("0x0" in self._native([{"role": "user", "content": content}], {}))
+            except RefusedError:
+                written.append(False)
+        return written == [False, True]
 
     def _passed(self, messages: Messages) -> Messages:
         """Return the messages as this version of transformers passes them to a template."""

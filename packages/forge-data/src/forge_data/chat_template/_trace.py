@@ -66,6 +66,10 @@ class Trace:
         """Tell whether the loop over messages wrote anything for a message."""
         return message in self._bodies
 
+    def is_written(self, message: int) -> bool:
+        """Tell whether anything in the text is of a message."""
+        return bool(self.of(message)) or self.has_body(message)
+
     def within(self, start: int, stop: int) -> list[Stretch]:
         """List the parts of [start, stop) that came from any message, in order."""
         return self.stretches[bisect_left(self.stretches, start, key=_START) : bisect_left(self.stretches, stop, key=_START)]

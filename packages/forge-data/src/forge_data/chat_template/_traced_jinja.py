@@ -11,7 +11,7 @@ from datetime import datetime
 from functools import cache, partial
 from typing import Any, NoReturn
 
-from jinja2 import Template, TemplateError, meta, nodes, pass_context, pass_eval_context
+from jinja2 import Environment, Template, TemplateError, meta, nodes, pass_context, pass_eval_context
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.filters import sync_do_join
@@ -26,7 +26,7 @@ from forge_data.chat_template._traced_messages import Turn, index_of
 from forge_data.chat_template._traced_text import UNPLACED, Mark, Traced, concat, join, leaf_of
 
 # No template can call these, since names of filters have no blank.
-_ENTER, _LEAVE, _LEARN, _CONCAT = "forge enter", "forge leave", "forge learn", "forge concat"
+_ENTER, _LEAVE, LEARN, _CONCAT = "forge enter", "forge leave", "forge learn", "forge concat"
 
 
 # Attributes that the sandbox allows anyway: its check takes longer than everything else.
@@ -60,7 +60,7 @@ def _output(node: nodes.Expr, name: str, *args: nodes.Expr) -> nodes.Output:
     return nodes.Output([nodes.Filter(node, name, list(args), [], None, None)])
 
 
-class _Generation(Extension):
+class Generation(Extension):
     """Tag `{% generation %}`: text within it was written by the assistant."""
 
     tags = {"generation"}  # noqa: RUF012 - as the parent has it
@@ -70,7 +70,7 @@ class _Generation(Extension):
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         # A scope, since in transformers' environment what is set within stays within.
         inside = nodes.Scope(body)
-        marked = [_output(nodes.Const("learn"), _LEARN), inside, _output(nodes.Const("unlearn"), _LEARN)]
+        marked = [_output(nodes.Const("learn"), LEARN), inside, _output(nodes.Const("unlearn"), LEARN)]
         return [node.set_lineno(line) for node in marked]
 
 
@@ -190,14 +190,20 @@ def _check_name(name: object) -> None:
         raise SecurityError(f"chat templates cannot store {name!r} on a namespace: it begins with an underscore")
 
 
+def add_globals(environment: Environment) -> None:
+    """Give templates the functions that transformers gives them."""
+    names: dict[str, Any] = environment.globals
+    names.update(raise_exception=_raise_exception, strftime_now=_strftime_now, dict=_Dict(), namespace=_Namespace)
+
+
 def marks_turns(source: str) -> bool:
     """Tell whether a template has `{% generation %}` blocks, not only as text or in a comment."""
-    return any(node.name == _LEARN for node in parse(source).find_all(nodes.Filter))
+    return any(node.name == LEARN for node in parse(source).find_all(nodes.Filter))
 
 
 def parse(source: str) -> nodes.Template:
     """Parse a template's source into its syntax tree."""
-    return _TracingEnvironment(extensions=[_Generation, loopcontrols]).parse(source)
+    return _TracingEnvironment(extensions=[Generation, loopcontrols]).parse(source)
 
 
 def compile_template(source: str) -> tuple[Template, frozenset[str]]:
@@ -206,12 +212,11 @@ def compile_template(source: str) -> tuple[Template, frozenset[str]]:
     Raises:
         jinja2.TemplateError: the source is not a template.
     """
-    environment = _TracingEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
+    environment = _TracingEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols])
     filters: dict[str, Any] = environment.filters
-    filters.update({_ENTER: _enter, _LEAVE: _leave, _LEARN: _learn, "tojson": _tojson, "join": _join})
+    filters.update({_ENTER: _enter, _LEAVE: _leave, LEARN: _learn, "tojson": _tojson, "join": _join})
     filters[_CONCAT] = lambda parts: concat(map(str, parts))
-    names: dict[str, Any] = environment.globals
-    names.update(raise_exception=_raise_exception, strftime_now=_strftime_now, dict=_Dict(), namespace=_Namespace)
+    add_globals(environment)
     reads = frozenset(meta.find_undeclared_variables(environment.parse(source)))
     code = environment.compile(_Rewrite().visit(environment.parse(source)))
     return Template.from_code(environment, code, environment.make_globals(None)), reads

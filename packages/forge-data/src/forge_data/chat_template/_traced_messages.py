@@ -9,6 +9,7 @@ TOOLS = -2
 """Message number of tool definitions."""
 
 _ARGUMENTS = ".arguments"
+_ONE_PART, _PART_TYPE = "content[0].text", "content[0].type"
 _UNTRACED = frozenset({"role"})
 """Fields that a template compares rather than writes; what it writes for a role is its own text."""
 
@@ -35,6 +36,11 @@ def traced_turns(messages: list[dict[str, Any]]) -> tuple[list[Turn], list[dict[
         turn._index = index
         for name, value in message.items():
             turn[name] = value if name in _UNTRACED else _traced(value, index, name, found)
+        if _ONE_PART in found:
+            # A content of one part is that part's text; its type is compared and not written.
+            del found[_PART_TYPE]
+            found["content"] = found.pop(_ONE_PART)
+            found["content"].field = "content"
         turns.append(turn)
         leaves.append(found)
     return turns, leaves

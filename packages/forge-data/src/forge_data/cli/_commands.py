@@ -34,6 +34,7 @@ _FLAGS = {
     "seed": "--seed",
     "tokenizer": "--tokenizer",
     "train_on": "--train-on",
+    "turns": "--turns",
 }
 
 
@@ -110,7 +111,17 @@ def stats(words: Namespace) -> int:
 
 
 def _options(words: Namespace) -> dict[str, Any]:
-    names = ("format", "train_on", "max_seq_len", "on_overflow", "on_bad_pair", "on_bad_row", "max_bad_rows", "preprocess")
+    names = (
+        "format",
+        "train_on",
+        "turns",
+        "max_seq_len",
+        "on_overflow",
+        "on_bad_pair",
+        "on_bad_row",
+        "max_bad_rows",
+        "preprocess",
+    )
     columns = None if words.rename_columns is None else columns_of(words.rename_columns)
     return {name: getattr(words, name) for name in names} | {"rename_columns": columns}
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from forge_data._errors import ForgeDataError
-from forge_data._options import ON_BAD_PAIR, ON_BAD_ROW, ON_OVERFLOW, TRAIN_ON
+from forge_data._options import ON_BAD_PAIR, ON_BAD_ROW, ON_OVERFLOW, TRAIN_ON, TURNS
 from forge_data._settings import MAX_BAD_ROWS
 from forge_data.cli import _commands
 
@@ -163,6 +163,13 @@ def _add_data(parser: argparse.ArgumentParser, also: str = "") -> None:
 def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--format", default="auto", help="format of the rows (default: detected from their fields)")
     parser.add_argument("--train-on", default="assistant", choices=TRAIN_ON, help="what is learned (default: assistant)")
+    parser.add_argument(
+        "--turns",
+        default="auto",
+        choices=TURNS,
+        help="form in which turns are learned: as the model will be asked for them, or as the whole conversation has them "
+        "(default: auto)",
+    )
     parser.add_argument("--max-seq-len", type=int, metavar="TOKENS", help="longest sample; no limit by default")
     parser.add_argument(
         "--on-overflow", default="drop", choices=ON_OVERFLOW, help="what becomes of a longer row (default: drop)"

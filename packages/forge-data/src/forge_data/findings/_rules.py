@@ -62,6 +62,12 @@ RULES: dict[str, Rule] = {
         "(warn) the model sees the conversation as it will when it is used",
         "use a template that keeps reasoning, or take it out of the rows",
     ),
+    "not_as_prompted": Rule(
+        STOP,
+        "turns=history (or train_on=all, or unmask) learns the turn in another context than the model is asked in; a stop "
+        "where the text that is learned is another too",
+        "leave turns at auto, or use a template that writes every turn as it is asked for (chat_template)",
+    ),
     "unclosed_reasoning": Rule(
         STOP,
         "the model learns to think and never to answer; generated data that was cut off looks so",

@@ -101,6 +101,10 @@ class Note:
     field: str
     """Field, such as `messages[3].reasoning_content`."""
     what: str
+    warns: bool = False
+    """Whether it is worth a look and no more, whatever the rule says."""
+    texts: tuple[str, str] | None = None
+    """Two texts to be seen side by side."""
 
 
 @attrs.frozen
@@ -108,9 +112,13 @@ class Encoded:
     """The examples that one sample became."""
 
     examples: tuple[TokenizedExample, ...]
-    """One; for a `Preference` two, chosen and rejected."""
+    """One, or one for each learned turn; for a `Preference` two, chosen and rejected."""
     desirable: bool | None = None
     """For an `Unpaired`: whether it is wanted."""
     notes: tuple[Note, ...] = ()
     margin: float | None = None
     """For a `Preference`: its margin, where the row gives it."""
+    pair: bool = False
+    """Whether it is a `Preference`."""
+    forms: frozenset[str] = frozenset()
+    """How its conversations were rendered, where the row does not say it."""

@@ -36,6 +36,7 @@ def lint(
     eval_data: "DataPath | TokenStore | None" = None,
     format: str = "auto",  # noqa: A002 - what it is called everywhere else
     train_on: str = "assistant",
+    turns: str = "auto",
     max_seq_len: int | None = None,
     on_overflow: str = "drop",
     on_bad_pair: str = "error",
@@ -55,6 +56,7 @@ def lint(
         eval_data: held-out rows or their store; those that are also trained on are found.
         format: as for `prepare`; for rows.
         train_on: as for `prepare`; for rows.
+        turns: as for `prepare`; for rows.
         max_seq_len: as for `prepare`; for rows.
         on_overflow: as for `prepare`; for rows.
         on_bad_pair: as for `prepare`; for rows.
@@ -77,6 +79,7 @@ def lint(
     options = Options(
         format=format,
         train_on=train_on,
+        turns=turns,
         max_seq_len=max_seq_len,
         on_overflow=on_overflow,
         on_bad_pair=on_bad_pair,

@@ -52,7 +52,7 @@ class DataLint:
         self._options = options
         self._changes = changes
         self._columns: set[str] = set()
-        self._encoder = Encoder(tokenizer, options.train_on)
+        self._encoder = Encoder(tokenizer, options.train_on, turns=options.turns)
         self._lint = RowLint(tokenizer, options)
         self._bad = BadRows()
         self._first_bad: Where | None = None
@@ -167,10 +167,10 @@ class DataLint:
         tokens = sum(map(len, encoded.examples))
         self._tokens_read += tokens
         try:
-            fitted = fit(where.place, encoded.examples, self._options)
+            fitted = fit(where.place, encoded, self._options)
         except ForgeDataError as error:
             return [self._refused(where, error)]
-        if fitted.kept and len(encoded.examples) > 1:
+        if fitted.kept and encoded.pair:
             try:
                 self._margins.see(where.place, given=encoded.margin is not None)
             except ForgeDataError as error:
@@ -178,5 +178,5 @@ class DataLint:
         self._tokens_lost.update(fitted.lost)
         if any(reason in REASONS for reason in fitted.lost):
             self._longest = max(self._longest, (tokens, where), key=lambda each: each[0])
-        self._table.add(where, fitted.kept, pair=len(encoded.examples) > 1)
+        self._table.add(where, fitted.kept, pair=encoded.pair)
         return []

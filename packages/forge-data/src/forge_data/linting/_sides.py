@@ -66,7 +66,7 @@ def _severity(side: Side, note: Note, index: int) -> str | None:
     chat = _chat(side.sample)
     last = max((at for at, message in enumerate(chat.messages) if message["role"] == "assistant"), default=index)
     earlier = note.rule == "reasoning_dropped" and index != last
-    return WARN if earlier or not side.wanted else None
+    return WARN if earlier or note.warns or not side.wanted else None
 
 
 def _chat(sample: Sample) -> Chat:

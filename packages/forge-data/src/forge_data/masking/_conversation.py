@@ -1,22 +1,25 @@
-"""Conversation → text and learned spans, by one tokenizer's chat template."""
+"""Conversation → texts and learned spans, by one tokenizer's chat template: one text, or one for each learned turn."""
 
+import contextlib
 import json
-import re
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, NoReturn
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import attrs
 
-from forge_data._errors import TemplateError
+from forge_data._errors import DataError, TemplateError
+from forge_data.chat_template._asked import Asked, ask, has_reasoning, thinking
 from forge_data.chat_template._completeness import LeftOutError, dropped_reasoning
 from forge_data.chat_template._header import Opening, RefusedError, UndecidableError, opening
 from forge_data.chat_template._template import ChatTemplate, RenderedChat
 from forge_data.chat_template._trace import Run
 from forge_data.formats._samples import Chat, Note
+from forge_data.masking._as_prompted import TurnEnds, around_difference, not_as_prompted
+from forge_data.masking._layouts import Layouts
 from forge_data.masking._loss_mask import Span
 from forge_data.masking._segments import text_owners
-from forge_data.masking._spans import SpanContext, UnclearError, spans_of
-from forge_data.masking._train_on import TURN
+from forge_data.masking._spans import SpanContext, Turns, UnclearError, spans_of
+from forge_data.masking._train_on import CONTENT, NOTHING, TURN
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -24,6 +27,8 @@ if TYPE_CHECKING:
 _REMEDY = (
     "use a template that marks the assistant's text with {% generation %}, or give the rows as prompt and completion strings"
 )
+ONE_A_TURN = "one_sample_a_turn"
+AS_HISTORY = "as_history"
 
 
 @attrs.frozen
@@ -36,45 +41,209 @@ class Conversation:
     runs: list[Run]
     """Which message wrote which characters."""
     notes: tuple[Note, ...]
+    forms: tuple[str, ...] = ()
+    """How it is rendered where the row does not say it: `enable_thinking=false`, `one_sample_a_turn`, `as_history`."""
 
 
 class ConversationReader:
     """Reads conversations with one chat template."""
 
-    def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase", turns: str = "auto") -> None:
         self._template = ChatTemplate(tokenizer)
-        tokens = [re.escape(token.content) for token in tokenizer.added_tokens_decoder.values() if token.content]
-        self._turn_end_tokens = re.compile("|".join([r"\s", *sorted(tokens, key=len, reverse=True)]))
+        self._turns = turns
+        self._ends = TurnEnds(tokenizer)
         # How turns begin may depend on the template's other arguments.
         self._openings: dict[str, Opening | UndecidableError | None] = {}
+        self._layouts = Layouts(self._ends)
 
     def render_batch(self, chats: Sequence[Chat]) -> list[str | None]:
         """Render conversations, as far as one call can render many."""
         return self._template.render_batch(chats)
 
-    def read(self, chat: Chat, what: Sequence[str], text: str | None = None) -> Conversation:
+    def read(
+        self,
+        chat: Chat,
+        what: Sequence[str],
+        text: str | None = None,
+        *,
+        whole: bool = False,
+        thinks: bool | None = None,
+    ) -> list[Conversation]:
         """Render a conversation and find its learned spans.
+
+        One text where it extends each prompt that the model gets before a learned turn, else one for each learned turn.
 
         Args:
             chat: the conversation.
             what: what is learned of each message, as `learned_parts` returns it.
             text: what `render_batch` returned for it.
+            whole: every token is learned, so that it is one text in any case.
+            thinks: whether the model is to think, for a template that can be told; by default as each turn does.
 
         Raises:
             DataError: the template refuses the conversation; its own message is included.
-            TemplateError: it leaves out text of a message, or leaves open which tokens are to be learned.
+            TemplateError: it leaves out text of a message, leaves open which tokens are to be learned, or prompts for a turn
+                with another text than it writes for it.
         """
-        rendered = self._template.render(chat, text)
+        layout = self._layouts.find(chat, what) if not thinks else None
+        if layout is not None:
+            rendered = self._template.render(_with(chat, layout.arguments), None if layout.arguments else text)
+            prompts = layout.prompts(rendered.trace)
+            if prompts is not None:
+                turns = self._spans(chat, what, rendered, prompts=prompts)
+                return [self._made(chat, what, rendered, turns, layout.arguments)]
+        learned = [index for index, part in enumerate(what) if part == TURN]
+        if self._turns == "history" or whole or CONTENT in what or not learned:
+            return [self._in_history(chat, what, learned, self._template.render(chat, text))]
+        return self._as_prompted(chat, what, learned, self._template.render(chat, text), thinks)
+
+    def _as_prompted(
+        self, chat: Chat, what: Sequence[str], learned: list[int], rendered: RenderedChat, thinks: bool | None
+    ) -> list[Conversation]:
+        # A turn of which the template writes nothing, such as an empty one, has nothing to learn.
+        learned = [index for index in learned if rendered.trace.is_written(index)]
+        chosen = {index: self._asked(chat, rendered, index, thinks) for index in learned}
+        arguments = chosen[learned[0]][0] if learned else {}
+        if all(others == arguments for others, _ in chosen.values()):
+            given = _with(chat, arguments)
+            rendered = self._template.render(given) if arguments else rendered
+            asked = {index: turn for index, (_, turn) in chosen.items() if turn is not None}
+            turns = self._extending(given, what, rendered, asked, arguments)
+            if turns is not None:
+                return [self._made(chat, what, rendered, turns, arguments)]
+        return [self._turn_alone(chat, rendered, index, *chosen[index]) for index in learned]
+
+    def _asked(
+        self, chat: Chat, rendered: RenderedChat, index: int, thinks: bool | None
+    ) -> tuple[dict[str, Any], Asked | None]:
+        """Render a turn as the model is asked for it, with arguments under which its text begins with its prompt.
+
+        Raises:
+            TemplateError: no arguments do.
+        """
+        thinks = has_reasoning(rendered.messages[index]) if thinks is None else thinks
+        switch = thinking(self._template.reads(chat), chat.template_kwargs, thinks=thinks)
+        # A template that marks the assistant's text says itself what is learned, for its default.
+        tried = [{}] if not switch else [{}, switch] if rendered.marks else [switch, {}]
+        refused: Asked | None = None
+        for arguments in tried:
+            turn = ask(self._template.renderer(_with(chat, arguments)), rendered.messages, index)
+            if turn is None and not arguments:
+                return {}, None
+            if turn is not None and turn.follows:
+                # Where the argument changes nothing, it is not given.
+                plain = ask(rendered.renderer, rendered.messages, index) == turn
+                return {} if plain else arguments, turn
+            refused = turn or refused
+        assert refused is not None
+        wrote, prompted = around_difference(refused.answered, refused.prompt)
+        raise TemplateError(
+            f"{chat.place}: {self._template.name} prompts for message {index} with {prompted!r}, and writes {wrote!r} where it "
+            "is answered, so nothing that it writes can be learned as it will be asked for; use a template that writes answers "
+            "behind its own prompt (`chat_template`), give the message the reasoning that the prompt asks for, or learn the "
+            "text as it stands all the same (`turns` set to history)"
+        )
+
+    def _extending(
+        self,
+        chat: Chat,
+        what: Sequence[str],
+        rendered: RenderedChat,
+        asked: Mapping[int, Asked],
+        arguments: dict[str, Any],
+    ) -> Turns | None:
+        """Find the spans of one text for all turns; None where it does not extend each of their prompts."""
+        text = rendered.trace.text
+        if not all(text.startswith(turn.prompt) for turn in asked.values()):
+            return None
+        try:
+            turns = self._spans(chat, what, rendered, asked=asked)
+        except UnclearError:
+            return None
+        if not all(self._extends(rendered, index, turn, turns) for index, turn in asked.items()):
+            return None
+        if len(asked) == len(turns.last) == sum(part == TURN for part in what):
+            with contextlib.suppress(UnclearError):
+                again = self._spans(chat, what, rendered, prompts={index: len(turn.prompt) for index, turn in asked.items()})
+                if again.spans == turns.spans:
+                    self._layouts.learn(chat, what, arguments, rendered, asked, turns, self._template)
+        return turns
+
+    def _extends(self, rendered: RenderedChat, index: int, asked: Asked, turns: Turns) -> bool:
+        # A turn of which the template writes nothing has nothing to learn.
+        span = turns.last.get(index)
+        return span is None or self._ends.extends(rendered.trace.text, span, asked, marked=rendered.marks)
+
+    def _turn_alone(
+        self, chat: Chat, rendered: RenderedChat, index: int, arguments: dict[str, Any], asked: Asked | None
+    ) -> Conversation:
+        """Make the text of one learned turn: the conversation up to it, of which that turn alone is learned."""
+        upto = attrs.evolve(_with(chat, arguments), messages=rendered.messages[: index + 1])
+        try:
+            alone = self._template.render(upto)
+        except DataError as error:
+            self._refuse(chat, index, f"the template cannot write the messages up to there alone: {error.__cause__}", error)
+        what = [NOTHING] * index + [TURN]
+        try:
+            turns = self._spans(upto, what, alone, asked={} if asked is None else {index: asked})
+        except UnclearError as error:
+            self._refuse(chat, error.index, error.why, error)
+        return self._made(chat, what, alone, turns, arguments, ONE_A_TURN)
+
+    def _in_history(self, chat: Chat, what: Sequence[str], learned: list[int], rendered: RenderedChat) -> Conversation:
+        """Make one text in any case, and note the turns that it holds in another form than they are asked for."""
+        asked = {index: turn for index in learned if (turn := ask(rendered.renderer, rendered.messages, index)) is not None}
+        if all(turn.follows for turn in asked.values()):
+            turns = self._extending(chat, what, rendered, asked, {})
+            if turns is not None:
+                return self._made(chat, what, rendered, turns, {})
+        try:
+            turns = self._spans(chat, what, rendered, history=True)
+        except UnclearError as error:
+            self._refuse(chat, error.index, error.why, error)
+        notes = [
+            not_as_prompted(rendered.trace.text, index, turns.last[index], turn, self._ends)
+            for index, turn in asked.items()
+            if not self._extends(rendered, index, turn, turns)
+        ]
+        turns.notes.extend(notes)
+        return self._made(chat, what, rendered, turns, {}, *[AS_HISTORY for _ in notes[:1]])
+
+    def _spans(
+        self,
+        chat: Chat,
+        what: Sequence[str],
+        rendered: RenderedChat,
+        *,
+        asked: Mapping[int, Asked] | None = None,
+        prompts: Mapping[int, int] | None = None,
+        history: bool = False,
+    ) -> Turns:
+        """Find the learned spans of a text; see `SpanContext`."""
+        asked = asked or {}
+        prompts = prompts or {index: len(turn.prompt) for index, turn in asked.items()}
+        context = SpanContext(
+            rendered,
+            lambda: self._opening(chat, rendered),
+            self._ends.are_special,
+            prompts,
+            {index: turn.answered for index, turn in asked.items()},
+            history,
+        )
+        return spans_of(context, what)
+
+    def _made(
+        self, chat: Chat, what: Sequence[str], rendered: RenderedChat, turns: Turns, arguments: dict[str, Any], *forms: str
+    ) -> Conversation:
         notes = [
             note
             for index in range(len(what))
             if (note := self._dropped_reasoning(chat, rendered, index)) and what[index] == TURN
         ]
-        try:
-            spans, more = spans_of(SpanContext(rendered, lambda: self._opening(chat, rendered), self._ends_turn), what)
-        except UnclearError as error:
-            self._refuse(chat, error.index, error.why, error)
-        return Conversation(rendered.trace.text, spans, text_owners(rendered.trace), (*notes, *more))
+        named = [f"{name}={json.dumps(value)}" for name, value in arguments.items()]
+        return Conversation(
+            rendered.trace.text, turns.spans, text_owners(rendered.trace), (*notes, *turns.notes), (*named, *forms)
+        )
 
     def _dropped_reasoning(self, chat: Chat, rendered: RenderedChat, index: int) -> Note | None:
         role = chat.messages[index]["role"]
@@ -104,14 +273,16 @@ class ConversationReader:
             raise found
         return found
 
-    def _ends_turn(self, text: str) -> bool:
-        return bool(text.strip()) and not self._turn_end_tokens.sub("", text)
-
     def _refuse(self, chat: Chat, index: int, why: str, error: Exception) -> NoReturn:
         raise TemplateError(
             f"{chat.place}: {self._template.name} leaves open which tokens the assistant wrote in message {index}: {why}; "
             f"{_REMEDY}"
         ) from error
+
+
+def _with(chat: Chat, arguments: Mapping[str, Any]) -> Chat:
+    """Return a conversation with further arguments for its template."""
+    return attrs.evolve(chat, template_kwargs={**chat.template_kwargs, **arguments}) if arguments else chat
 
 
 def _affects_text(rendered: RenderedChat, index: int, field: str) -> bool:

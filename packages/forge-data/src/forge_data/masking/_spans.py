@@ -4,12 +4,13 @@ Spans follow from where the template's loops were and from which message each ch
 Where a template leaves that open, the row is refused.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+from forge_data.chat_template._asked import has_reasoning
 from forge_data.chat_template._header import Opening, RefusedError, UndecidableError, header_end
 from forge_data.chat_template._template import RenderedChat
-from forge_data.chat_template._trace import NOBODY, foreign_text
+from forge_data.chat_template._trace import NOBODY, foreign_text, template_prefix
 from forge_data.formats._samples import Note
 from forge_data.masking._loss_mask import Span
 from forge_data.masking._train_on import CONTENT, TURN
@@ -33,10 +34,26 @@ class SpanContext(NamedTuple):
     """How the template opens a turn; None if it refuses a short conversation that would show it."""
     ends: Callable[[str], bool]
     """Whether a text is special tokens and blanks, which may end the last turn."""
+    prompts: Mapping[int, int]
+    """By turn, the length of the prompt that the text begins with, where it is known."""
+    answered: Mapping[int, str]
+    """By turn, the text that the template writes for the messages up to it, where it was asked."""
+    history: bool
+    """Whether a turn may stand behind another header than its prompt has."""
 
 
-def spans_of(context: SpanContext, what: Sequence[str]) -> tuple[list[Span], list[Note]]:
-    """Find the learned spans of a conversation, in order, and what was noticed on the way.
+class Turns(NamedTuple):
+    """What is learned of a conversation."""
+
+    spans: list[Span]
+    """All spans, in order."""
+    last: dict[int, Span]
+    """By learned turn, its span; of several that the template marks in one turn the last."""
+    notes: list[Note]
+
+
+def spans_of(context: SpanContext, what: Sequence[str]) -> Turns:
+    """Find the learned spans of a conversation, and what was noticed on the way.
 
     Args:
         context: the conversation.
@@ -46,38 +63,109 @@ def spans_of(context: SpanContext, what: Sequence[str]) -> tuple[list[Span], lis
         UnclearError: the template leaves open where a turn that is to be learned begins or ends.
     """
     marks = context.rendered.marks
-    turns = _marked(context.rendered, what) if marks else []
+    turns = _marked(context, what) if marks else []
     turns += [(index, _turn(context, index)) for index, part in enumerate(what) if part == TURN and not marks]
-    spans = {index: span for index, span in turns if span is not None}
+    last = {index: span for index, span in turns if span is not None}
     # Of several marked spans in one turn the last one has its end.
-    notes = [note for index, span in spans.items() if (note := _untrained_end(context.rendered, index, span))]
+    notes = [note for index, span in last.items() if (note := _untrained_end(context.rendered, index, span))]
     if marks:
-        notes += [_unmarked(index) for index, part in enumerate(what) if part == TURN and index not in spans]
+        notes += [_unmarked(index) for index, part in enumerate(what) if part == TURN and index not in last]
     contents = [span for index, part in enumerate(what) if part == CONTENT for span in _content(context.rendered, index)]
-    return sorted([span for _, span in turns if span is not None] + contents), notes
+    return Turns(sorted([span for _, span in turns if span is not None] + contents), last, notes)
 
 
 def _turn(context: SpanContext, index: int) -> Span | None:
     """Find everything that the model has to write of a turn."""
-    rendered = context.rendered
-    trace = rendered.trace
+    trace = context.rendered.trace
     body = trace.body(index)
-    if body is None:
-        if not trace.of(index) and not trace.has_body(index):
-            return None
+    if not trace.is_written(index):
+        return None
+    if index in context.prompts:
+        span = _prompted(context, index, context.prompts[index])
+    elif body is None:
         raise UnclearError(index, "no loop of the template over its messages writes this turn, or more than one does")
+    else:
+        start = _header_end(context, index)
+        span = turn_span(trace, index, start, _stop(context.rendered, index, start, body[1]))
+    if trace.text[span.content_end : span.stop].strip():
+        return span
+    end = len(context.answered.get(index, "").rstrip())
+    if (
+        end > span.stop
+        and context.answered[index].startswith(trace.text[:end])
+        and not foreign_text(trace, index, span.stop, end)
+    ):
+        return span._replace(closing_end=end, stop=end)
+    rest = trace.text[span.stop :]
+    # Some templates write the EOS once, after the last turn.
+    if trace.end_of_turns() == span.stop and context.ends(rest):
+        return span._replace(closing_end=len(trace.text.rstrip()), stop=len(trace.text))
+    return span
+
+
+def _prompted(context: SpanContext, index: int, start: int) -> Span:
+    """Find the span of a turn that begins where its prompt ends."""
+    trace = context.rendered.trace
+    _, stop = trace.body(index) or (0, -1)
+    if stop < start or foreign_text(trace, index, start, stop):
+        stop = _answered_end(context, index, start)
+    if index in context.answered:
+        _check_prompt(context, index, start, stop)
+    return turn_span(trace, index, start, stop)
+
+
+def _answered_end(context: SpanContext, index: int, start: int) -> int:
+    """Find where a turn ends that several loops write, or within which another message is written.
+
+    It ends where the text ends that the template writes for the messages up to it, if the conversation continues from there.
+    """
+    trace, answered = context.rendered.trace, context.answered.get(index, "")
+    for stop in (len(answered), len(answered.rstrip())):
+        if stop >= start and trace.text.startswith(answered[:stop]) and not foreign_text(trace, index, start, stop):
+            return stop
+    raise UnclearError(index, "within this turn the template writes text of other messages, or goes on with it elsewhere")
+
+
+def _check_prompt(context: SpanContext, index: int, start: int, stop: int) -> None:
+    """Refuse a turn that opens with a header of the template that its prompt lacks.
+
+    Raises:
+        UnclearError: there is no generation prompt at this place, and the template writes text before the answer.
+    """
+    trace, rendered = context.rendered.trace, context.rendered
+    prefix, clear = template_prefix(trace, index, start, stop)
+    if not prefix.strip():
+        return
     try:
-        start = header_end(rendered.renderer, context.opens(), trace, rendered.messages, index)
+        if len(rendered.renderer.native(rendered.messages[:index])) != start:
+            return
+        context.opens()
+    except RefusedError:
+        return
+    except UndecidableError as error:
+        raise UnclearError(index, str(error)) from error
+    first = next(iter(trace.within(start, stop)), None)
+    if clear and first is not None and first[2].field.startswith("content") and not has_reasoning(rendered.messages[index]):
+        raise UnclearError(index, f"the template writes {prefix[-60:]!r} before the answer, and its prompt ends before that")
+
+
+def _header_end(context: SpanContext, index: int) -> int:
+    """Find where the header of a turn ends whose prompt is not known.
+
+    Raises:
+        UnclearError: no header fits; or, but in history, one that is not all of the generation prompt.
+    """
+    rendered = context.rendered
+    try:
+        opens = context.opens()
+        start = header_end(rendered.renderer, opens, rendered.trace, rendered.messages, index)
     except UndecidableError as error:
         raise UnclearError(index, str(error)) from error
     except RefusedError as error:
         raise UnclearError(index, f"the template cannot write the messages up to there alone: {error}") from error
-    span = turn_span(trace, index, start, _stop(rendered, index, start, body[1]))
-    rest = trace.text[span.stop :]
-    # Some templates write the EOS once, after the last turn.
-    if not trace.text[span.content_end : span.stop].strip() and trace.end_of_turns() == span.stop and context.ends(rest):
-        return span._replace(closing_end=len(trace.text.rstrip()), stop=len(trace.text))
-    return span
+    if not context.history and opens is not None and not rendered.trace.text[:start].endswith(opens.prompt):
+        raise UnclearError(index, f"the turn does not begin behind the generation prompt {opens.prompt[:60]!r}")
+    return start
 
 
 def _stop(rendered: RenderedChat, index: int, start: int, stop: int) -> int:
@@ -121,9 +209,9 @@ def _content(rendered: RenderedChat, index: int) -> list[Span]:
     return [Span.plain(start + found[0], start + found[1])]
 
 
-def _marked(rendered: RenderedChat, what: Sequence[str]) -> list[tuple[int, Span | None]]:
-    """Find the spans that the template itself marks, of messages that are to be learned."""
-    trace = rendered.trace
+def _marked(context: SpanContext, what: Sequence[str]) -> list[tuple[int, Span | None]]:
+    """Find the spans that the template itself marks, of messages that are to be learned; what a prompt has is not."""
+    rendered, trace = context.rendered, context.rendered.trace
     answers = {index for index, message in enumerate(rendered.messages) if message["role"] == "assistant"}
     learned = {index for index in answers if what[index] == TURN}
     spans: list[tuple[int, Span | None]] = []
@@ -136,8 +224,9 @@ def _marked(rendered: RenderedChat, what: Sequence[str]) -> list[tuple[int, Span
                 min(answers - learned), "the template marks text for learning without saying which message it is of"
             )
         writer = min(writers & answers, default=NOBODY) if len(writers) == 1 else min(answers, default=NOBODY)
-        if stop > start and writer in learned:
-            spans.append((writer, Span.plain(start, stop)))
+        first = max(start, context.prompts.get(writer, start))
+        if stop > first and writer in learned:
+            spans.append((writer, Span.plain(first, stop)))
     return spans
 
 

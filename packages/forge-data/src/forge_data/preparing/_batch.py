@@ -9,7 +9,7 @@ import numpy as np
 from forge_data._accounting import NOTHING_WITHIN, TOO_LONG
 from forge_data._example import IGNORED, ROLES, TokenizedExample
 from forge_data.store._dropped import Dropped
-from forge_data.store._manifest import MARGINS, PREFERENCE, WEIGHTS
+from forge_data.store._manifest import MARGINS, WEIGHTS
 from forge_data.tokenizing._overflow import Fitted
 
 if TYPE_CHECKING:
@@ -46,6 +46,8 @@ class Batch:
     tokens_read: int
     tokens_lost: "Counter[str]"
     dropped: list[Dropped]
+    forms: "Counter[str]"
+    """Rows by how they were rendered, where the rows do not say it."""
     formats: dict[str, Seen]
     """Formats of its rows, in the order in which they occurred; a second one ends the batch."""
     shortest_too_long: int | None
@@ -65,6 +67,7 @@ class BatchBuilder:
         self.read = self.kept = self.tokens_read = 0
         self.dropped: list[Dropped] = []
         self.tokens_lost: Counter[str] = Counter()
+        self.forms: Counter[str] = Counter()
         self.formats: dict[str, Seen] = {}
         self.kinds: dict[str, str] = {}
         self.findings: list[Finding] = []
@@ -98,11 +101,12 @@ class BatchBuilder:
                 self.shortest_too_long = min(longest, self.shortest_too_long or longest)
             return
         self.kept += 1
+        self.forms.update(encoded.forms)
         self._examples += fitted.kept
         self._rows += [row] * len(fitted.kept)
         if encoded.desirable is not None:
             self._desirable += [encoded.desirable] * len(fitted.kept)
-        elif PREFERENCE in self.kinds:
+        elif encoded.pair:
             self._margins.append(encoded.margin)
 
     def leave_out(self, row: int, reason: str, error: str = "") -> None:
@@ -123,6 +127,7 @@ class BatchBuilder:
             tokens_lost=self.tokens_lost,
             # Rows that were not tokenised were counted at once, the others with their call.
             dropped=sorted(self.dropped, key=lambda each: each.row),
+            forms=self.forms,
             formats=self.formats,
             shortest_too_long=self.shortest_too_long,
             findings=sorted(self.findings, key=lambda each: each.row or 0),

@@ -112,7 +112,9 @@ class Processor:
 
     def __init__(self, job: Job, thread: "Executor | None" = None) -> None:
         self._job = job
-        self._encoder = Encoder(job.tokenizer, job.options.train_on, thread) if job.tokenizer is not None else None
+        self._encoder = (
+            Encoder(job.tokenizer, job.options.train_on, thread, turns=job.options.turns) if job.tokenizer is not None else None
+        )
         self._lint = RowLint(job.tokenizer, job.options) if job.tokenizer is not None else None
 
     def __call__(self, task: "Task | Preprocessed") -> Batch:
@@ -221,7 +223,7 @@ class Processor:
         try:
             if isinstance(made, ForgeDataError):
                 raise made
-            fitted = fit(record.place, made.examples, self._job.options)
+            fitted = fit(record.place, made, self._job.options)
         except ForgeDataError as found:
             if not self._job.options.skips(found):
                 raise

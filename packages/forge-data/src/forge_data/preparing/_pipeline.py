@@ -48,6 +48,7 @@ class Outcome:
     tokens_read: int = 0
     dropped: Counter[str] = attrs.field(factory=Counter)
     tokens_lost: Counter[str] = attrs.field(factory=Counter)
+    forms: Counter[str] = attrs.field(factory=Counter)
     samples: Counter[int] = attrs.field(factory=Counter)
     """Samples by number of the source."""
     shortest_too_long: int | None = None
@@ -71,6 +72,7 @@ class Outcome:
             self.tokens_read,
             writer.tokens,
             self.tokens_lost,
+            self.forms,
         )
 
     def files(self, sources: Sequence["Source"]) -> list[SourceFile]:
@@ -134,6 +136,7 @@ def _count(outcome: Outcome, batch: Batch) -> None:
     outcome.kept[batch.source] += batch.kept
     outcome.tokens_read += batch.tokens_read
     outcome.tokens_lost += batch.tokens_lost
+    outcome.forms += batch.forms
     for each in batch.dropped:
         outcome.dropped[each.reason] += 1
         if each.error:

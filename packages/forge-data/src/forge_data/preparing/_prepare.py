@@ -14,6 +14,7 @@ from forge_data._paths import expand_user
 from forge_data._settings import MAX_BAD_ROWS
 from forge_data.formats._registry import check_name
 from forge_data.linting._lint import store_findings
+from forge_data.masking._conversation import AS_HISTORY
 from forge_data.preparing._fingerprint import check_stamps, fingerprint_of_inputs, stamps_of
 from forge_data.preparing._job import Job
 from forge_data.preparing._pipeline import Outcome, run
@@ -42,6 +43,7 @@ def prepare(
     *,
     format: str = "auto",  # noqa: A002 - what it is called everywhere else
     train_on: str = "assistant",
+    turns: str = "auto",
     max_seq_len: int | None = None,
     on_overflow: str = "drop",
     on_bad_pair: str = "error",
@@ -66,6 +68,10 @@ def prepare(
         format: name of the rows' format; "auto" detects it from the rows, which must have one in each file.
         train_on: `assistant` learns every assistant turn, `last` the last one, `completion` the completions of
             prompt/completion rows, `all` every token.
+        turns: in which form turns are learned. `auto` learns each turn in the context in which the model will be asked for it:
+            one sample where the conversation's text extends each of its prompts, else one for each learned turn. `history`
+            learns the text of the whole conversation, in which a template may write earlier turns otherwise than it asks for
+            them; the lint says where.
         max_seq_len: longest sample in tokens; no limit by default.
         on_overflow: what becomes of a longer row: `drop`, `truncate`, `split` or `error`.
         on_bad_pair: what becomes of a row of preferences that prefers nothing (equal answers, two prompts, an empty answer):
@@ -92,6 +98,7 @@ def prepare(
     options = Options(
         format=format,
         train_on=train_on,
+        turns=turns,
         max_seq_len=max_seq_len,
         on_overflow=on_overflow,
         on_bad_pair=on_bad_pair,
@@ -144,8 +151,16 @@ def build(
             if existing is None:
                 raise
             return existing
-    if accounting.dropped or accounting.tokens_lost:
-        _log.warning("%s: %s", ", ".join(source.name for source in sources[:3]), accounting)
+    names = ", ".join(source.name for source in sources[:3])
+    if accounting.dropped or accounting.tokens_lost or accounting.forms:
+        _log.log(logging.WARNING if accounting.dropped or accounting.tokens_lost else logging.INFO, "%s: %s", names, accounting)
+    if AS_HISTORY in accounting.forms:
+        _log.warning(
+            "%s: %d rows are learned as the whole conversation's text has them, which is not how the model will be asked for "
+            "each of their turns: the lint's not_as_prompted names them (turns=auto learns each turn as it is asked for)",
+            names,
+            accounting.forms[AS_HISTORY],
+        )
     return TokenStore.open(directory)
 
 

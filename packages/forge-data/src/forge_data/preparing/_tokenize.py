@@ -30,6 +30,7 @@ def tokenize(
     *,
     format: str = "auto",  # noqa: A002 - what it is called everywhere else
     train_on: str = "assistant",
+    turns: str = "auto",
     max_seq_len: int | None = None,
     on_overflow: str = "drop",
     preprocess: str | Callable[[dict[str, Any]], Any] | None = None,
@@ -50,13 +51,14 @@ def tokenize(
     options = Options(
         format=format,
         train_on=train_on,
+        turns=turns,
         max_seq_len=max_seq_len,
         on_overflow=on_overflow,
         rename_columns=rename_columns,
     )
     check_name(format)
     changes = RowChanges(load_preprocess(preprocess), options.rename_columns)
-    encoder = Encoder(as_tokenizer(tokenizer), options.train_on)
+    encoder = Encoder(as_tokenizer(tokenizer), options.train_on, turns=options.turns)
     fields = {name: value for name, value in row.items() if value is not None}
     columns: set[str] = set()
     made = changes(_PLACE, fields, columns)
@@ -66,14 +68,19 @@ def tokenize(
     (fields,) = made
     name = detect(_PLACE, fields) if options.format == AUTO else options.format
     (encoded,) = encoder.encode([convert(name, _PLACE, fields, encoder.vocabulary)])
-    if len(encoded.examples) > 1:
+    if encoded.pair:
         raise DataError(
             f"{_PLACE}: a row of {name} becomes two samples, chosen and rejected; prepare makes both, or give each side as "
             "prompt and completion"
         )
+    if len(encoded.examples) > 1:
+        raise DataError(
+            f"{_PLACE}: it becomes {len(encoded.examples)} samples, one for each learned turn, since the chat template writes "
+            "a turn otherwise once others follow; prepare makes them all, `train_on` set to last makes one"
+        )
     # The only row cannot be left out for its length.
     strict = attrs.evolve(options, on_overflow="error") if options.on_overflow == "drop" else options
-    fitted = fit(_PLACE, encoded.examples, strict)
+    fitted = fit(_PLACE, encoded, strict)
     if not fitted.kept:
         raise DataError(
             f"{_PLACE}: no token of it is learned{_within(fitted.reason, options)}; it needs an assistant turn, a completion, "

@@ -10,10 +10,11 @@ import numpy as np
 
 from forge_data._errors import DataError, TokenizerError
 from forge_data._example import IGNORED, TokenizedExample
+from forge_data.chat_template._asked import has_reasoning
 from forge_data.chat_template._trace import Run
 from forge_data.formats._documents import ended
 from forge_data.formats._samples import Chat, Document, Encoded, Note, Preference, Sample, Text, Tokens, Unpaired
-from forge_data.masking._conversation import Conversation, ConversationReader
+from forge_data.masking._conversation import ConversationReader
 from forge_data.masking._loss_mask import Span, trained_in_order, trained_tokens
 from forge_data.masking._segments import segments
 from forge_data.masking._train_on import learned_parts
@@ -46,6 +47,7 @@ class _Job:
     ends_from: int | None = None
     """For plain text, around which the tokenizer adds its special tokens: an EOS from this character on ends it."""
     notes: tuple[Note, ...] = ()
+    forms: tuple[str, ...] = ()
     weights: "NDArray[np.float32] | None" = None
     """As `weights_of` returns them."""
 
@@ -69,11 +71,17 @@ class Encoder:
     """Converter of samples to `TokenizedExample`s, with one tokenizer."""
 
     def __init__(
-        self, tokenizer: "PreTrainedTokenizerBase", train_on: str = "assistant", thread: "Executor | None" = None
+        self,
+        tokenizer: "PreTrainedTokenizerBase",
+        train_on: str = "assistant",
+        thread: "Executor | None" = None,
+        *,
+        turns: str = "auto",
     ) -> None:
         self._tokenizer = tokenizer
         self._thread = thread
         self._train_on = train_on
+        self._turns = turns
         self.vocabulary = len(tokenizer)
         self._tokenize = BatchTokenizer(tokenizer)
         # By id: is it a special or added token? Runs of blanks are added tokens in some vocabularies (Gemma, GPT-NeoX), and
@@ -85,7 +93,7 @@ class Encoder:
 
     @cached_property
     def _conversations(self) -> ConversationReader:
-        return ConversationReader(self._tokenizer)
+        return ConversationReader(self._tokenizer, self._turns)
 
     @cached_property
     def _eos(self) -> int:
@@ -112,37 +120,49 @@ class Encoder:
             DataError, TemplateError, TokenizerError: as `encode`.
         """
         parts = [_parts(sample) for sample in samples]
-        singles = [part for several in parts for part in several]
-        rendered = self._rendered(singles)
-        made = [
-            self._tokens(part)
-            if isinstance(part, Tokens)
-            else self._job(part, next(rendered) if isinstance(part, Chat) else None)
-            for part in singles
-        ]
+        rendered = self._rendered([part for several in parts for part in several])
+        made: list[TokenizedExample | _Job] = []
+        counts: list[int] = []
+        for sample, several in zip(samples, parts, strict=True):
+            before = len(made)
+            thinks = _thinks(several) if isinstance(sample, Preference) else None
+            for part in several:
+                made += self._made(part, rendered, thinks)
+            counts.append(len(made) - before)
+            if isinstance(sample, Preference | Unpaired) and counts[-1] > len(several):
+                raise DataError(_several_turns(sample.place))
         jobs = [job for job in made if isinstance(job, _Job)]
         # One call for text, which gets the tokenizer's own special tokens, and one for conversations, which contain theirs.
         chats = [job for job in jobs if job.ends_from is None]
         texts = [job for job in jobs if job.ends_from is not None]
         results = [self._start([job.text for job in some], special=some is texts) for some in (chats, texts)]
-        return Pending(samples, [len(several) for several in parts], made, chats, texts, *results)
+        return Pending(samples, counts, made, chats, texts, *results)
 
     def finish(self, pending: Pending) -> list[Encoded]:
         """Make the examples of samples that `begin` started, in order."""
         of_chats = iter(self._examples(pending.chats, *pending.of_chats()))
         of_texts = iter(self._examples(pending.texts, *self._ended(pending.texts, *pending.of_texts())))
-        singles: list[tuple[TokenizedExample, tuple[Note, ...]]] = []
+        singles: list[tuple[TokenizedExample, tuple[Note, ...], tuple[str, ...]]] = []
         for job in pending.made:
             if isinstance(job, TokenizedExample):
-                singles.append((job, ()))
+                singles.append((job, (), ()))
             else:
-                singles.append((next(of_chats if job.ends_from is None else of_texts), job.notes))
+                singles.append((next(of_chats if job.ends_from is None else of_texts), job.notes, job.forms))
         encoded, left = [], iter(singles)
         for sample, count in zip(pending.samples, pending.counts, strict=True):
-            examples, notes = zip(*[next(left) for _ in range(count)], strict=True)
+            examples, notes, forms = zip(*[next(left) for _ in range(count)], strict=True)
             desirable = sample.desirable if isinstance(sample, Unpaired) else None
-            margin = sample.margin if isinstance(sample, Preference) else None
-            encoded.append(Encoded(examples, desirable, tuple(note for some in notes for note in some), margin))
+            pair = isinstance(sample, Preference)
+            encoded.append(
+                Encoded(
+                    examples,
+                    desirable,
+                    tuple(note for some in notes for note in some),
+                    sample.margin if isinstance(sample, Preference) else None,
+                    pair,
+                    frozenset(form for some in forms for form in some),
+                )
+            )
         return encoded
 
     def _rendered(self, parts: list[Single]) -> Iterator[str | None]:
@@ -155,13 +175,26 @@ class Encoder:
             return partial(self._tokenize, texts, special=special)
         return self._thread.submit(self._tokenize, texts, special=special).result
 
-    def _job(self, part: Chat | Text | Document, rendered: str | None = None) -> _Job:
+    def _made(self, part: Single, rendered: Iterator[str | None], thinks: bool | None) -> "list[TokenizedExample | _Job]":
+        """Make what a sample's part becomes: one example, or one for each learned turn of a conversation."""
+        match part:
+            case Tokens():
+                return [self._tokens(part)]
+            case Chat():
+                whole = self._train_on == "all"
+                what = learned_parts(part, self._train_on)
+                roles = [message["role"] for message in part.messages]
+                weights = weights_of(part)
+                return [
+                    _Job(each.text, each.spans, each.runs, roles, whole, notes=each.notes, forms=each.forms, weights=weights)
+                    for each in self._conversations.read(part, what, next(rendered), whole=whole, thinks=thinks)
+                ]
+            case _:
+                return [self._job(part)]
+
+    def _job(self, part: Text | Document) -> _Job:
         everything = self._train_on == "all"
         match part:
-            case Chat():
-                read: Conversation = self._conversations.read(part, learned_parts(part, self._train_on), rendered)
-                roles = [message["role"] for message in part.messages]
-                return _Job(read.text, read.spans, read.runs, roles, everything, notes=read.notes, weights=weights_of(part))
             case Text():
                 border, end = len(part.prompt), len(part.prompt) + len(part.completion)
                 text, runs = part.prompt + part.completion, [(0, border, 0), (border, end, 1)]
@@ -246,6 +279,23 @@ class Encoder:
             ended.append((own, places))
         texts, places = zip(*ended, strict=True)
         return Tokenised(np.concatenate(texts), np.concatenate(places), [len(own) for own in texts])
+
+
+def _several_turns(place: str) -> str:
+    return (
+        f"{place}: an answer of several learned turns, which the chat template writes otherwise once others follow, so that "
+        "one sample cannot hold them as they will be asked for; set `train_on` to last, or `turns` to history"
+    )
+
+
+def _thinks(answers: Sequence[Single]) -> bool:
+    """Tell whether one of two answers to a prompt has reasoning: both are rendered alike, so that the prompt is the same."""
+    return any(
+        has_reasoning(message)
+        for answer in answers
+        if isinstance(answer, Chat)
+        for message in answer.messages[answer.first_completion :]
+    )
 
 
 def _parts(sample: Sample) -> tuple[Single, ...]:

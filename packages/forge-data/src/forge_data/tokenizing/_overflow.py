@@ -1,5 +1,6 @@
 """Example → the pieces that fit into `max_seq_len`, and the tokens that are lost, by reason."""
 
+from collections import Counter
 from typing import NamedTuple
 
 import numpy as np
@@ -16,6 +17,7 @@ from forge_data._accounting import (
 from forge_data._errors import BadPairError, DataError
 from forge_data._example import TokenizedExample
 from forge_data._options import Options
+from forge_data.formats._samples import Encoded
 
 
 class Fitted(NamedTuple):
@@ -31,16 +33,29 @@ class Fitted(NamedTuple):
     """Tokens that are in no sample, by reason."""
 
 
-def fit(place: str, examples: tuple[TokenizedExample, ...], options: Options) -> Fitted:
+def fit(place: str, encoded: Encoded, options: Options) -> Fitted:
     """Cut the examples of one row to length, as `on_overflow` says.
 
-    A row of exactly `max_seq_len` tokens fits. A row of two examples is a preference: both sides stay or both are dropped,
-    since one side alone teaches nothing.
+    A row of exactly `max_seq_len` tokens fits. Both sides of a preference stay or both are dropped, since one side alone
+    teaches nothing; the samples of a conversation's turns stay or go one by one.
 
     Raises:
         BadPairError: two sides of the same tokens, before or after they were cut.
         DataError: a row that is too long under `on_overflow="error"`, or a preference under "split".
     """
+    if encoded.pair or len(encoded.examples) == 1:
+        return _fit_together(place, encoded.examples, options)
+    fitted = [_fit_together(place, (example,), options) for example in encoded.examples]
+    kept = tuple(piece for each in fitted for piece in each.kept)
+    lost: Counter[str] = Counter()
+    for each in fitted:
+        lost.update(each.lost)
+    reasons = [each.reason for each in fitted if each.reason not in (None, NO_TRAINED_TOKEN)]
+    return Fitted(kept, None if kept else next(iter(reasons), NO_TRAINED_TOKEN), dict(lost))
+
+
+def _fit_together(place: str, examples: tuple[TokenizedExample, ...], options: Options) -> Fitted:
+    """Cut one example, or the two of a preference."""
     tokens = sum(map(len, examples))
     if _same(examples):
         raise BadPairError(

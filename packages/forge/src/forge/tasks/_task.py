@@ -134,6 +134,7 @@ class Task(ABC):
             directory,
             format=s.data.data_format,
             train_on=s.data.train_on,
+            turns=s.data.turns,
             max_seq_len=s.data.max_seq_len,
             on_overflow=s.data.on_overflow,
             preprocess=s.data.preprocess,

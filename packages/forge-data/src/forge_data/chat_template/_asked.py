@@ -1,0 +1,47 @@
+"""Conversation and one of its turns → what the model is asked with, and the text once it has answered."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from forge_data.chat_template._header import Messages, RefusedError, Renderer
+from forge_data.formats._messages import REASONING
+from forge_data.formats._samples import Message
+
+REASONING_TAGS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<|channel>", "<channel|>"))
+"""Tags that begin and end reasoning within a content."""
+_SWITCHES = ("enable_thinking", "thinking")
+"""Arguments by which templates are told whether the model is to think."""
+
+
+class Asked(NamedTuple):
+    """A turn as the model is asked for it."""
+
+    prompt: str
+    """The messages before it with the generation prompt: the context in which the model writes the turn."""
+    answered: str
+    """The messages up to this one. What it has after the prompt is what the model has to write."""
+
+    @property
+    def follows(self) -> bool:
+        """Whether the answered text begins with the prompt, so that something can follow from it."""
+        return self.answered.startswith(self.prompt)
+
+
+def ask(renderer: Renderer, messages: Messages, index: int) -> Asked | None:
+    """Render a turn as the model is asked for it; None where the template cannot write the messages before it alone."""
+    try:
+        return Asked(renderer.native(messages[:index], opening=True), renderer.native(messages[: index + 1]))
+    except RefusedError:
+        return None
+
+
+def has_reasoning(message: Message) -> bool:
+    """Tell whether a turn has reasoning, in a field of its own or within its content."""
+    content = message.get("content") or ""
+    return any(message.get(name) for name in REASONING) or any(closing in content for _, closing in REASONING_TAGS)
+
+
+def thinking(reads: frozenset[str], given: Mapping[str, Any], *, thinks: bool) -> dict[str, Any]:
+    """Return the argument by which a template lets the model think, or not; none that it does not read or the row gives."""
+    switches = [name for name in _SWITCHES if name in reads]
+    return {} if not switches or any(name in given for name in switches) else {switches[0]: thinks}

@@ -1,0 +1,73 @@
+"""A text and a learned turn in it → whether the turn stands there as the model is asked for it."""
+
+import os
+import re
+from typing import TYPE_CHECKING
+
+from forge_data.chat_template._asked import Asked
+from forge_data.formats._samples import Note
+from forge_data.masking._loss_mask import Span
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_BEFORE, _AFTER = 24, 72
+"""Characters of a text that are shown around a difference."""
+
+
+class TurnEnds:
+    """The tokens of a vocabulary that may end turns."""
+
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
+        tokens = [re.escape(token.content) for token in tokenizer.added_tokens_decoder.values() if token.content.strip()]
+        tokens.sort(key=len, reverse=True)
+        self._token = re.compile("|".join(tokens) or r"(?!)")
+        self._token_or_blank = re.compile("|".join([r"\s", *tokens]))
+
+    def are_special(self, text: str) -> bool:
+        """Tell whether a text is special tokens and blanks, which may end the last turn."""
+        return bool(text.strip()) and not self._token_or_blank.sub("", text)
+
+    def learned_end(self, text: str, span: Span) -> int:
+        """Return the end of what is learned of a span, in characters, as `trained_tokens` finds it in tokens."""
+        ends = [found.end() for found in self._token.finditer(text, span.content_end, span.stop)]
+        return max(ends, default=span.closing_end)
+
+    def extends(self, text: str, span: Span, asked: Asked, *, marked: bool) -> bool:
+        """Tell whether a text has a turn as the model is asked for it, with all that it has to write.
+
+        What a template marks (`marked`) is all of it, whatever follows.
+        """
+        end = self.learned_end(text, span)
+        return self.follows(text[:end], asked, closed=marked or bool(text[span.content_end : end].strip()))
+
+    def follows(self, learned: str, asked: Asked, *, closed: bool) -> bool:
+        """Tell whether a text, up to a turn's learned end, begins with the prompt and is all that the model has to write.
+
+        After a turn that has an end of its own (`closed`), special tokens and blanks are the template's.
+        """
+        rest = asked.answered[len(learned) :]
+        whole = not rest.strip() or (closed and self.are_special(rest))
+        return whole and learned.startswith(asked.prompt) and asked.answered.startswith(learned)
+
+
+def not_as_prompted(text: str, index: int, span: Span, asked: Asked, ends: TurnEnds) -> Note:
+    """Note a learned turn that stands in a text in another form than the model is asked for it."""
+    end = ends.learned_end(text, span)
+    here, there = around_difference(text[:end], asked.answered)
+    same = asked.follows and asked.answered[len(asked.prompt) :].startswith(text[span.start : end])
+    learned = "the same text" if same else "another text"
+    return Note(
+        "not_as_prompted",
+        f"messages[{index}]",
+        f"{learned} is learned behind another context than the model is asked in: here {here!r}, asked {there!r}",
+        warns=same,
+        texts=(text[:end], asked.answered),
+    )
+
+
+def around_difference(one: str, other: str) -> tuple[str, str]:
+    """Cut out of two texts where they begin to differ."""
+    at = len(os.path.commonprefix([one, other]))
+    first = max(0, at - _BEFORE)
+    return one[first : at + _AFTER], other[first : at + _AFTER]
