@@ -63,7 +63,7 @@ def next_tokens(batch: PackedBatch) -> NDArray[np.int64]:
 
 
 def loss_count(batch: PackedBatch) -> float:
-    """Count the learned tokens, each as often as its weight says; a whole number without weights."""
+    """Add up the weights of the learned tokens; without weights, count them."""
     rows = np.flatnonzero(next_tokens(batch) != IGNORE)
     weights = token_weights(batch, rows)
     return len(rows) if weights is None else float(weights.sum(dtype=np.float64))

@@ -53,7 +53,9 @@ class Objective(Protocol):
         ...
 
     def count(self, batch: Any) -> float:
-        """Count the terms of the batch's loss, `LossTerms.count`, without a forward; the sum of their weights, if any."""
+        """Count the terms of the batch's loss, `LossTerms.count`, without a forward.
+        Where terms have weights, add these up.
+        """
         ...
 
     def samples(self, batch: Any) -> int:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def checked_tokens(place: str, fields: Fields) -> Tokens:
-    """Read `input_ids`, `labels` and `weights` of a row; a label must be -100 or the id at its position.
+    """Read `input_ids`, `labels` and `weights` of a row; a label must be -100 or its id.
 
     Raises:
         DataError: values that are not token ids, lengths that differ, padding, labels that are shifted or of something else,

@@ -81,7 +81,7 @@ OPTIONAL = (WEIGHTS, MARGINS)
 
 
 def arrays_of(kind: str, given: Collection[str] = ()) -> tuple[str, ...]:
-    """List the arrays of a store of a kind; `given` holds those of `OPTIONAL` that its rows give."""
+    """List the arrays of a store of a kind, with those of `OPTIONAL` that are `given`."""
     without = {*OPTIONAL} - {*given}
     without |= {*_NOT_OF_PROMPTS} if kind == PROMPTS else set()
     return tuple(name for name in DTYPES if _ARRAY_KIND.get(name, kind) == kind and name not in without)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def weights_of(part: Chat | Text | Document) -> "NDArray[np.float32] | None":
-    """Return the weights of the messages, and last that of text which is no message's: float32[n + 1].
+    """Return the weights of the messages, and last that of any other text: float32[n + 1].
 
     None where all of them are 0 or 1, which what is learned says already.
     """
@@ -43,7 +43,10 @@ def weighed(
 
 
 def row_weights(tokens: Tokens) -> "NDArray[np.float32] | None":
-    """Return the weights of a row of token ids: float32[S], of use where a token is learned; None where all are 1."""
+    """Return the weights of a row of token ids: float32[S], or None where all are 1.
+
+    They are of use where a token is learned.
+    """
     if tokens.weights is None and tokens.weight == 1:
         return None
     own = 1 if tokens.weights is None else tokens.weights
