@@ -43,6 +43,9 @@ CASES: dict[str, tuple[dict[str, Any], Any, Any]] = {
     "train_on": ({}, "assistant", "last"),
     "on_overflow": ({"max_seq_len": 40}, "drop", "truncate"),
     "preprocess": ({}, None, "forge_test_hooks:shout"),
+    "rename_columns": ({"data_path": "TWO TALKS"}, {"talk": "messages"}, {"other": "messages"}),
+    "on_bad_row": ({"data_path": "A BAD ROW"}, "error", "skip"),
+    "max_bad_rows": ({"data_path": "A BAD ROW", "on_bad_row": "skip"}, 0.005, 0.02),
     "lint": ({"data_path": "DOUBTFUL"}, "on", "off"),
     "effective_batch_size": ({}, 4, 5),
     "max_tokens_per_gpu": ({}, 100, 256),
@@ -175,6 +178,10 @@ def places(
     ambiguous = write_rows(other / "two_ways.jsonl", [{**row, "text": "an apple is red"} for row in conversations(15)])
     silent = [{"messages": [*row["messages"][:1], {"role": "assistant", "content": ""}]} for row in conversations(2)]
     doubtful = write_rows(other / "doubtful.jsonl", conversations(15) + silent)
+    talks = [
+        {"talk": one["messages"], "other": two["messages"]} for one, two in zip(*[iter(conversations(24))] * 2, strict=True)
+    ]
+    bad = write_rows(other / "bad.jsonl", [*conversations(12) * 9, {"words": "x"}])
     (other / "forge_test_hooks.py").write_text(
         "def shout(row):\n    return {'messages': [m | {'content': m['content'].upper()} for m in row['messages']]}\n"
     )
@@ -187,6 +194,8 @@ def places(
         "OTHER DATA": str(rows),
         "TWO WAYS": str(ambiguous),
         "DOUBTFUL": str(doubtful),
+        "TWO TALKS": str(write_rows(other / "talks.jsonl", talks)),
+        "A BAD ROW": str(bad),
         "HELD OUT": str(write_rows(other / "held_out.jsonl", conversations(40)[32:])),
         "CACHE": str(other / "cache"),
         "OTHER HELD OUT": str(write_rows(other / "other_held_out.jsonl", conversations(40)[24:32])),
@@ -238,7 +247,7 @@ def outcome(places: dict[str, str], tmp_path_factory: pytest.TempPathFactory) ->
     def made(options: dict[str, Any]) -> str:
         try:
             return run_with(options, places, tmp_path_factory.mktemp("run") / "run")
-        except (forge.DataLintError, forge.algos.DivergedError, forge.dist.ExportError) as error:
+        except (forge.DataLintError, forge.data.DataError, forge.algos.DivergedError, forge.dist.ExportError) as error:
             return f"refused: {type(error).__name__}"
 
     return once(SFTSettings, made, BASE | {"model_path": "MODEL", "data_path": "DATA"})

@@ -99,12 +99,12 @@ def test_prepare(model, small_chats, write_rows, tmp_path, capsys):
 
 
 def test_weights(model, small_chats, write_rows, tmp_path, capsys):
-    """Several files can have a weight each, and there must be one for each."""
+    """Several files can have a weight each, and then each must have one."""
     files = [str(write_rows(small_chats[at::2], f"{at}.jsonl")) for at in range(2)]
-    words = ["prepare", *files, "--tokenizer", model, "--store-dir", str(tmp_path / "store"), "--quiet", "--weights"]
-    assert _parser.main([*words, "1"]) == 2
-    assert "--weights has 1 numbers for 2" in printed(capsys)[1]
-    assert _parser.main([*words, "0.75", "0.25"]) == 0
+    words = ["--tokenizer", model, "--store-dir", str(tmp_path / "store"), "--quiet"]
+    assert _parser.main(["prepare", f"{files[0]}=0.75", files[1], *words]) == 2
+    assert f"{files[0]} has the weight 0.75, and {files[1]} has none" in printed(capsys)[1]
+    assert _parser.main(["prepare", f"{files[0]}=0.75", f"{files[1]}=0.25", *words]) == 0
     assert forge_data.TokenStore.open(tmp_path / "store").weights == [0.75, 0.25]
 
 

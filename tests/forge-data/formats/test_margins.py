@@ -142,4 +142,4 @@ def test_a_store_of_the_version_before(write_rows, chatml_tokenizer, tmp_path):
     manifest.write_text(json.dumps(message | {"version": 2, "inputs": "0" * 64}))
     assert TokenStore.open(tmp_path / "store").fingerprint == store.fingerprint
     assert prepare(path, chatml_tokenizer, tmp_path / "store").inputs == store.inputs
-    assert json.loads(manifest.read_text())["version"] == 3
+    assert json.loads(manifest.read_text())["version"] == 4

@@ -52,8 +52,9 @@ def bot(**more):
         ([bot(name=3)], r"messages\[0\].name is int 3; it must be a string"),
         ([bot(train="false")], r"messages\[0\].train is the string 'false'; it must be true or false"),
         ([bot(train=0)], r"messages\[0\].train is int 0; it must be true or false"),
-        ([bot(weight=0.5)], r"messages\[0\].weight is float 0.5; it must be 0 or 1"),
-        ([bot(weight=True)], r"messages\[0\].weight is true; it must be 0 or 1"),
+        ([bot(weight=-0.5)], r"messages\[0\].weight is float -0.5; a weight is a finite number from 0"),
+        ([bot(weight=True)], r"messages\[0\].weight is true; a weight is"),
+        ([USER | {"weight": 0.5}], r"messages\[0\] is of the role 'user' and asks to be learned"),
         ([bot(weight=1, train=False)], r"messages\[0\].train is false, but its weight is 1; keep one"),
         ([USER | {"train": True}], r"messages\[0\] is of the role 'user' and asks to be learned; only assistant messages are. "
                                    r"unmask"),
@@ -72,6 +73,7 @@ def test_null_fields_are_absent():
     assert checked_messages("f:1", "messages", [USER | {"name": None, "tool_calls": None, "train": None, "audio": None}]) == (
         [USER],
         None,
+        None,
     )
 
 
@@ -84,10 +86,10 @@ def test_all_that_templates_read():
         {"role": "tool", "content": "7", "tool_call_id": "c1", "name": "f"},
         bot(reasoning=""),
     ]
-    messages, trains = checked_messages("f:1", "messages", rows)
+    messages, trains, weights = checked_messages("f:1", "messages", rows)
     call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
     assert messages == [*rows[:2], rows[2] | {"tool_calls": [call]}, *rows[3:]]
-    assert trains is None
+    assert trains is weights is None
 
 
 def test_no_content_beside_a_call():
@@ -116,13 +118,14 @@ def test_trains():
         bot(weight=1),
         bot(weight=0, train=False),
     ]
-    messages, trains = checked_messages("f:1", "messages", rows)
+    messages, trains, weights = checked_messages("f:1", "messages", rows)
     assert trains == (False, False, True, True, False, True, False)
+    assert weights is None
     assert all(message.keys() == {"role", "content"} for message in messages)
 
 
 def test_an_empty_prompt():
     """A prompt without messages may precede a completion that has its own."""
-    assert checked_messages("f:1", "prompt", []) == ([], None)
+    assert checked_messages("f:1", "prompt", []) == ([], None, None)
     with pytest.raises(DataError, match="field completion is an empty list"):
         checked_messages("f:1", "completion", [])

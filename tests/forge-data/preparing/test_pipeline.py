@@ -19,7 +19,7 @@ class Chunk:
 
 
 def tasks(*sizes):
-    return (Task(0, "a", Chunk(size)) for size in sizes)
+    return (Task(0, "a", False, Chunk(size)) for size in sizes)
 
 
 @pytest.mark.parametrize(("sizes", "expected"), [((1, 2), None), ((), None), ((8 << 20,), 4), ((1, 8 << 20, 5, 7), 4)])
@@ -55,6 +55,7 @@ def test_cores_of_a_container(monkeypatch, message, expected):
 
 TEXT = {"text": "some words"}
 PAIR = {"prompt": "a", "completion": "b"}
+PREFERRED = {"prompt": "a", "chosen": "b", "rejected": "c"}
 
 
 @pytest.mark.parametrize("size", [1, 1 << 20])
@@ -62,12 +63,14 @@ PAIR = {"prompt": "a", "completion": "b"}
     ("files", "message"),
     [
         (([TEXT, TEXT, PAIR],), r"a.jsonl:3 is a row of prompt_completion, but a.jsonl:1 is one of text"),
-        (([TEXT], [PAIR, TEXT]), r"b.jsonl:1 is a row of prompt_completion, but a.jsonl:1 is one of text"),
+        (([TEXT], [PAIR, TEXT]), r"b.jsonl:2 is a row of text, but b.jsonl:1 is one of prompt_completion"),
+        (([TEXT], [TEXT, PREFERRED]), r"b.jsonl:2 (is a row of preference|becomes preference samples)"),
+        (([TEXT], [PREFERRED, TEXT]), r"b.jsonl:1 becomes preference samples and a.jsonl:1 supervised samples"),
         (([TEXT, {"text": 1}, PAIR],), r"a.jsonl:2: field text"),
         (([TEXT, PAIR, {"text": 1}],), r"a.jsonl:2 is a row of prompt_completion"),
         (([TEXT, PAIR, "{broken"],), r"a.jsonl:2 is a row of prompt_completion"),
         (([TEXT, "{broken", PAIR],), r"a.jsonl:2 is not valid JSON"),
-        (([TEXT], [{"prompt": 1, "completion": 2}]), r"b.jsonl:1 is a row of prompt_completion"),
+        (([TEXT], [{"prompt": 1, "completion": 2}]), r"b.jsonl:1: prompt is int 1"),
     ],
 )
 def test_the_first_fault_counts(write_rows, chatml_tokenizer, tmp_path, monkeypatch, size, files, message):
@@ -86,7 +89,8 @@ def test_what_a_mixed_file_holds(write_rows, chatml_tokenizer, tmp_path):
     assert str(caught.value) == (
         "train.jsonl:3 is a row of prompt_completion, but train.jsonl:1 is one of text; the first 5 rows are 3 of text (the "
         "first is train.jsonl:1), 1 of prompt_completion (the first is train.jsonl:3), 1 of no known format (the first is "
-        "train.jsonl:5); put them into files of their own and prepare one at a time, or make them one format with `preprocess`"
+        "train.jsonl:5); a file holds one format, so that no stray row is learned otherwise than it was meant: put them into "
+        "files of their own, or make them one format with `preprocess`"
     )
 
 

@@ -118,8 +118,7 @@ def test_large_rows_make_small_batches(write_rows, small_chats, chatml_tokenizer
         ('{"prompt": "a", "completion": "b"}', DataError,
          r"train.jsonl:3 is a row of prompt_completion, but train.jsonl:1 is one of messages; the first 4 rows are 3 of "
          r"messages "
-         r"\(the first is train.jsonl:1\), 1 of prompt_completion \(the first is train.jsonl:3\); put them into files of their "
-         r"own"),
+         r"\(the first is train.jsonl:1\), 1 of prompt_completion \(the first is train.jsonl:3\); a file holds one format"),
         ('{"messages": [{"role": "bot", "content": "x"}]}', DataError, r"train.jsonl:3: field messages\[0\].role is the string "
                                                                        r"'bot'"),
         ('{"messages": []}', DataError, "train.jsonl:3"),

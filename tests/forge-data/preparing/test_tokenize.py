@@ -70,7 +70,7 @@ def test_preprocess(chatml_tokenizer, chat):
     made = tokenize(row, chatml_tokenizer, preprocess=turned)
     assert made.input_ids.tolist() == tokenize(turned(row), chatml_tokenizer).input_ids.tolist()
     for back in (None, [row, row]):
-        with pytest.raises(DataError, match=r"row: preprocess .* returned [02] rows; tokenize makes one sample of one row"):
+        with pytest.raises(DataError, match=r"row: `preprocess` returned [02] rows; tokenize makes one sample of one row"):
             tokenize(row, chatml_tokenizer, preprocess=lambda _, back=back: back)
 
 

@@ -76,7 +76,6 @@ FAULTS = [
     (b'{"a": "\xff"}', "train.jsonl:2 is not UTF-8: byte 0xff at position 8 of the line"),
     (b'{"a": 1, "b": 2, "a": 1}', "train.jsonl:2 cannot be read: an object names the key 'a' more than once; keep one"),
     (b'{"m": [{"role": 1, "role": 2}]}', "train.jsonl:2 cannot be read: an object names the key 'role' more than once"),
-    (b'{"a": NaN}', "train.jsonl:2 cannot be read: NaN is not a JSON number"),
     (b"[" * 100_000, "train.jsonl:2 (is nested too deeply|is not valid JSON)"),
     (b'{"a": ' + b"9" * 5000 + b"}", "train.jsonl:2 cannot be read: Exceeds the limit"),
     (b"[1, 2]", "train.jsonl:2 is not an object but a list of 2"),

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from forge_packing import PackingError, collate
+from forge_packing import PackingError, collate, collate_groups
 
 TOKENS = st.lists(st.tuples(st.integers(0, 200_000), st.sampled_from([-100, 1, 7, 199_999])), min_size=1, max_size=12)
 KINDS = {
@@ -105,3 +105,34 @@ def test_a_plan_feeds_it():
             for indices in made.micro_batches(step, rank):
                 arrived += collate([(data[i], data[i]) for i in indices]).input_ids.tolist()
     assert sorted(arrived) == sorted(token for ids in data for token in ids)
+
+
+def weighted(ids, labels, weights):
+    """An example with weights."""
+    return SimpleNamespace(input_ids=ids, labels=labels, weights=weights)
+
+
+def test_weights():
+    """Weights lie beside the labels, 0 where no loss is counted, 1 for an example without; a row without any has none."""
+    batch = collate([weighted([1, 2, 3], [1, -100, 3], [0.5, 0.5, 0.25]), ([4, 5], [-100, 5]), weighted([6, 7], [6, 7], None)])
+    assert batch.weights.dtype == np.float32
+    assert batch.weights.tolist() == [0, 0, 0.25, 0, 1, 0, 1]
+    assert collate([([4, 5], [-100, 5]), weighted([6], [6], None)]).weights is None
+    assert collate([]).weights is None
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        ([1.0], r"example 1 has 2 input_ids and weights \[1\]: there must be one a token"),
+        ([1.0, -1.0], "example 1: the weight of token 1 is -1.0; weights are finite numbers from 0"),
+        ([float("nan"), 1.0], "example 1: the weight of token 0 is nan"),
+        (["a", "b"], "example 1: weights must be a flat sequence of numbers"),
+    ],
+)
+def test_weights_refused(weights, message):
+    """Weights that are none are named by their example, and completions that are compared have none."""
+    with pytest.raises(PackingError, match=message):
+        collate([([1], [1]), weighted([1, 2], [1, 2], weights)])
+    with pytest.raises(PackingError, match="example 0 of group 0 has weights, which completions that are compared cannot have"):
+        collate_groups([[weighted([1, 2], [-100, 2], [0.0, 2.0])]])

@@ -41,6 +41,10 @@ class TokenizedExample:
     roles: tuple[str, ...] = ()
     """K names of `ROLES`: the role of each segment."""
 
+    weights: "NDArray[np.float32] | None" = None
+    """float32[S], by how much the loss term of each token counts, 0 where nothing is learned. A loss is the weighted sum
+    divided by the sum of the weights. None where every learned token counts 1."""
+
     @classmethod
     def from_mask(
         cls,

@@ -1,4 +1,4 @@
-"""Arguments that `prepare`, `tokenize` and `lint` share, checked once."""
+"""Arguments that `prepare`, `prepare_prompts`, `tokenize` and `lint` share, checked once."""
 
 import os
 from collections.abc import Mapping
@@ -6,15 +6,16 @@ from typing import Any, get_args
 
 import attrs
 
-from forge_data._errors import DataError
+from forge_data._errors import BadPairError, DataError, ForgeDataError
 from forge_data._formats import AUTO
-from forge_data._settings import OnBadPair, OnLongPrompt, OnOverflow, TrainOn, TurnsForm
+from forge_data._settings import MAX_BAD_ROWS, OnBadPair, OnBadRow, OnLongPrompt, OnOverflow, TrainOn, TurnsForm
 from forge_data._values import describe, keyword_arguments
 
 TRAIN_ON: tuple[str, ...] = get_args(TrainOn)
 TURNS: tuple[str, ...] = get_args(TurnsForm)
 ON_OVERFLOW: tuple[str, ...] = get_args(OnOverflow)
 ON_BAD_PAIR: tuple[str, ...] = get_args(OnBadPair)
+ON_BAD_ROW: tuple[str, ...] = get_args(OnBadRow)
 ON_LONG_PROMPT: tuple[str, ...] = get_args(OnLongPrompt)
 
 
@@ -57,7 +58,8 @@ def _as_path(value: Any) -> Any:
     return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
-@attrs.frozen(kw_only=True)
+# Without slots, so that a class can have another base beside it.
+@attrs.frozen(kw_only=True, slots=False)
 class TemplateOptions:
     """Checked arguments about the chat template."""
 
@@ -65,8 +67,44 @@ class TemplateOptions:
     chat_template_kwargs: dict[str, Any] = attrs.field(factory=dict, converter=_as_arguments, validator=_arguments)
 
 
+def _names(_: object, attribute: "attrs.Attribute[Any]", value: Any) -> None:
+    if not isinstance(value, Mapping):
+        raise DataError(f"`{attribute.name}` is {describe(value)}; it must be a mapping of columns to the names of fields")
+    for name in (*value, *value.values()):
+        if not isinstance(name, str) or not name:
+            raise DataError(f"`{attribute.name}` holds {describe(name)}; columns and fields have names")
+
+
+def _share(_: object, attribute: "attrs.Attribute[Any]", value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1:
+        raise DataError(f"`{attribute.name}` must be a number from 0 and below 1, got {value!r}")
+
+
 @attrs.frozen(kw_only=True)
-class Options(TemplateOptions):
+class RowOptions:
+    """Checked arguments for rows of any use."""
+
+    rename_columns: Mapping[str, str] = attrs.field(
+        default=None, converter=attrs.converters.default_if_none(factory=dict), validator=_names
+    )
+    on_bad_row: str = attrs.field(default="error", validator=_one_of(ON_BAD_ROW))
+    max_bad_rows: float = attrs.field(default=MAX_BAD_ROWS, validator=_share)
+
+    def __attrs_post_init__(self) -> None:
+        if self.on_bad_row == "error" and self.max_bad_rows != MAX_BAD_ROWS:
+            raise DataError(f"`max_bad_rows` ({self.max_bad_rows!r}) has no effect unless `on_bad_row` is skip; set it so")
+
+    def allows(self, error: ForgeDataError) -> bool:  # noqa: ARG002 - samples have further settings
+        """Tell whether a row with this error may be left out, however many there are."""
+        return False
+
+    def skips(self, error: ForgeDataError) -> bool:
+        """Tell whether a row with this error is left out."""
+        return self.on_bad_row == "skip" or self.allows(error)
+
+
+@attrs.frozen(kw_only=True)
+class Options(TemplateOptions, RowOptions):
     """Checked arguments; `format` is checked where the formats are loaded."""
 
     format: str = AUTO
@@ -77,9 +115,13 @@ class Options(TemplateOptions):
     on_overflow: str = attrs.field(default="drop", validator=_one_of(ON_OVERFLOW))
     on_bad_pair: str = attrs.field(default="error", validator=_one_of(ON_BAD_PAIR))
 
+    def allows(self, error: ForgeDataError) -> bool:
+        """Tell whether it is a pair that prefers nothing, and those are skipped."""
+        return isinstance(error, BadPairError) and self.on_bad_pair == "skip"
+
 
 @attrs.frozen(kw_only=True)
-class PromptOptions(TemplateOptions):
+class PromptOptions(TemplateOptions, RowOptions):
     """Checked arguments of `prepare_prompts`."""
 
     max_prompt_len: int | None = attrs.field(default=None, validator=_length)

@@ -1,5 +1,7 @@
 """Settings of this package: which rows are trained on, how, and which are held out.
 
+The metadata `words` of a field that may be a mapping is the function that reads it from the words of a shell.
+
 ```
 RowSettings                          where rows come from, and which are held out
 ├── PromptDataSettings               prompts to be answered while training (and ChatTemplateSettings)
@@ -18,6 +20,7 @@ from attrs import validators
 
 from forge_data._formats import AUTO, BUILT_IN, is_known, names
 from forge_data._values import keyword_arguments, nearest
+from forge_data._words import columns_of, paths_of
 
 if TYPE_CHECKING:
     Format = str
@@ -29,7 +32,9 @@ TurnsForm = Literal["auto", "history"]
 OnOverflow = Literal["drop", "truncate", "split", "error"]
 OnLongPrompt = Literal["drop", "error"]
 OnBadPair = Literal["error", "skip"]
+OnBadRow = Literal["error", "skip"]
 Lint = Literal["on", "off"]
+MAX_BAD_ROWS = 0.01
 Paths = str | tuple[str, ...] | Mapping[str, float]
 
 _FUNCTION = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
@@ -102,6 +107,13 @@ def _function(_: object, attribute: "attrs.Attribute[Any]", value: Any) -> None:
         raise ValueError(f"{attribute.name} must name a function as 'package.module:function', got {value!r}")
 
 
+def _names(_: object, attribute: "attrs.Attribute[Any]", value: Any) -> None:
+    if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in (*value, *value.values())):
+        raise TypeError(f"{attribute.name} must be a mapping of columns to the names of fields, got {value!r}")
+    if not value or not all((*value, *value.values())):
+        raise ValueError(f"{attribute.name} must name a column at least, and no name may be empty, got {value!r}")
+
+
 _POSITIVE = validators.optional([_whole, validators.ge(1)])
 
 
@@ -109,11 +121,13 @@ _POSITIVE = validators.optional([_whole, validators.ge(1)])
 class RowSettings:
     """Where rows come from, and which are held out for evaluation."""
 
-    data_path: Paths = attrs.field(converter=_as_tuple, validator=_paths)
+    data_path: Paths = attrs.field(converter=_as_tuple, validator=_paths, metadata={"words": paths_of})
     """Training rows: a file, glob, directory, URL or name:split (JSONL, JSON, CSV, Parquet, Arrow, also compressed); a list of
-    them; or a mapping of them to weights."""
+    them; or a mapping of them to weights, in a shell a.jsonl=0.7 b.jsonl=0.3."""
 
-    eval_data_path: Paths | None = attrs.field(default=None, converter=_as_tuple, validator=validators.optional(_paths))
+    eval_data_path: Paths | None = attrs.field(
+        default=None, converter=_as_tuple, validator=validators.optional(_paths), metadata={"words": paths_of}
+    )
     """Held-out rows, in any form that data_path may have. Not together with validation_split."""
 
     validation_split: float = attrs.field(default=0.0, validator=[_number, _share])
@@ -122,11 +136,28 @@ class RowSettings:
     preprocess: str | None = attrs.field(default=None, validator=validators.optional(_function))
     """Your own function that gets each row first, as package.module:function; it returns the row, several, or none."""
 
+    rename_columns: Mapping[str, str] | None = attrs.field(
+        default=None, validator=validators.optional(_names), metadata={"words": columns_of}
+    )
+    """Columns that a format reads under another name, each with that name, such as question=prompt answer=completion; renamed
+    after preprocess."""
+
+    on_bad_row: OnBadRow = attrs.field(default="error", validator=_one_of(OnBadRow))
+    """What becomes of a row that is refused (broken JSON, no known format, a field that is not what it should be, a
+    conversation that the template does not write): an error, or left out, counted by reason and listed in dropped.jsonl."""
+
+    max_bad_rows: float = attrs.field(default=MAX_BAD_ROWS, validator=[_number, _share])
+    """Share of the rows that on_bad_row=skip may leave out, at least 0 and less than 1; more of them stop the run."""
+
     def __attrs_post_init__(self) -> None:
         if self.eval_data_path is not None and self.validation_split:
             raise ValueError(
                 f"eval_data_path ({self.eval_data_path!r}) and validation_split ({self.validation_split!r}) both name the "
                 "held-out rows: give one of them"
+            )
+        if self.on_bad_row == "error" and self.max_bad_rows != MAX_BAD_ROWS:
+            raise ValueError(
+                f"max_bad_rows={self.max_bad_rows!r} has no effect without on_bad_row=skip: set it, or leave it out"
             )
 
 

@@ -2,6 +2,7 @@
 
 import difflib
 import json
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -29,13 +30,15 @@ def describe(value: object) -> str:
             return f"{type(value).__name__} {str(value)[:40]}"
 
 
-def nearest(name: object, known: Iterable[str]) -> str:
+def nearest(name: object, known: Iterable[str], likeness: float = 0.4) -> str:
     """Suggest the known name spelled most like `name`, to end a message with; empty if none is.
+
+    `likeness` is how much of the two must be equal, from 0 to 1.
 
     >>> nearest("mesages", ["messages", "text"])
     "; did you mean 'messages'?"
     """
-    near = difflib.get_close_matches(str(name), known, 1, 0.4)
+    near = difflib.get_close_matches(str(name), known, 1, likeness)
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
@@ -88,13 +91,15 @@ def string(place: str, field: str, value: object) -> str:
 
 
 def checked_tree(place: str, field: str, value: Any) -> Any:
-    """Return a JSON value of which every string, keys included, can be encoded.
+    """Return a JSON value if its strings (keys too) can be encoded and its numbers be written.
 
     Raises:
         DataError: naming the field of the first that cannot.
     """
     if isinstance(value, str):
         return checked_text(place, field, value)
+    if isinstance(value, float) and not math.isfinite(value):
+        raise DataError(f"{place}: field {field} is {value}, which is not a JSON number; write null or a string")
     if isinstance(value, dict):
         for name, item in value.items():
             checked_tree(place, f"{field}.{name}", item)
@@ -134,3 +139,6 @@ def _refuse_constant(name: str) -> object:
 
 DECODER = json.JSONDecoder(object_pairs_hook=_unique_keys, parse_constant=_refuse_constant)
 """JSON decoder that refuses, as `ValueError`, what Python's own accepts: a key that occurs twice, NaN and infinity."""
+
+ROW_DECODER = json.JSONDecoder(object_pairs_hook=_unique_keys)
+"""JSON decoder of rows. NaN and infinity may stand where nobody reads them; what reads a field checks it."""

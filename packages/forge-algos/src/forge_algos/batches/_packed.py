@@ -19,6 +19,8 @@ IGNORE = -100
 class PackedBatch(Protocol):
     """Flat padding-free row of T tokens in B documents.
     Arrays are numpy's, of any integer dtype.
+
+    It may have `weights` too: float[T] from 0, by how much the loss term of each token counts, or None where each counts 1.
     """
 
     @property
@@ -60,6 +62,19 @@ def next_tokens(batch: PackedBatch) -> NDArray[np.int64]:
     return targets
 
 
+def loss_count(batch: PackedBatch) -> float:
+    """Add up the weights of the learned tokens; without weights, count them."""
+    rows = np.flatnonzero(next_tokens(batch) != IGNORE)
+    weights = token_weights(batch, rows)
+    return len(rows) if weights is None else float(weights.sum(dtype=np.float64))
+
+
+def token_weights(batch: PackedBatch, rows: NDArray[np.int64]) -> NDArray[np.float32] | None:
+    """Return the weights float32[M] of the tokens that follow positions `rows`, or None."""
+    weights = getattr(batch, "weights", None)
+    return None if weights is None else np.asarray(weights, dtype=np.float32)[rows + 1]
+
+
 def token_count(batch: PackedBatch) -> int:
     """Count the tokens T."""
     return len(batch.input_ids)
@@ -88,6 +103,13 @@ def check_batch(batch: PackedBatch, vocabulary: int | None = None) -> None:
     longest = int(np.diff(cu).max())
     if batch.max_seqlen < longest:
         raise PackedBatchError(f"max_seqlen is {batch.max_seqlen}, but the longest document has {longest} tokens")
+    weights = getattr(batch, "weights", None)
+    if weights is not None:
+        weights = np.asarray(weights)
+        if weights.shape != ids.shape or not (np.isfinite(weights) & (weights >= 0)).all():
+            raise PackedBatchError(
+                f"weights must be finite numbers from 0, one for each of the {len(ids)} tokens, got {_short(weights)}"
+            )
     if vocabulary is not None:
         learned = labels[labels != IGNORE]
         for name, values in (("input_ids", ids), ("labels", learned)):
@@ -137,6 +159,10 @@ class LearnedRow(NamedTuple):
     inputs: dict[str, Any]
     rows: torch.Tensor
     targets: torch.Tensor
+    weights: torch.Tensor | None
+    """float32[M], by how much each target's term counts; None where each counts 1."""
+    count: float
+    """Sum of the weights, M without any."""
 
 
 class RowLoader:
@@ -161,4 +187,11 @@ class RowLoader:
             to_device(batch.cu_seqlens, self._device),
             int(batch.max_seqlen),
         )
-        return LearnedRow(inputs, to_device(rows, self._device), to_device(targets[rows], self._device))
+        weights = token_weights(batch, rows)
+        return LearnedRow(
+            inputs,
+            to_device(rows, self._device),
+            to_device(targets[rows], self._device),
+            None if weights is None else torch.tensor(weights).to(self._device, non_blocking=True),
+            loss_count(batch),
+        )

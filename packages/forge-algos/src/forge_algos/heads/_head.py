@@ -52,11 +52,14 @@ class Head:
         rows: torch.Tensor,
         targets: torch.Tensor,
         *,
+        weights: torch.Tensor | None = None,
         dft: bool = False,
         label_smoothing: float = 0.0,
         z_loss: float = 0.0,
     ) -> LossTerms:
         """Sum the negative log-likelihood of targets int64[M], with the options of `losses.nll`.
+
+        With weights float32[M] each term is multiplied by its weight; the count is M all the same.
 
         Raises:
             LossError: a number out of range.
@@ -65,7 +68,7 @@ class Head:
         found: list[LossTerms] = []
 
         def compute(source: LogitSource, tensors: Tensors) -> tuple[torch.Tensor]:
-            found.append(nll_of_rows(source, tensors, targets, likelihood))
+            found.append(nll_of_rows(source, tensors, targets, likelihood, weights))
             return (found[0].sum,)
 
         (loss,) = self._scored(inputs, rows, compute)
@@ -126,13 +129,22 @@ class Head:
         return (logps, entropy[0], *rest)
 
     def distillation(
-        self, inputs: Inputs, rows: torch.Tensor, teacher: "Head", teacher_inputs: Inputs, *, beta: float, temperature: float
+        self,
+        inputs: Inputs,
+        rows: torch.Tensor,
+        teacher: "Head",
+        teacher_inputs: Inputs,
+        *,
+        beta: float,
+        temperature: float,
+        weights: torch.Tensor | None = None,
     ) -> LossTerms:
         """Sum the generalised JSD between a teacher's rows and the model's.
         Gradients are those of the model.
 
         The divergence is that of `losses.distillation`. Neither model's logits are ever whole: the model runs while the teacher
-        is within its head, so that both weights are at hand. `rows` are the same in both.
+        is within its head, so that both weights are at hand. `rows` are the same in both. With weights float32[M] each row's
+        divergence is multiplied by its weight; the count is M all the same.
 
         Returns:
             LossTerms: over the M rows, in nats. Stats: `kl`, KL(teacher ‖ model) after the temperature.
@@ -145,7 +157,9 @@ class Head:
 
         def taught(teacher_source: LogitSource, teacher_tensors: Tensors) -> tuple[()]:
             def compute(source: LogitSource, tensors: Tensors) -> tuple[torch.Tensor]:
-                found.append(distillation_of_rows(source, tensors, (teacher_source, teacher_tensors), beta=beta))
+                found.append(
+                    distillation_of_rows(source, tensors, (teacher_source, teacher_tensors), beta=beta, weights=weights)
+                )
                 return (found[0].sum,)
 
             with torch.set_grad_enabled(wanted):

@@ -46,6 +46,7 @@ def nll(
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
     ignore_index: int | None = IGNORE,
+    token_weights: torch.Tensor | None = None,
     chunk_rows: int = CHUNK_ROWS,
 ) -> LossTerms:
     """Sum -log softmax(logits)[target] over the rows that have a target.
@@ -67,24 +68,29 @@ def nll(
         z_loss: λ from 0; λ·(log Σ e^logit)² is added for each token, which neither of the two above touches.
         ignore_index: rows with this target are left out. None: every row has a target; nothing is looked up, so
             nothing waits for the device.
+        token_weights: float[T] from 0; each row's cost, and its share in the count and the stats, is multiplied by its weight.
         chunk_rows: how many rows are scored at once, at most.
 
     Returns:
-        LossTerms: the sum in nats, and the number of scored rows. Stats: `correct` (no token is likelier than the target),
-        `nll` (the plain one, whatever the variant).
+        LossTerms: the sum in nats, and the number of scored rows, or the sum of their weights. Stats: `correct` (no token is
+        likelier than the target), `nll` (the plain one, whatever the variant).
 
     Raises:
-        LossError: a number out of range.
+        LossError: a number out of range, or weights that are not one a row.
 
     >>> h, w = torch.eye(3), torch.eye(3)
     >>> terms = nll(h, w, torch.tensor([0, -100, 2]))
     >>> round(terms.sum.item(), 4), terms.count, terms.stats["correct"].item()
     (1.1029, 2, 2.0)
     """
+    if token_weights is not None:
+        token_weights = _check.samples(token_weights=token_weights, targets=targets.float())["token_weights"]
+        token_weights = token_weights if ignore_index is None else token_weights[targets != ignore_index]
     hidden, targets = labelled(hidden, targets, ignore_index)
     source = Projected(product=product_dtype(weight), scale=scale, softcap=softcap, chunk_rows=chunk_rows)
     likelihood = Likelihood(dft=dft, label_smoothing=label_smoothing, z_loss=z_loss)
-    return nll_of_rows(source, (hidden, weight, bias), targets, likelihood)
+    terms = nll_of_rows(source, (hidden, weight, bias), targets, likelihood, token_weights)
+    return terms if token_weights is None else terms._replace(count=float(token_weights.sum(dtype=torch.float64)))
 
 
 def nll_of_logits(
@@ -113,8 +119,19 @@ def labelled(hidden: torch.Tensor, targets: torch.Tensor, ignore_index: int | No
     return hidden.index_select(0, rows), targets.index_select(0, rows)
 
 
-def nll_of_rows(source: LogitSource, tensors: Tensors, targets: torch.Tensor, likelihood: Likelihood) -> LossTerms:
-    """Sum the same over rows[M] that all have a target, from any source of logits."""
+def nll_of_rows(
+    source: LogitSource,
+    tensors: Tensors,
+    targets: torch.Tensor,
+    likelihood: Likelihood,
+    weights: torch.Tensor | None = None,
+) -> LossTerms:
+    """Sum the same over rows[M] that all have a target, from any source of logits.
+
+    The count is M, also with weights[M]: to add them up here would wait for the device.
+    """
+    if weights is not None:
+        weights = weights.to(source.dtype)
     nll = torch.zeros(len(targets), dtype=source.dtype, device=targets.device)
     correct = torch.zeros_like(nll)
 
@@ -123,6 +140,11 @@ def nll_of_rows(source: LogitSource, tensors: Tensors, targets: torch.Tensor, li
         for rows in logit_pass.chunks:
             logits = logit_pass.logits(rows)
             losses[rows], nll[rows], correct[rows] = _scored(logits, targets[rows], likelihood, slope=logit_pass.needed)
+            if weights is not None:
+                for values in (losses, nll, correct):
+                    values[rows] *= weights[rows]
+                if logit_pass.needed:
+                    logits.mul_(weights[rows, None])
             if logit_pass.needed:
                 logit_pass.backward(rows, logits)
         return losses

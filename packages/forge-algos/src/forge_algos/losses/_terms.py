@@ -11,8 +11,8 @@ class LossTerms(NamedTuple):
 
     sum: torch.Tensor
     """float32[], in nats; backward runs from it."""
-    count: int
-    """Number of terms: learned tokens, pairs, completions."""
+    count: float
+    """Number of terms: learned tokens, pairs, completions. Where they have weights, the sum of these."""
     stats: Mapping[str, torch.Tensor] = {}
     """Further sums over the same terms, detached, by name."""
     per_sample: torch.Tensor | None = None

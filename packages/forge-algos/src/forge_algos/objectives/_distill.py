@@ -34,7 +34,7 @@ class Distill(LearnedTokens):
         """Name of the sum behind the figure."""
         return ("kl",)
 
-    def figures(self, sums: Mapping[str, float], count: int) -> dict[str, float]:
+    def figures(self, sums: Mapping[str, float], count: float) -> dict[str, float]:
         """Divide by the number of learned tokens: `kl`, KL(teacher ‖ model) in nats, whatever β is."""
         return {"kl": sums["kl"] / count}
 
@@ -76,9 +76,16 @@ class _BoundDistill:
     def __call__(self, batch: PackedBatch, totals: Sequence[float]) -> LossTerms:  # noqa: ARG002
         row, s = self._load(batch), self._settings
         with guard_packed(self.teacher_head.model):
-            return self.head.distillation(
-                row.inputs, row.rows, self.teacher_head, dict(row.inputs), beta=s.beta, temperature=s.temperature
+            terms = self.head.distillation(
+                row.inputs,
+                row.rows,
+                self.teacher_head,
+                dict(row.inputs),
+                weights=row.weights,
+                beta=s.beta,
+                temperature=s.temperature,
             )
+        return terms._replace(count=row.count)
 
 
 def _vocabulary_sizes(model: nn.Module) -> tuple[int | None, int | None]:

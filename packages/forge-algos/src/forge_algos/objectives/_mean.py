@@ -18,7 +18,7 @@ class Mean:
         self.per_token = per_token and not self.trl
         self.needs = 2 if self.trl or self.per_token else 0
 
-    def measure(self, count: int, tokens: int = 0) -> list[float]:
+    def measure(self, count: float, tokens: int = 0) -> list[float]:
         """Return (terms, tokens of the terms that are means over tokens), or (terms, 1) for "trl"."""
         return [float(count), 1.0 if self.trl else float(tokens)]
 

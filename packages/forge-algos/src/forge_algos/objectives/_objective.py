@@ -52,8 +52,10 @@ class Objective(Protocol):
         """
         ...
 
-    def count(self, batch: Any) -> int:
-        """Count the terms of the batch's loss, `LossTerms.count`, without a forward."""
+    def count(self, batch: Any) -> float:
+        """Count the terms of the batch's loss, `LossTerms.count`, without a forward.
+        Where terms have weights, add these up.
+        """
         ...
 
     def samples(self, batch: Any) -> int:
@@ -70,7 +72,7 @@ class Objective(Protocol):
         """
         ...
 
-    def figures(self, sums: Mapping[str, float], count: int) -> dict[str, float]:
+    def figures(self, sums: Mapping[str, float], count: float) -> dict[str, float]:
         """Divide the sums of `stats` over all `count` terms, each as it must be, for reports."""
         ...
 

@@ -27,7 +27,7 @@ class Pretrain(LearnedTokens):
         """As `SFT.stats`."""
         return self._sft().stats
 
-    def figures(self, sums: Mapping[str, float], count: int) -> dict[str, float]:
+    def figures(self, sums: Mapping[str, float], count: float) -> dict[str, float]:
         """Divide as `SFT.figures` does."""
         return self._sft().figures(sums, count)
 

@@ -32,7 +32,7 @@ class SFT(TokenObjective):
         """The settings' own."""
         return self.settings.normalize
 
-    def figures(self, sums: Mapping[str, float], count: int) -> dict[str, float]:
+    def figures(self, sums: Mapping[str, float], count: float) -> dict[str, float]:
         """Divide by the number of learned tokens: `accuracy`, and plain `nll` beside another loss."""
         names = {"correct": "accuracy", "nll": "nll"}
         return {names[stat]: sums[stat] / count for stat in self.stats}
@@ -53,6 +53,14 @@ class SFT(TokenObjective):
         """Compute the row's loss, with noise on its embeddings where the model is in training mode."""
         s = self.settings
         with noisy_embeddings(head.model, s.neftune_alpha, row.inputs["cu_seq_lens_q"]):
-            return head.nll(
-                row.inputs, row.rows, row.targets, dft=s.loss == "dft", label_smoothing=s.label_smoothing, z_loss=s.z_loss
+            terms = head.nll(
+                row.inputs,
+                row.rows,
+                row.targets,
+                weights=row.weights,
+                dft=s.loss == "dft",
+                label_smoothing=s.label_smoothing,
+                z_loss=s.z_loss,
             )
+        # Known beforehand, so that nothing waits for the device.
+        return terms._replace(count=row.count)

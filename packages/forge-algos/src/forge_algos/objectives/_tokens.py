@@ -15,7 +15,7 @@ from forge_algos.batches._packed import (
     PackedBatch,
     RowLoader,
     check_batch,
-    next_tokens,
+    loss_count,
     sample_count,
     token_count,
 )
@@ -36,19 +36,22 @@ class _Row(NamedTuple):
 
 
 class LearnedTokens:
-    """Counts of an objective on learned tokens; terms are tokens, samples are documents."""
+    """Counts of an objective on learned tokens; terms are tokens, samples are documents.
+
+    Where tokens have weights, each counts as often as its weight says, in the sum and in the count.
+    """
 
     @property
     def unit(self) -> str:
         """Unit of `count`."""
         return "tokens"
 
-    def count(self, batch: PackedBatch) -> int:
-        """Count the learned tokens of a row, without a forward; an empty row has none."""
+    def count(self, batch: PackedBatch) -> float:
+        """Add up the weights of a row's learned tokens, without a forward; an empty row has none."""
         if not len(batch.input_ids):
             return 0
         check_batch(batch)
-        return int((next_tokens(batch) != IGNORE).sum())
+        return loss_count(batch)
 
     def samples(self, batch: PackedBatch) -> int:
         """Count the documents of a row."""
@@ -91,7 +94,7 @@ class TokenObjective(LearnedTokens, ABC):
         """
         return "global"
 
-    def figures(self, sums: Mapping[str, float], count: int) -> dict[str, float]:
+    def figures(self, sums: Mapping[str, float], count: float) -> dict[str, float]:
         """Divide each of `stats` by the number of learned tokens."""
         return {name: sums[name] / count for name in self.stats}
 
@@ -111,10 +114,11 @@ class TokenObjective(LearnedTokens, ABC):
 
         Args:
             head: scores positions of the model, `head.logps(row.inputs, row.rows, row.targets)` for instance.
-            row: the forward's arguments, the positions int64[M] to be scored, and the tokens int64[M] that follow them.
+            row: the forward's arguments, the positions int64[M] to be scored, the tokens int64[M] that follow them, and their
+                weights float32[M], if any.
 
         Returns:
-            LossTerms: the sum over the M learned tokens, M, and a sum for each name of `stats`.
+            LossTerms: the weighted sum over the M learned tokens, the sum of their weights, and a sum for each name of `stats`.
         """
 
 

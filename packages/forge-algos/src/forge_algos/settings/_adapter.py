@@ -129,7 +129,7 @@ class AdapterSettings:
     """Rows of earlier tasks on which osft_rank=adaptive measures importance;
     by default the first rows that are trained on."""
     rank_pattern: tuple[str, ...] | Mapping[str, int] | None = attrs.field(
-        default=None, converter=_pattern, validator=attrs.validators.optional(_check_pattern)
+        default=None, converter=_pattern, validator=attrs.validators.optional(_check_pattern), metadata={"words": tuple}
     )
     """Number of directions that osft frees of certain targets, as NAME=RANK (`q_proj=8`,
     `layers.0.*=0`) or a mapping; the others follow osft_rank."""

@@ -5,6 +5,7 @@ the others every rank makes a pass, one with nothing to learn over a made-up row
 gathered and gradients summed, a rank that made fewer passes would let the others wait without end.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,13 +24,13 @@ rank was given."""
 class Columns:
     """Counts of one step, or of one batch of an evaluation, on this rank and over all shards."""
 
-    mine: list[int]
-    """Terms of each of this rank's micro-batches:
-    learned tokens, pairs, whatever the objective counts."""
-    everywhere: list[int]
+    mine: list[float]
+    """Terms of each of this rank's micro-batches: learned tokens, pairs, whatever the objective counts;
+    the sum of their weights, if they have any."""
+    everywhere: list[float]
     """Terms of each column."""
-    count: int
-    """Terms of all shards and columns."""
+    count: float
+    """Terms of all shards and columns; a whole number without weights."""
     tokens: int
     """All tokens of all shards."""
     samples: int
@@ -82,5 +83,7 @@ def columns(micro_batches: Sequence[Any] | None, objective: Objective, parallel:
         )
     if len(mine) > _WIDTH:
         everywhere += parallel.sum(mine[_WIDTH:])
-    counts = [int(count) for count in everywhere[: len(mine)]]
-    return Columns(mine=mine, everywhere=counts, count=sum(counts), tokens=int(tokens), samples=int(samples))
+    counts = everywhere[: len(mine)]
+    total = math.fsum(counts)
+    count = int(total) if total.is_integer() else total
+    return Columns(mine=mine, everywhere=counts, count=count, tokens=int(tokens), samples=int(samples))

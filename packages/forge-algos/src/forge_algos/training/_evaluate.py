@@ -23,8 +23,8 @@ class Evaluation:
 
     loss: float
     """Mean over all terms of all batches (learned tokens, pairs)."""
-    loss_count: int
-    """Number of terms, of the objective's `unit`."""
+    loss_count: float
+    """Number of terms, of the objective's `unit`; the sum of their weights, if they have any."""
     figures: Mapping[str, float] = attrs.field(factory=dict)
     """The objective's figures beside the loss, over all batches: an accuracy, a margin."""
 

@@ -203,7 +203,7 @@ class RouterLoss:
         self.values: list[torch.Tensor] = []
         """Each micro-batch's part of the loss, before the coefficient."""
 
-    def begin(self, mine: Sequence[int], forwards: Sequence[Callable[[], object]], device: torch.device) -> None:
+    def begin(self, mine: Sequence[float], forwards: Sequence[Callable[[], object]], device: torch.device) -> None:
         """Begin a step: what its terms need to know of the whole is measured first.
 
         Args:

@@ -37,8 +37,8 @@ class StepOutput:
     loss: float
     """Mean over the global batch's terms (learned tokens, pairs), before the step, and the routers' auxiliary loss
     times its coefficient; 0 where nothing was learned."""
-    loss_count: int
-    """Terms of the global batch, of all ranks, in the objective's `unit`."""
+    loss_count: float
+    """Terms of the global batch, of all ranks, in the objective's `unit`; the sum of their weights, if they have any."""
     tokens: int
     """All tokens that went through the model, of all ranks."""
     samples: int
@@ -79,10 +79,10 @@ def train(
 ) -> Iterator[StepOutput]:
     """Take one optimizer step for each element of `steps`.
 
-    A step's loss is the sum over the micro-batches of all ranks divided by the terms of all of them (learned tokens, pairs),
-    counted before the first forward: the gradients do not depend on how the step is cut. Micro-batches with nothing to learn
-    (empty ones too) are skipped. A step with nothing to learn moves no weight and no optimizer state, only the schedule; its
-    `loss_count` is 0.
+    A step's loss is the sum over the micro-batches of all ranks divided by the terms of all of them (learned tokens, pairs; the
+    sum of their weights where tokens have some), counted before the first forward: the gradients do not depend on how the step
+    is cut. Micro-batches with nothing to learn (empty ones too) are skipped. A step with nothing to learn moves no weight and
+    no optimizer state, only the schedule; its `loss_count` is 0.
 
     Gradients stay on the parameters until the next step begins, as the optimizer left them. The host waits for the device once
     a step (once more where the objective measures the step beforehand). An optimizer with modes of its own (schedule-free) is
@@ -228,7 +228,7 @@ def _accumulate(
 def _read_totals(
     sums: Sums,
     norm: torch.Tensor,
-    count: int,
+    count: float,
     objective: Objective,
     parallel: Parallel,
     router_loss: RouterLoss | None,

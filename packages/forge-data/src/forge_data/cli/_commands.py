@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from forge_data._errors import DataError
 from forge_data._paths import expand_user
+from forge_data._words import columns_of, paths_of
 
 if TYPE_CHECKING:
     from forge_data.store._prompt_store import PromptStore
@@ -26,9 +27,12 @@ _FLAGS = {
     "html": "--html",
     "max_seq_len": "--max-seq-len",
     "num_proc": "--num-proc",
+    "max_bad_rows": "--max-bad-rows",
     "on_bad_pair": "--on-bad-pair",
+    "on_bad_row": "--on-bad-row",
     "on_overflow": "--on-overflow",
     "preprocess": "--preprocess",
+    "rename_columns": "--rename-columns",
     "seed": "--seed",
     "tokenizer": "--tokenizer",
     "train_on": "--train-on",
@@ -50,13 +54,8 @@ def prepare(words: Namespace) -> int:
     """Make a store of rows, and print what became of them."""
     from forge_data.preparing._prepare import prepare as make
 
-    data: Any = words.data_path if len(words.data_path) > 1 else words.data_path[0]
-    if words.weights is not None:
-        if len(words.weights) != len(words.data_path):
-            raise DataError(f"--weights has {len(words.weights)} numbers for {len(words.data_path)} of DATA; give one for each")
-        data = dict(zip(words.data_path, words.weights, strict=True))
     store = make(
-        data,
+        paths_of(words.data_path),
         words.tokenizer,
         words.store_dir,
         **_options(words),
@@ -95,7 +94,7 @@ def lint(words: Namespace) -> int:
     """Print findings, as text or JSON; return 1 if any stops a training."""
     from forge_data.linting._lint import lint as check
 
-    data: Any = words.data_path if len(words.data_path) > 1 else words.data_path[0]
+    data: Any = paths_of(words.data_path)
     if isinstance(data, str):
         data = _store_or_path(data)
     held_out = None if words.eval_data is None else _store_or_path(words.eval_data)
@@ -117,9 +116,10 @@ def stats(words: Namespace) -> int:
 def _options(words: Namespace) -> dict[str, Any]:
     names = (
         "format", "train_on", "turns", "chat_template", "chat_template_kwargs", "turn_end", "max_seq_len", "on_overflow",
-        "on_bad_pair", "preprocess",
+        "on_bad_pair", "on_bad_row", "max_bad_rows", "preprocess",
     )  # fmt: skip
-    return {name: getattr(words, name) for name in names}
+    columns = None if words.rename_columns is None else columns_of(words.rename_columns)
+    return {name: getattr(words, name) for name in names} | {"rename_columns": columns}
 
 
 def _store_or_path(path: str) -> "TokenStore | str":

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from forge_data._errors import ForgeDataError
-from forge_data._options import ON_BAD_PAIR, ON_OVERFLOW, TRAIN_ON, TURNS
+from forge_data._options import ON_BAD_PAIR, ON_BAD_ROW, ON_OVERFLOW, TRAIN_ON, TURNS
+from forge_data._settings import MAX_BAD_ROWS
 from forge_data.cli import _commands
 
 
@@ -106,7 +107,6 @@ def _add_prepare(verbs: Any) -> None:
     _add_data(parser)
     parser.add_argument("--tokenizer", required=True, help="a directory, or a name on the Hub")
     parser.add_argument("--store-dir", required=True, metavar="DIR", help="directory of the store")
-    parser.add_argument("--weights", nargs="+", type=float, metavar="W", help="share of each DATA in what is trained on")
     _add_options(parser)
     parser.add_argument(
         "--num-proc", type=int, metavar="N", help="processes that tokenise; chosen by the size of DATA by default"
@@ -155,7 +155,8 @@ def _add_data(parser: argparse.ArgumentParser, also: str = "") -> None:
         "data_path",
         nargs="+",
         metavar="DATA",
-        help=f"a file, glob, directory, URL or name:split; several are one data set{also}",
+        help="a file, glob, directory, URL or name:split; several are one data set, in which each may have a share as "
+        f"DATA=WEIGHT{also}",
     )
 
 
@@ -187,4 +188,20 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         choices=ON_BAD_PAIR,
         help="what becomes of a pair that prefers nothing (default: error)",
     )
+    parser.add_argument(
+        "--on-bad-row", default="error", choices=ON_BAD_ROW, help="what becomes of a row that is refused (default: error)"
+    )
+    parser.add_argument(
+        "--max-bad-rows",
+        type=float,
+        default=MAX_BAD_ROWS,
+        metavar="SHARE",
+        help=f"share of the rows that --on-bad-row skip may leave out (default: {MAX_BAD_ROWS})",
+    )
     parser.add_argument("--preprocess", metavar="MODULE:FUNCTION", help="your own function, which gets each row first")
+    parser.add_argument(
+        "--rename-columns",
+        nargs="+",
+        metavar="COLUMN=NAME",
+        help="columns that a format reads under another name, such as question=prompt answer=completion",
+    )

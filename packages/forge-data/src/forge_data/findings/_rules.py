@@ -17,12 +17,19 @@ class Rule(NamedTuple):
     """What to do, unless the finding is more precise."""
 
 
-SET_RULES = ("duplicate_row", "label_fraction", "lost_to_length", "train_eval_overlap")
+SET_RULES = ("duplicate_row", "label_fraction", "lost_to_length", "too_many_bad_rows", "train_eval_overlap")
 """Rules that need more than one row."""
 
 RULES: dict[str, Rule] = {
     # Rows of which no sample can be made.
-    "unreadable_row": Rule(STOP, "prepare refuses the row", "mend the row or take it out"),
+    "unreadable_row": Rule(
+        STOP,
+        "prepare refuses the row (stop), or leaves it out where on_bad_row is skip (warn), as for the rules that follow",
+        "mend the row or take it out",
+    ),
+    "too_many_bad_rows": Rule(
+        STOP, "more rows are refused than max_bad_rows lets prepare leave out", "mend the rows, or raise max_bad_rows"
+    ),
     "unknown_role": Rule(
         STOP,
         "prepare refuses the row; other tools train nothing of it",

@@ -25,12 +25,13 @@ def chat(place: str, fields: Fields, turns: Turns, first_completion: int = 0) ->
         DataError: one of these that is not of its kind.
     """
     if not any(fields.get(name) for name in TEMPLATE_FIELDS):
-        return Chat(place, turns.messages, first_completion, turns.trains)
+        return Chat(place, turns.messages, first_completion, turns.trains, weights=turns.weights)
     return Chat(
         place,
         turns.messages,
         first_completion,
         turns.trains,
+        weights=turns.weights,
         unmask=_flag(place, "unmask", fields.get("unmask")),
         tools=_objects(place, "tools", fields.get("tools")),
         documents=_objects(place, "documents", fields.get("documents")),

@@ -60,7 +60,10 @@ def ended(tokens: Tokens, eos: int, bos: int | None) -> Tokens:
         )
     if ends:
         return tokens
-    return attrs.evolve(tokens, input_ids=np.append(ids, np.int32(eos)), trained=np.append(tokens.trained, np.True_))
+    weights = None if tokens.weights is None else np.append(tokens.weights, np.float32(1))
+    return attrs.evolve(
+        tokens, input_ids=np.append(ids, np.int32(eos)), trained=np.append(tokens.trained, np.True_), weights=weights
+    )
 
 
 def is_empty(sample: Sample) -> bool:

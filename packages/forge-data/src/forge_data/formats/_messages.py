@@ -6,6 +6,8 @@ from forge_data._errors import DataError
 from forge_data._values import checked_text, describe, nearest, string
 from forge_data.formats._samples import Message
 from forge_data.formats._tool_calls import checked_calls
+from forge_data.formats._unread import is_empty, unread
+from forge_data.formats._weights import weight_of
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 _PLAIN = {"role", "content"}
@@ -20,6 +22,8 @@ _FIELDS: dict[str, tuple[str, ...]] = {
     "tool_calls": ("assistant",),
     **dict.fromkeys(REASONING, ("assistant",)),
 }
+LIKENESS = 0.75
+"""How much of two names must be equal so that one is taken for the other, misspelt."""
 _SYNONYMS = {
     "human": "user",
     "gpt": "assistant",
@@ -36,6 +40,8 @@ class Turns(NamedTuple):
     messages: list[Message]
     trains: tuple[bool, ...] | None
     """One per message, false where it has `train: false` or `weight: 0`; None where no message has either."""
+    weights: tuple[float, ...] | None = None
+    """One per message; None where all are 0 or 1."""
 
 
 def checked_messages(place: str, field: str, value: object) -> Turns:
@@ -48,14 +54,17 @@ def checked_messages(place: str, field: str, value: object) -> Turns:
         raise DataError(f"{place}: field {field} is {describe(value)}; it must be a list of messages")
     if not value and field != "prompt":
         raise DataError(f"{place}: field {field} is an empty list; it must hold at least one message")
-    trains: dict[int, bool] = {}
+    given: dict[int, float] = {}
     messages = []
     for index, message in enumerate(value):
-        messages.append(_checked_message(place, f"{field}[{index}]", message, index, trains))
-    return Turns(messages, tuple(trains.get(index, True) for index in range(len(messages))) if trains else None)
+        messages.append(_checked_message(place, f"{field}[{index}]", message, index, given))
+    if not given:
+        return Turns(messages, None)
+    weights = tuple(given.get(index, 1.0) for index in range(len(messages)))
+    return Turns(messages, tuple(weight > 0 for weight in weights), weights if set(weights) - {0, 1} else None)
 
 
-def _checked_message(place: str, field: str, message: object, index: int, trains: dict[int, bool]) -> Message:
+def _checked_message(place: str, field: str, message: object, index: int, weights: dict[int, float]) -> Message:
     if not isinstance(message, dict):
         raise DataError(f'{place}: field {field} is {describe(message)}; it must be {{"role": ..., "content": ...}}')
     role = message.get("role")
@@ -65,18 +74,23 @@ def _checked_message(place: str, field: str, message: object, index: int, trains
         content = message["content"]
         if isinstance(content, str):
             return {"role": role, "content": checked_text(place, f"{field}.content", content)}
-    # A table fills every field of a struct, so one that is null counts as absent.
-    more = {name: item for name, item in message.items() if item is not None and name not in _PLAIN}
+    more = {
+        name: item
+        for name, item in message.items()
+        if name in _FIELDS and item is not None and not (role not in _FIELDS[name] and is_empty(item))
+    }
+    # First the names: where the content is missing, it may be misspelt.
+    for name in (*more, *unread(message, (*_PLAIN, *_FIELDS))):
+        _check_field(place, field, name, message[name], str(role))
     kept: Message = {"role": role, "content": _content(place, field, role, message)}
     for name, item in more.items():
-        _check_field(place, field, name, item, str(role))
         if name == "tool_calls":
             kept[name] = checked_calls(place, f"{field}.{name}", item)
         elif name not in ("train", "weight"):
             kept[name] = string(place, f"{field}.{name}", item)
-    learned = _learned(place, field, str(role), more)
-    if learned is not None:
-        trains[index] = learned
+    weight = _weight(place, field, str(role), more)
+    if weight is not None:
+        weights[index] = weight
     return kept
 
 
@@ -98,7 +112,7 @@ def _check_field(place: str, field: str, name: str, item: object, role: str) -> 
     if name not in _FIELDS:
         raise DataError(
             f"{what}, which is not known, and would be ignored; known: role, content, {', '.join(_FIELDS)}. "
-            "Take it out, or write it into the content as the model is to see it"
+            f"Take it out, or write it into the content as the model is to see it{nearest(name, (*_PLAIN, *_FIELDS), LIKENESS)}"
         )
     if role not in _FIELDS[name]:
         raise DataError(
@@ -121,7 +135,7 @@ def _part(place: str, field: str, part: object) -> str:
     """Return the text of one part of a content in parts."""
     if isinstance(part, dict):
         if isinstance(part.get("text"), str) and part.get("type", "text") == "text":
-            extra = sorted(name for name, item in part.items() if item is not None and name not in ("type", "text"))
+            extra = unread(part, ("type", "text"))
             if not extra:
                 return checked_text(place, f"{field}.text", part["text"])
             raise DataError(f"{place}: field {field}.{extra[0]} is {describe(part[extra[0]])}; a part has type and text")
@@ -132,16 +146,16 @@ def _part(place: str, field: str, part: object) -> str:
     raise DataError(f'{place}: field {field} is {describe(part)}; a part must be {{"type": "text", "text": ...}}')
 
 
-def _learned(place: str, field: str, role: str, more: dict[str, Any]) -> bool | None:
-    """Tell whether a message asks to be learned (`train`, `weight`); None where it does not say."""
+def _weight(place: str, field: str, role: str, more: dict[str, Any]) -> float | None:
+    """Read how much a message is to be learned (`train`, `weight`); None where it does not say."""
     train, weight = more.get("train"), more.get("weight")
     if train is not None and not isinstance(train, bool):
         raise DataError(f"{place}: field {field}.train is {describe(train)}; it must be true or false")
-    if weight is not None and (isinstance(weight, bool) or weight not in (0, 1)):
-        raise DataError(f"{place}: field {field}.weight is {describe(weight)}; it must be 0 or 1, or not there")
+    if weight is not None:
+        weight = weight_of(place, f"{field}.weight", weight)
     if train is not None and weight is not None and train != bool(weight):
-        raise DataError(f"{place}: field {field}.train is {describe(train)}, but its weight is {weight}; keep one of them")
-    learned = train if train is not None else None if weight is None else bool(weight)
+        raise DataError(f"{place}: field {field}.train is {describe(train)}, but its weight is {weight:g}; keep one of them")
+    learned = weight if weight is not None else None if train is None else float(train)
     if learned and role != "assistant":
         raise DataError(
             f"{place}: field {field} is of the role {role!r} and asks to be learned; only assistant messages are. "

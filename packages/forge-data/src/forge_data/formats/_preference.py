@@ -10,8 +10,8 @@ from forge_data._values import checked_text, describe
 from forge_data.formats._chat import TEMPLATE_FIELDS, chat
 from forge_data.formats._format import Fields, Format
 from forge_data.formats._margins import margin_of
-from forge_data.formats._messages import Turns, checked_messages
-from forge_data.formats._prompt_completion import answer, answer_field, check_not_empty
+from forge_data.formats._messages import checked_messages
+from forge_data.formats._prompt_completion import answer, answer_field, check_not_empty, check_unweighted
 from forge_data.formats._samples import Chat, Message, Preference, Text
 
 _SIDES = ("chosen", "rejected")
@@ -28,7 +28,7 @@ def preference(place: str, fields: Fields) -> Preference:
 
     Raises:
         BadPairError: equal answers, an empty one, or two prompts; `reason` says which.
-        DataError: sides of two kinds, or fields that are not what they should be.
+        DataError: sides of two kinds, or fields that are not what they should be; messages with weights.
     """
     for name in _SIDES:
         # Null, an empty list and an empty text are the same mistake.
@@ -50,6 +50,7 @@ def preference(place: str, fields: Fields) -> Preference:
     else:
         sides = [answer(place, fields, name) for name in _SIDES]
     chosen, rejected = sides
+    check_unweighted(place, chosen, rejected)
     _check_pair(place, chosen, rejected, len(prompt) if isinstance(prompt, list) else 0)
     return Preference(place, chosen, rejected, margin_of(place, fields.get("margin")))
 
@@ -111,7 +112,7 @@ def _conversations(place: str, fields: Fields, values: Mapping[str, Any], prompt
             )
     if prompt is not None:
         _check_prompt(place, prompt, chosen[:shared])
-    return [chat(place, fields, Turns(side.messages, side.trains), shared) for side in turns]
+    return [chat(place, fields, side, shared) for side in turns]
 
 
 def _shared_messages(chosen: list[Message], rejected: list[Message]) -> int:

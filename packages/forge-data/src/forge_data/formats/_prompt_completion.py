@@ -34,6 +34,7 @@ def unpaired(place: str, fields: Fields) -> Unpaired:
             "Where it means something else, choose prompt_completion as `format`, which ignores it"
         )
     completion = answer(place, fields, "completion")
+    check_unweighted(place, completion)
     check_not_empty(place, "completion", completion)
     return Unpaired(place, completion, desirable)
 
@@ -62,6 +63,20 @@ def answer(place: str, fields: Fields, field: str) -> Chat | Text:
     return chat(place, fields, joined(before, after), len(before.messages))
 
 
+def check_unweighted(place: str, *answers: Chat | Text) -> None:
+    """Refuse weights of messages in answers that are compared.
+
+    Raises:
+        DataError: a weight that is neither 0 nor 1.
+    """
+    for weights in (side.weights for side in answers if isinstance(side, Chat)):
+        if weights is not None:
+            odd = next(weight for weight in weights if weight not in (0, 1))
+            raise DataError(
+                f"{place}: a message has the weight {odd:g}, and preferences have no weights but 0 and 1; take it out"
+            )
+
+
 def check_not_empty(place: str, field: str, side: Chat | Text) -> None:
     """Refuse an answer of white space only, which nobody prefers to anything.
 
@@ -84,10 +99,16 @@ def _has_content(message: Message) -> bool:
 
 def joined(before: Turns, after: Turns) -> Turns:
     """Join two lists of messages."""
-    trains = None
-    if before.trains is not None or after.trains is not None:
-        trains = (before.trains or (True,) * len(before.messages)) + (after.trains or (True,) * len(after.messages))
-    return Turns(before.messages + after.messages, trains)
+    parts = (before, after)
+    trains = weights = None
+    if any(part.trains is not None for part in parts):
+        trains = tuple(each for part in parts for each in part.trains or (True,) * len(part.messages))
+    if any(part.weights is not None for part in parts):
+        # A side without weights of its own may have 0 and 1, which its `trains` say.
+        weights = tuple(
+            each for part in parts for each in part.weights or map(float, part.trains or (True,) * len(part.messages))
+        )
+    return Turns(before.messages + after.messages, trains, weights)
 
 
 def answer_field(fields: Fields, index: int, part: str, answer: str) -> str:

@@ -44,7 +44,10 @@ def question(place: str, fields: Mapping[str, Any]) -> Question:
     if len(names) != 1:
         has = ", ".join(map(repr, fields)) or "(none)"
         what = "which are two; keep one of them" if names else "and none of them is a prompt; give prompt (text, or messages)"
-        raise DataError(f"{place} has the fields {has}, {what}, or messages that end with the user's")
+        raise DataError(
+            f"{place} has the fields {has}, {what}, or messages that end with the user's; a column of another name is read "
+            "with `rename_columns`, such as question=prompt"
+        )
     (name,) = names
     columns = {field: value for field, value in fields.items() if field != name}
     value = from_json(fields[name]) if name == "messages" else fields[name]

@@ -3,7 +3,9 @@
 The table of names is `forge_data._formats`.
 """
 
+import difflib
 import hashlib
+import re
 import warnings
 from collections.abc import Iterable, Mapping
 from functools import cache
@@ -18,8 +20,11 @@ from forge_data._errors import DataError, ForgeDataError
 from forge_data._formats import AUTO, BUILT_IN, GROUP, names, plug_ins
 from forge_data._values import describe, nearest
 from forge_data.formats._format import Fields, Format
+from forge_data.formats._messages import LIKENESS
 from forge_data.formats._samples import Sample, Tokens
 from forge_data.formats._tokenised import check_vocabulary
+from forge_data.formats._unread import is_empty
+from forge_data.formats._weights import weighted
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -42,6 +47,15 @@ _CHANGES_MEANING = {
     "token_type_ids": "token types are not passed to the model",
     "seq_lengths": "packing is done while training: one row, one sample",
 }
+
+
+# What rows of other data sets call the fields of a prompt, of its answer, and of a conversation.
+_OTHER_NAMES = {
+    **dict.fromkeys(("question", "query", "problem", "input", "instruction"), "prompt"),
+    **dict.fromkeys(("answer", "response", "solution", "output", "target"), "completion"),
+    **dict.fromkeys(("conversation", "dialogue", "dialog", "turns", "chat"), "messages"),
+}
+_WORD = re.compile(r"\w+")
 
 
 @cache
@@ -104,17 +118,20 @@ def convert(format: str, place: str, fields: Fields, vocabulary: int | None) -> 
     """
     row = format_named(format)
     if not (row.matches(fields) or (row.accepts is not None and row.accepts(fields))):
-        raise DataError(f"{place} has the fields {_named(fields)}, but the format {format} needs {row.needs}")
+        raise DataError(
+            f"{place} has the fields {_named(fields)}, but the format {format} needs {row.needs}{_renaming(fields, [row])}"
+        )
     for field, why in _refused(format).items():
         if field in fields and _is_set(fields[field]):
             raise DataError(f"{place}: field {field} is {describe(fields[field])}, and {why}; take it out of the rows")
     made = row.convert(place, fields) if format in BUILT_IN else _made_by_plug_in(format, row, place, fields)
     if not isinstance(made, Sample):
         known = {name: built_in(name) for name in BUILT_IN}
+        made = {"weight": fields["weight"], **made} if "weight" in fields else made
         return convert(_detected(f"{place}, rewritten by the format {format},", made, known), place, made, vocabulary)
     if isinstance(made, Tokens):
         check_vocabulary(made, vocabulary)
-    return made
+    return weighted(place, made, fields["weight"]) if fields.get("weight") is not None else made
 
 
 def plug_in_identity(format: str) -> dict[str, list[str | None]]:  # noqa: A002
@@ -180,15 +197,30 @@ def _detected(place: str, fields: Fields, known: dict[str, Format]) -> str:
             f"{matching[0]}, or keep the fields of one"
         )
     listed = "; ".join(f"{name} ({row.needs})" for name, row in candidates.items())
-    raise DataError(f"{has}, which are no known format; known: {listed}{_hint(fields)}")
+    raise DataError(
+        f"{has}, which are no known format; known: {listed}{_hint(fields) or _renaming(fields, candidates.values())}"
+    )
 
 
 def _named(fields: Iterable[str]) -> str:
     return ", ".join(map(repr, fields)) or "(none)"
 
 
+def _renaming(fields: Fields, candidates: Iterable[Format]) -> str:
+    """Say that fields may be renamed, with those that look misspelt or have other names."""
+    wanted = {name for row in candidates for name in _WORD.findall(row.needs)} - {"or", *fields}
+    meant: dict[str, str] = {}
+    for name in fields:
+        near = difflib.get_close_matches(name, wanted, 1, LIKENESS) or wanted & {_OTHER_NAMES.get(name)}
+        for each in near:
+            if each not in meant.values():
+                meant[name] = each
+    pairs = " ".join(f"{name}={each}" for name, each in meant.items()) or "question=prompt answer=completion"
+    return f"; where fields only have other names, give them with `rename_columns`, such as {pairs}"
+
+
 def _is_set(value: object) -> bool:
-    return bool(len(value) if isinstance(value, np.ndarray) else value)
+    return len(value) > 0 if isinstance(value, np.ndarray) else bool(value) and not is_empty(value)
 
 
 def _hint(fields: Fields) -> str:

@@ -30,6 +30,10 @@ class Chat:
     tools: list[Any] | None = None
     documents: list[Any] | None = None
     template_kwargs: dict[str, Any] = attrs.field(factory=dict)
+    weight: float = 1.0
+    """Weight of the row."""
+    weights: tuple[float, ...] | None = None
+    """One per message, beside that of the row; None where all are 0 or 1, which `trains` says."""
 
 
 @attrs.frozen
@@ -39,6 +43,7 @@ class Text:
     place: str
     prompt: str
     completion: str
+    weight: float = 1.0
 
 
 @attrs.frozen
@@ -47,6 +52,7 @@ class Document:
 
     place: str
     text: str
+    weight: float = 1.0
 
 
 @attrs.frozen(eq=False)
@@ -58,6 +64,10 @@ class Tokens:
     trained: "NDArray[np.bool_]"
     document: bool = False
     """Whether it is a document of pretraining, which one EOS ends."""
+    weights: "NDArray[np.float32] | None" = None
+    """float32[S], weight of each token, 0 where nothing is learned; None where every learned token counts 1."""
+    weight: float = 1.0
+    """Weight of the row, by which those of its tokens are multiplied."""
 
 
 @attrs.frozen

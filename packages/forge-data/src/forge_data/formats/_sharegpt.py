@@ -3,12 +3,13 @@
 from typing import Any
 
 from forge_data._errors import DataError
-from forge_data._values import describe, from_json, string
+from forge_data._values import describe, from_json, nearest, string
 from forge_data.formats._chat import TEMPLATE_FIELDS, chat
 from forge_data.formats._format import Fields, Format, message_field
-from forge_data.formats._messages import Turns, checked_messages
+from forge_data.formats._messages import LIKENESS, Turns, checked_messages
 from forge_data.formats._samples import Chat, Message
 from forge_data.formats._tool_calls import function_call
+from forge_data.formats._unread import unread
 
 _ROLES = {
     "system": "system",
@@ -59,7 +60,8 @@ def with_system(place: str, fields: Fields, turns: Turns) -> Turns:
     if turns.messages[0]["role"] == "system":
         raise DataError(f"{place}: field system stands beside a system turn in the conversation; keep one of them")
     messages = [{"role": "system", "content": string(place, "system", system)}, *turns.messages]
-    return Turns(messages, None if turns.trains is None else (True, *turns.trains))
+    trains = None if turns.trains is None else (True, *turns.trains)
+    return Turns(messages, trains, None if turns.weights is None else (1.0, *turns.weights))
 
 
 def _turn(place: str, field: str, turn: object) -> Message:
@@ -68,11 +70,11 @@ def _turn(place: str, field: str, turn: object) -> Message:
     speaker = turn["from"]
     if speaker not in _ROLES:
         raise DataError(f"{place}: field {field}.from is {describe(speaker)}; allowed: {', '.join(_ROLES)}")
-    extra = sorted(name for name, item in turn.items() if item is not None and name not in _FIELDS)
+    extra = unread(turn, _FIELDS)
     if extra:
         raise DataError(
             f"{place}: field {field}.{extra[0]} is {describe(turn[extra[0]])}, which would be passed over; "
-            f"known: {', '.join(_FIELDS)}; take it out"
+            f"known: {', '.join(_FIELDS)}; take it out{nearest(extra[0], _FIELDS, LIKENESS)}"
         )
     message: Message = {"role": _ROLES[speaker]} | {name: turn[name] for name in ("train", "weight") if name in turn}
     if speaker == "function_call":

@@ -9,16 +9,18 @@ from forge_data._example import IGNORED
 from forge_data._values import describe
 from forge_data.formats._format import Fields, Format
 from forge_data.formats._samples import Tokens
+from forge_data.formats._weights import weight_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
 def checked_tokens(place: str, fields: Fields) -> Tokens:
-    """Read `input_ids` and `labels` of a row; a label must be -100 or the id at its position.
+    """Read `input_ids`, `labels` and `weights` of a row; a label must be -100 or its id.
 
     Raises:
-        DataError: values that are not token ids, lengths that differ, padding, labels that are shifted or of something else.
+        DataError: values that are not token ids, lengths that differ, padding, labels that are shifted or of something else,
+            weights that are none.
     """
     ids, labels = _numbers(place, "input_ids", fields["input_ids"]), _numbers(place, "labels", fields["labels"])
     if len(ids) != len(labels):
@@ -34,7 +36,11 @@ def checked_tokens(place: str, fields: Fields) -> Tokens:
     wrong = np.flatnonzero(trained & (labels != ids))
     if len(wrong):
         raise DataError(_mislabelled(place, ids, labels, int(wrong[0])))
-    return Tokens(place, ids.astype(np.int32), trained)
+    weights = _checked_weights(place, fields.get("weights"), trained)
+    if weights is None:
+        return Tokens(place, ids.astype(np.int32), trained)
+    trained &= weights > 0
+    return Tokens(place, ids.astype(np.int32), trained, weights=np.where(trained, weights, np.float32(0)))
 
 
 def check_vocabulary(tokens: Tokens, vocabulary: int | None) -> None:
@@ -76,6 +82,18 @@ def _check_attention(place: str, mask: object, length: int) -> None:
             raise DataError(f"{place}: field attention_mask[{index}] is {describe(item)}; it must be 0 or 1")
     if 0 in items:
         raise DataError(f"{place}: attention_mask holds zeros, so the row is padded; take the padding out of the row")
+
+
+def _checked_weights(place: str, given: object, trained: "NDArray[np.bool_]") -> "NDArray[np.float32] | None":
+    """Read the weights of the tokens; None where there are none."""
+    if given is None:
+        return None
+    items = given.tolist() if isinstance(given, np.ndarray) else given
+    if not isinstance(items, list):
+        raise DataError(f"{place}: field weights is {describe(given)}; it must be a list of numbers, one a token, or not there")
+    if len(items) != len(trained):
+        raise DataError(f"{place}: field weights is a list of {len(items)}, but input_ids holds {len(trained)} tokens")
+    return np.array([weight_of(place, f"weights[{at}]", item) for at, item in enumerate(items)], dtype=np.float32)
 
 
 def _check_count(place: str, given: object, trained: "NDArray[np.bool_]") -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 from forge_data._errors import DataError
 from forge_data._values import checked_tree, describe, from_json, string
+from forge_data.formats._unread import unread
 
 _CALL = {"id", "type", "index", "function"}
 _FUNCTION = {"name", "arguments"}
@@ -57,14 +58,15 @@ def _checked(place: str, field: str, call: object) -> dict[str, Any]:
         # Name and arguments beside the id, as some data sets have them.
         flat = {name: kept.pop(name) for name in sorted(_FUNCTION) if name in kept}
         kept["function"] = flat
-    extra = sorted(kept.keys() - _CALL)
+    extra = unread(kept, _CALL)
     if extra:
         raise DataError(
             f"{place}: field {field}.{extra[0]} is {describe(kept[extra[0]])}, which no template reads; take it out"
         )
     if kept.get("type", "function") != "function":
         raise DataError(f"{place}: field {field}.type is {describe(kept['type'])}; only function calls are known")
-    return kept | {"function": _function(place, f"{field}.function", kept.get("function"))}
+    read = {name: item for name, item in kept.items() if name in _CALL}
+    return read | {"function": _function(place, f"{field}.function", kept.get("function"))}
 
 
 _SHAPE = '{"type": "function", "function": {"name": ..., "arguments": {...}}}'

@@ -8,6 +8,7 @@ import attrs
 
 from forge_data._errors import DataError, ForgeDataError
 from forge_data._options import Options
+from forge_data._settings import MAX_BAD_ROWS
 from forge_data.findings._finding import Finding
 from forge_data.findings._report import Findings, LintReport
 from forge_data.findings._rules import SET_RULES, Where
@@ -43,6 +44,9 @@ def lint(
     on_overflow: str = "drop",
     on_bad_pair: str = "error",
     preprocess: str | Callable[[dict[str, Any]], Any] | None = None,
+    rename_columns: Mapping[str, str] | None = None,
+    on_bad_row: str = "error",
+    max_bad_rows: float = MAX_BAD_ROWS,
 ) -> LintReport:
     """Find what would train a model wrongly, or make an evaluation misleading.
 
@@ -63,6 +67,9 @@ def lint(
         on_overflow: as for `prepare`; for rows.
         on_bad_pair: as for `prepare`; for rows.
         preprocess: as for `prepare`; for rows.
+        rename_columns: as for `prepare`; for rows.
+        on_bad_row: as for `prepare`; for rows.
+        max_bad_rows: as for `prepare`; for rows.
 
     Returns:
         The findings, each with file, row, field and remedy.
@@ -85,6 +92,9 @@ def lint(
         max_seq_len=max_seq_len,
         on_overflow=on_overflow,
         on_bad_pair=on_bad_pair,
+        rename_columns=rename_columns,
+        on_bad_row=on_bad_row,
+        max_bad_rows=max_bad_rows,
     )
     findings = Findings()
     if isinstance(data_or_store, PromptStore):
@@ -99,6 +109,7 @@ def lint(
         read = _of_rows(data_or_store, tokenizer, options, preprocess)
         findings, rows, table = read.findings, read.rows, read.table()
         findings.add(read.lost())
+        findings.add(read.too_many_refused())
         findings.add(_of_table(table))
     if eval_data is not None:
         findings.add(overlap(table, _eval_table(eval_data, tokenizer, options, preprocess)))
@@ -170,6 +181,7 @@ def _of_rows(data: "DataPath", tokenizer: Any, options: Options, preprocess: Any
     from forge_data.formats._registry import check_name
     from forge_data.linting._rows import DataLint
     from forge_data.reading._preprocess import load_preprocess
+    from forge_data.reading._row_changes import RowChanges
     from forge_data.reading._sources import resolve
     from forge_data.tokenizing._chat_template import with_template
     from forge_data.tokenizing._tokenizer import as_tokenizer
@@ -178,7 +190,7 @@ def _of_rows(data: "DataPath", tokenizer: Any, options: Options, preprocess: Any
     if tokenizer is None:
         raise DataError("rows are linted as a tokenizer sees them; give a `tokenizer`")
     chosen = with_template(as_tokenizer(tokenizer), options.chat_template, options.chat_template_kwargs)
-    read = DataLint(chosen, options, load_preprocess(preprocess))
+    read = DataLint(chosen, options, RowChanges(load_preprocess(preprocess), options.rename_columns))
     read.read(resolve(data))
     return read
 

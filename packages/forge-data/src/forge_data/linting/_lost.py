@@ -36,6 +36,13 @@ def lost_to_length(
     yield found("lost_to_length", longest or Where(file, None, file), "", what)
 
 
+def reason_of(error: ForgeDataError, finding: Finding) -> str:
+    """Name the reason in the accounting of a refused row, with the finding that `refused` made."""
+    if isinstance(error, BadPairError):
+        return error.reason
+    return TOO_LONG if finding.rule == "lost_to_length" else finding.rule
+
+
 def refused(where: Where, error: ForgeDataError, *, skipped: bool = False) -> Finding:
     """Make the finding of a row that was refused; `skipped` if it is left out on request."""
     message = str(error).removeprefix(where.place).lstrip(": ")

@@ -1,9 +1,11 @@
 """Sources → findings, row by row and past rows that `prepare` refuses; nothing is written."""
 
 from collections import Counter
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
-from forge_data._errors import BadPairError, DataError, ForgeDataError
+from forge_data._bad_rows import BadRows
+from forge_data._errors import DataError, ForgeDataError
 from forge_data._formats import AUTO
 from forge_data._options import Options
 from forge_data.findings._finding import Finding
@@ -14,12 +16,14 @@ from forge_data.formats._format import FieldOf, Fields
 from forge_data.formats._margins import Margins
 from forge_data.formats._registry import convert, detect, format_named
 from forge_data.formats._samples import Encoded, Sample
-from forge_data.linting._lost import REASONS, lost_to_length, refused
+from forge_data.linting._kind import kind_of, two_kinds
+from forge_data.linting._lost import REASONS, lost_to_length, reason_of, refused
 from forge_data.linting._row import RowLint
 from forge_data.linting._sample_table import SampleTable, TableBuilder
-from forge_data.reading._preprocess import Preprocess
 from forge_data.reading._record import Record
+from forge_data.reading._row_changes import RowChanges
 from forge_data.reading._sources import Source
+from forge_data.tokenizing._encode_apart import encode_apart
 from forge_data.tokenizing._encoder import Encoder
 from forge_data.tokenizing._overflow import fit
 
@@ -42,16 +46,20 @@ class _Row(NamedTuple):
 class DataLint:
     """Linter of all rows of a data set, which also collects what rules about the whole set need."""
 
-    def __init__(self, tokenizer: "PreTrainedTokenizerBase", options: Options, preprocess: Preprocess | None) -> None:
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase", options: Options, changes: RowChanges) -> None:
         self.findings = Findings()
         self.rows = 0
         self._options = options
-        self._preprocess = preprocess
+        self._changes = changes
+        self._columns: set[str] = set()
         self._encoder = Encoder(
             tokenizer, options.train_on, turns=options.turns, arguments=options.chat_template_kwargs, turn_end=options.turn_end
         )
         self._lint = RowLint(tokenizer, options)
-        self._format: tuple[str, str] | None = None
+        self._bad = BadRows()
+        self._first_bad: Where | None = None
+        self._kind: tuple[str, str] | None = None
+        self._formats: dict[str, tuple[str, str]] = {}
         self._margins = Margins()
         self._table = TableBuilder()
         self._tokens_read = 0
@@ -65,7 +73,7 @@ class DataLint:
         """Lint every row of every source.
 
         Raises:
-            DataError: a source that cannot be read at all.
+            DataError: a source that cannot be read at all; a column to be renamed that no row has.
         """
         for source in sources:
             size = 0
@@ -76,6 +84,7 @@ class DataLint:
                     self._flush()
                     size = 0
             self._flush()
+        self._changes.check(self._columns)
 
     def table(self) -> SampleTable:
         """Make the table of all samples, for the rules that need all of them."""
@@ -87,10 +96,17 @@ class DataLint:
         file = where.file if where else ""
         return list(lost_to_length(self._tokens_read, self._tokens_lost, where, tokens, file))
 
+    def too_many_refused(self) -> list[Finding]:
+        """Find whether more rows are refused than may be left out."""
+        if self._options.on_bad_row == "error" or self._first_bad is None:
+            return []
+        what = self._bad.too_many(self.rows, self._options.max_bad_rows)
+        return [] if what is None else [found("too_many_bad_rows", self._first_bad, "", what)]
+
     def _add(self, source: Source, record: Record) -> None:
         where = Where(source.name, record.row, record.place)
         try:
-            rows = [record.fields] if self._preprocess is None else self._preprocess(record.place, record.fields)
+            rows = self._changes(record.place, record.fields, self._columns)
         except ForgeDataError as error:
             self._refuse(where, error)
             return
@@ -98,58 +114,56 @@ class DataLint:
         self.rows += max(1, len(rows))
         for fields in rows:
             try:
-                name = self._name(record.place, fields)
+                name = self._options.format if self._options.format != AUTO else detect(record.place, fields)
                 sample = convert(name, record.place, fields, self._encoder.vocabulary)
             except ForgeDataError as error:
                 self._known.append(self._refused(where, error))
                 continue
-            if is_empty(sample):
+            first, at = self._formats.setdefault(source.name, (name, record.place))
+            if name != first:
+                why = DataError(
+                    f"{record.place} is a row of {name}, but {at} is one of {first}; put them into files of their own"
+                )
+                self._known.append(refused(where, why))
+                continue
+            kind, at = self._kind = self._kind or (kind_of(sample), record.place)
+            if kind_of(sample) != kind:
+                why = DataError(two_kinds(kind_of(sample), record.place, kind, at))
+                self._known.append(refused(where, why))
+            elif is_empty(sample):
                 self._known.append(found("no_trained_token", where, "", "the document is empty"))
             else:
                 self._pending.append(_Row(where, fields, sample, format_named(name).field_of))
 
-    def _name(self, place: str, fields: "dict[str, object]") -> str:
-        """Name the format of a row, which must be that of the rows before it."""
-        if self._options.format != AUTO:
-            return self._options.format
-        name = detect(place, fields)
-        self._format = self._format or (name, place)
-        if name != self._format[0]:
-            first, at = self._format
-            raise DataError(f"{place} is a row of {name}, but {at} is one of {first}; put them into files of their own")
-        return name
-
     def _refuse(self, where: Where, error: ForgeDataError) -> None:
         self.rows += 1
-        self._known.append(refused(where, error))
+        self._known.append(self._refused(where, error))
 
     def _refused(self, where: Where, error: ForgeDataError) -> Finding:
-        return refused(where, error, skipped=isinstance(error, BadPairError) and self._options.on_bad_pair == "skip")
+        finding = refused(where, error, skipped=self._options.skips(error))
+        if not self._options.allows(error):
+            self._bad.add(reason_of(error, finding), str(error))
+            self._first_bad = self._first_bad or where
+        return finding
 
     def _flush(self) -> None:
         findings, self._known = self._known, []
         pending, self._pending = self._pending, []
-        for row, encoded in zip(pending, self._encoded(pending), strict=True):
+        samples = [row.sample for row in pending]
+        results: Iterable[Encoded | ForgeDataError]
+        try:
+            results = self._encoder.encode(samples)
+        except ForgeDataError as error:
+            results = encode_apart(self._encoder.encode, samples, error)
+        for row, encoded in zip(pending, results, strict=True):
             if isinstance(encoded, ForgeDataError):
-                findings.append(refused(row.where, encoded))
+                findings.append(self._refused(row.where, encoded))
             made = encoded if isinstance(encoded, Encoded) else None
             findings += self._lint.check(row.where, row.fields, row.sample, made, row.field_of)
             if made is not None:
                 findings += self._fit(row.where, made)
         # Findings of rows that were not tokenised come first; a reader wants the order of the rows.
         self.findings.add(sorted(findings, key=lambda finding: finding.row or 0))
-
-    def _encoded(self, pending: list[_Row]) -> list[Encoded | ForgeDataError]:
-        """Encode samples; a batch with a refused row is halved until that row is alone."""
-        if not pending:
-            return []
-        try:
-            return list(self._encoder.encode([row.sample for row in pending]))
-        except ForgeDataError as error:
-            if len(pending) == 1:
-                return [error]
-            half = len(pending) // 2
-            return self._encoded(pending[:half]) + self._encoded(pending[half:])
 
     def _fit(self, where: Where, encoded: Encoded) -> list[Finding]:
         tokens = sum(map(len, encoded.examples))

@@ -9,7 +9,7 @@ import numpy as np
 from forge_data._accounting import NOTHING_WITHIN, TOO_LONG
 from forge_data._example import IGNORED, ROLES, TokenizedExample
 from forge_data.store._dropped import Dropped
-from forge_data.store._manifest import MARGINS, PREFERENCE, SUPERVISED, UNPAIRED
+from forge_data.store._manifest import MARGINS, WEIGHTS
 from forge_data.tokenizing._overflow import Fitted
 
 if TYPE_CHECKING:
@@ -37,8 +37,8 @@ class Batch:
     """Number of the source."""
     last_row: int
     """Last row of the source that was read."""
-    kind: str | None
-    """Kind of its samples, as in the manifest; None where it has none."""
+    kinds: dict[str, str]
+    """Kinds of its samples, as in the manifest, each with the place of its first row; a second one ends the batch."""
     arrays: dict[str, "NDArray[Any]"]
     """Arrays as in the store, but `offsets.bin` and `segment_offsets.bin` hold a count for each sample."""
     read: int
@@ -53,6 +53,8 @@ class Batch:
     shortest_too_long: int | None
     """Tokens of the shortest row that did not fit."""
     findings: list["Finding"]
+    columns: frozenset[str]
+    """Columns of its rows, where some are renamed."""
     error: Exception | None
     """Error of the row after the last one here."""
 
@@ -60,28 +62,40 @@ class Batch:
 class BatchBuilder:
     """Collects rows, one by one, for a `Batch`."""
 
-    def __init__(self) -> None:
+    def __init__(self, columns: frozenset[str] = frozenset()) -> None:
+        self.columns = columns
         self.read = self.kept = self.tokens_read = 0
         self.dropped: list[Dropped] = []
         self.tokens_lost: Counter[str] = Counter()
         self.forms: Counter[str] = Counter()
         self.formats: dict[str, Seen] = {}
+        self.kinds: dict[str, str] = {}
         self.findings: list[Finding] = []
-        self.kind: str | None = None
         self.shortest_too_long: int | None = None
         self._examples: list[TokenizedExample] = []
         self._rows: list[int] = []
         self._desirable: list[bool] = []
         self._margins: list[float | None] = []
 
-    def add(self, row: int, encoded: "Encoded", fitted: Fitted) -> None:
-        """Count a row that was tokenised, and keep the samples made of it."""
+    def see_format(self, name: str, place: str) -> bool:
+        """Count a row of a format; return whether the rows before it have the same."""
+        first, count = self.formats.get(name, (place, 0))
+        self.formats[name] = Seen(first, count + 1)
+        return len(self.formats) == 1
+
+    def see_kind(self, kind: str, place: str) -> bool:
+        """Record the kind of a row's samples; return whether the rows before it have the same."""
+        self.kinds.setdefault(kind, place)
+        return len(self.kinds) == 1
+
+    def add(self, row: int, encoded: "Encoded", fitted: Fitted, error: str = "") -> None:
+        """Count a row that was tokenised, and keep its samples; with `error` it was refused."""
         tokens = sum(map(len, encoded.examples))
         self.read += 1
         self.tokens_read += tokens
         self.tokens_lost.update(fitted.lost)
         if fitted.reason is not None:
-            self.dropped.append(Dropped(row, fitted.reason, tokens))
+            self.dropped.append(Dropped(row, fitted.reason, tokens, error))
             if fitted.reason in (TOO_LONG, NOTHING_WITHIN):
                 longest = max(map(len, encoded.examples))
                 self.shortest_too_long = min(longest, self.shortest_too_long or longest)
@@ -92,24 +106,20 @@ class BatchBuilder:
         self._rows += [row] * len(fitted.kept)
         if encoded.desirable is not None:
             self._desirable += [encoded.desirable] * len(fitted.kept)
-            self.kind = UNPAIRED
         elif encoded.pair:
             self._margins.append(encoded.margin)
-            self.kind = PREFERENCE
-        else:
-            self.kind = SUPERVISED
 
-    def leave_out(self, row: int, reason: str) -> None:
-        """Count a row that was not tokenised."""
+    def leave_out(self, row: int, reason: str, error: str = "") -> None:
+        """Count a row that was not tokenised; with `error` it was refused."""
         self.read += 1
-        self.dropped.append(Dropped(row, reason, 0))
+        self.dropped.append(Dropped(row, reason, 0, error))
 
     def build(self, source: int, last_row: int, error: Exception | None) -> Batch:
         """Make the batch of all rows."""
         return Batch(
             source=source,
             last_row=last_row,
-            kind=self.kind,
+            kinds=self.kinds,
             arrays=self._arrays(),
             read=self.read,
             kept=self.kept,
@@ -121,6 +131,7 @@ class BatchBuilder:
             formats=self.formats,
             shortest_too_long=self.shortest_too_long,
             findings=sorted(self.findings, key=lambda each: each.row or 0),
+            columns=self.columns,
             error=error,
         )
 
@@ -136,7 +147,10 @@ class BatchBuilder:
             "segment_roles.bin": np.array([_ROLE_NUMBERS[role] for example in examples for role in example.roles], np.uint8),
             "segment_offsets.bin": np.array([len(example.roles) for example in examples], dtype=np.int64),
         }
-        if self.kind == UNPAIRED:
+        if any(example.weights is not None for example in examples):
+            weights = [example.labels != IGNORED if example.weights is None else example.weights for example in examples]
+            made[WEIGHTS] = _joined(weights, np.float32)
+        if self._desirable:
             made["desirable.bin"] = np.array(self._desirable, dtype=np.uint8)
         if any(margin is not None for margin in self._margins):
             # NaN for a row without margin, so that `_check_margins` sees it.

@@ -3,13 +3,15 @@
 The same code runs in every process.
 """
 
+from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import attrs
 import numpy as np
 
 from forge_data._accounting import EMPTY_DOCUMENT, PREPROCESS
-from forge_data._errors import BadPairError, ForgeDataError
+from forge_data._errors import ForgeDataError
 from forge_data._example import TokenizedExample
 from forge_data._formats import AUTO
 from forge_data._options import Options
@@ -17,13 +19,17 @@ from forge_data.findings._rules import Where
 from forge_data.formats._documents import is_empty
 from forge_data.formats._registry import convert, detect, format_named
 from forge_data.formats._samples import Encoded, Sample, Tokens
-from forge_data.linting._lost import refused
+from forge_data.linting._kind import kind_of
+from forge_data.linting._lost import reason_of, refused
 from forge_data.linting._row import RowLint
-from forge_data.preparing._batch import Batch, BatchBuilder, Seen
+from forge_data.preparing._batch import Batch, BatchBuilder
 from forge_data.reading._preprocess import Preprocess
-from forge_data.reading._record import Chunk, Record
+from forge_data.reading._record import Chunk, Record, place_of
+from forge_data.reading._row_changes import RowChanges
+from forge_data.tokenizing._encode_apart import encode_apart
 from forge_data.tokenizing._encoder import Encoder, Pending
 from forge_data.tokenizing._overflow import Fitted, fit
+from forge_data.tokenizing._token_weights import row_weights, with_weights
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -42,17 +48,21 @@ class Task(NamedTuple):
     """Number of the source."""
     file: str
     """Name of the source, for findings."""
+    indexed: bool
+    """Whether its rows are numbered from 0, as for `place_of`."""
     chunk: Chunk
 
 
 class Preprocessed(NamedTuple):
-    """Rows of a chunk after the user's preprocessing, up to the first row that fails."""
+    """Rows of a chunk after the user's changes, up to the first that ends the preparation."""
 
     source: int
     file: str
     last_row: int
-    records: list[tuple[Record, bool]]
-    """Rows in order; false beside one that preprocess left out."""
+    records: list[tuple[Record, bool | ForgeDataError]]
+    """Rows in order; beside one false where preprocess left it out, or the error for which it is left out."""
+    columns: frozenset[str]
+    """Columns of the rows, where some are renamed."""
     error: Exception | None
 
 
@@ -91,6 +101,11 @@ class Job:
     options: Options
     preprocess: Preprocess | None = None
 
+    @property
+    def changes(self) -> RowChanges:
+        """What is done to each row before its format is known."""
+        return RowChanges(self.preprocess, self.options.rename_columns)
+
 
 class Processor:
     """Makes the batches of one job, chunk by chunk."""
@@ -120,28 +135,26 @@ class Processor:
 
     def begin(self, task: "Task | Preprocessed") -> Started:
         """Read the rows of a chunk and start tokenising them."""
-        rows = task if isinstance(task, Preprocessed) else read(task, self._job.preprocess)
-        builder = BatchBuilder()
+        rows = task if isinstance(task, Preprocessed) else read(task, self._job)
+        builder = BatchBuilder(rows.columns)
         calls: list[_Call] = []
         waiting: list[_Row] = []
         size = 0
         error: ForgeDataError | None = None
         for record, stays in rows.records:
-            if not stays:
+            if stays is False:
                 builder.leave_out(record.row, PREPROCESS)
                 continue
             try:
+                if isinstance(stays, ForgeDataError):
+                    raise stays
                 row = self._read_row(record, builder)
-            except BadPairError as found:
-                if self._job.options.on_bad_pair == "error":
+            except ForgeDataError as found:
+                if not self._job.options.skips(found):
                     error = found
                     break
-                builder.leave_out(record.row, found.reason)
-                builder.findings.append(refused(Where(rows.file, record.row, record.place), found, skipped=True))
+                builder.leave_out(record.row, *self._skipped(Where(rows.file, record.row, record.place), found, builder))
                 continue
-            except ForgeDataError as found:
-                error = found
-                break
             if row is None:
                 break
             if is_empty(row.sample):
@@ -152,7 +165,7 @@ class Processor:
             if len(waiting) >= _ROWS or size >= _BYTES:
                 calls.append(self._started(waiting))
                 waiting, size = [], 0
-                if calls[-1].pending is None and self._encoder is not None:
+                if calls[-1].pending is None and self._encoder is not None and self._job.options.on_bad_row == "error":
                     break
         if waiting:
             calls.append(self._started(waiting))
@@ -164,7 +177,7 @@ class Processor:
         try:
             for call in calls:
                 self._finish_call(call, builder, rows.file)
-            if error is None and len(builder.formats) < 2:
+            if error is None and len(builder.formats) < 2 and len(builder.kinds) < 2:
                 error = rows.error
         except ForgeDataError as found:
             error = found
@@ -183,42 +196,57 @@ class Processor:
         name = self._job.options.format
         if name == AUTO:
             name = detect(record.place, record.fields)
-            first, count = builder.formats.get(name, (record.place, 0))
-            builder.formats[name] = Seen(first, count + 1)
-            if len(builder.formats) > 1:
-                return None
+        # A row that is left out is of no format; any other must have that of the rows before it, readable or not.
+        counts = self._job.options.on_bad_row == "error"
+        if counts and not builder.see_format(name, record.place):
+            return None
         vocabulary = self._encoder.vocabulary if self._encoder is not None else None
-        return _Row(record, name, convert(name, record.place, record.fields, vocabulary))
+        sample = convert(name, record.place, record.fields, vocabulary)
+        if not counts and not builder.see_format(name, record.place):
+            return None
+        return _Row(record, name, sample) if builder.see_kind(kind_of(sample), record.place) else None
+
+    def _skipped(self, where: Where, error: ForgeDataError, builder: BatchBuilder) -> tuple[str, str]:
+        """Report a row that is left out; return the reason, and the error where only so many may be."""
+        finding = refused(where, error, skipped=True)
+        builder.findings.append(finding)
+        return reason_of(error, finding), "" if self._job.options.allows(error) else str(error)
 
     def _finish_call(self, call: _Call, builder: BatchBuilder, file: str) -> None:
+        samples = [row.sample for row in call.rows]
+        encoded: Iterable[Encoded | ForgeDataError]
         try:
             if self._encoder is not None and call.pending is not None:
                 encoded = self._encoder.finish(call.pending)
             else:
-                encoded = encode(self._encoder, [row.sample for row in call.rows])
-        except ForgeDataError:
-            # One row at a time, in order, so that the first row with any fault is the one that is named.
-            for row in call.rows:
-                self._add([row], encode(self._encoder, [row.sample]), builder, file)
-            raise
-        self._add(call.rows, encoded, builder, file)
+                encoded = encode(self._encoder, samples)
+        except ForgeDataError as error:
+            # In order, so that the first row with any fault is the one that is named.
+            encoded = encode_apart(partial(encode, self._encoder), samples, error)
+        for row, made in zip(call.rows, encoded, strict=True):
+            self._add(row, made, builder, file)
 
-    def _add(self, rows: list[_Row], encoded: list[Encoded], builder: BatchBuilder, file: str) -> None:
-        for (record, name, sample), made in zip(rows, encoded, strict=True):
-            where = Where(file, record.row, record.place)
-            try:
-                fitted = fit(record.place, made, self._job.options)
-            except BadPairError as error:
-                if self._job.options.on_bad_pair == "error":
-                    raise
-                fitted = Fitted((), error.reason, {error.reason: sum(map(len, made.examples))})
-                builder.findings.append(refused(where, error, skipped=True))
-            builder.add(record.row, made, fitted)
-            if self._lint is not None:
-                builder.findings += self._lint.check(where, record.fields, sample, made, format_named(name).field_of)
+    def _add(self, row: _Row, made: Encoded | ForgeDataError, builder: BatchBuilder, file: str) -> None:
+        record, name, sample = row
+        where, error = Where(file, record.row, record.place), ""
+        try:
+            if isinstance(made, ForgeDataError):
+                raise made
+            fitted = fit(record.place, made, self._job.options)
+        except ForgeDataError as found:
+            if not self._job.options.skips(found):
+                raise
+            reason, error = self._skipped(where, found, builder)
+            if isinstance(made, ForgeDataError):
+                builder.leave_out(record.row, reason, error)
+                return
+            fitted = Fitted((), reason, {reason: sum(map(len, made.examples))})
+        builder.add(record.row, made, fitted, error)
+        if self._lint is not None:
+            builder.findings += self._lint.check(where, record.fields, sample, made, format_named(name).field_of)
 
 
-def encode(encoder: Encoder | None, samples: list[Sample]) -> list[Encoded]:
+def encode(encoder: Encoder | None, samples: Sequence[Sample]) -> list[Encoded]:
     """Tokenise samples, in order; without a tokenizer they must be token ids."""
     if encoder is not None:
         return encoder.encode(samples)
@@ -229,17 +257,31 @@ def encode(encoder: Encoder | None, samples: list[Sample]) -> list[Encoded]:
 def as_example(tokens: Tokens) -> TokenizedExample:
     """Make an example of a row of token ids; all of it is one segment."""
     whole = np.array([[0, len(tokens.input_ids)]], dtype=np.int32)
-    return TokenizedExample.from_mask(tokens.input_ids, tokens.trained, whole, ("tokens",))
+    example = TokenizedExample.from_mask(tokens.input_ids, tokens.trained, whole, ("tokens",))
+    return with_weights(example, row_weights(tokens))
 
 
-def read(task: Task, preprocess: Preprocess | None) -> Preprocessed:
-    """Read the rows of a chunk and apply the user's preprocessing."""
-    records: list[tuple[Record, bool]] = []
+def read(task: Task, job: Job) -> Preprocessed:
+    """Read the rows of a chunk and change them as the user wishes."""
+    records: list[tuple[Record, bool | ForgeDataError]] = []
+    columns: set[str] = set()
     error: Exception | None = None
+    changes = job.changes
+
+    def leave_out(row: int, error: ForgeDataError) -> None:
+        records.append((Record(row, {}, 0, place_of(task.file, row, indexed=task.indexed)), error))
+
+    skips = job.options.on_bad_row == "skip"
     try:
-        for record in task.chunk.records():
-            made = [record.fields] if preprocess is None else preprocess(record.place, record.fields)
+        for record in task.chunk.records(leave_out if skips else None):
+            try:
+                made = changes(record.place, record.fields, columns)
+            except ForgeDataError as found:
+                if not skips:
+                    raise
+                leave_out(record.row, found)
+                continue
             records += [(record._replace(fields=fields), True) for fields in made] or [(record._replace(fields={}), False)]
     except ForgeDataError as found:
         error = found
-    return Preprocessed(task.source, task.file, task.chunk.last_row, records, error)
+    return Preprocessed(task.source, task.file, task.chunk.last_row, records, frozenset(columns), error)

@@ -12,10 +12,12 @@ import attrs
 import numpy as np
 
 from forge_data._accounting import Accounting
+from forge_data._bad_rows import BadRows
 from forge_data._errors import DataError, ForgeDataError
 from forge_data.findings._report import Findings
 from forge_data.formats._margins import Margins
 from forge_data.formats._registry import detect
+from forge_data.linting._kind import two_kinds
 from forge_data.preparing._batch import Batch, Seen
 from forge_data.preparing._job import Job, Preprocessed, Task, read
 from forge_data.preparing._workers import batches
@@ -39,9 +41,10 @@ _COUNTED_ROWS = 10_000
 class Outcome:
     """What all rows became."""
 
-    kind: str | None = None
-    read: int = 0
-    kept: int = 0
+    read: Counter[int] = attrs.field(factory=Counter)
+    """Rows by number of the source."""
+    kept: Counter[int] = attrs.field(factory=Counter)
+    """Rows that became samples, by number of the source."""
     tokens_read: int = 0
     dropped: Counter[str] = attrs.field(factory=Counter)
     tokens_lost: Counter[str] = attrs.field(factory=Counter)
@@ -50,15 +53,20 @@ class Outcome:
     """Samples by number of the source."""
     shortest_too_long: int | None = None
     findings: Findings = attrs.field(factory=Findings)
-    format: Seen | None = None
-    format_name: str | None = None
+    bad: BadRows = attrs.field(factory=BadRows)
+    formats: dict[int, tuple[str, str]] = attrs.field(factory=dict)
+    """Format of the rows of each source, by its number, and the place of the first."""
+    first: tuple[str, str] | None = None
+    """Kind of the samples, as in the manifest, and the place of the first; None without a row."""
+    columns: set[str] = attrs.field(factory=set)
+    """Columns of the rows, where some are renamed."""
     margins: Margins = attrs.field(factory=Margins)
 
     def accounting(self, writer: "StoreWriter") -> Accounting:
         """Make the accounting, which checks that its numbers add up."""
         return Accounting(
-            self.read,
-            self.kept,
+            self.read.total(),
+            self.kept.total(),
             self.dropped,
             writer.samples,
             self.tokens_read,
@@ -70,7 +78,17 @@ class Outcome:
     def files(self, sources: Sequence["Source"]) -> list[SourceFile]:
         """List the sources as the store names them."""
         return [
-            SourceFile(each.name, each.path, self.samples[number], each.group, each.weight, each.indexed)
+            SourceFile(
+                each.name,
+                each.path,
+                self.samples[number],
+                each.group,
+                each.weight,
+                each.indexed,
+                self.formats[number][0] if number in self.formats else None,
+                self.read[number],
+                self.kept[number],
+            )
             for number, each in enumerate(sources)
         ]
 
@@ -85,7 +103,8 @@ def run(
     """Write every row of every source; what is written is the same for any number of processes.
 
     Raises:
-        ForgeDataError: of the first row that is refused, in the order of the sources.
+        ForgeDataError: of the first row that is refused, in the order of the sources; a column to be renamed that no row has;
+            more bad rows than `max_bad_rows` allows.
     """
     outcome = Outcome()
     rows_before = 0
@@ -105,19 +124,26 @@ def run(
                 rows_before, at = rows_before + reached, batch.source
             reached = batch.last_row + sources[at].indexed
             report_row(rows_before + reached)
+    job.changes.check(outcome.columns)
+    too_many = outcome.bad.too_many(outcome.read.total(), job.options.max_bad_rows)
+    if too_many is not None:
+        raise DataError(f"{too_many}; mend these rows, or raise `max_bad_rows`")
     return outcome
 
 
 def _count(outcome: Outcome, batch: Batch) -> None:
-    outcome.kind = outcome.kind or batch.kind
-    outcome.read += batch.read
-    outcome.kept += batch.kept
+    outcome.read[batch.source] += batch.read
+    outcome.kept[batch.source] += batch.kept
     outcome.tokens_read += batch.tokens_read
     outcome.tokens_lost += batch.tokens_lost
     outcome.forms += batch.forms
-    outcome.dropped.update(each.reason for each in batch.dropped)
+    for each in batch.dropped:
+        outcome.dropped[each.reason] += 1
+        if each.error:
+            outcome.bad.add(each.reason, each.error)
     outcome.samples[batch.source] += len(batch.arrays["offsets.bin"])
     outcome.findings.add(batch.findings)
+    outcome.columns |= batch.columns
     shortest = [size for size in (outcome.shortest_too_long, batch.shortest_too_long) if size is not None]
     outcome.shortest_too_long = min(shortest, default=None)
 
@@ -125,17 +151,19 @@ def _count(outcome: Outcome, batch: Batch) -> None:
 def _check_batch(outcome: Outcome, batch: Batch, job: Job, sources: Sequence["Source"]) -> None:
     """Raise the error of the first row of a batch that is refused, if any."""
     _check_margins(outcome.margins, batch, sources[batch.source])
-    names = list(batch.formats)
-    if names and outcome.format_name is None:
-        outcome.format_name, outcome.format = names[0], batch.formats[names[0]]
-    other = next((name for name in names if name != outcome.format_name), None)
-    if other is not None and (other == names[0] or batch.error is None):
-        assert outcome.format is not None
-        raise DataError(
-            f"{batch.formats[other].first} is a row of {other}, but {outcome.format.first} is one of {outcome.format_name}; "
-            f"{_count_formats(sources, job)}; put them into files of their own and prepare one at a time, or make them one "
-            "format with `preprocess`"
-        )
+    for at, (kind, place) in enumerate(batch.kinds.items()):
+        outcome.first = outcome.first or (kind, place)
+        # What comes after the first row of the batch counts after an error of the rows before it.
+        if kind != outcome.first[0] and (at == 0 or batch.error is None):
+            raise DataError(two_kinds(kind, place, *outcome.first))
+    for at, (name, seen) in enumerate(batch.formats.items()):
+        first = outcome.formats.setdefault(batch.source, (name, seen.first))
+        if name != first[0] and (at == 0 or batch.error is None):
+            raise DataError(
+                f"{seen.first} is a row of {name}, but {first[1]} is one of {first[0]}; "
+                f"{_count_formats([sources[batch.source]], job)}; a file holds one format, so that no stray row is learned "
+                "otherwise than it was meant: put them into files of their own, or make them one format with `preprocess`"
+            )
     if batch.error is not None:
         raise batch.error
 
@@ -147,7 +175,7 @@ def _check_margins(margins: Margins, batch: Batch, source: "Source") -> None:
         DataError: naming both rows.
     """
     rows = batch.arrays["rows.bin"][::2]
-    if batch.kind == PREFERENCE and len(rows):
+    if PREFERENCE in batch.kinds and len(rows):
         given = ~np.isnan(batch.arrays[MARGINS]) if MARGINS in batch.arrays else np.zeros(len(rows), dtype=np.bool_)
         margins.see(source.place(int(rows[0])), given=bool(given[0]))
         at = int(np.argmax(given != given[0]))
@@ -155,12 +183,12 @@ def _check_margins(margins: Margins, batch: Batch, source: "Source") -> None:
 
 
 def _count_formats(sources: Sequence["Source"], job: Job) -> str:
-    """Count the formats of the first rows, in words."""
+    """Count the formats of the first rows of sources, in words."""
     seen: dict[str, Seen] = {}
     count_all = 0
     for record, stays in itertools.islice(_records(sources, job), _COUNTED_ROWS):
         count_all += 1
-        if not stays:
+        if stays is not True:
             continue
         try:
             name = detect(record.place, record.fields)
@@ -172,9 +200,9 @@ def _count_formats(sources: Sequence["Source"], job: Job) -> str:
     return f"the first {count_all:,} rows are {listed}"
 
 
-def _records(sources: Sequence["Source"], job: Job) -> Iterator[tuple[Record, bool]]:
+def _records(sources: Sequence["Source"], job: Job) -> Iterator[tuple[Record, bool | ForgeDataError]]:
     for task in _tasks(sources):
-        rows = read(task, job.preprocess) if isinstance(task, Task) else task
+        rows = read(task, job) if isinstance(task, Task) else task
         yield from rows.records
         if rows.error is not None:
             return
@@ -188,9 +216,9 @@ def _tasks(sources: Sequence["Source"]) -> Iterator[Task | Preprocessed]:
     for number, source in enumerate(sources):
         try:
             for chunk in source.chunks(_CHUNK_BYTES):
-                yield Task(number, source.name, chunk)
+                yield Task(number, source.name, source.indexed, chunk)
         except ForgeDataError as error:
-            yield Preprocessed(number, source.name, 0, [], error)
+            yield Preprocessed(number, source.name, 0, [], frozenset(), error)
             return
 
 

@@ -11,6 +11,7 @@ import attrs
 from forge_data._errors import DataError, StoreError
 from forge_data._options import Options
 from forge_data._paths import expand_user
+from forge_data._settings import MAX_BAD_ROWS
 from forge_data.chat_template._asked import SWITCHES, as_form
 from forge_data.formats._registry import check_name
 from forge_data.linting._lint import store_findings
@@ -52,6 +53,9 @@ def prepare(
     on_overflow: str = "drop",
     on_bad_pair: str = "error",
     preprocess: str | Callable[[dict[str, Any]], Any] | None = None,
+    rename_columns: Mapping[str, str] | None = None,
+    on_bad_row: str = "error",
+    max_bad_rows: float = MAX_BAD_ROWS,
     num_proc: int | None = None,
     seed: int = 0,
     progress: Progress = True,
@@ -66,7 +70,7 @@ def prepare(
         data_path: a file, glob, directory, URL or `name:split`; a list of them; or a mapping of them to their weights.
         tokenizer: a loaded tokenizer, a directory or a name on the Hub.
         store_dir: directory of the store: missing, empty, or a token store.
-        format: name of the rows' format; "auto" detects it from the rows, which must all have one.
+        format: name of the rows' format; "auto" detects it from the rows, which must have one in each file.
         train_on: `assistant` learns every assistant turn, `last` the last one, `completion` the completions of
             prompt/completion rows, `all` every token.
         turns: in which form turns are learned. `auto` learns each turn in the context in which the model will be asked for it:
@@ -85,6 +89,11 @@ def prepare(
             `error`, or `skip`, which leaves it out and counts it by reason.
         preprocess: a function of a row's fields, or its name as "package.module:function", that returns the row to use, a list
             of rows, or None to leave it out; it runs before anything else reads the row.
+        rename_columns: columns that a format reads under another name, each with that name, such as
+            {"question": "prompt", "answer": "completion"}; renamed after `preprocess`.
+        on_bad_row: what becomes of a row that is refused, whatever for: `error`, or `skip`, which leaves it out, counts it by
+            reason and lists it with its error in `dropped()`.
+        max_bad_rows: share of the rows that `on_bad_row="skip"` may leave out.
         num_proc: processes that tokenise, of one thread each. By default the machine is used as well as it can be: for little
             data this process alone, in which the tokenizer has its own threads (as `TOKENIZERS_PARALLELISM` allows); for more,
             one process for each core that this one may use, up to 16. The store is the same, byte for byte, in every case.
@@ -107,6 +116,9 @@ def prepare(
         max_seq_len=max_seq_len,
         on_overflow=on_overflow,
         on_bad_pair=on_bad_pair,
+        rename_columns=rename_columns,
+        on_bad_row=on_bad_row,
+        max_bad_rows=max_bad_rows,
     )
     check_name(format)
     check_whole("num_proc", num_proc, at_least=1)
@@ -138,7 +150,7 @@ def build(
         if not writer.samples:
             raise DataError(_nothing_left(sources, outcome, str(accounting), job.options))
         manifest = writer.finish(
-            outcome.kind,
+            outcome.first[0] if outcome.first else None,
             outcome.files(sources),
             accounting,
             tokenizer=_as_trained(job, outcome),
@@ -209,7 +221,8 @@ def _as_trained(job: Job, outcome: Outcome) -> "PreTrainedTokenizerBase | None":
 def _settings(job: Job, outcome: Outcome, seed: int) -> dict[str, Any]:
     named = job.tokenizer.name_or_path if job.tokenizer is not None else None
     function = job.preprocess.name if job.preprocess is not None else None
-    options = attrs.asdict(job.options) | {"format": outcome.format_name or job.options.format}
+    formats = dict.fromkeys(name for name, _ in outcome.formats.values())
+    options = attrs.asdict(job.options) | {"format": ", ".join(formats) or job.options.format}
     return {"tokenizer": named, **options, "preprocess": function, "seed": seed}
 
 

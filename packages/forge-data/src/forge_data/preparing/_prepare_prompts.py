@@ -10,13 +10,18 @@ import attrs
 import numpy as np
 
 from forge_data._accounting import EMPTY_PROMPT, LONG_PROMPT, PREPROCESS, Accounting
+from forge_data._bad_rows import BadRows
 from forge_data._errors import DataError, ForgeDataError, StoreError
 from forge_data._options import PromptOptions
+from forge_data._settings import MAX_BAD_ROWS
+from forge_data.findings._rules import Where
 from forge_data.formats._prompts import Question, question
+from forge_data.linting._lost import reason_of, refused
 from forge_data.preparing._fingerprint import check_stamps, fingerprint_of_inputs, stamps_of
 from forge_data.preparing._prepare import check_whole, checked_directory, reusable
-from forge_data.reading._preprocess import Preprocess, load_preprocess
+from forge_data.reading._preprocess import load_preprocess
 from forge_data.reading._record import Record
+from forge_data.reading._row_changes import RowChanges
 from forge_data.reading._sources import DataPath, Source, resolve
 from forge_data.store._dropped import Dropped
 from forge_data.store._manifest import PROMPTS, SourceFile
@@ -24,6 +29,7 @@ from forge_data.store._partial import remove_leftovers
 from forge_data.store._prompt_store import PromptStore
 from forge_data.store._writer import StoreWriter
 from forge_data.tokenizing._chat_template import with_template
+from forge_data.tokenizing._encode_apart import encode_apart
 from forge_data.tokenizing._prompt_encoder import PromptEncoder
 from forge_data.tokenizing._tokenizer import as_tokenizer
 
@@ -42,6 +48,9 @@ def prepare_prompts(
     store_dir: str | os.PathLike[str],
     *,
     preprocess: str | Callable[[dict[str, Any]], Any] | None = None,
+    rename_columns: Mapping[str, str] | None = None,
+    on_bad_row: str = "error",
+    max_bad_rows: float = MAX_BAD_ROWS,
     max_prompt_len: int | None = None,
     on_overflow: str = "drop",
     chat_template: str | os.PathLike[str] | None = None,
@@ -61,6 +70,11 @@ def prepare_prompts(
         store_dir: directory of the store: missing, empty, or a store.
         preprocess: a function of a row's fields, or its name as "package.module:function", that returns the row to use, a list
             of rows, or None to leave it out.
+        rename_columns: columns that are read under another name, each with that name, such as {"question": "prompt"}; renamed
+            after `preprocess`.
+        on_bad_row: what becomes of a row that is refused: `error`, or `skip`, which leaves it out, counts it by reason and
+            lists it with its error in `dropped()`.
+        max_bad_rows: share of the rows that `on_bad_row="skip"` may leave out.
         max_prompt_len: longest prompt in tokens; no limit by default.
         on_overflow: what becomes of a row with a longer one: `drop` (left out and counted) or `error`.
         chat_template: a file of a chat template, or the name of one of the tokenizer's, in place of its own.
@@ -78,9 +92,13 @@ def prepare_prompts(
         on_overflow=on_overflow,
         chat_template=chat_template,
         chat_template_kwargs=chat_template_kwargs,
+        rename_columns=rename_columns,
+        on_bad_row=on_bad_row,
+        max_bad_rows=max_bad_rows,
     )
     check_whole("seed", seed)
     function = load_preprocess(preprocess)
+    changes, columns = RowChanges(function, options.rename_columns), set[str]()
     directory = checked_directory(store_dir)
     sources = resolve(data_path)
     loaded = with_template(as_tokenizer(tokenizer), options.chat_template, options.chat_template_kwargs)
@@ -92,8 +110,10 @@ def prepare_prompts(
     with StoreWriter(directory) as writer:
         prompts = _PromptWriter(sources, writer, PromptEncoder(loaded), options)
         for number, source in enumerate(sources):
-            for rows in _batches(source, function):
+            for rows in _batches(source, changes, columns, options):
                 prompts.add(number, rows)
+        changes.check(columns)
+        prompts.check_bad_rows()
         check_stamps(sources, stamps)
         accounting = prompts.accounting()
         if not writer.samples:
@@ -117,11 +137,11 @@ def prepare_prompts(
 
 
 class _Row(NamedTuple):
-    """A row and its question; None where preprocess left it out."""
+    """A row and its question: None where preprocess left it out, the error where it is refused."""
 
     row: int
     place: str
-    question: Question | None
+    question: Question | ForgeDataError | None
 
 
 class _PromptWriter:
@@ -129,28 +149,42 @@ class _PromptWriter:
 
     def __init__(self, sources: Sequence[Source], writer: StoreWriter, encoder: PromptEncoder, options: PromptOptions) -> None:
         self._sources, self._writer, self._encoder, self._options = sources, writer, encoder, options
-        self._read = self._tokens_read = 0
+        self._tokens_read = 0
+        self._bad = BadRows()
+        self._read: Counter[int] = Counter()
         self._dropped: Counter[str] = Counter()
         self._lost: Counter[str] = Counter()
         self._prompts: Counter[int] = Counter()
 
     def add(self, source: int, rows: list[_Row]) -> None:
         """Tokenise rows of one source, and write those that stay."""
-        questions = [row.question for row in rows if row.question is not None and not row.question.empty]
+        questions = [row.question for row in rows if isinstance(row.question, Question) and not row.question.empty]
+        tokens: Iterator[NDArray[np.int32] | ForgeDataError]
         try:
             tokens = iter(self._encoder.encode(questions))
-        except ForgeDataError:
-            # One row at a time, so that of two faults the first row's is reported.
-            tokens = (ids for one in questions for ids in self._encoder.encode([one]))
+        except ForgeDataError as error:
+            # In order, so that of two faults the first row's is reported.
+            tokens = encode_apart(self._encoder.encode, questions, error)
         kept: list[tuple[int, NDArray[np.int32], bytes]] = []
         dropped: list[Dropped] = []
         for row, place, asked in rows:
-            self._read += 1
+            self._read[source] += 1
             if asked is None:
                 dropped.append(Dropped(row, PREPROCESS, 0))
                 continue
+            if isinstance(asked, ForgeDataError):
+                dropped.append(self._refused(source, row, place, asked))
+                continue
             ids = next(tokens) if not asked.empty else np.zeros(0, dtype=np.int32)
-            reason = self._reason(place, ids)
+            try:
+                if isinstance(ids, ForgeDataError):
+                    raise ids
+                reason = self._reason(place, ids)
+            except ForgeDataError as error:
+                if not self._options.skips(error):
+                    raise
+                dropped.append(self._refused(source, row, place, error))
+                continue
             self._tokens_read += len(ids)
             if reason is None:
                 kept.append((row, ids, asked.record))
@@ -162,14 +196,39 @@ class _PromptWriter:
     def accounting(self) -> Accounting:
         """Make the accounting, which checks that its numbers add up."""
         writer, lost = self._writer, {reason: count for reason, count in self._lost.items() if count}
-        return Accounting(self._read, writer.samples, self._dropped, writer.samples, self._tokens_read, writer.tokens, lost)
+        read = self._read.total()
+        return Accounting(read, writer.samples, self._dropped, writer.samples, self._tokens_read, writer.tokens, lost)
+
+    def check_bad_rows(self) -> None:
+        """Refuse more bad rows than may be left out.
+
+        Raises:
+            DataError: how many there are, by reason, and the first few.
+        """
+        too_many = self._bad.too_many(self._read.total(), self._options.max_bad_rows)
+        if too_many is not None:
+            raise DataError(f"{too_many}; mend these rows, or raise `max_bad_rows`")
 
     def files(self) -> list[SourceFile]:
         """List the sources as the store names them."""
         return [
-            SourceFile(each.name, each.path, self._prompts[number], each.group, each.weight, each.indexed)
+            SourceFile(
+                each.name,
+                each.path,
+                self._prompts[number],
+                each.group,
+                each.weight,
+                each.indexed,
+                read=self._read[number],
+                kept=self._prompts[number],
+            )
             for number, each in enumerate(self._sources)
         ]
+
+    def _refused(self, source: int, row: int, place: str, error: ForgeDataError) -> Dropped:
+        reason = reason_of(error, refused(Where(self._sources[source].name, row, place), error))
+        self._bad.add(reason, str(error))
+        return Dropped(row, reason, 0, str(error))
 
     def _reason(self, place: str, ids: "NDArray[np.int32]") -> str | None:
         limit = self._options.max_prompt_len
@@ -203,13 +262,23 @@ class _PromptWriter:
             self._dropped.update(each.reason for each in dropped)
 
 
-def _batches(source: Source, preprocess: Preprocess | None) -> Iterator[list[_Row]]:
+def _batches(source: Source, changes: RowChanges, columns: set[str], options: PromptOptions) -> Iterator[list[_Row]]:
     """Read the rows of a source, some at a time."""
     rows: list[_Row] = []
     size = 0
+
+    def leave_out(row: int, error: ForgeDataError) -> None:
+        rows.append(_Row(row, source.place(row), error))
+
+    skips = options.on_bad_row == "skip"
     try:
-        for record in source.records():
-            rows += _rows_of(record, preprocess)
+        for record in source.records(leave_out if skips else None):
+            try:
+                rows += _rows_of(record, changes, columns)
+            except ForgeDataError as error:
+                if not skips:
+                    raise
+                leave_out(record.row, error)
             size += record.size
             if len(rows) >= _ROWS or size >= _BYTES:
                 yield rows
@@ -222,8 +291,8 @@ def _batches(source: Source, preprocess: Preprocess | None) -> Iterator[list[_Ro
         yield rows
 
 
-def _rows_of(record: Record, preprocess: Preprocess | None) -> list[_Row]:
-    made = [record.fields] if preprocess is None else preprocess(record.place, record.fields)
+def _rows_of(record: Record, changes: RowChanges, columns: set[str]) -> list[_Row]:
+    made = changes(record.place, record.fields, columns)
     if not made:
         return [_Row(record.row, record.place, None)]
     return [_Row(record.row, record.place, question(record.place, fields)) for fields in made]

@@ -13,6 +13,7 @@ from forge_data._options import Options
 from forge_data._values import describe
 from forge_data.formats._registry import check_name, convert, detect
 from forge_data.reading._preprocess import load_preprocess
+from forge_data.reading._row_changes import RowChanges
 from forge_data.tokenizing._chat_template import with_template
 from forge_data.tokenizing._encoder import Encoder
 from forge_data.tokenizing._overflow import fit
@@ -37,6 +38,7 @@ def tokenize(
     max_seq_len: int | None = None,
     on_overflow: str = "drop",
     preprocess: str | Callable[[dict[str, Any]], Any] | None = None,
+    rename_columns: Mapping[str, str] | None = None,
 ) -> TokenizedExample:
     """Tokenise one row, in any format that `prepare` reads.
 
@@ -59,21 +61,21 @@ def tokenize(
         turn_end=turn_end,
         max_seq_len=max_seq_len,
         on_overflow=on_overflow,
+        rename_columns=rename_columns,
     )
     check_name(format)
-    function = load_preprocess(preprocess)
+    changes = RowChanges(load_preprocess(preprocess), options.rename_columns)
     chosen = with_template(as_tokenizer(tokenizer), options.chat_template, options.chat_template_kwargs)
     encoder = Encoder(
         chosen, options.train_on, turns=options.turns, arguments=options.chat_template_kwargs, turn_end=options.turn_end
     )
     fields = {name: value for name, value in row.items() if value is not None}
-    if function is not None:
-        made = function(_PLACE, fields)
-        if len(made) != 1:
-            raise DataError(
-                f"{_PLACE}: preprocess {function.name} returned {len(made)} rows; tokenize makes one sample of one row"
-            )
-        (fields,) = made
+    columns: set[str] = set()
+    made = changes(_PLACE, fields, columns)
+    if len(made) != 1:
+        raise DataError(f"{_PLACE}: `preprocess` returned {len(made)} rows; tokenize makes one sample of one row")
+    changes.check(columns)
+    (fields,) = made
     name = detect(_PLACE, fields) if options.format == AUTO else options.format
     (encoded,) = encoder.encode([convert(name, _PLACE, fields, encoder.vocabulary)])
     if encoded.pair:

@@ -47,9 +47,9 @@ def batches(job: Job, tasks: "Iterator[Task | Preprocessed]", num_proc: int | No
             yield from collect_per_batch(map(Processor(job), tasks))
         return
     # A function without a name to import cannot be sent; then rows are read here, and tokenised there.
-    local = job.preprocess if job.preprocess is not None and ":" not in job.preprocess.name else None
+    local = job.preprocess is not None and ":" not in job.preprocess.name
     sent = Job(tokenizer=job.tokenizer, options=job.options, preprocess=None) if local else job
-    pending = (read(task, local) if local and isinstance(task, Task) else task for task in tasks)
+    pending = (read(task, job) if local and isinstance(task, Task) else task for task in tasks)
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(worker_directory())
         workers = [_Worker(stack, folder) for _ in range(num_proc)]

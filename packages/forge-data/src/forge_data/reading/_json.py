@@ -8,7 +8,7 @@ from typing import BinaryIO
 import attrs
 
 from forge_data._errors import DataError
-from forge_data._values import DECODER
+from forge_data._values import ROW_DECODER
 from forge_data.reading._file import DataFile
 from forge_data.reading._jsonl import JsonLines
 from forge_data.reading._record import Chunk, Record, Refused, place_of, record
@@ -33,7 +33,7 @@ def open_json(name: str, file: DataFile) -> "JsonLines | JsonDocument":
     if first.lstrip()[:1] == b"[":
         return JsonDocument(name, file)
     try:
-        DECODER.decode(first.decode("utf-8"))
+        ROW_DECODER.decode(first.decode("utf-8"))
     except (ValueError, RecursionError):
         # Cut short, it is one object over many lines, or a line that is longer than the block that was read.
         if first.strip() in (b"{", b"{}") or (first.endswith(b"\n") and first.rstrip()[-1:] in (b"{", b"[", b",")):
@@ -143,7 +143,7 @@ class _Items:
         self._next()
         while True:
             try:
-                value, end = DECODER.raw_decode(self._text, self._at)
+                value, end = ROW_DECODER.raw_decode(self._text, self._at)
             except json.JSONDecodeError as error:
                 whole = error.pos < len(self._text) - _CUT and not error.msg.startswith("Unterminated string")
                 if whole or not self._read():

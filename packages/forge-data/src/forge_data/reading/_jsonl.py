@@ -11,7 +11,7 @@ from typing import BinaryIO
 import attrs
 
 from forge_data._errors import DataError
-from forge_data._values import DECODER
+from forge_data._values import ROW_DECODER
 from forge_data.reading._file import DataFile
 from forge_data.reading._record import Chunk, Record, Refused, record
 
@@ -137,7 +137,7 @@ def _records(name: str, first_row: int, lines: bytes, refused: Refused | None) -
 
 def _value(place: str, line: bytes) -> object:
     try:
-        return DECODER.decode(line.decode("utf-8"))
+        return ROW_DECODER.decode(line.decode("utf-8"))
     except UnicodeDecodeError as error:
         raise DataError(
             f"{place} is not UTF-8: byte 0x{line[error.start]:02x} at position {error.start + 1} of the line "

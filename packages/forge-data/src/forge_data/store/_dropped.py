@@ -16,12 +16,18 @@ class Dropped(NamedTuple):
     row: int
     reason: str
     tokens: int
+    error: str = ""
+    """Error for which it was refused, where `on_bad_row` is skip."""
 
 
 def dropped_lines(file: str, rows: Sequence[Dropped], *, indexed: bool) -> bytes:
     """Write rows of one file as lines of JSON; `indexed` as for `place_of`."""
-    fields = ({"file": file, **row._asdict(), "place": place_of(file, row.row, indexed=indexed)} for row in rows)
-    return "".join(json.dumps(each, ensure_ascii=False) + "\n" for each in fields).encode("utf-8", "surrogatepass")
+    lines = []
+    for row in rows:
+        fields = {"file": file, "row": row.row, "reason": row.reason, "tokens": row.tokens}
+        fields |= {"place": place_of(file, row.row, indexed=indexed)} | ({"error": row.error} if row.error else {})
+        lines.append(json.dumps(fields, ensure_ascii=False) + "\n")
+    return "".join(lines).encode("utf-8", "surrogatepass")
 
 
 def dropped_rows(directory: Path, sources: Sequence[SourceFile]) -> Iterator[dict[str, Any]]:

@@ -1,6 +1,6 @@
 """Token store → JSONL of token ids, as mini-trainer reads it.
 
-A line is `{"input_ids": [...], "labels": [...], "len": n}`.
+A line is `{"input_ids": [...], "labels": [...], "len": n}`, with `"weights": [...]` where tokens count differently.
 """
 
 import json
@@ -31,6 +31,8 @@ def write_jsonl(examples: Iterable[TokenizedExample], store: Path, file: str | o
             for example in examples:
                 ids = example.input_ids.tolist()
                 row = {"input_ids": ids, "labels": example.labels.tolist(), "len": len(ids)}
+                if example.weights is not None:
+                    row["weights"] = example.weights.tolist()
                 lines.write(json.dumps(row, separators=(",", ":")) + "\n")
             lines.flush()
             os.fsync(lines.fileno())

@@ -10,6 +10,7 @@ segment_starts.bin   int32[G]    where each segment begins, counted from the beg
 segment_roles.bin    uint8[G]    role of the segment's text: an index into `ROLES`
 segment_offsets.bin  int64[N+1]  segments of sample i are segment_offsets[i] to segment_offsets[i+1]
 desirable.bin        uint8[N]    unpaired preferences only: 1 where the answer is wanted
+weights.bin          float32[T]  only where some are neither 0 nor 1: by how much each token's loss term counts
 margins.bin          float32[P]  preferences with margins only: by how much each chosen answer is better
 records.bin          uint8[C]    prompts only: JSON of each row (its prompt and further fields), one after another
 record_offsets.bin   int64[N+1]  prompts only: record of prompt i is bytes record_offsets[i] to record_offsets[i+1]
@@ -24,6 +25,7 @@ directory gets its name once everything is on disk.
 """
 
 import json
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +36,9 @@ from forge_data._accounting import Accounting
 from forge_data._errors import StoreError
 
 FORMAT = "forge-data token store"
-VERSION = 3
-READABLE = (2, 3)
-"""Versions that can be read; earlier ones lack margins and prompts and are otherwise the same."""
+VERSION = 4
+READABLE = (2, 3, 4)
+"""Versions that can be read; earlier ones lack weights, 2 margins and prompts too, and are otherwise the same."""
 MANIFEST = "store.json"
 DROPPED = "dropped.jsonl"
 LINT = "lint.json"
@@ -44,6 +46,7 @@ TOKENIZER = "tokenizer"
 SUPERVISED, PREFERENCE, UNPAIRED, PROMPTS = "supervised", "preference", "unpaired_preference", "prompts"
 KINDS = (SUPERVISED, PREFERENCE, UNPAIRED, PROMPTS)
 MARGINS = "margins.bin"
+WEIGHTS = "weights.bin"
 
 DTYPES = {
     "input_ids.bin": np.dtype("<i4"),
@@ -54,21 +57,32 @@ DTYPES = {
     "segment_roles.bin": np.dtype("u1"),
     "segment_offsets.bin": np.dtype("<i8"),
     "desirable.bin": np.dtype("u1"),
+    WEIGHTS: np.dtype("<f4"),
     MARGINS: np.dtype("<f4"),
     "records.bin": np.dtype("u1"),
     "record_offsets.bin": np.dtype("<i8"),
 }
 FINGERPRINTED = (
-    "input_ids.bin", "loss_mask.bin", "offsets.bin", "desirable.bin", MARGINS, "records.bin", "record_offsets.bin"
+    "input_ids.bin", "loss_mask.bin", "offsets.bin", "desirable.bin", WEIGHTS, MARGINS, "records.bin", "record_offsets.bin"
 )  # fmt: skip
 """Arrays that are trained on; rows and roles are not."""
-_ARRAY_KIND = {"desirable.bin": UNPAIRED, MARGINS: PREFERENCE, "records.bin": PROMPTS, "record_offsets.bin": PROMPTS}
+_ARRAY_KIND = {
+    "desirable.bin": UNPAIRED,
+    WEIGHTS: SUPERVISED,
+    MARGINS: PREFERENCE,
+    "records.bin": PROMPTS,
+    "record_offsets.bin": PROMPTS,
+}
 _NOT_OF_PROMPTS = ("loss_mask.bin", "segment_starts.bin", "segment_roles.bin", "segment_offsets.bin")
 
 
-def arrays_of(kind: str, *, margins: bool = False) -> tuple[str, ...]:
-    """List the arrays of a store of a kind; `margins` if its rows gave some."""
-    without = set() if margins else {MARGINS}
+OPTIONAL = (WEIGHTS, MARGINS)
+"""Arrays that a store has only where its rows give them."""
+
+
+def arrays_of(kind: str, given: Collection[str] = ()) -> tuple[str, ...]:
+    """List the arrays of a store of a kind, with those of `OPTIONAL` that are `given`."""
+    without = {*OPTIONAL} - {*given}
     without |= {*_NOT_OF_PROMPTS} if kind == PROMPTS else set()
     return tuple(name for name in DTYPES if _ARRAY_KIND.get(name, kind) == kind and name not in without)
 
@@ -86,6 +100,12 @@ class SourceFile:
     """Weight given to its entry; None where none was."""
     indexed: bool = False
     """Whether a place in it is `train.json[416]` and not `train.jsonl:417`."""
+    format: str | None = None
+    """Format of its rows; None for prompts, without a row, and in stores that do not say."""
+    read: int | None = None
+    """Rows read, as the accounting counts them; None in stores that do not say, as for `kept`."""
+    kept: int | None = None
+    """Rows that became samples."""
 
 
 @attrs.frozen(kw_only=True)
@@ -118,11 +138,11 @@ class Manifest:
     @property
     def arrays(self) -> tuple[str, ...]:
         """Names of its arrays."""
-        return arrays_of(self.kind, margins=MARGINS in self.sizes)
+        return arrays_of(self.kind, self.sizes)
 
     def expected(self) -> dict[str, int]:
         """Compute the bytes that each array must have."""
-        counts = {"input_ids.bin": self.tokens, "loss_mask.bin": self.tokens, MARGINS: self.samples // 2}
+        counts = dict.fromkeys(("input_ids.bin", "loss_mask.bin", WEIGHTS), self.tokens) | {MARGINS: self.samples // 2}
         counts |= {"segment_starts.bin": self.segments, "segment_roles.bin": self.segments}
         counts |= dict.fromkeys(("offsets.bin", "segment_offsets.bin", "record_offsets.bin"), self.samples + 1)
         # No count gives the size of the records.

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from forge_data._example import IGNORED, ROLES, TokenizedExample
+from forge_data.store._manifest import WEIGHTS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -41,17 +42,28 @@ class StoredExample(TokenizedExample):
                 made = made.astype(np.int32)
             case "roles":
                 made = tuple(ROLES[number] for number in self._segments("segment_roles.bin"))
+            case "weights":
+                made = None
+                if WEIGHTS in self._arrays:
+                    offsets = self._arrays["offsets.bin"]
+                    weights = self._arrays[WEIGHTS][offsets[self._at] : offsets[self._at + 1]]
+                    # A sample without weights of its own is as it would be in a store without any.
+                    made = None if np.isin(weights, (0, 1)).all() else weights
             case _:
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         object.__setattr__(self, name, made)
         return made
 
     def __reduce__(self) -> tuple[type[TokenizedExample], tuple[Any, ...]]:
-        return TokenizedExample, (np.array(self.input_ids), self.labels, self.segments, self.roles)
+        return TokenizedExample, (np.array(self.input_ids), self.labels, self.segments, self.roles, _own(self.weights))
 
     def _segments(self, name: str) -> "NDArray[Any]":
         offsets = self._arrays["segment_offsets.bin"]
         return self._arrays[name][offsets[self._at] : offsets[self._at + 1]]
+
+
+def _own(array: "NDArray[Any] | None") -> "NDArray[Any] | None":
+    return None if array is None else np.array(array)
 
 
 _set_arrays = StoredExample.__dict__["_arrays"].__set__

@@ -19,10 +19,11 @@ from forge_data.store._manifest import (
     FINGERPRINTED,
     LINT,
     MANIFEST,
-    MARGINS,
+    OPTIONAL,
     SUPERVISED,
     TOKENIZER,
     UNPAIRED,
+    WEIGHTS,
     Manifest,
     arrays_of,
 )
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from forge_data._accounting import Accounting
     from forge_data.store._manifest import SourceFile
 
+_BLOCK = 1 << 20
 _CUMULATIVE = {"offsets.bin", "segment_offsets.bin", "record_offsets.bin"}
 
 
@@ -51,6 +53,7 @@ class StoreWriter:
         self.partial = partial_of(directory)
         """Directory in which the store is written until it is complete."""
         self._ends = dict.fromkeys(_CUMULATIVE, 0)
+        self._weighed = 0
         self._made: list[Path] = []
         self._committed = False
         self._stack = ExitStack()
@@ -78,6 +81,9 @@ class StoreWriter:
             StoreError: the disk does not take it.
         """
         try:
+            if WEIGHTS in arrays:
+                self._fill_weights()
+                self._weighed += len(arrays[WEIGHTS])
             for name, values in arrays.items():
                 if name in _CUMULATIVE and len(values):
                     ends = self._ends[name] + np.cumsum(values)
@@ -118,11 +124,13 @@ class StoreWriter:
         """
         kind = kind or SUPERVISED
         try:
+            if self._weighed:
+                self._fill_weights()
             for file in self._files.values():
                 file.flush()
                 os.fsync(file.fileno())
             self._stack.close()
-            arrays = arrays_of(kind, margins=(self.partial / MARGINS).stat().st_size > 0)
+            arrays = arrays_of(kind, [name for name in OPTIONAL if (self.partial / name).stat().st_size])
             for name in set(DTYPES) - set(arrays):
                 (self.partial / name).unlink()
             if tokenizer is not None:
@@ -186,6 +194,15 @@ class StoreWriter:
         except Exception as error:
             # On a full disk the Rust library that writes tokenizer.json raises a bare Exception.
             raise StoreError(f"the tokenizer could not be written to {self.partial / TOKENIZER}: {error}") from error
+
+    def _fill_weights(self) -> None:
+        """Write the weights of the tokens so far that came without: 1 where they are learned."""
+        self._files["loss_mask.bin"].flush()
+        with (self.partial / "loss_mask.bin").open("rb") as mask:
+            mask.seek(self._weighed)
+            while block := mask.read(_BLOCK):
+                self._write(WEIGHTS, np.frombuffer(block, np.uint8))
+                self._weighed += len(block)
 
     def _write(self, name: str, values: "np.ndarray[Any, Any]") -> None:
         self._append(name, np.ascontiguousarray(values, dtype=DTYPES[name]).data)

@@ -20,6 +20,7 @@ from forge_data.masking._segments import segments
 from forge_data.masking._train_on import learned_parts
 from forge_data.tokenizing._batch_tokenizer import BatchTokenizer, Tokenised
 from forge_data.tokenizing._stop_tokens import stop_tokens
+from forge_data.tokenizing._token_weights import row_weights, weighed, weights_of, with_weights
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -48,6 +49,8 @@ class _Job:
     """For plain text, around which the tokenizer adds its special tokens: an EOS from this character on ends it."""
     notes: tuple[Note, ...] = ()
     forms: tuple[str, ...] = ()
+    weights: "NDArray[np.float32] | None" = None
+    """As `weights_of` returns them."""
 
 
 @attrs.frozen
@@ -188,8 +191,9 @@ class Encoder:
                 whole = self._train_on == "all"
                 what = learned_parts(part, self._train_on)
                 roles = [message["role"] for message in part.messages]
+                weights = weights_of(part)
                 return [
-                    _Job(each.text, each.spans, each.runs, roles, whole, notes=each.notes, forms=each.forms)
+                    _Job(each.text, each.spans, each.runs, roles, whole, notes=each.notes, forms=each.forms, weights=weights)
                     for each in self._conversations.read(part, what, next(rendered), whole=whole, thinks=thinks)
                 ]
             case _:
@@ -201,14 +205,16 @@ class Encoder:
             case Text():
                 border, end = len(part.prompt), len(part.prompt) + len(part.completion)
                 text, runs = part.prompt + part.completion, [(0, border, 0), (border, end, 1)]
-                return _Job(text, [Span.plain(border, end)], runs, ("prompt", "completion"), everything, border)
+                spans, roles = [Span.plain(border, end)], ("prompt", "completion")
+                return _Job(text, spans, runs, roles, everything, border, weights=weights_of(part))
             case _:
                 if self._train_on not in ("assistant", "all"):
                     raise DataError(
                         f"{part.place}: `train_on` is {self._train_on!r}, and the row is plain text, of which every token is "
                         "learned; use assistant or all"
                     )
-                return _Job(part.text, [], [(0, len(part.text), 0)], ("document",), whole=True, ends_from=0)
+                runs, roles = [(0, len(part.text), 0)], ("document",)
+                return _Job(part.text, [], runs, roles, whole=True, ends_from=0, weights=weights_of(part))
 
     def _tokens(self, part: Tokens) -> TokenizedExample:
         if self._train_on not in ("assistant", "all"):
@@ -221,7 +227,7 @@ class Encoder:
         trained = np.ones_like(part.trained) if self._train_on == "all" else part.trained
         places = np.zeros(len(trained), dtype=np.int64)
         ((every, roles),) = segments(places, [len(trained)], [[(0, 1, 0)]], [("tokens",)])
-        return TokenizedExample.from_mask(part.input_ids, trained, every, roles)
+        return with_weights(TokenizedExample.from_mask(part.input_ids, trained, every, roles), row_weights(part))
 
     def _examples(self, jobs: list[_Job], ids: _Ids, offsets: _Offsets, sizes: list[int]) -> list[TokenizedExample]:
         """Make examples of the tokens of texts, one text after the other."""
@@ -236,9 +242,13 @@ class Encoder:
                 trained[last - 1] = True
         labels = np.where(trained, ids, np.int32(IGNORED))
         found = segments(offsets[:, 0], sizes, [job.runs for job in jobs], [job.roles for job in jobs])
-        return [
+        examples = [
             TokenizedExample(ids[first:last], labels[first:last], spans, roles)
             for (first, last), (spans, roles) in zip(bounds, found, strict=True)
+        ]
+        return [
+            example if job.weights is None else weighed(example, offsets[first:last, 0], job.runs, job.weights)
+            for example, job, (first, last) in zip(examples, jobs, bounds, strict=True)
         ]
 
     def _trained(

@@ -119,4 +119,5 @@ def piece(example: TokenizedExample, start: int, stop: int) -> TokenizedExample:
     inside = (spans[:, 1] > start) & (spans[:, 0] < stop)
     cut = (np.clip(spans[inside], start, stop) - start).astype(np.int32)
     roles = tuple(role for role, there in zip(example.roles, inside, strict=True) if there)
-    return TokenizedExample(example.input_ids[start:stop], example.labels[start:stop], cut, roles)
+    weights = None if example.weights is None else example.weights[start:stop]
+    return TokenizedExample(example.input_ids[start:stop], example.labels[start:stop], cut, roles, weights)

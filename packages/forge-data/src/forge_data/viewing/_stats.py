@@ -31,6 +31,18 @@ class Share:
     """Tokens that count in the loss."""
 
 
+@attrs.frozen
+class SourceShare(Share):
+    """Part of a store that came from one file."""
+
+    format: str | None
+    """Format of its rows; None for prompts, and where the store does not say."""
+    read: int | None
+    """Rows read of the whole file, as the accounting counts them; None where the store does not say."""
+    kept: int | None
+    """Rows of the whole file that became samples."""
+
+
 @attrs.frozen(kw_only=True)
 class Stats:
     """Numbers of a token store; `str()` is a table of them."""
@@ -47,7 +59,7 @@ class Stats:
     """Percentile → learned tokens of a sample."""
     roles: tuple[Share, ...]
     """Shares by role of the text, in the order of `ROLES`."""
-    sources: tuple[Share, ...]
+    sources: tuple[SourceShare, ...]
     """Shares by file, in the order in which they were read."""
     accounting: Accounting
     """Rows read, kept and dropped when the store was prepared."""
@@ -78,19 +90,21 @@ class Stats:
                 [[name, *map(_number, values.values())] for name, values in lengths.items()],
             ),
         ]
-        for title, shares in (("role", self.roles), ("source", self.sources)):
-            rows = [
-                [
-                    share.name,
-                    _number(share.samples),
-                    _number(share.tokens),
-                    _part(share.tokens, self.tokens),
-                    _number(share.learned),
-                ]
-                for share in shares
-            ]
-            lines += [] if not rows else ["", *_table([title, "samples", "tokens", "share", "learned"], rows)]
+        head = ["samples", "tokens", "share", "learned"]
+        if self.roles:
+            lines += ["", *_table(["role", *head], [self._row(share) for share in self.roles])]
+        if self.sources:
+            of_file = [[*self._row(share), *_rows_of(share)] for share in self.sources]
+            lines += ["", *_table(["source", *head, "rows read", "kept", "format"], of_file)]
         return "\n".join(lines)
+
+    def _row(self, share: Share) -> list[str]:
+        samples, tokens, learned = map(_number, (share.samples, share.tokens, share.learned))
+        return [share.name, samples, tokens, _part(share.tokens, self.tokens), learned]
+
+
+def _rows_of(share: SourceShare) -> list[str]:
+    return [*("-" if count is None else _number(count) for count in (share.read, share.kept)), share.format or "-"]
 
 
 def stats(store: "TokenStore | PromptStore") -> Stats:
@@ -149,7 +163,7 @@ def _learned(store: "TokenStore | PromptStore") -> "NDArray[np.int64]":
     return cast("TokenStore", store).loss_counts if store.kind != PROMPTS else np.zeros(len(store), dtype=np.int64)
 
 
-def _by_source(store: "TokenStore | PromptStore") -> tuple[Share, ...]:
+def _by_source(store: "TokenStore | PromptStore") -> tuple[SourceShare, ...]:
     files = store._manifest.sources
     numbers = np.repeat(np.arange(len(files)), [file.samples for file in files])
     if store._indices is not None:
@@ -157,7 +171,9 @@ def _by_source(store: "TokenStore | PromptStore") -> tuple[Share, ...]:
     samples = np.bincount(numbers, minlength=len(files))
     tokens, learned = (np.bincount(numbers, each, minlength=len(files)) for each in (store.lengths, _learned(store)))
     return tuple(
-        Share(file.name, int(samples[n]), int(tokens[n]), int(learned[n])) for n, file in enumerate(files) if samples[n]
+        SourceShare(file.name, int(samples[n]), int(tokens[n]), int(learned[n]), file.format, file.read, file.kept)
+        for n, file in enumerate(files)
+        if samples[n] or (store._indices is None and file.read)
     )
 
 

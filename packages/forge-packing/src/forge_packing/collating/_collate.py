@@ -15,7 +15,10 @@ IGNORE = -100
 
 
 class Example(Protocol):
-    """Object with `input_ids` and `labels`: lists, arrays or slices of a memory map."""
+    """Object with `input_ids` and `labels`: lists, arrays or slices of a memory map.
+
+    It may have `weights` too: S numbers from 0, by which the loss term of each token counts, or None where each counts 1.
+    """
 
     @property
     def input_ids(self) -> Any:
@@ -48,6 +51,9 @@ class PackedBatch:
     """int32[B+1]: the first position of each sample, and T at the end."""
     max_seqlen: int
     """Tokens in the longest sample; 0 in an empty row."""
+    weights: npt.NDArray[np.float32] | None = None
+    """float32[T]: by how much the loss term of each token counts, 0 where no loss is counted; the loss is the weighted sum
+    divided by the sum of the weights. None where no example has weights: each term counts 1."""
 
 
 def collate(examples: Iterable[AnyExample]) -> PackedBatch:
@@ -56,10 +62,10 @@ def collate(examples: Iterable[AnyExample]) -> PackedBatch:
     No examples give an empty row (cu_seqlens is [0]): a rank without work in this pass. The examples are not changed.
 
     Args:
-        examples: Objects with `input_ids` and `labels`, or pairs of the two.
+        examples: Objects with `input_ids` and `labels`, and `weights` where tokens count differently; or pairs of the two.
 
     Raises:
-        PackingError: an example is empty, not of integers, or its two lengths differ.
+        PackingError: an example is empty, not of integers, or its lengths differ; weights that are negative or not finite.
 
 
     >>> batch = collate([([5, 6, 7], [5, 6, 7]), ([8, 9], [-100, 9])])
@@ -68,10 +74,12 @@ def collate(examples: Iterable[AnyExample]) -> PackedBatch:
     """
     ids: list[np.ndarray] = []
     labels: list[np.ndarray] = []
+    weights: list[np.ndarray | None] = []
     for index, example in enumerate(examples):
-        these_ids, these_labels = example_arrays(index, example)
+        these_ids, these_labels, these_weights = example_arrays(index, example)
         ids.append(these_ids)
         labels.append(these_labels)
+        weights.append(these_weights)
     lengths = np.array([array.size for array in ids], dtype=np.int64)
     ends = np.cumsum(lengths)
     total = int(ends[-1]) if ends.size else 0
@@ -86,11 +94,25 @@ def collate(examples: Iterable[AnyExample]) -> PackedBatch:
         position_ids=np.arange(total, dtype=np.int64) - np.repeat(starts, lengths),
         cu_seqlens=np.append(starts, total).astype(np.int32),
         max_seqlen=int(lengths.max()) if lengths.size else 0,
+        weights=_flat_weights(weights, lengths, flat_labels),
     )
 
 
-def example_arrays(index: int | str, example: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Return input_ids and labels of one example, int[S] both; PackingError naming its index."""
+def _flat_weights(
+    weights: list[np.ndarray | None], lengths: Int64Array, flat_labels: Int64Array
+) -> npt.NDArray[np.float32] | None:
+    """Concatenate the examples' weights, 1 where one has none: float32[T]; None where none has."""
+    if all(each is None for each in weights):
+        return None
+    pieces = [np.ones(size, np.float32) if each is None else each for each, size in zip(weights, lengths, strict=True)]
+    return np.where(flat_labels == IGNORE, np.float32(0), np.concatenate(pieces))
+
+
+def example_arrays(index: int | str, example: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    """Return input_ids and labels of one example, int[S], and its weights float32[S] or None.
+
+    Raises PackingError naming its index.
+    """
     if isinstance(example, Mapping):  # a mapping of two columns would unpack into their names
         raise PackingError(
             f"example {index} is a {type(example).__name__}: give objects with input_ids and labels, or pairs of the two, "
@@ -107,7 +129,23 @@ def example_arrays(index: int | str, example: Any) -> tuple[np.ndarray, np.ndarr
         raise PackingError(
             f"example {index} has {ids.size} input_ids and {labels.size} labels: there must be one label a token"
         )
-    return ids, labels
+    weights = getattr(example, "weights", None)
+    return ids, labels, None if weights is None else _weights(index, weights, ids.size)
+
+
+def _weights(index: int | str, values: Any, size: int) -> np.ndarray:
+    try:
+        array = np.asarray(values, dtype=np.float32)
+    except (TypeError, ValueError) as error:
+        raise PackingError(f"example {index}: weights must be a flat sequence of numbers: {error}") from error
+    if array.shape != (size,):
+        raise PackingError(f"example {index} has {size} input_ids and weights {list(array.shape)}: there must be one a token")
+    bad = np.flatnonzero(~(np.isfinite(array) & (array >= 0)))
+    if bad.size:
+        raise PackingError(
+            f"example {index}: the weight of token {bad[0]} is {array[bad[0]]}; weights are finite numbers from 0"
+        )
+    return array
 
 
 def _integers(index: int | str, name: str, values: Any) -> np.ndarray:

@@ -105,7 +105,14 @@ def _members(index: int, group: Sequence[AnyExample]) -> list[tuple[np.ndarray, 
             f"group {index} is a {type(group).__name__} without examples: give the completions of one prompt as a sequence, "
             "such as [chosen, rejected]"
         )
-    return [example_arrays(f"{place} of group {index}", example) for place, example in enumerate(examples)]
+    return [_unweighted(f"{place} of group {index}", example) for place, example in enumerate(examples)]
+
+
+def _unweighted(name: str, example: AnyExample) -> tuple[np.ndarray, np.ndarray]:
+    ids, labels, weights = example_arrays(name, example)
+    if weights is not None:
+        raise PackingError(f"example {name} has weights, which completions that are compared cannot have; leave them out")
+    return ids, labels
 
 
 def _common_prompt(members: list[tuple[np.ndarray, np.ndarray]]) -> int:

@@ -131,7 +131,10 @@ class BatchPlan:
 
     @cached_property
     def loss_tokens(self) -> StepSums:
-        """Loss tokens of each step, which divide its summed loss. PackingError without loss_counts."""
+        """Loss tokens of each step, which divide its summed loss. PackingError without loss_counts.
+
+        Where tokens have weights (`PackedBatch.weights`), the sum of these divides it, which the plan does not know.
+        """
         if self.loss_counts is None:
             raise PackingError("this plan has no loss_tokens: it was made without loss_counts. Pass loss_counts to plan()")
         return StepSums(self._steps, self.loss_counts)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import attrs
 import cyclopts
@@ -26,7 +25,7 @@ def verb_command(task: Task) -> Any:
 
         layers = [(f"recipe {recipe}", read_recipe(recipe))] if recipe is not None else []
         flags = {
-            name: value[0] if name in several and isinstance(value, tuple) and len(value) == 1 else value
+            name: of_words[name](value) if name in of_words and isinstance(value, tuple) else value
             for name, value in settings.items()
         }
         if os.getcwd() not in sys.path:
@@ -36,12 +35,8 @@ def verb_command(task: Task) -> Any:
         if os.environ.get("RANK", "0") == "0":
             print(result.model_dir)
 
-    # One path or several are words of a shell; a mapping of paths to weights is for recipes.
-    several = {
-        field.name
-        for _, field in flat_fields(task.settings)
-        if any(get_origin(kind) is Mapping for kind in get_args(field.type))
-    }
+    # What may be a mapping in Python and in recipes is a list of words in a shell, which its owner reads.
+    of_words = {field.name: field.metadata["words"] for _, field in flat_fields(task.settings) if "words" in field.metadata}
     owners = groups(task.settings)
     order = list(owners)
     helps = {
@@ -61,7 +56,7 @@ def verb_command(task: Task) -> Any:
                 negative_iterable=(),
                 converter=converter_of({parameter.annotation, *get_args(parameter.annotation)}),
             )
-        annotation = tuple[str, ...] if parameter.name in several else parameter.annotation
+        annotation = tuple[str, ...] if parameter.name in of_words else parameter.annotation
         if parameter.default is None and parameter.name != "recipe":
             annotation = annotation | None
         parameters.append(parameter.replace(annotation=Annotated[annotation, about]))

@@ -28,13 +28,13 @@ class Evaluation:
 
     loss: float | None
     """None where a verb has no held-out loss (online methods)."""
-    count: int
-    """How many tokens, pairs, answers or completions were measured."""
+    count: float
+    """How many tokens, pairs, answers or completions were measured; the sum of their weights, if tokens have some."""
     unit: str
     """What `count` counts."""
     figures: Mapping[str, float]
 
-    def metrics(self) -> dict[str, float | int]:
+    def metrics(self) -> dict[str, float]:
         """Return the keys of metrics.jsonl: `eval_loss`, `eval_NAME`, `eval_loss_tokens`."""
         figures = {f"eval_{name}": value for name, value in self.figures.items()}
         if self.loss is None:
@@ -48,7 +48,7 @@ class Evaluation:
     def __str__(self) -> str:
         parts = [] if self.loss is None else [f"loss {self.loss:.4f}"]
         parts += [f"{name} {value:.4f}" for name, value in self.figures.items()]
-        return f"{', '.join(parts)} over {self.count:,} {self.unit}"
+        return f"{', '.join(parts)} over {round(self.count, 1):,} {self.unit}"
 
 
 @attrs.frozen(kw_only=True)
@@ -141,6 +141,9 @@ class Task(ABC):
             max_seq_len=s.data.max_seq_len,
             on_overflow=s.data.on_overflow,
             preprocess=s.data.preprocess,
+            rename_columns=s.data.rename_columns,
+            on_bad_row=s.data.on_bad_row,
+            max_bad_rows=s.data.max_bad_rows,
             num_proc=s.data.num_proc,
             progress=report.progress("tokenizing"),
             **more,

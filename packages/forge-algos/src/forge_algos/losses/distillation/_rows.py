@@ -12,10 +12,17 @@ from forge_algos.losses._terms import LossTerms
 
 
 def distillation_of_rows(
-    source: LogitSource, tensors: Tensors, teacher: tuple[LogitSource, Tensors], *, beta: float
+    source: LogitSource,
+    tensors: Tensors,
+    teacher: tuple[LogitSource, Tensors],
+    *,
+    beta: float,
+    weights: torch.Tensor | None = None,
 ) -> LossTerms:
     """Sum `losses.distillation` over M rows, from any sources of the two models' logits.
     The temperature is that of the sources.
+
+    With weights[M] each row's divergence is multiplied by its weight; the count is M all the same.
 
     Stats: `kl`, KL(teacher ‖ student), whatever β.
 
@@ -39,6 +46,10 @@ def distillation_of_rows(
                     "probability to each token, so take a teacher with the student's tokenizer"
                 )
             loss, forward_kl, slope = _diverged(s, t, beta, slope=logit_pass.needed)
+            if weights is not None:
+                shares = weights[rows].to(source.dtype)
+                loss, forward_kl = loss * shares, forward_kl * shares
+                slope = None if slope is None else slope.mul_(shares[:, None])
             losses.append(loss)
             kl.append(forward_kl)
             if slope is not None:

@@ -66,7 +66,7 @@ class OnlineObjective(Generic[S]):
         """Make a batch of two made-up completions."""
         return idle_online()
 
-    def figures(self, sums: Mapping[str, float], count: int) -> dict[str, float]:
+    def figures(self, sums: Mapping[str, float], count: float) -> dict[str, float]:
         """Divide each sum of `stats` by the number of its summands.
 
         Means over completions are `reward` and `length`; over tokens `entropy` (of the policy) and `kl` (k3, from the

@@ -86,7 +86,7 @@ class KTO:
             completions=made, mismatched=made, desirable=np.ones(1, bool), ref_logps=nothing, ref_mismatched_logps=nothing
         )
 
-    def figures(self, sums: Mapping[str, float], count: int) -> dict[str, float]:
+    def figures(self, sums: Mapping[str, float], count: float) -> dict[str, float]:
         """Divide by the number of completions of each class; a class without any is left out."""
         found = {"accuracy": sums["correct"] / count, "kl": sums["kl"] / count}
         for name, number in (("chosen", sums["desirable"]), ("rejected", count - sums["desirable"])):

@@ -71,7 +71,7 @@ class Pairwise:
         """Make a batch of one made-up pair."""
         return PreferenceBatch(groups=idle_groups((2,)), ref_logps=np.zeros(2, np.float32))
 
-    def figures(self, sums: Mapping[str, float], count: int) -> dict[str, float]:
+    def figures(self, sums: Mapping[str, float], count: float) -> dict[str, float]:
         """Divide by the number of pairs: `accuracy` (chosen has the larger reward), margin, rewards."""
         return {name: sums[stat] / count for name, stat in self.shown.items()}
 

@@ -26,7 +26,7 @@ class Reward(Pairwise):
 
     settings: RewardSettings = attrs.field(factory=RewardSettings)
 
-    def figures(self, sums: Mapping[str, float], count: int) -> dict[str, float]:
+    def figures(self, sums: Mapping[str, float], count: float) -> dict[str, float]:
         """Divide as every objective on pairs, and add `mean_reward` over both sides.
         `centering` pulls it towards 0.
         """

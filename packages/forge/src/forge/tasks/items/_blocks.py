@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -11,6 +11,28 @@ import forge_data
 import forge_packing
 from forge.tasks.items._items import Ints
 from forge.tasks.items._samples import shortest_samples
+
+
+class _Piece(NamedTuple):
+    """Tokens of a document, every one of them learned."""
+
+    input_ids: Any
+    labels: Any
+    weights: Any
+    """float32[S]; None where each token counts 1."""
+
+
+def _piece(document: forge_data.TokenizedExample, start: int, stop: int) -> _Piece:
+    ids, weights = np.asarray(document.input_ids[start:stop]), document.weights
+    return _Piece(ids, ids, None if weights is None else weights[start:stop])
+
+
+def _joined(pieces: Sequence[_Piece]) -> _Piece:
+    ids = np.concatenate([piece.input_ids for piece in pieces])
+    if all(piece.weights is None for piece in pieces):
+        return _Piece(ids, ids, None)
+    ones = (np.ones(len(piece.input_ids), np.float32) if piece.weights is None else piece.weights for piece in pieces)
+    return _Piece(ids, ids, np.concatenate(list(ones)))
 
 
 class DocumentBlocks:
@@ -43,11 +65,11 @@ class DocumentBlocks:
 
     def batch(self, indices: Sequence[int] | Ints) -> forge_packing.PackedBatch:
         """Pack blocks into one row; without cross_documents each piece of a document is a sample."""
-        samples = []
+        samples: list[_Piece] = []
         for i in indices:
-            pieces = [np.asarray(self.store[document].input_ids[start:stop]) for document, start, stop in self._blocks[int(i)]]
-            samples += [np.concatenate(pieces)] if self._blocks.cross_documents else pieces
-        return forge_packing.collate([(ids, ids) for ids in samples])
+            pieces = [_piece(self.store[document], start, stop) for document, start, stop in self._blocks[int(i)]]
+            samples += [_joined(pieces)] if self._blocks.cross_documents else pieces
+        return forge_packing.collate(samples)
 
     def short_samples(self) -> list[tuple[Any, Any]]:
         """Return a few short documents."""

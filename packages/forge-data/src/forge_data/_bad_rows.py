@@ -1,0 +1,34 @@
+"""Rows that are refused and left out (`on_bad_row=skip`): counts by reason, and the limit."""
+
+from collections import Counter
+
+import attrs
+
+_SHOWN = 3
+
+
+@attrs.define
+class BadRows:
+    """Count of rows that were left out because they are refused, and the first few of them."""
+
+    reasons: Counter[str] = attrs.field(factory=Counter)
+    first: list[str] = attrs.field(factory=list)
+    """Errors of the first few, in order."""
+
+    def add(self, reason: str, error: str) -> None:
+        """Count a row."""
+        self.reasons[reason] += 1
+        if len(self.first) < _SHOWN:
+            self.first.append(error)
+
+    def too_many(self, read: int, share: float) -> str | None:
+        """Say in a message that they are more than a share of the rows; None where they are not."""
+        count = self.reasons.total()
+        if count <= share * read:
+            return None
+        listed = ", ".join(f"{each:,} {reason}" for reason, each in sorted(self.reasons.items()))
+        more = f" (and {count - len(self.first):,} more)" if count > len(self.first) else ""
+        return (
+            f"{count:,} of {read:,} rows ({count / read:.1%}) are refused: {listed}; `max_bad_rows` allows {share:.1%}. "
+            f"The first of them{more}: {' | '.join(self.first)}"
+        )

@@ -1,0 +1,45 @@
+"""Weight of a row or a message: by how much the loss terms of its learned tokens count."""
+
+import math
+from typing import Any
+
+import attrs
+import numpy as np
+
+from forge_data._errors import DataError
+from forge_data._values import describe
+from forge_data.formats._samples import Chat, Document, Preference, Sample, Text, Tokens, Unpaired
+
+_MOST = float(np.finfo(np.float32).max)
+_LEAST = float(np.finfo(np.float32).tiny)
+
+
+def weight_of(place: str, field: str, value: Any) -> float:
+    """Read a weight as float32 keeps it: 0 learns nothing, 1 is what no weight means.
+
+    Raises:
+        DataError: no number, one that is negative or not finite, or one that float32 cannot hold.
+    """
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not number or not (value == 0 or (math.isfinite(value) and _LEAST <= value <= _MOST)):
+        raise DataError(f"{place}: field {field} is {describe(value)}; a weight is a finite number from 0, or not there")
+    return float(np.float32(value))
+
+
+def weighted(place: str, sample: Sample, value: Any) -> Sample:
+    """Return a sample with the weight of its row.
+
+    Raises:
+        DataError: no weight, or a row of preferences, which are compared and have none.
+    """
+    weight = weight_of(place, "weight", value)
+    if weight == 1:
+        return sample
+    match sample:
+        case Preference() | Unpaired():
+            raise DataError(
+                f"{place}: field weight is {weight:g}, and preferences have no weights; take it out, and the row too if it is "
+                "not to be learned, or repeat the row"
+            )
+        case Chat() | Text() | Document() | Tokens():
+            return attrs.evolve(sample, weight=weight)
