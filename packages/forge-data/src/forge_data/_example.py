@@ -53,6 +53,13 @@ class TokenizedExample:
         labels = np.where(trained, input_ids, np.int32(IGNORED))
         return cls(input_ids, labels, _no_segments() if segments is None else segments, roles)
 
+    def as_dict(self) -> "dict[str, NDArray[np.int64]]":
+        """Copy into plain arrays, `input_ids` and `labels` int64[S], which torch's `default_collate` makes tensors of.
+
+        It stacks examples of one length only; others are padded first, or packed.
+        """
+        return {"input_ids": self.input_ids.astype(np.int64), "labels": self.labels.astype(np.int64)}
+
     def __len__(self) -> int:
         return len(self.input_ids)
 

@@ -150,7 +150,7 @@ def _lost(store: "TokenStore") -> Iterator[Finding]:
     )
 
 
-def _of_rows(data: "DataPath", tokenizer: Any, options: Options, preprocess: Any) -> "DataLint":
+def _of_rows(data: "DataPath", tokenizer: Any, options: Options, preprocess: Any, name: str = "data_path") -> "DataLint":
     from forge_data.formats._registry import check_name
     from forge_data.linting._rows import DataLint
     from forge_data.reading._preprocess import load_preprocess
@@ -161,7 +161,7 @@ def _of_rows(data: "DataPath", tokenizer: Any, options: Options, preprocess: Any
     if tokenizer is None:
         raise DataError("rows are linted as a tokenizer sees them; give a `tokenizer`")
     read = DataLint(as_tokenizer(tokenizer), options, load_preprocess(preprocess))
-    read.read(resolve(data))
+    read.read(resolve(data, name))
     return read
 
 
@@ -170,7 +170,7 @@ def _eval_table(data: "DataPath | TokenStore", tokenizer: Any, options: Options,
 
     if isinstance(data, TokenStore):
         return SampleTable.of(data)
-    return _of_rows(data, tokenizer, options, preprocess).table()
+    return _of_rows(data, tokenizer, options, preprocess, "eval_data").table()
 
 
 def _own_tokenizer(store: "TokenStore") -> "PreTrainedTokenizerBase | None":

@@ -60,7 +60,7 @@ class Outcome:
     def files(self, sources: Sequence["Source"]) -> list[SourceFile]:
         """List the sources as the store names them."""
         return [
-            SourceFile(each.name, each.path, self.samples[number], each.group, each.weight, each.indexed)
+            SourceFile(each.name, each.origin, self.samples[number], each.group, each.weight, each.indexed)
             for number, each in enumerate(sources)
         ]
 

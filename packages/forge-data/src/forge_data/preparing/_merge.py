@@ -1,0 +1,122 @@
+"""Parts of the rows, each prepared by a process of its own → the store that one process makes of all rows."""
+
+import os
+from collections import Counter
+from collections.abc import Sequence
+
+import attrs
+
+from forge_data._accounting import Accounting
+from forge_data._errors import StoreError
+from forge_data.findings._report import Findings
+from forge_data.findings._rules import SET_RULES
+from forge_data.linting._lint import store_findings
+from forge_data.preparing._prepare import checked_directory
+from forge_data.store._manifest import MARGINS, SourceFile
+from forge_data.store._partial import remove_leftovers
+from forge_data.store._token_store import TokenStore
+from forge_data.store._writer import StoreWriter
+
+
+def merge(store_dir: str | os.PathLike[str], parts: Sequence[str | os.PathLike[str]]) -> TokenStore:
+    """Join the parts that `prepare(..., shard="K/N")` made, in any order, into the store of all rows.
+
+    It is the very store that `prepare` makes without `shard`, byte for byte, and is opened again by it; duplicates and outliers
+    are found among all rows. Every byte of the parts is verified.
+
+    Args:
+        store_dir: directory of the store: missing, empty, or a token store, which is replaced once the new one is complete.
+        parts: directories of all N parts.
+
+    Raises:
+        StoreError: a part is missing, damaged, given twice or made from something else, or `store_dir` cannot be written.
+    """
+    directory = checked_directory(store_dir)
+    opened = _in_order([TokenStore.open(part) for part in parts])
+    for part in opened:
+        if part.path.resolve() == directory.resolve():
+            raise StoreError(f"{directory} is one of the parts; give another directory for the store of all")
+        part.verify()
+    full = [part for part in opened if len(part)]
+    if not full:
+        raise StoreError(f"{opened[0].path} and all other parts hold no sample: {_added([p.accounting for p in opened])}")
+    _check_alike(full)
+    remove_leftovers(directory)
+    with StoreWriter(directory) as writer:
+        for part in opened:
+            writer.copy(part)
+        accounting = _added([part.accounting for part in opened])
+        manifest = writer.finish(
+            full[0].kind,
+            _files([part._manifest.sources for part in opened]),
+            accounting,
+            tokenizer=None,
+            inputs=full[0].inputs,
+            settings=full[0].settings,
+        )
+        findings = Findings()
+        for part in opened:
+            findings.resume(part.lint, without=SET_RULES)
+        findings.add(store_findings(TokenStore(writer.partial, manifest)))
+        writer.commit(manifest, findings.report(accounting.read).dumps())
+    return TokenStore.open(directory)
+
+
+def _in_order(parts: list[TokenStore]) -> list[TokenStore]:
+    """Sort parts by number.
+
+    Raises:
+        StoreError: one is no part, or of another whole; one is missing, or there twice.
+    """
+    if not parts:
+        raise StoreError("no parts are given; give the directories that prepare made with `shard`")
+    first, by_number = parts[0], dict[int, TokenStore]()
+    for part in parts:
+        if part.shard is None or first.shard is None:
+            raise StoreError(f"{part.path} is no part but a store of all its rows; parts are made by prepare with `shard`")
+        if part.shard.of != first.shard.of:
+            raise StoreError(f"{part.path} is one of {part.shard.of} parts, and {first.path} one of {first.shard.of}")
+        if part.inputs != first.inputs:
+            raise StoreError(
+                f"{part.path} was made from other rows, or with another tokenizer, other settings or libraries than "
+                f"{first.path}; make all parts with the same command"
+            )
+        if (other := by_number.setdefault(part.shard.index, part)) is not part:
+            raise StoreError(f"{other.path} and {part.path} are both part {part.shard.index} of {part.shard.of}")
+    assert first.shard is not None
+    if missing := [str(number) for number in range(1, first.shard.of + 1) if number not in by_number]:
+        raise StoreError(f"of {first.shard.of} parts {', '.join(missing)} {'are' if len(missing) > 1 else 'is'} missing")
+    return [by_number[number] for number in sorted(by_number)]
+
+
+def _check_alike(parts: list[TokenStore]) -> None:
+    """Refuse rows of one kind beside others, which one process refuses by row.
+
+    Raises:
+        StoreError: naming both parts.
+    """
+    for part in parts:
+        for what, of_this, of_first in (
+            ("format", part.settings["format"], parts[0].settings["format"]),
+            ("kind", part.kind, parts[0].kind),
+            ("margins", MARGINS in part.sha256, MARGINS in parts[0].sha256),
+        ):
+            if of_this != of_first:
+                raise StoreError(
+                    f"{part.path} ({part.shard}) and {parts[0].path} ({parts[0].shard}) hold rows of another {what}: "
+                    f"{of_this} and {of_first}; put such rows into files of their own"
+                )
+
+
+def _added(accountings: list[Accounting]) -> Accounting:
+    columns = {name: [each.as_dict()[name] for each in accountings] for name in accountings[0].as_dict()}
+    return Accounting(
+        **{
+            name: sum(map(Counter, values), Counter()) if isinstance(values[0], dict) else sum(values)
+            for name, values in columns.items()
+        }
+    )
+
+
+def _files(parts: list[list[SourceFile]]) -> list[SourceFile]:
+    return [attrs.evolve(files[0], samples=sum(file.samples for file in files)) for files in zip(*parts, strict=True)]
