@@ -83,7 +83,7 @@ def _cache(given: str | os.PathLike[str] | None) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o777 if given is not None else 0o700)
         if given is None and os.name == "posix" and folder.stat().st_uid != own:
-            raise StoreError(f"{folder} belongs to another user; name a folder for fetched stores with `cache_dir`")
+            raise StoreError(f"{folder} belongs to another user; give another folder for fetched stores as cache_dir")
     except OSError as error:
         raise StoreError(f"no store can be fetched to {folder}: {error.strerror or error}") from error
     return folder
