@@ -13,7 +13,7 @@ from forge_data._options import Options
 from forge_data._values import describe
 from forge_data.formats._registry import check_name, convert, detect
 from forge_data.reading._preprocess import load_preprocess
-from forge_data.tokenizing._encoder import Encoder
+from forge_data.tokenizing._kept_encoders import kept_encoder
 from forge_data.tokenizing._overflow import fit
 from forge_data.tokenizing._tokenizer import as_tokenizer
 
@@ -36,7 +36,8 @@ def tokenize(
     """Tokenise one row, in any format that `prepare` reads.
 
     The ids are those of the tokenizer's own chat template; assistant turns are learned, their turn-end token included. A row
-    that `prepare` would leave out, or that would become several samples, is refused with the reason.
+    that `prepare` would leave out, or that would become several samples, is refused with the reason. With a loaded tokenizer
+    the next rows are quicker: what was made of it is kept, until its template or its tokens change.
 
     Raises:
         DataError: no known format, a field that is wrong, no token that is learned, more than `max_seq_len` tokens.
@@ -48,7 +49,7 @@ def tokenize(
     options = Options(format=format, train_on=train_on, max_seq_len=max_seq_len, on_overflow=on_overflow)
     check_name(format)
     function = load_preprocess(preprocess)
-    encoder = Encoder(as_tokenizer(tokenizer), options.train_on)
+    encoder = kept_encoder(as_tokenizer(tokenizer), options.train_on)
     fields = {name: value for name, value in row.items() if value is not None}
     if function is not None:
         made = function(_PLACE, fields)
