@@ -3,6 +3,7 @@
 import os
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 import attrs
 
@@ -109,13 +110,13 @@ def _check_alike(parts: list[TokenStore]) -> None:
 
 
 def _added(accountings: list[Accounting]) -> Accounting:
-    columns = {name: [each.as_dict()[name] for each in accountings] for name in accountings[0].as_dict()}
-    return Accounting(
-        **{
-            name: sum(map(Counter, values), Counter()) if isinstance(values[0], dict) else sum(values)
-            for name, values in columns.items()
-        }
-    )
+    """Add every count up, by reason where there are reasons."""
+    total: dict[str, Any] = {}
+    for accounting in accountings:
+        for name, value in accounting.as_dict().items():
+            count = Counter(value) if isinstance(value, dict) else value
+            total[name] = total[name] + count if name in total else count
+    return Accounting(**total)
 
 
 def _files(parts: list[list[SourceFile]]) -> list[SourceFile]:

@@ -40,7 +40,7 @@ class InMemoryRows:
     indexed = True
     _table: DatasetSplit | None = None
     """The same rows as a table; None where they are read one by one."""
-    _is_stream: bool = False
+    _is_stream: bool = attrs.field(default=False, alias="is_stream")
     _was_read: bool = False
     """Whether all of them were read, after which their number and hash are known."""
     _count: int | None = None

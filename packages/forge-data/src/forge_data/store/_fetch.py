@@ -11,7 +11,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from forge_data._errors import DataError, StoreError
 from forge_data._paths import expand_user
@@ -36,7 +36,8 @@ def local_directory(place: str | os.PathLike[str], cache_dir: str | os.PathLike[
         return expand_user(place, StoreError)
     try:
         system, root = filesystem(url)
-        text: bytes = system.cat_file(f"{root}/{MANIFEST}")
+        with system.open(f"{root}/{MANIFEST}", "rb") as file:
+            text: Any = file.read()
     except FileNotFoundError as error:
         raise StoreError(f"{url} is not a token store: it holds no {MANIFEST}; prepare makes one") from error
     except (DataError, OSError) as error:
@@ -60,7 +61,7 @@ def _fetch(system: "AbstractFileSystem", root: str, url: str, text: bytes, direc
             (partial / name).parent.mkdir(parents=True, exist_ok=True)
             digest = hashlib.sha256()
             with system.open(f"{root}/{name}", "rb") as source, (partial / name).open("wb") as target:
-                while block := source.read(_BLOCK):
+                while block := cast("BinaryIO", source).read(_BLOCK):
                     digest.update(block)
                     target.write(block)
             if digest.hexdigest() != expected:

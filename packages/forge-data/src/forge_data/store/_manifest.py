@@ -125,7 +125,7 @@ class Manifest:
     def dumps(self) -> str:
         """Return the text of `store.json`."""
         fields = {"format": FORMAT, "version": VERSION, **attrs.asdict(self, recurse=False)}
-        # Only where there is one: versions before 0.4 read all other stores.
+        # Only where there is one, so that earlier versions read all other stores.
         fields |= {"shard": attrs.asdict(shard)} if (shard := fields.pop("shard")) is not None else {}
         fields["sources"] = [attrs.asdict(source) for source in self.sources]
         fields["accounting"] = self.accounting.as_dict()

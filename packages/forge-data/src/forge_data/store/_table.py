@@ -20,22 +20,20 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from datasets import Dataset
 
-    from forge_data.store._token_store import TokenStore
-
 _ROWS = 1024
 """Rows of a record batch, and of a row group of Parquet."""
 
 
-def to_dataset(store: "TokenStore") -> "Dataset":
-    """Make a `Dataset` of a store."""
+def to_dataset(store: Any) -> "Dataset":
+    """Make a `Dataset` of a `TokenStore`."""
     import pyarrow as pa
     from datasets import Dataset
 
     return Dataset(pa.Table.from_batches(list(_batches(store))), fingerprint=store.fingerprint)
 
 
-def write_parquet(store: "TokenStore", file: str | os.PathLike[str]) -> Path:
-    """Write a store as a Parquet file, a row group at a time.
+def write_parquet(store: Any, file: str | os.PathLike[str]) -> Path:
+    """Write a `TokenStore` as a Parquet file, a row group at a time.
 
     Raises:
         StoreError: the file cannot be written.
@@ -51,8 +49,8 @@ def write_parquet(store: "TokenStore", file: str | os.PathLike[str]) -> Path:
     return expand_user(file, StoreError)
 
 
-def _batches(store: "TokenStore") -> "Iterator[pa.RecordBatch]":
-    """Make the record batches of a store; an empty view has one without rows, which names the columns."""
+def _batches(store: Any) -> "Iterator[pa.RecordBatch]":
+    """Make the record batches of a `TokenStore`; an empty view has one without rows, which names the columns."""
     import pyarrow as pa
 
     if store.kind == PREFERENCE:

@@ -93,10 +93,10 @@ class TokenStore(Store):
     @overload
     def __getitem__(self, index: slice) -> Self: ...
     def __getitem__(self, index: int | slice) -> TokenizedExample | Self:
-        if isinstance(index, slice):
-            return self._slice(index)
         if type(index) is int and 0 <= index < self._count:
             at = index if self._view is None else self._view[index]
+        elif isinstance(index, slice):
+            return self._slice(index)
         else:
             at = self._stored_index(index)
         bounds = self._bounds

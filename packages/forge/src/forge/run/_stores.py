@@ -62,11 +62,11 @@ def compare_stores(task: Task, path: Path, prepared: Path, settings: Mapping[str
         SettingsError: the rows are not those that the run was made with, or nothing proves that they are.
 
     """
-    recorded = json.loads((path / "run.json").read_text(encoding="utf-8")).get(STORES, {})  # runs before 0.6 have none
+    recorded = json.loads((path / "run.json").read_text(encoding="utf-8")).get(STORES, {})  # an earlier version's has none
     for name, which in settings.items():
         kept, made = path / "data" / name, prepared / "data" / name
         found, new = _opened(task, kept), task.open_store(made)
-        was = recorded.get(name) or getattr(found, "fingerprint", None)
+        was: Any = recorded.get(name) or getattr(found, "fingerprint", None)
         fault = found if isinstance(found, forge_data.StoreError) else _fault(found, made, was)
         if was is None:
             raise SettingsError(
