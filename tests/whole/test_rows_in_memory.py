@@ -93,6 +93,3 @@ def test_a_launcher_prepares_for_its_ranks(given: dict[str, Any], of_a_file: Pat
     assert [line["loss"] for line in untimed(run)] == pytest.approx([line["loss"] for line in untimed(of_a_file)], rel=1e-5)
     assert "data_path: list_iterator of 24 rows, sha256 " in (run / "config.yaml").read_text()
     assert not list((run / "logs").glob("*/rows"))
-    unfinished(run)
-    forge.sft(**given, nproc_per_node=2, data_path=(row for row in ROWS), ckpt_output_dir=run)
-    assert "resuming after step 3" in (run / "log.txt").read_text()

@@ -54,9 +54,9 @@ class TokenizedExample:
         return cls(input_ids, labels, _no_segments() if segments is None else segments, roles)
 
     def as_dict(self) -> "dict[str, NDArray[np.int64]]":
-        """Copy into plain arrays, `input_ids` and `labels` int64[S], which torch's `default_collate` makes tensors of.
+        """Copy into plain arrays: `input_ids` and `labels`, int64[S].
 
-        It stacks examples of one length only; others are padded first, or packed.
+        torch's `default_collate` makes tensors of them; it stacks examples of one length only, so others are padded first.
         """
         return {"input_ids": self.input_ids.astype(np.int64), "labels": self.labels.astype(np.int64)}
 

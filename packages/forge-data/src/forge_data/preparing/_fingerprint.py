@@ -33,7 +33,9 @@ def fingerprint_of_inputs(
     preprocess: Preprocess | None,
     seed: int,
 ) -> str | None:
-    """Hash everything that decides what is in a store; None where rows or a preprocess have no identity beforehand.
+    """Hash everything that decides what is in a store; None where that is unknown beforehand.
+
+    It is of rows that are read only once, and of a preprocess without identity.
 
     The directory of a file is not part of it, but its name is, which `store.source(i)` returns.
     """

@@ -1,4 +1,4 @@
-"""Parts of the rows, each prepared by a process of its own → the store that one process makes of all rows."""
+"""Stores of parts of the rows → the store that one process makes of all rows."""
 
 import os
 from collections import Counter
@@ -20,7 +20,7 @@ from forge_data.store._writer import StoreWriter
 
 
 def merge(store_dir: str | os.PathLike[str], parts: Sequence[str | os.PathLike[str]]) -> TokenStore:
-    """Join the parts that `prepare(..., shard="K/N")` made, in any order, into the store of all rows.
+    """Join the parts that `prepare(..., shard="K/N")` made into the store of all rows.
 
     It is the very store that `prepare` makes without `shard`, byte for byte, and is opened again by it; duplicates and outliers
     are found among all rows. Every byte of the parts is verified.

@@ -108,7 +108,7 @@ def build(
     shard: Shard | None = None,
     progress: Progress = False,
 ) -> TokenStore:
-    """Make the store of sources, or of a part of them; open the one that is there if it was made from the same."""
+    """Make the store of sources, or of a part; open the one there if it was made from the same."""
     stamps = stamps_of(sources)
     inputs = fingerprint_of_inputs(sources, job.tokenizer, job.options, job.preprocess, seed)
     if shard is not None:
@@ -169,7 +169,7 @@ def checked_directory(store_dir: str | os.PathLike[str]) -> Path:
 
 
 def reusable(kind: type[S], directory: Path, inputs: str | None, shard: Shard | None = None) -> S | None:
-    """Open the store that is there, if it is complete and was made from the same, or the same part of it."""
+    """Open the store that is there, if it is complete and was made from the same."""
     if inputs is None or own_files(directory) is None:
         return None
     try:

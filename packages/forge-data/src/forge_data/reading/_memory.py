@@ -1,4 +1,4 @@
-"""Rows in memory → chunks of rows: a `datasets.Dataset`, a list of dicts, any iterable of dicts.
+"""Rows in memory → chunks: of a `datasets.Dataset`, a list of dicts, any iterable of dicts.
 
 A list or a `Dataset` is hashed before it is read. A stream (a generator, an `IterableDataset`) is read once, a chunk at a time,
 and hashed meanwhile.
@@ -75,7 +75,10 @@ class InMemoryRows:
 
     @property
     def description(self) -> str:
-        """Kind, number and hash of the rows, such as `list of 1,200 rows, sha256 0f3a...`; of a stream once it was read."""
+        """Kind, number and hash of the rows: `list of 1,200 rows, sha256 0f3a...`.
+
+        Of a stream number and hash are known once it was read.
+        """
         self.digest()
         counted = f"{self.kind} in memory" if self._count is None else f"{self.kind} of {self._count:,} rows"
         return f"{counted}, sha256 {self._sha256[:16]}" if self._sha256 else counted
@@ -107,7 +110,7 @@ class InMemoryRows:
         return None if self._is_stream else len(self.rows)
 
     def digest(self) -> str | None:
-        """Hash the rows: SHA-256 in hex; None for a stream, and for rows with values that have no content to hash."""
+        """Hash the rows: SHA-256 in hex; None for a stream, and for values without known content."""
         if self._is_stream:
             return None
         if self._table is not None and not self._was_read:
@@ -149,7 +152,7 @@ class InMemoryRows:
 
 
 def _plain(value: Any) -> Any:
-    """Make lists and dicts of sequences, mappings and arrays, at any depth, as a row of a file has them."""
+    """Make lists and dicts, as a file has them, of sequences, mappings and arrays at any depth."""
     if type(value) in _SCALARS:
         return value
     if isinstance(value, Mapping):

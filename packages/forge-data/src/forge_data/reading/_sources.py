@@ -1,4 +1,4 @@
-"""`data_path` in any form, files or rows in memory → sources, which know their name, weight and digest."""
+"""`data_path` in any form, or rows in memory → sources that know name, weight and digest."""
 
 import itertools
 import math
@@ -161,7 +161,7 @@ def resolve(data_path: DataPath, name: str = "data_path") -> list[Source]:
 
 
 def part_of(sources: Sequence[Source], shard: Shard) -> tuple[list[Source], Shard]:
-    """Restrict sources to one of several equal parts of all their rows, by number: the same on every machine.
+    """Restrict sources to one of several equal parts of all their rows, by row number.
 
     Returns:
         All sources, each with the rows of it that are in the part; and the shard, which names them.

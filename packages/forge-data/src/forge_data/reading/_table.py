@@ -151,7 +151,9 @@ def _received(name: str, first_row: int, stream: bytes, indexed: bool) -> TableR
 
 
 def table_chunks(name: str, batches: "Iterator[pa.RecordBatch]", size: int, *, indexed: bool = False) -> Iterator[TableRows]:
-    """Cut record batches into pieces of about `size` bytes, with the rows' numbers from 1, or from 0 if `indexed`.
+    """Cut record batches into pieces of about `size` bytes, with the rows' numbers.
+
+    They count from 1, or from 0 if `indexed`.
 
     Raises:
         DataError: two columns of one name.

@@ -128,7 +128,7 @@ class Store:
 
     @property
     def shard(self) -> Shard | None:
-        """Part of the rows that it holds, where it was prepared as one of several; None for all rows."""
+        """Part of the rows that it holds, where it was prepared as one of several; else None."""
         return self._manifest.shard
 
     @property

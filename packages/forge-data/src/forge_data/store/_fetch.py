@@ -1,4 +1,4 @@
-"""URL of a store → directory on this machine that holds the same store, fetched once and verified.
+"""URL of a store → directory of this machine with the same store, fetched once and verified.
 
 Whole files are fetched, and no ranges of them: a store is read sample by sample in another order every epoch, which would be a
 request each, and what is on disk is memory-mapped by all processes of the machine.
@@ -26,7 +26,7 @@ _BLOCK = 1 << 20
 
 
 def local_directory(place: str | os.PathLike[str], cache_dir: str | os.PathLike[str] | None = None) -> Path:
-    """Return the directory of a store; that of a URL is fetched into the cache, unless it is there.
+    """Return the directory of a store; that of a URL is fetched into the cache once.
 
     Raises:
         StoreError: there is no store at the URL, it cannot be fetched, or what was fetched is not what was written.
@@ -52,7 +52,7 @@ def local_directory(place: str | os.PathLike[str], cache_dir: str | os.PathLike[
 
 
 def _fetch(system: "AbstractFileSystem", root: str, url: str, text: bytes, directory: Path) -> None:
-    """Copy every file that a `store.json` names; the directory gets its name when it is complete."""
+    """Copy every file that a `store.json` names; the directory is there when it is complete."""
     manifest = parse_manifest(text.decode("utf-8", "replace"), f"{url}/{MANIFEST}")
     partial = partial_of(directory)
     try:
@@ -78,7 +78,7 @@ def _fetch(system: "AbstractFileSystem", root: str, url: str, text: bytes, direc
 
 
 def _cache(given: str | os.PathLike[str] | None) -> Path:
-    """Make the folder of fetched stores; the default one is of this user alone, for the temporary directory is everybody's."""
+    """Make the folder of fetched stores; the default one, in a public place, is this user's."""
     own = getattr(os, "getuid", lambda: 0)()
     folder = expand_user(given, StoreError) if given is not None else Path(tempfile.gettempdir()) / f"forge-data-stores-{own}"
     try:

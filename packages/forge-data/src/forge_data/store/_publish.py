@@ -1,4 +1,4 @@
-"""Finished directory or file → its final name, new or in place of another, complete at every moment."""
+"""Finished directory or file → its final name, perhaps another's, complete at every moment."""
 
 import contextlib
 import os
@@ -93,7 +93,7 @@ def put_in_place(new: Path, directory: Path) -> None:
 
 @contextlib.contextmanager
 def new_file(file: str | os.PathLike[str], store: Path) -> Iterator[Path]:
-    """Yield a path to write to, which becomes `file` once it is complete; not within the directory of a store.
+    """Yield a path to write to, which becomes `file` once it is complete; not within a store.
 
     Raises:
         StoreError: the file cannot be written.

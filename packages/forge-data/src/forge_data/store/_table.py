@@ -50,7 +50,7 @@ def write_parquet(store: Any, file: str | os.PathLike[str]) -> Path:
 
 
 def _batches(store: Any) -> "Iterator[pa.RecordBatch]":
-    """Make the record batches of a `TokenStore`; an empty view has one without rows, which names the columns."""
+    """Make the record batches of a `TokenStore`; an empty one has one without rows."""
     import pyarrow as pa
 
     if store.kind == PREFERENCE:

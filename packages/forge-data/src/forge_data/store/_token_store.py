@@ -72,16 +72,17 @@ class TokenStore(Store):
         return write_jsonl(self, self.path, file)
 
     def to_dataset(self) -> "Dataset":
-        """Make a `datasets.Dataset` of the samples: `input_ids` and `labels`, as TRL and a `DataLoader` take them.
+        """Make a `datasets.Dataset` of the samples: `input_ids` and `labels`.
 
-        Unpaired answers have `desirable` too. A preference is one row: `chosen_input_ids`, `chosen_labels`,
-        `rejected_input_ids`, `rejected_labels`, and `margin` where the rows gave it. It is held in memory, 8 bytes a token; for
-        more there is `to_parquet`, which `datasets.load_dataset("parquet", data_files=...)` maps from disk.
+        TRL and a `DataLoader` take it as it is. Unpaired answers have `desirable` too. A preference is one row:
+        `chosen_input_ids`, `chosen_labels`, `rejected_input_ids`, `rejected_labels`, and `margin` where the rows gave it. It is
+        held in memory, 8 bytes a token; for more there is `to_parquet`, which `datasets.load_dataset("parquet",
+        data_files=...)` maps from disk.
         """
         return to_dataset(self)
 
     def to_parquet(self, file: str | os.PathLike[str]) -> Path:
-        """Write the rows of `to_dataset` as a Parquet file, in bounded memory; it is there when it is complete.
+        """Write the rows of `to_dataset` as a Parquet file, in bounded memory.
 
         Raises:
             StoreError: the file cannot be written.

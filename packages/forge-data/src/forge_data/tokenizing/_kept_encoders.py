@@ -1,4 +1,4 @@
-"""Tokenizer → the encoder of the last calls with it, while nothing that its tokens depend on has changed.
+"""Tokenizer → the encoder of the last calls, while nothing that it depends on changed.
 
 Making one compiles the chat template and looks at the whole vocabulary, which takes as long as dozens of rows.
 """
@@ -34,7 +34,7 @@ _encoders = _Encoders()
 
 
 def kept_encoder(tokenizer: "PreTrainedTokenizerBase", train_on: str) -> Encoder:
-    """Return the encoder of the last calls, or a new one where tokenizer or template changed since."""
+    """Return the encoder of the last calls; a new one where tokenizer or template changed since."""
     kept = _encoders.kept
     # An encoder holds its tokenizer, so no other one can have its id meanwhile.
     key, state = (id(tokenizer), train_on), _state(tokenizer)
@@ -48,7 +48,7 @@ def kept_encoder(tokenizer: "PreTrainedTokenizerBase", train_on: str) -> Encoder
 
 
 def _state(tokenizer: Any) -> tuple[Any, ...]:
-    """Return what an encoder depends on and a caller may change: the template, added tokens, special tokens, the backend."""
+    """Return what an encoder depends on and a caller may change: template, tokens, backend."""
     backend = tokenizer.backend_tokenizer
     template = tokenizer.chat_template
     return (

@@ -65,7 +65,7 @@ def show(
 
 
 def opened(directory: str | os.PathLike[str]) -> "TokenStore | PromptStore":
-    """Open the store in a directory, of samples or of prompts; of a run directory its training data.
+    """Open the store in a directory, of samples or of prompts; of a run its training data.
 
     Raises:
         StoreError: there is none.
@@ -78,7 +78,7 @@ def opened(directory: str | os.PathLike[str]) -> "TokenStore | PromptStore":
 
 
 def store_in(directory: str | os.PathLike[str]) -> Path:
-    """Return the directory of the store that a place stands for: of a run its training data, of a URL what was fetched.
+    """Return the directory of the store that a path, a run directory or a URL stands for.
 
     Raises:
         StoreError: nothing can be fetched from a URL.

@@ -150,7 +150,7 @@ def open_prepared(task: Task, s: Any, machine: forge_accel.Accelerator, root: Pa
 
 
 def _tokenize(task: Task, s: Any, rows: Rows, setting: str, tokenizer: Any, directory: Path, report: Reporter) -> Any:
-    """Tokenize rows into a store, or take the one that a launcher made; log how many were kept and dropped.
+    """Tokenize rows into a store, or take the launcher's; log how many were kept and dropped.
 
     Returns:
         The settings, in which rows in memory are described now that all were read.

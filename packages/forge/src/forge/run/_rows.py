@@ -1,4 +1,4 @@
-"""Rows in memory for `data_path` → what the settings, other processes and a resumed run know of them.
+"""Rows in memory for `data_path` → their description in the settings, their token stores.
 
 Settings hold the description of the rows. The rows themselves are tokenized where they are: by the first rank in its own
 process, or by the launcher, which leaves the token stores to the ranks that it starts.
@@ -22,14 +22,14 @@ Rows = Mapping[str, forge_data.InMemoryRows | Path]
 
 
 def take_rows(settings: Mapping[str, object]) -> tuple[dict[str, object], Rows]:
-    """Split settings into those that can be written down, with the kind of rows in their place, and the rows."""
+    """Split settings into values, with the kind of rows in the place of rows, and the rows."""
     found = {name: forge_data.InMemoryRows.of(settings.get(name), name) for name in SETTINGS}
     rows = {name: each for name, each in found.items() if each is not None}
     return {**settings, **{name: each.kind for name, each in rows.items()}}, rows
 
 
 def describe_rows(s: Any, rows: Rows) -> Any:
-    """Return settings with the description of all rows, as far as it is known before a stream is read."""
+    """Return settings with the description of all rows; a stream's once it was read."""
     return with_descriptions(
         s, {name: each.description for name, each in rows.items() if isinstance(each, forge_data.InMemoryRows)}
     )
@@ -43,7 +43,7 @@ def with_descriptions(s: Any, descriptions: Mapping[str, str]) -> Any:
 
 
 def tokenize_rows(task: Task, s: Any, rows: Rows, folder: Path) -> Any:
-    """Tokenize rows into stores in `folder`, for the ranks that a launcher starts; return the settings with them described.
+    """Tokenize rows into stores for a launcher's ranks; return settings that describe the rows.
 
     Raises:
         forge_data.ForgeDataError: the tokenizer or the rows are refused.

@@ -46,7 +46,7 @@ from forge.tasks._task import Evaluation, Run, Task
 
 
 def run(task: Task, s: Any, rows: Rows | None = None) -> RunResult:
-    """Run a verb with composed settings, on the ranks that they ask for; `rows` are those that are given in memory."""
+    """Run a verb with composed settings, and rows in memory, on the ranks that they ask for."""
     s = absolute_paths(task, s)
     forge_dist.check_model_path(s.model.model_path, task=task.model_task)
     task.check_settings(s)

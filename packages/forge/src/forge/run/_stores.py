@@ -1,4 +1,4 @@
-"""Token stores of a run → verified against their hashes, and made again from the rows where they were lost.
+"""Token stores of a run → verified by their hashes, made again from the rows where damaged.
 
 Each is read whole once a run, on its first rank, before anything trains on it. Later its files' sizes and times are enough.
 """
@@ -39,7 +39,7 @@ def fingerprints(task: Task, root: Path, names: Iterable[str]) -> dict[str, str]
 
 
 def link_stores(task: Task, path: Path, staging: Path) -> None:
-    """Link the stores that can be opened into the staging folder, where `prepare` reuses or replaces them."""
+    """Link stores that can be opened to the staging folder, for `prepare` to reuse or replace."""
     for name in sorted(entry.name for entry in (path / "data").glob("*/")):
         if isinstance(_opened(task, path / "data" / name), forge_data.StoreError):
             continue
@@ -49,7 +49,7 @@ def link_stores(task: Task, path: Path, staging: Path) -> None:
 
 
 def compare_stores(task: Task, path: Path, prepared: Path, settings: Mapping[str, str], note: Callable[[str], None]) -> None:
-    """Verify the stores of the run in `path`; one that was lost or damaged becomes the one prepared now.
+    """Verify the stores of a run; one that was lost or damaged becomes the one prepared now.
 
     Args:
         task: the verb.
@@ -91,7 +91,7 @@ def compare_stores(task: Task, path: Path, prepared: Path, settings: Mapping[str
 
 
 def verify_on_node(ranks: forge_dist.Ranks, *parts: Items | None) -> None:
-    """Verify the stores once on each further node, as it reads them; the first rank did when it prepared them."""
+    """Verify the stores on each further node; the first rank did when it prepared them."""
     if ranks.local_rank == 0 and not ranks.is_first:
         # The parts of a split share their files.
         for store in {items.store.path: items.store for items in parts if items is not None}.values():
