@@ -44,7 +44,7 @@ def test_a_store_is_fetched_once(remote, tmp_path, monkeypatch):
         "_open",
         lambda self, path, *rest, **more: opened.append(path) or original(self, path, *rest, **more),
     )
-    assert TokenStore.open(URL, cache_dir=tmp_path / "cache").path == store.path
+    assert TokenStore.open(f"{URL}/", cache_dir=tmp_path / "cache").path == store.path
     assert opened in (["/bucket/store/store.json"], [])
     with fsspec.filesystem("memory").open("/bucket/store/store.json", "ab") as file:
         file.write(b"\n")

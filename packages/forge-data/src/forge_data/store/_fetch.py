@@ -35,7 +35,7 @@ def local_directory(place: str | os.PathLike[str], cache_dir: str | os.PathLike[
     if "://" not in url:
         return expand_user(place, StoreError)
     try:
-        system, root = filesystem(url)
+        system, root = filesystem(url.rstrip("/"))
         with system.open(f"{root}/{MANIFEST}", "rb") as file:
             text: Any = file.read()
     except FileNotFoundError as error:
