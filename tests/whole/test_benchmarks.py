@@ -170,6 +170,7 @@ def test_without_trl_the_comparison_does_not_start():
         ["data_small.py", "data_store.py", "packing_order.py", "packing_plan.py"],
         [
             "data_small.py",
+            "data_tokenize.py",
             "data_word_cache.py",
             "data_workers.py",
             "data_memory.py",

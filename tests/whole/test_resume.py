@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import shutil
 import subprocess
 import sys
@@ -169,6 +171,93 @@ def test_nothing_whole_is_an_error(given: dict[str, Any], left: Path) -> None:
     with pytest.raises(forge.dist.CheckpointError, match="step_4"):
         forge.sft(**given, ckpt_output_dir=left)
     assert len(metrics(left)) == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "how"), [("loss_mask.bin", "bit flipped"), ("offsets.bin", "truncated"), ("store.json", "deleted")]
+)
+def test_a_damaged_token_store_is_made_again(name: str, how: str, given: dict[str, Any], left: Path, finished: Path) -> None:
+    """It is named in the log and made of the rows again; resumed before step 4, the run ends with the same bits."""
+    shutil.rmtree(left / "full_state" / "step_4")
+    damaged(left / "data" / "train" / name, how, left)
+    forge.sft(**given, ckpt_output_dir=left)
+    assert re.search(rf"WARNING: {left}/data/train.*It was made again from the rows of data_path", log(left))
+    forge.data.TokenStore.open(left / "data" / "train").verify()
+    assert untimed(left) == untimed(finished)
+    assert weights(left) == weights(finished)
+
+
+def test_a_lost_token_store_is_made_again(given: dict[str, Any], left: Path, finished: Path) -> None:
+    """A run without its data folder gets it back from the rows."""
+    shutil.rmtree(left / "data")
+    forge.sft(**given, ckpt_output_dir=left)
+    assert {file.name for file in (left / "data" / "train").iterdir()} >= {"store.json", "loss_mask.bin", "tokenizer"}
+    assert weights(left) == weights(finished)
+
+
+def test_a_damaged_store_of_other_rows_is_refused(given: dict[str, Any], left: Path, tmp_path: Path) -> None:
+    """Rows that do not prove a damaged or replaced store equal do not become one; the run is left as it was."""
+    changed = {**given, "data_path": str(write_rows(tmp_path / "other.jsonl", conversations()[1:]))}
+    damaged(left / "data" / "train" / "loss_mask.bin", "bit flipped", left)
+    before = {file: file.read_bytes() for file in (left / "data").rglob("*") if file.is_file()}
+    with pytest.raises(forge.SettingsError, match=r"the rows of data_path.*SHA-256 is [0-9a-f]{64}, and [0-9a-f]{64} was"):
+        forge.sft(**changed, ckpt_output_dir=left)
+    assert {file: file.read_bytes() for file in (left / "data").rglob("*") if file.is_file()} == before
+    # Whole, and of other rows: neither the rows nor the store that was put there are the run's.
+    forge.sft(**changed, ckpt_output_dir=tmp_path / "other")
+    shutil.rmtree(left / "data" / "train")
+    shutil.copytree(tmp_path / "other" / "data" / "train", left / "data" / "train")
+    with pytest.raises(forge.SettingsError, match="are not those that its run was made with"):
+        forge.sft(**changed, ckpt_output_dir=left)
+    forge.sft(**given, ckpt_output_dir=left)
+    assert "was replaced: its fingerprint is" in log(left)
+
+
+def test_bytes_damaged_while_training_are_never_saved(
+    given: dict[str, Any], finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A byte flipped in step 3 stops the run at its next save; a file that is only touched does not; then it goes on."""
+    import torch
+
+    run, step, calls = tmp_path / "run", torch.optim.AdamW.step, []
+
+    def damaging(*args: Any, **kwargs: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 2:
+            os.utime(run / "data" / "train" / "input_ids.bin")
+        if len(calls) == 3:
+            with (run / "data" / "train" / "loss_mask.bin").open("r+b") as mask:
+                mask.seek(-1, os.SEEK_END)
+                mask.write(b"\x07")
+        return step(*args, **kwargs)
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", damaging)
+    with pytest.raises(forge.data.StoreError, match=r"loss_mask\.bin does not hold .* is stopped before it saves"):
+        forge.sft(**given, ckpt_output_dir=run)
+    assert len(calls) == 3
+    assert (run / "full_state" / "latest").read_text().strip() == "step_2"
+    forge.sft(**given, ckpt_output_dir=run)
+    assert "resuming after step 2" in log(run)
+    assert untimed(run) == untimed(finished)
+    assert weights(run) == weights(finished)
+
+
+def test_a_store_is_verified_once_a_start(given: dict[str, Any], left: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each file of the store is hashed once at a run's beginning and once when it is resumed."""
+    import hashlib
+
+    digest, read = hashlib.file_digest, []
+
+    def noting(file: Any, name: str) -> Any:
+        if "data/train" in file.name:
+            read.append(Path(file.name).name)
+        return digest(file, name)
+
+    monkeypatch.setattr(hashlib, "file_digest", noting)
+    for run in (left, left.parent / "begun"):
+        forge.sft(**given, ckpt_output_dir=run)
+        assert sorted(read) == sorted(Path(name).name for name in forge.data.TokenStore.open(left / "data" / "train").sha256)
+        read.clear()
 
 
 def test_cut_metrics_are_refused(given: dict[str, Any], left: Path) -> None:

@@ -33,7 +33,7 @@ def printed(capsys):
     return written.out, written.err
 
 
-@pytest.mark.parametrize("verb", [[], ["prepare"], ["show"], ["lint"], ["stats"]])
+@pytest.mark.parametrize("verb", [[], ["prepare"], ["merge"], ["show"], ["lint"], ["stats"]])
 def test_help(verb, capsys):
     """Help is there for all verbs, exits with 0, and its example is a line that the parser takes."""
     assert _parser.main([*verb, "--help"]) == 0
@@ -296,3 +296,76 @@ def test_help_is_free():
     code = "import sys; from forge_data.cli._parser import main; main(['show', '--help']); "
     code += "assert not {'transformers', 'datasets', 'numpy'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+def test_parts_are_prepared_and_merged(model, small_chats, write_rows, tmp_path, capsys):
+    """`prepare --shard` says which rows are in the part, and `merge` prints the fingerprint that one process prints."""
+    data = [str(write_rows(small_chats)), "--tokenizer", model, "--quiet", "--store-dir"]
+    for part in (1, 2):
+        assert _parser.main(["prepare", *data, str(tmp_path / f"part{part}"), "--shard", f"{part}/2"]) == 0
+    assert "part 2 of 2: train.jsonl:7 to train.jsonl:12\n" in printed(capsys)[0]
+    assert _parser.main(["merge", str(tmp_path / "merged"), str(tmp_path / "part2"), str(tmp_path / "part1")]) == 0
+    merged = printed(capsys)[0]
+    assert _parser.main(["prepare", *data, str(tmp_path / "whole")]) == 0
+    assert merged == printed(capsys)[0].replace("whole", "merged")
+    assert _parser.main(["prepare", *data, str(tmp_path / "part1"), "--shard", "3/2"]) == 2
+    assert "--shard is '3/2'; give K/N" in printed(capsys)[1]
+    assert _parser.main(["merge", str(tmp_path / "other"), str(tmp_path / "part2")]) == 2
+    assert printed(capsys)[1] == "forge-data: of 2 parts 1 is missing\n"
+
+
+def test_show_what_is_not_prepared(model, small_chats, write_rows, tmp_path, capsys):
+    """Rows of a file are tokenised and shown as `prepare` would make them, and nothing is left on the disk."""
+    data = str(write_rows(small_chats))
+    assert _parser.main(["show", data, "--tokenizer", model]) == 0
+    out = printed(capsys)[0]
+    assert "train.jsonl:1 · sample 0 · " in out
+    assert "kept 12 of 12 rows" in out
+    assert "name samples" not in out
+    assert _parser.main(["show", data, "train.jsonl:9", "--tokenizer", model, "--train-on", "all", "--max-seq-len", "40"]) == 0
+    assert "sample 8" in (out := printed(capsys)[0])
+    assert "(100%)" in out
+    assert _parser.main(["show", data, "--tokenizer", model, "--html", str(tmp_path / "page.html")]) == 0
+    assert "train.jsonl:12" in (tmp_path / "page.html").read_text()
+    assert not list(tmp_path.glob("forge-data-show-*"))
+
+
+def test_show_reads_the_start_of_a_long_file(model, write_rows, monkeypatch, capsys):
+    """A file of many rows is read to its first ones; a row further on that cannot be read is none of them."""
+    monkeypatch.setattr(_commands, "_FIRST_ROWS", 20)
+    row = {"prompt": "a?", "completion": "b"}
+    data = str(write_rows([*[row] * 20, "{"]))
+    assert _parser.main(["show", data, "--tokenizer", model]) == 0
+    assert "of the first 20 rows of each file; name samples" in printed(capsys)[0]
+    assert _parser.main(["show", data, "0", "--tokenizer", model]) == 2
+    assert "train.jsonl:21 is not valid JSON" in printed(capsys)[1]
+
+
+def test_show_a_run_and_its_prompts(store, model, write_rows, tmp_path, capsys):
+    """A run directory stands for its training data; prompts are shown as the model is asked them."""
+    (tmp_path / "run" / "data").mkdir(parents=True)
+    Path(store).rename(tmp_path / "run" / "data" / "train")
+    assert _parser.main(["show", str(tmp_path / "run"), "3"]) == 0
+    assert "train.jsonl:4 · sample 3 · " in printed(capsys)[0]
+    assert _parser.main(["stats", str(tmp_path / "run")]) == 0
+    assert printed(capsys)[0].startswith("12 samples (supervised)")
+    prompts = str(write_rows([{"prompt": "who?", "answer": 3}], "prompts.jsonl"))
+    assert _parser.main(["show", prompts, "--tokenizer", model, "--prompts"]) == 0
+    assert "  answer: 3\n" in printed(capsys)[0]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["ROWS"], "is not prepared yet; give a --tokenizer to see what would be learned of it"),
+        (["STORE", "--tokenizer", "x"], "is prepared already, and --tokenizer is for rows that are not; leave it out"),
+        (["STORE", "--train-on", "all"], "is prepared already, and --train-on is for rows that are not; leave it out"),
+        (["STORE", "--prompts"], "is prepared already, and --prompts is for rows that are not; leave it out"),
+        (["nowhere.jsonl", "--tokenizer", "MODEL"], "no file at 'nowhere.jsonl'"),
+    ],
+)
+def test_show_refuses_by_flag(words, message, store, model, tmp_path, capsys):
+    """What has no effect, or lacks a tokenizer, is refused in one line."""
+    places = {"ROWS": str(tmp_path / "train.jsonl"), "STORE": store, "MODEL": model}
+    assert _parser.main(["show", *[places.get(word, word) for word in words]]) == 2
+    assert message in printed(capsys)[1]

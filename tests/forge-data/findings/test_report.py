@@ -77,3 +77,17 @@ def test_going_on_from_a_report():
     assert report.counts == {"empty_turn": 6}
     assert report.stops == 5
     assert [each.row for each in report.findings] == [7, 8]
+
+
+def test_going_on_from_several_reports_keeps_the_first():
+    """Reports of parts are taken over in order: counts are added up, and no more of a rule is kept than of one report."""
+    parts, whole = [], Findings()
+    for first in (1, KEPT_PER_RULE):
+        part = Findings()
+        part.add(finding(row=row) for row in range(first, first + KEPT_PER_RULE - 1))
+        parts.append(part.report(KEPT_PER_RULE - 1))
+    for part in parts:
+        whole.resume(part)
+    at_once = Findings()
+    at_once.add(finding(row=row) for row in range(1, 2 * KEPT_PER_RULE - 1))
+    assert whole.report(2 * KEPT_PER_RULE - 2) == at_once.report(2 * KEPT_PER_RULE - 2)

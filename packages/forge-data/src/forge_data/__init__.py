@@ -27,9 +27,11 @@ if TYPE_CHECKING:
     from forge_data.findings._report import LintReport as LintReport
     from forge_data.formats._format import Format as Format
     from forge_data.linting._lint import lint as lint
+    from forge_data.preparing._merge import merge as merge
     from forge_data.preparing._prepare import prepare as prepare
     from forge_data.preparing._prepare_prompts import prepare_prompts as prepare_prompts
     from forge_data.preparing._tokenize import tokenize as tokenize
+    from forge_data.reading._memory import InMemoryRows as InMemoryRows
     from forge_data.store._prompt_store import Prompt as Prompt, PromptStore as PromptStore
     from forge_data.store._token_store import TokenStore as TokenStore, check_classes as check_classes
     from forge_data.tokenizing._add_tokens import AddedTokens as AddedTokens, add_tokens as add_tokens
@@ -49,9 +51,11 @@ _PUBLIC = {
     "findings._report": "LintReport",
     "formats._format": "Format",
     "linting._lint": "lint",
+    "preparing._merge": "merge",
     "preparing._prepare": "prepare",
     "preparing._prepare_prompts": "prepare_prompts",
     "preparing._tokenize": "tokenize",
+    "reading._memory": "InMemoryRows",
     "store._prompt_store": "Prompt PromptStore",
     "store._token_store": "TokenStore check_classes",
     "tokenizing._add_tokens": "AddedTokens add_tokens",

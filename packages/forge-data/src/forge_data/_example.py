@@ -1,6 +1,6 @@
 """`TokenizedExample`: one sample as it is trained on."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import numpy as np
@@ -56,6 +56,16 @@ class TokenizedExample:
         """Make one of ids int32[S] and a mask bool[S], true where a token is learned."""
         labels = np.where(trained, input_ids, np.int32(IGNORED))
         return cls(input_ids, labels, _no_segments() if segments is None else segments, roles)
+
+    def as_dict(self) -> "dict[str, NDArray[Any]]":
+        """Copy into plain arrays: `input_ids` and `labels`, int64[S], and `weights` float32[S] where it has some.
+
+        torch's `default_collate` makes tensors of them; it stacks examples of one length only, so others are padded first.
+        """
+        plain: dict[str, NDArray[Any]] = {
+            "input_ids": self.input_ids.astype(np.int64), "labels": self.labels.astype(np.int64)
+        }  # fmt: skip
+        return plain if self.weights is None else plain | {"weights": np.array(self.weights)}
 
     def __len__(self) -> int:
         return len(self.input_ids)

@@ -3,11 +3,16 @@
 import json
 import re
 import sys
+import tempfile
 from argparse import Namespace
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import attrs
+
 from forge_data._errors import DataError
+from forge_data._options import Options
 from forge_data._paths import expand_user
 from forge_data._words import columns_of, paths_of
 
@@ -15,6 +20,8 @@ if TYPE_CHECKING:
     from forge_data.store._prompt_store import PromptStore
     from forge_data.store._token_store import TokenStore
 
+_FIRST_ROWS = 1000
+"""Rows of a file that are prepared to show a few."""
 _RANGE = re.compile(r"(-?\d+)?:(-?\d+)?")
 _SETTING = re.compile(r"`([a-z_]+)`")
 """A setting in a message, as this package's errors write it."""
@@ -33,7 +40,9 @@ _FLAGS = {
     "on_overflow": "--on-overflow",
     "preprocess": "--preprocess",
     "rename_columns": "--rename-columns",
+    "prompts": "--prompts",
     "seed": "--seed",
+    "shard": "--shard",
     "tokenizer": "--tokenizer",
     "train_on": "--train-on",
     "turn_end": "--turn-end",
@@ -61,30 +70,37 @@ def prepare(words: Namespace) -> int:
         **_options(words),
         num_proc=words.num_proc,
         seed=words.seed,
+        shard=words.shard,
         progress=not words.quiet,
     )
-    tokens, learned = int(store.lengths.sum()), int(store.loss_counts.sum())
-    report = store.lint
-    _print(f"{store.path}: {len(store):,} samples, {tokens:,} tokens, {learned / tokens:.1%} of them learned")
-    _print(str(store.accounting))
-    _print(f"lint: {report.stops:,} stops, {report.warnings:,} warnings")
-    _print(f"fingerprint {store.fingerprint}")
+    if store.shard is not None:
+        _print(str(store.shard))
+    _describe(store)
+    return 0
+
+
+def merge(words: Namespace) -> int:
+    """Join the parts of a store, and print what became of their rows."""
+    from forge_data.preparing._merge import merge as join
+
+    _describe(join(words.store_dir, words.parts))
     return 0
 
 
 def show(words: Namespace) -> int:
     """Show samples on the terminal, or as a page."""
-    from forge_data.viewing._show import opened, show as write
+    from forge_data.viewing._show import show as write
 
-    store = opened(words.store)
-    indices = list(_chosen(store, words.samples)) if words.samples else None
-    if words.finding is not None:
-        from forge_data.store._token_store import TokenStore
+    with tempfile.TemporaryDirectory(prefix="forge-data-show-", ignore_cleanup_errors=True) as folder:
+        store = _shown(words, Path(folder))
+        indices = list(_chosen(store, words.samples)) if words.samples else None
+        if words.finding is not None:
+            from forge_data.store._token_store import TokenStore
 
-        if not isinstance(store, TokenStore):
-            raise DataError(f"{store.path} is a store of prompts, which are not linted; leave --finding out")
-        indices = _samples_with(store, words.finding, indices)
-    written = write(store, indices, html=words.html)
+            if not isinstance(store, TokenStore):
+                raise DataError(f"{words.store} is a store of prompts, which are not linted; leave --finding out")
+            indices = _samples_with(store, words.finding, indices)
+        written = write(store, indices, html=words.html)
     if written is not None:
         _print(str(written))
     return 0
@@ -111,6 +127,64 @@ def stats(words: Namespace) -> int:
     counted = count(opened(words.store))
     _print(json.dumps(counted.as_dict(), indent=1) if words.json else str(counted))
     return 0
+
+
+def _describe(store: "TokenStore") -> None:
+    tokens, learned, report = int(store.lengths.sum()), int(store.loss_counts.sum()), store.lint
+    _print(f"{store.path}: {len(store):,} samples, {tokens:,} tokens, {learned / max(1, tokens):.1%} of them learned")
+    _print(str(store.accounting))
+    _print(f"lint: {report.stops:,} stops, {report.warnings:,} warnings")
+    _print(f"fingerprint {store.fingerprint}")
+
+
+def _shown(words: Namespace, folder: Path) -> "TokenStore | PromptStore":
+    """Open the store that is shown; of rows that are not prepared yet make one in `folder`.
+
+    Raises:
+        DataError: options for rows where there is a store, or rows without a tokenizer.
+    """
+    from forge_data.store._manifest import MANIFEST
+    from forge_data.viewing._show import opened, store_in
+
+    place = store_in(words.store)
+    if not (place / MANIFEST).is_file() and (words.tokenizer is not None or place.is_file()):
+        if words.tokenizer is None:
+            raise DataError(f"{words.store} is not prepared yet; give a `tokenizer` to see what would be learned of it")
+        return _prepared(words, folder / "store")
+    defaults = {"tokenizer": None, "prompts": False, **attrs.asdict(Options()), "preprocess": None}
+    if given := [name for name, default in defaults.items() if getattr(words, name) != default]:
+        raise DataError(f"{words.store} is prepared already, and `{given[0]}` is for rows that are not; leave it out")
+    return opened(place)
+
+
+def _prepared(words: Namespace, directory: Path) -> "TokenStore | PromptStore":
+    """Prepare rows to be shown: the first ones where no sample is asked for."""
+    from forge_data.formats._registry import check_name
+    from forge_data.preparing._job import Job
+    from forge_data.preparing._prepare import build
+    from forge_data.preparing._prepare_prompts import prepare_prompts
+    from forge_data.reading._preprocess import load_preprocess
+    from forge_data.reading._sources import resolve
+    from forge_data.tokenizing._chat_template import with_template
+    from forge_data.tokenizing._tokenizer import as_tokenizer
+
+    if words.prompts:
+        names = ("preprocess", "rename_columns", "on_bad_row", "max_bad_rows", "chat_template", "chat_template_kwargs")
+        given = {name: value for name, value in _options(words).items() if name in names}
+        return prepare_prompts(words.store, words.tokenizer, directory, **given)
+    given = _options(words)
+    function = load_preprocess(given.pop("preprocess"))
+    options = Options(**given)
+    check_name(options.format)
+    sources = resolve(words.store)
+    if not words.samples and words.finding is None:
+        sources = [attrs.evolve(source, rows=(0, _FIRST_ROWS)) for source in sources]
+    chosen = with_template(as_tokenizer(words.tokenizer), options.chat_template, options.chat_template_kwargs)
+    job = Job(tokenizer=chosen, options=options, preprocess=function)
+    store = build(job, sources, directory, num_proc=None, progress=True)
+    if store.accounting.read >= _FIRST_ROWS and sources[0].rows is not None:
+        _print(f"of the first {_FIRST_ROWS:,} rows of each file; name samples, such as 0:5, to read all of them")
+    return store
 
 
 def _options(words: Namespace) -> dict[str, Any]:

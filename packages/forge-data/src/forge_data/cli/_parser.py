@@ -79,11 +79,12 @@ def run(argv: Sequence[str] | None = None, prog: str = "forge-data") -> int:
 def _parser(prog: str) -> argparse.ArgumentParser:
     parser = _Parser(
         prog=prog,
-        description="Records → tokens and labels that can be looked at: prepare, show, lint and count them.",
+        description="Records → tokens and labels that can be looked at: prepare, merge, show, lint and count them.",
         allow_abbrev=False,
     )
     verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
     _add_prepare(verbs)
+    _add_merge(verbs)
     _add_show(verbs)
     _add_lint(verbs)
     _add_stats(verbs)
@@ -112,7 +113,19 @@ def _add_prepare(verbs: Any) -> None:
         "--num-proc", type=int, metavar="N", help="processes that tokenise; chosen by the size of DATA by default"
     )
     parser.add_argument("--seed", type=int, default=0, help="seed that chooses held-out rows (default: 0)")
+    parser.add_argument("--shard", metavar="K/N", help="part K of N equal parts of all rows, which merge joins")
     parser.add_argument("--quiet", action="store_true", help="no progress line")
+
+
+def _add_merge(verbs: Any) -> None:
+    parser = _verb(
+        verbs,
+        "merge",
+        "Join the parts that prepare --shard made into the store of all rows.",
+        "store parts/1 parts/2 parts/3",
+    )
+    parser.add_argument("store_dir", metavar="OUT", help="directory of the store")
+    parser.add_argument("parts", nargs="+", metavar="PART", help="directory of a part; all of them, in any order")
 
 
 def _add_show(verbs: Any) -> None:
@@ -122,12 +135,17 @@ def _add_show(verbs: Any) -> None:
         "Show what is trained on: tokens, which are learned, their roles, and rows that were left out.",
         "store 0 10:20 train.jsonl:417 --html page.html",
     )
-    parser.add_argument("store", metavar="STORE", help="a token store")
+    parser.add_argument(
+        "store", metavar="STORE", help="a token store, the directory of a run, or rows that are not prepared yet"
+    )
     parser.add_argument(
         "samples", nargs="*", metavar="SAMPLE", help="a number, a range such as 10:20, or a row such as train.jsonl:417"
     )
     parser.add_argument("--finding", metavar="RULE", help="samples on whose rows the lint found this")
     parser.add_argument("--html", metavar="FILE", help="write one HTML page that needs no network, instead of text")
+    parser.add_argument("--tokenizer", help="of rows that are not prepared yet: a directory, or a name on the Hub")
+    parser.add_argument("--prompts", action="store_true", help="the rows are prompts, which are answered while training")
+    _add_options(parser)
 
 
 def _add_lint(verbs: Any) -> None:
@@ -146,7 +164,7 @@ def _add_lint(verbs: Any) -> None:
 
 def _add_stats(verbs: Any) -> None:
     parser = _verb(verbs, "stats", "Count a token store: samples, tokens, what is learned, by role and source.", "store")
-    parser.add_argument("store", metavar="STORE", help="a token store")
+    parser.add_argument("store", metavar="STORE", help="a token store, or the directory of a run")
     parser.add_argument("--json", action="store_true", help="print the same numbers as JSON")
 
 

@@ -121,15 +121,16 @@ class Findings:
                 self._kept.setdefault(key, []).append(finding)
 
     def resume(self, report: LintReport, without: Container[str] = ()) -> None:
-        """Take over a report, except for some rules."""
+        """Take over a report, except for some rules; of several in the order of their rows."""
         for rule, count in report.counts.items():
             if rule not in without:
                 stopping = report.stop_counts.get(rule, 0)
                 self._counts[STOP, rule] += stopping
                 self._counts[WARN, rule] += count - stopping
         for finding in report.findings:
-            if finding.rule not in without:
-                self._kept.setdefault((finding.severity, finding.rule), []).append(finding)
+            kept = self._kept.setdefault((finding.severity, finding.rule), []) if finding.rule not in without else None
+            if kept is not None and len(kept) < KEPT_PER_RULE:
+                kept.append(finding)
 
     def report(self, rows: int) -> LintReport:
         """Make the report; `rows` is how many rows were linted."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from forge_data._errors import DataError, ForgeDataError
-from forge_data._formats import AUTO, BUILT_IN, GROUP, names, plug_ins
+from forge_data._formats import AUTO, BUILT_IN, GROUP, is_known, names, plug_ins
 from forge_data._values import describe, nearest
 from forge_data.formats._format import Fields, Format
 from forge_data.formats._messages import LIKENESS
@@ -93,8 +93,8 @@ def check_name(format: str) -> None:  # noqa: A002 - what it is called everywher
     Raises:
         DataError: naming the nearest, or why a format of another package cannot be loaded.
     """
-    known = names()
-    if format not in known:
+    if not is_known(format):
+        known = names()
         raise DataError(f"`format` is {format!r}; allowed: {', '.join(known)}{nearest(format, known)}")
     if format != AUTO:
         format_named(format)

@@ -177,7 +177,7 @@ def _lost(store: "TokenStore") -> Iterator[Finding]:
     )
 
 
-def _of_rows(data: "DataPath", tokenizer: Any, options: Options, preprocess: Any) -> "DataLint":
+def _of_rows(data: "DataPath", tokenizer: Any, options: Options, preprocess: Any, name: str = "data_path") -> "DataLint":
     from forge_data.formats._registry import check_name
     from forge_data.linting._rows import DataLint
     from forge_data.reading._preprocess import load_preprocess
@@ -191,7 +191,7 @@ def _of_rows(data: "DataPath", tokenizer: Any, options: Options, preprocess: Any
         raise DataError("rows are linted as a tokenizer sees them; give a `tokenizer`")
     chosen = with_template(as_tokenizer(tokenizer), options.chat_template, options.chat_template_kwargs)
     read = DataLint(chosen, options, RowChanges(load_preprocess(preprocess), options.rename_columns))
-    read.read(resolve(data))
+    read.read(resolve(data, name))
     return read
 
 
@@ -200,7 +200,7 @@ def _eval_table(data: "DataPath | TokenStore", tokenizer: Any, options: Options,
 
     if isinstance(data, TokenStore):
         return SampleTable.of(data)
-    return _of_rows(data, tokenizer, options, preprocess).table()
+    return _of_rows(data, tokenizer, options, preprocess, "eval_data").table()
 
 
 def _own_tokenizer(store: "TokenStore") -> "PreTrainedTokenizerBase | None":

@@ -34,17 +34,24 @@ def fingerprint_of_inputs(
     preprocess: Preprocess | None,
     seed: int,
 ) -> str | None:
-    """Hash everything that decides what is in a store; None where a preprocess has no identity.
+    """Hash everything that decides what is in a store; None where that is unknown beforehand.
+
+    It is of rows that are read only once, and of a preprocess without identity.
 
     The directory of a file is not part of it, but its name is, which `store.source(i)` returns.
     """
     if preprocess is not None and preprocess.identity is None:
         return None
+    digests = [source.digest() for source in sources]
+    if None in digests:
+        return None
     template = getattr(tokenizer, "chat_template", None)
     inputs: dict[str, Any] = {
         "version": VERSION,
         "libraries": {name: importlib.metadata.version(name) for name in _LIBRARIES} | {"forge-data": forge_data.__version__},
-        "sources": [[source.name, source.digest(), source.group, source.weight] for source in sources],
+        "sources": [
+            [source.name, digest, source.group, source.weight] for source, digest in zip(sources, digests, strict=True)
+        ],
         "tokenizer": _tokenizer(tokenizer) if tokenizer is not None else None,
         "template": template,
         # A template that writes the date gives other tokens tomorrow.

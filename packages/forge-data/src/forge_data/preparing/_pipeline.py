@@ -80,7 +80,7 @@ class Outcome:
         return [
             SourceFile(
                 each.name,
-                each.path,
+                each.origin,
                 self.samples[number],
                 each.group,
                 each.weight,

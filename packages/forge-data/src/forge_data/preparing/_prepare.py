@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
 
+from forge_data._accounting import Accounting
 from forge_data._errors import DataError, StoreError
 from forge_data._options import Options
 from forge_data._paths import expand_user
 from forge_data._settings import MAX_BAD_ROWS
+from forge_data._shard import Shard
 from forge_data.chat_template._asked import SWITCHES, as_form
 from forge_data.formats._registry import check_name
 from forge_data.linting._lint import store_findings
@@ -21,7 +23,7 @@ from forge_data.preparing._job import Job
 from forge_data.preparing._pipeline import Outcome, run
 from forge_data.preparing._progress import Progress, is_shown, reporter
 from forge_data.reading._preprocess import load_preprocess
-from forge_data.reading._sources import DataPath, Source, resolve
+from forge_data.reading._sources import DataPath, Source, part_of, resolve
 from forge_data.store._base import Store
 from forge_data.store._manifest import own_files
 from forge_data.store._partial import remove_leftovers
@@ -58,6 +60,7 @@ def prepare(
     max_bad_rows: float = MAX_BAD_ROWS,
     num_proc: int | None = None,
     seed: int = 0,
+    shard: str | None = None,
     progress: Progress = True,
 ) -> TokenStore:
     """Write the rows of files as a token store in `store_dir`.
@@ -67,7 +70,8 @@ def prepare(
     fails, `store_dir` is as it was.
 
     Args:
-        data_path: a file, glob, directory, URL or `name:split`; a list of them; or a mapping of them to their weights.
+        data_path: a file, glob, directory, URL or `name:split`; a list of them; or a mapping of them to their weights. Or
+            rows in memory: a `datasets.Dataset`, a list of dicts, any iterable of them, streamed where it is an iterator.
         tokenizer: a loaded tokenizer, a directory or a name on the Hub.
         store_dir: directory of the store: missing, empty, or a token store.
         format: name of the rows' format; "auto" detects it from the rows, which must have one in each file.
@@ -98,6 +102,7 @@ def prepare(
             data this process alone, in which the tokenizer has its own threads (as `TOKENIZERS_PARALLELISM` allows); for more,
             one process for each core that this one may use, up to 16. The store is the same, byte for byte, in every case.
         seed: seed of `store.split` where it is given no other.
+        shard: "3/16" prepares the third of sixteen equal parts of all rows, which `store.shard` names; `merge` joins them.
         progress: True for a line on a terminal, False for nothing, or a callable that gets (row reached, last row).
 
     Raises:
@@ -126,43 +131,61 @@ def prepare(
     function = load_preprocess(preprocess)
     directory = checked_directory(store_dir)
     sources = resolve(data_path)
+    part = Shard.parse(shard) if shard is not None else None
     chosen = with_template(as_tokenizer(tokenizer), options.chat_template, options.chat_template_kwargs)
     job = Job(tokenizer=chosen, options=options, preprocess=function)
-    return build(job, sources, directory, num_proc=num_proc, seed=seed, progress=progress)
+    return build(job, sources, directory, num_proc=num_proc, seed=seed, shard=part, progress=progress)
 
 
 def build(
-    job: Job, sources: list[Source], directory: Path, *, num_proc: int | None, seed: int = 0, progress: Progress = False
+    job: Job,
+    sources: list[Source],
+    directory: Path,
+    *,
+    num_proc: int | None,
+    seed: int = 0,
+    shard: Shard | None = None,
+    progress: Progress = False,
 ) -> TokenStore:
-    """Make the store of sources; open the one that is there if it was made from the same."""
+    """Make the store of sources, or of a part; open the one there if it was made from the same."""
     stamps = stamps_of(sources)
     inputs = fingerprint_of_inputs(sources, job.tokenizer, job.options, job.preprocess, seed)
+    if shard is not None:
+        if inputs is None:
+            raise DataError(
+                "`shard` prepares a part of rows that can be read again, and which merge knows again: give files, a list or a "
+                "Dataset, and a preprocess that is a function of a module"
+            )
+        sources, shard = part_of(sources, shard)
     remove_leftovers(directory)
-    existing = reusable(TokenStore, directory, inputs)
+    existing = reusable(TokenStore, directory, inputs, shard)
     if existing is not None:
         return existing
-    counts = [source.count() for source in sources] if is_shown(progress) else []
+    counts = [source.count() for source in sources] if is_shown(progress) and shard is None else []
     last = sum(count for count in counts if count is not None) if counts and None not in counts else None
     with reporter(progress, last) as report_row, StoreWriter(directory) as writer:
         outcome = run(job, sources, writer, num_proc, report_row)
         check_stamps(sources, stamps)
         accounting = outcome.accounting(writer)
-        if not writer.samples:
+        if not writer.samples and shard is None:
             raise DataError(_nothing_left(sources, outcome, str(accounting), job.options))
         manifest = writer.finish(
             outcome.first[0] if outcome.first else None,
             outcome.files(sources),
             accounting,
-            tokenizer=_as_trained(job, outcome),
+            # Only all parts together tell how all rows were rendered.
+            tokenizer=job.tokenizer if shard or job.tokenizer is None else as_trained(job.tokenizer, accounting),
             inputs=inputs,
             settings=_settings(job, outcome, seed),
+            shard=shard,
         )
-        outcome.findings.add(store_findings(TokenStore(writer.partial, manifest)))
+        if writer.samples:
+            outcome.findings.add(store_findings(TokenStore(writer.partial, manifest)))
         try:
             writer.commit(manifest, outcome.findings.report(accounting.read).dumps())
         except StoreError:
             # Several processes may prepare the same store at once, as ranks do; all of them use the one that is there.
-            existing = reusable(TokenStore, directory, inputs)
+            existing = reusable(TokenStore, directory, inputs, shard)
             if existing is None:
                 raise
             return existing
@@ -193,13 +216,13 @@ def checked_directory(store_dir: str | os.PathLike[str]) -> Path:
     return directory
 
 
-def reusable(kind: type[S], directory: Path, inputs: str | None) -> S | None:
+def reusable(kind: type[S], directory: Path, inputs: str | None, shard: Shard | None = None) -> S | None:
     """Open the store that is there, if it is complete and was made from the same."""
     if inputs is None or own_files(directory) is None:
         return None
     try:
         store = kind.open(directory)
-        if store.inputs != inputs:
+        if store.inputs != inputs or store.shard != shard:
             return None
         # A damaged store is made anew, as its errors ask for; reading it costs no more than reading its sources did.
         store.verify()
@@ -208,14 +231,12 @@ def reusable(kind: type[S], directory: Path, inputs: str | None) -> S | None:
     return store
 
 
-def _as_trained(job: Job, outcome: Outcome) -> "PreTrainedTokenizerBase | None":
+def as_trained(tokenizer: "PreTrainedTokenizerBase", accounting: Accounting) -> "PreTrainedTokenizerBase":
     """Return the tokenizer with which the model is asked as it was trained: thinking, or not, as all rows do."""
-    if job.tokenizer is None:
-        return None
-    every = {form for form, count in outcome.forms.items() if count == outcome.kept}
+    every = {form for form, count in accounting.forms.items() if count == accounting.kept}
     arguments = {name: value for name in SWITCHES for value in (False, True) if as_form(name, value) in every}
-    mixed = any(as_form(name, not value) in outcome.forms for name, value in arguments.items())
-    return with_template(job.tokenizer, None, None if mixed else arguments)
+    mixed = any(as_form(name, not value) in accounting.forms for name, value in arguments.items())
+    return with_template(tokenizer, None, None if mixed else arguments)
 
 
 def _settings(job: Job, outcome: Outcome, seed: int) -> dict[str, Any]:

@@ -65,7 +65,8 @@ def prepare_prompts(
     anything fails, `store_dir` is as it was.
 
     Args:
-        data_path: a file, glob, directory, URL or `name:split`; a list of them; or a mapping of them to their weights.
+        data_path: a file, glob, directory, URL or `name:split`; a list of them; or a mapping of them to their weights. Or
+            rows in memory: a `datasets.Dataset`, a list of dicts, any iterable of them, streamed where it is an iterator.
         tokenizer: a loaded tokenizer, a directory or a name on the Hub.
         store_dir: directory of the store: missing, empty, or a store.
         preprocess: a function of a row's fields, or its name as "package.module:function", that returns the row to use, a list
@@ -214,7 +215,7 @@ class _PromptWriter:
         return [
             SourceFile(
                 each.name,
-                each.path,
+                each.origin,
                 self._prompts[number],
                 each.group,
                 each.weight,

@@ -14,8 +14,7 @@ from forge_data._values import describe
 from forge_data.formats._registry import check_name, convert, detect
 from forge_data.reading._preprocess import load_preprocess
 from forge_data.reading._row_changes import RowChanges
-from forge_data.tokenizing._chat_template import with_template
-from forge_data.tokenizing._encoder import Encoder
+from forge_data.tokenizing._kept_encoders import kept_encoder
 from forge_data.tokenizing._overflow import fit
 from forge_data.tokenizing._tokenizer import as_tokenizer
 
@@ -43,7 +42,8 @@ def tokenize(
     """Tokenise one row, in any format that `prepare` reads.
 
     The ids are those of the tokenizer's own chat template; assistant turns are learned, their turn-end token included. A row
-    that `prepare` would leave out, or that would become several samples, is refused with the reason.
+    that `prepare` would leave out, or that would become several samples, is refused with the reason. With a loaded tokenizer
+    the next rows are quicker: what was made of it is kept, until its template or its tokens change.
 
     Raises:
         DataError: no known format, a field that is wrong, no token that is learned, more than `max_seq_len` tokens.
@@ -65,10 +65,7 @@ def tokenize(
     )
     check_name(format)
     changes = RowChanges(load_preprocess(preprocess), options.rename_columns)
-    chosen = with_template(as_tokenizer(tokenizer), options.chat_template, options.chat_template_kwargs)
-    encoder = Encoder(
-        chosen, options.train_on, turns=options.turns, arguments=options.chat_template_kwargs, turn_end=options.turn_end
-    )
+    encoder = kept_encoder(as_tokenizer(tokenizer), options)
     fields = {name: value for name, value in row.items() if value is not None}
     columns: set[str] = set()
     made = changes(_PLACE, fields, columns)

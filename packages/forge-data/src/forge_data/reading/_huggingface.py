@@ -23,15 +23,16 @@ _ON_HUB = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(:(?P<config>[\w.-]+))?:(?P<spli
 
 @attrs.frozen(eq=False)
 class DatasetSplit:
-    """Rows of one split, from 1."""
+    """Rows of one split, from 1, or of a `Dataset` in memory."""
 
     name: str
     rows: "Dataset"
-    indexed = False
+    indexed: bool = False
+    """Whether rows are named `data_path[416]`, from 0."""
 
     def chunks(self, size: int) -> Iterator[TableRows]:
         """Yield record batches of about `size` bytes."""
-        return table_chunks(self.name, self._batches(), size)
+        return table_chunks(self.name, self._batches(), size, indexed=self.indexed)
 
     def count(self) -> int | None:
         """Return the number of rows in the split."""

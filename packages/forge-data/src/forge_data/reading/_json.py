@@ -82,9 +82,19 @@ class Values:
     indexed: bool = True
 
     @property
+    def first_row(self) -> int:
+        """Number of its first row."""
+        return self.rows[0][0]
+
+    @property
     def last_row(self) -> int:
         """Number of its last row."""
         return self.rows[-1][0]
+
+    def part(self, first: int, last: int) -> "Values":
+        """Return the rows with the numbers `first` to `last`, of which there is one at least."""
+        rows = [each for each in self.rows if first <= each[0] <= last]
+        return Values(self.name, rows, sum(size for _, _, size in rows), self.indexed)
 
     def records(self, refused: Refused | None = None) -> Iterator[Record]:
         """Yield the rows; one that is not an object is passed to `refused`, or raised.

@@ -73,6 +73,12 @@ class Lines:
         """Bytes of the lines."""
         return len(self.lines)
 
+    def part(self, first: int, last: int) -> "Lines":
+        """Return the lines with the numbers `first` to `last`, of which there is one at least."""
+        first, last = max(first, self.first_row), min(last, self.last_row)
+        lines = self.lines.split(b"\n")[first - self.first_row : last - self.first_row + 1]
+        return Lines(self.name, first, last, b"".join(line + b"\n" for line in lines))
+
     def records(self, refused: Refused | None = None) -> Iterator[Record]:
         """Yield the rows; one that cannot be read is passed to `refused`, or raised.
 
@@ -93,18 +99,25 @@ class FileLines:
     offset: int
     size: int
 
+    def part(self, first: int, last: int) -> Lines:
+        """Return the lines with the numbers `first` to `last`, of which there is one at least."""
+        return self._read().part(first, last)
+
     def records(self, refused: Refused | None = None) -> Iterator[Record]:
         """Yield the rows; one that cannot be read is passed to `refused`, or raised.
 
         Raises:
             DataError: as of `Lines`; the file has become shorter.
         """
+        return self._read().records(refused)
+
+    def _read(self) -> Lines:
         with self.file.opened() as file:
             file.seek(self.offset)
             lines = file.read(self.size)
         if len(lines) != self.size:
             raise DataError(f"{self.file.path} became shorter while it was read; let nothing write to it meanwhile")
-        return _records(self.name, self.first_row, lines, refused)
+        return Lines(self.name, self.first_row, self.last_row, lines)
 
 
 def _stretches(file: BinaryIO, size: int) -> Iterator[bytes]:

@@ -31,6 +31,8 @@ _OTHER_SUFFIXES = {
     ".png",
     ".html",
 }
+_IN_MEMORY = re.compile(r" of [\d,]+ rows, sha256 [0-9a-f]{16}$")
+"""What a store and a run record in the place of a path where rows were given as objects."""
 _GLOB = re.compile(r"[*?\[]")
 _KINDS = {stat.S_IFIFO: "a named pipe", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device", stat.S_IFSOCK: "a socket"}
 
@@ -60,6 +62,8 @@ def located(entry: str) -> list[DataFile] | DatasetSplit:
 
 
 def _not_found(entry: str) -> str:
+    if _IN_MEMORY.search(entry):
+        return f"{entry!r} were rows in memory, which no path leads to; give the same rows again in Python"
     what = f"no file at {entry!r} (looked from {Path.cwd()}); check the path"
     if is_hub_name(f"{entry}:train") and Path(entry).suffix not in (*ROWS, *TABLES, *COMPRESSED):
         what += f". A dataset on the Hub is given with its split: '{entry}:train'"

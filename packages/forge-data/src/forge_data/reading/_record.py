@@ -42,8 +42,17 @@ class Chunk(Protocol):
         ...
 
     @property
+    def first_row(self) -> int:
+        """Number of its first row."""
+        ...
+
+    @property
     def last_row(self) -> int:
-        """Number of its last row, for progress."""
+        """Number of its last row."""
+        ...
+
+    def part(self, first: int, last: int) -> "Chunk":
+        """Return the rows with the numbers `first` to `last`, of which the chunk has one at least."""
         ...
 
     def records(self, refused: Refused | None = None) -> Iterator[Record]:

@@ -1,15 +1,17 @@
-"""`data_path` in any form → sources, which know their name, weight and digest."""
+"""`data_path` in any form, or rows in memory → sources that know name, weight and digest."""
 
+import itertools
 import math
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
-from typing import Protocol
+from typing import Any, Protocol
 
 import attrs
 
 from forge_data._errors import DataError
+from forge_data._shard import Shard
 from forge_data._values import describe
 from forge_data.reading._arrow import ArrowFile
 from forge_data.reading._csv import CsvFile
@@ -18,11 +20,14 @@ from forge_data.reading._huggingface import DatasetSplit
 from forge_data.reading._json import open_json
 from forge_data.reading._jsonl import JsonLines
 from forge_data.reading._locate import located
+from forge_data.reading._memory import InMemoryRows
 from forge_data.reading._parquet import ParquetFile
 from forge_data.reading._record import CHUNK_BYTES, Chunk, Record, Refused, place_of
 
-DataPath = str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Mapping[str, float]
-"""A path, glob, directory, URL or `org/name:split`; several of them; or several with weights."""
+DataPath = (
+    str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Mapping[str, float] | Iterable[Mapping[str, Any]] | InMemoryRows
+)
+"""A path, glob, directory, URL or `org/name:split`; several of them; or several with weights. Or rows in memory."""
 
 
 class Reader(Protocol):
@@ -41,8 +46,8 @@ class Reader(Protocol):
         """Return the number of the last row, for progress; None if that needs a slow pass."""
         ...
 
-    def digest(self) -> str:
-        """Hash the content: SHA-256 in hex."""
+    def digest(self) -> str | None:
+        """Hash the content: SHA-256 in hex; None where it is read only once."""
         ...
 
 
@@ -64,6 +69,9 @@ class Source:
     weight: float | None = None
     """Weight given to its group; None where none was."""
 
+    rows: tuple[int, int] | None = None
+    """Numbers of the first and last row that are read of it; None for all, and a last one before the first for none."""
+
     @property
     def indexed(self) -> bool:
         """Whether its rows are named `train.json[416]` (from 0) and not `train.jsonl:417`."""
@@ -74,17 +82,29 @@ class Source:
         return place_of(self.name, row, indexed=self.indexed)
 
     def chunks(self, size: int = CHUNK_BYTES) -> Iterator[Chunk]:
-        """Yield all rows in order, in chunks of about `size` bytes.
+        """Yield the rows in order, in chunks of about `size` bytes.
 
         Raises:
             DataError: the file cannot be read, or holds no rows.
         """
+        if self.rows is not None:
+            yield from self._part(size, *self.rows)
+            return
         empty = True
         for chunk in self.reader.chunks(size):
             empty = False
             yield chunk
         if empty:
             raise DataError(f"{self.path} holds no rows")
+
+    def _part(self, size: int, first: int, last: int) -> Iterator[Chunk]:
+        if last < first:
+            return
+        for chunk in self.reader.chunks(size):
+            if chunk.first_row > last:
+                return
+            if chunk.last_row >= first:
+                yield chunk if first <= chunk.first_row and chunk.last_row <= last else chunk.part(first, last)
 
     def records(self, refused: Refused | None = None) -> Iterator[Record]:
         """Yield every row; one that cannot be read is passed to `refused`, or raised.
@@ -99,17 +119,26 @@ class Source:
         """Return the number of the last row, for progress; None if that needs a slow pass."""
         return self.reader.count()
 
-    def digest(self) -> str:
-        """Hash the content: SHA-256 in hex."""
+    def digest(self) -> str | None:
+        """Hash the content: SHA-256 in hex; None where it is read only once."""
         return self.reader.digest()
 
+    @property
+    def origin(self) -> str:
+        """What a store records: the path; of rows in memory their kind, number and hash."""
+        return self.reader.description if isinstance(self.reader, InMemoryRows) else self.path
 
-def resolve(data_path: DataPath) -> list[Source]:
+
+def resolve(data_path: DataPath, name: str = "data_path") -> list[Source]:
     """Find the sources that `data_path` names, in its order; a directory's or glob's by path.
+
+    Rows in memory are one source, called `name`.
 
     Raises:
         DataError: nothing there, a file that no reader knows, one that is named twice, a weight that is not one.
     """
+    if (rows := InMemoryRows.of(data_path, name)) is not None:
+        return [Source(rows.name, rows.name, rows)]
     entries = _entries(data_path)
     found: list[tuple[int, float | None, DataFile | DatasetSplit]] = []
     for group, (entry, weight) in enumerate(entries):
@@ -131,6 +160,37 @@ def resolve(data_path: DataPath) -> list[Source]:
     ]
 
 
+def part_of(sources: Sequence[Source], shard: Shard) -> tuple[list[Source], Shard]:
+    """Restrict sources to one of several equal parts of all their rows, by row number.
+
+    Returns:
+        All sources, each with the rows of it that are in the part; and the shard, which names them.
+
+    Raises:
+        DataError: a source cannot be read.
+    """
+    ends = list(itertools.accumulate(_count_rows(source) for source in sources))
+    start, stop = shard.bounds(ends[-1])
+    parts, named = [], []
+    for source, begin, end in zip(sources, [0, *ends], ends, strict=False):
+        zeroth = 0 if source.indexed else 1
+        first, last = max(start, begin) - begin + zeroth, min(stop, end) - begin + zeroth - 1
+        parts.append(attrs.evolve(source, rows=(first, last)))
+        if first <= last:
+            named.append(f"{source.place(first)} to {source.place(last)}")
+    return parts, attrs.evolve(shard, rows=named)
+
+
+def _count_rows(source: Source) -> int:
+    """Count the numbers that rows of a source have; blank lines have one too."""
+    if (count := source.count()) is not None:
+        return count
+    last = -1 if source.indexed else 0
+    for chunk in source.chunks():
+        last = chunk.last_row
+    return last + source.indexed
+
+
 def _entries(data_path: DataPath) -> list[tuple[str, float | None]]:
     """List (entry, weight) of each entry."""
     weights: list[float | None]
@@ -148,7 +208,9 @@ def _entries(data_path: DataPath) -> list[tuple[str, float | None]]:
 def _entry(entry: object) -> str:
     path = os.fspath(entry) if isinstance(entry, os.PathLike) else entry
     if not isinstance(path, str) or not path:
-        raise DataError(f"`data_path` holds {describe(entry)}; it must be a path, a glob, a URL or 'org/name:split'")
+        raise DataError(
+            f"`data_path` holds {describe(entry)}; it must be a path, a glob, a URL, 'org/name:split', or rows (dicts)"
+        )
     return path
 
 

@@ -14,7 +14,7 @@ import attrs
 
 from forge_data._errors import DataError
 from forge_data.reading._file import DataFile
-from forge_data.reading._record import Record, Refused, record
+from forge_data.reading._record import Record, Refused, place_of, record
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -71,15 +71,16 @@ class TableRows:
     name: str
     first_row: int
     batch: "pa.RecordBatch"
+    indexed: bool = False
 
-    def __reduce__(self) -> "tuple[Callable[..., TableRows], tuple[str, int, bytes]]":
+    def __reduce__(self) -> "tuple[Callable[..., TableRows], tuple[str, int, bytes, bool]]":
         # As a stream of these rows alone; a pickled slice would contain everything that it was cut from.
         import pyarrow as pa
 
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, self.batch.schema) as writer:
             writer.write_batch(self.batch)
-        return _received, (self.name, self.first_row, sink.getvalue().to_pybytes())
+        return _received, (self.name, self.first_row, sink.getvalue().to_pybytes(), self.indexed)
 
     @property
     def size(self) -> int:
@@ -90,6 +91,11 @@ class TableRows:
     def last_row(self) -> int:
         """Number of its last row."""
         return self.first_row + self.batch.num_rows - 1
+
+    def part(self, first: int, last: int) -> "TableRows":
+        """Return the rows with the numbers `first` to `last`, of which there is one at least."""
+        first, last = max(first, self.first_row), min(last, self.last_row)
+        return TableRows(self.name, first, self.batch.slice(first - self.first_row, last - first + 1), self.indexed)
 
     def records(self, refused: Refused | None = None) -> Iterator[Record]:
         """Yield the rows; one that cannot be read is passed to `refused`, or raised.
@@ -102,7 +108,7 @@ class TableRows:
             name for name, kind in zip(self.batch.schema.names, self.batch.schema.types, strict=True) if _has_json(kind)
         ]
         for row, value in enumerate(self._values(), start=self.first_row):
-            place = f"{self.name}:{row}"
+            place = self._place(row)
             try:
                 if isinstance(value, DataError):
                     raise value
@@ -130,24 +136,29 @@ class TableRows:
             try:
                 row[name] = self.batch.column(name)[index].as_py()
             except (ValueError, OverflowError) as fault:
-                return DataError(f"{self.name}:{self.first_row + index}: field {name} cannot be read: {_reason(fault)}")
+                return DataError(f"{self._place(self.first_row + index)}: field {name} cannot be read: {_reason(fault)}")
         return row
 
+    def _place(self, row: int) -> str:
+        return place_of(self.name, row, indexed=self.indexed)
 
-def _received(name: str, first_row: int, stream: bytes) -> TableRows:
+
+def _received(name: str, first_row: int, stream: bytes, indexed: bool) -> TableRows:
     import pyarrow as pa
 
     with pa.ipc.open_stream(stream) as opened:
-        return TableRows(name, first_row, opened.read_next_batch())
+        return TableRows(name, first_row, opened.read_next_batch(), indexed)
 
 
-def table_chunks(name: str, batches: "Iterator[pa.RecordBatch]", size: int) -> Iterator[TableRows]:
-    """Cut record batches into pieces of about `size` bytes, with the rows' numbers from 1.
+def table_chunks(name: str, batches: "Iterator[pa.RecordBatch]", size: int, *, indexed: bool = False) -> Iterator[TableRows]:
+    """Cut record batches into pieces of about `size` bytes, with the rows' numbers.
+
+    They count from 1, or from 0 if `indexed`.
 
     Raises:
         DataError: two columns of one name.
     """
-    row = 1
+    row = 0 if indexed else 1
     for batch in batches:
         names = batch.schema.names
         if twice := [each for each in dict.fromkeys(names) if names.count(each) > 1]:
@@ -157,7 +168,7 @@ def table_chunks(name: str, batches: "Iterator[pa.RecordBatch]", size: int) -> I
         step = rows_for(size, int(batch.nbytes), batch.num_rows)
         for start in range(0, batch.num_rows, step):
             piece = batch.slice(start, step)
-            yield TableRows(name, row + start, piece)
+            yield TableRows(name, row + start, piece, indexed)
         row += batch.num_rows
 
 

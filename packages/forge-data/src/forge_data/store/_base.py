@@ -12,10 +12,11 @@ import numpy as np
 
 from forge_data._accounting import Accounting
 from forge_data._errors import DataError, StoreError
-from forge_data._paths import expand_user
+from forge_data._shard import Shard
 from forge_data.reading._record import place_of
 from forge_data.store._dropped import dropped_rows
 from forge_data.store._duplicates import as_digests, digest, grouped
+from forge_data.store._fetch import local_directory
 from forge_data.store._files import Files, stable, verify
 from forge_data.store._manifest import PROMPTS, TOKENIZER, Manifest, read_manifest
 from forge_data.store._split import split_indices
@@ -46,13 +47,17 @@ class Store:
         self._count = manifest.samples if indices is None else len(indices)
 
     @classmethod
-    def open(cls, directory: str | os.PathLike[str]) -> Self:
+    def open(cls, directory: str | os.PathLike[str], *, cache_dir: str | os.PathLike[str] | None = None) -> Self:
         """Open the store in a directory. Sizes and format are checked; `verify()` checks every byte.
+
+        Args:
+            directory: path, or URL (`s3://bucket/store`) of a store that is fetched once a machine, and verified meanwhile.
+            cache_dir: folder that fetched stores are kept in; one of this user in the temporary directory by default.
 
         Raises:
             StoreError: no store, a torn one, or one of another format or kind.
         """
-        path = expand_user(directory, StoreError)
+        path = local_directory(directory, cache_dir)
         return stable(path, lambda: cls(path, cls._checked_kind(path, read_manifest(path))))
 
     @classmethod
@@ -120,6 +125,11 @@ class Store:
     def settings(self) -> dict[str, Any]:
         """Settings it was prepared with: the tokenizer, and the arguments that decide what is in it."""
         return dict(self._manifest.settings)
+
+    @property
+    def shard(self) -> Shard | None:
+        """Part of the rows that it holds, where it was prepared as one of several; else None."""
+        return self._manifest.shard
 
     @property
     def accounting(self) -> Accounting:
@@ -197,13 +207,20 @@ class Store:
         train, held_out = parts
         return self.select(samples[train].reshape(-1)), self.select(samples[held_out].reshape(-1))
 
-    def verify(self) -> None:
+    def verify(self, *, changed: bool = False) -> None:
         """Read every byte and compare it with the SHA-256 that was taken while writing.
 
+        Args:
+            changed: read only arrays that were written to since this store was opened, as their size and time tell; it costs
+                nothing where there are none. One that was removed is passed over, since what is open stays as it was.
+
         Raises:
-            StoreError: naming the first file that differs.
+            StoreError: naming the first file that differs, with both hashes.
         """
-        verify(self.path, self._manifest)
+        verify(self.path, self._manifest, self._files.stamps if changed else None)
+
+    def _slice(self, indices: slice) -> Self:
+        return self.select(np.arange(len(self))[indices])
 
     def _unit_samples(self) -> "NDArray[np.int64]":
         """Return int64[U, k], the samples of each unit."""

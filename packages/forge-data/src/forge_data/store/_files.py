@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from forge_data._errors import StoreError
-from forge_data.store._manifest import DTYPES, Manifest
+from forge_data.store._manifest import DTYPES, MANIFEST, Manifest, fingerprint_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from forge_data.store._stored_example import Arrays
 
 T = TypeVar("T")
+Stamp = tuple[int, int, int]
+"""Inode, size and modification time of a file."""
 
 _TIMEOUT_SECONDS = 5.0
 _PAUSE_SECONDS = 0.01
@@ -49,6 +51,8 @@ class Files:
 
     def __init__(self, path: Path, manifest: Manifest) -> None:
         self.arrays: Arrays = {}
+        self.stamps = {name: stamp_of(path / name) for name in manifest.arrays}
+        """Stamp of each array when it was opened."""
         self._maps: list[mmap.mmap] = []
         for name in manifest.arrays:
             try:
@@ -81,16 +85,47 @@ class Files:
         return np.frombuffer(self._maps[-1], dtype)
 
 
-def verify(path: Path, manifest: Manifest) -> None:
+def verify(path: Path, manifest: Manifest, stamps: dict[str, Stamp | None] | None = None) -> None:
     """Compare every byte of a store with the SHA-256 that was taken while writing.
 
+    Args:
+        path: directory of the store.
+        manifest: what its `store.json` holds.
+        stamps: name → stamp of the files to read if theirs is another now, which is then kept here; None reads every file.
+
     Raises:
-        StoreError: naming the first file that differs.
+        StoreError: naming the first file that differs, with both hashes.
     """
+    if fingerprint_of(manifest.kind, manifest.sha256) != manifest.fingerprint:
+        raise StoreError(
+            f"{path / MANIFEST} is damaged: its fingerprint {manifest.fingerprint} is not that of the files that it names; "
+            "prepare the store again"
+        )
     for name, expected in manifest.sha256.items():
-        with (path / name).open("rb") as file:
-            if hashlib.file_digest(file, "sha256").hexdigest() != expected:
-                raise StoreError(f"{path / name} does not hold what was written to it; prepare the store again")
+        now = stamp_of(path / name)
+        if stamps is not None and (name not in stamps or now in (None, stamps[name])):
+            continue
+        try:
+            with (path / name).open("rb") as file:
+                found = hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError as error:
+            raise StoreError(f"{path / name} cannot be read: {error.strerror or error}; prepare the store again") from error
+        if found != expected:
+            raise StoreError(
+                f"{path / name} does not hold what was written to it: its SHA-256 is {found}, and {expected} was written; "
+                "prepare the store again"
+            )
+        if stamps is not None:
+            stamps[name] = now
+
+
+def stamp_of(path: Path) -> Stamp | None:
+    """Return what changes when a file is written to; None where there is no file."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def _identity(path: Path) -> tuple[int, int, int] | None:

@@ -5,13 +5,13 @@ A line is `{"input_ids": [...], "labels": [...], "len": n}`, with `"weights": [.
 
 import json
 import os
-import secrets
 from collections.abc import Iterable
 from pathlib import Path
 
 from forge_data._errors import StoreError
 from forge_data._example import TokenizedExample
 from forge_data._paths import expand_user
+from forge_data.store._publish import new_file
 
 
 def write_jsonl(examples: Iterable[TokenizedExample], store: Path, file: str | os.PathLike[str]) -> Path:
@@ -22,23 +22,11 @@ def write_jsonl(examples: Iterable[TokenizedExample], store: Path, file: str | o
     Raises:
         StoreError: the file cannot be written.
     """
-    path = expand_user(file, StoreError)
-    if not path.name or store.resolve() in path.resolve().parents:
-        raise StoreError(f"{str(path)!r} cannot be written: it must be a file, and outside of the store {store}")
-    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
-    try:
-        with partial.open("x", encoding="ascii") as lines:
-            for example in examples:
-                ids = example.input_ids.tolist()
-                row = {"input_ids": ids, "labels": example.labels.tolist(), "len": len(ids)}
-                if example.weights is not None:
-                    row["weights"] = example.weights.tolist()
-                lines.write(json.dumps(row, separators=(",", ":")) + "\n")
-            lines.flush()
-            os.fsync(lines.fileno())
-        partial.replace(path)
-    except OSError as error:
-        raise StoreError(f"{path} could not be written: {error.strerror or error}") from error
-    finally:
-        partial.unlink(missing_ok=True)
-    return path
+    with new_file(file, store) as partial, partial.open("x", encoding="ascii") as lines:
+        for example in examples:
+            ids = example.input_ids.tolist()
+            row = {"input_ids": ids, "labels": example.labels.tolist(), "len": len(ids)}
+            if example.weights is not None:
+                row["weights"] = example.weights.tolist()
+            lines.write(json.dumps(row, separators=(",", ":")) + "\n")
+    return expand_user(file, StoreError)

@@ -24,6 +24,7 @@ of prompts has ids, offsets and rows, and records in place of masks, segments an
 directory gets its name once everything is on disk.
 """
 
+import hashlib
 import json
 from collections.abc import Collection
 from pathlib import Path
@@ -34,6 +35,7 @@ import numpy as np
 
 from forge_data._accounting import Accounting
 from forge_data._errors import StoreError
+from forge_data._shard import Shard
 
 FORMAT = "forge-data token store"
 VERSION = 4
@@ -87,6 +89,16 @@ def arrays_of(kind: str, given: Collection[str] = ()) -> tuple[str, ...]:
     return tuple(name for name in DTYPES if _ARRAY_KIND.get(name, kind) == kind and name not in without)
 
 
+def fingerprint_of(kind: str, sha256: dict[str, str]) -> str:
+    """Hash what is trained on: SHA-256 in hex.
+
+    A preference is trained differently than two samples with the same tokens.
+    """
+    lines = [f"{name}:{sha256[name]}\n" for name in FINGERPRINTED if name in sha256]
+    lines += [] if kind in (SUPERVISED, UNPAIRED) else [f"kind:{kind}\n"]
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
 @attrs.frozen
 class SourceFile:
     """A file that samples came from; samples are in the order of the sources."""
@@ -127,10 +139,14 @@ class Manifest:
     sources: list[SourceFile]
     accounting: Accounting
     settings: dict[str, Any] = attrs.field(factory=dict)
+    shard: Shard | None = None
+    """Part of the rows that it holds; None for all."""
 
     def dumps(self) -> str:
         """Return the text of `store.json`."""
         fields = {"format": FORMAT, "version": VERSION, **attrs.asdict(self, recurse=False)}
+        # Only where there is one, so that earlier versions read all other stores.
+        fields |= {"shard": attrs.asdict(shard)} if (shard := fields.pop("shard")) is not None else {}
         fields["sources"] = [attrs.asdict(source) for source in self.sources]
         fields["accounting"] = self.accounting.as_dict()
         return json.dumps(fields, indent=2, ensure_ascii=False) + "\n"
@@ -185,26 +201,42 @@ def read_manifest(directory: Path) -> Manifest:
         found = f"it holds no {MANIFEST}" if directory.is_dir() else "there is no such directory"
         raise StoreError(f"{directory} is not a token store: {found}; prepare makes one")
     try:
-        fields = json.loads(path.read_text("utf-8"))
+        text = path.read_text("utf-8")
     except (OSError, ValueError) as error:
         raise StoreError(f"{path} cannot be read: {error}; prepare the store again") from error
-    if not isinstance(fields, dict) or fields.pop("format", None) != FORMAT:
-        raise StoreError(f"{path} is not of a {FORMAT}; it belongs to another program")
-    if (version := fields.pop("version", None)) not in READABLE:
-        raise StoreError(
-            f"{path} has format version {version!r}, this forge-data reads {' and '.join(map(str, READABLE))}; prepare it again"
-        )
-    try:
-        manifest = _manifest(fields)
-    except (KeyError, TypeError, ValueError) as error:
-        raise StoreError(f"{path} is damaged ({type(error).__name__}: {error}); prepare the store again") from error
+    manifest = parse_manifest(text, str(path))
     _check(directory, manifest)
     return manifest
+
+
+def parse_manifest(text: str, where: str) -> Manifest:
+    """Read the text of a `store.json`, which messages name `where`.
+
+    Raises:
+        StoreError: it is of another program, of an older or newer version, or damaged.
+    """
+    try:
+        fields = json.loads(text)
+    except ValueError as error:
+        raise StoreError(f"{where} cannot be read: {error}; prepare the store again") from error
+    if not isinstance(fields, dict) or fields.pop("format", None) != FORMAT:
+        raise StoreError(f"{where} is not of a {FORMAT}; it belongs to another program")
+    if (version := fields.pop("version", None)) not in READABLE:
+        raise StoreError(
+            f"{where} has format version {version!r}, this forge-data reads {' and '.join(map(str, READABLE))}; prepare it "
+            "again"
+        )
+    try:
+        return _manifest(fields)
+    except (KeyError, TypeError, ValueError) as error:
+        raise StoreError(f"{where} is damaged ({type(error).__name__}: {error}); prepare the store again") from error
 
 
 def _manifest(fields: dict[str, Any]) -> Manifest:
     fields["accounting"] = Accounting(**fields["accounting"])
     fields["sources"] = [SourceFile(**source) for source in fields["sources"]]
+    if "shard" in fields:
+        fields["shard"] = Shard(**fields["shard"])
     counts = {name: int(fields[name]) for name in ("samples", "tokens", "segments")}
     manifest = Manifest(**fields | counts)
     if manifest.kind not in KINDS:
@@ -230,7 +262,8 @@ def _check(directory: Path, manifest: Manifest) -> None:
                 "remove the directory and prepare the store again"
             )
     accounting = manifest.accounting
-    if manifest.samples < 1 or not manifest.samples == accounting.samples == sum(source.samples for source in manifest.sources):
+    counted = {accounting.samples, sum(source.samples for source in manifest.sources)}
+    if counted != {manifest.samples} or (manifest.samples < 1 and manifest.shard is None):
         raise StoreError(f"{directory / MANIFEST} is damaged: {manifest.samples} samples, but {accounting.samples} were kept")
     if manifest.tokens != accounting.tokens_kept:
         raise StoreError(f"{directory / MANIFEST} is damaged: {manifest.tokens} tokens, but {accounting.tokens_kept} were kept")

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self, overload
 
 import attrs
 import numpy as np
@@ -33,13 +33,20 @@ class Prompt:
 class PromptStore(Store):
     """N prompts on disk; `store[i]` is a `Prompt`, `len(store)` is N.
 
-    Open one with `PromptStore.open(directory)`; `forge_data.prepare_prompts` makes one. `select` and `split` give views.
+    Open one with `PromptStore.open(directory)`; `forge_data.prepare_prompts` makes one. `store[10:20]`, `select`
+    and `split` give views.
     """
 
     _of_prompts = True
     _plural = "prompts"
 
-    def __getitem__(self, index: int) -> Prompt:
+    @overload
+    def __getitem__(self, index: int) -> Prompt: ...
+    @overload
+    def __getitem__(self, index: slice) -> Self: ...
+    def __getitem__(self, index: int | slice) -> Prompt | Self:
+        if isinstance(index, slice):
+            return self._slice(index)
         at = self._stored_index(index)
         bounds, ends = self._bounds, self._arrays["record_offsets.bin"]
         record = json.loads(self._arrays["records.bin"][ends[at] : ends[at + 1]].tobytes())

@@ -1,11 +1,14 @@
-"""Finished directory → its final name, new or in place of a store, complete at every moment."""
+"""Finished directory or file → its final name, perhaps another's, complete at every moment."""
 
 import contextlib
 import os
+import secrets
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 from forge_data._errors import StoreError
+from forge_data._paths import expand_user
 from forge_data.store._files import stable
 from forge_data.store._manifest import READABLE, own_files, read_manifest
 
@@ -86,6 +89,33 @@ def put_in_place(new: Path, directory: Path) -> None:
     finally:
         for each in old:
             shutil.rmtree(each, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def new_file(file: str | os.PathLike[str], store: Path) -> Iterator[Path]:
+    """Yield a path to write to, which becomes `file` once it is complete; not within a store.
+
+    Raises:
+        StoreError: the file cannot be written.
+    """
+    path = expand_user(file, StoreError)
+    if not path.name or store.resolve() in path.resolve().parents:
+        raise StoreError(f"{str(path)!r} cannot be written: it must be a file, and outside of the store {store}")
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
+    try:
+        yield partial
+        sync_file(partial)
+        partial.replace(path)
+    except OSError as error:
+        raise StoreError(f"{path} could not be written: {error.strerror or error}") from error
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def sync_file(path: Path) -> None:
+    """Flush a file to disk."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
 
 
 def sync_directory(directory: Path) -> None:

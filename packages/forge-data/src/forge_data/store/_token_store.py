@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self, overload
 
 import numpy as np
 
@@ -16,8 +16,10 @@ from forge_data.store._jsonl import write_jsonl
 from forge_data.store._manifest import LINT, MARGINS, PREFERENCE, UNPAIRED
 from forge_data.store._split import pairs_of
 from forge_data.store._stored_example import stored_example
+from forge_data.store._table import to_dataset, write_parquet
 
 if TYPE_CHECKING:
+    from datasets import Dataset
     from numpy.typing import NDArray
     from transformers import PreTrainedTokenizerBase
 
@@ -32,7 +34,7 @@ _RELEASE_EVERY = 4096
 class TokenStore(Store):
     """N samples on disk; `store[i]` is a `TokenizedExample`, `len(store)` is N.
 
-    Open one with `TokenStore.open(directory)`. `select` and `split` give views: the same files, other samples.
+    Open one with `TokenStore.open(directory)`. `store[10:20]`, `select` and `split` give views: the same files, other samples.
     """
 
     _of_prompts = False
@@ -69,9 +71,33 @@ class TokenStore(Store):
         """
         return write_jsonl(self, self.path, file)
 
-    def __getitem__(self, index: int) -> TokenizedExample:
+    def to_dataset(self) -> "Dataset":
+        """Make a `datasets.Dataset` of the samples: `input_ids` and `labels`.
+
+        TRL and a `DataLoader` take it as it is. Unpaired answers have `desirable` too. A preference is one row:
+        `chosen_input_ids`, `chosen_labels`, `rejected_input_ids`, `rejected_labels`, and `margin` where the rows gave it. It is
+        held in memory, 8 bytes a token; for more there is `to_parquet`, which `datasets.load_dataset("parquet",
+        data_files=...)` maps from disk.
+        """
+        return to_dataset(self)
+
+    def to_parquet(self, file: str | os.PathLike[str]) -> Path:
+        """Write the rows of `to_dataset` as a Parquet file, in bounded memory.
+
+        Raises:
+            StoreError: the file cannot be written.
+        """
+        return write_parquet(self, file)
+
+    @overload
+    def __getitem__(self, index: int) -> TokenizedExample: ...
+    @overload
+    def __getitem__(self, index: slice) -> Self: ...
+    def __getitem__(self, index: int | slice) -> TokenizedExample | Self:
         if type(index) is int and 0 <= index < self._count:
             at = index if self._view is None else self._view[index]
+        elif isinstance(index, slice):
+            return self._slice(index)
         else:
             at = self._stored_index(index)
         bounds = self._bounds

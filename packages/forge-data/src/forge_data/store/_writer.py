@@ -16,24 +16,25 @@ from forge_data.store._dropped import Dropped, dropped_lines
 from forge_data.store._manifest import (
     DROPPED,
     DTYPES,
-    FINGERPRINTED,
     LINT,
     MANIFEST,
     OPTIONAL,
     SUPERVISED,
     TOKENIZER,
-    UNPAIRED,
     WEIGHTS,
     Manifest,
     arrays_of,
+    fingerprint_of,
 )
 from forge_data.store._partial import partial_of
-from forge_data.store._publish import put_in_place, require_room, sync_directory
+from forge_data.store._publish import put_in_place, require_room, sync_directory, sync_file
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from forge_data._accounting import Accounting
+    from forge_data._shard import Shard
+    from forge_data.store._base import Store
     from forge_data.store._manifest import SourceFile
 
 _BLOCK = 1 << 20
@@ -107,6 +108,22 @@ class StoreWriter:
         except OSError as error:
             raise StoreError(f"{self.partial} could not be written: {error.strerror or error}") from error
 
+    def copy(self, store: "Store") -> None:
+        """Append the samples and the rows left out of a store; its tokenizer becomes this one's.
+
+        Raises:
+            StoreError: the disk does not take it, or the store cannot be read.
+        """
+        self.add({name: np.diff(array) if name in _CUMULATIVE else array for name, array in store._arrays.items()})
+        try:
+            with (store.path / DROPPED).open("rb") as lines:
+                while block := lines.read(_BLOCK):
+                    self._append(DROPPED, block)
+            if (store.path / TOKENIZER).is_dir():
+                shutil.copytree(store.path / TOKENIZER, self.partial / TOKENIZER, dirs_exist_ok=True)
+        except OSError as error:
+            raise StoreError(f"{store.path} could not be copied to {self.partial}: {error.strerror or error}") from error
+
     def finish(
         self,
         kind: str | None,
@@ -116,6 +133,7 @@ class StoreWriter:
         tokenizer: "PreTrainedTokenizerBase | None",
         inputs: str | None,
         settings: dict[str, Any],
+        shard: "Shard | None" = None,
     ) -> Manifest:
         """Close the arrays, save the tokenizer, and make the manifest; nothing is moved yet.
 
@@ -146,13 +164,14 @@ class StoreWriter:
             samples=self.samples,
             tokens=self.tokens,
             segments=self._ends["segment_offsets.bin"],
-            fingerprint=_fingerprint(kind, sha256),
+            fingerprint=fingerprint_of(kind, sha256),
             inputs=inputs,
             sha256=sha256,
             sizes=sizes,
             sources=sources,
             accounting=accounting,
             settings=settings,
+            shard=shard,
         )
 
     def commit(self, manifest: Manifest, lint: str | None) -> None:
@@ -170,7 +189,7 @@ class StoreWriter:
                 self._record(path, manifest.sha256, manifest.sizes)
             path = self.partial / MANIFEST
             path.write_text(manifest.dumps(), encoding="utf-8")
-            _sync(path)
+            sync_file(path)
             sync_directory(self.partial)
             put_in_place(self.partial, self.directory)
             self._committed = True
@@ -186,7 +205,7 @@ class StoreWriter:
         name = path.relative_to(self.partial).as_posix()
         sha256[name] = hashlib.sha256(path.read_bytes()).hexdigest()
         sizes[name] = path.stat().st_size
-        _sync(path)
+        sync_file(path)
 
     def _save(self, tokenizer: "PreTrainedTokenizerBase") -> None:
         try:
@@ -227,18 +246,3 @@ class StoreWriter:
         for path in reversed(self._made):
             if not any(path.iterdir()):
                 path.rmdir()
-
-
-def _fingerprint(kind: str, sha256: dict[str, str]) -> str:
-    """Hash what is trained on: SHA-256 in hex.
-
-    A preference is trained differently than two samples with the same tokens.
-    """
-    lines = [f"{name}:{sha256[name]}\n" for name in FINGERPRINTED if name in sha256]
-    lines += [] if kind in (SUPERVISED, UNPAIRED) else [f"kind:{kind}\n"]
-    return hashlib.sha256("".join(lines).encode()).hexdigest()
-
-
-def _sync(path: Path) -> None:
-    with path.open("rb") as file:
-        os.fsync(file.fileno())

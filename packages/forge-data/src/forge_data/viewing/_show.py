@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, TextIO, cast
 
 from forge_data._errors import StoreError
 from forge_data._paths import expand_user
-from forge_data.store._manifest import PROMPTS, holds_prompts
+from forge_data.store._fetch import local_directory
+from forge_data.store._manifest import MANIFEST, PROMPTS, holds_prompts
 from forge_data.viewing._prompts import prompt_lines
 from forge_data.viewing._terminal import lines, visible
 from forge_data.viewing._view import chosen_indices, views
@@ -38,7 +39,7 @@ def show(
     needs no network.
 
     Args:
-        store: a token store, a store of prompts, or its directory.
+        store: a token store, a store of prompts, its directory, or that of a run.
         indices: which samples: a number, a slice, or numbers; the first few (5, or 200 on a page) by default.
         html: file of the page. None writes to the terminal.
 
@@ -64,7 +65,7 @@ def show(
 
 
 def opened(directory: str | os.PathLike[str]) -> "TokenStore | PromptStore":
-    """Open the store in a directory, of samples or of prompts.
+    """Open the store in a directory, of samples or of prompts; of a run its training data.
 
     Raises:
         StoreError: there is none.
@@ -72,7 +73,19 @@ def opened(directory: str | os.PathLike[str]) -> "TokenStore | PromptStore":
     from forge_data.store._prompt_store import PromptStore
     from forge_data.store._token_store import TokenStore
 
-    return PromptStore.open(directory) if holds_prompts(expand_user(directory, StoreError)) else TokenStore.open(directory)
+    place = store_in(directory)
+    return PromptStore.open(place) if holds_prompts(place) else TokenStore.open(place)
+
+
+def store_in(directory: str | os.PathLike[str]) -> Path:
+    """Return the directory of the store that a path, a run directory or a URL stands for.
+
+    Raises:
+        StoreError: nothing can be fetched from a URL.
+    """
+    place = local_directory(directory)
+    of_run = place / "data" / "train"
+    return of_run if (of_run / MANIFEST).is_file() and not (place / MANIFEST).exists() else place
 
 
 def text_of(store: "TokenStore | PromptStore", indices: list[int], *, colour: bool, width: int) -> Iterator[str]:

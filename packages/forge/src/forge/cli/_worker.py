@@ -13,7 +13,8 @@ from pathlib import Path
 
 import forge_dist
 from forge._errors import PreemptedError
-from forge.run._launching import read_settings
+from forge.run._launching import ROWS, read_settings
+from forge.run._rows import tokenized_rows
 
 
 class _Termination:
@@ -38,8 +39,8 @@ def main(module: str, verb: str, settings: str) -> None:
             try:
                 from forge.run._run import run
 
-                task = getattr(import_module(module), verb).task
-                run(task, read_settings(task, Path(settings)))
+                task, file = getattr(import_module(module), verb).task, Path(settings)
+                run(task, read_settings(task, file), tokenized_rows(file.with_name(ROWS)))
             except PreemptedError as stopped:
                 raise SystemExit(stopped.exit_status) from None
             except BaseException:

@@ -22,15 +22,20 @@ import forge_dist
 from forge._errors import ForgeError, PreemptedError
 from forge._result import RunResult, read_result
 from forge.run._directories import make_directories, remove_empty
+from forge.run._rows import Rows, tokenize_rows
 from forge.settings._recipe import as_values
 from forge.settings._settings import resolve
 from forge.tasks._task import Task
 
 PREEMPTED = PreemptedError.exit_status
+ROWS = "rows"
+"""Folder beside the settings in which a launcher leaves the stores of rows that were given in memory."""
 
 
-def on_ranks(task: Task, s: Any, body: Callable[[Any, forge_dist.Ranks], RunResult]) -> RunResult:
+def on_ranks(task: Task, s: Any, rows: Rows, body: Callable[[Any, forge_dist.Ranks], RunResult]) -> RunResult:
     """Run `body` on the ranks of settings and environment; return the first one's result.
+
+    Rows in memory are tokenized by a launcher, before it starts its ranks.
 
     Raises:
         forge_dist.LaunchError: settings and environment contradict each other, or the ranks do not meet.
@@ -41,7 +46,7 @@ def on_ranks(task: Task, s: Any, body: Callable[[Any, forge_dist.Ranks], RunResu
     where = forge_dist.topology(s.launch, devices=_devices(s))
     s = _with_origins(s, where)
     if where.role == "launcher":
-        return _launch(task, s, where)
+        return _launch(task, s, rows, where)
     with forge_dist.worker_report(), forge_dist.join(where) as ranks:
         return body(s, ranks)
 
@@ -93,13 +98,15 @@ def _with_origins(s: Any, where: forge_dist.Topology) -> Any:
     return s
 
 
-def _launch(task: Task, s: Any, where: forge_dist.Topology) -> RunResult:
+def _launch(task: Task, s: Any, rows: Rows, where: forge_dist.Topology) -> RunResult:
     """Start the ranks of this node as processes, wait for them, and read the result."""
     path = Path(s.checkpoints.ckpt_output_dir)
     logs = path / "logs" / f"{time.strftime('%Y%m%d-%H%M%S')}-{socket.gethostname()}-{os.getpid()}"
     made = make_directories(path) + make_directories(logs)
     settings = logs / "settings.json"
     try:
+        if rows:
+            s = tokenize_rows(task, s, rows, logs / ROWS)
         write_settings(s, settings)
         # What this process can import, its workers can: a script's own folder, for example, for `preprocess`.
         paths = {"PYTHONPATH": os.pathsep.join(os.path.abspath(entry) for entry in sys.path)}
@@ -113,4 +120,6 @@ def _launch(task: Task, s: Any, where: forge_dist.Topology) -> RunResult:
             shutil.rmtree(logs)
             remove_empty([folder for folder in made if folder != logs])
         raise
+    finally:
+        shutil.rmtree(logs / ROWS, ignore_errors=True)
     return read_result(path)

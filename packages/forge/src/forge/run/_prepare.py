@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,16 +15,11 @@ from forge._errors import SettingsError
 from forge._progress import Reporter
 from forge._result import is_finished
 from forge.run._choices import check_warmup, choose_sizes, try_packing
-from forge.run._resume import (
-    compare_data,
-    compare_model,
-    compare_order,
-    compare_settings,
-    link_stores,
-    same_request,
-)
+from forge.run._resume import compare_model, compare_order, compare_settings, same_request
+from forge.run._rows import Rows, describe_rows
 from forge.run._run_directory import NoDirectory, RunDirectory
 from forge.run._starting_model import starting_model
+from forge.run._stores import STORES, compare_stores, copy_linked, fingerprints, link_stores
 from forge.tasks._task import Task
 from forge.tasks.items._items import Items
 
@@ -41,6 +37,7 @@ class Prepared(NamedTuple):
 def prepare(
     task: Task,
     s: Any,
+    rows: Rows,
     out: RunDirectory | NoDirectory,
     machine: forge_accel.Accelerator,
     shards: int,
@@ -51,14 +48,15 @@ def prepare(
     Args:
         task: the verb.
         s: its settings.
+        rows: those that are given in memory.
         out: the run directory.
         machine: the accelerator of this process.
         shards: into how many data-parallel shards a step is divided.
         report: the progress report.
 
     Returns:
-        As JSON: `finished`; where it is false also `root`, the folder of data and plan, `identity`, for full states, and
-        `start`, the model that the run starts from.
+        As JSON: `finished`; where it is false also `root`, the folder of data and plan, `identity`, for full states, `start`,
+        the model that the run starts from, and `rows`, the descriptions of rows in memory.
 
     Raises:
         SettingsError: the directory holds a run that cannot be resumed with these settings.
@@ -66,6 +64,7 @@ def prepare(
 
     """
     assert isinstance(out, RunDirectory)
+    s = describe_rows(s, rows)
     again = s.checkpoints.resume in ("auto", "never")
     if out.resuming and again and is_finished(out.path) and same_request(out.path, s):
         report.note(f"finished already: {out.path} holds this very run, with its result")
@@ -86,12 +85,12 @@ def prepare(
     if out.resuming:
         identity = compare_model(out.path, identity)
         report.note(f"{out.path} holds this run already: resuming it")
-        link_stores(out.path, out.staging)
+        link_stores(task, out.path, out.staging)
     else:
         try_packing(task, s, machine, report)
-    paths = {"train": s.data.data_path, **({"eval": s.data.eval_data_path} if s.data.eval_data_path else {})}
-    for name, path in paths.items():
-        _tokenize(task, path, tokenizer, out.root / "data" / name, s, report)
+    paths = {"train": "data_path", **({"eval": "eval_data_path"} if s.data.eval_data_path else {})}
+    for name, setting in paths.items():
+        s = _tokenize(task, s, rows, setting, tokenizer, out.root / "data" / name, report)
     found = open_prepared(task, s, machine, out.root, shards)
     if found.held_out is not None and not s.data.eval_data_path:
         report.note(f"held out {found.held_out}")
@@ -101,17 +100,19 @@ def prepare(
     found.plan.save(out.root / "plan" / "plan.npz")
     report.note(task.plan_summary(found.plan))
     if not out.resuming:
-        (out.root / "run.json").write_text(json.dumps(identity) + "\n", encoding="utf-8")
+        about = {**identity, STORES: fingerprints(task, out.root, paths)}
+        (out.root / "run.json").write_text(json.dumps(about) + "\n", encoding="utf-8")
     else:
         for change in compare_settings(out.path, found.settings):
             report.note(f"changed since then: {change}")
-        compare_data(task, out.path, out.root, list(paths))
+        compare_stores(task, out.path, out.root, paths, report.note)
         compare_order(out.path, found.plan)
     return {
         "finished": False,
         "root": str(out.path if out.resuming else out.root),
         "identity": identity,
         "start": start._asdict(),
+        "rows": {setting: getattr(s.data, setting) for setting in rows},
     }
 
 
@@ -148,9 +149,23 @@ def open_prepared(task: Task, s: Any, machine: forge_accel.Accelerator, root: Pa
     return Prepared(s, train, held_out, plan)
 
 
-def _tokenize(task: Task, path: Any, tokenizer: Any, directory: Path, s: Any, report: Reporter) -> None:
-    """Tokenize the rows of a path into a store, and log how many were kept and dropped."""
+def _tokenize(task: Task, s: Any, rows: Rows, setting: str, tokenizer: Any, directory: Path, report: Reporter) -> Any:
+    """Tokenize rows into a store, or take the launcher's; log how many were kept and dropped.
+
+    Returns:
+        The settings, in which rows in memory are described now that all were read.
+
+    """
     directory.parent.mkdir(exist_ok=True)
-    account = task.prepare(s, path, tokenizer, directory, report).accounting
+    given = rows.get(setting, getattr(s.data, setting))
+    if isinstance(given, Path):
+        shutil.rmtree(directory, ignore_errors=True)
+        copy_linked(given, directory)
+        store = task.open_store(directory)
+    else:
+        store = task.prepare(s, given, tokenizer, directory, report)
+    s = describe_rows(s, rows)
+    account = store.accounting
     lost = "".join(f", dropped {count:,} ({reason})" for reason, count in account.dropped.items())
-    report.note(f"{path}: read {account.read:,} rows, kept {account.kept:,}{lost}")
+    report.note(f"{getattr(s.data, setting)}: read {account.read:,} rows, kept {account.kept:,}{lost}")
+    return s

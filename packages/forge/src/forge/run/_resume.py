@@ -7,8 +7,6 @@ shown or kept may change at every start.
 from __future__ import annotations
 
 import json
-import os
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,9 +14,9 @@ from typing import Any
 import forge_packing
 from forge._errors import SettingsError
 from forge.run._directories import run_values
+from forge.run._stores import STORES
 from forge.settings._recipe import as_values, left_open
 from forge.settings._settings import RunSettings
-from forge.tasks._task import Task
 from forge.tasks.items._items import Items
 
 DIVISION = frozenset(
@@ -91,27 +89,6 @@ def _word(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def compare_data(task: Task, path: Path, prepared: Path, names: list[str]) -> None:
-    """Raise SettingsError unless the stores prepared now hold the same tokens as the run's."""
-    for name in names:
-        kept = path / "data" / name
-        if not kept.exists():
-            raise SettingsError(
-                f"ckpt_output_dir {path}: its run has no data/{name}, which it was made with. Give another ckpt_output_dir."
-            )
-        was, now = (
-            task.open_store(kept).fingerprint,
-            task.open_store(prepared / "data" / name).fingerprint,
-        )
-        if was != now:
-            which = "data_path" if name == "train" else "eval_data_path"
-            raise SettingsError(
-                f"ckpt_output_dir {path}: the rows of {which} are not those that its run was made with (tokens {was[:12]} "
-                f"then, {now[:12]} now): the rows, the tokenizer or its template changed. Put them back, or give another "
-                "ckpt_output_dir."
-            )
-
-
 def compare_order(path: Path, plan: forge_packing.BatchPlan) -> None:
     """Raise SettingsError unless the plan takes the samples in the same order as the run's."""
     was = forge_packing.BatchPlan.load(path / "plan" / "plan.npz")
@@ -120,24 +97,6 @@ def compare_order(path: Path, plan: forge_packing.BatchPlan) -> None:
             f"ckpt_output_dir {path}: its run takes the samples in another order than this version would plan now. Resume it "
             "with the versions of forge-packing and numpy that it was made with, or give another ckpt_output_dir."
         )
-
-
-def link_stores(path: Path, staging: Path) -> None:
-    """Link the token stores into the staging folder, where `prepare` reuses or replaces them."""
-    for store in sorted((path / "data").glob("*/")):
-        copy = staging / "data" / store.name
-        copy.parent.mkdir(exist_ok=True)
-        _link_tree(store, copy)
-
-
-def _link_tree(source: Path, target: Path) -> None:
-    def link(one: str, other: str) -> None:
-        try:
-            os.link(one, other)
-        except OSError:
-            shutil.copy2(one, other)
-
-    shutil.copytree(source, target, copy_function=link)
 
 
 def compare_model(path: Path, identity: Mapping[str, str]) -> dict[str, str]:
@@ -155,7 +114,7 @@ def compare_model(path: Path, identity: Mapping[str, str]) -> dict[str, str]:
             f"ckpt_output_dir {path}: holds a run of forge {verb}, and this is forge {identity['verb']}. Give another "
             "ckpt_output_dir."
         )
-    for name in sorted((identity.keys() | known.keys()) - {"run", "verb"}):
+    for name in sorted((identity.keys() | known.keys()) - {"run", "verb", STORES}):
         if name == "base_model" and not (name in known and name in identity):
             continue  # other new tokens than before: the comparison of settings says so
         if known.get(name) != identity.get(name):

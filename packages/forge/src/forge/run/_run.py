@@ -36,30 +36,32 @@ from forge.run._full_state import FullStates, Position
 from forge.run._launching import on_ranks, preempted
 from forge.run._prepare import open_prepared, prepare
 from forge.run._resume import must_match
+from forge.run._rows import Rows, with_descriptions
 from forge.run._run_directory import NoDirectory, RunDirectory
 from forge.run._starting_model import Start
 from forge.run._stop_signal import StopSignal
+from forge.run._stores import refuse_damaged, verify_on_node
 from forge.settings._recipe import as_recipe
 from forge.tasks._task import Evaluation, Run, Task
 
 
-def run(task: Task, s: Any) -> RunResult:
-    """Run a verb with composed settings, on the ranks that they ask for."""
+def run(task: Task, s: Any, rows: Rows | None = None) -> RunResult:
+    """Run a verb with composed settings, and rows in memory, on the ranks that they ask for."""
     s = absolute_paths(task, s)
     forge_dist.check_model_path(s.model.model_path, task=task.model_task)
     task.check_settings(s)
-    return on_ranks(task, s, partial(_on_rank, task))
+    return on_ranks(task, s, rows or {}, partial(_on_rank, task, rows or {}))
 
 
-def _on_rank(task: Task, s: Any, ranks: forge_dist.Ranks) -> RunResult:
+def _on_rank(task: Task, rows: Rows, s: Any, ranks: forge_dist.Ranks) -> RunResult:
     """Open the run directory on the first rank, and run."""
     path = s.checkpoints.ckpt_output_dir
     with RunDirectory(path, resume=s.checkpoints.resume) if ranks.is_first else NoDirectory(path) as out:
-        return _run(task, s, out, Reporter(out.log, every=s.report.logging_steps, quiet=not ranks.is_first), ranks)
+        return _run(task, s, rows, out, Reporter(out.log, every=s.report.logging_steps, quiet=not ranks.is_first), ranks)
 
 
 def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
-    task: Task, s: Any, out: RunDirectory | NoDirectory, report: Reporter, ranks: forge_dist.Ranks
+    task: Task, s: Any, rows: Rows, out: RunDirectory | NoDirectory, report: Reporter, ranks: forge_dist.Ranks
 ) -> RunResult:
     # device: what this machine can do, each choice with its reason
     machine = forge_accel.accelerator(s.device.device)
@@ -82,9 +84,10 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
     report.note(f"ranks: {ranks.world_size}, {strategy.reason}")
 
     # data and plan: the first rank makes them, before there is a process group whose collectives could time out
-    found = ranks.first(lambda: prepare(task, s, out, machine, strategy.data_parallel_size, report))
+    found = ranks.first(lambda: prepare(task, s, rows, out, machine, strategy.data_parallel_size, report))
     if found["finished"]:
         return read_result(out.path)
+    s = with_descriptions(s, found["rows"])
     start = Start(**found["start"])
     tokenizer = forge_data.load_tokenizer(start.path)
     s, train, held_out, plan = open_prepared(task, s, machine, Path(found["root"]), strategy.data_parallel_size)
@@ -92,6 +95,7 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
     tokenizer.chat_template = train.store.tokenizer().chat_template
     ranks.connect(machine.collective_backend.value, device)
     ranks.agree({"settings": s.digest(), "data": train.store.fingerprint, "plan": plan.fingerprint})
+    verify_on_node(ranks, train, held_out)
 
     # model: on its ranks, with an attention that computes it, with its adapter, its optimizer and its schedule
     machine.seed(s.plan.seed)
@@ -208,6 +212,8 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
         return at
 
     def save(*, wait: bool = False) -> None:
+        if ranks.is_first:
+            refuse_damaged(train, held_out)
         where = attrs.evolve(at, metrics_bytes=out.metrics_bytes, seconds=at.seconds + time.perf_counter() - began)
         states.save(strategy, model, optimizer, scheduler, where, wait=wait)
 

@@ -140,7 +140,7 @@ class RunDirectory:
             (self.path / name).parent.mkdir(exist_ok=True)
             (self.staging / name).replace(self.path / name)
         # What a killed run left half-written has a hidden name; its owner is gone, for this process holds the lock.
-        for folder in (self.path, self.path / "hf_format"):
+        for folder in (self.path, self.path / "data", self.path / "hf_format"):
             for left in folder.glob(".*.tmp"):
                 shutil.rmtree(left) if left.is_dir() else left.unlink()
 

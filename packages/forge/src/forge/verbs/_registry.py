@@ -41,12 +41,14 @@ def verb(task: Task) -> Verb:
     """Make the function that users call: one keyword argument for each setting of the task."""
 
     def call(recipe: str | Path | None = None, /, **settings: object) -> RunResult:
-        # Deferred, as the command line's help needs neither.
+        # Deferred, as the command line's help needs none of them.
+        from forge.run._rows import take_rows
         from forge.run._run import run
         from forge.settings._recipe import read_recipe
 
         layers = [(f"recipe {recipe}", read_recipe(recipe))] if recipe is not None else []
-        return run(task, resolve(task.settings, *layers, ("argument", settings)))
+        settings, rows = take_rows(settings)
+        return run(task, resolve(task.settings, *layers, ("argument", settings)), rows)
 
     function: Any = call
     function.task = task
@@ -58,7 +60,8 @@ def verb(task: Task) -> Verb:
 
 
 _DOCSTRING = """Takes every setting of `{settings}` by name (`help` lists them; `docs/settings.md` explains them), and
-optionally a YAML recipe that they override. `model_path`, `data_path` and `ckpt_output_dir` are required.
+optionally a YAML recipe that they override. `model_path`, `data_path` and `ckpt_output_dir` are required. `data_path` and
+`eval_data_path` may also be rows in memory: a `datasets.Dataset`, a list of dicts, any iterable of them.
 
 The same call with the same `ckpt_output_dir` resumes the run where it was left: killed, stopped, or failed. A run that is
 finished returns its result again.

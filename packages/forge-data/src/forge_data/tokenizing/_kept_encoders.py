@@ -1,0 +1,72 @@
+"""Tokenizer → the encoder of the last calls, while nothing that it depends on changed.
+
+Making one compiles the chat template and looks at the whole vocabulary, which takes as long as dozens of rows.
+"""
+
+import json
+import threading
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from forge_data._options import Options
+from forge_data.tokenizing._chat_template import with_template
+from forge_data.tokenizing._encoder import Encoder
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_MOST = 4
+"""Encoders that a thread keeps; each keeps its tokenizer."""
+
+
+class _Kept(NamedTuple):
+    """An encoder, and what its tokenizer was like when it was made."""
+
+    encoder: Encoder
+    state: tuple[Any, ...]
+
+
+class _Encoders(threading.local):
+    """Encoders of one thread by tokenizer and options, the least recently used first."""
+
+    def __init__(self) -> None:
+        self.kept: OrderedDict[tuple[int, str], _Kept] = OrderedDict()
+
+
+_encoders = _Encoders()
+
+
+def kept_encoder(tokenizer: "PreTrainedTokenizerBase", options: Options) -> Encoder:
+    """Return the encoder of the last calls; a new one where tokenizer or template changed since, or options name a template."""
+    chosen = with_template(tokenizer, options.chat_template, options.chat_template_kwargs)
+    given: dict[str, Any] = {
+        "train_on": options.train_on, "turns": options.turns, "arguments": options.chat_template_kwargs,
+        "turn_end": options.turn_end,
+    }  # fmt: skip
+    if chosen is not tokenizer:
+        return Encoder(chosen, **given)
+    kept = _encoders.kept
+    # An encoder holds its tokenizer, so no other one can have its id meanwhile.
+    key, state = (id(tokenizer), json.dumps(given, sort_keys=True)), _state(tokenizer)
+    found = kept.get(key)
+    if found is None or found.state != state:
+        found = kept[key] = _Kept(Encoder(tokenizer, **given), state)
+    kept.move_to_end(key)
+    while len(kept) > _MOST:
+        kept.popitem(last=False)
+    return found.encoder
+
+
+def _state(tokenizer: Any) -> tuple[Any, ...]:
+    """Return what an encoder depends on and a caller may change: template, tokens, backend."""
+    backend = tokenizer.backend_tokenizer
+    template = tokenizer.chat_template
+    return (
+        dict(template) if isinstance(template, dict) else template,
+        {number: str(token) for number, token in tokenizer.added_tokens_decoder.items()},
+        dict(tokenizer.special_tokens_map),
+        getattr(tokenizer, "split_special_tokens", False),
+        len(tokenizer),
+        # A part that is replaced is another object; of those that are changed in place, the post-processor is the usual one.
+        str(backend.post_processor),
+    )

@@ -1,0 +1,212 @@
+"""Parts that several processes prepare are joined into the very store that one process makes, or refused by name."""
+
+import filecmp
+import gzip
+import json
+
+import datasets
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from forge_data import DataError, StoreError, TokenStore, merge, prepare
+from forge_data._shard import Shard
+
+LONGEST = 40
+
+
+def chat(number, words):
+    """A row of about so many words; every ninth repeats an earlier one."""
+    number -= 5 if number % 9 == 8 else 0
+    return {
+        "messages": [
+            {"role": "user", "content": f"count to {number}"},
+            {"role": "assistant", "content": " ".join(map(str, range(words[number % len(words)])))},
+        ]
+    }
+
+
+def rows(count, words=(1, 4, 9, 30)):
+    """Rows of ragged lengths, some above LONGEST tokens."""
+    return [chat(number, words) for number in range(count)]
+
+
+def lines(some, blanks=()):
+    """JSONL of rows, with blank lines before those of some numbers."""
+    return "".join(("\n\n" if number in blanks else "") + json.dumps(row) + "\n" for number, row in enumerate(some))
+
+
+def sources(kind, folder):
+    """Rows as `data_path`, in every way that has a reader of its own."""
+    some = rows(31)
+    match kind:
+        case "jsonl":
+            (folder / "a.jsonl").write_text(lines(some, blanks=(0, 7, 30)) + "\n")
+        case "no line end":
+            (folder / "a.jsonl").write_text(lines(some).rstrip("\n"))
+        case "gz":
+            (folder / "a.jsonl.gz").write_bytes(gzip.compress(lines(some).encode()))
+        case "json":
+            (folder / "a.json").write_text(json.dumps(some, indent=1))
+        case "csv":
+            text = "".join(f'"question\n{number}","answer {number}"\n' for number in range(31))
+            (folder / "a.csv").write_text("prompt,completion\n" + text)
+        case "parquet":
+            datasets.Dataset.from_list(some).to_parquet(folder / "a.parquet", batch_size=4)
+        case "saved":
+            datasets.Dataset.from_list(some).save_to_disk(folder / "a")
+            return folder / "a"
+        case "several":
+            (folder / "a.jsonl").write_text(lines(some[:3]))
+            (folder / "b.json").write_text(json.dumps(some[3:4]))
+            datasets.Dataset.from_list(some[4:]).to_parquet(folder / "c.parquet")
+            return {str(folder / name): 1.0 for name in ("c.parquet", "a.jsonl", "b.json")}
+        case "Dataset":
+            return datasets.Dataset.from_list(some)
+        case "list":
+            return some
+    return folder
+
+
+KINDS = ["jsonl", "no line end", "gz", "json", "csv", "parquet", "saved", "several", "Dataset", "list"]
+
+
+def same_files(one, other):
+    """Whether two directories hold the same files of the same bytes."""
+    names = sorted(path.relative_to(one).as_posix() for path in one.rglob("*") if path.is_file())
+    assert names == sorted(path.relative_to(other).as_posix() for path in other.rglob("*") if path.is_file())
+    return filecmp.cmpfiles(one, other, names, shallow=False)[0] == names
+
+
+def parts_of(data, tokenizer, folder, count, **options):
+    """Prepare every part."""
+    return [
+        prepare(data, tokenizer, folder / f"part{k}", shard=f"{k}/{count}", num_proc=1, progress=False, **options)
+        for k in range(1, count + 1)
+    ]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_merged_parts_are_the_store_of_one_process(kind, chatml_tokenizer, tmp_path):
+    """Every file of the store is the same, its accounting, its lint over all rows and its fingerprint included."""
+    (tmp_path / "data").mkdir()
+    data = sources(kind, tmp_path / "data")
+    whole = prepare(data, chatml_tokenizer, tmp_path / "whole", max_seq_len=LONGEST, num_proc=1, progress=False)
+    parts = parts_of(data, chatml_tokenizer, tmp_path, 4, max_seq_len=LONGEST)
+    merged = merge(tmp_path / "merged", [part.path for part in parts[::-1]])
+    assert same_files(whole.path, merged.path)
+    assert sum(part.accounting.read for part in parts) == whole.accounting.read == 31
+    assert merged.shard is None
+    # It is the store of these rows: preparing again opens it.
+    made = merged.path.stat().st_ino
+    prepare(data, chatml_tokenizer, merged.path, max_seq_len=LONGEST, progress=False)
+    assert merged.path.stat().st_ino == made
+
+
+def test_parts_of_several_chunks(chatml_tokenizer, tmp_path, monkeypatch):
+    """Borders of parts within chunks, at them, and parts of several chunks give the same rows; a part has its own places."""
+    from forge_data.preparing import _pipeline
+
+    monkeypatch.setattr(_pipeline, "_CHUNK_BYTES", 700)
+    (tmp_path / "a.jsonl").write_text(lines(rows(31), blanks=(3,)))
+    whole = prepare(tmp_path / "a.jsonl", chatml_tokenizer, tmp_path / "whole", num_proc=1, progress=False)
+    for count in (2, 5):
+        parts = parts_of(tmp_path / "a.jsonl", chatml_tokenizer, tmp_path / str(count), count)
+        places = [part.source(index) for part in parts for index in range(len(part))]
+        assert places == [whole.source(index) for index in range(len(whole))]
+        assert str(parts[-1].shard).endswith("to a.jsonl:33")
+        assert same_files(whole.path, merge(tmp_path / f"merged{count}", [part.path for part in parts]).path)
+
+
+@pytest.mark.parametrize("kind", ["preference", "unpaired"])
+def test_preferences_are_merged(kind, chatml_tokenizer, write_rows, tmp_path):
+    """Margins and labels travel, and pairs stay pairs."""
+    some = [{"prompt": f"{n}?", "completion": "yes", "label": n % 2 == 0} for n in range(7)]
+    if kind == "preference":
+        some = [{"prompt": f"{n}?", "chosen": "yes", "rejected": "no", "margin": n / 2} for n in range(7)]
+    data = write_rows(some)
+    whole = prepare(data, chatml_tokenizer, tmp_path / "whole", progress=False)
+    merged = merge(tmp_path / "merged", [part.path for part in parts_of(data, chatml_tokenizer, tmp_path, 3)])
+    assert same_files(whole.path, merged.path)
+
+
+def test_more_parts_than_rows(chatml_tokenizer, write_rows, tmp_path):
+    """A part without rows is a store without samples, which can be merged, and looked at."""
+    data = write_rows(rows(2))
+    whole = prepare(data, chatml_tokenizer, tmp_path / "whole", progress=False)
+    parts = parts_of(data, chatml_tokenizer, tmp_path, 5)
+    assert [len(part) for part in parts] == [0, 0, 1, 0, 1]
+    assert str(parts[0].shard) == "part 1 of 5"
+    assert same_files(whole.path, merge(tmp_path / "merged", [part.path for part in parts]).path)
+    made = parts[0].path.stat().st_ino
+    assert prepare(data, chatml_tokenizer, parts[0].path, shard="1/5", progress=False).path.stat().st_ino == made
+    again = prepare(data, chatml_tokenizer, parts[0].path, shard="3/5", progress=False)
+    assert len(again) == 1, "another part of the same rows is no reason to keep this one"
+
+
+def test_parts_that_do_not_belong_together_are_refused(chatml_tokenizer, write_rows, tmp_path):
+    """One is missing, there twice, of another number, of other rows or settings, whole, or damaged: each is named."""
+    data = write_rows(rows(9))
+    first, second, third = (part.path for part in parts_of(data, chatml_tokenizer, tmp_path, 3))
+    halves = parts_of(data, chatml_tokenizer, tmp_path / "halves", 2)
+    whole = prepare(data, chatml_tokenizer, tmp_path / "whole", progress=False)
+    others = parts_of(data, chatml_tokenizer, tmp_path / "others", 3, max_seq_len=LONGEST)
+    cases = [
+        ([], "no parts are given"),
+        ([first], "of 3 parts 2, 3 are missing"),
+        ([third, first], "of 3 parts 2 is missing"),
+        ([first, second, second, third], "part2 and .*part2 are both part 2 of 3"),
+        ([first, second, halves[0].path], "part1 is one of 2 parts, and .*part1 one of 3"),
+        ([first, second, others[2].path], "others/part3 was made from other rows, or with another tokenizer"),
+        ([first, second, whole.path], "whole is no part but a store of all its rows"),
+        ([first, second, tmp_path], "is not a token store"),
+    ]
+    for paths, message in cases:
+        with pytest.raises(StoreError, match=message):
+            merge(tmp_path / "merged", paths)
+    with pytest.raises(StoreError, match="part2 is one of the parts"):
+        merge(second, [first, second, third])
+    mask = bytearray((second / "loss_mask.bin").read_bytes())
+    mask[3] ^= 1
+    (second / "loss_mask.bin").write_bytes(mask)
+    with pytest.raises(StoreError, match=r"part2/loss_mask\.bin does not hold what was written"):
+        merge(tmp_path / "merged", [first, second, third])
+    assert not (tmp_path / "merged").exists()
+
+
+def test_rows_of_several_kinds_are_refused_as_in_one_process(chatml_tokenizer, write_rows, tmp_path):
+    """Formats and margins that one process would refuse by row are refused by part."""
+    margins = [{"prompt": "?", "chosen": "yes", "rejected": "no"} | ({"margin": 1.0} if n else {}) for n in range(2)]
+    data = write_rows(margins)
+    with pytest.raises(StoreError, match="hold rows of another margins: True and False"):
+        merge(tmp_path / "merged", [part.path for part in parts_of(data, chatml_tokenizer, tmp_path, 2)])
+
+
+@pytest.mark.parametrize("shard", ["0/3", "4/3", "3", "1/0", "-1/3", "1/3/5", " 1/3", 3])
+def test_a_part_that_there_is_not(shard, chatml_tokenizer, write_rows, tmp_path):
+    """The form of `shard` is said."""
+    with pytest.raises(DataError, match="give K/N with K from 1 to N, such as 3/16"):
+        prepare(write_rows(rows(3)), chatml_tokenizer, tmp_path / "store", shard=shard, progress=False)
+
+
+def test_what_cannot_be_known_again_has_no_parts(chatml_tokenizer, write_rows, tmp_path):
+    """A stream, which each process would read anew, and a function without a name are refused."""
+    for data, options in ((iter(rows(3)), {}), (write_rows(rows(3)), {"preprocess": lambda row: row})):
+        with pytest.raises(DataError, match="`shard` prepares a part of rows that can be read again"):
+            prepare(data, chatml_tokenizer, tmp_path / "store", shard="1/2", progress=False, **options)
+
+
+@settings(max_examples=60, deadline=None)
+@given(total=st.integers(0, 1000), of=st.integers(1, 70))
+def test_bounds_cover_all_once(total, of):
+    """Parts follow one another without gap or overlap, and differ by one thing at most."""
+    bounds = [Shard(index, of).bounds(total) for index in range(1, of + 1)]
+    assert [start for start, _ in bounds] == [0, *(stop for _, stop in bounds[:-1])]
+    assert bounds[-1][1] == total
+    sizes = {stop - start for start, stop in bounds}
+    assert max(sizes) - min(sizes) <= 1
+
+
+def test_a_part_is_told_from_a_whole(chatml_tokenizer, write_rows, tmp_path):
+    """An opened part says which rows it holds."""
+    prepare(write_rows(rows(9)), chatml_tokenizer, tmp_path / "store", shard="2/3", progress=False)
+    assert str(TokenStore.open(tmp_path / "store").shard) == "part 2 of 3: train.jsonl:4 to train.jsonl:6"

@@ -1,0 +1,47 @@
+"""A run's stores are verified once on each node, and nowhere a second time."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from forge.run._stores import refuse_damaged, verify_on_node
+from forge_data import StoreError
+
+
+class Store:
+    """A store that counts how often it is verified."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.verified: list[bool] = []
+
+    def verify(self, *, changed: bool = False) -> None:
+        self.verified.append(changed)
+        if self.path == "damaged":
+            raise StoreError("loss_mask.bin does not hold what was written to it")
+
+
+def ranks(rank: int, local_rank: int) -> Any:
+    return SimpleNamespace(local_rank=local_rank, is_first=rank == 0)
+
+
+@pytest.mark.parametrize(("rank", "local_rank", "times"), [(0, 0, 0), (1, 1, 0), (8, 0, 1), (9, 1, 0)])
+def test_one_rank_of_each_further_node(rank: int, local_rank: int, times: int) -> None:
+    """Of two nodes with eight ranks each the ninth rank reads the stores; both parts of a split have one."""
+    train, eval_part, other = Store("train"), Store("train"), Store("eval")
+    verify_on_node(ranks(rank, local_rank), *(SimpleNamespace(store=store) for store in (train, eval_part)), None)
+    assert len(train.verified) + len(eval_part.verified) == times
+    verify_on_node(ranks(rank, local_rank), *(SimpleNamespace(store=store) for store in (train, other)))
+    assert len(other.verified) == times
+
+
+def test_a_damaged_store_says_how_the_run_goes_on() -> None:
+    """Before a save only what was written to is read; the error says that nothing was saved, and what to do."""
+    whole = Store("train")
+    refuse_damaged(SimpleNamespace(store=whole), None)
+    assert whole.verified == [True]
+    with pytest.raises(StoreError, match=r"loss_mask\.bin .* is stopped before it saves .* same command makes the store again"):
+        refuse_damaged(SimpleNamespace(store=Store("damaged")))
