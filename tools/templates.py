@@ -93,7 +93,7 @@ def llama_cpp_templates(home: Path) -> Path:
 
 def one(template: str, name: str) -> lane.Result:
     """Check a template, and return its answers."""
-    answers = template_check.check(template, name)
+    answers = template_check.check(template, name.partition(",")[0])
     counts = Counter(answer["state"] for answer in answers.values())
     return {"says": ", ".join(f"{count} {state}" for state, count in counts.items()), "answers": answers}
 

@@ -7,7 +7,7 @@ from argparse import Namespace
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from forge_data._errors import DataError
+from forge_data._errors import DataError, printable
 from forge_data._paths import expand_user
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def prepare(words: Namespace) -> int:
     )
     tokens, learned = int(store.lengths.sum()), int(store.loss_counts.sum())
     report = store.lint
-    _print(f"{store.path}: {len(store):,} samples, {tokens:,} tokens, {learned / tokens:.1%} of them learned")
+    _print(f"{printable(str(store.path))}: {len(store):,} samples, {tokens:,} tokens, {learned / tokens:.1%} of them learned")
     _print(str(store.accounting))
     _print(f"lint: {report.stops:,} stops, {report.warnings:,} warnings")
     _print(f"fingerprint {store.fingerprint}")
@@ -87,7 +87,7 @@ def show(words: Namespace) -> int:
         indices = _samples_with(store, words.finding, indices)
     written = write(store, indices, html=words.html)
     if written is not None:
-        _print(str(written))
+        _print(printable(str(written)))
     return 0
 
 

@@ -31,7 +31,8 @@ import attrs
 import numpy as np
 
 from forge_data._accounting import Accounting
-from forge_data._errors import StoreError
+from forge_data._errors import StoreError, printable
+from forge_data._values import parsed_json
 
 FORMAT = "forge-data token store"
 VERSION = 3
@@ -77,7 +78,8 @@ def arrays_of(kind: str, *, margins: bool = False) -> tuple[str, ...]:
 class SourceFile:
     """A file that samples came from; samples are in the order of the sources."""
 
-    name: str
+    # A store may come from elsewhere, and its names are shown.
+    name: str = attrs.field(converter=lambda name: printable(str(name)))
     path: str
     samples: int
     group: int = 0
@@ -133,7 +135,7 @@ class Manifest:
 def own_files(directory: Path) -> tuple[int, set[str]] | None:
     """Return version and file names of a store in any state and version; None for anything else."""
     try:
-        fields = json.loads((directory / MANIFEST).read_text("utf-8"))
+        fields = parsed_json((directory / MANIFEST).read_text("utf-8"))
         if fields["format"] != FORMAT:
             return None
         return int(fields["version"]), {MANIFEST, *fields["sha256"]}
@@ -144,7 +146,7 @@ def own_files(directory: Path) -> tuple[int, set[str]] | None:
 def holds_prompts(directory: Path) -> bool:
     """Tell whether `store.json` claims a store of prompts; opening it checks the rest."""
     try:
-        return json.loads((directory / MANIFEST).read_text("utf-8"))["kind"] == PROMPTS
+        return parsed_json((directory / MANIFEST).read_text("utf-8"))["kind"] == PROMPTS
     except (OSError, ValueError, KeyError, TypeError):
         return False
 
@@ -165,7 +167,7 @@ def read_manifest(directory: Path) -> Manifest:
         found = f"it holds no {MANIFEST}" if directory.is_dir() else "there is no such directory"
         raise StoreError(f"{directory} is not a token store: {found}; prepare makes one")
     try:
-        fields = json.loads(path.read_text("utf-8"))
+        fields = parsed_json(path.read_text("utf-8"))
     except (OSError, ValueError) as error:
         raise StoreError(f"{path} cannot be read: {error}; prepare the store again") from error
     if not isinstance(fields, dict) or fields.pop("format", None) != FORMAT:
