@@ -28,11 +28,12 @@ from forge_data import TokenizedExample
 Row = Mapping[str, Any]
 Message = dict[str, Any]
 Answer = dict[str, str]
-"""What came of a case: `state` is right, wrong, refused or template refuses; `says` is the reason.
+"""What came of a case: its `state`, and in `says` the reason.
 
-A template refuses a conversation that it cannot write, or of which it leaves a part out."""
+Where forge_data refuses a conversation, the template may be at fault: it cannot write it, or leaves out a part of it
+("template refuses"), or prompts for a turn with a text that nothing it writes of it begins with ("prompts otherwise")."""
 
-RIGHT, WRONG, REFUSED, ITSELF = "right", "wrong", "refused", "template refuses"
+RIGHT, WRONG, REFUSED, ITSELF, OTHERWISE = "right", "wrong", "refused", "template refuses", "prompts otherwise"
 
 
 # --- conversations ------------------------------------------------------------------------------------------------------------
@@ -197,9 +198,6 @@ class Turn(NamedTuple):
     """Tokens of the text."""
     offsets: list[tuple[int, int]]
     """Characters of the text that each token stands for."""
-    begin: int
-    """First character that may be learned: the end of the prompt, or that of the messages before where the template marks
-    what is learned, since its marks may take in the header."""
     ends: tuple[int, ...]
     """Where the turn may end, in characters of the text: behind its last token; or before an EOS that follows a stop token."""
     stops: frozenset[int]
@@ -220,7 +218,7 @@ class Turn(NamedTuple):
             return False
         border, stop = len(self.prompt), self.offsets[last - 1][1]
         # A token that lies across the border may be learned or not: its context is the same.
-        begins = self.offsets[first][1] > self.begin and (first == 0 or self.offsets[first - 1][0] < border)
+        begins = self.offsets[first][1] > border and (first == 0 or self.offsets[first - 1][0] < border)
         return begins and any(end <= stop and not self.text[end:stop].strip() for end in self.ends)
 
 
@@ -316,10 +314,7 @@ def _turn(tokenizer: PreTrainedTokenizerFast, messages: list[Message], index: in
     before = text[:end].removesuffix(str(tokenizer.eos_token)).rstrip()
     if text[:end].endswith(str(tokenizer.eos_token)) and before.endswith(closings):
         ends.add(len(before))
-    bare = _render(tokenizer, messages[:index], given) or ""
-    marked = re.search(r"{%-?\s*generation\b", str(tokenizer.chat_template)) and prompt.startswith(bare)
-    begin = len(bare) if marked else len(prompt)
-    return Turn(prompt, text, encoded["input_ids"], encoded["offset_mapping"], begin, tuple(ends), stops)
+    return Turn(prompt, text, encoded["input_ids"], encoded["offset_mapping"], tuple(ends), stops)
 
 
 def _first_rendering(tokenizer: PreTrainedTokenizerFast, messages: list[Message]) -> str | None:
@@ -355,7 +350,8 @@ def compare(
             else:
                 del left[index]
     for index, forms in left.items():
-        if forms and all(form.is_empty for form in forms):
+        # A turn of which the template writes nothing leaves nothing to learn.
+        if any(not form.text[len(form.prompt) :].strip() for form in forms):
             continue
         wanted = [f"{_short(form.text[len(form.prompt) :])!r} behind {_end(form.prompt)!r}" for form in forms]
         # A template may read an argument that changes nothing here.
@@ -400,7 +396,8 @@ def _checked(tokenizer: PreTrainedTokenizerFast, row: Row) -> Answer:
             store = forge_data.prepare(file, tokenizer, Path(home) / "store", num_proc=1, progress=False)
             examples = list(store)
         except forge_data.ForgeDataError as error:
-            return {"state": REFUSED if wanted.whole else ITSELF, "says": " ".join(str(error).split())}
+            state = ITSELF if not wanted.whole else REFUSED if all(wanted.turns.values()) else OTHERWISE
+            return {"state": state, "says": " ".join(str(error).split())}
         except Exception as error:  # noqa: BLE001 - whatever it is, it is this case's answer
             return {"state": WRONG, "says": f"{type(error).__name__}: {error}"}
         faults = compare(tokenizer, examples, wanted.turns)

@@ -25,12 +25,12 @@ import lane
 import template_check
 import transformers
 from repository import LANES, ROOT
-from template_check import CASES, ITSELF, REFUSED, RIGHT, WRONG
+from template_check import CASES, ITSELF, OTHERWISE, REFUSED, RIGHT, WRONG
 
 PAGE = ROOT / "docs" / "templates.md"
 LLAMA_CPP = "llama-cpp-python==0.3.36"
 """Its source archive holds templates as the models' makers ship them; pip asks it for its metadata, and nothing is compiled."""
-MARKS = {RIGHT: "+", WRONG: "**wrong**", REFUSED: "refused", ITSELF: ""}
+MARKS = {RIGHT: "+", WRONG: "**wrong**", REFUSED: "refused", ITSELF: "", OTHERWISE: "prompt"}
 
 Answers = Mapping[str, template_check.Answer]
 
@@ -102,23 +102,25 @@ def page(found: Mapping[str, Answers]) -> str:
     """Return the page: totals, the table, and the reasons."""
     counts = Counter(answer["state"] for answers in found.values() for answer in answers.values())
     rendered = counts.total() - counts[ITSELF]
-    accepted = rendered - counts[REFUSED]
+    accepted = counts[RIGHT] + counts[WRONG]
     return "\n".join(
         [
             f"{len(found)} chat templates, each with {len(CASES)} conversations: the template itself writes {rendered} of "
             f"these {counts.total()}. forge_data accepts {accepted} of them, and **{counts[RIGHT]} "
             f"({_share(counts[RIGHT], accepted)}) are learned as the template asks for them**; {counts[WRONG]} are not. "
-            f"{counts[REFUSED]} ({_share(counts[REFUSED], rendered)}) are refused, with the reasons below.",
+            f"{counts[OTHERWISE]} ({_share(counts[OTHERWISE], rendered)}) cannot be learned as they are asked for, since the "
+            f"template prompts with a text that nothing it writes of the turn begins with, and are refused; {counts[REFUSED]} "
+            f"({_share(counts[REFUSED], rendered)}) others are refused, with the reasons below.",
             "",
             "Right (+) is: for each learned turn, what `apply_chat_template` writes of the messages before it, with the "
             "generation prompt, is the context, token by token; what it writes of the messages up to this turn, without that "
             "context, is what is learned; each turn is learned once, and nothing else is. No mark: the template refuses the "
-            "conversation itself, or leaves out a part of it (its tools, a turn), and forge_data refuses it.",
+            "conversation itself, or leaves out a part of it (its tools, a turn), and forge_data refuses it. *prompt*: refused "
+            "because the template prompts otherwise than it writes.",
             "",
             "Templates that can think are asked as by default, on where the row has reasoning, or off where the turn has none. "
             "Blanks behind the turn's last token, and an EOS behind its stop token, may be left out; where the template writes "
-            "no stop token, one more token may be learned. A template with {% generation %} marks may have the header learned "
-            "too, if its marks say so. A template that several packages ship stands here once.",
+            "no stop token, one more token may be learned. A template that several packages ship stands here once.",
             "",
             *(f"{number}. {case}" for number, case in enumerate(CASES, start=1)),
             "",
@@ -128,6 +130,7 @@ def page(found: Mapping[str, Answers]) -> str:
             ),
             *_reasons("What is wrong", found, WRONG),
             *_reasons("What is refused", found, REFUSED),
+            *_reasons("What is prompted otherwise than it is written", found, OTHERWISE),
             *_reasons("What templates leave out", found, ITSELF),
         ]
     )

@@ -16,23 +16,26 @@ if TYPE_CHECKING:
 sys.path.insert(0, str(ROOT / "tools"))
 
 import template_check
-from template_check import CASES, ITSELF, RIGHT
+from template_check import CASES, ITSELF, OTHERWISE, RIGHT
 
 FOLDER = ROOT / "tests" / "forge-data" / "templates"
 TEMPLATES = {
+    "deepseek-r1-distill": "prompts otherwise than it writes",
+    "gpt-oss": "another stop token in the last turn",
     "llama-3.1": "a header of its own, a tool call of its own form",
     "mistral": "no generation prompt",
     "phi-3": "an EOS behind the last turn's own end",
     "qwen2.5": "tools, several results in one turn",
+    "qwen3": "reasoning that is dropped from earlier turns, and can be turned off",
 }
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_every_turn_is_learned_as_it_is_asked(name: str) -> None:
-    """Of fifteen conversations each is right, or the template refuses it or leaves a part of it out."""
+    """Of fifteen conversations each is right, or the template refuses it, leaves a part of it out, or prompts otherwise."""
     answers = template_check.check((FOLDER / f"{name}.jinja").read_text(encoding="utf-8"), name)
-    assert {case: answer for case, answer in answers.items() if answer["state"] not in (RIGHT, ITSELF)} == {}
-    assert sum(answer["state"] == RIGHT for answer in answers.values()) >= 10
+    assert {case: answer for case, answer in answers.items() if answer["state"] not in (RIGHT, ITSELF, OTHERWISE)} == {}
+    assert (sum(answer["state"] == RIGHT for answer in answers.values()) >= 10) == (name != "deepseek-r1-distill")
 
 
 @pytest.fixture(scope="module")
