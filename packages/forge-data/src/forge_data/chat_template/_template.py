@@ -6,7 +6,7 @@ text to the character; so the trace holds for the ids that are trained on.
 
 import contextlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,7 +16,7 @@ from forge_data._errors import DataError, TemplateError
 from forge_data._values import nearest
 from forge_data.chat_template._completeness import tool_names
 from forge_data.chat_template._header import Messages, RefusedError, Renderer
-from forge_data.chat_template._limits import LimitError
+from forge_data.chat_template._limits import LimitError, counted
 from forge_data.chat_template._trace import Trace, render
 from forge_data.chat_template._traced_messages import traced_tools
 from forge_data.formats._messages import REASONING
@@ -133,7 +133,7 @@ class ChatTemplate:
 
     def _renderer(self, place: str, given: Mapping[str, Any]) -> Renderer:
         return Renderer(
-            lambda part, opening=False: self._written(place, part, given, opening=opening).text,
+            lambda part, opening=False: self._native(place, part, given, opening=opening),
             lambda part: self._trace(place, part, given),
         )
 
@@ -173,7 +173,7 @@ class ChatTemplate:
         try:
             messages, written = self._text(chat.place, chat.messages, given, opening=True)
             if any(given.values()) or chat.template_kwargs:
-                self._check_used(chat, given, self._written(chat.place, messages, given).text, program.reads)
+                self._check_used(chat, given, self._native(chat.place, messages, given), program.reads)
             return written.text
         except RefusedError as error:
             raise DataError(f"{chat.place}: {self.name} refuses the conversation: {error}") from error
@@ -203,14 +203,31 @@ class ChatTemplate:
         raise refused
 
     def _written(self, place: str, messages: Messages, given: Mapping[str, Any], *, opening: bool = False) -> Written:
-        # The trace has limits, and transformers has none: it gets only what has been traced.
         trace = self._trace(place, messages, given, opening=opening)
+        with self._refusals(place):
+            return Written(trace, self._unlimited(messages, given, opening=opening))
+
+    def _native(self, place: str, messages: Messages, given: Mapping[str, Any], *, opening: bool = False) -> str:
+        program = self._program(place, self._source(given.get("tools")))
+        with self._refusals(place):
+            for _ in counted(program.template, {**self._variables(given, opening=opening), "messages": self._passed(messages)}):
+                pass
+            return self._unlimited(messages, given, opening=opening)
+
+    def _unlimited(self, messages: Messages, given: Mapping[str, Any], *, opening: bool) -> str:
+        """Render as the tokenizer does, which has no limits: what was not rendered within them before may never end."""
+        return str(self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=opening, **given))
+
+    @contextlib.contextmanager
+    def _refusals(self, place: str) -> Iterator[None]:
+        """Raise what a template raises, which may be anything, as a refusal; beyond its limits it cannot be used."""
         try:
-            text = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=opening, **given)
+            yield
+        except LimitError as error:
+            raise TemplateError(f"{place}: {self.name} cannot be used: {error}; {_REMEDY}") from error
         except Exception as error:
-            # A template may raise anything.
-            raise RefusedError(_said(error)) from error
-        return Written(trace, str(text))
+            by_template = type(error).__module__.startswith("jinja2")
+            raise RefusedError(str(error) if by_template else f"{type(error).__name__}: {error}") from error
 
     def _program(self, place: str, source: str) -> "_Program":
         if source not in self._programs:
@@ -225,16 +242,15 @@ class ChatTemplate:
         return self._programs[source]
 
     def _trace(self, place: str, messages: Messages, given: Mapping[str, Any], *, opening: bool = False) -> Trace:
-        variables = {"add_generation_prompt": opening, **self._special, **given}
+        variables = self._variables(given, opening=opening)
         if given.get("tools"):
             variables["tools"] = traced_tools(given["tools"])
         program = self._program(place, self._source(given.get("tools")))
-        try:
+        with self._refusals(place):
             return render(program.template, self._passed(messages), variables)
-        except LimitError as error:
-            raise TemplateError(f"{place}: {self.name} cannot be used: {error}; {_REMEDY}") from error
-        except Exception as error:
-            raise RefusedError(_said(error)) from error
+
+    def _variables(self, given: Mapping[str, Any], *, opening: bool) -> dict[str, Any]:
+        return {"add_generation_prompt": opening, **self._special, **given}
 
     def _in_form(self, messages: Messages) -> Messages:
         """Return messages with contents as the template takes them: texts, or lists of one part."""
@@ -253,7 +269,7 @@ class ChatTemplate:
         written = []
         for content in ("0x0", [{"type": "text", "text": "0x0"}]):
             try:
-                written.append("0x0" in self._written("", [{"role": "user", "content": content}], {}).text)
+                written.append("0x0" in self._native("", [{"role": "user", "content": content}], {}))
             except (RefusedError, TemplateError):
                 # Each row gets an error of its own.
                 written.append(False)
@@ -308,13 +324,9 @@ class ChatTemplate:
 
     def _without(self, chat: Chat, given: Mapping[str, Any], name: str) -> str | None:
         try:
-            return self._written(chat.place, chat.messages, {**given, name: None}).text
+            return self._native(chat.place, chat.messages, {**given, name: None})
         except RefusedError:
             return None
-
-
-def _said(error: Exception) -> str:
-    return str(error) if type(error).__module__.startswith("jinja2") else f"{type(error).__name__}: {error}"
 
 
 def _as_passed(message: dict[str, Any]) -> dict[str, Any]:

@@ -134,8 +134,13 @@ class _TracingEnvironment(LimitedEnvironment):
                 # The method of a plain str would lose the origin of what it joins.
                 return partial(self.join, obj)
             return getattr(obj, attribute) if attribute in _ALLOWED else super().getattr(obj, attribute)
-        if type(obj) is Turn and attribute not in _OF_DICTS:
+        if (type(obj) is Turn or type(obj) is dict) and attribute not in _OF_DICTS:
             return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
+        if type(obj) is _Namespace and not attribute.startswith("_"):
+            try:
+                return getattr(obj, attribute)
+            except AttributeError:
+                return self.undefined(obj=obj, name=attribute)
         if type(obj) is LoopContext and attribute in _OF_LOOPS:
             return getattr(obj, attribute)
         return super().getattr(obj, attribute)
