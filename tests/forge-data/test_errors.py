@@ -20,6 +20,12 @@ def test_family(kind):
     assert copy.args == error.args
 
 
+@pytest.mark.parametrize("kind", [BadPairError, DataError, StoreError, TemplateError, TokenizerError])
+def test_a_message_cannot_control_a_terminal(kind):
+    """Escape sequences, line feeds and marks that reorder text, as the name of a file may hold them, are shown as escapes."""
+    assert str(kind("a\x1b[2J\n\u202e\x9b日é.jsonl is empty")) == r"a\x1b[2J\n\u202e\x9b日é.jsonl is empty"
+
+
 def test_the_reason_travels():
     """The reason of a bad pair survives pickling."""
     error = pickle.loads(pickle.dumps(BadPairError("a:1: what", reason="same_answers")))

@@ -76,11 +76,17 @@ def test_a_template_that_refuses(tokenizers, chat):
         tokenize(chat(("system", "x"), *TWO), tokenizers["gemma", True])
 
 
-@pytest.mark.parametrize("template", ["{{ messages[0].nothing.at_all }}", "{{ 1 + messages[0].content }}", "{% if %}"])
+@pytest.mark.parametrize("template", ["{{ messages[0].nothing.at_all }}", "{{ 1 + messages[0].content }}"])
 def test_a_template_that_breaks(with_template, chat, template):
     """A template that fails by itself is named with the row too."""
     with pytest.raises(DataError, match="row: the chat template of .* refuses the conversation: "):
         tokenize(chat(*TWO), with_template(template))
+
+
+def test_what_is_no_template(with_template, chat):
+    """A template that cannot be read is named, before anything is rendered with it."""
+    with pytest.raises(TemplateError, match="row: the chat template of .* cannot be traced: Expected an expression"):
+        tokenize(chat(*TWO), with_template("{% if %}"))
 
 
 def test_a_dropped_message(tokenizers, chat):
@@ -278,11 +284,14 @@ def test_many_at_once(with_template):
     )
     turns = [[{"role": "user", "content": text}, {"role": "assistant", "content": text}] for text in ("a", "no", "c")]
     sound = [Chat("f:1", turns[0]), Chat("f:2", turns[2], template_kwargs={"who": "x"}), Chat("f:3", turns[2])]
-    assert ChatTemplate(tokenizer).render_batch(sound) == ["[a][a]", None, "[c][c]"]
+    rendered = ChatTemplate(tokenizer).render_batch(sound)
+    assert [each and (each.text, each.trace.text) for each in rendered] == [("[a][a]",) * 2, None, ("[c][c]",) * 2]
     alone = [Encoder(tokenizer).encode([each])[0].examples[0].labels.tolist() for each in sound]
     assert [made.examples[0].labels.tolist() for made in Encoder(tokenizer).encode(sound)] == alone
     template = ChatTemplate(tokenizer)
-    assert template.render_batch([sound[0], Chat("f:2", turns[1])]) == [None, None]
+    written, refused = template.render_batch([sound[0], Chat("f:2", turns[1])])
+    assert written.text == "[a][a]"
+    assert refused is None
     assert template.render(sound[0]).trace.text == "[a][a]"
     with pytest.raises(DataError, match="f:2: .* refuses the conversation: no"):
         Encoder(tokenizer).encode([sound[0], Chat("f:2", turns[1])])

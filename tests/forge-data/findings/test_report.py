@@ -26,6 +26,14 @@ def test_a_finding_says_where_what_and_what_to_do():
     assert str(indexed) == "a.json[0]: it is empty; take it out"
 
 
+def test_a_finding_cannot_control_a_terminal():
+    """What does not print, in a file's name or in what was found, is written as an escape."""
+    hostile = Finding("empty_turn", "stop", "a\x1b[2J.jsonl", 1, "b\r", "c\u202e", "d\n")
+    assert str(hostile) == r"a\x1b[2J.jsonl:1 b\r: c\u202e; d\n"
+    assert r"a\x1b[2J.jsonl" in str(LintReport([hostile], rows=1))
+    assert "\x1b" not in str(LintReport([hostile], rows=1))
+
+
 def test_counts_are_exact_where_findings_are_not_kept():
     """A million bad rows fit in memory: the first of each rule and severity are kept, and all are counted."""
     collected = Findings()
@@ -60,7 +68,17 @@ def test_there_and_back():
     assert pickle.loads(pickle.dumps(report)) == report
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"findings": [{}], "counts": {}, "stop_counts": {}, "rows": 1}', "nonsense"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"findings": [{}], "counts": {}, "stop_counts": {}, "rows": 1}',
+        "nonsense",
+        pytest.param("[" * 100_000, id="deep"),
+    ],
+)
 def test_a_damaged_file_is_named(text):
     """A file that is no report is refused as a damaged store is."""
     with pytest.raises(StoreError, match=r"store/lint\.json is damaged"):

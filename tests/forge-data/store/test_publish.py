@@ -38,6 +38,14 @@ def test_an_empty_directory_is_filled(tmp_path):
     assert len(write(tmp_path / "store")) == 1
 
 
+def test_brackets_are_no_store(tmp_path):
+    """A store.json that is nested deeper than Python follows belongs to somebody else."""
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "store.json").write_text("[" * 100_000)
+    with pytest.raises(StoreError, match="taken exists already and is not a token store"):
+        write(tmp_path / "taken")
+
+
 @pytest.mark.parametrize("name", ["thesis.tex", "deep/thesis.tex", "store.json"])
 def test_what_is_no_store_stays(tmp_path, name):
     """A directory with other things is refused and left as it is, and so is another program's store.json."""

@@ -208,9 +208,9 @@ def test_foreign(copy, change, expected):
         TokenStore.open(copy)
 
 
-@pytest.mark.parametrize("text", ["{torn", "[]", ""])
+@pytest.mark.parametrize("text", ["{torn", "[]", "", pytest.param("[" * 100_000, id="deep")])
 def test_no_manifest(copy, text):
-    """A store.json that cannot be read is refused."""
+    """A store.json that cannot be read is refused, also one that is nested deeper than Python follows."""
     (copy / "store.json").write_text(text)
     with pytest.raises(StoreError, match=r"cannot be read|belongs to another program"):
         TokenStore.open(copy)

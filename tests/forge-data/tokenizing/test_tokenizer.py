@@ -128,6 +128,29 @@ def test_a_broken_file(chatml_tokenizer, tmp_path):
         load_tokenizer(str(tmp_path))
 
 
+def test_a_package_that_is_missing(chatml_tokenizer, tmp_path, monkeypatch):
+    """A loader that lacks a package says so; the tokenizer is there, so nobody looks for it in vain."""
+
+    def refuse(*_, **__):
+        raise ImportError("LlamaTokenizer requires the SentencePiece library but it was not found.")
+
+    chatml_tokenizer.save_pretrained(tmp_path)
+    monkeypatch.setattr("forge_data.tokenizing._tokenizer._loader", lambda _: refuse)
+    with pytest.raises(TokenizerError, match="requires the SentencePiece library.*install it") as raised:
+        load_tokenizer(tmp_path)
+    assert "no usable tokenizer" not in str(raised.value)
+    with pytest.raises(TokenizerError, match="the tokenizer of 'org/model' was not loaded: a package that it needs"):
+        load_tokenizer("org/model")
+
+
+def test_brackets_are_no_configuration(chatml_tokenizer, tmp_path):
+    """Files that are nested deeper than Python follows are refused by the directory, not by a RecursionError."""
+    chatml_tokenizer.save_pretrained(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text("[" * 100_000)
+    with pytest.raises(TokenizerError, match="no usable tokenizer in the directory"):
+        load_tokenizer(tmp_path)
+
+
 def test_no_such_name_on_the_hub():
     """A name that the Hub does not give (here: no network) is refused with both remedies."""
     with pytest.raises(

@@ -10,10 +10,20 @@ ForgeDataError                  exit_status 2: the input is at fault, and the me
 ```
 
 A message says what is wrong, where (`train.jsonl:417`, field), what was found and what to do. It names settings in backticks,
-which the command line replaces by its flags. All errors pickle.
+which the command line replaces by its flags. All errors pickle. What does not print is written as an escape, so that the name
+of a file cannot control a terminal.
 """
 
 from typing import ClassVar
+
+
+def printable(text: str) -> str:
+    r"""Escape characters that do not print: they could control a terminal, break a line or reorder its text.
+
+    >>> print(printable("a\x1b[31m\u202e.jsonl"))
+    a\x1b[31m\u202e.jsonl
+    """
+    return text if text.isprintable() else "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in text)
 
 
 class ForgeDataError(Exception):
@@ -21,6 +31,9 @@ class ForgeDataError(Exception):
 
     exit_status: ClassVar[int] = 2
     """Exit status of a command that this error ends."""
+
+    def __str__(self) -> str:
+        return printable(super().__str__())
 
 
 class DataError(ForgeDataError, ValueError):

@@ -123,6 +123,18 @@ def from_json(value: object) -> object:
         return value
 
 
+def parsed_json(text: str | bytes) -> Any:
+    """Decode JSON of a file that a program wrote.
+
+    Raises:
+        ValueError: it is damaged, or nested deeper than Python can follow.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError("its lists and objects are nested too deeply to be read") from error
+
+
 def _unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
     """Make a JSON object; json itself keeps the last of several values of a key."""
     unique = dict(pairs)

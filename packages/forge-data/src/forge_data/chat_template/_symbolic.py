@@ -12,9 +12,8 @@ from typing import Any, NoReturn
 
 from jinja2 import Template, nodes
 from jinja2.ext import loopcontrols
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-from jinja2.visitor import NodeTransformer
 
+from forge_data.chat_template._limits import CountingRewrite, LimitedEnvironment, counted, written
 from forge_data.chat_template._traced_jinja import LEARN, Generation, add_globals
 
 _FIRST = 0xF0000
@@ -152,7 +151,7 @@ def holds_symbol(text: str) -> bool:
     return any(ord(character) >= _FIRST for character in text)
 
 
-class _Rewrite(NodeTransformer):
+class _Rewrite(CountingRewrite):
     """Rewrite of a template in which `~` keeps symbols, and no symbol is searched in another text."""
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
@@ -166,15 +165,15 @@ class _Rewrite(NodeTransformer):
         return node
 
 
-class _SymbolicEnvironment(ImmutableSandboxedEnvironment):
+class _SymbolicEnvironment(LimitedEnvironment):
     """The environment of transformers for chat templates, in which nothing but `Symbolic` itself handles symbols."""
 
-    intercepted_binops = frozenset({"%", "*"})
     symbols: Symbols
 
     def concat(self, parts: Iterable[str]) -> str:
         """Join texts that may have symbols in them."""
         text = "".join(parts)
+        self.budget.take(len(text))
         return Symbolic(text, self.symbols) if holds_symbol(text) else text
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
@@ -198,6 +197,8 @@ class _SymbolicEnvironment(ImmutableSandboxedEnvironment):
         return super().call(context, obj, *args, **kwargs)
 
     def _join(self, between: str, parts: Iterable[Any]) -> str:
+        parts = list(parts)
+        self.budget.take(len(parts) * len(between))
         woven: list[str] = []
         for part in parts:
             woven += [between, str(part)]
@@ -236,9 +237,15 @@ class SymbolicTemplate:
         )
         filters: dict[str, Any] = environment.filters
         filters.update(
-            {name: _guarded(own, deep=name not in _OF_LISTS) for name, own in filters.items() if name not in _WRITERS}
+            {
+                name: _guarded(own, deep=name not in _OF_LISTS)
+                for name, own in filters.items()
+                # A name with a blank is of a filter that counts, and looks at nothing.
+                if name not in _WRITERS and " " not in name
+            }
         )
-        filters.update({_CONCAT: lambda parts: environment.concat(map(str, parts)), LEARN: lambda _: "", _KEPT_OUT: _kept_out})
+        filters.update({LEARN: lambda _: "", _KEPT_OUT: _kept_out})
+        environment.add_filter(_CONCAT, lambda parts: environment.concat(map(str, parts)), written)
         filters["join"] = lambda parts, d="": environment._join(str(d), parts)
         tests: dict[str, Any] = environment.tests
         tests.update({name: _guarded(own, deep=True) for name, own in tests.items() if name not in _TESTS})
@@ -254,7 +261,7 @@ class SymbolicTemplate:
             Exception: whatever the template raises.
         """
         self._environment.symbols = symbols
-        return str.__str__(self._environment.concat(self._template.generate(messages=messages, **variables)))
+        return str.__str__(self._environment.concat(counted(self._template, {**variables, "messages": messages})))
 
 
 def _kept_out(value: Any) -> Any:

@@ -4,8 +4,9 @@ The text is always the tokenizer's. The trace is written beside it, by the same 
 text to the character; so the trace holds for the ids that are trained on.
 """
 
+import contextlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,6 +16,7 @@ from forge_data._errors import DataError, TemplateError
 from forge_data._values import nearest
 from forge_data.chat_template._completeness import tool_names
 from forge_data.chat_template._header import Messages, RefusedError, Renderer
+from forge_data.chat_template._limits import LimitError, counted
 from forge_data.chat_template._trace import Trace, render
 from forge_data.chat_template._traced_messages import traced_tools
 from forge_data.formats._messages import REASONING
@@ -29,6 +31,13 @@ if TYPE_CHECKING:
 
 _REMEDY = "use another chat template, or give the rows as prompt and completion strings"
 _DUMP_MESSAGES = "{{ messages | tojson }}"
+
+
+class Written(NamedTuple):
+    """A text as the tokenizer's own template writes it, with its trace."""
+
+    trace: Trace
+    text: str
 
 
 @attrs.frozen(eq=False)
@@ -68,74 +77,80 @@ class ChatTemplate:
             )
         self._special: dict[str, Any] = dict(tokenizer.special_tokens_map)
         self._programs: dict[str, _Program] = {}
-        self._batchable = True
+        self.batches = True
+        """Whether `render_batch` renders anything."""
 
-    def render_batch(self, chats: Sequence[Chat]) -> list[str | None]:
+    def render_batch(self, chats: Sequence[Chat]) -> list[Written | None]:
         """Render many conversations in one call; None for one that must be rendered alone."""
-        plain = [not (chat.tools or chat.documents or chat.template_kwargs) for chat in chats]
-        texts: list[Any] = []
-        if self._batchable and any(plain):
+        rendered: list[Written | None] = [None] * len(chats)
+        traces: dict[int, Trace] = {}
+        for index, chat in enumerate(chats):
+            if self.batches and not (chat.tools or chat.documents or chat.template_kwargs):
+                # What a template refuses, or what goes beyond its limits, is an error of its row.
+                with contextlib.suppress(RefusedError, TemplateError):
+                    self._program(chat.place, self._source(chat.tools))
+                    traces[index] = self._trace(chat.place, self._in_form(chat.messages), {})
+        if traces:
             try:
-                batch = [self._in_form(chat.messages) for chat, is_plain in zip(chats, plain, strict=True) if is_plain]
-                texts = [*self._tokenizer.apply_chat_template(batch, tokenize=False)]
+                batch = [self._in_form(chats[index].messages) for index in traces]
+                texts: list[Any] = [*self._tokenizer.apply_chat_template(batch, tokenize=False)]
             except Exception:  # noqa: BLE001 - a template may raise anything; each row gets an error of its own
-                self._batchable = False
-        if len(texts) != sum(plain) or not all(isinstance(text, str) for text in texts):
-            return [None] * len(chats)
-        rendered = iter(texts)
-        return [next(rendered) if is_plain else None for is_plain in plain]
+                texts = []
+            self.batches = len(texts) == len(traces) and all(isinstance(text, str) for text in texts)
+            if self.batches:
+                for (index, trace), text in zip(traces.items(), texts, strict=True):
+                    rendered[index] = Written(trace, text)
+        return rendered
 
-    def render(self, chat: Chat, text: str | None = None) -> RenderedChat:
-        """Render a conversation with its trace; `text` is what `render_batch` returned for it.
+    def render(self, chat: Chat, written: Written | None = None) -> RenderedChat:
+        """Render a conversation with its trace; `written` is what `render_batch` returned for it.
 
         Raises:
             DataError: the template refuses the conversation; its own message is included.
-            TemplateError: it does not use an argument of the row, or does not write the same text twice.
+            TemplateError: it does not use an argument of the row, does not write the same text twice, or does not end.
         """
-        source = self._source(chat)
+        program = self._program(chat.place, self._source(chat.tools))
         given = {"tools": chat.tools, "documents": chat.documents, **chat.template_kwargs}
         try:
-            messages, text = (self._in_form(chat.messages), text) if text is not None else self._text(chat.messages, given)
+            messages, written = (
+                (self._in_form(chat.messages), written) if written else self._text(chat.place, chat.messages, given)
+            )
+            if written.trace.text != written.text:
+                # A template that writes the date may have been rendered before and after midnight.
+                written = self._written(chat.place, messages, given)
         except RefusedError as error:
             raise DataError(f"{chat.place}: {self.name} refuses the conversation: {error}") from error
-        program = self._program(chat.place, source)
-        try:
-            trace = self._trace(program.template, messages, given)
-            if trace.text != text:
-                # A template that writes the date may have been rendered before and after midnight.
-                text, trace = self._native(messages, given), self._trace(program.template, messages, given)
-        except RefusedError as error:
-            raise TemplateError(f"{chat.place}: {self.name} cannot be traced: {error}; {_REMEDY}") from error
+        trace, text = written
         if trace.text != text:
             raise TemplateError(f"{chat.place}: {self.name} writes the same conversation in two ways; it must be repeatable")
         self._check_used(chat, given, text, program.reads)
-        return RenderedChat(trace, messages, self._renderer(given, program), program.marks)
+        return RenderedChat(trace, messages, self._renderer(chat.place, given), program.marks)
 
     def renderer(self, chat: Chat) -> Renderer:
         """Return what writes other messages with the arguments of a conversation."""
         given = {"tools": chat.tools, "documents": chat.documents, **chat.template_kwargs}
-        return self._renderer(given, self._program(chat.place, self._source(chat)))
+        return self._renderer(chat.place, given)
 
-    def _renderer(self, given: Mapping[str, Any], program: _Program) -> Renderer:
+    def _renderer(self, place: str, given: Mapping[str, Any]) -> Renderer:
         return Renderer(
-            lambda part, opening=False: self._native(part, given, opening=opening),
-            lambda part: self._trace(program.template, part, given),
+            lambda part, opening=False: self._native(place, part, given, opening=opening),
+            lambda part: self._trace(place, part, given),
         )
 
     def reads(self, chat: Chat) -> frozenset[str]:
         """Return the names of the arguments that the template of a conversation reads."""
-        return self._program(chat.place, self._source(chat)).reads
+        return self._program(chat.place, self._source(chat.tools)).reads
 
     def marks(self, chat: Chat) -> bool:
         """Tell whether the template of a conversation marks the assistant's text."""
-        return self._program(chat.place, self._source(chat)).marks
+        return self._program(chat.place, self._source(chat.tools)).marks
 
     def symbolic(self, chat: Chat, symbols: "Symbols") -> Callable[..., str]:
         """Return what writes the first messages of a conversation with symbols in place of their contents.
 
         The messages must have a role and a content each, and nothing else.
         """
-        template = self._program(chat.place, self._source(chat)).symbolic()
+        template = self._program(chat.place, self._source(chat.tools)).symbolic()
         messages = [{"role": message["role"], "content": symbols.symbol(index)} for index, message in enumerate(chat.messages)]
         given = {"tools": chat.tools, "documents": chat.documents, **chat.template_kwargs}
 
@@ -153,23 +168,25 @@ class ChatTemplate:
             DataError: the template refuses the conversation; its own message is included.
             TemplateError: it does not use an argument of the row.
         """
-        source = self._source(chat)
+        program = self._program(chat.place, self._source(chat.tools))
         given = {"tools": chat.tools, "documents": chat.documents, **chat.template_kwargs}
         try:
-            messages, text = self._text(chat.messages, given, opening=True)
+            messages, written = self._text(chat.place, chat.messages, given, opening=True)
             if any(given.values()) or chat.template_kwargs:
-                self._check_used(chat, given, self._native(messages, given), self._program(chat.place, source).reads)
-            return text
+                self._check_used(chat, given, self._native(chat.place, messages, given), program.reads)
+            return written.text
         except RefusedError as error:
             raise DataError(f"{chat.place}: {self.name} refuses the conversation: {error}") from error
 
-    def _source(self, chat: Chat) -> str:
+    def _source(self, tools: list[Any] | None) -> str:
         try:
-            return self._tokenizer.get_chat_template(tools=chat.tools)
+            return self._tokenizer.get_chat_template(tools=tools)
         except ValueError as error:
             raise TemplateError(f"{self.name} cannot be chosen: {error}") from error
 
-    def _text(self, messages: Messages, given: Mapping[str, Any], *, opening: bool = False) -> tuple[Messages, str]:
+    def _text(
+        self, place: str, messages: Messages, given: Mapping[str, Any], *, opening: bool = False
+    ) -> tuple[Messages, Written]:
         # The content of a turn that only calls tools is null, and some templates can only add strings; others (DeepSeek's) want
         # a call's arguments as a string, as OpenAI writes them.
         filled = [message | {"content": message.get("content") or ""} for message in messages]
@@ -179,17 +196,36 @@ class ChatTemplate:
             if refused is not None and tried == messages:
                 continue
             try:
-                return tried, self._native(tried, given, opening=opening)
+                return tried, self._written(place, tried, given, opening=opening)
             except RefusedError as error:
                 refused = refused or error
         assert refused is not None
         raise refused
 
-    def _native(self, messages: Messages, given: Mapping[str, Any], *, opening: bool = False) -> str:
+    def _written(self, place: str, messages: Messages, given: Mapping[str, Any], *, opening: bool = False) -> Written:
+        trace = self._trace(place, messages, given, opening=opening)
+        with self._refusals(place):
+            return Written(trace, self._unlimited(messages, given, opening=opening))
+
+    def _native(self, place: str, messages: Messages, given: Mapping[str, Any], *, opening: bool = False) -> str:
+        program = self._program(place, self._source(given.get("tools")))
+        with self._refusals(place):
+            for _ in counted(program.template, {**self._variables(given, opening=opening), "messages": self._passed(messages)}):
+                pass
+            return self._unlimited(messages, given, opening=opening)
+
+    def _unlimited(self, messages: Messages, given: Mapping[str, Any], *, opening: bool) -> str:
+        """Render as the tokenizer does, which has no limits: what was not rendered within them before may never end."""
+        return str(self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=opening, **given))
+
+    @contextlib.contextmanager
+    def _refusals(self, place: str) -> Iterator[None]:
+        """Raise what a template raises, which may be anything, as a refusal; beyond its limits it cannot be used."""
         try:
-            return str(self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=opening, **given))
+            yield
+        except LimitError as error:
+            raise TemplateError(f"{place}: {self.name} cannot be used: {error}; {_REMEDY}") from error
         except Exception as error:
-            # A template may raise anything.
             by_template = type(error).__module__.startswith("jinja2")
             raise RefusedError(str(error) if by_template else f"{type(error).__name__}: {error}") from error
 
@@ -205,14 +241,16 @@ class ChatTemplate:
             self._programs[source] = _Program(template, reads, marks_turns(source), cache(partial(SymbolicTemplate, source)))
         return self._programs[source]
 
-    def _trace(self, template: "Template", messages: Messages, given: Mapping[str, Any]) -> Trace:
-        variables = {"add_generation_prompt": False, **self._special, **given}
+    def _trace(self, place: str, messages: Messages, given: Mapping[str, Any], *, opening: bool = False) -> Trace:
+        variables = self._variables(given, opening=opening)
         if given.get("tools"):
             variables["tools"] = traced_tools(given["tools"])
-        try:
-            return render(template, self._passed(messages), variables)
-        except Exception as error:
-            raise RefusedError(f"{type(error).__name__}: {error}") from error
+        program = self._program(place, self._source(given.get("tools")))
+        with self._refusals(place):
+            return render(program.template, self._passed(messages), variables)
+
+    def _variables(self, given: Mapping[str, Any], *, opening: bool) -> dict[str, Any]:
+        return {"add_generation_prompt": opening, **self._special, **given}
 
     def _in_form(self, messages: Messages) -> Messages:
         """Return messages with contents as the template takes them: texts, or lists of one part."""
@@ -231,8 +269,9 @@ class ChatTemplate:
         written = []
         for content in ("0x0", [{"type": "text", "text": "0x0"}]):
             try:
-                written.append("0x0" in self._native([{"role": "user", "content": content}], {}))
-            except RefusedError:
+                written.append("0x0" in self._native("", [{"role": "user", "content": content}], {}))
+            except (RefusedError, TemplateError):
+                # Each row gets an error of its own.
                 written.append(False)
         return written == [False, True]
 
@@ -285,7 +324,7 @@ class ChatTemplate:
 
     def _without(self, chat: Chat, given: Mapping[str, Any], name: str) -> str | None:
         try:
-            return self._native(chat.messages, {**given, name: None})
+            return self._native(chat.place, chat.messages, {**given, name: None})
         except RefusedError:
             return None
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from forge_data.chat_template._limits import counted
 from forge_data.chat_template._traced_messages import traced_turns
 from forge_data.chat_template._traced_text import Leaf, Traced, pieces_of
 
@@ -130,7 +131,7 @@ def render(template: "Template", messages: list[dict[str, Any]], variables: Mapp
         Exception: whatever the template raises.
     """
     turns, leaves = traced_turns(messages)
-    return assemble(template.generate(messages=turns, **variables), leaves)
+    return assemble(counted(template, {**variables, "messages": turns}), leaves)
 
 
 def assemble(chunks: Iterable[str], leaves: list[dict[str, Leaf]]) -> Trace:

@@ -14,14 +14,13 @@ from typing import Any, NoReturn
 from jinja2 import Environment, Template, TemplateError, meta, nodes, pass_context, pass_eval_context
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
-from jinja2.filters import sync_do_join
+from jinja2.filters import make_attrgetter
 from jinja2.nodes import EvalContext
 from jinja2.parser import Parser
 from jinja2.runtime import Context, LoopContext
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
-from jinja2.visitor import NodeTransformer
 
+from forge_data.chat_template._limits import CountingRewrite, LimitedEnvironment, written
 from forge_data.chat_template._traced_messages import Turn, index_of
 from forge_data.chat_template._traced_text import UNPLACED, Mark, Traced, concat, join, leaf_of
 
@@ -41,8 +40,10 @@ def _mark(kind: str, loop: int = 0, message: int = -1) -> Traced:
 
 
 @pass_context
-def _enter(_: Context, value: object, loop: int) -> Traced:
+def _enter(context: Context, value: object, loop: int) -> Traced:
     """Mark the start of a loop's body; if its value is a message, the text is that message's."""
+    environment: Any = context.environment
+    environment.budget.step()
     return _mark("enter", loop, index_of(value)) if isinstance(value, Turn) else _mark("leave", loop)
 
 
@@ -74,16 +75,16 @@ class Generation(Extension):
         return [node.set_lineno(line) for node in marked]
 
 
-class _Rewrite(NodeTransformer):
+class _Rewrite(CountingRewrite):
     """Rewrite of a template in which loops mark whose turn it is, and joining keeps origins."""
 
     def __init__(self) -> None:
         self._loops = 0
 
     def visit_For(self, node: nodes.For) -> list[nodes.Node]:
-        self.generic_visit(node)
         if not isinstance(node.target, nodes.Name):
-            return [node]
+            return [super().visit_For(node)]
+        self.generic_visit(node)
         self._loops += 1
         loop = nodes.Const(self._loops)
         node.body.insert(0, _output(nodes.Name(node.target.name, "load"), _ENTER, loop).set_lineno(node.lineno))
@@ -112,19 +113,34 @@ def _unmarked(node: nodes.Expr) -> nodes.Expr:
     return node
 
 
-class _TracingEnvironment(ImmutableSandboxedEnvironment):
+class _TracingEnvironment(LimitedEnvironment):
     """The environment of transformers for chat templates, in which strings keep their origin."""
 
-    concat = staticmethod(concat)
+    def concat(self, parts: Iterable[str]) -> str:
+        """Concatenate what a macro or a block wrote."""
+        parts = list(parts)
+        self.budget.take(sum(map(len, parts)))
+        return concat(parts)
+
+    def join(self, between: str, parts: Iterable[Any]) -> str:
+        """Join strings, as `between.join(parts)`."""
+        parts = list(parts)
+        self.budget.take(len(parts) * len(between))
+        return join(between, parts)
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         if type(obj) is str or type(obj) is Traced:
             if attribute == "join":
                 # The method of a plain str would lose the origin of what it joins.
-                return partial(join, obj)
+                return partial(self.join, obj)
             return getattr(obj, attribute) if attribute in _ALLOWED else super().getattr(obj, attribute)
-        if type(obj) is Turn and attribute not in _OF_DICTS:
+        if (type(obj) is Turn or type(obj) is dict) and attribute not in _OF_DICTS:
             return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
+        if type(obj) is _Namespace and not attribute.startswith("_"):
+            try:
+                return getattr(obj, attribute)
+            except AttributeError:
+                return self.undefined(obj=obj, name=attribute)
         if type(obj) is LoopContext and attribute in _OF_LOOPS:
             return getattr(obj, attribute)
         return super().getattr(obj, attribute)
@@ -147,8 +163,10 @@ def _tojson(
 
 @pass_eval_context
 def _join(context: EvalContext, value: Iterable[Any], d: str = "", attribute: str | int | None = None) -> str:
-    # jinja2 finds the attribute of the elements; their origin is lost.
-    return sync_do_join(context, value, d, attribute) if attribute is not None else join(str(d), map(str, value))
+    environment: Any = context.environment
+    if attribute is not None:
+        value = map(make_attrgetter(environment, attribute), value)
+    return environment.join(str(d), map(str, value))
 
 
 def _raise_exception(message: str) -> NoReturn:
@@ -214,9 +232,12 @@ def compile_template(source: str) -> tuple[Template, frozenset[str]]:
     """
     environment = _TracingEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols])
     filters: dict[str, Any] = environment.filters
-    filters.update({_ENTER: _enter, _LEAVE: _leave, LEARN: _learn, "tojson": _tojson, "join": _join})
-    filters[_CONCAT] = lambda parts: concat(map(str, parts))
+    filters.update({_ENTER: _enter, _LEAVE: _leave, LEARN: _learn})
+    filters["join"] = _join
+    environment.add_filter("tojson", _tojson)
+    environment.add_filter(_CONCAT, lambda parts: concat(map(str, parts)), written)
     add_globals(environment)
     reads = frozenset(meta.find_undeclared_variables(environment.parse(source)))
+    environment.check_constants(environment.parse(source))
     code = environment.compile(_Rewrite().visit(environment.parse(source)))
     return Template.from_code(environment, code, environment.make_globals(None)), reads

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from forge_data._errors import DataError
+from forge_data._errors import DataError, printable
 from forge_data._options import Options
 from forge_data._paths import expand_user
 from forge_data._words import columns_of, paths_of
@@ -102,7 +102,7 @@ def show(words: Namespace) -> int:
             indices = _samples_with(store, words.finding, indices)
         written = write(store, indices, html=words.html)
     if written is not None:
-        _print(str(written))
+        _print(printable(str(written)))
     return 0
 
 
@@ -131,7 +131,9 @@ def stats(words: Namespace) -> int:
 
 def _describe(store: "TokenStore") -> None:
     tokens, learned, report = int(store.lengths.sum()), int(store.loss_counts.sum()), store.lint
-    _print(f"{store.path}: {len(store):,} samples, {tokens:,} tokens, {learned / max(1, tokens):.1%} of them learned")
+    _print(
+        f"{printable(str(store.path))}: {len(store):,} samples, {tokens:,} tokens, {learned / max(1, tokens):.1%} of them learned"
+    )
     _print(str(store.accounting))
     _print(f"lint: {report.stops:,} stops, {report.warnings:,} warnings")
     _print(f"fingerprint {store.fingerprint}")

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from forge_data._errors import ForgeDataError
+from forge_data._errors import ForgeDataError, printable
 from forge_data._options import ON_BAD_PAIR, ON_BAD_ROW, ON_OVERFLOW, TRAIN_ON, TURNS
 from forge_data._settings import MAX_BAD_ROWS
 from forge_data.cli import _commands
@@ -21,7 +21,7 @@ class _Parser(argparse.ArgumentParser):
     """Parser that reports an error in one line; argparse would print its usage first."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message}; {self.prog} --help lists what there is\n")
+        self.exit(2, f"{self.prog}: {printable(message)}; {self.prog} --help lists what there is\n")
 
 
 def main(argv: Sequence[str] | None = None, prog: str = "forge-data") -> int:

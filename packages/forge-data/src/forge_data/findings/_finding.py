@@ -2,6 +2,8 @@
 
 import attrs
 
+from forge_data._errors import printable
+
 STOP = "stop"
 """The model would learn something false, or an evaluation would be misleading."""
 WARN = "warn"
@@ -35,7 +37,7 @@ class Finding:
     """`train.jsonl:417`, `train.json[416]`, or the file alone, as in every other message."""
 
     def __str__(self) -> str:
-        return f"{' '.join(filter(None, (self.place, self.field)))}: {self.what}; {self.fix}"
+        return printable(f"{' '.join(filter(None, (self.place, self.field)))}: {self.what}; {self.fix}")
 
 
 def _place(file: str, row: int | None) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 import attrs
 
 from forge_data._errors import StoreError
+from forge_data._values import parsed_json
 from forge_data.findings._finding import STOP, WARN, Finding
 from forge_data.findings._rules import RULES
 
@@ -97,7 +98,7 @@ class LintReport:
             StoreError: it is something else; named as `where`.
         """
         try:
-            fields = json.loads(text)
+            fields = parsed_json(text)
             findings = [Finding(**finding) for finding in fields["findings"]]
             counts, stops = ({str(r): int(n) for r, n in fields[name].items()} for name in ("counts", "stop_counts"))
             return cls(findings, counts, stops, int(fields["rows"]))

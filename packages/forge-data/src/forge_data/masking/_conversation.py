@@ -11,7 +11,7 @@ from forge_data._errors import DataError, TemplateError
 from forge_data.chat_template._asked import Asked, as_form, ask, has_reasoning, thinking
 from forge_data.chat_template._completeness import LeftOutError, dropped_reasoning
 from forge_data.chat_template._header import Opening, RefusedError, UndecidableError, opening
-from forge_data.chat_template._template import ChatTemplate, RenderedChat
+from forge_data.chat_template._template import ChatTemplate, RenderedChat, Written
 from forge_data.chat_template._trace import Run
 from forge_data.formats._samples import Chat, Note
 from forge_data.masking._as_prompted import TurnEnds, around_difference, not_as_prompted
@@ -76,7 +76,7 @@ class ConversationReader:
         self._openings: dict[str, Opening | UndecidableError | None] = {}
         self._layouts = Layouts(self._ends)
 
-    def render_batch(self, chats: Sequence[Chat]) -> list[str | None]:
+    def render_batch(self, chats: Sequence[Chat]) -> list[Written | None]:
         """Render conversations, as far as one call can render many."""
         return self._template.render_batch(chats)
 
@@ -84,7 +84,7 @@ class ConversationReader:
         self,
         chat: Chat,
         what: Sequence[str],
-        text: str | None = None,
+        written: Written | None = None,
         *,
         whole: bool = False,
         thinks: bool | None = None,
@@ -96,7 +96,7 @@ class ConversationReader:
         Args:
             chat: the conversation.
             what: what is learned of each message, as `learned_parts` returns it.
-            text: what `render_batch` returned for it.
+            written: what `render_batch` returned for it.
             whole: every token is learned, so that it is one text in any case.
             thinks: whether the model is to think, for a template that can be told; by default as each turn does.
 
@@ -107,15 +107,18 @@ class ConversationReader:
         """
         layout = self._layouts.find(chat, what) if not thinks else None
         if layout is not None:
-            rendered = self._template.render(_with(chat, layout.arguments), None if layout.arguments else text)
+            if layout.arguments:
+                # A batch is rendered without arguments, so all of it is rendered again.
+                self._template.batches = False
+            rendered = self._template.render(_with(chat, layout.arguments), None if layout.arguments else written)
             prompts = layout.prompts(rendered.trace)
             if prompts is not None:
                 turns = self._spans(chat, what, rendered, prompts=prompts)
                 return [self._made(chat, what, rendered, turns, layout.arguments)]
         learned = [index for index, part in enumerate(what) if part == TURN]
         if self._turns == "history" or whole or CONTENT in what or not learned:
-            return [self._in_history(chat, what, learned, self._template.render(chat, text))]
-        return self._as_prompted(chat, what, learned, self._template.render(chat, text), thinks)
+            return [self._in_history(chat, what, learned, self._template.render(chat, written))]
+        return self._as_prompted(chat, what, learned, self._template.render(chat, written), thinks)
 
     def _as_prompted(
         self, chat: Chat, what: Sequence[str], learned: list[int], rendered: RenderedChat, thinks: bool | None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import attrs
 
-from forge_data._errors import DataError
+from forge_data._errors import DataError, printable
 from forge_data.reading._table import TableRows, first_line, table_chunks
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ _ON_HUB = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(:(?P<config>[\w.-]+))?:(?P<spli
 class DatasetSplit:
     """Rows of one split, from 1, or of a `Dataset` in memory."""
 
-    name: str
+    name: str = attrs.field(converter=printable)
     rows: "Dataset"
     indexed: bool = False
     """Whether rows are named `data_path[416]`, from 0."""

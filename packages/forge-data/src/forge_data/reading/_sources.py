@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import attrs
 
-from forge_data._errors import DataError
+from forge_data._errors import DataError, printable
 from forge_data._shard import Shard
 from forge_data._values import describe
 from forge_data.reading._arrow import ArrowFile
@@ -245,5 +245,5 @@ def _names(paths: Sequence[str]) -> list[str]:
         counts = Counter(names)
         longer = [depth + 1 if counts[name] > 1 else depth for name, depth in zip(names, depths, strict=True)]
         if longer == depths or all(depth > len(each) for depth, each in zip(longer, parts, strict=True)):
-            return names
+            return [*map(printable, names)]
         depths = longer

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from forge_data._errors import StoreError
+from forge_data._values import parsed_json
 from forge_data.reading._record import place_of
 from forge_data.store._manifest import DROPPED, SourceFile
 
@@ -41,7 +42,7 @@ def dropped_rows(directory: Path, sources: Sequence[SourceFile]) -> Iterator[dic
     try:
         with path.open(encoding="utf-8", errors="surrogatepass") as lines:
             for line in lines:
-                row = json.loads(line)
+                row = parsed_json(line)
                 # Stores written before 0.2.1 do not hold the place.
                 yield (
                     row

@@ -34,8 +34,9 @@ import attrs
 import numpy as np
 
 from forge_data._accounting import Accounting
-from forge_data._errors import StoreError
+from forge_data._errors import StoreError, printable
 from forge_data._shard import Shard
+from forge_data._values import parsed_json
 
 FORMAT = "forge-data token store"
 VERSION = 4
@@ -103,7 +104,8 @@ def fingerprint_of(kind: str, sha256: dict[str, str]) -> str:
 class SourceFile:
     """A file that samples came from; samples are in the order of the sources."""
 
-    name: str
+    # A store may come from elsewhere, and its names are shown.
+    name: str = attrs.field(converter=lambda name: printable(str(name)))
     path: str
     samples: int
     group: int = 0
@@ -169,7 +171,7 @@ class Manifest:
 def own_files(directory: Path) -> tuple[int, set[str]] | None:
     """Return version and file names of a store in any state and version; None for anything else."""
     try:
-        fields = json.loads((directory / MANIFEST).read_text("utf-8"))
+        fields = parsed_json((directory / MANIFEST).read_text("utf-8"))
         if fields["format"] != FORMAT:
             return None
         return int(fields["version"]), {MANIFEST, *fields["sha256"]}
@@ -180,7 +182,7 @@ def own_files(directory: Path) -> tuple[int, set[str]] | None:
 def holds_prompts(directory: Path) -> bool:
     """Tell whether `store.json` claims a store of prompts; opening it checks the rest."""
     try:
-        return json.loads((directory / MANIFEST).read_text("utf-8"))["kind"] == PROMPTS
+        return parsed_json((directory / MANIFEST).read_text("utf-8"))["kind"] == PROMPTS
     except (OSError, ValueError, KeyError, TypeError):
         return False
 
@@ -216,7 +218,7 @@ def parse_manifest(text: str, where: str) -> Manifest:
         StoreError: it is of another program, of an older or newer version, or damaged.
     """
     try:
-        fields = json.loads(text)
+        fields = parsed_json(text)
     except ValueError as error:
         raise StoreError(f"{where} cannot be read: {error}; prepare the store again") from error
     if not isinstance(fields, dict) or fields.pop("format", None) != FORMAT:

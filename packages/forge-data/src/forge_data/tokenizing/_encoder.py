@@ -11,6 +11,7 @@ import numpy as np
 from forge_data._errors import DataError, TokenizerError
 from forge_data._example import IGNORED, TokenizedExample
 from forge_data.chat_template._asked import has_reasoning
+from forge_data.chat_template._template import Written
 from forge_data.chat_template._trace import Run
 from forge_data.formats._documents import ended
 from forge_data.formats._samples import Chat, Document, Encoded, Note, Preference, Sample, Text, Tokens, Unpaired
@@ -172,7 +173,7 @@ class Encoder:
             )
         return encoded
 
-    def _rendered(self, parts: list[Single]) -> Iterator[str | None]:
+    def _rendered(self, parts: list[Single]) -> Iterator[Written | None]:
         """Render the conversations among samples, once the first is asked for."""
         yield from self._conversations.render_batch([part for part in parts if isinstance(part, Chat)])
 
@@ -182,7 +183,7 @@ class Encoder:
             return partial(self._tokenize, texts, special=special)
         return self._thread.submit(self._tokenize, texts, special=special).result
 
-    def _made(self, part: Single, rendered: Iterator[str | None], thinks: bool | None) -> "list[TokenizedExample | _Job]":
+    def _made(self, part: Single, rendered: Iterator[Written | None], thinks: bool | None) -> "list[TokenizedExample | _Job]":
         """Make what a sample's part becomes: one example, or one for each learned turn of a conversation."""
         match part:
             case Tokens():

@@ -2,7 +2,6 @@
 
 import contextlib
 import importlib.util
-import json
 import os
 import re
 import stat
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forge_data._errors import TokenizerError
+from forge_data._values import parsed_json
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -60,7 +60,7 @@ def _processor_template(directory: Path) -> str | None:
     if not file.is_file():
         return None
     try:
-        template = json.loads(file.read_text(encoding="utf-8"))["chat_template"]
+        template = parsed_json(file.read_text(encoding="utf-8"))["chat_template"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise TokenizerError(f"{file} holds no chat_template ({error!r}): mend it, or take it away") from error
     if not isinstance(template, str):
@@ -93,7 +93,7 @@ def _loader(directory: Path | None) -> Callable[..., Any]:
     with _without_advice():
         if directory is not None and not (directory / "config.json").exists() and (directory / "tokenizer.json").is_file():
             with contextlib.suppress(OSError, ValueError, AttributeError):
-                config = json.loads((directory / "tokenizer_config.json").read_text("utf-8"))
+                config = parsed_json((directory / "tokenizer_config.json").read_text("utf-8"))
                 if config.get("tokenizer_class") in _GENERIC_CLASSES and "auto_map" not in config:
                     from transformers import PreTrainedTokenizerFast
 
@@ -120,6 +120,8 @@ def _stat(name: str) -> tuple[Path, int]:
 def _not_loaded(name: str, directory: Path | None, error: Exception) -> str:
     reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
     reason = reason.rstrip(".:")
+    if isinstance(error, ImportError):
+        return f"the tokenizer of {name!r} was not loaded: a package that it needs cannot be imported: {reason}; install it"
     if directory is not None:
         try:
             files = ", ".join(sorted(path.name for path in directory.iterdir())[:8]) or "nothing"

@@ -100,7 +100,7 @@ def text_of(store: "TokenStore | PromptStore", indices: list[int], *, colour: bo
     yield from _dropped(store)
     yield ""
     for name, digest in store.sha256.items():
-        yield f"sha256 {digest} {name}"
+        yield plain(f"sha256 {digest} {name}")
 
 
 def wants_colour(stream: TextIO) -> bool:
@@ -157,4 +157,4 @@ def _dropped(store: "TokenStore | PromptStore") -> Iterator[str]:
         yield plain(f"  {row['place']} {row['reason']}{length}")
     left = sum(store.accounting.dropped.values()) - _LISTED
     if left > 0:
-        yield f"  and {left:,} more, in {store.path.name}/dropped.jsonl"
+        yield plain(f"  and {left:,} more, in {store.path.name}/dropped.jsonl")

@@ -66,7 +66,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _print_error(message: str, status: int, *, debug: bool) -> int:
     if debug:
         traceback.print_exc()
-    print(f"forge: {message}", file=sys.stderr)
+    # A message may quote the name of a file, and a name may hold what controls a terminal.
+    shown = "".join(sign if sign.isprintable() or sign == "\n" else repr(sign)[1:-1] for sign in message)
+    print(f"forge: {shown}", file=sys.stderr)
     return status
 
 

@@ -1,0 +1,123 @@
+"""Templates that never end, or ask for more memory than there is, are stopped; others are not."""
+
+import pytest
+
+from forge_data import DataError, TemplateError, tokenize
+from forge_data.chat_template import _limits
+from forge_data.chat_template._limits import CHARACTERS, LimitedEnvironment, LimitError
+from forge_data.chat_template._trace import render
+from forge_data.chat_template._traced_jinja import compile_template
+
+MESSAGES = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
+TURNS = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+
+ENDLESS = {
+    "loops in loops": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+    "loops over pairs": "{% for a in range(99999) %}{% for b, c in [[1, 2]] * 99999 %}{% endfor %}{% endfor %}",
+    "a macro that calls itself": "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+    "a macro that calls itself twice": "{% macro f(n) %}{% if n %}{{ f(n-1) ~ f(n-1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+    "a loop that calls itself": "{% for m in messages recursive %}{{ loop(messages) }}{% endfor %}",
+}
+HUGE = {
+    "times": "{{ 'x' * 10**11 }}",
+    "times a variable": "{% set n = 10**11 %}{{ 'x' * n }}",
+    "a list": "{{ [0] * 10**11 }}",
+    "a power": "{{ 10**(10**10) }}",
+    "percent": "{{ '%1000000000d' % 1 }}",
+    "the filter format": "{{ '%1000000000d' | format(1) }}",
+    "a width as an argument": "{{ '%*d' % (10**9, 1) }}",
+    "the method format": "{{ '{:>1000000000}'.format(1) }}",
+    "a nested field": "{{ '{:>{}}'.format(1, 10**9) }}",
+    "center": "{{ 'x' | center(10**12) }}",
+    "methods": "{{ 'x'.ljust(10**11) }}",
+    "zfill": "{{ messages[0].content.zfill(10**11) }}",
+    "expandtabs": "{{ '\t\t'.expandtabs(10**10) }}",
+    "indent": "{{ 'a\nb' | indent(10**10) }}",
+    "replace": "{{ ('a' * 10**6).replace('', 'b' * 10**6) }}",
+    "nested replaces": "{{ 'a' | replace('', 'b' * 10**6) | replace('b', 'c' * 10**6) }}",
+    "join": "{{ range(99999) | join('x' * 10**6) }}",
+    "the method join": "{{ ('x' * 10**6).join(range(99999) | map('string')) }}",
+    "tojson": "{{ {'a': range(9999) | list} | tojson(indent=10**9) }}",
+    "batch": "{{ [1] | batch(10**9, 0) | list }}",
+    "doubled text": "{% set ns = namespace(s='x') %}{% for i in range(60) %}{% set ns.s = ns.s + ns.s %}{% endfor %}",
+    "doubled by tilde": "{% set ns = namespace(s='x') %}{% for i in range(60) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}",
+    "doubled blocks": "{% set ns = namespace(s='x') %}{% for i in range(60) %}{% set s %}{{ ns.s }}{{ ns.s }}{% endset %}"
+                      "{% set ns.s = s %}{% endfor %}",
+    "doubled lists": "{% set ns = namespace(s=['x']) %}{% for i in range(60) %}{% set ns.s = ns.s + ns.s %}{% endfor %}",
+    "lists of lists": "{% set ns = namespace(s=['x']) %}{% for i in range(60) %}{% set ns.s = [ns.s, ns.s] %}{% endfor %}"
+                      "{{ ns.s }}",
+    "lists of lists as JSON": "{% set ns = namespace(s=['x']) %}{% for i in range(60) %}{% set ns.s = [ns.s, ns.s] %}"
+                              "{% endfor %}{{ ns.s | tojson }}",
+    "much text": "{% for i in range(99999) %}" + "x" * 9999 + "{% endfor %}",
+    "in a branch that is never taken": "{% if false %}{{ 'x' * 10**11 }}{% endif %}",
+    "in a macro that is never called": "{% macro f() %}{{ '%1000000000d' | format(1) }}{% endmacro %}",
+    "where the model is prompted": "{% if add_generation_prompt %}{% set n = 10**11 %}{{ 'x' * n }}{% endif %}",
+}  # fmt: skip
+
+
+def rendered(source, messages=MESSAGES, **variables):
+    """Text of a template in the tracing environment."""
+    template, _ = compile_template(source)
+    return render(template, messages, variables).text
+
+
+@pytest.mark.parametrize("name", ENDLESS)
+def test_a_template_that_never_ends_is_stopped(name, monkeypatch):
+    """Rounds of loops and calls have a limit, in whatever form they come."""
+    monkeypatch.setattr(_limits, "STEPS", 20_000)
+    with pytest.raises(LimitError, match="it may never end|it calls itself"):
+        rendered(ENDLESS[name])
+
+
+@pytest.mark.parametrize("name", HUGE)
+def test_a_template_that_takes_all_memory_is_stopped(name, monkeypatch):
+    """What one operation or many of them make has a limit, which is known before it is made."""
+    monkeypatch.setattr(_limits, "STEPS", 200_000)
+    with pytest.raises(LimitError, match="it may take all memory"):
+        rendered(HUGE[name], add_generation_prompt=True)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        ENDLESS["a macro that calls itself twice"],
+        HUGE["times a variable"],
+        HUGE["the method format"],
+        HUGE["in a branch that is never taken"],
+        HUGE["where the model is prompted"],
+    ],
+)
+def test_no_row_is_rendered_with_it(source, with_template, chat, monkeypatch):
+    """The error names the template and says what to do; transformers, which has no limit, never gets it to render."""
+    monkeypatch.setattr(_limits, "STEPS", 20_000)
+    with pytest.raises(TemplateError, match="row: the chat template of .*(may never end|calls itself|may take all memory)"):
+        tokenize(chat(("user", "hi"), ("assistant", "ho")), with_template(TURNS + source))
+
+
+def test_what_transformers_limits_itself(with_template, chat):
+    """A range beyond the sandbox's own is an error of the template, and no memory is taken."""
+    with pytest.raises(DataError, match="refuses the conversation: OverflowError: Range too big"):
+        tokenize(chat(("user", "hi"), ("assistant", "ho")), with_template(TURNS + "{{ range(10**12) }}"))
+
+
+def test_a_long_conversation_is_within_the_limits():
+    """Hundreds of long messages, each compared with all others and each appended to all before it, are rendered."""
+    messages = [{"role": "user", "content": "word " * 200} for _ in range(600)]
+    source = (
+        "{% set ns = namespace(text='', n=0) %}{% for m in messages %}{% for o in messages %}{% endfor %}"
+        "{% set ns.text = ns.text + m.content | trim + ', '.join(['a', 'b']) %}{% endfor %}{{ ns.text }}"
+    )
+    assert len(rendered(source, messages)) == 600 * (999 + 4)
+
+
+def test_each_rendering_has_a_budget_of_its_own():
+    """A hundred renderings that each take a part of the limit are as right as one."""
+    template, _ = compile_template("{% for m in messages %}{{ ('x' * 10**7) | length }}{% endfor %}")
+    assert {render(template, MESSAGES, {}).text for _ in range(20)} == {"1000000010000000"}
+    assert CHARACTERS < 20 * 2 * 10**7
+
+
+def test_filters_keep_what_jinja_passes_them():
+    """A filter that asks for the context or the environment gets it still."""
+    environment = LimitedEnvironment()
+    assert environment.from_string("{{ [3, 1] | sort | first }}{{ ['a', 'b'] | map('upper') | join('-') }}").render() == "1A-B"
