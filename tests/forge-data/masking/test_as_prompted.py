@@ -187,6 +187,9 @@ def test_a_store_counts_rows_and_samples_apart(tmp_path, write_rows, caplog):
     history = prepare(rows, tokenizer_of("qwen3"), tmp_path / "history", turns="history", progress=False)
     assert (len(history), history.fingerprint == store.fingerprint) == (2, False)
     assert history.lint.stop_counts["not_as_prompted"] == 1
+    (finding,) = [each for each in history.lint.findings if each.rule == "not_as_prompted"]
+    assert ["<think>" in text for text in finding.texts] == [False, True]
+    assert [text.strip().endswith("Hello.<|im_end|>") for text in finding.texts] == [True, True]
     assert "1 rows are learned as the whole conversation's text has them" in caplog.text
 
 

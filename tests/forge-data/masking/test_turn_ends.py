@@ -1,4 +1,4 @@
-"""Where a template ends a turn with nothing, the stop token with which the next message begins is what the model has to write."""
+"""Where a template ends a turn with nothing, the model has to write the stop token with which the next message begins."""
 
 import json
 
@@ -10,8 +10,9 @@ from ..conftest import byte_level
 
 GLM = (
     "{% for m in messages %}{% if m.role == 'user' %}<|user|>\n{{ m.content }}{% elif m.role == 'tool' %}<|observation|>\n"
-    "{{ m.content }}{% else %}<|assistant|>\n{{ m.content or '' }}{% for c in m.tool_calls or [] %}<tool_call>{{ c.function.name "
-    "}}</tool_call>{% endfor %}{% endif %}{% endfor %}{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
+    "{{ m.content }}{% else %}<|assistant|>\n{{ m.content or '' }}{% for c in m.tool_calls or [] %}"
+    "<tool_call>{{ c.function.name }}</tool_call>{% endfor %}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
 )
 SPECIAL = ("<|endoftext|>", "<|user|>", "<|assistant|>", "<|observation|>", "<tool_call>", "</tool_call>")
 CALL = {"id": "1", "type": "function", "function": {"name": "look", "arguments": {}}}

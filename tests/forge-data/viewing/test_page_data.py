@@ -34,6 +34,7 @@ def test_the_data_is_the_sample(chatml_tokenizer):
         assert [ROLES[number] for number in message["segments"][1::2]] == list(sample.roles)
     assert [message["findings"] for message in data["samples"]] == [[], [0]]
     assert data["findings"][0]["rule"] == "empty_turn"
+    assert data["findings"][0]["texts"] is None
 
 
 @given(text=st.text(st.characters() | st.sampled_from("<>&/!-\u2028\u2029\ud800\udce2\"'\\")))

@@ -36,6 +36,9 @@ class Finding:
     place: str = attrs.field(default=attrs.Factory(lambda self: _place(self.file, self.row), takes_self=True))
     """`train.jsonl:417`, `train.json[416]`, or the file alone, as in every other message."""
 
+    texts: tuple[str, str] | None = attrs.field(default=None, converter=attrs.converters.optional(tuple))
+    """Two texts to be seen side by side: as the row is learned, and as the model will be asked."""
+
     def __str__(self) -> str:
         return printable(f"{' '.join(filter(None, (self.place, self.field)))}: {self.what}; {self.fix}")
 

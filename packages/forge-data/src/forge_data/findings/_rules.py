@@ -176,7 +176,16 @@ class Where(NamedTuple):
         return cls(parts[1], int(parts[2]), place) if parts else cls(place, None, place)
 
 
-def found(rule: str, where: Where, field: str, what: str, *, severity: str | None = None, fix: str | None = None) -> Finding:
+def found(
+    rule: str,
+    where: Where,
+    field: str,
+    what: str,
+    *,
+    severity: str | None = None,
+    fix: str | None = None,
+    texts: tuple[str, str] | None = None,
+) -> Finding:
     """Make a finding of a rule, with the table's severity and fix unless others are given."""
     known = RULES[rule]
-    return Finding(rule, severity or known.severity, where.file, where.row, field, what, fix or known.fix, where.place)
+    return Finding(rule, severity or known.severity, where.file, where.row, field, what, fix or known.fix, where.place, texts)

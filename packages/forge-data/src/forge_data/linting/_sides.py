@@ -55,7 +55,7 @@ def note_findings(
         if again and index < _chat(first.sample).first_completion:
             continue
         field = field_of(fields, index, part, side.answer)
-        yield found(note.rule, where, field, note.what, severity=_severity(side, note, index))
+        yield found(note.rule, where, field, note.what, severity=_severity(side, note, index), texts=note.texts)
 
 
 def _severity(side: Side, note: Note, index: int) -> str | None:

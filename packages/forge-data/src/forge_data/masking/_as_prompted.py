@@ -11,8 +11,8 @@ from forge_data.masking._loss_mask import Span
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_BEFORE, _AFTER = 24, 72
-"""Characters of a text that are shown around a difference."""
+_SHOWN = 1200
+"""Characters of each text that are kept around their first difference, to be seen side by side."""
 
 
 class TurnEnds:
@@ -69,12 +69,12 @@ def not_as_prompted(text: str, index: int, span: Span, asked: Asked, ends: TurnE
         f"messages[{index}]",
         f"{learned} is learned behind another context than the model is asked in: here {here!r}, asked {there!r}",
         warns=same,
-        texts=(text[:end], asked.answered),
+        texts=around_difference(text[:end], asked.answered, size=_SHOWN),
     )
 
 
-def around_difference(one: str, other: str) -> tuple[str, str]:
-    """Cut out of two texts where they begin to differ."""
+def around_difference(one: str, other: str, *, size: int = 96) -> tuple[str, str]:
+    """Cut out of two texts where they begin to differ: a quarter before, the rest after."""
     at = len(os.path.commonprefix([one, other]))
-    first = max(0, at - _BEFORE)
-    return one[first : at + _AFTER], other[first : at + _AFTER]
+    first, last = max(0, at - size // 4), at + 3 * size // 4
+    return one[first:last], other[first:last]

@@ -124,7 +124,7 @@ class ConversationReader:
         self, chat: Chat, what: Sequence[str], learned: list[int], rendered: RenderedChat, thinks: bool | None
     ) -> list[Conversation]:
         # A turn of which the template writes nothing, such as an empty one, has nothing to learn.
-        learned = [index for index in learned if rendered.trace.is_written(index)]
+        learned = [index for index in learned if rendered.trace.is_written(index) or _is_answered(rendered, index)]
         chosen = {index: self._asked(chat, rendered, index, thinks) for index in learned}
         arguments = chosen[learned[0]][0] if learned else {}
         if all(others == arguments for others, _ in chosen.values()):
@@ -310,6 +310,12 @@ class ConversationReader:
 def _with(chat: Chat, arguments: Mapping[str, Any]) -> Chat:
     """Return a conversation with further arguments for its template."""
     return attrs.evolve(chat, template_kwargs={**chat.template_kwargs, **arguments}) if arguments else chat
+
+
+def _is_answered(rendered: RenderedChat, index: int) -> bool:
+    """Tell whether a template writes more for a turn than its prompt, where no character can be traced to it."""
+    turn = ask(rendered.renderer, rendered.messages, index)
+    return turn is not None and turn.follows and bool(turn.answered[len(turn.prompt) :].strip())
 
 
 def _affects_text(rendered: RenderedChat, index: int, field: str) -> bool:

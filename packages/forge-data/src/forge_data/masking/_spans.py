@@ -80,7 +80,7 @@ def _turn(context: SpanContext, index: int) -> Span | None:
     """Find everything that the model has to write of a turn."""
     trace = context.rendered.trace
     body = trace.body(index)
-    if not trace.is_written(index):
+    if not trace.is_written(index) and not context.answered.get(index, "")[context.prompts.get(index, 0) :].strip():
         return None
     if index in context.prompts:
         span = _prompted(context, index, context.prompts[index])
@@ -100,7 +100,8 @@ def _turn(context: SpanContext, index: int) -> Span | None:
     ):
         return span._replace(closing_end=end, stop=end)
     if closing.strip():
-        return span
+        # Plain text ends the turn, also behind the token that ends a block in it.
+        return span._replace(content_end=span.closing_end)
     rest = trace.text[span.stop :]
     # Some templates write the EOS once, after the last turn.
     if trace.end_of_turns() == span.stop and context.ends(rest):

@@ -32,7 +32,10 @@ def page_data(views: Iterable[View], findings: Iterable[Finding]) -> dict[str, A
         "roles": ROLES,
         "vocabulary": vocabulary,
         "samples": samples,
-        "findings": [{"rule": f.rule, "severity": f.severity, "field": f.field, "what": f.what, "fix": f.fix} for f in kept],
+        "findings": [
+            {"rule": f.rule, "severity": f.severity, "field": f.field, "what": f.what, "fix": f.fix, "texts": f.texts}
+            for f in kept
+        ],
     }
 
 

@@ -147,6 +147,8 @@ def _findings(store: "TokenStore", places: set[str]) -> Iterator[str]:
         yield ""
     for finding in here[:_LISTED]:
         yield plain(f"{finding.severity} {finding.rule}: {finding}")
+        for name, text in zip(("learned here", "as it will be asked"), finding.texts or (), strict=False):
+            yield plain(f"  {name}: {text!r}")
     if len(here) > _LISTED:
         yield f"and {len(here) - _LISTED:,} more findings on these rows"
 

@@ -113,6 +113,15 @@ function card(sample) {
     const line = make("p", `finding ${found.severity}`);
     line.append(make("b", "", `${found.severity} `), make("code", "", found.rule), ` ${found.field}${found.field ? ": " : ""}${found.what}; ${found.fix}`);
     article.append(line);
+    if (found.texts) {
+      const both = make("div", "texts");
+      for (const [number, name] of ["learned here", "as it will be asked"].entries()) {
+        const side = make("figure", "");
+        side.append(make("figcaption", "", name), make("pre", "", found.texts[number]));
+        both.append(side);
+      }
+      article.append(both);
+    }
   }
   const body = make("div", "body");
   body.style.minHeight = `${Math.min(2 + Math.ceil(sample.size / 18), 60) * 1.6}rem`;
