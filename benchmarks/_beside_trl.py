@@ -1,5 +1,6 @@
 """Comparison of forge's packages with TRL's trainer: both train in turn on the same rows; figures of both sides."""
 
+import argparse
 import importlib.util
 import statistics
 from pathlib import Path
@@ -37,6 +38,16 @@ def require_trl() -> None:
     """End the benchmark where TRL is not installed."""
     if importlib.util.find_spec("trl") is None:
         raise SystemExit("trl is not installed here, and it is one side of this comparison: hatch run bench:sft")
+
+
+def race_parser(description: str | None, *, steps: int) -> argparse.ArgumentParser:
+    """Make a parser with the options of every comparison; `steps` are measured by default."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=steps, help="measured steps")
+    parser.add_argument("--warmup", type=int, default=2, help="steps before them that are not counted")
+    parser.add_argument("--threads", type=int, default=None, help="OpenMP threads of each side (default: torch's own choice)")
+    parser.add_argument("--toy", action="store_true", help="a size that runs in seconds and proves nothing")
+    return parser
 
 
 def race_on_a_cpu(

@@ -13,9 +13,11 @@ import textwrap
 import warnings
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+from _models import SHAPES
 
 Kind = Literal["answers", "code", "both"]
 Turns = list[dict[str, str]]
@@ -122,3 +124,20 @@ def make_chats(
     kept = [(np.asarray(ids, np.int32), np.asarray(labels, np.int32)) for ids, labels in tokenized if len(ids) <= max_length]
     lengths = np.array([len(ids) for ids, _ in kept], np.int64)
     return Chats(np.concatenate([ids for ids, _ in kept]), np.concatenate([labels for _, labels in kept]), lengths)
+
+
+def chats_for(model: str, directory: Path, vocabulary: int, *, kind: Any, tokens: int, toy: bool) -> Chats:
+    """Tokenize chats by the directory's own chat template, or by the stand-in tokenizer for a model made from a shape."""
+    modules = TOY_MODULES if toy else MODULES
+    if model in SHAPES:
+        encode = stand_in_encode(vocabulary)
+        return make_chats(lambda turns: tokenize_with_stand_in(turns, encode), kind=kind, max_length=tokens, modules=modules)
+    from forge_data import load_tokenizer, tokenize
+
+    tokenizer = load_tokenizer(str(directory))
+
+    def by_template(turns: Any) -> tuple[Any, Any]:
+        example = tokenize({"messages": turns}, tokenizer)
+        return example.input_ids, example.labels
+
+    return make_chats(by_template, kind=kind, max_length=tokens, modules=modules)

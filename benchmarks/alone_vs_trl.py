@@ -9,12 +9,11 @@ TRL's seconds per token over forge's, each the median over the steps after the w
     python benchmarks/alone_vs_trl.py --shape gpt-oss-small
 """
 
-import argparse
 import tempfile
 from pathlib import Path
 
-from _beside_trl import race_on_a_cpu, require_trl
-from _chats import MODULES, TOY_MODULES, make_chats, stand_in_encode, tokenize_with_stand_in
+from _beside_trl import race_on_a_cpu, race_parser, require_trl
+from _chats import chats_for
 from _models import SHAPES, write_model
 from _report import emit, machine
 from _rows import write_batches
@@ -24,14 +23,10 @@ TARGET = 1.0
 
 def main() -> None:
     """Measure and print the line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = race_parser(__doc__, steps=8)
     parser.add_argument("--shape", choices=sorted(SHAPES), default="mamba2-small")
     parser.add_argument("--samples", type=int, default=8, help="chats in a step")
     parser.add_argument("--tokens", type=int, default=512, help="most tokens in a chat")
-    parser.add_argument("--steps", type=int, default=8, help="measured steps")
-    parser.add_argument("--warmup", type=int, default=2, help="steps before them that are not counted")
-    parser.add_argument("--threads", type=int, default=None, help="OpenMP threads of each side (default: torch's own choice)")
-    parser.add_argument("--toy", action="store_true", help="a size that runs in seconds and proves nothing")
     options = parser.parse_args()
     require_trl()
     if options.toy:
@@ -42,13 +37,7 @@ def main() -> None:
         folder = Path(scratch)
         directory = write_model(options.shape, folder / "model")
         vocabulary = SHAPES[options.shape]["vocab_size"]
-        encode = stand_in_encode(vocabulary)
-        chats = make_chats(
-            lambda turns: tokenize_with_stand_in(turns, encode),
-            kind="both",
-            max_length=options.tokens,
-            modules=TOY_MODULES if options.toy else MODULES,
-        )
+        chats = chats_for(options.shape, directory, vocabulary, kind="both", tokens=options.tokens, toy=options.toy)
         rows = write_batches(folder / "rows.npz", chats, options.samples, steps)
         job = {
             "model": str(directory), "vocabulary": vocabulary, "adapter": "none", "rows": str(folder / "rows.npz"),

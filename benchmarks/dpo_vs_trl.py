@@ -14,17 +14,16 @@ import argparse
 import tempfile
 from pathlib import Path
 
-from _beside_trl import race_on_a_cpu, require_trl
-from _chats import Kind
+from _beside_trl import race_on_a_cpu, race_parser, require_trl
+from _chats import Kind, chats_for
 from _models import SHAPES, describe, write_model
 from _preferences import write_pairs
 from _report import emit, machine
-from sft_vs_trl import chats_for
 
 
 def arguments() -> argparse.Namespace:
     """Parse the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = race_parser(__doc__, steps=8)
     parser.add_argument(
         "--model", default="tiny", help=f"a model directory, or a shape made from a config: {', '.join(SHAPES)}"
     )
@@ -32,12 +31,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--chats", choices=["answers", "code", "both"], default="both", help="what the chats are made of")
     parser.add_argument("--tokens", type=int, default=1024, help="most tokens of one side of a pair")
     parser.add_argument("--pairs", type=int, default=8, help="pairs of an optimizer step")
-    parser.add_argument("--steps", type=int, default=8, help="measured steps")
-    parser.add_argument("--warmup", type=int, default=2, help="steps before them that are not counted")
     parser.add_argument("--learning-rate", type=float, default=1e-6)
-    parser.add_argument("--threads", type=int, default=None, help="OpenMP threads of each side (default: torch's own choice)")
     parser.add_argument("--prompts-twice", action="store_true", help="forge computes each prompt twice, as TRL does")
-    parser.add_argument("--toy", action="store_true", help="a size that runs in seconds and proves nothing")
     return parser.parse_args()
 
 

@@ -8,13 +8,12 @@ each the median over the steps after the warm-up.
     python benchmarks/sft_few_labels_vs_trl.py
 """
 
-import argparse
 import tempfile
 from pathlib import Path
 
 import numpy as np
-from _beside_trl import race_on_a_cpu, require_trl
-from _chats import MODULES, TOY_MODULES, Chats, make_chats, stand_in_encode, tokenize_with_stand_in
+from _beside_trl import race_on_a_cpu, race_parser, require_trl
+from _chats import Chats, chats_for
 from _models import SHAPES, describe, write_model
 from _report import emit, machine
 from _rows import write_rows
@@ -32,13 +31,9 @@ def last_quarters(chats: Chats) -> Chats:
 
 def main() -> None:
     """Measure and print the line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = race_parser(__doc__, steps=6)
     parser.add_argument("--shape", choices=sorted(SHAPES), default="tiny")
     parser.add_argument("--tokens", type=int, default=2048, help="most tokens in a row")
-    parser.add_argument("--steps", type=int, default=6, help="measured steps")
-    parser.add_argument("--warmup", type=int, default=2, help="steps before them that are not counted")
-    parser.add_argument("--threads", type=int, default=None, help="OpenMP threads of each side (default: torch's own choice)")
-    parser.add_argument("--toy", action="store_true", help="a size that runs in seconds and proves nothing")
     options = parser.parse_args()
     require_trl()
     if options.toy:
@@ -49,13 +44,7 @@ def main() -> None:
         folder = Path(scratch)
         directory = write_model(options.shape, folder / "model")
         model = describe(directory, options.shape)
-        encode = stand_in_encode(model.vocabulary)
-        chats = make_chats(
-            lambda turns: tokenize_with_stand_in(turns, encode),
-            kind="both",
-            max_length=options.tokens,
-            modules=TOY_MODULES if options.toy else MODULES,
-        )
+        chats = chats_for(options.shape, directory, model.vocabulary, kind="both", tokens=options.tokens, toy=options.toy)
         rows = write_rows(folder / "rows.npz", last_quarters(chats), options.tokens, steps)
         job = {
             "model": str(directory), "vocabulary": model.vocabulary, "adapter": "none", "rows": str(folder / "rows.npz"),

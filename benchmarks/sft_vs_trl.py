@@ -14,10 +14,9 @@ the warm-up.
 import argparse
 import tempfile
 from pathlib import Path
-from typing import Any
 
-from _beside_trl import race_on_a_cpu, require_trl
-from _chats import MODULES, TOY_MODULES, Chats, make_chats, stand_in_encode, tokenize_with_stand_in
+from _beside_trl import race_on_a_cpu, race_parser, require_trl
+from _chats import chats_for
 from _models import SHAPES, describe, write_model
 from _report import emit, machine
 from _rows import write_rows
@@ -27,7 +26,7 @@ TARGETS = {"tiny": 3.0}
 
 def arguments() -> argparse.Namespace:
     """Parse the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = race_parser(__doc__, steps=6)
     parser.add_argument(
         "--model", default="tiny", help=f"a model directory, or a shape made from a config: {', '.join(SHAPES)}"
     )
@@ -39,29 +38,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--tokens", type=int, default=None, help="most tokens in a row (2048 for a shape, 1024 for a directory)"
     )
-    parser.add_argument("--steps", type=int, default=6, help="measured steps")
-    parser.add_argument("--warmup", type=int, default=2, help="steps before them that are not counted")
     parser.add_argument("--learning-rate", type=float, default=1e-5)
-    parser.add_argument("--threads", type=int, default=None, help="OpenMP threads of each side (default: torch's own choice)")
-    parser.add_argument("--toy", action="store_true", help="a size that runs in seconds and proves nothing")
     return parser.parse_args()
-
-
-def chats_for(model: str, directory: Path, vocabulary: int, *, kind: Any, tokens: int, toy: bool) -> Chats:
-    """Tokenize chats by the directory's own chat template, or by the stand-in tokenizer for a model made from a shape."""
-    modules = TOY_MODULES if toy else MODULES
-    if model in SHAPES:
-        encode = stand_in_encode(vocabulary)
-        return make_chats(lambda turns: tokenize_with_stand_in(turns, encode), kind=kind, max_length=tokens, modules=modules)
-    from forge_data import load_tokenizer, tokenize
-
-    tokenizer = load_tokenizer(str(directory))
-
-    def by_template(turns: Any) -> tuple[Any, Any]:
-        example = tokenize({"messages": turns}, tokenizer)
-        return example.input_ids, example.labels
-
-    return make_chats(by_template, kind=kind, max_length=tokens, modules=modules)
 
 
 def main() -> None:

@@ -16,30 +16,15 @@ from transformers import AutoModelForMultimodalLM
 import forge
 import forge_data
 import forge_dist
-import forge_packing
 
 from ..ranks import run_on_ranks
-from . import modalities, reference, tiny
+from . import modalities
 from .conftest import conversations, write_rows
-from .starts import metrics
+from .three_steps import SETTINGS, figures, oracle, rows
 from .verbs import run_verb, settings_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-SETTINGS: dict[str, Any] = {
-    "max_steps": 3,
-    "effective_batch_size": 8,
-    "max_tokens_per_gpu": 64,
-    "learning_rate": 1e-3,
-    "lr_scheduler": "constant",
-    "weight_decay": 0.0,
-    "beta1": 0.9,
-    "beta2": 0.95,
-    "max_grad_norm": 0.5,
-    # The reference has the plain loss, and Llama 4's configuration a coefficient for its routers'.
-    "moe_aux_loss": "off",
-}
 
 
 @pytest.fixture(scope="module")
@@ -53,29 +38,6 @@ def saved(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> Callable
         return made[name]
 
     return directory
-
-
-def rows(folder: Path) -> Path:
-    """Ragged samples, two of them longer than a window, as rows of ids and labels."""
-    samples = [*tiny.ragged(), tiny.sample(61, 10), tiny.sample(40, 11, slice(20, None)), tiny.sample(3, 12)]
-    return write_rows(folder / "rows.jsonl", [{"input_ids": s.input_ids, "labels": s.labels} for s in samples])
-
-
-def figures(run: Path, name: str) -> list[float]:
-    """A figure of every step."""
-    return [line[name] for line in metrics(run) if "loss" in line]
-
-
-def oracle(run: Path, model: Path) -> list[reference.Step]:
-    """The reference's steps on the samples of the run's plan, one document at a time through the same class."""
-    store = forge_data.TokenStore.open(run / "data" / "train")
-    plan = forge_packing.BatchPlan.load(run / "plan" / "plan.npz")
-    batches = [
-        [reference.Sample(store[row].input_ids.tolist(), store[row].labels.tolist()) for row in plan.samples(step).tolist()]
-        for step in range(plan.num_steps)
-    ]
-    recipe = reference.Recipe(1e-3, 3, lr_scheduler="constant", max_grad_norm=0.5)
-    return reference.train(modalities.plain(model), batches, recipe, lambda _name, _parameter: False)
 
 
 def other_tensors(directory: Path) -> dict[str, torch.Tensor]:
@@ -93,7 +55,7 @@ def test_losses_and_the_export(name: str, packing: str, saved: Callable[[str], P
     result = forge.sft(
         model_path=str(model), data_path=str(rows(tmp_path)), ckpt_output_dir=str(run), packing=packing, **SETTINGS
     )
-    expected = oracle(run, model)
+    expected = oracle(run, modalities.plain(model))
     assert figures(run, "loss") == pytest.approx([step.loss for step in expected], rel=1e-5)
     assert figures(run, "grad_norm") == pytest.approx([step.grad_norm for step in expected], rel=1e-4)
     export = result.model_dir

@@ -18,7 +18,7 @@ import forge_packing
 from ..ranks import run_on_ranks
 from . import tiny
 from .conftest import write_rows
-from .starts import metrics
+from .three_steps import figures
 from .verbs import run_verb, settings_of
 
 COEFFICIENT = 0.5
@@ -66,11 +66,6 @@ def rows(folder: Path) -> Path:
     return write_rows(folder / "rows.jsonl", [{"input_ids": s.input_ids, "labels": s.labels} for s in samples])
 
 
-def losses(run: Path, name: str = "loss") -> list[float]:
-    """A figure of every step."""
-    return [line[name] for line in metrics(run) if "loss" in line]
-
-
 def first_step(run: Path, model: Path) -> tuple[float, float]:
     """Negative log-likelihood and auxiliary loss of the first step, one document a forward in plain transformers."""
     plain = tiny.plain(str(model))
@@ -100,13 +95,13 @@ def test_the_loss_of_the_routers_is_on_and_does_not_depend_on_the_cut(mixture: P
     for name, more in runs.items():
         forge.sft(**given, **more, ckpt_output_dir=str(tmp_path / name))
     nll, aux = first_step(tmp_path / "one", mixture)
-    assert losses(tmp_path / "one")[0] == pytest.approx(nll + COEFFICIENT * aux, rel=1e-5)
-    assert losses(tmp_path / "one", "aux_loss")[0] == pytest.approx(aux, rel=1e-5)
+    assert figures(tmp_path / "one")[0] == pytest.approx(nll + COEFFICIENT * aux, rel=1e-5)
+    assert figures(tmp_path / "one", "aux_loss")[0] == pytest.approx(aux, rel=1e-5)
     for name in ("many", "alone"):
-        assert losses(tmp_path / name) == pytest.approx(losses(tmp_path / "one"), rel=1e-5)
-        assert losses(tmp_path / name, "grad_norm") == pytest.approx(losses(tmp_path / "one", "grad_norm"), rel=1e-4)
-        assert losses(tmp_path / name, "expert_load") == [
-            [pytest.approx(layer, abs=1e-5) for layer in step] for step in losses(tmp_path / "one", "expert_load")
+        assert figures(tmp_path / name) == pytest.approx(figures(tmp_path / "one"), rel=1e-5)
+        assert figures(tmp_path / name, "grad_norm") == pytest.approx(figures(tmp_path / "one", "grad_norm"), rel=1e-4)
+        assert figures(tmp_path / name, "expert_load") == [
+            [pytest.approx(layer, abs=1e-5) for layer in step] for step in figures(tmp_path / "one", "expert_load")
         ]
     log = {name: (tmp_path / name / "log.txt").read_text() for name in runs}
     assert "moe_aux_loss: global: 2 layers of 4 experts, 2 a token; router_aux_loss_coef 0.5" in log["one"]
@@ -121,15 +116,15 @@ def test_a_resumed_run_repeats_it(mixture: Path, tmp_path: Path) -> None:
     forge.sft(**given, ckpt_output_dir=str(tmp_path / "whole"))
     forge.sft(**(given | {"max_steps": 1}), ckpt_output_dir=str(tmp_path / "parts"))
     forge.sft(**given, ckpt_output_dir=str(tmp_path / "parts"))
-    assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
+    assert figures(tmp_path / "parts") == figures(tmp_path / "whole")
 
 
 def test_a_preference_loss_has_it_too(mixture: Path, tmp_path: Path) -> None:
     """The first DPO loss is log 2 and the auxiliary loss, with LoRA whose reference is the model without it."""
     given = settings_of("dpo", mixture, tmp_path) | {"adapter": "lora", "lora_r": 4, "target_modules": ("q_proj", "v_proj")}
     forge.dpo(**given, ckpt_output_dir=str(tmp_path / "run"))
-    expected = math.log(2) + COEFFICIENT * losses(tmp_path / "run", "aux_loss")[0]
-    assert losses(tmp_path / "run")[0] == pytest.approx(expected, rel=1e-5)
+    expected = math.log(2) + COEFFICIENT * figures(tmp_path / "run", "aux_loss")[0]
+    assert figures(tmp_path / "run")[0] == pytest.approx(expected, rel=1e-5)
 
 
 def test_trl_without_routers_is_refused(model_dir: Path, tmp_path: Path) -> None:
@@ -154,5 +149,5 @@ def test_two_ranks_are_one_process(strategy: str, mixture: Path, tmp_path: Path)
     divided = given | {"ckpt_output_dir": str(tmp_path / "two"), "strategy": strategy}
     run_on_ranks(run_verb, 2, "sft", divided, str(tmp_path), joined=False)
     for name in ("loss", "aux_loss"):
-        assert losses(tmp_path / "two", name) == pytest.approx(losses(tmp_path / "one", name), rel=1e-5)
-    assert losses(tmp_path / "two", "grad_norm") == pytest.approx(losses(tmp_path / "one", "grad_norm"), rel=1e-4)
+        assert figures(tmp_path / "two", name) == pytest.approx(figures(tmp_path / "one", name), rel=1e-5)
+    assert figures(tmp_path / "two", "grad_norm") == pytest.approx(figures(tmp_path / "one", "grad_norm"), rel=1e-4)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from ..lanes import ci_keeps
 from ..ranks import run_on_ranks
 from .starts import metrics
 from .verbs import run_verb, settings_of
@@ -31,7 +32,7 @@ def steps(run: Path, name: str) -> list[float]:
     return [line[name] for line in metrics(run) if "loss" in line]
 
 
-@pytest.mark.parametrize("verb", ["sft", "dpo", "grpo"])
+@pytest.mark.parametrize("verb", ci_keeps(["sft"], ["sft", "dpo", "grpo"]))
 def test_four_ranks_on_two_data_shards_train_as_one_process(verb: str, model_dir: Path, installed: Path) -> None:
     """Rows, reference log-probabilities and rollouts are divided over data shards: each is there once, and counts once."""
     settings: dict[str, Any] = settings_of(verb, model_dir, installed) | {"logging_steps": 1}

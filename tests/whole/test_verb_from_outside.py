@@ -90,6 +90,7 @@ def test_by_a_call_and_by_the_command_line(
 
 
 @pytest.mark.slow
+@pytest.mark.lane
 def test_on_two_ranks(toy: Any, model_dir: Path, chats: Path, tmp_path: Path) -> None:
     """Processes that a launcher starts find the verb by its module."""
     given = {"model_path": str(model_dir), "data_path": str(chats), **SHORT}

@@ -11,16 +11,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from forge_dist import ModelError, check_model, export_model, load_model, write_with_token_rows
 from forge_dist.exporting._token_rows import _check_ids
 
-SIZES = {
-    "vocab_size": 61,
-    "hidden_size": 16,
-    "intermediate_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-    "pad_token_id": 0,
-}
+from ..conftest import SIZES
 
 
 def test_new_rows_are_the_mean_and_nothing_else_changes(save_base, architecture, tokenizer, tmp_path):

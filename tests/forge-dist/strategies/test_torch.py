@@ -2,6 +2,7 @@
 
 import pytest
 
+from ...lanes import ci_keeps
 from ...ranks import run_on_ranks
 from ..divided import REPLICAS
 from ..training import oracle, reports
@@ -53,7 +54,7 @@ def oracles(base):
     return {(path, lora): oracle(path, lora) for path in base.values() for lora in (False, True)}
 
 
-@pytest.fixture(scope="module", params=[2, 3, 4])
+@pytest.fixture(scope="module", params=ci_keeps([2, 4], [2, 3, 4]))
 def runs(request, base):
     """[(scenario, what each rank reports)]"""
     reported = scenarios(base, request.param)

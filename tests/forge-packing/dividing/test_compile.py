@@ -123,6 +123,7 @@ def test_nothing_may_be_written(installed, start):
     assert cached_files(site) == []
 
 
+@pytest.mark.lane
 def test_eight_processes_at_once(installed, start):
     """Eight processes that start on an empty cache all get the right rows, and leave code that a ninth can load."""
     _, _, environment = installed

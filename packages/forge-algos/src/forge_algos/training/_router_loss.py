@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from forge_algos._errors import LossError
-from forge_algos._modules import causal_model, decoder, mode
+from forge_algos._modules import causal_model, decoder, mode, text_config
 from forge_algos._parallel import Parallel
 from forge_algos.isolation._isolation import REFUSALS, made_up_ids
 from forge_algos.settings._moe import MoEAuxLoss
@@ -78,9 +78,7 @@ def routers_of(model: nn.Module, *, device: torch.device) -> tuple[Routers | Non
 
 def _setting(causal: nn.Module, *names: str) -> float | None:
     """Return the first number of these names that the model or its text configuration has."""
-    config: Any = getattr(causal, "config", None)
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    for owner in (causal, text):
+    for owner in (causal, text_config(causal)):
         for name in names:
             if isinstance(value := getattr(owner, name, None), int | float):
                 return value
@@ -163,25 +161,30 @@ class _Recorder:
         if not logits:
             return
         loads, sums, rows = [], [], 0.0
+        # By the places of a layer, which most models have alike in all: one wait for the device a forward, not one a layer.
+        weighted: dict[int, tuple[torch.Tensor | None, float]] = {}
         for layer in logits:
             probabilities = torch.softmax(layer.flatten(0, -2), dim=-1, dtype=torch.float32)
             chosen = probabilities.detach().topk(self._top_k, dim=-1).indices
-            weights = self._weights_of(layer, len(chosen))
+            if len(chosen) not in weighted:
+                weighted[len(chosen)] = self._weights_of(layer.device, len(chosen))
+            weights, count = weighted[len(chosen)]
             ones = torch.ones(len(chosen), device=layer.device) if weights is None else weights
             load = torch.zeros(probabilities.shape[-1], device=layer.device)
             loads.append(load.scatter_add_(0, chosen.flatten(), ones.repeat_interleave(self._top_k)))
             sums.append((probabilities if weights is None else probabilities * weights[:, None]).sum(0))
-            rows += len(chosen) if weights is None else float(weights.sum())
+            rows += count
         self.found.append(_Record(loads=torch.stack(loads), probabilities=torch.stack(sums).sum(0), rows=rows))
 
-    def _weights_of(self, layer: torch.Tensor, places: int) -> torch.Tensor | None:
+    def _weights_of(self, device: torch.device, places: int) -> tuple[torch.Tensor | None, float]:
+        """Return the weight of each place that a router saw, None where all are 1, and their sum."""
         if self._weights is None:
-            return None
+            return None, float(places)
         weights = self._weights
         if weights.dim() == 2:
             # A mask covers cached places (a prefix) too, which no router sees.
             weights = weights[:, -(places // weights.shape[0]) :].flatten()
-        return weights.to(layer.device, torch.float32)
+        return weights.to(device, torch.float32), float(weights.sum())
 
 
 class RouterLoss:
