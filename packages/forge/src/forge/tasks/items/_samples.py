@@ -61,6 +61,8 @@ class Conversations(Samples):
     The turns of a row are trained on in one step, and their common history may be computed once for all of them.
     """
 
+    shorter = "max_seq_len to leave out longer turns"
+
     def __init__(self, store: forge_data.TokenStore) -> None:
         super().__init__(store)
         self.share_history = False
