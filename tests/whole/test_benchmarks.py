@@ -212,6 +212,14 @@ def test_shared_prompts():
 
 
 @pytest.mark.lane
+def test_shared_histories():
+    """shared_histories.py trains the same with histories once and repeated, and more tokens go through the model repeated."""
+    figures = run_toy("shared_histories.py")
+    assert figures["first_loss"]["turns_shared"] == pytest.approx(figures["first_loss"]["turns_repeated"], rel=1e-5)
+    assert figures["tokens"]["turns_repeated"] > 1.2 * figures["tokens"]["turns_shared"]
+
+
+@pytest.mark.lane
 def test_online_learning():
     """online_learning.py trains with every method, and reports what each run learned."""
     figures = run_toy("online_learning.py")

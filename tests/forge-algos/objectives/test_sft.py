@@ -16,9 +16,12 @@ from forge_algos import (
     SupervisedSettings,
     adapt,
     evaluate,
+    guard_packed,
+    shares_prompts,
 )
 
-from ..oracle import ARCHITECTURES, CPU, distance, gradients, make, naive, pack, samples, worst
+from ..oracle import ARCHITECTURES, CPU, VOCAB, distance, gradients, make, naive, pack, samples, worst
+from ..preferences import shareable
 from ..threads import on_threads
 
 LENGTHS = (5, 1, 9, 2, 7, 13)
@@ -49,6 +52,47 @@ def test_equals_one_sample_at_a_time(architecture, attention):
     assert abs(loss / expected - 1) < 1e-6
     assert distance(mine, theirs) < 1e-5
     assert worst(mine, theirs) < 1e-4
+
+
+def test_turns_that_share_their_history():
+    """Turns that leave one history at different tokens, one of them learned within it, count as each alone does."""
+    random = np.random.default_rng(3)
+    history, first, last = (random.integers(3, VOCAB, length) for length in (4, 3, 5))
+    none = np.full(4, -100)
+    # The last turn's example; an earlier turn that stands in its history but for the end; one that leaves it earlier.
+    examples = [
+        (np.concatenate([history, first, last]), np.concatenate([none, [-100] * 3, last])),
+        (np.concatenate([history, first, [9]]), np.concatenate([none, first, [9]])),
+        (np.concatenate([history[:2], [5, 8]]), np.array([-100, -100, 5, 8])),
+    ]
+    row = SimpleNamespace(
+        input_ids=np.concatenate([examples[0][0], [9], [5, 8]]),
+        position_ids=np.array([*range(12), 7, 2, 3]),
+        rows=np.array([6, 7, 8, 9, 10, 3, 4, 5, 6, 1, 13]),
+        targets=np.concatenate([last, first, [9, 5, 8]]),
+        lengths=np.array([5, 4, 2]),
+        ends=np.array([11, 12, 14]),
+        group_sizes=np.array([3]),
+        cu_seqlens=np.array([0, 12, 13, 15], np.int32),
+        max_seqlen=12,
+        kv_rows=np.array([*range(12), *range(7), 12, 0, 1, 13, 14]),
+        cu_seqlens_k=np.array([0, 12, 20, 24], np.int32),
+        max_seqlen_k=12,
+    )
+    model = shareable(make())
+    objective = SFT()
+    with pytest.raises(PackedBatchError, match="share a prompt"), guard_packed(model):
+        objective.bind(model, device=CPU)(row, [])
+    assert shares_prompts(model, device=CPU)[0]
+    terms = objective.bind(model, device=CPU)(row, [])
+    terms.sum.backward()
+    mine = gradients(model)
+    model.zero_grad()
+    total, count = naive(model, examples)
+    total.backward()
+    assert (terms.count, objective.count(row), objective.samples(row), objective.tokens(row)) == (count, 11, 1, 15)
+    assert terms.sum.item() == pytest.approx(total.item(), rel=1e-6)
+    assert distance(mine, gradients(model)) < 1e-5
 
 
 def test_lora_equals_one_sample_at_a_time():

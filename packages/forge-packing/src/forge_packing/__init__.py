@@ -3,6 +3,7 @@
     lengths ── plan() ──▶ BatchPlan ── micro_batches(step, rank) ──▶ indices
     examples ── collate() ──▶ PackedBatch, one flat padding-free row
     completions of one prompt ── collate_groups() ──▶ PackedGroups, the prompt's tokens once or repeated
+    turns of one conversation ── collate_turns() ──▶ PackedGroups, the common history once or repeated
     lengths of documents ── split_documents() ──▶ Blocks, for pretraining on plain text
 
 `divide` divides one step, and `pack_rows` packs lengths into rows. Names are imported when they are first used, so that
@@ -19,7 +20,11 @@ if TYPE_CHECKING:
     from forge_packing._settings import PlanSettings as PlanSettings
     from forge_packing.collating._blocks import Blocks as Blocks, split_documents as split_documents
     from forge_packing.collating._collate import PackedBatch as PackedBatch, collate as collate
-    from forge_packing.collating._groups import PackedGroups as PackedGroups, collate_groups as collate_groups
+    from forge_packing.collating._groups import (
+        PackedGroups as PackedGroups,
+        collate_groups as collate_groups,
+        collate_turns as collate_turns,
+    )
     from forge_packing.dividing._cost import Cost as Cost
     from forge_packing.dividing._divide import divide as divide
     from forge_packing.dividing._pack_rows import pack_rows as pack_rows
@@ -33,7 +38,7 @@ _PUBLIC = {
     "_settings": "PlanSettings",
     "collating._blocks": "Blocks split_documents",
     "collating._collate": "PackedBatch collate",
-    "collating._groups": "PackedGroups collate_groups",
+    "collating._groups": "PackedGroups collate_groups collate_turns",
     "dividing._cost": "Cost",
     "dividing._divide": "divide",
     "dividing._pack_rows": "pack_rows",

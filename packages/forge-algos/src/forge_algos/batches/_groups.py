@@ -18,7 +18,8 @@ class PackedGroups(Protocol):
     """Flat padding-free row of T tokens: B completions in G groups, M learned tokens.
     Arrays are numpy's, of any integer dtype.
 
-    The arrays are numpy's, of any integer dtype.
+    It may have `weights` too: float[M] from 0, by how much the loss term of each learned token counts, or None. Objectives on
+    learned tokens read them; others have no use for them.
     """
 
     @property
@@ -206,6 +207,11 @@ def _check_completions(batch: PackedGroups, tokens: int) -> None:
         raise PackedBatchError(
             f"the row has {rows.size} rows and {targets.size} targets, but its completions have {lengths.sum()} learned tokens"
         )
+    weights = getattr(batch, "weights", None)
+    if weights is not None and (
+        np.shape(weights) != targets.shape or not (np.isfinite(np.asarray(weights)) & (np.asarray(weights) >= 0)).all()
+    ):
+        raise PackedBatchError(f"weights must be finite numbers from 0, one for each of the {targets.size} targets")
     if ends.shape != lengths.shape or sizes.sum() != lengths.size or (sizes < 1).any():
         raise PackedBatchError(
             f"the row has {lengths.size} lengths and {ends.size} ends, but its groups have {sizes.sum()} completions"

@@ -3,15 +3,13 @@
 Rows come from a packer, such as forge_packing; packages agree by shape, so this file states the shape.
 """
 
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
 
 from forge_algos._errors import PackedBatchError
-from forge_algos._modules import vocabulary
 
 IGNORE = -100
 
@@ -62,27 +60,10 @@ def next_tokens(batch: PackedBatch) -> NDArray[np.int64]:
     return targets
 
 
-def loss_count(batch: PackedBatch) -> float:
-    """Add up the weights of the learned tokens; without weights, count them."""
-    rows = np.flatnonzero(next_tokens(batch) != IGNORE)
-    weights = token_weights(batch, rows)
-    return len(rows) if weights is None else float(weights.sum(dtype=np.float64))
-
-
 def token_weights(batch: PackedBatch, rows: NDArray[np.int64]) -> NDArray[np.float32] | None:
     """Return the weights float32[M] of the tokens that follow positions `rows`, or None."""
     weights = getattr(batch, "weights", None)
     return None if weights is None else np.asarray(weights, dtype=np.float32)[rows + 1]
-
-
-def token_count(batch: PackedBatch) -> int:
-    """Count the tokens T."""
-    return len(batch.input_ids)
-
-
-def sample_count(batch: PackedBatch) -> int:
-    """Count the documents B."""
-    return max(0, len(batch.cu_seqlens) - 1)
 
 
 def check_batch(batch: PackedBatch, vocabulary: int | None = None) -> None:
@@ -151,47 +132,3 @@ def to_device(array: NDArray[Any], device: torch.device) -> torch.Tensor:
     The array may be a read-only view of a file, which no tensor may share.
     """
     return torch.tensor(np.asarray(array), dtype=torch.int64).to(device, non_blocking=True)
-
-
-class LearnedRow(NamedTuple):
-    """A row on the device: the forward's arguments and what is learned."""
-
-    inputs: dict[str, Any]
-    rows: torch.Tensor
-    targets: torch.Tensor
-    weights: torch.Tensor | None
-    """float32[M], by how much each target's term counts; None where each counts 1."""
-    count: float
-    """Sum of the weights, M without any."""
-
-
-class RowLoader:
-    """Moves packed rows to the device, after checking their arrays and token ids."""
-
-    def __init__(self, model: nn.Module, device: torch.device) -> None:
-        self._device = device
-        self._vocabulary = vocabulary(model)
-
-    def __call__(self, batch: PackedBatch) -> LearnedRow:
-        """Return the row's arguments and targets on the device.
-
-        Raises:
-            PackedBatchError: the arrays are no row, or hold an id that the model does not have.
-        """
-        check_batch(batch, self._vocabulary)
-        targets = next_tokens(batch)
-        rows = np.flatnonzero(targets != IGNORE)
-        inputs = packed_inputs(
-            to_device(batch.input_ids, self._device),
-            to_device(batch.position_ids, self._device),
-            to_device(batch.cu_seqlens, self._device),
-            int(batch.max_seqlen),
-        )
-        weights = token_weights(batch, rows)
-        return LearnedRow(
-            inputs,
-            to_device(rows, self._device),
-            to_device(targets[rows], self._device),
-            None if weights is None else torch.tensor(weights).to(self._device, non_blocking=True),
-            loss_count(batch),
-        )

@@ -8,7 +8,8 @@ from torch import nn
 
 from forge_algos._errors import LossError
 from forge_algos._modules import causal_model, head, vocabulary
-from forge_algos.batches._packed import PackedBatch, RowLoader
+from forge_algos.batches._learned import RowLoader
+from forge_algos.batches._packed import PackedBatch
 from forge_algos.heads._head import choose_head
 from forge_algos.heads._packable import require_packable
 from forge_algos.isolation._guard import guard_packed

@@ -6,7 +6,7 @@ import attrs
 import torch
 from torch import nn
 
-from forge_algos.batches._packed import LearnedRow
+from forge_algos.batches._learned import LearnedRow
 from forge_algos.heads._head import Head
 from forge_algos.heads._neftune import noisy_embeddings, require_embeddings
 from forge_algos.losses import LossTerms

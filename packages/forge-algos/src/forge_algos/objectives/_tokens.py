@@ -9,16 +9,8 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from forge_algos.batches._packed import (
-    IGNORE,
-    LearnedRow,
-    PackedBatch,
-    RowLoader,
-    check_batch,
-    loss_count,
-    sample_count,
-    token_count,
-)
+from forge_algos.batches._learned import AnyRow, LearnedRow, RowLoader, loss_count, sample_count
+from forge_algos.batches._packed import IGNORE, PackedBatch
 from forge_algos.heads._head import Head, choose_head
 from forge_algos.heads._packable import require_packable
 from forge_algos.losses import LossTerms
@@ -36,7 +28,7 @@ class _Row(NamedTuple):
 
 
 class LearnedTokens:
-    """Counts of an objective on learned tokens; terms are tokens, samples are documents.
+    """Counts of an objective on learned tokens; terms are tokens, samples are documents, or groups of them.
 
     Where tokens have weights, each counts as often as its weight says, in the sum and in the count.
     """
@@ -46,20 +38,17 @@ class LearnedTokens:
         """Unit of `count`."""
         return "tokens"
 
-    def count(self, batch: PackedBatch) -> float:
+    def count(self, batch: AnyRow) -> float:
         """Add up the weights of a row's learned tokens, without a forward; an empty row has none."""
-        if not len(batch.input_ids):
-            return 0
-        check_batch(batch)
         return loss_count(batch)
 
-    def samples(self, batch: PackedBatch) -> int:
-        """Count the documents of a row."""
+    def samples(self, batch: AnyRow) -> int:
+        """Count the documents of a row, or its groups."""
         return sample_count(batch)
 
-    def tokens(self, batch: PackedBatch) -> int:
+    def tokens(self, batch: AnyRow) -> int:
         """Count all tokens of a row, learned or not."""
-        return token_count(batch)
+        return len(batch.input_ids)
 
     def idle(self) -> PackedBatch:
         """Make a row of one document with two tokens, the second learned.
@@ -77,7 +66,8 @@ class LearnedTokens:
 class TokenObjective(LearnedTokens, ABC):
     """Base class of an objective on learned tokens of packed rows; a subclass brings `terms`.
 
-    It brings `stats` too where it reports more than a loss. Batches are packed rows with labels (`PackedBatch`). The forward
+    It brings `stats` too where it reports more than a loss. Batches are packed rows with labels (`PackedBatch`), or of groups
+    (`PackedGroups`: the turns of conversations, whose history may be shared). The forward
     gets `use_cache=False`, no mask, positions that start anew in each document, and `cu_seq_lens_q/k` (int32[B+1]) with
     `max_length_q/k`, which variable-length attention reads; sdpa and eager go by the positions.
     """
@@ -133,10 +123,10 @@ class BoundTokens:
         self._load = RowLoader(model, device)
         self.needs = self._mean.needs
 
-    def measure(self, batch: PackedBatch) -> Sequence[float]:
+    def measure(self, batch: AnyRow) -> Sequence[float]:
         """Return the numbers of this row that the mean of means divides by."""
         return self._mean.measure(self._objective.count(batch))
 
-    def __call__(self, batch: PackedBatch, totals: Sequence[float]) -> LossTerms:
+    def __call__(self, batch: AnyRow, totals: Sequence[float]) -> LossTerms:
         """Compute the row's terms."""
         return self._mean(self._objective.terms(self.head, self._load(batch)), totals)

@@ -1,6 +1,7 @@
 """Encoded rows → `Batch`: flat arrays and counts, small to send, quick to append to a store."""
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import attrs
@@ -9,7 +10,7 @@ import numpy as np
 from forge_data._accounting import NOTHING_WITHIN, TOO_LONG
 from forge_data._example import IGNORED, ROLES, TokenizedExample
 from forge_data.store._dropped import Dropped
-from forge_data.store._manifest import MARGINS, WEIGHTS
+from forge_data.store._manifest import ALONE, MARGINS, SHARED, WEIGHTS
 from forge_data.tokenizing._overflow import Fitted
 
 if TYPE_CHECKING:
@@ -74,6 +75,7 @@ class BatchBuilder:
         self.shortest_too_long: int | None = None
         self._examples: list[TokenizedExample] = []
         self._rows: list[int] = []
+        self._shared: list[int] = []
         self._desirable: list[bool] = []
         self._margins: list[float | None] = []
 
@@ -104,6 +106,7 @@ class BatchBuilder:
         self.forms.update(encoded.forms)
         self._examples += fitted.kept
         self._rows += [row] * len(fitted.kept)
+        self._shared += _shared(fitted.kept) if len(encoded.examples) > 1 and not encoded.pair else [ALONE] * len(fitted.kept)
         if encoded.desirable is not None:
             self._desirable += [encoded.desirable] * len(fitted.kept)
         elif encoded.pair:
@@ -150,6 +153,8 @@ class BatchBuilder:
         if any(example.weights is not None for example in examples):
             weights = [example.labels != IGNORED if example.weights is None else example.weights for example in examples]
             made[WEIGHTS] = _joined(weights, np.float32)
+        if any(count > 0 for count in self._shared):
+            made[SHARED] = np.array(self._shared, dtype=np.int32)
         if self._desirable:
             made["desirable.bin"] = np.array(self._desirable, dtype=np.uint8)
         if any(margin is not None for margin in self._margins):
@@ -160,3 +165,17 @@ class BatchBuilder:
 
 def _joined(parts: list["NDArray[Any]"], dtype: type[np.generic]) -> "NDArray[Any]":
     return np.concatenate(parts).astype(dtype, copy=False) if parts else np.zeros(0, dtype=dtype)
+
+
+def _shared(turns: Sequence[TokenizedExample]) -> list[int]:
+    """Count, for each turn's sample, its first tokens that the sample of a later turn has too; its last is none of them."""
+    counts = [ALONE] * len(turns)
+    for at, turn in enumerate(turns[:-1]):
+        counts[at] = max(_common(turn.input_ids[:-1], later.input_ids) for later in turns[at + 1 :])
+    return counts
+
+
+def _common(ids: "NDArray[np.int32]", later: "NDArray[np.int32]") -> int:
+    size = min(len(ids), len(later))
+    same = ids[:size] == later[:size]
+    return size if same.all() else int(same.argmin())

@@ -10,6 +10,8 @@ segment_starts.bin   int32[G]    where each segment begins, counted from the beg
 segment_roles.bin    uint8[G]    role of the segment's text: an index into `ROLES`
 segment_offsets.bin  int64[N+1]  segments of sample i are segment_offsets[i] to segment_offsets[i+1]
 desirable.bin        uint8[N]    unpaired preferences only: 1 where the answer is wanted
+shared.bin           int32[N]    only where rows became a sample for each turn: first tokens that a later turn of the row has
+                                 too; -1 for the last turn, and for a sample that is all of its row
 weights.bin          float32[T]  only where some are neither 0 nor 1: by how much each token's loss term counts
 margins.bin          float32[P]  preferences with margins only: by how much each chosen answer is better
 records.bin          uint8[C]    prompts only: JSON of each row (its prompt and further fields), one after another
@@ -41,7 +43,7 @@ from forge_data._values import parsed_json
 FORMAT = "forge-data token store"
 VERSION = 4
 READABLE = (2, 3, 4)
-"""Versions that can be read; earlier ones lack weights, 2 margins and prompts too, and are otherwise the same."""
+"""Versions that can be read; earlier ones lack weights and turns, 2 margins and prompts too, and are otherwise the same."""
 MANIFEST = "store.json"
 DROPPED = "dropped.jsonl"
 LINT = "lint.json"
@@ -50,6 +52,9 @@ SUPERVISED, PREFERENCE, UNPAIRED, PROMPTS = "supervised", "preference", "unpaire
 KINDS = (SUPERVISED, PREFERENCE, UNPAIRED, PROMPTS)
 MARGINS = "margins.bin"
 WEIGHTS = "weights.bin"
+SHARED = "shared.bin"
+ALONE = -1
+"""In `SHARED`: no later turn of its row follows a sample."""
 
 DTYPES = {
     "input_ids.bin": np.dtype("<i4"),
@@ -60,17 +65,20 @@ DTYPES = {
     "segment_roles.bin": np.dtype("u1"),
     "segment_offsets.bin": np.dtype("<i8"),
     "desirable.bin": np.dtype("u1"),
+    SHARED: np.dtype("<i4"),
     WEIGHTS: np.dtype("<f4"),
     MARGINS: np.dtype("<f4"),
     "records.bin": np.dtype("u1"),
     "record_offsets.bin": np.dtype("<i8"),
 }
 FINGERPRINTED = (
-    "input_ids.bin", "loss_mask.bin", "offsets.bin", "desirable.bin", WEIGHTS, MARGINS, "records.bin", "record_offsets.bin"
+    "input_ids.bin", "loss_mask.bin", "offsets.bin", "desirable.bin", SHARED, WEIGHTS, MARGINS, "records.bin",
+    "record_offsets.bin",
 )  # fmt: skip
 """Arrays that are trained on; rows and roles are not."""
 _ARRAY_KIND = {
     "desirable.bin": UNPAIRED,
+    SHARED: SUPERVISED,
     WEIGHTS: SUPERVISED,
     MARGINS: PREFERENCE,
     "records.bin": PROMPTS,
@@ -79,7 +87,7 @@ _ARRAY_KIND = {
 _NOT_OF_PROMPTS = ("loss_mask.bin", "segment_starts.bin", "segment_roles.bin", "segment_offsets.bin")
 
 
-OPTIONAL = (WEIGHTS, MARGINS)
+OPTIONAL = (SHARED, WEIGHTS, MARGINS)
 """Arrays that a store has only where its rows give them."""
 
 

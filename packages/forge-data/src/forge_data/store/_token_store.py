@@ -13,7 +13,7 @@ from forge_data._example import TokenizedExample
 from forge_data.findings._report import LintReport
 from forge_data.store._base import Store
 from forge_data.store._jsonl import write_jsonl
-from forge_data.store._manifest import LINT, MARGINS, PREFERENCE, UNPAIRED
+from forge_data.store._manifest import ALONE, LINT, MARGINS, PREFERENCE, SHARED, UNPAIRED
 from forge_data.store._split import pairs_of
 from forge_data.store._stored_example import stored_example
 from forge_data.store._table import to_dataset, write_parquet
@@ -144,6 +144,28 @@ class TokenStore(Store):
             return None
         margins = self._arrays[MARGINS]
         return margins.copy() if self._indices is None else margins[self._indices[self.pairs[:, 0]] // 2]
+
+    @cached_property
+    def conversations(self) -> "NDArray[np.int64] | None":
+        """int64[C+1]: row c became samples conversations[c] to conversations[c+1], one for each of its learned turns.
+
+        None where no row became several samples that share something.
+        """
+        if SHARED not in self._arrays:
+            return None
+        at = np.arange(len(self)) if self._indices is None else self._indices
+        ends = self._arrays[SHARED][at] == ALONE
+        # A view may leave out the last turn of a row.
+        ends[:-1] |= np.diff(at) != 1
+        ends[-1:] = True
+        return np.append(0, np.flatnonzero(ends) + 1).astype(np.int64)
+
+    @cached_property
+    def shared(self) -> "NDArray[np.int64]":
+        """int64[N], first tokens of each sample that the sample of a later turn of its row has too."""
+        if SHARED not in self._arrays:
+            return np.zeros(len(self), dtype=np.int64)
+        return np.maximum(self._pick(self._arrays[SHARED]), 0)
 
     @cached_property
     def desirable(self) -> "NDArray[np.bool_]":

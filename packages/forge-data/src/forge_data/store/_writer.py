@@ -14,11 +14,13 @@ import numpy as np
 from forge_data._errors import StoreError
 from forge_data.store._dropped import Dropped, dropped_lines
 from forge_data.store._manifest import (
+    ALONE,
     DROPPED,
     DTYPES,
     LINT,
     MANIFEST,
     OPTIONAL,
+    SHARED,
     SUPERVISED,
     TOKENIZER,
     WEIGHTS,
@@ -55,6 +57,7 @@ class StoreWriter:
         """Directory in which the store is written until it is complete."""
         self._ends = dict.fromkeys(_CUMULATIVE, 0)
         self._weighed = 0
+        self._turned = 0
         self._made: list[Path] = []
         self._committed = False
         self._stack = ExitStack()
@@ -85,6 +88,9 @@ class StoreWriter:
             if WEIGHTS in arrays:
                 self._fill_weights()
                 self._weighed += len(arrays[WEIGHTS])
+            if SHARED in arrays:
+                self._fill_shared()
+                self._turned += len(arrays[SHARED])
             for name, values in arrays.items():
                 if name in _CUMULATIVE and len(values):
                     ends = self._ends[name] + np.cumsum(values)
@@ -144,6 +150,8 @@ class StoreWriter:
         try:
             if self._weighed:
                 self._fill_weights()
+            if self._turned:
+                self._fill_shared()
             for file in self._files.values():
                 file.flush()
                 os.fsync(file.fileno())
@@ -222,6 +230,11 @@ class StoreWriter:
             while block := mask.read(_BLOCK):
                 self._write(WEIGHTS, np.frombuffer(block, np.uint8))
                 self._weighed += len(block)
+
+    def _fill_shared(self) -> None:
+        """Write that the samples so far that came without are alone."""
+        self._write(SHARED, np.full(self.samples - self._turned, ALONE, dtype=np.int32))
+        self._turned = self.samples
 
     def _write(self, name: str, values: "np.ndarray[Any, Any]") -> None:
         self._append(name, np.ascontiguousarray(values, dtype=DTYPES[name]).data)

@@ -1,4 +1,4 @@
-"""Collation of groups: completions of one prompt → one flat row, a PackedGroups."""
+"""Collation of groups: completions of one prompt, or turns of one conversation → one flat row, a PackedGroups."""
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -18,7 +18,8 @@ class PackedGroups:
 
     Segment j of the row holds the tokens that completion j adds to it. Where prompts are shared, a group's first segment is
     its prompt and its first completion, and each further one is a completion alone, which attends to the keys and values of
-    the prompt and of itself. Otherwise each segment is a prompt and its completion.
+    the prompt and of itself. Otherwise each segment is a prompt and its completion. Turns of a conversation (`collate_turns`)
+    are completions too; each shares what it has in common with one before it.
     """
 
     input_ids: Int64Array
@@ -26,8 +27,8 @@ class PackedGroups:
     position_ids: Int64Array
     """int64[T]: positions in each completion's own sequence, so that a completion continues those of its prompt."""
     rows: Int64Array
-    """int64[M]: the position whose logits predict each learned token, completion after completion. The last position of a
-    shared prompt occurs once for each completion whose first token is learned."""
+    """int64[M]: the position whose logits predict each learned token, completion after completion. A shared position occurs
+    once for each completion that learns what follows it."""
     targets: Int64Array
     """int64[M]: the learned tokens."""
     lengths: Int64Array
@@ -47,15 +48,41 @@ class PackedGroups:
     """int32[B+1]: where each segment starts in `kv_rows`, and Tk at the end; None as `kv_rows`."""
     max_seqlen_k: int | None = None
     """The most keys of a segment; None as `kv_rows`."""
+    weights: npt.NDArray[np.float32] | None = None
+    """float32[M]: by how much the loss term of each learned token counts; None where each counts 1. Turns alone have some."""
 
 
-class _Completion(NamedTuple):
-    """The tokens that one example adds to the row."""
+_Example = tuple[np.ndarray, np.ndarray, np.ndarray | None]
+"""input_ids and labels, int[S], and weights float32[S] or None."""
+
+
+class _Sample(NamedTuple):
+    """One example in the row."""
 
     input_ids: np.ndarray
     labels: np.ndarray
+    weights: np.ndarray | None
+    path: Int64Array
+    """int64[S]: the position in the row of each of its tokens."""
     shared: int
-    """Tokens of the example that are earlier in the row already: those of its shared prompt."""
+    """Its first tokens that are in the row already."""
+
+
+class _Row:
+    """Samples in a row, one after another, each with what it shares with one before it."""
+
+    def __init__(self) -> None:
+        self.samples: list[_Sample] = []
+        self._size = 0
+
+    def add(self, example: _Example, *, like: _Sample | None = None, shared: int = 0) -> _Sample:
+        """Append an example whose first `shared` tokens are those of `like`."""
+        ids, labels, weights = example
+        begin, self._size = self._size, self._size + ids.size - shared
+        own = np.arange(begin, self._size)
+        path = own if like is None or not shared else np.concatenate([like.path[:shared], own])
+        self.samples.append(_Sample(ids, labels, weights, path, shared))
+        return self.samples[-1]
 
 
 def collate_groups(groups: Iterable[Sequence[AnyExample]], *, share_prompt: bool = False) -> PackedGroups:
@@ -84,91 +111,127 @@ def collate_groups(groups: Iterable[Sequence[AnyExample]], *, share_prompt: bool
     ([1, 2, 1], [7, 8, 9], [0, 1, 2, 3, 0, 1, 4])
     """
     share = checked_bool("share_prompt", share_prompt)
-    completions: list[_Completion] = []
-    sizes: list[int] = []
+    row, sizes = _Row(), []
     for index, group in enumerate(groups):
         members = _members(index, group)
+        _refuse_weights(index, members)
         sizes.append(len(members))
         shared = _common_prompt(members) if share else 0
-        completions.append(_Completion(*members[0], 0))
-        completions.extend(_Completion(ids[shared:], labels[shared:], shared) for ids, labels in members[1:])
-    return _row(completions, np.array(sizes, dtype=np.int64))
+        first = row.add(members[0])
+        for member in members[1:]:
+            row.add(member, like=first, shared=shared)
+    return _packed(row.samples, sizes)
 
 
-def _members(index: int, group: Sequence[AnyExample]) -> list[tuple[np.ndarray, np.ndarray]]:
+def collate_turns(conversations: Iterable[Sequence[AnyExample]], *, share_history: bool = False) -> PackedGroups:
+    """Pack conversations that were tokenized once for each learned turn into one flat row.
+
+    The examples of a conversation are its turns, each with all that comes before it, in the form in which the model is asked
+    for it; they leave their common history at different tokens. Each example is a completion of the row, the last turn's first.
+
+    Args:
+        conversations: Sequences of examples, one for each learned turn of a conversation, in order.
+        share_history: False repeats the history, so that every example is a document by itself. True puts into the row once
+            what an example has in common with a later turn's, from its first token on, whatever is learned of it. It needs an
+            attention that reads `kv_rows`.
+
+    Raises:
+        PackingError: as `collate_groups`.
+
+
+    >>> turns = [([5, 6, 7, 9], [-100, -100, 7, 9]), ([5, 6, 7, 8, 2, 3], [-100] * 4 + [2, 3])]
+    >>> batch = collate_turns([turns], share_history=True)
+    >>> batch.input_ids.tolist(), batch.position_ids.tolist(), batch.cu_seqlens.tolist()
+    ([5, 6, 7, 8, 2, 3, 9], [0, 1, 2, 3, 4, 5, 3], [0, 6, 7])
+    >>> batch.rows.tolist(), batch.targets.tolist(), batch.lengths.tolist()
+    ([3, 4, 1, 2], [2, 3, 7, 9], [2, 2])
+    """
+    share = checked_bool("share_history", share_history)
+    row, sizes = _Row(), []
+    for index, turns in enumerate(conversations):
+        members = _members(index, turns, what="conversation", each="its turns as a sequence of examples")
+        sizes.append(len(members))
+        placed: list[_Sample] = []
+        for turn in reversed(members):
+            found = [(_common_tokens(turn[0], other.input_ids), at) for at, other in enumerate(placed)] if share else []
+            shared, at = max(found, default=(0, 0))
+            placed.append(row.add(turn, like=placed[at] if shared else None, shared=shared))
+    return _packed(row.samples, sizes)
+
+
+def _common_tokens(ids: np.ndarray, other: np.ndarray) -> int:
+    """Count the first tokens that two samples share; the last of `ids` is none of them, so that something is left."""
+    limit = min(ids.size - 1, other.size)
+    same = ids[:limit] == other[:limit]
+    return limit if same.all() else int(same.argmin())
+
+
+def _members(
+    index: int,
+    group: Sequence[AnyExample],
+    *,
+    what: str = "group",
+    each: str = "the completions of one prompt as a sequence, such as [chosen, rejected]",
+) -> list[_Example]:
     try:
         examples = [] if hasattr(group, "input_ids") else list(group)
     except TypeError:
         examples = []
     if not examples:
-        raise PackingError(
-            f"group {index} is a {type(group).__name__} without examples: give the completions of one prompt as a sequence, "
-            "such as [chosen, rejected]"
-        )
-    return [_unweighted(f"{place} of group {index}", example) for place, example in enumerate(examples)]
+        raise PackingError(f"{what} {index} is a {type(group).__name__} without examples: give {each}")
+    return [example_arrays(f"{place} of {what} {index}", example) for place, example in enumerate(examples)]
 
 
-def _unweighted(name: str, example: AnyExample) -> tuple[np.ndarray, np.ndarray]:
-    ids, labels, weights = example_arrays(name, example)
-    if weights is not None:
-        raise PackingError(f"example {name} has weights, which completions that are compared cannot have; leave them out")
-    return ids, labels
+def _refuse_weights(index: int, members: list[_Example]) -> None:
+    for place, (_, _, weights) in enumerate(members):
+        if weights is not None:
+            raise PackingError(
+                f"example {place} of group {index} has weights, which completions that are compared cannot have; leave them out"
+            )
 
 
-def _common_prompt(members: list[tuple[np.ndarray, np.ndarray]]) -> int:
+def _common_prompt(members: list[_Example]) -> int:
     """Count the first tokens that all members share.
 
     None of them is learned, and they are not the whole of any member.
     """
-    limit = min(ids.size for ids, _ in members) - 1
+    limit = min(ids.size for ids, _, _ in members) - 1
     if len(members) == 1 or not limit:
         return 0
     first = members[0][0][:limit]
     same = np.ones(limit, dtype=bool)
-    for ids, labels in members:
+    for ids, labels, _ in members:
         same[1:] &= labels[1:limit] == IGNORE
         same &= ids[:limit] == first
     return limit if same.all() else int(same.argmin())
 
 
-def _row(completions: list[_Completion], group_sizes: Int64Array) -> PackedGroups:
-    shared_B = np.array([completion.shared for completion in completions], dtype=np.int64)
-    lengths_B = np.array([completion.input_ids.size for completion in completions], dtype=np.int64)
-    starts = np.append(0, np.cumsum(lengths_B))
-    starts_k = np.append(0, np.cumsum(lengths_B + shared_B))
+def _packed(samples: list[_Sample], sizes: list[int]) -> PackedGroups:
+    shared_B = np.array([sample.shared for sample in samples], dtype=np.int64)
+    lengths_B = np.array([sample.input_ids.size - sample.shared for sample in samples], dtype=np.int64)
+    starts, starts_k = (np.append(0, np.cumsum(each)) for each in (lengths_B, lengths_B + shared_B))
     total, total_k = int(starts[-1]), int(starts_k[-1])
     if total_k > MAX_TOKENS:
         raise PackingError(f"{total_k} tokens are too many for one row: cu_seqlens is int32, so at most {MAX_TOKENS}")
-    labels = concatenated([completion.labels for completion in completions])
-    labels[starts[:-1][shared_B == 0]] = IGNORE
+    # Sample after sample, shared tokens too: where each token is in the row, and whether it is learned.
+    paths, labels = (concatenated([getattr(sample, name) for sample in samples]) for name in ("path", "labels"))
+    labels[starts_k[:-1]] = IGNORE
     learned = np.flatnonzero(labels != IGNORE)
-    # The prompt of a completion begins at the first segment of its group.
-    prompts_B = np.repeat(starts[np.append(0, np.cumsum(group_sizes))[:-1]], group_sizes)
-    rows = learned - 1
-    at = np.searchsorted(learned, starts)
-    begins = np.flatnonzero((shared_B > 0) & (np.diff(at) > 0))
-    begins = begins[learned[at[begins]] == starts[begins]]
-    rows[at[begins]] = prompts_B[begins] + shared_B[begins] - 1
-    keys = _keys(starts, starts_k, shared_B, prompts_B) if shared_B.any() else None
+    shares = bool(shared_B.any())
+    weighs = any(sample.weights is not None for sample in samples)
+    weights = [np.ones(sample.labels.size, np.float32) if sample.weights is None else sample.weights for sample in samples]
     return PackedGroups(
-        input_ids=concatenated([completion.input_ids for completion in completions]),
+        input_ids=concatenated([sample.input_ids[sample.shared :] for sample in samples]),
         position_ids=np.arange(total) - np.repeat(starts[:-1] - shared_B, lengths_B),
-        rows=rows,
+        rows=paths[learned - 1],
         targets=labels[learned],
-        lengths=np.diff(at),
+        lengths=np.diff(np.searchsorted(learned, starts_k)),
         ends=starts[1:] - 1,
-        group_sizes=group_sizes,
+        group_sizes=np.array(sizes, dtype=np.int64),
         cu_seqlens=starts.astype(np.int32),
         max_seqlen=int(lengths_B.max()) if lengths_B.size else 0,
-        kv_rows=keys,
-        cu_seqlens_k=None if keys is None else starts_k.astype(np.int32),
-        max_seqlen_k=None if keys is None else int((lengths_B + shared_B).max()),
+        kv_rows=paths if shares else None,
+        cu_seqlens_k=starts_k.astype(np.int32) if shares else None,
+        max_seqlen_k=int((lengths_B + shared_B).max()) if shares else None,
+        weights=np.concatenate(weights)[learned] if weighs else None,
     )
-
-
-def _keys(starts: Int64Array, starts_k: Int64Array, shared_B: Int64Array, prompts_B: Int64Array) -> Int64Array:
-    """Return the positions whose keys each segment attends to, one after another: int64[Tk]."""
-    keys_B = np.diff(starts_k)
-    place = np.arange(starts_k[-1]) - np.repeat(starts_k[:-1], keys_B)
-    own = np.repeat(starts[:-1] - shared_B, keys_B)
-    return place + np.where(place < np.repeat(shared_B, keys_B), np.repeat(prompts_B, keys_B), own)

@@ -13,7 +13,7 @@ from forge.tasks._offline import OfflineSteps
 from forge.tasks._reference_model import require_same_tokens
 from forge.tasks._task import Run
 from forge.verbs._registry import verb
-from forge.verbs._sft import SFT
+from forge.verbs._sft import SFT, with_shared_histories
 
 if TYPE_CHECKING:
     from forge._progress import Reporter
@@ -46,7 +46,8 @@ class Distill(SFT):
     def step_source(self, run: Run) -> OfflineSteps:
         """Take the steps of the batch plan, with the teacher on the same ranks."""
         own = run.settings.objective
-        return OfflineSteps(run, forge_algos.Distill(settings=own, teacher=run.load_frozen(own.teacher_path)))
+        teacher = run.load_frozen(own.teacher_path)
+        return OfflineSteps(with_shared_histories(run, run.model, teacher), forge_algos.Distill(settings=own, teacher=teacher))
 
 
 distill = verb(Distill())

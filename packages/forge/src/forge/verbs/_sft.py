@@ -12,7 +12,7 @@ from forge.settings._settings import RunSettings
 from forge.tasks._lint_check import check_kind, check_lint
 from forge.tasks._offline import OfflineSteps
 from forge.tasks._task import Run, Task
-from forge.tasks.items._samples import Samples
+from forge.tasks.items._samples import Conversations, Samples, items_of
 from forge.verbs._registry import verb
 
 if TYPE_CHECKING:
@@ -35,8 +35,8 @@ class SFT(Task):
     about = "Supervised fine-tuning: train a model on conversations, prompts with completions, or tokens."
 
     def items(self, s: Any, store: Any) -> Samples:  # noqa: ARG002 - the same for all settings
-        """Plan each row as one sample."""
-        return Samples(store)
+        """Plan each row as one item: a sample, or a conversation whose turns are samples."""
+        return items_of(store)
 
     def check_data(self, s: Any, report: Reporter, train: Any, held_out: Any) -> None:
         """Refuse rows of another kind, and what the lint stops."""
@@ -46,7 +46,32 @@ class SFT(Task):
 
     def step_source(self, run: Run) -> OfflineSteps:
         """Take the steps of the batch plan, with the cross-entropy loss of `forge_algos.SFT`."""
-        return OfflineSteps(run, forge_algos.SFT(run.settings.objective))
+        own = run.settings.objective
+        reason = f"neftune_alpha={own.neftune_alpha:g} draws noise for each sample" if own.neftune_alpha else ""
+        return OfflineSteps(with_shared_histories(run, run.model, unless=reason), forge_algos.SFT(own))
+
+
+def with_shared_histories(run: Run, *models: Any, unless: str = "") -> Run:
+    """Return the run with histories computed once for all turns of a conversation, where the models allow it.
+
+    Args:
+        run: the run.
+        models: those that are given its rows; every rank calls this.
+        unless: a reason against it, from the settings.
+    """
+    parts = {"train": run.train, "held_out": run.held_out}
+    apart = {name: items for name, items in parts.items() if isinstance(items, Conversations)}
+    if not apart:
+        return run
+    share, why = not unless, unless
+    for model in models if share else ():
+        share, why = forge_algos.shares_prompts(model, device=run.device)
+        if not share:
+            break
+    most = max(int(items.unshared.max()) for items in apart.values())
+    cost = "" if share else f"; max_tokens_per_gpu counts it once, and the longest row has {most:,} tokens with repetitions"
+    run.report.note(f"history: computed once a {'row' if share else 'turn'}: {why}{cost}")
+    return attrs.evolve(run, **{name: items.sharing(share) for name, items in apart.items()})
 
 
 sft = verb(SFT())

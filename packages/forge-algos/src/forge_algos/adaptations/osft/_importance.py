@@ -11,7 +11,8 @@ from torch import nn
 from forge_algos._errors import AdapterError, UnevenRanksError
 from forge_algos._modules import mode
 from forge_algos._parallel import ALONE, Parallel
-from forge_algos.batches._packed import PackedBatch, RowLoader
+from forge_algos.batches._learned import RowLoader
+from forge_algos.batches._packed import PackedBatch
 from forge_algos.isolation._alone import lengths_of_lines
 from forge_algos.isolation._guard import guard_packed
 from forge_algos.isolation._isolation import require_isolation

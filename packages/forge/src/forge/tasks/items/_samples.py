@@ -1,9 +1,11 @@
-"""Token stores → single samples."""
+"""Token stores → single samples, or conversations whose turns are samples."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
+
+import numpy as np
 
 import forge_data
 import forge_packing
@@ -51,3 +53,52 @@ class Samples:
     def short_samples(self) -> list[tuple[Any, Any]]:
         """Return a few short samples."""
         return shortest_samples(self.store)
+
+
+class Conversations(Samples):
+    """Rows of a token store, of which some were tokenized once for each learned turn.
+
+    The turns of a row are trained on in one step, and their common history may be computed once for all of them.
+    """
+
+    shorter = "max_seq_len to leave out longer turns"
+
+    def __init__(self, store: forge_data.TokenStore) -> None:
+        super().__init__(store)
+        self.share_history = False
+        self._ends = store.conversations
+        begins = self._ends[:-1]
+        # Planned as if histories were shared, so that steps do not depend on what the attention can do.
+        self.lengths = np.add.reduceat(store.lengths - store.shared, begins)
+        self.longest = np.maximum.reduceat(store.lengths, begins)
+        self.unshared = np.add.reduceat(store.lengths, begins)
+        """int64[N]: tokens of each row where every turn repeats its history."""
+        self.loss_counts = np.add.reduceat(store.loss_counts, begins)
+        self.sources = None if store.weights is None else store.sources[begins]
+
+    def sharing(self, share_history: bool) -> Conversations:
+        """Return the same items with or without shared histories."""
+        same = Conversations(self.store)
+        same.share_history = share_history
+        return same
+
+    def __len__(self) -> int:
+        return len(self._ends) - 1
+
+    def __str__(self) -> str:
+        turns = f"{len(self.store):,} samples, one for each learned turn where turns are asked for in another form than history"
+        return f"{len(self):,} rows as {turns}; {int(self.loss_counts.sum()):,} tokens are learned"
+
+    def source(self, index: int) -> str:
+        """Return the file and row of a conversation."""
+        return self.store.source(int(self._ends[index]))
+
+    def batch(self, indices: Sequence[int] | Ints) -> Any:
+        """Pack conversations into one row."""
+        turns = [[self.store[at] for at in range(self._ends[i], self._ends[i + 1])] for i in map(int, indices)]
+        return forge_packing.collate_turns(turns, share_history=self.share_history)
+
+
+def items_of(store: forge_data.TokenStore) -> Samples:
+    """Return the samples of a store, by conversation where their turns were tokenized apart."""
+    return Samples(store) if store.conversations is None else Conversations(store)

@@ -1,0 +1,11 @@
+"""forge's SFT on conversations with each history in the row once, a side of `shared_histories.py`."""
+
+from typing import Any
+
+import _side_turns
+from _rows import Rows
+
+
+def run(job: dict[str, Any], rows: Rows, session: Any) -> None:
+    """Train until the session ends it."""
+    _side_turns.run(job, rows, session, form="shared")

@@ -1,0 +1,106 @@
+"""Packed row of documents or of groups → the forward's arguments, and the tokens that are learned."""
+
+from typing import Any, NamedTuple, TypeGuard
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from forge_algos._modules import vocabulary
+from forge_algos.batches._groups import PackedGroups, check_groups, group_inputs, group_tensors
+from forge_algos.batches._packed import (
+    IGNORE,
+    PackedBatch,
+    check_batch,
+    next_tokens,
+    packed_inputs,
+    to_device,
+    token_weights,
+)
+
+AnyRow = PackedBatch | PackedGroups
+"""Documents with labels, or groups of completions with the tokens that they learn."""
+
+
+class LearnedRow(NamedTuple):
+    """A row on the device: the forward's arguments and what is learned."""
+
+    inputs: dict[str, Any]
+    rows: torch.Tensor
+    targets: torch.Tensor
+    weights: torch.Tensor | None
+    """float32[M], by how much each target's term counts; None where each counts 1."""
+    count: float
+    """Sum of the weights, M without any."""
+
+
+def is_groups(batch: AnyRow) -> TypeGuard[PackedGroups]:
+    """Tell whether a row is one of groups."""
+    return hasattr(batch, "group_sizes")
+
+
+def loss_count(batch: AnyRow) -> float:
+    """Add up the weights of a row's learned tokens, without a forward; without weights, count them.
+
+    Raises:
+        PackedBatchError: the arrays are no row.
+    """
+    if not len(batch.input_ids):
+        return 0
+    if is_groups(batch):
+        check_groups(batch)
+        return _sum(len(batch.targets), _weights_of(batch))
+    check_batch(batch)
+    learned = np.flatnonzero(next_tokens(batch) != IGNORE)
+    return _sum(len(learned), token_weights(batch, learned))
+
+
+def _weights_of(batch: PackedGroups) -> NDArray[np.float32] | None:
+    weights = getattr(batch, "weights", None)
+    return None if weights is None else np.asarray(weights, dtype=np.float32)
+
+
+def _sum(count: int, weights: NDArray[np.float32] | None) -> float:
+    return count if weights is None else float(weights.sum(dtype=np.float64))
+
+
+def sample_count(batch: AnyRow) -> int:
+    """Count the documents of a row, or its groups."""
+    return len(batch.group_sizes) if is_groups(batch) else max(0, len(batch.cu_seqlens) - 1)
+
+
+class RowLoader:
+    """Moves packed rows to the device, after checking their arrays and token ids."""
+
+    def __init__(self, model: nn.Module, device: torch.device) -> None:
+        self._device = device
+        self._vocabulary = vocabulary(model)
+
+    def __call__(self, batch: AnyRow) -> LearnedRow:
+        """Return the row's arguments and targets on the device.
+
+        Raises:
+            PackedBatchError: the arrays are no row, or hold an id that the model does not have.
+        """
+        if is_groups(batch):
+            check_groups(batch, self._vocabulary)
+            rows, targets, _ = group_tensors(batch, self._device)
+            return self._learned(group_inputs(batch, self._device), rows, targets, _weights_of(batch))
+        check_batch(batch, self._vocabulary)
+        next_T = next_tokens(batch)
+        learned = np.flatnonzero(next_T != IGNORE)
+        inputs = packed_inputs(
+            to_device(batch.input_ids, self._device),
+            to_device(batch.position_ids, self._device),
+            to_device(batch.cu_seqlens, self._device),
+            int(batch.max_seqlen),
+        )
+        rows, targets = to_device(learned, self._device), to_device(next_T[learned], self._device)
+        return self._learned(inputs, rows, targets, token_weights(batch, learned))
+
+    def _learned(
+        self, inputs: dict[str, Any], rows: torch.Tensor, targets: torch.Tensor, weights: NDArray[np.float32] | None
+    ) -> LearnedRow:
+        on_device = None if weights is None else torch.tensor(weights).to(self._device, non_blocking=True)
+        return LearnedRow(inputs, rows, targets, on_device, _sum(len(rows), weights))
