@@ -1,6 +1,6 @@
 """Packed row of documents or of groups → the forward's arguments, and the tokens that are learned."""
 
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -35,9 +35,9 @@ class LearnedRow(NamedTuple):
     """Sum of the weights, M without any."""
 
 
-def is_groups(batch: AnyRow) -> TypeGuard[PackedGroups]:
-    """Tell whether a row is one of groups."""
-    return hasattr(batch, "group_sizes")
+def _groups_of(batch: Any) -> PackedGroups | None:
+    """Return a row of groups; None for one of documents."""
+    return batch if hasattr(batch, "group_sizes") else None
 
 
 def loss_count(batch: AnyRow) -> float:
@@ -48,12 +48,13 @@ def loss_count(batch: AnyRow) -> float:
     """
     if not len(batch.input_ids):
         return 0
-    if is_groups(batch):
-        check_groups(batch)
-        return _sum(len(batch.targets), _weights_of(batch))
-    check_batch(batch)
-    learned = np.flatnonzero(next_tokens(batch) != IGNORE)
-    return _sum(len(learned), token_weights(batch, learned))
+    if (groups := _groups_of(batch)) is not None:
+        check_groups(groups)
+        return _sum(len(groups.targets), _weights_of(groups))
+    documents: Any = batch
+    check_batch(documents)
+    learned = np.flatnonzero(next_tokens(documents) != IGNORE)
+    return _sum(len(learned), token_weights(documents, learned))
 
 
 def _weights_of(batch: PackedGroups) -> NDArray[np.float32] | None:
@@ -67,7 +68,8 @@ def _sum(count: int, weights: NDArray[np.float32] | None) -> float:
 
 def sample_count(batch: AnyRow) -> int:
     """Count the documents of a row, or its groups."""
-    return len(batch.group_sizes) if is_groups(batch) else max(0, len(batch.cu_seqlens) - 1)
+    groups = _groups_of(batch)
+    return max(0, len(batch.cu_seqlens) - 1) if groups is None else len(groups.group_sizes)
 
 
 class RowLoader:
@@ -83,21 +85,22 @@ class RowLoader:
         Raises:
             PackedBatchError: the arrays are no row, or hold an id that the model does not have.
         """
-        if is_groups(batch):
-            check_groups(batch, self._vocabulary)
-            rows, targets, _ = group_tensors(batch, self._device)
-            return self._learned(group_inputs(batch, self._device), rows, targets, _weights_of(batch))
-        check_batch(batch, self._vocabulary)
-        next_T = next_tokens(batch)
+        if (groups := _groups_of(batch)) is not None:
+            check_groups(groups, self._vocabulary)
+            rows, targets, _ = group_tensors(groups, self._device)
+            return self._learned(group_inputs(groups, self._device), rows, targets, _weights_of(groups))
+        documents: Any = batch
+        check_batch(documents, self._vocabulary)
+        next_T = next_tokens(documents)
         learned = np.flatnonzero(next_T != IGNORE)
         inputs = packed_inputs(
-            to_device(batch.input_ids, self._device),
-            to_device(batch.position_ids, self._device),
-            to_device(batch.cu_seqlens, self._device),
-            int(batch.max_seqlen),
+            to_device(documents.input_ids, self._device),
+            to_device(documents.position_ids, self._device),
+            to_device(documents.cu_seqlens, self._device),
+            int(documents.max_seqlen),
         )
         rows, targets = to_device(learned, self._device), to_device(next_T[learned], self._device)
-        return self._learned(inputs, rows, targets, token_weights(batch, learned))
+        return self._learned(inputs, rows, targets, token_weights(documents, learned))
 
     def _learned(
         self, inputs: dict[str, Any], rows: torch.Tensor, targets: torch.Tensor, weights: NDArray[np.float32] | None

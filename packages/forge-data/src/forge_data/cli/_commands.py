@@ -131,9 +131,8 @@ def stats(words: Namespace) -> int:
 
 def _describe(store: "TokenStore") -> None:
     tokens, learned, report = int(store.lengths.sum()), int(store.loss_counts.sum()), store.lint
-    _print(
-        f"{printable(str(store.path))}: {len(store):,} samples, {tokens:,} tokens, {learned / max(1, tokens):.1%} of them learned"
-    )
+    share = f"{learned / max(1, tokens):.1%}"
+    _print(f"{printable(str(store.path))}: {len(store):,} samples, {tokens:,} tokens, {share} of them learned")
     _print(str(store.accounting))
     _print(f"lint: {report.stops:,} stops, {report.warnings:,} warnings")
     _print(f"fingerprint {store.fingerprint}")

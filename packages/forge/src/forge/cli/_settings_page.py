@@ -69,7 +69,7 @@ def _kind(kind: Any) -> str:
     options = [option for option in get_args(kind) if option is not type(None)]
     if options:
         return ", ".join(_kind(option) for option in options)
-    return {str: "string", int: "whole number", float: "number", bool: "true or false"}[kind]
+    return {str: "string", int: "whole number", float: "number", bool: "true or false", Any: "any value"}[kind]
 
 
 def _default(field: attrs.Attribute[Any]) -> str:

@@ -266,4 +266,4 @@ def _spelled(kind: Any) -> str:
         return f"a list of {_spelled(get_args(kind)[0]).removeprefix('a ')}s"
     if get_origin(kind) is Mapping:
         return f"a mapping from strings to {_spelled(get_args(kind)[1]).removeprefix('a ')}s"
-    return {str: "a string", int: "a whole number", float: "a number", bool: "true or false"}[kind]
+    return {str: "a string", int: "a whole number", float: "a number", bool: "true or false", Any: "a value"}[kind]

@@ -66,6 +66,7 @@ class Conversations(Samples):
     def __init__(self, store: forge_data.TokenStore) -> None:
         super().__init__(store)
         self.share_history = False
+        assert store.conversations is not None
         self._ends = store.conversations
         begins = self._ends[:-1]
         # Planned as if histories were shared, so that steps do not depend on what the attention can do.
