@@ -5,7 +5,9 @@ import random
 
 import pytest
 
-from forge_data import TokenStore, prepare, tokenize
+from forge_data import TokenStore, prepare
+from forge_data.formats._registry import convert
+from forge_data.tokenizing._encoder import Encoder
 
 from ..families import FAMILIES
 from ..nasty import BLANKS, LOOK_ALIKES, WORDS
@@ -28,6 +30,12 @@ def nasty_rows(seed, size):
         rows.append({"messages": messages})
         written += len(json.dumps(rows[-1], ensure_ascii=False).encode()) + 1
     return rows
+
+
+def of_row(encoder, row):
+    """Return the examples of a row, one for each learned turn where its turns are tokenized apart."""
+    (encoded,) = encoder.encode([convert("messages", "row", row, encoder.vocabulary)])
+    return encoded.examples
 
 
 def contents(store):
@@ -54,7 +62,8 @@ def test_any_number_of_workers_and_one_row_alone(tmp_path):
     assert message.kept
     assert message.dropped["longer_than_max_seq_len"]
     store = TokenStore.open(tmp_path / "store-3")
-    alone = (example for example in (tokenize(row, tokenizer) for row in rows) if len(example) <= limit)
+    encoder = Encoder(tokenizer)
+    alone = (example for row in rows for example in of_row(encoder, row) if len(example) <= limit)
     for number, example in zip(range(150), alone, strict=False):
         assert store[number].input_ids.tolist() == example.input_ids.tolist()
         assert store[number].labels.tolist() == example.labels.tolist()

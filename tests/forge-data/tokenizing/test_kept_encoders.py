@@ -6,6 +6,7 @@ import pytest
 from tokenizers import AddedToken
 
 from forge_data import TemplateError, add_tokens, tokenize
+from forge_data._options import Options
 from forge_data.tokenizing._encoder import Encoder
 from forge_data.tokenizing._kept_encoders import _MOST, kept_encoder
 
@@ -35,10 +36,10 @@ def same(example, other):
 def test_the_next_call_finds_it():
     """One encoder serves all calls with a tokenizer and what it learns on; another tokenizer has its own."""
     tokenizer, other = (FAMILIES["chatml"].tokenizer() for _ in range(2))
-    encoder = kept_encoder(tokenizer, "assistant")
-    assert kept_encoder(tokenizer, "assistant") is encoder
-    assert kept_encoder(tokenizer, "all") is not encoder
-    assert kept_encoder(other, "assistant") is not encoder
+    encoder = kept_encoder(tokenizer, Options())
+    assert kept_encoder(tokenizer, Options()) is encoder
+    assert kept_encoder(tokenizer, Options(train_on="all")) is not encoder
+    assert kept_encoder(other, Options()) is not encoder
 
 
 def template(tokenizer):
@@ -62,9 +63,9 @@ def test_a_change_is_noticed(change):
     """A template, tokens and special tokens that change in place change what the next call makes, as with a new encoder."""
     tokenizer = FAMILIES["chatml"].tokenizer()
     before = tokenize(ROW, tokenizer)
-    encoder = kept_encoder(tokenizer, "assistant")
+    encoder = kept_encoder(tokenizer, Options())
     change(tokenizer)
-    assert kept_encoder(tokenizer, "assistant") is not encoder
+    assert kept_encoder(tokenizer, Options()) is not encoder
     assert same(tokenize(ROW, tokenizer), fresh(tokenizer))
     assert not same(tokenize(ROW, tokenizer), before) or change is eos
 
@@ -83,15 +84,15 @@ def test_a_template_that_is_taken_away_is_missed():
 def test_few_are_kept():
     """A program that loads many tokenizers does not hold all of them."""
     tokenizers = [FAMILIES["chatml"].tokenizer() for _ in range(_MOST + 1)]
-    first, *_ = [kept_encoder(tokenizer, "assistant") for tokenizer in tokenizers]
-    assert kept_encoder(tokenizers[0], "assistant") is not first
-    assert kept_encoder(tokenizers[-1], "assistant") is kept_encoder(tokenizers[-1], "assistant")
+    first, *_ = [kept_encoder(tokenizer, Options()) for tokenizer in tokenizers]
+    assert kept_encoder(tokenizers[0], Options()) is not first
+    assert kept_encoder(tokenizers[-1], Options()) is kept_encoder(tokenizers[-1], Options())
 
 
 def test_threads_have_their_own():
     """Two threads never share an encoder."""
     tokenizer, found = FAMILIES["chatml"].tokenizer(), []
-    thread = threading.Thread(target=lambda: found.append(kept_encoder(tokenizer, "assistant")))
+    thread = threading.Thread(target=lambda: found.append(kept_encoder(tokenizer, Options())))
     thread.start()
     thread.join()
-    assert found[0] is not kept_encoder(tokenizer, "assistant")
+    assert found[0] is not kept_encoder(tokenizer, Options())

@@ -153,7 +153,7 @@ def _shown(words: Namespace, folder: Path) -> "TokenStore | PromptStore":
             raise DataError(f"{words.store} is not prepared yet; give a `tokenizer` to see what would be learned of it")
         return _prepared(words, folder / "store")
     defaults = {"tokenizer": None, "prompts": False, **attrs.asdict(Options()), "preprocess": None}
-    if given := [name for name, default in defaults.items() if getattr(words, name) != default]:
+    if given := [name for name, default in defaults.items() if getattr(words, name) not in (default, None)]:
         raise DataError(f"{words.store} is prepared already, and `{given[0]}` is for rows that are not; leave it out")
     return opened(place)
 
