@@ -111,6 +111,12 @@ def several_turns_in_one_text(rng, row):
     return f"messages[{len(row['messages']) - 3}]"
 
 
+@defect("inline_reasoning", "stop", template=LATE)
+def thinks_behind_an_empty_block(rng, row):
+    row["messages"][-1]["content"] = f"<think>{words(rng)}</think>{words(rng)}"
+    return f"messages[{len(row['messages']) - 1}].content"
+
+
 @defect("unclosed_reasoning", "stop")
 def thinks_without_end(rng, row):
     at = reply(row, rng)

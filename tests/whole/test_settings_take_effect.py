@@ -15,7 +15,7 @@ import forge
 from forge.settings._settings import flat_fields, signature_of
 from forge.verbs._sft import SFTSettings
 
-from .conftest import conversations, write_rows
+from .conftest import CHATML, conversations, write_rows
 
 BASE: dict[str, Any] = {
     "max_steps": 3,
@@ -41,6 +41,10 @@ CASES: dict[str, tuple[dict[str, Any], Any, Any]] = {
     "max_seq_len": ({}, 40, 60),
     "data_format": ({"data_path": "TWO WAYS"}, "messages", "text"),
     "train_on": ({}, "assistant", "last"),
+    "turns": ({"chat_template": "TEMPLATE", "lint": "off"}, "auto", "history"),
+    "chat_template": ({}, None, "TEMPLATE"),
+    "chat_template_kwargs": ({"chat_template": "TEMPLATE"}, None, {"mood": "glad"}),
+    "turn_end": ({"chat_template": "OPEN TEMPLATE", "lint": "off"}, None, "<|endoftext|>"),
     "on_overflow": ({"max_seq_len": 40}, "drop", "truncate"),
     "preprocess": ({}, None, "forge_test_hooks:shout"),
     "rename_columns": ({"data_path": "TWO TALKS"}, {"talk": "messages"}, {"other": "messages"}),
@@ -185,6 +189,10 @@ def places(
     (other / "forge_test_hooks.py").write_text(
         "def shout(row):\n    return {'messages': [m | {'content': m['content'].upper()} for m in row['messages']]}\n"
     )
+    first = "('- ' if loop.last and message['role'] == 'assistant' else '') + message['content']"
+    late = "{{ mood }}" + CHATML.replace("message['content']", first)
+    (other / "late.jinja").write_text(late)
+    (other / "open.jinja").write_text(CHATML.replace("<|im_end|>", ""))
     monkeypatch.syspath_prepend(other)
     return {
         "MODEL": str(model_dir),
@@ -192,6 +200,8 @@ def places(
         "MIXTURE": str(other / "mixture"),
         "DATA": str(chats),
         "OTHER DATA": str(rows),
+        "TEMPLATE": str(other / "late.jinja"),
+        "OPEN TEMPLATE": str(other / "open.jinja"),
         "TWO WAYS": str(ambiguous),
         "DOUBTFUL": str(doubtful),
         "TWO TALKS": str(write_rows(other / "talks.jsonl", talks)),

@@ -12,7 +12,7 @@ import yaml
 import forge
 from forge.cli._app import main
 
-from .conftest import conversations, write_rows
+from .conftest import CHATML, conversations, write_rows
 
 FEW: dict[str, Any] = {"max_steps": 4, "effective_batch_size": 8, "max_tokens_per_gpu": 256, "learning_rate": 1e-2}
 
@@ -52,6 +52,29 @@ def test_a_run_leaves_what_the_design_names(model_dir: Path, chats: Path, tmp_pa
     assert result.eval_loss_after < result.eval_loss_before
     assert "finished" in (run / "log.txt").read_text().splitlines()[-1]
     assert "read 24 rows, kept 24" in (run / "log.txt").read_text()
+
+
+def test_the_export_asks_as_it_was_trained(
+    model_dir: Path, chats: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The exported tokenizer has the run's template, with the run's arguments as its defaults; a recipe repeats both."""
+    from transformers import AutoTokenizer
+
+    template = tmp_path / "own.jinja"
+    template.write_text("{{ mood or 'plain' }}: " + CHATML)
+    words = ["--model-path", model_dir, "--data-path", chats, "--ckpt-output-dir", tmp_path / "run", "--max-steps", 1]
+    words += ["--effective-batch-size", 4, "--chat-template", template, "--chat-template-kwargs", "mood=glad"]
+    assert main(["sft", *map(str, words)]) == 0
+    exported = AutoTokenizer.from_pretrained(capsys.readouterr().out.splitlines()[-1])
+    question: list[dict[str, str]] = [{"role": "user", "content": "Hi"}]
+    asked = exported.apply_chat_template(question, tokenize=False, add_generation_prompt=True)
+    assert asked == "glad: <|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    own = exported.apply_chat_template(question, tokenize=False, mood="sad")
+    assert own.startswith("sad: ")
+    config = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
+    assert (config["chat_template"], config["chat_template_kwargs"]) == (str(template), {"mood": "glad"})
+    again = forge.data.TokenStore.open(tmp_path / "run" / "data" / "train")
+    assert again.tokenizer().chat_template == exported.chat_template
 
 
 def test_the_export_is_plain(model_dir: Path, chats: Path, tmp_path: Path) -> None:

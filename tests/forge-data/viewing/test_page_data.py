@@ -16,7 +16,7 @@ def test_the_data_is_the_sample(chatml_tokenizer):
     """The data alone gives back ids, texts, mask, segments and findings of each sample."""
     samples = [chat(chatml_tokenizer, ("user", "Hi 日本"), ("assistant", text)) for text in ("one", "two 日本")]
     store = Store(samples, chatml_tokenizer)
-    finding = Finding("empty_turn", "stop", "train.jsonl", 2, "messages[0]", "what", "fix")
+    finding = Finding("empty_turn", "stop", "train.jsonl", 2, "messages[0]", "what", "fix", texts=("a", "b"))
     shown = list(views(store, [0, 1]))
     data = json.loads(as_script(page_data(shown, [finding])))
     assert len({token for token, _, _ in data["vocabulary"]}) == len(data["vocabulary"])
@@ -34,7 +34,7 @@ def test_the_data_is_the_sample(chatml_tokenizer):
         assert [ROLES[number] for number in message["segments"][1::2]] == list(sample.roles)
     assert [message["findings"] for message in data["samples"]] == [[], [0]]
     assert data["findings"][0]["rule"] == "empty_turn"
-    assert data["findings"][0]["texts"] is None
+    assert data["findings"][0]["texts"] == ["a", "b"]
 
 
 @given(text=st.text(st.characters() | st.sampled_from("<>&/!-\u2028\u2029\ud800\udce2\"'\\")))

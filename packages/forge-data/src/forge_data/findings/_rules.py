@@ -68,6 +68,11 @@ RULES: dict[str, Rule] = {
         "where the text that is learned is another too",
         "leave turns at auto, or use a template that writes every turn as it is asked for (chat_template)",
     ),
+    "inline_reasoning": Rule(
+        STOP,
+        "the model learns the tags of reasoning as text of its answer, behind the template's own block or in its final channel",
+        "give the reasoning in a field of its own (reasoning_content)",
+    ),
     "unclosed_reasoning": Rule(
         STOP,
         "the model learns to think and never to answer; generated data that was cut off looks so",

@@ -7,7 +7,7 @@ Where a template leaves that open, the row is refused.
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from forge_data.chat_template._asked import has_reasoning
+from forge_data.chat_template._asked import REASONING_TAGS, has_reasoning
 from forge_data.chat_template._header import Opening, RefusedError, UndecidableError, header_end
 from forge_data.chat_template._template import RenderedChat
 from forge_data.chat_template._trace import NOBODY, foreign_text, template_prefix
@@ -15,6 +15,9 @@ from forge_data.formats._samples import Note
 from forge_data.masking._loss_mask import Span
 from forge_data.masking._train_on import CONTENT, TURN
 from forge_data.masking._turns import find_content, turn_span
+
+_FINAL = "<|channel|>final"
+"""Channel of answers in templates that have one for reasoning (gpt-oss)."""
 
 
 class UnclearError(Exception):
@@ -70,6 +73,7 @@ def spans_of(context: SpanContext, what: Sequence[str]) -> Turns:
     last = {index: span for index, span in turns if span is not None}
     # Of several marked spans in one turn the last one has its end.
     notes = [note for index, span in last.items() if (note := _untrained_end(context.rendered, index, span))]
+    notes += [note for index in last if (note := _inline_reasoning(context.rendered, index))]
     if marks:
         notes += [_unmarked(index) for index, part in enumerate(what) if part == TURN and index not in last]
     contents = [span for index, part in enumerate(what) if part == CONTENT for span in _content(context.rendered, index)]
@@ -267,3 +271,19 @@ def _untrained_end(rendered: RenderedChat, index: int, span: Span) -> Note | Non
     if text[max(ends, default=span.content_end) : span.stop].strip():
         return None
     return Note("untrained_turn_end", f"messages[{index}]", "the template writes nothing that ends this turn")
+
+
+def _inline_reasoning(rendered: RenderedChat, index: int) -> Note | None:
+    """Note reasoning that a content begins with, where the template's own reasoning ends before it."""
+    trace = rendered.trace
+    content = next((stretch for stretch in trace.of(index) if stretch[2].field == "content"), None)
+    if content is None:
+        return None
+    start, stop = content[:2]
+    own = next((opening for opening, _ in REASONING_TAGS if trace.text[start:stop].lstrip().startswith(opening)), None)
+    if own is None:
+        return None
+    before = trace.text[max((last for _, last, _, _ in trace.within(0, start)), default=0) : start]
+    if not any(mark in before for mark in (*(closing for _, closing in REASONING_TAGS), _FINAL)):
+        return None
+    return Note("inline_reasoning", f"messages[{index}].content", f"{own} is text behind {before[-40:]!r}")
