@@ -197,7 +197,7 @@ def reusable(kind: type[S], directory: Path, inputs: str | None) -> S | None:
 
 
 def _as_trained(job: Job, outcome: Outcome) -> "PreTrainedTokenizerBase | None":
-    """Return the tokenizer with which the model is asked as it was trained: thinking, or not, as all rows do."""
+    """Return the tokenizer that asks as the rows were rendered: thinking on, or off, by default."""
     if job.tokenizer is None:
         return None
     every = {form for form, count in outcome.forms.items() if count == outcome.kept}

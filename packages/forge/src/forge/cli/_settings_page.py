@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal, get_args, get_origin
 
 import attrs
@@ -63,6 +64,8 @@ def _kind(kind: Any) -> str:
         return ", ".join(f"`{choice}`" for choice in get_args(kind))
     if get_origin(kind) is tuple:
         return f"list of {_kind(get_args(kind)[0])}"
+    if get_origin(kind) is Mapping and get_args(kind)[1] is Any:
+        return "mapping from names to values"
     options = [option for option in get_args(kind) if option is not type(None)]
     if options:
         return ", ".join(_kind(option) for option in options)

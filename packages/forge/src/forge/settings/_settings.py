@@ -265,5 +265,5 @@ def _spelled(kind: Any) -> str:
     if get_origin(kind) is tuple:
         return f"a list of {_spelled(get_args(kind)[0]).removeprefix('a ')}s"
     if get_origin(kind) is Mapping:
-        return "a mapping from strings to numbers"
+        return "a mapping from names to values" if get_args(kind)[1] is Any else "a mapping from strings to numbers"
     return {str: "a string", int: "a whole number", float: "a number", bool: "true or false"}[kind]
