@@ -43,7 +43,7 @@ def nearest(name: object, known: Iterable[str], likeness: float = 0.4) -> str:
 
 
 def keyword_arguments(value: Any) -> Any:
-    """Read `NAME=VALUE` words as a mapping, each value as JSON where it is some; leave anything else as it is.
+    """Read `NAME=VALUE` words as a mapping, with values in JSON; return anything else as it is.
 
     >>> keyword_arguments(["enable_thinking=false", "effort=low"])
     {'enable_thinking': False, 'effort': 'low'}

@@ -1,4 +1,4 @@
-"""Conversation and one of its turns → what the model is asked with, and the text once it has answered."""
+"""Conversation and a turn of it → its prompt, and the text once it is answered."""
 
 import json
 from collections.abc import Mapping
@@ -29,7 +29,7 @@ class Asked(NamedTuple):
 
 
 def ask(renderer: Renderer, messages: Messages, index: int) -> Asked | None:
-    """Render a turn as the model is asked for it; None where the template cannot write the messages before it alone."""
+    """Render a turn's prompt and answered text; None where the template refuses its beginning."""
     try:
         return Asked(renderer.native(messages[:index], opening=True), renderer.native(messages[: index + 1]))
     except RefusedError:
@@ -43,7 +43,7 @@ def has_reasoning(message: Message) -> bool:
 
 
 def thinking(reads: frozenset[str], given: Mapping[str, Any], *, thinks: bool) -> dict[str, Any]:
-    """Return the argument by which a template lets the model think, or not; none that it does not read or the row gives."""
+    """Return the argument that switches thinking on or off; none if not read, or given already."""
     switches = [name for name in SWITCHES if name in reads]
     return {} if not switches or any(name in given for name in switches) else {switches[0]: thinks}
 

@@ -1,4 +1,4 @@
-"""Source of a chat template → the text that it writes around contents, whatever these contents are.
+"""Source of a chat template → its text around any contents, by symbolic execution.
 
 The template runs on symbols in place of contents. A symbol can be written, joined, stripped and tested for being there; asked
 whether it has a certain text in it, it says no and the text is noted, since the answer holds without that text alone
@@ -43,7 +43,7 @@ class Symbols:
         self._numbers: dict[object, int] = {}
 
     def symbol(self, expression: object) -> "Symbolic":
-        """Return the symbol of an expression: a message's content, or another symbol without blanks at its ends."""
+        """Return the symbol of an expression: a message's content, or a stripped symbol."""
         return Symbolic(chr(_FIRST + self._numbers.setdefault(expression, len(self._numbers))), self)
 
     def lacks(self, text: object) -> bool:
@@ -152,7 +152,7 @@ def holds_symbol(text: str) -> bool:
 
 
 class _Rewrite(CountingRewrite):
-    """Rewrite of a template in which `~` keeps symbols, and no symbol is searched in another text."""
+    """Rewrite of a template in which `~` keeps symbols and `in` refuses them on its left."""
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
         self.generic_visit(node)
@@ -161,12 +161,12 @@ class _Rewrite(CountingRewrite):
     def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
         self.generic_visit(node)
         if any(each.op in ("in", "notin") for each in node.ops):
-            node.expr = nodes.Filter(node.expr, _KEPT_OUT, [], [], None, None).set_lineno(node.lineno)
+            node.expr = nodes.Filter(node.expr, _KEPT_OUT, [], [], None, None, lineno=node.lineno)
         return node
 
 
 class _SymbolicEnvironment(LimitedEnvironment):
-    """The environment of transformers for chat templates, in which nothing but `Symbolic` itself handles symbols."""
+    """Jinja environment as transformers', in which only `Symbolic` itself handles symbols."""
 
     symbols: Symbols
 

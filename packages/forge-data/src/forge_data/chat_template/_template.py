@@ -146,7 +146,7 @@ class ChatTemplate:
         return self._program(chat.place, self._source(chat.tools)).marks
 
     def symbolic(self, chat: Chat, symbols: "Symbols") -> Callable[..., str]:
-        """Return what writes the first messages of a conversation with symbols in place of their contents.
+        """Return a function that renders first messages with symbols in place of contents.
 
         The messages must have a role and a content each, and nothing else.
         """
@@ -265,7 +265,7 @@ class ChatTemplate:
 
     @cached_property
     def _takes_parts(self) -> bool:
-        """Whether the template writes contents that are lists of parts, and loses those that are texts."""
+        """Whether the template writes contents as lists of parts, and loses plain texts."""
         written = []
         for content in ("0x0", [{"type": "text", "text": "0x0"}]):
             try:

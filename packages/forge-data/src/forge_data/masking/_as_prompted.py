@@ -1,4 +1,4 @@
-"""A text and a learned turn in it → whether the turn stands there as the model is asked for it."""
+"""Text and a learned turn in it → whether it stands there as it will be asked for."""
 
 import os
 import re
@@ -36,12 +36,12 @@ class TurnEnds:
         return self._stop.search(text) is not None
 
     def learned_end(self, text: str, span: Span) -> int:
-        """Return the end of what is learned of a span, in characters, as `trained_tokens` finds it in tokens."""
+        """Return the end of a span's learned part, in characters, as `trained_tokens` has it."""
         ends = [found.end() for found in self._token.finditer(text, span.content_end, span.stop)]
         return max(ends, default=span.closing_end)
 
     def extends(self, text: str, span: Span, asked: Asked, *, marked: bool) -> bool:
-        """Tell whether a text has a turn as the model is asked for it, with all that it has to write.
+        """Tell whether a text has a turn as it is asked for, with all that is to be written.
 
         What a template marks (`marked`) is all of it, whatever follows.
         """
@@ -49,7 +49,7 @@ class TurnEnds:
         return self.follows(text[:end], asked, closed=marked or self.closes(text[span.content_end : end]))
 
     def follows(self, learned: str, asked: Asked, *, closed: bool) -> bool:
-        """Tell whether a text, up to a turn's learned end, begins with the prompt and is all that the model has to write.
+        """Tell whether a text up to a turn's end is its prompt and all that is to be written.
 
         After a turn that has an end of its own (`closed`), special tokens and blanks are the template's.
         """

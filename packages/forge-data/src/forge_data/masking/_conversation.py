@@ -1,4 +1,4 @@
-"""Conversation → texts and learned spans, by one tokenizer's chat template: one text, or one for each learned turn."""
+"""Conversation → texts and learned spans: one text, or one for each learned turn."""
 
 import contextlib
 import json
@@ -139,7 +139,7 @@ class ConversationReader:
     def _asked(
         self, chat: Chat, rendered: RenderedChat, index: int, thinks: bool | None
     ) -> tuple[dict[str, Any], Asked | None]:
-        """Render a turn as the model is asked for it, with arguments under which its text begins with its prompt.
+        """Choose arguments under which a turn's text begins with its prompt, and render both.
 
         Raises:
             TemplateError: no arguments do.
@@ -175,7 +175,7 @@ class ConversationReader:
         asked: Mapping[int, Asked],
         arguments: dict[str, Any],
     ) -> Turns | None:
-        """Find the spans of one text for all turns; None where it does not extend each of their prompts."""
+        """Find the spans of one text for all turns; None where it does not extend their prompts."""
         text = rendered.trace.text
         if not all(text.startswith(turn.prompt) for turn in asked.values()):
             return None
@@ -200,7 +200,7 @@ class ConversationReader:
     def _turn_alone(
         self, chat: Chat, rendered: RenderedChat, index: int, arguments: dict[str, Any], asked: Asked | None
     ) -> Conversation:
-        """Make the text of one learned turn: the conversation up to it, of which that turn alone is learned."""
+        """Make the sample of one learned turn: the conversation up to it, nothing else learned."""
         upto = attrs.evolve(_with(chat, arguments), messages=rendered.messages[: index + 1])
         try:
             alone = self._template.render(upto)
@@ -214,12 +214,12 @@ class ConversationReader:
         return self._made(chat, what, alone, turns, arguments, ONE_A_TURN)
 
     def _in_history(self, chat: Chat, what: Sequence[str], learned: list[int], rendered: RenderedChat) -> Conversation:
-        """Make one text in any case, and note the turns that it holds in another form than they are asked for."""
+        """Make one text in any case, and note turns that are not as they are asked for."""
         asked = {index: turn for index in learned if (turn := ask(rendered.renderer, rendered.messages, index)) is not None}
         if all(turn.follows for turn in asked.values()):
-            turns = self._extending(chat, what, rendered, asked, {})
-            if turns is not None:
-                return self._made(chat, what, rendered, turns, {})
+            extending = self._extending(chat, what, rendered, asked, {})
+            if extending is not None:
+                return self._made(chat, what, rendered, extending, {})
         try:
             turns = self._spans(chat, what, rendered, history=True)
         except UnclearError as error:
@@ -313,7 +313,7 @@ def _with(chat: Chat, arguments: Mapping[str, Any]) -> Chat:
 
 
 def _is_answered(rendered: RenderedChat, index: int) -> bool:
-    """Tell whether a template writes more for a turn than its prompt, where no character can be traced to it."""
+    """Tell whether a template writes more of a turn than its prompt, where nothing is traced."""
     turn = ask(rendered.renderer, rendered.messages, index)
     return turn is not None and turn.follows and bool(turn.answered[len(turn.prompt) :].strip())
 

@@ -1,4 +1,4 @@
-"""Conversation that extends its prompts → the same of all others with the same roles, without rendering their prompts.
+"""Conversation that extends its prompts → layout of all conversations of the same roles.
 
 Proven on symbols in place of contents (`chat_template._symbolic`), so it holds for every content that the proof allows.
 """
@@ -26,7 +26,7 @@ _Key = tuple[tuple[str, ...], tuple[str, ...]]
 
 
 class Layout(NamedTuple):
-    """What conversations with the same roles have in common, where one text extends all of its prompts."""
+    """Where the prompts of conversations with the same roles end in their texts."""
 
     arguments: dict[str, Any]
     """Arguments of the template that the row does not give."""
@@ -73,7 +73,7 @@ class Layouts:
         turns: Turns,
         template: ChatTemplate,
     ) -> None:
-        """Examine a conversation that extends its prompts, unless one with the same roles was examined.
+        """Examine a conversation that extends its prompts, unless one of its roles was before.
 
         Args:
             chat: the conversation, with all arguments of its template.
@@ -95,7 +95,7 @@ class Layouts:
     def _examine(
         self, chat: Chat, rendered: RenderedChat, asked: Mapping[int, Asked], turns: Turns, template: ChatTemplate
     ) -> Layout | None:
-        """Make the layout of a conversation; None unless symbols prove that its like extend their prompts too."""
+        """Make the layout of a conversation; None unless symbols prove it for all of its roles."""
         symbols = Symbols()
         write = template.symbolic(chat, symbols)
         try:
@@ -120,7 +120,7 @@ class Layouts:
 
 
 class _Places:
-    """Places of a text beside those of the same text with a symbol in place of each stretch of content."""
+    """Map of places in a text to places in the same text with symbols for contents."""
 
     def __init__(self, whole: str, trace: Trace) -> None:
         self._symbols = [at for at, character in enumerate(whole) if holds_symbol(character)]
@@ -147,7 +147,7 @@ def _key(chat: Chat, what: Sequence[str]) -> _Key:
 
 
 def _allows(absent: Iterable[str], chat: Chat) -> bool:
-    """Tell whether a proof holds for a conversation: texts alone, none blank at its ends or with a text that may not be."""
+    """Check that a proof holds: plain texts, no blanks at their ends, no excluded text."""
     if chat.tools or chat.documents:
         return False
     contents: list[str] = []

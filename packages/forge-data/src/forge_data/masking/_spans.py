@@ -125,7 +125,7 @@ def _prompted(context: SpanContext, index: int, start: int) -> Span:
 
 
 def _answered_end(context: SpanContext, index: int, start: int) -> int:
-    """Find where a turn ends that several loops write, or within which another message is written.
+    """Find the end of a turn that several loops write, or that holds another message.
 
     It ends where the text ends that the template writes for the messages up to it, if the conversation continues from there.
     """
@@ -220,7 +220,7 @@ def _content(rendered: RenderedChat, index: int) -> list[Span]:
 
 
 def _marked(context: SpanContext, what: Sequence[str]) -> list[tuple[int, Span]]:
-    """Find the spans that the template itself marks, of messages that are to be learned; what a prompt has is not."""
+    """Find the spans that the template marks of learned turns, without what their prompts have."""
     rendered, trace = context.rendered, context.rendered.trace
     answers = {index for index, message in enumerate(rendered.messages) if message["role"] == "assistant"}
     learned = {index for index in answers if what[index] == TURN}
@@ -247,7 +247,7 @@ def _marked(context: SpanContext, what: Sequence[str]) -> list[tuple[int, Span]]
 
 
 def _has_prompts(context: SpanContext) -> bool:
-    """Tell whether the template gives a generation prompt, but for which its marks alone say where a turn begins."""
+    """Tell whether the template has a generation prompt; without one its marks alone count."""
     try:
         context.opens()
     except UndecidableError:
@@ -256,7 +256,7 @@ def _has_prompts(context: SpanContext) -> bool:
 
 
 def _asked_writer(context: SpanContext, start: int, stop: int) -> int | None:
-    """Find the learned turn that a part of a text is of, by the texts that it is asked with; None where no prompt is known."""
+    """Find the learned turn that holds a marked part, by prompts; None where none is known."""
     if not context.prompts:
         return None
     ends = {index: len(answered) for index, answered in context.answered.items()}
@@ -274,7 +274,7 @@ def _untrained_end(rendered: RenderedChat, index: int, span: Span) -> Note | Non
 
 
 def _inline_reasoning(rendered: RenderedChat, index: int) -> Note | None:
-    """Note reasoning that a content begins with, where the template's own reasoning ends before it."""
+    """Note a content that begins with reasoning behind the template's own reasoning block."""
     trace = rendered.trace
     content = next((stretch for stretch in trace.of(index) if stretch[2].field == "content"), None)
     if content is None:

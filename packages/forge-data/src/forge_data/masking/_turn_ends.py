@@ -1,4 +1,4 @@
-"""Learned turns that their template ends with nothing → the same with the stop token that the model has to write."""
+"""Learned turns without an end → the same with the stop token that ends them."""
 
 import re
 from collections.abc import Sequence
@@ -23,13 +23,13 @@ class StopTokens:
     """The tokens that stop a model's answers."""
 
     def __init__(self, tokens: Sequence[str], ends: TurnEnds, *, chosen: bool) -> None:
-        """Keep the tokens; where the user chose one, it ends the last turn whatever another message would begin with."""
+        """Take the tokens; one that is `chosen` ends the last turn in any case."""
         self._stop = re.compile(r"\s*(" + "|".join(map(re.escape, tokens)) + ")") if tokens else None
         self._last = tokens[0] if chosen else ""
         self._ends = ends
 
     def end_turns(self, rendered: RenderedChat, turns: Turns) -> Ended:
-        """Let each learned turn that nothing ends be ended by the stop token with which the next message begins.
+        """End each learned turn that has no end with the stop token that begins the next message.
 
         Where no message follows, the token is appended with which a user's message, or the result of a call, would begin. What
         a template marks stays as it is.
@@ -56,7 +56,7 @@ class StopTokens:
         return Ended(text, turns, frozenset(tokens))
 
     def _following(self, rendered: RenderedChat, index: int) -> str:
-        """Return the stop token with which the message after a turn would begin; empty where it begins with none."""
+        """Return the stop token that would begin the message after a turn; empty if there is none."""
         calls = rendered.messages[index].get("tool_calls")
         following = {"role": "user", "content": "0"}
         if calls:

@@ -232,7 +232,7 @@ def reusable(kind: type[S], directory: Path, inputs: str | None, shard: Shard | 
 
 
 def as_trained(tokenizer: "PreTrainedTokenizerBase", accounting: Accounting) -> "PreTrainedTokenizerBase":
-    """Return the tokenizer with which the model is asked as it was trained: thinking, or not, as all rows do."""
+    """Return the tokenizer that asks as the rows were rendered: thinking on, or off, by default."""
     every = {form for form, count in accounting.forms.items() if count == accounting.kept}
     arguments = {name: value for name in SWITCHES for value in (False, True) if as_form(name, value) in every}
     mixed = any(as_form(name, not value) in accounting.forms for name, value in arguments.items())

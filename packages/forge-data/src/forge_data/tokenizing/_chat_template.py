@@ -1,4 +1,4 @@
-"""Tokenizer, and a chat template and arguments of the user's choice → the same tokenizer with that template.
+"""Tokenizer, chat template and its arguments → the same tokenizer with that template.
 
 Arguments become the template's own defaults, so that whoever asks the model with this tokenizer asks it as it was trained.
 """
@@ -23,7 +23,9 @@ Templates = str | dict[str, str]
 def with_template(
     tokenizer: "PreTrainedTokenizerBase", chat_template: str | None, arguments: Mapping[str, Any] | None = None
 ) -> "PreTrainedTokenizerBase":
-    """Return a copy of a tokenizer with another chat template, or other defaults of its arguments; itself without either.
+    """Return a copy of a tokenizer with another chat template or other default arguments.
+
+    The tokenizer itself is returned where there is neither.
 
     Args:
         tokenizer: the tokenizer.

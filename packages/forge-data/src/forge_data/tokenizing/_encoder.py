@@ -184,7 +184,7 @@ class Encoder:
         return self._thread.submit(self._tokenize, texts, special=special).result
 
     def _made(self, part: Single, rendered: Iterator[Written | None], thinks: bool | None) -> "list[TokenizedExample | _Job]":
-        """Make what a sample's part becomes: one example, or one for each learned turn of a conversation."""
+        """Make the examples or jobs of one part: of a conversation one, or one a learned turn."""
         match part:
             case Tokens():
                 return [self._tokens(part)]
@@ -297,7 +297,10 @@ def _several_turns(place: str) -> str:
 
 
 def _thinks(answers: Sequence[Single]) -> bool:
-    """Tell whether one of two answers to a prompt has reasoning: both are rendered alike, so that the prompt is the same."""
+    """Tell whether either answer of a preference has reasoning.
+
+    Both are rendered alike, so that they have one prompt.
+    """
     return any(
         has_reasoning(message)
         for answer in answers

@@ -13,7 +13,7 @@ _FILES = ("generation_config.json", "config.json")
 
 
 def stop_tokens(tokenizer: "PreTrainedTokenizerBase", turn_end: str | None) -> tuple[str, ...]:
-    """List the tokens that stop the model's answers: the one that is given, or those of the model's EOS list.
+    """List the tokens that stop an answer: the given one, or those of the model's EOS list.
 
     Raises:
         TokenizerError: what is given is not one of the tokenizer's special tokens.
