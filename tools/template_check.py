@@ -1,4 +1,4 @@
-"""One chat template → fifteen conversations prepared with it, each compared with what the template itself asks and writes.
+"""One chat template → fifteen conversations, compared with what it asks and writes itself.
 
 The comparison knows nothing of how forge_data finds what is learned. For a learned turn i of a conversation, P is what
 `apply_chat_template` writes of the messages before it with the generation prompt, and F what it writes of the messages up to
@@ -174,7 +174,7 @@ def _tokenizer(template: str, name: str, special: Sequence[str], eos: str) -> Pr
 
 @cache
 def _trained() -> str:
-    """Train a byte-level vocabulary of a few hundred tokens, and return it as the text of a tokenizer.json."""
+    """Train a small byte-level vocabulary; return it as the text of a tokenizer.json."""
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.post_processor = processors.ByteLevel(trim_offsets=False)
@@ -209,7 +209,7 @@ class Turn(NamedTuple):
         return self.text == self.prompt
 
     def is_learned(self, ids: list[int], first: int, last: int) -> bool:
-        """Tell whether a sample that learns the tokens [first, last) learns this turn, in its context."""
+        """Tell whether a sample that learns tokens [first, last) learns this turn."""
         if last == len(self.ids) + 1 and ids[last - 1] in self.stops:
             last -= 1
             if first == last:
@@ -253,7 +253,7 @@ def asked(tokenizer: PreTrainedTokenizerFast, row: Row) -> Asked | None:
 
 
 def _form(tokenizer: PreTrainedTokenizerFast, messages: list[Message], given: Row) -> list[Message] | None:
-    """Return the messages in the first spelling that the template writes in full, or else in the first that it writes.
+    """Return the messages in the first spelling that the template writes, in full if it can.
 
     Templates differ in what they take for no content, whether a call's arguments are an object or JSON, and whether a content
     is text or a list of parts.
@@ -335,7 +335,7 @@ def _render(tokenizer: PreTrainedTokenizerFast, messages: list[Message], given: 
 def compare(
     tokenizer: PreTrainedTokenizerFast, examples: Sequence[TokenizedExample], turns: Mapping[int, Sequence[Turn]]
 ) -> str:
-    """Return how the samples of a row differ from its turns as they are asked; empty where they do not."""
+    """Return how the samples of a row differ from its turns as they are asked, or nothing."""
     left = dict(turns)
     faults = []
     for example in examples:

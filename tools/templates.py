@@ -1,7 +1,7 @@
-"""Chat templates of published models, each through fifteen conversations: `hatch run templates` writes docs/templates.md.
+"""Published chat templates: `hatch run templates` writes docs/templates.md.
 
-Templates are those that TRL ships, those in llama-cpp-python's source archive, and those of tests/forge-data. What each case
-is, and what it is compared with, stands in template_check.py.
+Each is taken through fifteen conversations. Templates are those that TRL ships, those in llama-cpp-python's source archive, and
+those of tests/forge-data. What each case is, and what it is compared with, stands in template_check.py.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Answers = Mapping[str, template_check.Answer]
 
 
 def found_templates(llama_cpp: Path) -> dict[str, list[str]]:
-    """Return templates with the names of the files that hold each: a template that several ship is checked once."""
+    """Return templates with the names of the files that hold each."""
     spec = find_spec("trl")
     if spec is None or spec.origin is None:
         raise SystemExit("TRL is not installed: `hatch run templates` runs where it is")
@@ -59,7 +59,7 @@ def found_templates(llama_cpp: Path) -> dict[str, list[str]]:
 
 
 def llama_cpp_templates(home: Path) -> Path:
-    """Return the folder of llama-cpp-python's templates; its source archive is fetched the first time."""
+    """Return the folder of llama-cpp-python's templates, fetched the first time."""
     folder = home / LLAMA_CPP
     if not folder.is_dir():
         with tempfile.TemporaryDirectory(dir=home) as fetched:
@@ -157,7 +157,7 @@ def _reasons(title: str, found: Mapping[str, Answers], state: str) -> list[str]:
 
 
 def _reason(says: str) -> str:
-    """Return what cases have in common that are wrong or refused for one reason: no place, no template, no text of theirs."""
+    """Return a reason without the place, the template and the texts of one case."""
     if says.startswith(("learned ", "message ")):
         says = "; ".join(dict.fromkeys(re.sub(r"'.*", "...", part) for part in re.split(r"; (?=learned |message )", says)))
     says = re.sub(r"^\S*row\.jsonl\S* ?|the chat template of \S+", "", says)
@@ -177,7 +177,7 @@ def write(found: Mapping[str, Answers]) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Check what is not done yet, write the page, return whether anything is learned otherwise than it is asked."""
+    """Check what is not done yet, write the page, return whether a case is wrong."""
     parser = argparse.ArgumentParser(prog="hatch run templates", description=__doc__.splitlines()[0])
     parser.add_argument("--fresh", action="store_true", help="repeat what an interrupted lane had done")
     parser.add_argument(

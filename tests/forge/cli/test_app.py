@@ -56,6 +56,17 @@ def test_exit_statuses(
     assert "Traceback" not in said
 
 
+def test_a_message_cannot_control_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """The name of a file in a message may hold an escape sequence or a mark that reorders text; lines stay lines."""
+
+    def fail(_task: object, _settings: object) -> None:
+        raise forge.SettingsError("a\x1b[2J\u202e.jsonl\nmore")
+
+    monkeypatch.setattr(_run, "run", fail)
+    assert _cli.main(["sft", "--model-path", "m", "--data-path", "d", "--ckpt-output-dir", "o"]) == 2
+    assert capsys.readouterr().err == "forge: a\\x1b[2J\\u202e.jsonl\nmore\n"
+
+
 def test_a_list_setting_takes_words_and_repeats() -> None:
     """`--target-modules a b` and `--target-modules a --target-modules b` are one list."""
     app = _cli.make_app("sft")

@@ -18,7 +18,7 @@ from typing import ClassVar
 
 
 def printable(text: str) -> str:
-    r"""Escape characters that do not print: they could control a terminal, break a line or reorder its text.
+    r"""Escape characters that do not print, and so could control a terminal.
 
     >>> print(printable("a\x1b[31m\u202e.jsonl"))
     a\x1b[31m\u202e.jsonl

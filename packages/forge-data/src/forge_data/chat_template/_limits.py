@@ -1,4 +1,4 @@
-"""Sandbox for chat templates → the same, in which one rendering has limited steps and characters.
+"""Sandbox for chat templates → the same, with limits of steps and characters.
 
 A template is a program of whoever published the model: it may loop for ever, or ask for a string of 100 GB in one operation.
 Rounds of loops and calls count as steps. What operations make counts as characters: where it can be much more than they are
@@ -70,7 +70,10 @@ class Budget:
 
 
 class LimitedEnvironment(ImmutableSandboxedEnvironment):
-    """A sandbox with a budget, which each rendering sets anew; `CountingRewrite` has to rewrite its templates."""
+    """A sandbox with a budget, which each rendering sets anew.
+
+    `CountingRewrite` has to rewrite its templates.
+    """
 
     intercepted_binops = frozenset({"*", "**", "%"})
 
@@ -120,7 +123,7 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         return made
 
     def check_constants(self, tree: nodes.Template) -> None:
-        """Compute the constants of a template within the budget, since compilers compute them wherever they stand.
+        """Compute the constants of a template within the budget, as any compiler does.
 
         Raises:
             LimitError: they are too large.
@@ -153,7 +156,7 @@ def _literal(context: Context, value: Any) -> Any:
 
 
 class CountingRewrite(NodeTransformer):
-    """Rewrite of a template in which rounds of loops, sums that are kept, and lists and objects count."""
+    """Rewrite of a template in which rounds of loops, kept sums, lists and objects count."""
 
     def visit_For(self, node: nodes.For) -> Any:
         self.generic_visit(node)
@@ -276,7 +279,7 @@ def _translated(value: Any, args: Sequence[Any]) -> int:
 
 
 def written(value: Any, args: Sequence[Any] = ()) -> int:
-    """Return about how many characters a value is as text or JSON, with the indent and separators that are given."""
+    """Estimate the characters of a value as text or JSON, with an indent and separators."""
     return _nodes(value) * (1 + max((max(_whole(each), _nodes(each)) for each in args if each is not None), default=0))
 
 
@@ -307,7 +310,7 @@ def _digits(value: Any) -> int:
 
 
 def _nodes(value: Any) -> int:
-    """Count what is in nested lists and objects, the characters of strings too, as often as each occurs."""
+    """Count the nodes and characters of nested lists and objects, as often as each occurs."""
     if isinstance(value, (str, bytes)):
         return len(value)
     total, left = 0, [value]

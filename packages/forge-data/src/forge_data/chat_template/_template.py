@@ -215,12 +215,15 @@ class ChatTemplate:
             return self._unlimited(messages, given, opening=opening)
 
     def _unlimited(self, messages: Messages, given: Mapping[str, Any], *, opening: bool) -> str:
-        """Render as the tokenizer does, which has no limits: what was not rendered within them before may never end."""
+        """Render as the tokenizer does, without limits.
+
+        What was not rendered within them before may never end.
+        """
         return str(self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=opening, **given))
 
     @contextlib.contextmanager
     def _refusals(self, place: str) -> Iterator[None]:
-        """Raise what a template raises, which may be anything, as a refusal; beyond its limits it cannot be used."""
+        """Raise what a template raises as a refusal, or that it goes beyond its limits."""
         try:
             yield
         except LimitError as error:
