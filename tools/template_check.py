@@ -145,7 +145,7 @@ CASES: dict[str, Row] = {
 BOS, EOS = "<s>", "</s>"
 _SPECIAL = re.compile(
     r"""<\|"\|>|<\|[^\s|<>'"{}]{1,40}\|?>|<[^\s|<>'"{}/]{1,40}\|>|<｜[^\s<>'"{}]{1,40}｜>|\[\|[a-z]{1,20}\|\]"""
-    r"""|</?(?:think|tool_call|tool_response|tool_calls|s|bos|eos|end_of_turn|start_of_turn|sep|seed:\w+)>"""
+    r"""|</?(?:think|tool_call|tool_response|tool_calls|s|bos|eos|end_of_turn|start_of_turn|(?:end|beginning)_of_sentence|sep|seed:\w+)>"""
     r"""|<[A-Z]{3}_TOKEN>|\[/?[A-Z_]{3,}\]|\]~!?b[\[\]]|\[e~\["""
 )
 
