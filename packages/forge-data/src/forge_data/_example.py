@@ -58,7 +58,7 @@ class TokenizedExample:
         return cls(input_ids, labels, _no_segments() if segments is None else segments, roles)
 
     def as_dict(self) -> "dict[str, NDArray[Any]]":
-        """Copy into plain arrays: `input_ids` and `labels`, int64[S], and `weights` float32[S] where it has some.
+        """Copy into plain arrays: `input_ids`, `labels` (int64[S]); `weights` (float32[S]) if any.
 
         torch's `default_collate` makes tensors of them; it stacks examples of one length only, so others are padded first.
         """

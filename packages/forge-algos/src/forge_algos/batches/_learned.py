@@ -1,4 +1,4 @@
-"""Packed row of documents or of groups → the forward's arguments, and the tokens that are learned."""
+"""Packed row of documents or groups → the forward's arguments, and the learned tokens."""
 
 from typing import Any, NamedTuple
 
@@ -41,7 +41,7 @@ def _groups_of(batch: Any) -> PackedGroups | None:
 
 
 def loss_count(batch: AnyRow) -> float:
-    """Add up the weights of a row's learned tokens, without a forward; without weights, count them.
+    """Add up the weights of a row's learned tokens, or count them; no forward is made.
 
     Raises:
         PackedBatchError: the arrays are no row.

@@ -28,7 +28,7 @@ class _Row(NamedTuple):
 
 
 class LearnedTokens:
-    """Counts of an objective on learned tokens; terms are tokens, samples are documents, or groups of them.
+    """Counts of an objective on learned tokens; samples are documents, or groups of them.
 
     Where tokens have weights, each counts as often as its weight says, in the sum and in the count.
     """

@@ -168,7 +168,10 @@ def _joined(parts: list["NDArray[Any]"], dtype: type[np.generic]) -> "NDArray[An
 
 
 def _shared(turns: Sequence[TokenizedExample]) -> list[int]:
-    """Count, for each turn's sample, its first tokens that the sample of a later turn has too; its last is none of them."""
+    """Count the first tokens of each turn's sample that a later turn's has too.
+
+    The last token of a sample is none of them, so that something is left.
+    """
     counts = [ALONE] * len(turns)
     for at, turn in enumerate(turns[:-1]):
         counts[at] = max(_common(turn.input_ids[:-1], later.input_ids) for later in turns[at + 1 :])

@@ -147,9 +147,9 @@ class TokenStore(Store):
 
     @cached_property
     def conversations(self) -> "NDArray[np.int64] | None":
-        """int64[C+1]: row c became samples conversations[c] to conversations[c+1], one for each of its learned turns.
+        """int64[C+1], the first sample of each row, and N at the end.
 
-        None where no row became several samples that share something.
+        A row may be several samples, one for each of its learned turns. None where no row became several samples that share something.
         """
         if SHARED not in self._arrays:
             return None

@@ -37,7 +37,10 @@ _encoders = _Encoders()
 
 
 def kept_encoder(tokenizer: "PreTrainedTokenizerBase", options: Options) -> Encoder:
-    """Return the encoder of the last calls; a new one where tokenizer or template changed since, or options name a template."""
+    """Return the encoder of the last calls.
+
+    A new one where the tokenizer or its template changed since, or where options name a template.
+    """
     chosen = with_template(tokenizer, options.chat_template, options.chat_template_kwargs)
     given: dict[str, Any] = {
         "train_on": options.train_on, "turns": options.turns, "arguments": options.chat_template_kwargs,

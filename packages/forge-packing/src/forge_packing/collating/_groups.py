@@ -1,4 +1,4 @@
-"""Collation of groups: completions of one prompt, or turns of one conversation → one flat row, a PackedGroups."""
+"""Collation of groups: completions of a prompt, turns of a conversation → one flat row."""
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -160,7 +160,10 @@ def collate_turns(conversations: Iterable[Sequence[AnyExample]], *, share_histor
 
 
 def _common_tokens(ids: np.ndarray, other: np.ndarray) -> int:
-    """Count the first tokens that two samples share; the last of `ids` is none of them, so that something is left."""
+    """Count the first tokens that two samples share.
+
+    The last of `ids` is none of them, so that something is left.
+    """
     limit = min(ids.size - 1, other.size)
     same = ids[:limit] == other[:limit]
     return limit if same.all() else int(same.argmin())

@@ -52,7 +52,7 @@ class SFT(Task):
 
 
 def with_shared_histories(run: Run, *models: Any, unless: str = "") -> Run:
-    """Return the run with histories computed once for all turns of a conversation, where the models allow it.
+    """Return the run with shared histories, where the models allow it.
 
     Args:
         run: the run.
