@@ -231,3 +231,15 @@ def test_a_turn_that_is_not_marked_is_noted(with_template):
     ]
     (encoded,) = Encoder(tokenizer).encode([Chat("row", messages)])
     assert [(note.rule, note.field) for note in encoded.notes] == [("untrained_turn", "messages[1]")]
+
+
+@pytest.mark.parametrize(("header", "expected"), [("<|im_start|>assistant\n", "ho<|im_end|>"), ("\n", "\nho<|im_end|>")])
+def test_marks_that_take_in_a_header(header, expected, with_template):
+    """Of a header that the template marks, what its prompt has is not learned; blanks alone are taken at its word."""
+    before = "<|im_start|>assistant\n".removesuffix(header)
+    tokenizer = with_template(
+        LOOP + "{% if m.role == 'assistant' %}{{ '" + before.replace("\n", "\\n") + "' }}{% generation %}{{ '"
+        + header.replace("\n", "\\n") + "' + m.content + '<|im_end|>' }}{% endgeneration %}{{ '\n' }}{% else %}" + TURN
+        + "{% endif %}{% endfor %}" + PROMPT
+    )  # fmt: skip
+    assert f"⟦{expected}⟧" in shown(tokenizer, encode(tokenizer, TALK[1:3]))

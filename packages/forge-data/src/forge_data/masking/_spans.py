@@ -236,7 +236,9 @@ def _marked(context: SpanContext, what: Sequence[str]) -> list[tuple[int, Span]]
                     min(answers - learned), "the template marks text for learning without saying which message it is of"
                 )
             writer = min(answers, default=NOBODY)
-        first = max(start, context.prompts.get(writer, start))
+        # Blanks at the end of a header that the template marks (TRL's template of Qwen2.5) are taken at its word.
+        prompt = context.prompts.get(writer, start)
+        first = prompt if trace.text[start:prompt].strip() else start
         if stop > first and writer in learned:
             spans.append((writer, Span.plain(first, stop)))
     for index, prompt in context.prompts.items() if context.answered and _has_prompts(context) else ():
