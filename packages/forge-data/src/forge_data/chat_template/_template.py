@@ -63,7 +63,7 @@ class ChatTemplate:
         if not tokenizer.chat_template:
             raise TemplateError(
                 f"{self.name.removeprefix('the chat template of ')} has no chat template, and rows of messages need one: use "
-                "the instruct model's tokenizer, give it a chat template (chat_template.jinja beside its files), or give rows "
+                "the instruct model's tokenizer, give it a chat template (`chat_template`), or give rows "
                 "of prompt and completion strings"
             )
         self._special: dict[str, Any] = dict(tokenizer.special_tokens_map)
