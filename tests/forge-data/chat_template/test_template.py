@@ -295,3 +295,18 @@ def test_many_at_once(with_template):
     assert template.render(sound[0]).trace.text == "[a][a]"
     with pytest.raises(DataError, match="f:2: .* refuses the conversation: no"):
         Encoder(tokenizer).encode([sound[0], Chat("f:2", turns[1])])
+
+
+def test_contents_in_parts(with_template, chat):
+    """A template that writes contents as lists of parts, and loses texts (SmolVLM), gets parts; prompts too."""
+    template = (
+        "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}{% for part in m.content %}"
+        "{% if part.type == 'text' %}{{ part.text }}{% endif %}{% endfor %}{{ '<|im_end|>\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+    )
+    tokenizer = with_template(template)
+    example = tokenize(chat(*TWO), tokenizer)
+    assert learned(tokenizer, example) == "ho<|im_end|>so<|im_end|>"
+    assert "<|im_start|>user\nhi<|im_end|>" in tokenizer.decode(example.input_ids)
+    question = Chat("f:1", [{"role": "user", "content": "hi"}])
+    assert ChatTemplate(tokenizer).prompt(question) == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
