@@ -15,7 +15,7 @@ from forge_dist import ExportError, export_model, load_model
 from forge_dist.exporting import _safetensors_writer
 
 from ...ranks import run_on_ranks
-from ..divided import CPU, adapted, changed, files_of, needs_replicas, ready, strategy_of, zero
+from ..divided import CPU, adapted, changed, files_of, ready, strategy_of, zero
 from .test_layout import mixture
 
 
@@ -88,7 +88,6 @@ def test_two_ranks_write_what_one_process_writes(bases, tmp_path):
 
 
 @pytest.mark.slow
-@needs_replicas
 def test_four_ranks_write_what_one_process_writes(bases, tmp_path):
     """The same where copies of the model are each divided, and where odd sizes leave ranks with unequal parts."""
     compare(bases["gemma3"], tmp_path, ["hsdp", "fsdp2"], KINDS[1:3], 4)

@@ -11,7 +11,7 @@ import torch
 from forge_dist import check_export, export_model, load_model
 
 from ...ranks import run_on_ranks
-from ..divided import SAMPLES, adapted, changed, needs_replicas, ready, strategy_of, zero
+from ..divided import SAMPLES, adapted, changed, ready, strategy_of, zero
 from ..exporting.test_export_divided import refused
 from ..exporting.test_layout import mixture
 
@@ -105,7 +105,6 @@ def test_two_ranks_find_what_one_process_finds(save_base, tmp_path):
     compare(save_base("llama-tied"), tmp_path, ["ddp", "fsdp2"], 2)
 
 
-@needs_replicas
 def test_four_ranks_find_what_one_process_finds(save_base, tmp_path):
     """The same where copies of the model are each divided, and where parts are of unequal sizes."""
     compare(save_base("gemma3"), tmp_path, ["hsdp", "fsdp2"], 4, KINDS[1:])

@@ -73,11 +73,14 @@ class _Row:
 
     def __init__(self) -> None:
         self.samples: list[_Sample] = []
-        self._size = 0
+        self._size = self._seen = 0
 
     def add(self, example: _Example, *, like: _Sample | None = None, shared: int = 0) -> _Sample:
         """Append an example whose first `shared` tokens are those of `like`."""
         ids, labels, weights = example
+        self._seen += ids.size
+        if self._seen > MAX_TOKENS:
+            raise PackingError(f"{self._seen} tokens are too many for one row: cu_seqlens is int32, so at most {MAX_TOKENS}")
         begin, self._size = self._size, self._size + ids.size - shared
         own = np.arange(begin, self._size)
         path = own if like is None or not shared else np.concatenate([like.path[:shared], own])
@@ -213,9 +216,7 @@ def _packed(samples: list[_Sample], sizes: list[int]) -> PackedGroups:
     shared_B = np.array([sample.shared for sample in samples], dtype=np.int64)
     lengths_B = np.array([sample.input_ids.size - sample.shared for sample in samples], dtype=np.int64)
     starts, starts_k = (np.append(0, np.cumsum(each)) for each in (lengths_B, lengths_B + shared_B))
-    total, total_k = int(starts[-1]), int(starts_k[-1])
-    if total_k > MAX_TOKENS:
-        raise PackingError(f"{total_k} tokens are too many for one row: cu_seqlens is int32, so at most {MAX_TOKENS}")
+    total = int(starts[-1])
     # Sample after sample, shared tokens too: where each token is in the row, and whether it is learned.
     paths, labels = (concatenated([getattr(sample, name) for sample in samples]) for name in ("path", "labels"))
     labels[starts_k[:-1]] = IGNORE
