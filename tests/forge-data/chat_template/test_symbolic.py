@@ -55,6 +55,13 @@ def on_symbols(source, count=4):
         "{% if '<' + m.content == 'x' %}y{% endif %}",
         "{{ [m.content] | string }}",
         "{{ m.content.partition('a')[0] }}",
+        "{{ m.content | safe | length }}",
+        "{{ messages | map(attribute='content') | map('safe') | first }}",
+        "{% if ('<' | e) + m.content == '&lt;a' %}x{% endif %}",
+        "{% autoescape true %}{% set c %}{{ m.content }}{% endset %}{{ c | length }}{% endautoescape %}",
+        "{% if m.content.strip('.') %}x{% endif %}",
+        "{% if m.content | trim('.') %}x{% endif %}",
+        "{% if 'x' != m.content in 'some text' %}x{% endif %}",
     ],
 )
 def test_looking(looks):
@@ -72,6 +79,17 @@ def test_asking_for_a_text():
     text, symbols, contents = on_symbols(source)
     assert text == "".join(contents)
     assert symbols.absent == {"</think>", "<tool>", "stop", "|"}
+
+
+def test_what_a_loop_holds():
+    """A method of the template's own text is called beside contents that the loop keeps in variables."""
+    text, _, contents = on_symbols(LOOP + "{% set c = m.content %}{{ '\n<'.strip() + c }}{% endfor %}")
+    assert text == "".join("<" + content for content in contents)
+
+
+def test_json_is_not_escaped():
+    """JSON of the template's own values is as transformers writes it."""
+    assert on_symbols("{{ ({'a': '<b>'} | tojson) + messages[0].content }}", 1)[0][:-1] == '{"a": "<b>"}'
 
 
 def test_what_is_stripped_is_another_symbol():

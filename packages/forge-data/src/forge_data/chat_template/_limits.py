@@ -26,6 +26,8 @@ _MACRO = 20
 """Steps that a call of a macro counts as: it takes as long as many methods."""
 # Filters that no template can call, since names of filters have no blank.
 _ROUND, _COUNTED, _LITERAL = "forge round", "forge counted", "forge literal"
+_ADDED = frozenset({"_block_vars", "_loop_vars"})
+"""Arguments by which jinja2 passes variables of loops and blocks on to what gets the context."""
 _NO_CONTEXT: Any = None
 _NUMBER = re.compile(r"\d+")
 
@@ -109,10 +111,10 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         method: Any = getattr(obj, "__wrapped__", obj)
         owner = getattr(method, "__self__", None)
         if not isinstance(owner, str):
-            if args or kwargs:
-                self.budget.take(_nodes((*args, *kwargs.values())))
+            if given := arguments(args, kwargs):
+                self.budget.take(_nodes(given))
         elif cost := _COSTS.get(method.__name__):
-            self.budget.take(cost(owner, (*args, *kwargs.values())))
+            self.budget.take(cost(owner, arguments(args, kwargs)))
         return super().call(context, obj, *args, **kwargs)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
@@ -129,6 +131,11 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
             LimitError: they are too large.
         """
         _Constants(self).visit(tree)
+
+
+def arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    """List what a template calls something with, without the variables of its loops that jinja2 adds."""
+    return [*args, *(value for name, value in kwargs.items() if name not in _ADDED)]
 
 
 def _budget(context: Context) -> Budget:

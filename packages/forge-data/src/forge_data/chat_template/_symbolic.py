@@ -13,13 +13,13 @@ from typing import Any, NoReturn
 from jinja2 import Template, nodes
 from jinja2.ext import loopcontrols
 
-from forge_data.chat_template._limits import CountingRewrite, LimitedEnvironment, counted, written
+from forge_data.chat_template._limits import CountingRewrite, LimitedEnvironment, arguments, counted, written
 from forge_data.chat_template._traced_jinja import LEARN, Generation, add_globals
 
 _FIRST = 0xF0000
 """Code point of the first symbol, in the private plane 15; a symbol is one character."""
 _CONCAT, _KEPT_OUT = "forge concat", "forge kept out"
-_WRITERS = frozenset({_CONCAT, _KEPT_OUT, LEARN, "d", "default", "join", "safe", "string", "trim"})
+_WRITERS = frozenset({_CONCAT, _KEPT_OUT, LEARN, "d", "default", "join", "string", "trim"})
 """Filters that do not look at a text."""
 _OF_LISTS = frozenset({"count", "first", "items", "last", "length", "list", "map", "rejectattr", "reverse", "selectattr"})
 """Filters that look at a list and not at the texts in it."""
@@ -118,6 +118,9 @@ class Symbolic(str):  # noqa: PLW1641 - its hash would be that of the symbol, an
         return self._stripped("rstrip", chars)
 
     def _stripped(self, how: str, chars: Any) -> str:
+        if chars is not None and chars.strip():
+            # Nothing may be left of a content that is not blank.
+            raise LooksError
         if str.__len__(self) == 1:
             return self._symbols.symbol((how, chars, str.__str__(self)))
         text = getattr(str, how)(str.__str__(self), chars)
@@ -160,9 +163,15 @@ class _Rewrite(CountingRewrite):
 
     def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
         self.generic_visit(node)
-        if any(each.op in ("in", "notin") for each in node.ops):
-            node.expr = nodes.Filter(node.expr, _KEPT_OUT, [], [], None, None, lineno=node.lineno)
+        for left, compared in zip([node, *node.ops], node.ops, strict=False):
+            if compared.op in ("in", "notin"):
+                left.expr = nodes.Filter(left.expr, _KEPT_OUT, [], [], None, None, lineno=node.lineno)
         return node
+
+    def visit_ScopedEvalContextModifier(self, node: nodes.ScopedEvalContextModifier) -> NoReturn:
+        """Refuse `{% autoescape %}`, in which texts are of a class that loses symbols."""
+        del node
+        raise LooksError
 
 
 class _SymbolicEnvironment(LimitedEnvironment):
@@ -193,7 +202,7 @@ class _SymbolicEnvironment(LimitedEnvironment):
     def call(self, context: Any, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Refuse symbols that a method of a plain text is given."""
         if isinstance(getattr(obj, "__self__", None), str) and not isinstance(obj.__self__, Symbolic):
-            _refuse_symbols((args, kwargs))
+            _refuse_symbols(arguments(args, kwargs))
         return super().call(context, obj, *args, **kwargs)
 
     def _join(self, between: str, parts: Iterable[Any]) -> str:
@@ -223,7 +232,11 @@ def _guarded(function: Callable[..., Any], *, deep: bool) -> Callable[..., Any]:
     @wraps(function)
     def guarded(*args: Any, **kwargs: Any) -> Any:
         _refuse_symbols((args, kwargs) if deep else [each for each in args if isinstance(each, str)])
-        return function(*args, **kwargs)
+        made = function(*args, **kwargs)
+        if hasattr(made, "__html__"):
+            # Markup loses the symbols of what is added to it.
+            raise LooksError
+        return made
 
     return guarded
 
@@ -235,6 +248,7 @@ class SymbolicTemplate:
         environment = self._environment = _SymbolicEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
         )
+        add_globals(environment)
         filters: dict[str, Any] = environment.filters
         filters.update(
             {
@@ -249,7 +263,6 @@ class SymbolicTemplate:
         filters["join"] = lambda parts, d="": environment._join(str(d), parts)
         tests: dict[str, Any] = environment.tests
         tests.update({name: _guarded(own, deep=True) for name, own in tests.items() if name not in _TESTS})
-        add_globals(environment)
         code = environment.compile(_Rewrite().visit(environment.parse(source)))
         self._template = Template.from_code(environment, code, environment.make_globals(None))
 

@@ -11,7 +11,7 @@ from datetime import datetime
 from functools import cache, partial
 from typing import Any, NoReturn
 
-from jinja2 import Environment, Template, TemplateError, meta, nodes, pass_context, pass_eval_context
+from jinja2 import Template, TemplateError, meta, nodes, pass_context, pass_eval_context
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.filters import make_attrgetter
@@ -208,8 +208,9 @@ def _check_name(name: object) -> None:
         raise SecurityError(f"chat templates cannot store {name!r} on a namespace: it begins with an underscore")
 
 
-def add_globals(environment: Environment) -> None:
-    """Give templates the functions that transformers gives them."""
+def add_globals(environment: LimitedEnvironment) -> None:
+    """Give templates the functions and the filter that transformers gives them."""
+    environment.add_filter("tojson", _tojson)
     names: dict[str, Any] = environment.globals
     names.update(raise_exception=_raise_exception, strftime_now=_strftime_now, dict=_Dict(), namespace=_Namespace)
 
@@ -234,7 +235,6 @@ def compile_template(source: str) -> tuple[Template, frozenset[str]]:
     filters: dict[str, Any] = environment.filters
     filters.update({_ENTER: _enter, _LEAVE: _leave, LEARN: _learn})
     filters["join"] = _join
-    environment.add_filter("tojson", _tojson)
     environment.add_filter(_CONCAT, lambda parts: concat(map(str, parts)), written)
     add_globals(environment)
     reads = frozenset(meta.find_undeclared_variables(environment.parse(source)))

@@ -131,7 +131,9 @@ class ConversationReader:
             given = _with(chat, arguments)
             rendered = self._template.render(given) if arguments else rendered
             asked = {index: turn for index, (_, turn) in chosen.items() if turn is not None}
-            turns = self._extending(given, what, rendered, asked, arguments)
+            # Its layout is for rows that are asked for as their own turns are.
+            first = None if thinks else self._tried(chat, rendered, thinks=False)[0]
+            turns = self._extending(given, what, rendered, asked, arguments, first)
             if turns is not None:
                 return [self._made(chat, what, rendered, turns, arguments)]
         return [self._turn_alone(chat, rendered, index, *chosen[index]) for index in learned]
@@ -145,11 +147,8 @@ class ConversationReader:
             TemplateError: no arguments do.
         """
         thinks = has_reasoning(rendered.messages[index]) if thinks is None else thinks
-        switch = thinking(self._template.reads(chat), {**self._arguments, **chat.template_kwargs}, thinks=thinks)
-        # A template that marks the assistant's text says itself what is learned, for its default.
-        tried = [{}] if not switch else [{}, switch] if rendered.marks else [switch, {}]
         refused: Asked | None = None
-        for arguments in tried:
+        for arguments in self._tried(chat, rendered, thinks=thinks):
             turn = ask(self._template.renderer(_with(chat, arguments)), rendered.messages, index)
             if turn is None and not arguments:
                 return {}, None
@@ -167,6 +166,12 @@ class ConversationReader:
             "text as it stands all the same (`turns` set to history)"
         )
 
+    def _tried(self, chat: Chat, rendered: RenderedChat, *, thinks: bool) -> list[dict[str, Any]]:
+        """List the arguments under which turns are tried, in order."""
+        switch = thinking(self._template.reads(chat), {**self._arguments, **chat.template_kwargs}, thinks=thinks)
+        # A template that marks the assistant's text says itself what is learned, for its default.
+        return [{}] if not switch else [{}, switch] if rendered.marks else [switch, {}]
+
     def _extending(
         self,
         chat: Chat,
@@ -174,8 +179,12 @@ class ConversationReader:
         rendered: RenderedChat,
         asked: Mapping[int, Asked],
         arguments: dict[str, Any],
+        first: dict[str, Any] | None,
     ) -> Turns | None:
-        """Find the spans of one text for all turns; None where it does not extend their prompts."""
+        """Find the spans of one text for all turns; None where it does not extend their prompts.
+
+        Its layout is kept unless there are no arguments that are tried `first`.
+        """
         text = rendered.trace.text
         if not all(text.startswith(turn.prompt) for turn in asked.values()):
             return None
@@ -185,11 +194,11 @@ class ConversationReader:
             return None
         if not all(self._extends(rendered, index, turn, turns) for index, turn in asked.items()):
             return None
-        if len(asked) == len(turns.last) == sum(part == TURN for part in what):
+        if first is not None and len(asked) == len(turns.last) == sum(part == TURN for part in what):
             with contextlib.suppress(UnclearError):
                 again = self._spans(chat, what, rendered, prompts={index: len(turn.prompt) for index, turn in asked.items()})
                 if again.spans == turns.spans:
-                    self._layouts.learn(chat, what, arguments, rendered, asked, turns, self._template)
+                    self._layouts.learn(chat, what, arguments, first, rendered, asked, turns, self._template)
         return turns
 
     def _extends(self, rendered: RenderedChat, index: int, asked: Asked, turns: Turns) -> bool:
@@ -217,7 +226,7 @@ class ConversationReader:
         """Make one text in any case, and note turns that are not as they are asked for."""
         asked = {index: turn for index in learned if (turn := ask(rendered.renderer, rendered.messages, index)) is not None}
         if all(turn.follows for turn in asked.values()):
-            extending = self._extending(chat, what, rendered, asked, {})
+            extending = self._extending(chat, what, rendered, asked, {}, {})
             if extending is not None:
                 return self._made(chat, what, rendered, extending, {})
         try:

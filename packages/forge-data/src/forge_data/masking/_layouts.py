@@ -7,6 +7,8 @@ from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import attrs
+
 from forge_data.chat_template._asked import REASONING_TAGS, Asked
 from forge_data.chat_template._symbolic import Symbols, holds_symbol
 from forge_data.chat_template._template import ChatTemplate, RenderedChat
@@ -20,6 +22,8 @@ _MAX_TRIES = 3
 _MAX_LAYOUTS = 1024
 # Longer conversations are rare, and repeat nothing.
 _MAX_MESSAGES = 64
+# Turns with reasoning are asked for with other arguments.
+_TAGS = tuple(tag for tags in REASONING_TAGS for tag in tags)
 
 _Key = tuple[tuple[str, ...], tuple[str, ...]]
 """The roles, and what is learned of each message."""
@@ -68,6 +72,7 @@ class Layouts:
         chat: Chat,
         what: Sequence[str],
         arguments: dict[str, Any],
+        first: dict[str, Any],
         rendered: RenderedChat,
         asked: Mapping[int, Asked],
         turns: Turns,
@@ -79,6 +84,7 @@ class Layouts:
             chat: the conversation, with all arguments of its template.
             what: what is learned of each message.
             arguments: those of its arguments that the row does not give.
+            first: those that are tried first.
             rendered: its text.
             asked: each learned turn as the model is asked for it.
             turns: its spans.
@@ -88,23 +94,32 @@ class Layouts:
         tries = self._known.get(key, 0)
         if not isinstance(tries, int) or tries >= _MAX_TRIES or len(self._known) >= _MAX_LAYOUTS:
             return
-        if len(chat.messages) <= _MAX_MESSAGES and chat.template_kwargs == arguments and _allows((), chat):
-            found = self._examine(chat, rendered, asked, turns, template)
+        if len(chat.messages) <= _MAX_MESSAGES and chat.template_kwargs == arguments and _allows(_TAGS, chat):
+            found = self._examine(chat, first, rendered, asked, turns, template)
             self._known[key] = tries + 1 if found is None else found._replace(arguments=arguments)
 
     def _examine(
-        self, chat: Chat, rendered: RenderedChat, asked: Mapping[int, Asked], turns: Turns, template: ChatTemplate
+        self,
+        chat: Chat,
+        first: dict[str, Any],
+        rendered: RenderedChat,
+        asked: Mapping[int, Asked],
+        turns: Turns,
+        template: ChatTemplate,
     ) -> Layout | None:
         """Make the layout of a conversation; None unless symbols prove it for all of its roles."""
         symbols = Symbols()
-        write = template.symbolic(chat, symbols)
         try:
+            write = template.symbolic(chat, symbols)
             whole = write(len(chat.messages))
             on_symbols = {index: Asked(write(index, opening=True), write(index + 1)) for index in asked}
+            # Where other arguments are taken than those tried first, these must change nothing, whatever the contents.
+            write = template.symbolic(attrs.evolve(chat, template_kwargs=first), symbols)
+            as_first = all(turn == Asked(write(index, opening=True), write(index + 1)) for index, turn in on_symbols.items())
         except Exception:  # noqa: BLE001 - a template may raise anything, and looks at contents in many ways
             return None
         places = _Places(whole, rendered.trace)
-        if not places.fit or not _allows(symbols.absent, chat):
+        if not as_first or not places.fit or not _allows(symbols.absent, chat):
             return None
         text = rendered.trace.text
         for index, turn in on_symbols.items():
@@ -113,10 +128,9 @@ class Layouts:
             closed = rendered.marks or self._ends.closes(text[span.content_end : end])
             if not turn.follows or not self._ends.follows(whole[: places.on_symbols(end)], turn, closed=closed):
                 return None
-        tags = [tag for tags in REASONING_TAGS for tag in tags]
         contents = [leaf.message for _, _, leaf, _ in rendered.trace.stretches]
         ends = {index: _end(turn.prompt) for index, turn in on_symbols.items()}
-        return Layout({}, (*symbols.absent, *tags), contents, ends)
+        return Layout({}, (*symbols.absent, *_TAGS), contents, ends)
 
 
 class _Places:
