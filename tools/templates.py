@@ -44,7 +44,7 @@ def found_templates(llama_cpp: Path) -> dict[str, list[str]]:
     if spec is None or spec.origin is None:
         raise SystemExit("TRL is not installed: `hatch run templates` runs where it is")
     folders = {
-        "tests": ROOT / "tests" / "forge-data" / "templates",
+        "forge": ROOT / "tests" / "forge-data" / "templates",
         "trl": Path(spec.origin).parent / "chat_templates",
         "llama.cpp": llama_cpp,
     }
