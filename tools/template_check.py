@@ -202,6 +202,8 @@ class Turn(NamedTuple):
     """Where the turn may end, in characters of the text: behind its last token; or before an EOS that follows a stop token."""
     stops: frozenset[int]
     """Tokens of which one more may be learned: any special token where the turn is written without one, else none."""
+    marks: bool
+    """Whether the template marks the assistant's text, and may begin with blanks that end its prompt."""
 
     @property
     def is_empty(self) -> bool:
@@ -219,6 +221,8 @@ class Turn(NamedTuple):
         border, stop = len(self.prompt), self.offsets[last - 1][1]
         # A token that lies across the border may be learned or not: its context is the same.
         begins = self.offsets[first][1] > border and (first == 0 or self.offsets[first - 1][0] < border)
+        start = self.offsets[first][0]
+        begins = begins or (self.marks and start < border and not self.text[start:border].strip())
         return begins and any(end <= stop and not self.text[end:stop].strip() for end in self.ends)
 
 
@@ -314,7 +318,8 @@ def _turn(tokenizer: PreTrainedTokenizerFast, messages: list[Message], index: in
     before = text[:end].removesuffix(str(tokenizer.eos_token)).rstrip()
     if text[:end].endswith(str(tokenizer.eos_token)) and before.endswith(closings):
         ends.add(len(before))
-    return Turn(prompt, text, encoded["input_ids"], encoded["offset_mapping"], tuple(ends), stops)
+    marks = re.search(r"{%-?\s*generation\b", str(tokenizer.chat_template)) is not None
+    return Turn(prompt, text, encoded["input_ids"], encoded["offset_mapping"], tuple(ends), stops, marks)
 
 
 def _first_rendering(tokenizer: PreTrainedTokenizerFast, messages: list[Message]) -> str | None:

@@ -14,7 +14,7 @@ def answers(**others):
 
 
 FOUND = {
-    "forge/a, trl/a": answers(),
+    "ours/a, trl/a": answers(),
     "trl/b": answers(
         c2=(WRONG, "learned 'x' behind 'y'; message 3 is not learned as 'z' behind 'w'"),
         c4=(REFUSED, "row.jsonl:1: the chat template of trl/b leaves open message 3: it lacks 'Paris'"),
@@ -40,7 +40,7 @@ def test_the_page_counts_and_gives_every_reason():
     assert "3 chat templates, each with 15 conversations: the template itself writes 43 of these 45" in text
     assert "accepts 40 of them, and **38 (95.0 %) are learned as the template asks for them**; 2 are not. 1 (2.3 %)" in text
     assert "and are refused; 2 (4.7 %) others are refused" in text
-    assert f"| `forge/a, trl/a` |{' + |' * 15}" in text
+    assert f"| `ours/a, trl/a` |{' + |' * 15}" in text
     assert f"| `trl/b` | + | **wrong** | + | refused | refused |  | prompt |{' + |' * 8}" in text
     assert "- learned ...; message N is not learned as ...: `trl/b` (2)" in text
     assert "- learned ...; message N is not learned as any prompt of the template asks it: `llama.cpp/c` (2)" in text
@@ -57,4 +57,4 @@ def test_a_template_that_several_ship_is_checked_once(tmp_path, monkeypatch):
     file = templates.ROOT / "tests" / "forge-data" / "templates" / "qwen3.jinja"
     (tmp_path / "Copy.jinja").write_text(file.read_text(encoding="utf-8"), encoding="utf-8")
     found = templates.found_templates(tmp_path)
-    assert [names for names in found.values() if "forge/qwen3" in names] == [["forge/qwen3", "trl/qwen3", "llama.cpp/Copy"]]
+    assert [names for names in found.values() if "ours/qwen3" in names] == [["ours/qwen3", "trl/qwen3", "llama.cpp/Copy"]]
