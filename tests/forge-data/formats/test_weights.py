@@ -1,6 +1,7 @@
 """Weights of rows and messages, from the row to the store, to JSONL and back."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -168,3 +169,14 @@ def test_refused_rows(chatml_tokenizer, row, message):
     """Weights are one a token, and preferences have none."""
     with pytest.raises(DataError, match=message):
         tokenize(row, chatml_tokenizer)
+
+
+@pytest.mark.parametrize(("row", "own"), [(1e30, 1e30), (1e-30, 1e-30)])
+def test_weights_whose_product_is_none(chatml_tokenizer, row, own):
+    """Weights of a row and a message whose product float32 cannot hold are refused, and never infinite nor 0."""
+    ids = {"input_ids": [3, 4], "labels": [-100, 4], "weights": [0, own]}
+    for fields in (chat(bot("a", weight=own), weight=row), ids | {"weight": row}):
+        with pytest.raises(
+            DataError, match=re.escape(f"field weight is {row:g}, which times a weight of {own:g} within the row")
+        ):
+            tokenize(fields, chatml_tokenizer)
