@@ -175,8 +175,7 @@ def test_refused_rows(chatml_tokenizer, row, message):
 def test_weights_whose_product_is_none(chatml_tokenizer, row, own):
     """Weights of a row and a message whose product float32 cannot hold are refused, and never infinite nor 0."""
     ids = {"input_ids": [3, 4], "labels": [-100, 4], "weights": [0, own]}
+    what = re.escape(f"field weight is {row:g}, which times a weight of {own:g} within the row")
     for fields in (chat(bot("a", weight=own), weight=row), ids | {"weight": row}):
-        with pytest.raises(
-            DataError, match=re.escape(f"field weight is {row:g}, which times a weight of {own:g} within the row")
-        ):
+        with pytest.raises(DataError, match=what):
             tokenize(fields, chatml_tokenizer)
