@@ -179,3 +179,22 @@ def test_weights_whose_product_is_none(chatml_tokenizer, row, own):
     for fields in (chat(bot("a", weight=own), weight=row), ids | {"weight": row}):
         with pytest.raises(DataError, match=what):
             tokenize(fields, chatml_tokenizer)
+
+
+TURN = "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n"
+MARKED = (
+    "<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' %}{% generation %}{{ m.content }}<|im_end|>{% endgeneration %}"
+    "{% else %}{{ m.content }}<|im_end|>{% endif %}\n"
+)
+
+
+@pytest.mark.parametrize("turn", [TURN, MARKED])
+def test_a_turn_outside_of_the_loop_over_messages(with_template, turn):
+    """The end of a turn has the turn's weight, also where a template counts messages and owns no text to them."""
+    loop = "{% for i in range(messages | length) %}{% set m = messages[i] %}" + turn + "{% endfor %}"
+    tokenizer = with_template(loop + "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
+    plain = learned(chat(bot("a"), bot("b")), tokenizer)
+    half = len(plain) // 2
+    assert half > 1
+    row = chat(bot("a", weight=0.5), bot("b", weight=2))
+    assert learned(row, tokenizer) == [*scaled(plain[:half], 0.5), *scaled(plain[half:], 2)]

@@ -274,7 +274,8 @@ class ConversationReader:
             if (note := self._dropped_reasoning(chat, rendered, index)) and what[index] == TURN
         ]
         text, turns, tokens, owned = self._stops.end_turns(rendered, turns)
-        runs = _owned_by(text_owners(rendered.trace), owned)
+        # What is learned of a turn has its weight, also where a template writes it outside of the loop over messages.
+        runs = _owned_by(text_owners(rendered.trace), [*owned, *(turns.owned if chat.weights else [])])
         named = [as_form(name, value) for name, value in arguments.items()]
         named += [as_form("turn_end", token) for token in sorted(tokens)]
         return Conversation(text, turns.spans, runs, (*notes, *turns.notes), (*named, *forms))
