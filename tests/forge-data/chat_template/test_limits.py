@@ -1,6 +1,8 @@
 """Templates that never end, or ask for more memory than there is, are stopped; others are not."""
 
 import pytest
+from jinja2 import Environment
+from jinja2.exceptions import SecurityError
 
 from forge_data import DataError, TemplateError, tokenize
 from forge_data.chat_template import _limits
@@ -43,6 +45,23 @@ HUGE = {
     "doubled by tilde": "{% set ns = namespace(s='x') %}{% for i in range(60) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}",
     "doubled blocks": "{% set ns = namespace(s='x') %}{% for i in range(60) %}{% set s %}{{ ns.s }}{{ ns.s }}{% endset %}"
                       "{% set ns.s = s %}{% endfor %}",
+    "doubled by with": "".join(f"{{% with s{n + 1} = s{n} + s{n} %}}" for n in range(60)).join(
+        ["{% set s0 = 'x' %}", "{% endwith %}" * 60]
+    ),
+    "doubled by defaults": "{% macro f(s0='x'" + "".join(f", s{n + 1}=s{n} + s{n}" for n in range(60)) + ") %}{% endmacro %}"
+                           "{{ f() }}",
+    "doubled by loops": "".join(f"{{% for s{n + 1} in (s{n} + s{n}).split() %}}" for n in range(15)).join(
+        ["{% set s0 = 'x' * 10**6 %}", "{% endfor %}" * 15]
+    ),
+    "one text joined": "{% set s = 'x' * 10**6 %}{{ ([s] * 10**6) | join }}",
+    "one text joined by a method": "{% set s = 'x' * 10**6 %}{{ '-'.join([s] * 10**6) }}",
+    "lists of one list": "{% set s = [0] * 10**6 %}{{ ([s] * 10**6) | map('list') | list }}",
+    "upper case of one text": "{% set s = 'x' * 10**6 %}{{ ([s] * 10**6) | map('upper') | list }}",
+    "a sum of lists": "{{ ([[0] * 10**4] * 10**6) | sum(start=[]) }}",
+    "a width as a text": "{{ '{:{w}}'.format(1, w='9' * 9) }}",
+    "a width in a list": "{{ '{:{w[0]}}'.format(1, w=[10**9]) }}",
+    "a specification as a text": "{{ '{:{s}}'.format(1, s='>1000000000') }}",
+    "methods of a long text": "{% set s = 'x' * 10**7 %}{% for i in range(99999) %}{{ s.upper()[:1] }}{% endfor %}",
     "doubled lists": "{% set ns = namespace(s=['x']) %}{% for i in range(60) %}{% set ns.s = ns.s + ns.s %}{% endfor %}",
     "lists of lists": "{% set ns = namespace(s=['x']) %}{% for i in range(60) %}{% set ns.s = [ns.s, ns.s] %}{% endfor %}"
                       "{{ ns.s }}",
@@ -92,6 +111,37 @@ def test_no_row_is_rendered_with_it(source, with_template, chat, monkeypatch):
     monkeypatch.setattr(_limits, "STEPS", 20_000)
     with pytest.raises(TemplateError, match="row: the chat template of .*(may never end|calls itself|may take all memory)"):
         tokenize(chat(("user", "hi"), ("assistant", "ho")), with_template(TURNS + source))
+
+
+@pytest.mark.parametrize("source", ["{{ 'x'.encode().ljust(10**11) }}", "{{ (1).to_bytes(10**11, 'big') }}"])
+def test_bytes_are_refused(source):
+    """Methods that make bytes, whose own have no limit, cannot be called."""
+    with pytest.raises(SecurityError, match="access to attribute '(encode|to_bytes)'"):
+        rendered(source)
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ("{{ [1, 2.5] | sum }}", "3.5"),
+        ("{{ [[1], [2]] | sum(start=[]) }}", "[1, 2]"),
+        ("{{ messages | sum(attribute='n') }}", "3"),
+    ],
+)
+def test_sums(source, text):
+    """Sums of numbers, of an attribute and of lists are as jinja2 computes them."""
+    messages = [{"n": 1}, {"n": 2}]
+    assert rendered(source, messages) == Environment().from_string(source).render(messages=messages) == text
+
+
+def test_what_loops_keep_is_no_argument():
+    """A macro that is called in a loop over long messages counts what it is given, not all that the loop holds."""
+    messages = [{"role": "user", "content": "word " * 1000} for _ in range(100)]
+    source = (
+        "{% macro f(x) %}{{ x }}{% endmacro %}{% for m in messages %}{% set all = messages %}"
+        "{% for i in range(20) %}{% set own = all %}{{ f(i) }}{% endfor %}{% endfor %}"
+    )
+    assert len(rendered(source, messages)) == 100 * 30
 
 
 def test_what_transformers_limits_itself(with_template, chat):

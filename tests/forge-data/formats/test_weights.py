@@ -1,6 +1,7 @@
 """Weights of rows and messages, from the row to the store, to JSONL and back."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -168,3 +169,32 @@ def test_refused_rows(chatml_tokenizer, row, message):
     """Weights are one a token, and preferences have none."""
     with pytest.raises(DataError, match=message):
         tokenize(row, chatml_tokenizer)
+
+
+@pytest.mark.parametrize(("row", "own"), [(1e30, 1e30), (1e-30, 1e-30)])
+def test_weights_whose_product_is_none(chatml_tokenizer, row, own):
+    """Weights of a row and a message whose product float32 cannot hold are refused, and never infinite nor 0."""
+    ids = {"input_ids": [3, 4], "labels": [-100, 4], "weights": [0, own]}
+    what = re.escape(f"field weight is {row:g}, which times a weight of {own:g} within the row")
+    for fields in (chat(bot("a", weight=own), weight=row), ids | {"weight": row}):
+        with pytest.raises(DataError, match=what):
+            tokenize(fields, chatml_tokenizer)
+
+
+TURN = "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n"
+MARKED = (
+    "<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' %}{% generation %}{{ m.content }}<|im_end|>{% endgeneration %}"
+    "{% else %}{{ m.content }}<|im_end|>{% endif %}\n"
+)
+
+
+@pytest.mark.parametrize("turn", [TURN, MARKED])
+def test_a_turn_outside_of_the_loop_over_messages(with_template, turn):
+    """The end of a turn has the turn's weight, also where a template counts messages and owns no text to them."""
+    loop = "{% for i in range(messages | length) %}{% set m = messages[i] %}" + turn + "{% endfor %}"
+    tokenizer = with_template(loop + "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
+    plain = learned(chat(bot("a"), bot("b")), tokenizer)
+    half = len(plain) // 2
+    assert half > 1
+    row = chat(bot("a", weight=0.5), bot("b", weight=2))
+    assert learned(row, tokenizer) == [*scaled(plain[:half], 0.5), *scaled(plain[half:], 2)]

@@ -80,3 +80,16 @@ def test_a_token_of_the_users_choice(model):
     assert learned(tokenizer, tokenize(row, tokenizer, turn_end="<|endoftext|>")) == ["e<|endoftext|>"]
     with pytest.raises(TokenizerError, match="`turn_end` is 'STOP', which is no special token"):
         tokenize(row, tokenizer, turn_end="STOP")
+
+
+def test_its_weight_is_that_of_the_turn_it_ends(model):
+    """The stop token is learned, and as much as its turn, whatever the message weighs that begins with it."""
+    tokenizer = load_tokenizer(model)
+    weights = [0, 0.5, 0, 2, 0, 0.25]
+    messages = [message | {"weight": weight} for message, weight in zip(ROW["messages"], weights, strict=True)]
+    example = tokenize({"messages": messages}, tokenizer)
+    assert learned(tokenizer, example) == ["<tool_call>look</tool_call><|observation|>", "c<|user|>", "e<|user|>"]
+    assert example.labels.tolist() == tokenize(ROW, tokenizer).labels.tolist()
+    pieces = [len(tokenizer(text)["input_ids"]) for text in learned(tokenizer, example)]
+    expected = [weight for weight, size in zip([0.5, 2, 0.25], pieces, strict=True) for _ in range(size)]
+    assert example.weights[example.labels != -100].tolist() == expected

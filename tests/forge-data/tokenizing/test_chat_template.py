@@ -51,6 +51,39 @@ def test_arguments_are_defaults(qwen, value):
     assert asked(chosen, effort=3) == "3Hi"
 
 
+@pytest.mark.parametrize("start", ["\n{{ a }}", "  {{ a }}", "\n\n{% if a %}", "  {% if a %}", "\n  {%- if a %}"])
+def test_a_template_begins_as_it_does_alone(qwen, start):
+    """Defaults of arguments take no blanks from the beginning of the template, nor add any."""
+    source = start + "{% if b %}b{% endif %}" + "{% endif %}" * start.count("if") + "{{ messages[0].content }}"
+    given = {"a": True, "b": True}
+    chosen = with_template(with_source(qwen, source), None, given)
+    assert asked(chosen) == asked(with_source(qwen, source), **given)
+
+
+@pytest.mark.parametrize("name", ["messages", "tools", "documents", "add_generation_prompt", "tokenize"])
+def test_what_is_no_argument(qwen, name):
+    """What a row may not give its template, a run may not either: it would be without effect."""
+    with pytest.raises(DataError, match=f"`chat_template_kwargs` has '{name}', which is no argument of a template"):
+        tokenize(ROW, qwen, chat_template_kwargs={name: True})
+
+
+def test_a_token_of_the_tokenizer(qwen):
+    """A special token, which templates are always given, is no default."""
+    template = "{{ eos_token }}" + FAMILIES["chatml"].template
+    with pytest.raises(TemplateError, match="`chat_template_kwargs` has 'eos_token', which the tokenizer itself gives"):
+        with_template(with_source(qwen, template), None, {"eos_token": "</s>"})
+
+
+NO_JSON = {"nan": float("nan"), "inf": [float("inf")], "set": {1, 2}, "keys": {1: 1, "a": 2}, "surrogate": "\ud800"}
+
+
+@pytest.mark.parametrize("value", NO_JSON.values(), ids=NO_JSON)
+def test_a_value_that_is_no_json(qwen, value):
+    """A value that neither a template nor a manifest can hold is refused by name."""
+    with pytest.raises(DataError, match="`chat_template_kwargs` has 'enable_thinking' with a value that is no JSON"):
+        tokenize(ROW, qwen, chat_template_kwargs={"enable_thinking": value})
+
+
 def with_source(tokenizer, source):
     made = FAMILIES["qwen3"].tokenizer()
     made.chat_template = source

@@ -1,5 +1,6 @@
 """Arguments that `prepare`, `prepare_prompts`, `tokenize` and `lint` share, checked once."""
 
+import json
 import os
 from collections.abc import Mapping
 from typing import Any, get_args
@@ -9,7 +10,7 @@ import attrs
 from forge_data._errors import BadPairError, DataError, ForgeDataError
 from forge_data._formats import AUTO
 from forge_data._settings import MAX_BAD_ROWS, OnBadPair, OnBadRow, OnLongPrompt, OnOverflow, TrainOn, TurnsForm
-from forge_data._values import describe, keyword_arguments
+from forge_data._values import NO_ARGUMENTS, describe, keyword_arguments
 
 TRAIN_ON: tuple[str, ...] = get_args(TrainOn)
 TURNS: tuple[str, ...] = get_args(TurnsForm)
@@ -47,6 +48,13 @@ def _token(_: object, attribute: "attrs.Attribute[Any]", value: Any) -> None:
 def _arguments(_: object, attribute: "attrs.Attribute[Any]", value: Any) -> None:
     if not isinstance(value, dict) or not all(isinstance(name, str) and name.isidentifier() for name in value):
         raise DataError(f"`{attribute.name}` is {describe(value)}; it must be an object of arguments' names and values")
+    for name in NO_ARGUMENTS & value.keys():
+        raise DataError(f"`{attribute.name}` has {name!r}, which is no argument of a template; take it out")
+    for name, item in value.items():
+        try:
+            json.dumps(item, ensure_ascii=False, allow_nan=False, sort_keys=True).encode()
+        except (TypeError, ValueError, RecursionError) as error:
+            raise DataError(f"`{attribute.name}` has {name!r} with a value that is no JSON: {error}; change it") from error
 
 
 def _as_arguments(value: Any) -> Any:

@@ -42,6 +42,14 @@ def nearest(name: object, known: Iterable[str], likeness: float = 0.4) -> str:
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
+# Arguments of apply_chat_template itself: passed on as the template's, they would change what is rendered, or do nothing.
+NO_ARGUMENTS = frozenset({
+    "messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "tokenize", "chat_template",
+    "conversation", "padding", "truncation", "max_length", "return_tensors", "return_dict", "return_assistant_tokens_mask",
+    "tokenizer_kwargs",
+})  # fmt: skip
+
+
 def keyword_arguments(value: Any) -> Any:
     """Read `NAME=VALUE` words as a mapping, with values in JSON; return anything else as it is.
 

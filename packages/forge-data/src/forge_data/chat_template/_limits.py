@@ -7,12 +7,13 @@ given before it is made, and wherever a variable may grow from round to round.
 
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import wraps
 from typing import Any
 
-from jinja2 import Template, nodes, pass_context
+from jinja2 import Template, nodes, pass_context, pass_environment
 from jinja2.exceptions import TemplateRuntimeError
+from jinja2.filters import make_attrgetter
 from jinja2.nodes import EvalContext
 from jinja2.runtime import Context, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -29,7 +30,9 @@ _ROUND, _COUNTED, _LITERAL = "forge round", "forge counted", "forge literal"
 _ADDED = frozenset({"_block_vars", "_loop_vars"})
 """Arguments by which jinja2 passes variables of loops and blocks on to what gets the context."""
 _NO_CONTEXT: Any = None
-_NUMBER = re.compile(r"\d+")
+# Longer numbers are refused anyway, and take long to read.
+_NUMBER = re.compile(r"\d{1,18}")
+_BYTES = frozenset({"encode", "to_bytes"})
 
 
 class LimitError(TemplateRuntimeError):
@@ -85,7 +88,7 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         filters: dict[str, Any] = self.filters
         for name in _COSTS.keys() & filters.keys():
             self.add_filter(name, filters[name])
-        filters.update({_ROUND: _round, _COUNTED: _counted, _LITERAL: _literal})
+        filters.update({_ROUND: _round, _COUNTED: _counted, _LITERAL: _literal, "sum": _sum})
         # It is random, so that no rendering with it could be repeated, and as long as it is asked to be.
         self.globals.pop("lipsum", None)
 
@@ -113,9 +116,22 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         if not isinstance(owner, str):
             if given := arguments(args, kwargs):
                 self.budget.take(_nodes(given))
-        elif cost := _COSTS.get(method.__name__):
-            self.budget.take(cost(owner, arguments(args, kwargs)))
+        else:
+            self.budget.take(len(owner))
+            if cost := _COSTS.get(method.__name__):
+                self.budget.take(cost(owner, arguments(args, kwargs)))
         return super().call(context, obj, *args, **kwargs)
+
+    def call_filter(self, name: str, value: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call a filter for one element of a list, as the filter `map` does."""
+        self.budget.step()
+        made = super().call_filter(name, value, *args, **kwargs)
+        self.budget.take(_length(made))
+        return made
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        """Refuse methods that make bytes, which have no place in a text."""
+        return attr not in _BYTES and super().is_safe_attribute(obj, attr, value)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         """Compute an operation that may make more than its operands."""
@@ -141,6 +157,17 @@ def arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
 def _budget(context: Context) -> Budget:
     environment: Any = context.environment
     return environment.budget
+
+
+@pass_environment
+def _sum(environment: LimitedEnvironment, values: Iterable[Any], attribute: str | int | None = None, start: Any = 0) -> Any:
+    values = list(values if attribute is None else map(make_attrgetter(environment, attribute), values))
+    length = _length(start)
+    for value in values:
+        # Each sum is made, and the next one of it.
+        length += _length(value)
+        environment.budget.take(length)
+    return sum(values, start)
 
 
 # With the context, since what needs none of a constant is computed once, when the template is compiled.
@@ -173,9 +200,17 @@ class CountingRewrite(NodeTransformer):
 
     def visit_Assign(self, node: nodes.Assign) -> nodes.Node:
         self.generic_visit(node)
-        # `find` looks below a node, and not at it.
-        if isinstance(node.node, nodes.Add) or node.node.find(nodes.Add) is not None:
-            node.node = _filtered(node.node, _COUNTED)
+        node.node = _kept(node.node)
+        return node
+
+    def visit_With(self, node: nodes.With) -> nodes.Node:
+        self.generic_visit(node)
+        node.values = [_kept(value) for value in node.values]
+        return node
+
+    def visit_Macro(self, node: nodes.Macro) -> nodes.Node:
+        self.generic_visit(node)
+        node.defaults = [_kept(value) for value in node.defaults]
         return node
 
     def visit_List(self, node: nodes.List) -> nodes.Expr:
@@ -193,6 +228,12 @@ class CountingRewrite(NodeTransformer):
             return node
         # One list twice in another, and that in another: a few lines write more than there is memory for.
         return _filtered(node, _LITERAL)
+
+
+def _kept(node: Any) -> Any:
+    """Count what is kept in a variable, if it is a sum."""
+    # `find` looks below a node, and not at it.
+    return _filtered(node, _COUNTED) if isinstance(node, nodes.Add) or node.find(nodes.Add) is not None else node
 
 
 def _filtered(node: Any, name: str) -> nodes.Filter:
@@ -262,10 +303,14 @@ def _formatted(value: Any, args: Sequence[Any]) -> int:
     given = args[0] if len(args) == 1 and isinstance(args[0], (tuple, list, Mapping)) else args
     values = [*given.values()] if isinstance(given, Mapping) else given
     # A width may be an argument itself.
-    wide = max(map(_whole, values), default=0) if "*" in value or re.search(r":[^{}]*\{", value) else 0
+    wide = _widest(values) if "*" in value or re.search(r":[^{}]*\{", value) else 0
     fields = value.count("%") + value.count("{")
-    # Longer numbers are refused anyway, and take long to read.
-    return sum(int(number[:18]) for number in _NUMBER.findall(value)) + fields * (wide + max(map(_nodes, values), default=0))
+    return sum(map(int, _NUMBER.findall(value))) + fields * (wide + max(map(_nodes, values), default=0))
+
+
+def _widest(values: Iterable[Any]) -> int:
+    """Return the largest number in values, however deep; one in a text may be a width too."""
+    return max(map(int, _NUMBER.findall(str([*values]))), default=0)
 
 
 def _replaced(value: Any, args: Sequence[Any]) -> int:

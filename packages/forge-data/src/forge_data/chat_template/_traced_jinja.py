@@ -125,7 +125,7 @@ class _TracingEnvironment(LimitedEnvironment):
     def join(self, between: str, parts: Iterable[Any]) -> str:
         """Join strings, as `between.join(parts)`."""
         parts = list(parts)
-        self.budget.take(len(parts) * len(between))
+        self.budget.take(len(parts) * len(between) + sum(len(part) for part in parts if isinstance(part, str)))
         return join(between, parts)
 
     def getattr(self, obj: Any, attribute: str) -> Any:

@@ -3,19 +3,13 @@
 from typing import Any
 
 from forge_data._errors import DataError
-from forge_data._values import checked_tree, describe, from_json
+from forge_data._values import NO_ARGUMENTS, checked_tree, describe, from_json
 from forge_data.formats._format import Fields, Format, message_field
 from forge_data.formats._messages import Turns, checked_messages
 from forge_data.formats._samples import Chat
 
 TEMPLATE_FIELDS = ("tools", "documents", "chat_template_kwargs", "unmask")
 """Row fields that a conversation keeps: arguments of its chat template, and `unmask`."""
-# Arguments of apply_chat_template itself: passed on as the template's, they would change what is rendered, or do nothing.
-_RESERVED = {
-    "messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "tokenize", "chat_template",
-    "conversation", "padding", "truncation", "max_length", "return_tensors", "return_dict", "return_assistant_tokens_mask",
-    "tokenizer_kwargs",
-}  # fmt: skip
 
 
 def chat(place: str, fields: Fields, turns: Turns, first_completion: int = 0) -> Chat:
@@ -65,7 +59,7 @@ def _arguments(place: str, field: str, value: object) -> dict[str, Any]:
         return {}
     if not isinstance(value, dict):
         raise DataError(f"{place}: field {field} is {describe(value)}; it must be an object of template arguments")
-    reserved = sorted(value.keys() & _RESERVED)
+    reserved = sorted(value.keys() & NO_ARGUMENTS)
     if reserved:
         raise DataError(f"{place}: field {field}.{reserved[0]} is no argument of a template; take it out")
     return checked_tree(place, field, value)

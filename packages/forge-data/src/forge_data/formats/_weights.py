@@ -26,6 +26,12 @@ def weight_of(place: str, field: str, value: Any) -> float:
     return float(np.float32(value))
 
 
+def _own(sample: Chat | Text | Document | Tokens) -> set[float]:
+    """Return the weights within a row that are not 0."""
+    weights = sample.weights if isinstance(sample, Chat | Tokens) else None
+    return set() if weights is None else {float(weight) for weight in np.unique(weights) if weight}
+
+
 def weighted(place: str, sample: Sample, value: Any) -> Sample:
     """Return a sample with the weight of its row.
 
@@ -35,6 +41,12 @@ def weighted(place: str, sample: Sample, value: Any) -> Sample:
     weight = weight_of(place, "weight", value)
     if weight == 1:
         return sample
+    for own in set() if isinstance(sample, Preference | Unpaired) else _own(sample):
+        if weight and not _LEAST <= weight * own <= _MOST:
+            raise DataError(
+                f"{place}: field weight is {weight:g}, which times a weight of {own:g} within the row is none that float32 can "
+                "hold; change one of them"
+            )
     match sample:
         case Preference() | Unpaired():
             raise DataError(

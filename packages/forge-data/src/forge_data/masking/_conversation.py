@@ -273,10 +273,9 @@ class ConversationReader:
             for index in range(len(what))
             if (note := self._dropped_reasoning(chat, rendered, index)) and what[index] == TURN
         ]
-        text, turns, tokens = self._stops.end_turns(rendered, turns)
-        runs = text_owners(rendered.trace)
-        if len(text) > len(rendered.trace.text):
-            runs.append((len(rendered.trace.text), len(text), max(turns.last)))
+        text, turns, tokens, owned = self._stops.end_turns(rendered, turns)
+        # What is learned of a turn has its weight, also where a template writes it outside of the loop over messages.
+        runs = _owned_by(text_owners(rendered.trace), [*owned, *(turns.owned if chat.weights else [])])
         named = [as_form(name, value) for name, value in arguments.items()]
         named += [as_form("turn_end", token) for token in sorted(tokens)]
         return Conversation(text, turns.spans, runs, (*notes, *turns.notes), (*named, *forms))
@@ -314,6 +313,14 @@ class ConversationReader:
             f"{chat.place}: {self._template.name} leaves open which tokens the assistant wrote in message {index}: {why}; "
             f"{_REMEDY}"
         ) from error
+
+
+def _owned_by(runs: list[Run], others: Sequence[Run]) -> list[Run]:
+    """Return runs, in order, in which some parts of the text have other owners."""
+    for first, last, _ in others:
+        apart = [((start, min(stop, first), owner), (max(start, last), stop, owner)) for start, stop, owner in runs]
+        runs = [run for both in apart for run in both if run[0] < run[1]]
+    return sorted([*runs, *others])
 
 
 def _with(chat: Chat, arguments: Mapping[str, Any]) -> Chat:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from forge_data.chat_template._asked import REASONING_TAGS, has_reasoning
 from forge_data.chat_template._header import Opening, RefusedError, UndecidableError, header_end
 from forge_data.chat_template._template import RenderedChat
-from forge_data.chat_template._trace import NOBODY, foreign_text, template_prefix
+from forge_data.chat_template._trace import NOBODY, Run, foreign_text, template_prefix
 from forge_data.formats._samples import Note
 from forge_data.masking._loss_mask import Span
 from forge_data.masking._train_on import CONTENT, TURN
@@ -55,6 +55,8 @@ class Turns(NamedTuple):
     last: dict[int, Span]
     """By learned turn, its span; of several that the template marks in one turn the last."""
     notes: list[Note]
+    owned: list[Run]
+    """Where the spans of turns are, and whose they are, although several loops may have written them."""
 
 
 def spans_of(context: SpanContext, what: Sequence[str]) -> Turns:
@@ -77,7 +79,8 @@ def spans_of(context: SpanContext, what: Sequence[str]) -> Turns:
     if marks:
         notes += [_unmarked(index) for index, part in enumerate(what) if part == TURN and index not in last]
     contents = [span for index, part in enumerate(what) if part == CONTENT for span in _content(context.rendered, index)]
-    return Turns(sorted([span for _, span in turns if span is not None] + contents), last, notes)
+    owned = [(span.start, span.stop, index) for index, span in turns if span is not None]
+    return Turns(sorted([span for _, span in turns if span is not None] + contents), last, notes, owned)
 
 
 def _turn(context: SpanContext, index: int) -> Span | None:

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from forge_data.chat_template._header import RefusedError
 from forge_data.chat_template._template import RenderedChat
+from forge_data.chat_template._trace import Run
 from forge_data.masking._as_prompted import TurnEnds
 from forge_data.masking._spans import Turns
 
@@ -17,6 +18,8 @@ class Ended(NamedTuple):
     turns: Turns
     tokens: frozenset[str]
     """Stop tokens that were put to turns."""
+    owned: list[Run]
+    """Where they are, and the turns that they end, although the next message begins with them."""
 
 
 class StopTokens:
@@ -34,9 +37,9 @@ class StopTokens:
         Where no message follows, the token is appended with which a user's message, or the result of a call, would begin. What
         a template marks stays as it is.
         """
-        text, tokens = rendered.trace.text, set[str]()
+        text, tokens, owned = rendered.trace.text, set[str](), list[Run]()
         if self._stop is None or rendered.marks:
-            return Ended(text, turns, frozenset())
+            return Ended(text, turns, frozenset(), owned)
         for index, span in list(turns.last.items()):
             if self._ends.closes(text[span.content_end : span.stop]):
                 continue
@@ -48,12 +51,13 @@ class StopTokens:
             else:
                 text, end = text + token, len(text) + len(token)
             tokens.add(token)
+            owned.append((span.stop, end, index))
             ended = span._replace(closing_end=end, stop=end)
             turns.spans[turns.spans.index(span)] = turns.last[index] = ended
             turns.notes[:] = [
                 note for note in turns.notes if (note.rule, note.field) != ("untrained_turn_end", f"messages[{index}]")
             ]
-        return Ended(text, turns, frozenset(tokens))
+        return Ended(text, turns, frozenset(tokens), owned)
 
     def _following(self, rendered: RenderedChat, index: int) -> str:
         """Return the stop token that would begin the message after a turn; empty if there is none."""

@@ -39,7 +39,7 @@ def with_template(
         return tokenizer
     templates = _chosen(tokenizer, chat_template)
     made = copy.deepcopy(tokenizer)
-    made.chat_template = _with_defaults(templates, arguments or {}, chat_template)
+    made.chat_template = _with_defaults(templates, arguments or {}, chat_template, tokenizer.special_tokens_map)
     return made
 
 
@@ -64,12 +64,19 @@ def _chosen(tokenizer: "PreTrainedTokenizerBase", chat_template: str | None) -> 
         ) from error
 
 
-def _with_defaults(templates: Templates, arguments: Mapping[str, Any], chat_template: str | None) -> Templates:
+def _with_defaults(
+    templates: Templates, arguments: Mapping[str, Any], chat_template: str | None, special: Mapping[str, Any]
+) -> Templates:
     """Put the values of arguments before each template that reads them."""
     sources = templates if isinstance(templates, dict) else {"": templates}
     reads = {name: _reads(source, chat_template or name) for name, source in sources.items()}
     known = frozenset(name for names in reads.values() for name in names)
     for name in arguments:
+        if name in special:
+            raise TemplateError(
+                f"`chat_template_kwargs` has {name!r}, which the tokenizer itself gives its template; leave it out, or "
+                "change it in the tokenizer"
+            )
         if name not in known:
             raise TemplateError(
                 f"`chat_template_kwargs` has {name!r}, and the chat template reads no such argument{nearest(name, known)}; "
@@ -90,7 +97,8 @@ def _reads(source: str, name: str) -> frozenset[str]:
 
 
 def _default(name: str, value: Any) -> str:
-    return f"{{%- if {name} is not defined %}}{{%- set {name} = {_literal(value)} %}}{{%- endif -%}}"
+    # The newline is the tag's, so that the source begins as it does alone, with blanks and all.
+    return f"{{%- if {name} is not defined %}}{{%- set {name} = {_literal(value)} %}}{{%- endif %}}\n"
 
 
 def _literal(value: Any) -> str:
