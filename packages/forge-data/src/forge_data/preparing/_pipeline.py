@@ -21,6 +21,7 @@ from forge_data.linting._kind import two_kinds
 from forge_data.preparing._batch import Batch, Seen
 from forge_data.preparing._job import Job, Preprocessed, Task, read
 from forge_data.preparing._workers import batches
+from forge_data.reading._memory import InMemoryRows
 from forge_data.reading._record import Record
 from forge_data.store._manifest import MARGINS, PREFERENCE, SourceFile
 
@@ -161,7 +162,7 @@ def _check_batch(outcome: Outcome, batch: Batch, job: Job, sources: Sequence["So
         if name != first[0] and (at == 0 or batch.error is None):
             raise DataError(
                 f"{seen.first} is a row of {name}, but {first[1]} is one of {first[0]}; "
-                f"{_count_formats([sources[batch.source]], job)}; a file holds one format, so that no stray row is learned "
+                f"{_count_formats(sources[batch.source], job)}a file holds one format, so that no stray row is learned "
                 "otherwise than it was meant: put them into files of their own, or make them one format with `preprocess`"
             )
     if batch.error is not None:
@@ -182,11 +183,13 @@ def _check_margins(margins: Margins, batch: Batch, source: "Source") -> None:
         margins.see(source.place(int(rows[at])), given=bool(given[at]))
 
 
-def _count_formats(sources: Sequence["Source"], job: Job) -> str:
-    """Count the formats of the first rows of sources, in words."""
+def _count_formats(source: "Source", job: Job) -> str:
+    """Count the formats of the first rows of a source, in words; nothing of a stream, which cannot be read again."""
+    if isinstance(source.reader, InMemoryRows) and source.reader.is_stream:
+        return ""
     seen: dict[str, Seen] = {}
     count_all = 0
-    for record, stays in itertools.islice(_records(sources, job), _COUNTED_ROWS):
+    for record, stays in itertools.islice(_records([source], job), _COUNTED_ROWS):
         count_all += 1
         if stays is not True:
             continue
@@ -197,7 +200,7 @@ def _count_formats(sources: Sequence["Source"], job: Job) -> str:
         first, count = seen.get(name, Seen(record.place, 0))
         seen[name] = Seen(first, count + 1)
     listed = ", ".join(f"{count:,} of {name} (the first is {first})" for name, (first, count) in seen.items())
-    return f"the first {count_all:,} rows are {listed}"
+    return f"the first {count_all:,} rows are {listed}; "
 
 
 def _records(sources: Sequence["Source"], job: Job) -> Iterator[tuple[Record, bool | ForgeDataError]]:
