@@ -100,8 +100,18 @@ def run(
     writer: "StoreWriter",
     num_proc: int | None,
     report_row: Callable[[int], None],
+    whole: Sequence["Source"] | None = None,
 ) -> Outcome:
     """Write every row of every source; what is written is the same for any number of processes.
+
+    Args:
+        job: what to make batches with.
+        sources: rows.
+        writer: the store.
+        num_proc: as of `batches`, or None to choose it.
+        report_row: called with the number of rows so far.
+        whole: the same sources with all their rows, where `sources` are a part of them. A column to be renamed is looked for in
+            all rows; their bad ones are counted once the parts are merged.
 
     Raises:
         ForgeDataError: of the first row that is refused, in the order of the sources; a column to be renamed that no row has;
@@ -125,11 +135,21 @@ def run(
                 rows_before, at = rows_before + reached, batch.source
             reached = batch.last_row + sources[at].indexed
             report_row(rows_before + reached)
+    if whole is not None:
+        _add_columns(outcome, whole, job)
     job.changes.check(outcome.columns)
-    too_many = outcome.bad.too_many(outcome.read.total(), job.options.max_bad_rows)
-    if too_many is not None:
-        raise DataError(f"{too_many}; mend these rows, or raise `max_bad_rows`")
+    if whole is None:
+        outcome.bad.check(outcome.read.total(), job.options.max_bad_rows)
     return outcome
+
+
+def _add_columns(outcome: Outcome, whole: Sequence["Source"], job: Job) -> None:
+    """Add the columns of further rows, where those of a part lack one that is to be renamed."""
+    wanted = job.options.rename_columns.keys()
+    for task in _tasks(whole):
+        if wanted <= outcome.columns:
+            return
+        outcome.columns |= read(task, job).columns if isinstance(task, Task) else task.columns
 
 
 def _count(outcome: Outcome, batch: Batch) -> None:
