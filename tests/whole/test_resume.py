@@ -242,6 +242,33 @@ def test_bytes_damaged_while_training_are_never_saved(
     assert weights(run) == weights(finished)
 
 
+@pytest.mark.parametrize("resumed", [False, True], ids=["new", "resumed"])
+def test_bytes_damaged_before_the_first_step_are_never_trained_on(
+    resumed: bool, given: dict[str, Any], left: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A byte flipped once the store was verified, while the model is loaded, stops the run before it makes a step."""
+    import torch
+
+    run = left if resumed else tmp_path / "new"
+    make, steps = forge.algos.make_optimizer, []
+
+    def damaging(*args: Any, **kwargs: Any) -> Any:
+        root = run if resumed else run / ".forge-preparing"
+        damaged(root / "data" / "train" / "loss_mask.bin", "bit flipped", run)
+        return make(*args, **kwargs)
+
+    if resumed:
+        shutil.rmtree(left / "full_state" / "step_4")
+    with monkeypatch.context() as patched:
+        patched.setattr(forge.algos, "make_optimizer", damaging)
+        patched.setattr(torch.optim.AdamW, "step", lambda *_args, **_kwargs: steps.append(1))
+        with pytest.raises(forge.data.StoreError, match=r"loss_mask\.bin does not hold what was written"):
+            forge.sft(**given, ckpt_output_dir=run)
+    assert not steps
+    forge.sft(**given, ckpt_output_dir=run)
+    assert len(metrics(run)) == 4
+
+
 def test_a_store_is_verified_once_a_start(given: dict[str, Any], left: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each file of the store is hashed once at a run's beginning and once when it is resumed."""
     import hashlib

@@ -181,6 +181,109 @@ def test_rows_of_several_kinds_are_refused_as_in_one_process(chatml_tokenizer, w
         merge(tmp_path / "merged", [part.path for part in parts_of(data, chatml_tokenizer, tmp_path, 2)])
 
 
+def outcome(make):
+    """The store that is made, or the message of the refusal."""
+    try:
+        return make()
+    except DataError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("bad", [1, 2])
+def test_bad_rows_are_counted_over_all_parts(bad, chatml_tokenizer, tmp_path):
+    """A part with many of them is made; together they are as many as one process allows, or refused in its words."""
+    some = [json.dumps(row) for row in rows(150)]
+    some[3 : 3 + bad] = ['{"messages":'] * bad
+    (tmp_path / "train.jsonl").write_text("\n".join(some))
+    given = {"data_path": tmp_path / "train.jsonl", "tokenizer": chatml_tokenizer, "progress": False, "on_bad_row": "skip"}
+    whole = outcome(lambda: prepare(store_dir=tmp_path / "whole", **given))
+    parts = [prepare(store_dir=tmp_path / f"part{k}", shard=f"{k}/50", **given).path for k in range(1, 51)]
+    merged = outcome(lambda: merge(tmp_path / "merged", parts))
+    assert isinstance(whole, str) == (bad == 2)
+    assert whole == merged if isinstance(whole, str) else same_files(whole.path, merged.path)
+
+
+def test_rows_left_out_for_their_length_are_one_finding(chatml_tokenizer, write_rows, tmp_path):
+    """As where `on_overflow` drops them, so that the lint of parts is that of all rows."""
+    data = write_rows(rows(12))
+    given = {"on_bad_row": "skip", "max_bad_rows": 0.5, "max_seq_len": LONGEST, "on_overflow": "error"}
+    whole = prepare(data, chatml_tokenizer, tmp_path / "whole", progress=False, **given)
+    assert whole.accounting.dropped["longer_than_max_seq_len"] > 1
+    assert whole.lint.counts["lost_to_length"] == 1
+    parts = parts_of(data, chatml_tokenizer, tmp_path, 3, **given)
+    assert same_files(whole.path, merge(tmp_path / "merged", [part.path for part in parts]).path)
+
+
+def test_columns_to_be_renamed_are_those_of_all_rows(chatml_tokenizer, write_rows, tmp_path):
+    """A part whose rows lack one, or that has no rows, is made; a column that no row has is refused by each."""
+    asked = write_rows([{"question": "?", "answer": "yes"}] * 2, "a.jsonl")
+    data, names = [asked, write_rows(rows(3), "b.jsonl")], {"question": "prompt", "answer": "completion"}
+    whole = prepare(data, chatml_tokenizer, tmp_path / "whole", rename_columns=names, progress=False)
+    parts = parts_of(data, chatml_tokenizer, tmp_path, 7, rename_columns=names)
+    assert same_files(whole.path, merge(tmp_path / "merged", [part.path for part in parts]).path)
+    with pytest.raises(DataError, match="the column 'questoin', which no row has; did you mean 'question'"):
+        parts_of(data, chatml_tokenizer, tmp_path, 7, rename_columns={"questoin": "prompt"})
+
+
+# Reads `enable_thinking`, which is off where no turn has reasoning.
+HYBRID = (
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' }}"
+    "{% if m['role'] == 'assistant' %}{{ '<think>' + (m.reasoning_content or '') + '</think>' }}{% endif %}"
+    "{{ m['content'] + '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n<think>' }}"
+    "{% if enable_thinking is defined and not enable_thinking %}{{ '</think>' }}{% endif %}{% endif %}"
+)
+
+
+@pytest.mark.parametrize("loaded", [False, True])
+@pytest.mark.parametrize("thinking", [[], [4]])
+def test_the_tokenizer_asks_as_all_parts_were_rendered(thinking, loaded, with_template, write_rows, tmp_path):
+    """Rows with reasoning in one part alone change it; it is saved as one process saves it."""
+    some = rows(6)
+    for number in thinking:
+        some[number]["messages"][1]["reasoning_content"] = "one more"
+    data, tokenizer = write_rows(some), with_template(HYBRID)
+    if loaded:
+        tokenizer.save_pretrained(tmp_path / "tokenizer")
+        tokenizer = tmp_path / "tokenizer"
+    whole = prepare(data, tokenizer, tmp_path / "whole", progress=False)
+    assert ("set enable_thinking" in whole.tokenizer().chat_template) != bool(thinking)
+    parts = parts_of(data, tokenizer, tmp_path, 3)
+    assert same_files(whole.path, merge(tmp_path / "merged", [part.path for part in parts]).path)
+
+
+@pytest.mark.parametrize("text", ["", "\n \n\n"])
+def test_a_file_without_rows_is_refused_in_parts_too(text, chatml_tokenizer, write_rows, tmp_path):
+    """As one process refuses it; no store of the other files' rows comes of it."""
+    data = [write_rows(rows(5), "a.jsonl"), tmp_path / "b.jsonl"]
+    data[1].write_text(text)
+    with pytest.raises(DataError, match=r"b\.jsonl .*holds no rows"):
+        parts_of(data, chatml_tokenizer, tmp_path, 2)
+
+
+# Turns are learned apart; those of a row that counts share not even their first token.
+APART = (
+    "{% if messages[0]['content'] == 'counts' %}"
+    "{{ messages | selectattr('role', 'equalto', 'user') | list | length }}{% endif %}"
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' }}"
+    "{% if m['role'] == 'assistant' and loop.last %}{{ '<think></think>' }}{% endif %}{{ m['content'] + '<|im_end|>\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+def test_what_turns_share_does_not_depend_on_other_rows(with_template, write_rows, tmp_path):
+    """A row of several samples is one, whatever rows are in its chunk, or in its part; its turns are one conversation."""
+    some = [
+        {"messages": [{"role": role, "content": text} for role, text in zip(["user", "assistant"] * 2, texts, strict=True)]}
+        for texts in (["counts", "1", "?", "2"], ["?", "1", "?", "2"])
+    ]
+    data, tokenizer = write_rows(some), with_template(APART)
+    whole = prepare(data, tokenizer, tmp_path / "whole", progress=False)
+    assert (whole.conversations.tolist(), whole.shared.tolist()[0]) == ([0, 2, 4], 0)
+    parts = parts_of(data, tokenizer, tmp_path, 2)
+    assert [part.conversations.tolist() for part in parts] == [[0, 2], [0, 2]]
+    assert same_files(whole.path, merge(tmp_path / "merged", [part.path for part in parts]).path)
+
+
 @pytest.mark.parametrize("shard", ["0/3", "4/3", "3", "1/0", "-1/3", "1/3/5", " 1/3", 3])
 def test_a_part_that_there_is_not(shard, chatml_tokenizer, write_rows, tmp_path):
     """The form of `shard` is said."""

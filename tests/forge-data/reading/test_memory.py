@@ -170,6 +170,30 @@ def test_what_is_no_row_is_named(chatml_tokenizer, small_chats, tmp_path):
             prepare(rows, chatml_tokenizer, tmp_path / "store", progress=False)
 
 
+class Table:
+    """A table of columns, as pandas has them: sized, and indexed by name."""
+
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, name):
+        return {"messages": []}[name]
+
+
+def test_a_table_that_is_not_indexed_by_row_is_refused_as_rows_are(chatml_tokenizer, tmp_path):
+    """By the package's own error, wherever its rows are looked at first."""
+    with pytest.raises(DataError, match=r"data_path\[0\] cannot be read: KeyError: 0"):
+        prepare(Table(), chatml_tokenizer, tmp_path / "store", progress=False)
+
+
+@pytest.mark.parametrize("kind", ["generator", "generated IterableDataset"])
+def test_rows_of_two_formats_in_a_stream(kind, chatml_tokenizer, small_chats, tmp_path):
+    """Are named by their places; they cannot be counted, since what was read of the stream is gone."""
+    rows = given(kind, [*small_chats, {"prompt": "?", "completion": "yes"}])
+    with pytest.raises(DataError, match=r"^data_path\[12\] is a row of prompt_completion, but .* is one of messages; a file"):
+        prepare(rows, chatml_tokenizer, tmp_path / "store", progress=False)
+
+
 def test_lint_and_prompts_take_rows(chatml_tokenizer, small_chats, tmp_path):
     """Findings have places of the list that they are in, training or held-out rows; prompts keep their columns."""
     report = lint([*small_chats, small_chats[3]], chatml_tokenizer, eval_data=datasets.Dataset.from_list(small_chats[5:6]))

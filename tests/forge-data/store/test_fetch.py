@@ -1,5 +1,7 @@
 """Stores at a URL: fetched once, verified while they are, and opened like any other."""
 
+import hashlib
+import json
 import shutil
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
@@ -125,3 +127,18 @@ def test_prompts_are_fetched_too(chatml_tokenizer, write_rows, tmp_path):
     fetched = PromptStore.open("memory://bucket/prompts", cache_dir=tmp_path / "cache")
     assert fetched[0].prompt == "who?"
     fsspec.filesystem("memory").rm("/bucket", recursive=True)
+
+
+@pytest.mark.parametrize("name", ["../../outside.txt", "/outside.txt"])
+def test_nothing_is_written_outside(name, remote, tmp_path):
+    """A store.json that names a file elsewhere is damaged, with or without a size; nothing of it is fetched."""
+    system, place = fsspec.filesystem("memory"), "/bucket/store/store.json"
+    fields = json.loads(system.cat_file(place))
+    name = str(tmp_path) + name if name.startswith("/") else name
+    fields["sha256"][name] = hashlib.sha256(b"text").hexdigest()
+    system.pipe_file(place, json.dumps(fields).encode())
+    system.pipe_file("/outside.txt", b"text")
+    system.pipe_file(f"/bucket/store/{name}", b"text")
+    with pytest.raises(StoreError, match="a file outside the store is named"):
+        TokenStore.open(URL, cache_dir=tmp_path / "deep" / "cache")
+    assert not list(tmp_path.rglob("outside.txt"))

@@ -4,6 +4,8 @@ from collections import Counter
 
 import attrs
 
+from forge_data._errors import DataError
+
 _SHOWN = 3
 
 
@@ -20,6 +22,16 @@ class BadRows:
         self.reasons[reason] += 1
         if len(self.first) < _SHOWN:
             self.first.append(error)
+
+    def check(self, read: int, share: float) -> None:
+        """Refuse more of them than a share of the rows.
+
+        Raises:
+            DataError: how many there are, by reason, and the first few.
+        """
+        too_many = self.too_many(read, share)
+        if too_many is not None:
+            raise DataError(f"{too_many}; mend these rows, or raise `max_bad_rows`")
 
     def too_many(self, read: int, share: float) -> str | None:
         """Say in a message that they are more than a share of the rows; None where they are not."""

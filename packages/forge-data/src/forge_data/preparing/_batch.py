@@ -153,7 +153,8 @@ class BatchBuilder:
         if any(example.weights is not None for example in examples):
             weights = [example.labels != IGNORED if example.weights is None else example.weights for example in examples]
             made[WEIGHTS] = _joined(weights, np.float32)
-        if any(count > 0 for count in self._shared):
+        # Also where turns share nothing: what the store says of a row does not depend on other rows of its chunk.
+        if any(count != ALONE for count in self._shared):
             made[SHARED] = np.array(self._shared, dtype=np.int32)
         if self._desirable:
             made["desirable.bin"] = np.array(self._desirable, dtype=np.uint8)

@@ -15,7 +15,7 @@ from forge_data._errors import ForgeDataError
 from forge_data._example import TokenizedExample
 from forge_data._formats import AUTO
 from forge_data._options import Options
-from forge_data.findings._rules import Where
+from forge_data.findings._rules import SET_RULES, Where
 from forge_data.formats._documents import is_empty
 from forge_data.formats._registry import convert, detect, format_named
 from forge_data.formats._samples import Encoded, Sample, Tokens
@@ -209,7 +209,9 @@ class Processor:
     def _skipped(self, where: Where, error: ForgeDataError, builder: BatchBuilder) -> tuple[str, str]:
         """Report a row that is left out; return the reason, and the error where only so many may be."""
         finding = refused(where, error, skipped=True)
-        builder.findings.append(finding)
+        # What is lost to `max_seq_len` is one finding of all rows, as where such rows are dropped.
+        if finding.rule not in SET_RULES:
+            builder.findings.append(finding)
         return reason_of(error, finding), "" if self._job.options.allows(error) else str(error)
 
     def _finish_call(self, call: _Call, builder: BatchBuilder, file: str) -> None:

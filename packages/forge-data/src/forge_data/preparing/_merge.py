@@ -3,20 +3,29 @@
 import os
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from forge_data._accounting import Accounting
+from forge_data._bad_rows import BadRows
 from forge_data._errors import StoreError
+from forge_data._settings import MAX_BAD_ROWS
+from forge_data._values import parsed_json
 from forge_data.findings._report import Findings
 from forge_data.findings._rules import SET_RULES
 from forge_data.linting._lint import store_findings
 from forge_data.preparing._prepare import as_trained, checked_directory
-from forge_data.store._manifest import MARGINS, SourceFile
+from forge_data.store._manifest import MARGINS, TOKENIZER, SourceFile
 from forge_data.store._partial import remove_leftovers
 from forge_data.store._token_store import TokenStore
 from forge_data.store._writer import StoreWriter
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_OF_LOADING = ("is_local", "local_files_only")
+"""Entries of a tokenizer's configuration that tell how it was loaded."""
 
 
 def merge(store_dir: str | os.PathLike[str], parts: Sequence[str | os.PathLike[str]]) -> TokenStore:
@@ -31,6 +40,7 @@ def merge(store_dir: str | os.PathLike[str], parts: Sequence[str | os.PathLike[s
 
     Raises:
         StoreError: a part is missing, damaged, given twice or made from something else, or `store_dir` cannot be written.
+        DataError: all parts together have more bad rows than `max_bad_rows` allows.
     """
     directory = checked_directory(store_dir)
     opened = _in_order([TokenStore.open(part) for part in parts])
@@ -38,18 +48,18 @@ def merge(store_dir: str | os.PathLike[str], parts: Sequence[str | os.PathLike[s
         if part.path.resolve() == directory.resolve():
             raise StoreError(f"{directory} is one of the parts; give another directory for the store of all")
         part.verify()
-    full = [part for part in opened if len(part)]
+    full, accounting = [part for part in opened if len(part)], _added([part.accounting for part in opened])
+    _check_bad_rows(opened, accounting.read)
     if not full:
-        raise StoreError(f"{opened[0].path} and all other parts hold no sample: {_added([p.accounting for p in opened])}")
+        raise StoreError(f"{opened[0].path} and all other parts hold no sample: {accounting}")
     _check_alike(full)
     remove_leftovers(directory)
     with StoreWriter(directory) as writer:
         for part in opened:
             writer.copy(part)
-        accounting = _added([part.accounting for part in opened])
         files = _files([_sources(part) for part in opened])
         formats = ", ".join(dict.fromkeys(file.format for file in files if file.format))
-        tokenizer = full[0].tokenizer()
+        tokenizer = _tokenizer(full[0])
         trained = as_trained(tokenizer, accounting)
         manifest = writer.finish(
             full[0].kind,
@@ -118,6 +128,26 @@ def _check_alike(parts: list[TokenStore]) -> None:
                     f"{part.path} ({part.shard}) and {parts[0].path} ({parts[0].shard}) hold rows of another {what}: "
                     f"{of_this} and {of_first}; put such rows into files of their own"
                 )
+
+
+def _tokenizer(part: TokenStore) -> "PreTrainedTokenizerBase":
+    """Load the tokenizer of a part so that it is saved as it was, and not as one that was loaded from there."""
+    tokenizer = part.tokenizer()
+    saved = parsed_json((part.path / TOKENIZER / "tokenizer_config.json").read_text("utf-8"))
+    for name in _OF_LOADING:
+        tokenizer.init_kwargs.pop(name, None)
+        tokenizer.init_kwargs |= {name: saved[name]} if name in saved else {}
+    return tokenizer
+
+
+def _check_bad_rows(parts: list[TokenStore], read: int) -> None:
+    """Refuse more bad rows than all parts together may leave out, as one process does."""
+    bad = BadRows()
+    for part in parts:
+        for row in part.dropped():
+            if "error" in row:
+                bad.add(row["reason"], row["error"])
+    bad.check(read, parts[0].settings.get("max_bad_rows", MAX_BAD_ROWS))
 
 
 def _added(accountings: list[Accounting]) -> Accounting:

@@ -21,6 +21,7 @@ from forge_data.linting._kind import two_kinds
 from forge_data.preparing._batch import Batch, Seen
 from forge_data.preparing._job import Job, Preprocessed, Task, read
 from forge_data.preparing._workers import batches
+from forge_data.reading._memory import InMemoryRows
 from forge_data.reading._record import Record
 from forge_data.store._manifest import MARGINS, PREFERENCE, SourceFile
 
@@ -99,8 +100,18 @@ def run(
     writer: "StoreWriter",
     num_proc: int | None,
     report_row: Callable[[int], None],
+    whole: Sequence["Source"] | None = None,
 ) -> Outcome:
     """Write every row of every source; what is written is the same for any number of processes.
+
+    Args:
+        job: what to make batches with.
+        sources: rows.
+        writer: the store.
+        num_proc: as of `batches`, or None to choose it.
+        report_row: called with the number of rows so far.
+        whole: the same sources with all their rows, where `sources` are a part of them. A column to be renamed is looked for in
+            all rows; their bad ones are counted once the parts are merged.
 
     Raises:
         ForgeDataError: of the first row that is refused, in the order of the sources; a column to be renamed that no row has;
@@ -124,11 +135,21 @@ def run(
                 rows_before, at = rows_before + reached, batch.source
             reached = batch.last_row + sources[at].indexed
             report_row(rows_before + reached)
+    if whole is not None:
+        _add_columns(outcome, whole, job)
     job.changes.check(outcome.columns)
-    too_many = outcome.bad.too_many(outcome.read.total(), job.options.max_bad_rows)
-    if too_many is not None:
-        raise DataError(f"{too_many}; mend these rows, or raise `max_bad_rows`")
+    if whole is None:
+        outcome.bad.check(outcome.read.total(), job.options.max_bad_rows)
     return outcome
+
+
+def _add_columns(outcome: Outcome, whole: Sequence["Source"], job: Job) -> None:
+    """Add the columns of further rows, where those of a part lack one that is to be renamed."""
+    wanted = job.options.rename_columns.keys()
+    for task in _tasks(whole):
+        if wanted <= outcome.columns:
+            return
+        outcome.columns |= read(task, job).columns if isinstance(task, Task) else task.columns
 
 
 def _count(outcome: Outcome, batch: Batch) -> None:
@@ -161,7 +182,7 @@ def _check_batch(outcome: Outcome, batch: Batch, job: Job, sources: Sequence["So
         if name != first[0] and (at == 0 or batch.error is None):
             raise DataError(
                 f"{seen.first} is a row of {name}, but {first[1]} is one of {first[0]}; "
-                f"{_count_formats([sources[batch.source]], job)}; a file holds one format, so that no stray row is learned "
+                f"{_count_formats(sources[batch.source], job)}a file holds one format, so that no stray row is learned "
                 "otherwise than it was meant: put them into files of their own, or make them one format with `preprocess`"
             )
     if batch.error is not None:
@@ -182,11 +203,13 @@ def _check_margins(margins: Margins, batch: Batch, source: "Source") -> None:
         margins.see(source.place(int(rows[at])), given=bool(given[at]))
 
 
-def _count_formats(sources: Sequence["Source"], job: Job) -> str:
-    """Count the formats of the first rows of sources, in words."""
+def _count_formats(source: "Source", job: Job) -> str:
+    """Count the formats of the first rows of a source, in words; nothing of a stream, which cannot be read again."""
+    if isinstance(source.reader, InMemoryRows) and source.reader.is_stream:
+        return ""
     seen: dict[str, Seen] = {}
     count_all = 0
-    for record, stays in itertools.islice(_records(sources, job), _COUNTED_ROWS):
+    for record, stays in itertools.islice(_records([source], job), _COUNTED_ROWS):
         count_all += 1
         if stays is not True:
             continue
@@ -197,7 +220,7 @@ def _count_formats(sources: Sequence["Source"], job: Job) -> str:
         first, count = seen.get(name, Seen(record.place, 0))
         seen[name] = Seen(first, count + 1)
     listed = ", ".join(f"{count:,} of {name} (the first is {first})" for name, (first, count) in seen.items())
-    return f"the first {count_all:,} rows are {listed}"
+    return f"the first {count_all:,} rows are {listed}; "
 
 
 def _records(sources: Sequence["Source"], job: Job) -> Iterator[tuple[Record, bool | ForgeDataError]]:

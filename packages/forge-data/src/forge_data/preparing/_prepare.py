@@ -150,12 +150,14 @@ def build(
     """Make the store of sources, or of a part; open the one there if it was made from the same."""
     stamps = stamps_of(sources)
     inputs = fingerprint_of_inputs(sources, job.tokenizer, job.options, job.preprocess, seed)
+    whole = None
     if shard is not None:
         if inputs is None:
             raise DataError(
                 "`shard` prepares a part of rows that can be read again, and which merge knows again: give files, a list or a "
                 "Dataset, and a preprocess that is a function of a module"
             )
+        whole = sources
         sources, shard = part_of(sources, shard)
     remove_leftovers(directory)
     existing = reusable(TokenStore, directory, inputs, shard)
@@ -164,7 +166,7 @@ def build(
     counts = [source.count() for source in sources] if is_shown(progress) and shard is None else []
     last = sum(count for count in counts if count is not None) if counts and None not in counts else None
     with reporter(progress, last) as report_row, StoreWriter(directory) as writer:
-        outcome = run(job, sources, writer, num_proc, report_row)
+        outcome = run(job, sources, writer, num_proc, report_row, whole)
         check_stamps(sources, stamps)
         accounting = outcome.accounting(writer)
         if not writer.samples and shard is None:

@@ -206,9 +206,7 @@ class _PromptWriter:
         Raises:
             DataError: how many there are, by reason, and the first few.
         """
-        too_many = self._bad.too_many(self._read.total(), self._options.max_bad_rows)
-        if too_many is not None:
-            raise DataError(f"{too_many}; mend these rows, or raise `max_bad_rows`")
+        self._bad.check(self._read.total(), self._options.max_bad_rows)
 
     def files(self) -> list[SourceFile]:
         """List the sources as the store names them."""

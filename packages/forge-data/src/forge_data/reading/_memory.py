@@ -69,9 +69,14 @@ class InMemoryRows:
         if datasets is not None and isinstance(value, datasets.IterableDataset):
             return cls(name, value, "datasets.IterableDataset", is_stream=True)
         if hasattr(value, "__len__") and hasattr(value, "__getitem__"):
-            holds_rows = len(value) > 0 and isinstance(value[0], Mapping)
-            return cls(name, value, type(value).__name__) if holds_rows or not isinstance(value, (list, tuple)) else None
+            holds_rows = not isinstance(value, (list, tuple)) or (len(value) > 0 and isinstance(value[0], Mapping))
+            return cls(name, value, type(value).__name__) if holds_rows else None
         return cls(name, value, type(value).__name__, is_stream=True) if isinstance(value, Iterable) else None
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether they are read once, and not known beforehand."""
+        return self._is_stream
 
     @property
     def description(self) -> str:

@@ -100,11 +100,15 @@ class Source:
     def _part(self, size: int, first: int, last: int) -> Iterator[Chunk]:
         if last < first:
             return
+        empty = True
         for chunk in self.reader.chunks(size):
+            empty = False
             if chunk.first_row > last:
                 return
             if chunk.last_row >= first:
                 yield chunk if first <= chunk.first_row and chunk.last_row <= last else chunk.part(first, last)
+        if empty:
+            raise DataError(f"{self.path} holds no rows")
 
     def records(self, refused: Refused | None = None) -> Iterator[Record]:
         """Yield every row; one that cannot be read is passed to `refused`, or raised.
@@ -173,6 +177,8 @@ def part_of(sources: Sequence[Source], shard: Shard) -> tuple[list[Source], Shar
     start, stop = shard.bounds(ends[-1])
     parts, named = [], []
     for source, begin, end in zip(sources, [0, *ends], ends, strict=False):
+        if begin == end:
+            raise DataError(f"{source.path} holds no rows")
         zeroth = 0 if source.indexed else 1
         first, last = max(start, begin) - begin + zeroth, min(stop, end) - begin + zeroth - 1
         parts.append(attrs.evolve(source, rows=(first, last)))

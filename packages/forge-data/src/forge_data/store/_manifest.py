@@ -254,7 +254,7 @@ def _manifest(fields: dict[str, Any]) -> Manifest:
     for name in (*manifest.arrays, DROPPED, *([LINT] if manifest.kind != PROMPTS else [])):
         int(manifest.sizes[name])
         str(manifest.sha256[name])
-    if any(Path(name).is_absolute() or ".." in Path(name).parts for name in manifest.sizes):
+    if any(Path(name).is_absolute() or ".." in Path(name).parts for name in {*manifest.sizes, *manifest.sha256}):
         raise ValueError("a file outside the store is named")
     return manifest
 

@@ -149,8 +149,7 @@ class TokenStore(Store):
     def conversations(self) -> "NDArray[np.int64] | None":
         """int64[C+1], the first sample of each row, and N at the end.
 
-        A row may be several samples, one for each of its learned turns. None where no row became several samples that share
-        something.
+        A row may be several samples, one for each of its learned turns. None where no row became several such samples.
         """
         if SHARED not in self._arrays:
             return None

@@ -149,6 +149,8 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
     states = FullStates(s, out.path, ranks, past, report.note)
     restored = states.restore(strategy, model, optimizer, scheduler, num_steps)
     at = restored or Position()
+    # Opened anew below, the stores would pass for what was verified, whatever was written to them meanwhile.
+    ranks.first(lambda: refuse_damaged(train, held_out))
     ranks.first(lambda: out.check(None if restored is None else restored.metrics_bytes))
     out.publish(as_recipe(s, task.name))
     ranks.barrier()
