@@ -120,7 +120,8 @@ def page(found: Mapping[str, Answers]) -> str:
             "",
             "Templates that can think are asked as by default, on where the row has reasoning, or off where the turn has none. "
             "Blanks behind the turn's last token, and an EOS behind its stop token, may be left out; where the template writes "
-            "no stop token, one more token may be learned, and where it marks the assistant's text, blanks before it. A template that several packages ship stands here once.",
+            "no stop token, one more token may be learned, and where it marks the assistant's text, blanks before it. "
+            "A template that several packages ship stands here once.",
             "",
             *(f"{number}. {case}" for number, case in enumerate(CASES, start=1)),
             "",
