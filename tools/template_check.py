@@ -201,7 +201,7 @@ class Turn(NamedTuple):
     ends: tuple[int, ...]
     """Where the turn may end, in characters of the text: behind its last token; or before an EOS that follows a stop token."""
     stops: frozenset[int]
-    """Tokens of which one more may be learned: any special token where the turn is written without one, else none."""
+    """Tokens of which one more may be learned, where the turn is written without a special token: EOS, and what follows it."""
     marks: bool
     """Whether the template marks the assistant's text, and may begin with blanks that end its prompt."""
 
@@ -314,7 +314,16 @@ def _turn(tokenizer: PreTrainedTokenizerFast, messages: list[Message], index: in
     end = len(text.rstrip())
     special = {token.content: number for number, token in tokenizer.added_tokens_decoder.items()}
     closings = tuple(token for token in special if not token.startswith("</") or token == EOS)
-    ends, stops = {end}, frozenset(special.values()) if not text[:end].endswith(closings) else frozenset()
+    ends, stops = {end}, frozenset[int]()
+    if not text[:end].endswith(closings):
+        after = ([*messages[: index + 1], message] for message in (*messages[index + 1 : index + 2], _ASKED))
+        following = [_render(tokenizer, longer, given) or "" for longer in after]
+        begins = [longer.removeprefix(text[:end]).lstrip() for longer in following if longer.startswith(text[:end])]
+        stops = frozenset(
+            special[token]
+            for token in special
+            if token == tokenizer.eos_token or any(each.startswith(token) for each in begins)
+        )
     before = text[:end].removesuffix(str(tokenizer.eos_token)).rstrip()
     if text[:end].endswith(str(tokenizer.eos_token)) and before.endswith(closings):
         ends.add(len(before))

@@ -108,3 +108,25 @@ def test_the_comparison_finds_another_context(prepared) -> None:
     ids[2] += 1
     assert template_check.compare(tokenizer, [type(example)(ids, example.labels)], turns)
     assert template_check.compare(tokenizer, [example, example], turns)
+
+
+# Ends a turn with nothing; the next message's marker is what the model would write.
+UNENDED = (
+    "{% for m in messages %}{{ '<|' + m['role'] + '|>' + m['content'] }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+
+
+@pytest.mark.parametrize(("stop", "right"), [("<|user|>", True), ("</s>", True), ("<s>", False), ("<|assistant|>", False)])
+def test_only_what_follows_a_turn_may_end_it(stop: str, right: bool) -> None:
+    """Where the template writes no end, one token more is right if it is EOS or begins the next message."""
+    import forge_data
+
+    tokenizer, row = template_check.tokenizer_of(UNENDED + "{# <|user|> <|assistant|> #}", "unended"), CASES["single turn"]
+    wanted = template_check.asked(tokenizer, row)
+    assert wanted is not None
+    (turn,) = wanted.turns[1]
+    ids = [*turn.ids, tokenizer.convert_tokens_to_ids(stop)]
+    begin = next(at for at, (_, end) in enumerate(turn.offsets) if end > len(turn.prompt))
+    example = forge_data.TokenizedExample(np.array(ids, np.int32), np.array([-100] * begin + ids[begin:], np.int32))
+    assert (template_check.compare(tokenizer, [example], wanted.turns) == "") == right

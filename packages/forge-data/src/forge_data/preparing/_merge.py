@@ -131,7 +131,7 @@ def _check_alike(parts: list[TokenStore]) -> None:
 
 
 def _tokenizer(part: TokenStore) -> "PreTrainedTokenizerBase":
-    """Load the tokenizer of a part so that it is saved as it was, and not as one that was loaded from there."""
+    """Load the tokenizer of a part so that it is saved as it was, not as one loaded here."""
     tokenizer = part.tokenizer()
     saved = parsed_json((part.path / TOKENIZER / "tokenizer_config.json").read_text("utf-8"))
     for name in _OF_LOADING:

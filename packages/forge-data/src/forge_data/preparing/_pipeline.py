@@ -144,7 +144,7 @@ def run(
 
 
 def _add_columns(outcome: Outcome, whole: Sequence["Source"], job: Job) -> None:
-    """Add the columns of further rows, where those of a part lack one that is to be renamed."""
+    """Add the columns of all rows, where a part lacks one that is to be renamed."""
     wanted = job.options.rename_columns.keys()
     for task in _tasks(whole):
         if wanted <= outcome.columns:
@@ -204,7 +204,10 @@ def _check_margins(margins: Margins, batch: Batch, source: "Source") -> None:
 
 
 def _count_formats(source: "Source", job: Job) -> str:
-    """Count the formats of the first rows of a source, in words; nothing of a stream, which cannot be read again."""
+    """Count the formats of the first rows of a source, in words.
+
+    Nothing is said of a stream, which cannot be read again.
+    """
     if isinstance(source.reader, InMemoryRows) and source.reader.is_stream:
         return ""
     seen: dict[str, Seen] = {}
