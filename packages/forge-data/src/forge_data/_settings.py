@@ -19,8 +19,8 @@ import attrs
 from attrs import validators
 
 from forge_data._formats import AUTO, BUILT_IN, is_known, names
+from forge_data._shell_values import columns_of, paths_of
 from forge_data._values import keyword_arguments, nearest
-from forge_data._words import columns_of, paths_of
 
 if TYPE_CHECKING:
     Format = str

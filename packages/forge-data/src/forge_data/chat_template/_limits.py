@@ -150,7 +150,7 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
 
 
 def arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-    """List what a template calls something with, without the variables of its loops that jinja2 adds."""
+    """List the arguments of a call in a template, without the loop variables that jinja2 adds."""
     return [*args, *(value for name, value in kwargs.items() if name not in _ADDED)]
 
 

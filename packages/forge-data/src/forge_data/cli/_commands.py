@@ -14,7 +14,7 @@ import attrs
 from forge_data._errors import DataError, printable
 from forge_data._options import Options
 from forge_data._paths import expand_user
-from forge_data._words import columns_of, paths_of
+from forge_data._shell_values import columns_of, paths_of
 
 if TYPE_CHECKING:
     from forge_data.store._prompt_store import PromptStore

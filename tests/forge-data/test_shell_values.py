@@ -3,7 +3,7 @@
 import pytest
 
 from forge_data import DataError
-from forge_data._words import columns_of, paths_of
+from forge_data._shell_values import columns_of, paths_of
 
 
 @pytest.mark.parametrize(
