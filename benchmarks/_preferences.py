@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 from _chats import Chats
-from _rows import Rows, read_rows
+from _rows import Rows, write_samples
 
 
 def write_pairs(path: Path, chats: Chats, *, pairs: int, steps: int, max_length: int) -> Rows:
@@ -33,12 +33,4 @@ def write_pairs(path: Path, chats: Chats, *, pairs: int, steps: int, max_length:
         raise SystemExit(
             f"the chats make {len(ids) // 2} pairs, too few for {steps} steps of {pairs}: lower --steps or --pairs"
         )
-    np.savez(
-        path,
-        input_ids=np.concatenate(ids),
-        labels=np.concatenate(labels),
-        lengths=np.array([len(each) for each in ids]),
-        row_samples=np.arange(len(ids)),
-        row_sizes=np.full(steps, 2 * pairs),
-    )
-    return read_rows(path)
+    return write_samples(path, ids, labels, each=2 * pairs)

@@ -78,6 +78,19 @@ def write_batches(path: Path, chats: Chats, size: int, steps: int) -> Rows:
     return read_rows(path)
 
 
+def write_samples(path: Path, ids: list[np.ndarray], labels: list[np.ndarray], *, each: int) -> Rows:
+    """Write samples as they come, `each` of them a row."""
+    np.savez(
+        path,
+        input_ids=np.concatenate(ids),
+        labels=np.concatenate(labels),
+        lengths=np.array([len(sample) for sample in ids]),
+        row_samples=np.arange(len(ids)),
+        row_sizes=np.full(len(ids) // each, each),
+    )
+    return read_rows(path)
+
+
 def read_rows(path: Path) -> Rows:
     """Read the rows that `write_rows` wrote."""
     with np.load(path, allow_pickle=False) as file:

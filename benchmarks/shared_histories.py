@@ -20,7 +20,7 @@ import numpy as np
 from _lockstep import agree, race
 from _models import SHAPES, write_model
 from _report import emit, machine
-from _rows import Rows, read_rows
+from _rows import Rows, write_samples
 
 SIDES = ("turns_shared", "turns_repeated", "turns_whole")
 
@@ -47,15 +47,7 @@ def write_conversations(
             history = np.concatenate([before, answers])
         ids.append(history)
         labels.append(learned)
-    np.savez(
-        path,
-        input_ids=np.concatenate(ids),
-        labels=np.concatenate(labels),
-        lengths=np.array([len(each) for each in ids]),
-        row_samples=np.arange(len(ids)),
-        row_sizes=np.full(steps, (turns + 1) * conversations),
-    )
-    return read_rows(path)
+    return write_samples(path, ids, labels, each=(turns + 1) * conversations)
 
 
 def ratio(measured: dict[str, list[dict[str, Any]]], over: str, under: str, name: str = "seconds") -> float:

@@ -19,7 +19,7 @@ import numpy as np
 from _lockstep import agree, race
 from _models import SHAPES, write_model
 from _report import emit, machine
-from _rows import Rows, read_rows
+from _rows import Rows, write_samples
 
 ONCE, TWICE = "prompts_once", "prompts_twice"
 
@@ -34,15 +34,7 @@ def write_pairs(path: Path, *, pairs: int, steps: int, prompt: int, completion: 
             own = draw.integers(3, vocabulary, max(1, int(completion * draw.lognormal(0, 0.5))))
             ids.append(np.concatenate([start, own]))
             labels.append(np.concatenate([np.full(start.size, -100), own]))
-    np.savez(
-        path,
-        input_ids=np.concatenate(ids),
-        labels=np.concatenate(labels),
-        lengths=np.array([len(each) for each in ids]),
-        row_samples=np.arange(len(ids)),
-        row_sizes=np.full(steps, 2 * pairs),
-    )
-    return read_rows(path)
+    return write_samples(path, ids, labels, each=2 * pairs)
 
 
 def side(figures: list[dict[str, Any]], end: dict[str, Any]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 import codecs
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import BinaryIO
 
 import attrs
@@ -41,6 +41,20 @@ def open_json(name: str, file: DataFile) -> "JsonLines | JsonDocument":
     return JsonLines(name, file)
 
 
+def value_chunks(name: str, items: Iterable[tuple[int, object, int]], size: int) -> Iterator["Values"]:
+    """Yield rows (number, value, bytes) in chunks of about `size` bytes."""
+    rows: list[tuple[int, object, int]] = []
+    held = 0
+    for item in items:
+        rows.append(item)
+        held += item[2]
+        if held >= size:
+            yield Values(name, rows, held)
+            rows, held = [], 0
+    if rows:
+        yield Values(name, rows, held)
+
+
 @attrs.frozen
 class JsonDocument:
     """One JSON value over a whole file: an array of rows, or a single row."""
@@ -51,17 +65,9 @@ class JsonDocument:
 
     def chunks(self, size: int) -> Iterator[Chunk]:
         """Yield rows as they were read, about `size` bytes at a time."""
-        rows: list[tuple[int, object, int]] = []
-        held = 0
         with self.file.opened() as opened:
-            for row, (value, taken) in enumerate(_Items(self.name, opened).items()):
-                rows.append((row, value, taken))
-                held += taken
-                if held >= size:
-                    yield Values(self.name, rows, held)
-                    rows, held = [], 0
-        if rows:
-            yield Values(self.name, rows, held)
+            items = enumerate(_Items(self.name, opened).items())
+            yield from value_chunks(self.name, ((row, value, taken) for row, (value, taken) in items), size)
 
     def count(self) -> int | None:
         """Return None: unknown before the file is read."""

@@ -16,7 +16,7 @@ import attrs
 
 from forge_data._errors import DataError
 from forge_data.reading._huggingface import DatasetSplit
-from forge_data.reading._json import Values
+from forge_data.reading._json import value_chunks
 from forge_data.reading._record import Chunk
 from forge_data.reading._table import without_nulls
 
@@ -99,16 +99,7 @@ class InMemoryRows:
             return
         if self._is_stream and self._was_read and iter(self.rows) is self.rows:
             raise DataError(f"`{self.name}` is a {self.kind}, which was read already; make it again, or give a list")
-        rows: list[tuple[int, object, int]] = []
-        held = 0
-        for row, value, taken in self._hashed():
-            rows.append((row, value, taken))
-            held += taken
-            if held >= size:
-                yield Values(self.name, rows, held)
-                rows, held = [], 0
-        if rows:
-            yield Values(self.name, rows, held)
+        yield from value_chunks(self.name, self._hashed(), size)
 
     def count(self) -> int | None:
         """Return the number of rows; None for a stream."""
