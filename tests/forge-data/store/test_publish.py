@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from forge_data import StoreError, TokenStore
+from forge_data.store import _files
 from forge_data.store._publish import require_room
 
 from ..stores import write
@@ -152,3 +153,16 @@ def test_two_writers(tmp_path):
     assert len(TokenStore.open(tmp_path / "store")) in (1, 2, 3)
     assert [path.name for path in tmp_path.iterdir()] == ["store"]
     assert failed == []
+
+
+def test_a_replacement_ends_while_it_is_looked_for(tmp_path, monkeypatch):
+    """A reader that finds nothing, and then no trace of a replacement since it just ended, looks again."""
+    write(tmp_path / "store", [1, 2])
+    (tmp_path / "store").rename(tmp_path / "moved")
+
+    def ended(path):
+        (tmp_path / "moved").rename(path)
+        return False
+
+    monkeypatch.setattr(_files, "_being_replaced", ended)
+    assert len(TokenStore.open(tmp_path / "store")) == 2

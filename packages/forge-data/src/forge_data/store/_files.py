@@ -40,7 +40,7 @@ def stable(path: Path, read: Callable[[], T]) -> T:
             if _identity(path) == before:
                 return found
         except (StoreError, OSError):
-            settled = _identity(path) == before and (before is not None or not _being_replaced(path))
+            settled = _identity(path) == before and (before is not None or _absent(path))
             if settled or time.monotonic() > until:
                 raise
         time.sleep(_PAUSE_SECONDS)
@@ -135,6 +135,12 @@ def _identity(path: Path) -> tuple[int, int, int] | None:
         return None
     # The inode of a directory that was removed is soon given to another.
     return found.st_dev, found.st_ino, found.st_mtime_ns
+
+
+def _absent(path: Path) -> bool:
+    """Tell whether nothing is there, and nothing is about to be."""
+    # Looked for before and after: a replacement may end between the first look and the search for its traces.
+    return not _being_replaced(path) and _identity(path) is None
 
 
 def _being_replaced(path: Path) -> bool:
