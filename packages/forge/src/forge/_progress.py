@@ -36,7 +36,7 @@ class Reporter:
         self._began = 0.0
 
     def note(self, line: str, **event: object) -> None:
-        """Print and log a line; `event="resumed"` also records it, with what else is given, as an event of the run."""
+        """Print and log a line; `event="resumed"` and what else is given make it an event."""
         self._log(line, **event)
         self._console.print(line, markup=False)
 
