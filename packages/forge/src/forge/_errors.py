@@ -6,6 +6,7 @@
     ├── DataLintError (ValueError)       the lint found rows that would teach something wrong
     ├── RunDirectoryError (OSError)      the output directory holds something else, is in use, or cannot be written
     ├── RunWriteError (OSError)          a file of a run that had begun cannot be written: exit status 1
+    ├── TrackingError (RuntimeError)     a tracker has not got the whole record: exit status 1
     └── PreemptedError (RuntimeError)    a signal asked the run to stop, and its state is saved: exit status 75
 
 Each package has its own. In all of them an exception with an `exit_status` is an answer to the user, one message long; any
@@ -41,6 +42,12 @@ class RunDirectoryError(ForgeError, OSError):
 
 class RunWriteError(ForgeError, OSError):
     """A file of a run that had begun cannot be written: the run failed, its input was right."""
+
+    exit_status: ClassVar[int] = 1
+
+
+class TrackingError(ForgeError, RuntimeError):
+    """A tracker has not got the whole record of a run; the same command sends what is missing."""
 
     exit_status: ClassVar[int] = 1
 

@@ -124,6 +124,13 @@ def _export() -> Callable[..., None]:
     return command_of(forge.export, "forge export runs/first --merge --format gguf --dtype q8_0")
 
 
+def _track() -> Callable[..., None]:
+    def show(sent: dict[str, int]) -> str:
+        return "\n".join(f"{name}: has all {lines:,} lines" for name, lines in sent.items())
+
+    return command_of(forge.track, "forge track runs/first --trackers tensorboard", show=show)
+
+
 def _plan() -> Callable[..., None]:
     from forge.cli._plan import plan_command
 
@@ -142,6 +149,7 @@ def _data() -> Callable[..., int]:
 _COMMANDS: dict[str, tuple[str, Callable[[], Callable[..., Any]], dict[str, Any]]] = {
     "generate": ("Generate a model's answer to a prompt.", _generate, {}),
     "export": ("Write a model to hand on: merged or not, for transformers or as GGUF, with a model card.", _export, {}),
+    "track": ("Send the record of a run that has ended to trackers: W&B, MLflow, TensorBoard, trackio.", _track, {}),
     # forge-data parses its own words, `--help` too, so that it has the same command line without this package.
     "data": (
         "Prepare, show, lint and count tokens: `forge data --help` lists the commands.",
