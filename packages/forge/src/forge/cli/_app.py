@@ -19,6 +19,7 @@ import forge
 from forge.cli._flags import as_flags
 from forge.cli._options import command_of
 from forge.cli._train import verb_command
+from forge.cli._words import check_words
 from forge.verbs._registry import VERBS, task_of
 
 _DEBUG = "FORGE_DEBUG"
@@ -41,6 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     flags: dict[str, str] = {}
     try:
         app = make_app(next((word for word in words if not word.startswith("-")), None))
+        check_words(app, words)
         command, bound, *_ = app.parse_args(words, exit_on_error=False, print_error=False)
         flags = getattr(command, "flags", flags)
         status = command(*bound.args, **bound.kwargs)
