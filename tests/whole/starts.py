@@ -109,7 +109,8 @@ def metrics(run: Path) -> list[dict[str, Any]]:
 def untimed(run: Path) -> list[dict[str, Any]]:
     """The lines of metrics.jsonl without what depends on the clock and the machine."""
     return [
-        {name: value for name, value in line.items() if name not in ("tokens_per_second", "memory")} for line in metrics(run)
+        {name: value for name, value in line.items() if name not in ("time", "tokens_per_second", "memory")}
+        for line in metrics(run)
     ]
 
 

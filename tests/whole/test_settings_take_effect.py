@@ -217,6 +217,7 @@ def traces(run: Path) -> str:
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     for line in lines:
         line.pop("tokens_per_second", None)
+        line.pop("time")
         line.pop("memory", None)
     files = sorted(path.relative_to(run).as_posix() for path in run.rglob("*") if path.is_file())
     weights = {

@@ -34,6 +34,7 @@ def test_a_run_leaves_what_the_design_names(model_dir: Path, chats: Path, tmp_pa
     assert sorted(entry.name for entry in run.iterdir()) == [
         "config.yaml",
         "data",
+        "events.jsonl",
         "full_state",
         "hf_format",
         "log.txt",

@@ -52,7 +52,7 @@ class FullStates:
     """Full states of a run: `restore` once, `save` when `due`."""
 
     def __init__(
-        self, s: RunSettings, path: Path, ranks: forge_dist.Ranks, must_match: Mapping[str, Any], note: Callable[[str], None]
+        self, s: RunSettings, path: Path, ranks: forge_dist.Ranks, must_match: Mapping[str, Any], note: Callable[..., None]
     ) -> None:
         self._s = s.checkpoints
         self._ranks = ranks
@@ -95,7 +95,7 @@ class FullStates:
         for group, rate in zip(optimizer.param_groups, scheduler.get_last_lr(), strict=True):
             group["lr"] = rate
         self._saved = found.step
-        self._note(f"resuming after step {found.step}, from {found.path}")
+        self._note(f"resuming after step {found.step}, from {found.path}", event="resumed", after=found.step)
         return Position(**found.about["position"])
 
     def diverged(
