@@ -262,11 +262,15 @@ def unknown(names: Mapping[str, str], known: Collection[str], *, what: str = "un
 
     """
     lines = []
+    # Where many have one origin, it is said once.
+    shared = len(names) > 1 and len(set(names.values())) == 1
     for name, origin in names.items():
         plain = name.removeprefix("--").replace("-", "_")
         near = difflib.get_close_matches(plain, known, n=1, cutoff=NEAR)
         told = hint(plain, known) or (f"did you mean `{near[0]}`?" if near else "there is none of such a name")
-        lines.append(f"{name if name.startswith('--') else repr(name)}{f' ({origin})' if origin else ''}: {told}")
+        where = f" ({origin})" if origin and not shared else ""
+        lines.append(f"{name if name.startswith('--') else repr(name)}{where}: {told}")
     if len(lines) == 1:
         return f"{what} {lines[0]}{'' if lines[0].endswith('?') else '.'}"
-    return "\n  ".join([f"{len(lines)} {what}s:", *lines])
+    where = f" ({next(iter(names.values()))})" if shared and any(names.values()) else ""
+    return "\n  ".join([f"{len(lines)} {what}s{where}:", *lines])

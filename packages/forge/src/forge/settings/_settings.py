@@ -174,15 +174,13 @@ def resolve(settings_class: type[T], *layers: tuple[str, Mapping[str, object]]) 
             group, field = fields[name]
             origins[name] = origin
             try:
-                values[group][name] = _converted(field, value, origin)
+                values[group][name] = converted(field, value, origin)
             except SettingsError as error:
                 faults.append(str(error))
                 broken.add(group)
     if unknown_names:
         faults.insert(0, unknown(unknown_names, fields))
-    missing = [
-        name for name, (group, field) in fields.items() if field.default is attrs.NOTHING and values[group].get(name) is None
-    ]
+    missing = [name for name in required(settings_class) if values[fields[name][0]].get(name) is None]
     # A required setting under its name elsewhere is missing for that reason only.
     if missing and not unknown_names:
         several = f"{', '.join(missing)} are required: give them here or in a recipe."
@@ -205,6 +203,11 @@ def resolve(settings_class: type[T], *layers: tuple[str, Mapping[str, object]]) 
     return settings
 
 
+def required(settings_class: type) -> list[str]:
+    """Return the names of the settings that have no default."""
+    return [field.name for _, field in flat_fields(settings_class) if field.default is attrs.NOTHING]
+
+
 def dashed(name: str) -> str:
     """Return a setting's name with dashes, as a flag has it."""
     return name.replace("_", "-")
@@ -215,7 +218,7 @@ def _named_in(message: str, given: Mapping[str, object]) -> str | None:
     return next((name for name in given if f"'{name}'" in message or message.startswith(name)), None)
 
 
-def _converted(field: attrs.Attribute[Any], value: object, origin: str) -> object:
+def converted(field: attrs.Attribute[Any], value: object, origin: str) -> object:
     """Convert a value to the field's type. Raises SettingsError with the type and the value."""
     kinds = get_args(field.type) if get_origin(field.type) in (Union, types.UnionType) else (field.type,)
     if value is None and (types.NoneType in kinds or field.default is attrs.NOTHING):

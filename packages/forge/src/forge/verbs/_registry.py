@@ -46,7 +46,7 @@ def verb(task: Task) -> Verb:
         from forge.run._run import run
         from forge.settings._recipe import read_recipe
 
-        layers = [(f"recipe {recipe}", read_recipe(recipe))] if recipe is not None else []
+        layers = [(f"recipe {recipe}", read_recipe(recipe, task.name))] if recipe is not None else []
         settings, rows = take_rows(settings)
         return run(task, resolve(task.settings, *layers, ("argument", settings)), rows)
 
