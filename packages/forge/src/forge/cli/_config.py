@@ -1,4 +1,4 @@
-"""Files of settings → checked, converted from another library's, or described for an editor: `forge config`."""
+"""`forge config`: files of settings checked, converted, or described to an editor."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from forge.verbs._registry import VERBS, task_of
 
 
 def convert(file: str | Path, *, output: str | Path | None = None, verb: str | None = None) -> str:
-    """Write a recipe from a configuration of Axolotl, LLaMA-Factory or TRL, and list what it could not carry over.
+    """Write a recipe from a file of Axolotl, LLaMA-Factory or TRL, and list what is lost.
 
     The library is recognised from the keys. Without --output the recipe is printed; what was not carried over stands in it as
     comments either way.
@@ -61,7 +61,9 @@ def convert(file: str | Path, *, output: str | Path | None = None, verb: str | N
 
 
 def validate(file: str | Path, verb: str | None = None) -> str:
-    """Check a recipe without running it: names, types, ranges and settings that have no effect, all faults at once.
+    """Check a recipe without running it, and report all faults at once.
+
+    Names, types, ranges, and settings that have no effect beside the others.
 
     Args:
         file: The recipe, or the config.yaml of a run.

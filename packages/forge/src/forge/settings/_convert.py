@@ -1,4 +1,4 @@
-"""Configuration of Axolotl, LLaMA-Factory or TRL in YAML → a recipe, and what it could not carry over.
+"""YAML of Axolotl, LLaMA-Factory or TRL → a recipe, and what was not carried over.
 
 Names of the same meaning come from the table in `_elsewhere`; here is what takes more than a name: which library a file is
 for, its method, its batch size in two factors, its data sets, its data types.
@@ -85,7 +85,7 @@ def read_foreign(text: str, name: str) -> dict[str, Any]:
 
 
 def library_of(values: Mapping[str, Any], name: str) -> str:
-    """Return the library whose keys a configuration has most of. Raises RecipeError where it has none."""
+    """Return the library of which a configuration has most keys. Raises RecipeError."""
     marks = {library: sum(key in values for key in keys) for library, keys in LIBRARIES.items()}
     best = max(marks, key=lambda library: marks[library])
     if not marks[best]:
@@ -283,7 +283,7 @@ def _paths(each: Any, key: str, found: dict[str, object], lost: list[str]) -> li
 
 
 def _strategy(left: dict[str, Any], _library: str, lost: list[str]) -> dict[str, object]:
-    """Read the sharding: FSDP in any form is fsdp2; DeepSpeed's stage is read from its file's name."""
+    """Read the sharding: any FSDP is fsdp2, and DeepSpeed's stage stands in its file's name."""
     fsdp = [left.pop(key, None) for key in ("fsdp", "fsdp_config", "fsdp_version")]
     deepspeed = left.pop("deepspeed", None)
     if deepspeed:

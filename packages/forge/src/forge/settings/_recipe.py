@@ -61,7 +61,7 @@ def read_recipe(path: str | Path, verb: str | None = None) -> dict[str, object]:
 
 
 def verb_of(path: str | Path) -> str | None:
-    """Return the verb that a recipe is for: its own line, or the run whose config.yaml it is; None where neither says."""
+    """Return the verb that a recipe or the run whose config.yaml it is names; None for none."""
     path = Path(path).expanduser()
     meant = _read(path).get("verb")
     if meant is None and path.name == "config.yaml":

@@ -14,7 +14,7 @@ _PLAIN = {str: "string", int: "integer", float: "number", bool: "boolean"}
 
 
 def recipe_schema(verb: str, settings_class: type, texts: Callable[[type], Mapping[str, str]]) -> dict[str, Any]:
-    """Describe the recipes of a verb: every setting with its type, choices, default and explanation.
+    """Describe every setting of a verb: its type, choices, default and explanation.
 
     Args:
         verb: the verb.
