@@ -42,6 +42,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     before = signal.signal(signal.SIGTERM, _terminate)
     flags: dict[str, str] = {}
     try:
+        if words[:2] == ["recipes", "run"]:
+            from forge.cli._recipes import as_verb
+
+            words = as_verb(words)
         asked = words[0] if words[:1] == [_COMPLETION] else next((word for word in words if not word.startswith("-")), None)
         app = make_app(asked)
         check_words(app, words)
@@ -142,6 +146,12 @@ def _plan() -> Callable[..., None]:
     return plan_command()
 
 
+def _recipes() -> cyclopts.App:
+    from forge.cli._recipes import recipes_app
+
+    return recipes_app()
+
+
 def _config() -> cyclopts.App:
     from forge.cli._config import config_app
 
@@ -166,6 +176,7 @@ _COMMANDS: dict[str, tuple[str, Callable[[], Callable[..., Any] | cyclopts.App],
         _data,
         {"help_flags": (), "version_flags": ()},
     ),
+    "recipes": ("List, show, copy and run the shipped recipes: a beginning for every verb and adapter.", _recipes, {}),
     "config": ("Check a recipe, convert one from another trainer, or describe recipes for an editor.", _config, {}),
     "plan": ("Show how the samples of a step share ranks and micro-batches; trains nothing.", _plan, {}),
 }
