@@ -196,7 +196,7 @@ class RunDirectory:
         return (self.root / "metrics.jsonl").stat().st_size
 
     def log(self, line: str, event: str = "", **about: object) -> None:
-        """Append a line to `log.txt`, with the time; one that tells of an event also to `events.jsonl`.
+        """Append a line to `log.txt`, with the time; an event also to `events.jsonl`.
 
         Args:
             line: what happened; one that begins with WARNING is an event by itself.
@@ -330,7 +330,7 @@ def _ending(error: BaseException) -> tuple[str, str]:
 
 
 def _json_line(values: Mapping[str, object]) -> str:
-    """Write values as a line of JSON with the time (RFC 3339, UTC), null where one is not finite."""
+    """Write values as a JSON line with the time (RFC 3339, UTC), null where one is not finite."""
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     finite = {name: None if isinstance(v, float) and not math.isfinite(v) else v for name, v in values.items()}
     return json.dumps({"time": now, **finite}) + "\n"
