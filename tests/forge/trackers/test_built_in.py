@@ -14,7 +14,7 @@ import pytest
 CODE = """
 import json, sys, threading
 from pathlib import Path
-from forge.trackers._table import TrackedRun
+from forge.trackers._tracker import TrackedRun
 from forge.trackers._worker import send
 run = TrackedRun(directory=Path(sys.argv[1]), id="a1b2c3", settings={"mlflow_experiment_name": "fruits"})
 ended = threading.Event()
@@ -78,5 +78,5 @@ def test_mlflow(run: Path) -> None:
     assert [line.split()[1:] for line in loss.read_text().splitlines()] == [["2.0", "1"], ["1.0", "2"], [str(2 / 3), "3"]]
     home = loss.parents[1]
     assert (home / "params" / "seed").read_text() == "1"
-    assert (home / "tags" / "forge.run").read_text() == "a1b2c3"
+    assert (home / "tags" / "forge_run").read_text() == "a1b2c3"
     assert "name: fruits" in (home.parent / "meta.yaml").read_text()

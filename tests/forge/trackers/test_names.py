@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("accelerate", reason="an extra of forge-llm brings it")
 
 from forge.trackers import _built_in
-from forge.trackers._table import TrackedRun
+from forge.trackers._tracker import TrackedRun
 
 
 @pytest.fixture

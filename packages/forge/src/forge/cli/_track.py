@@ -33,7 +33,7 @@ def track(
     mlflow_run_name: str | None = None,
     tensorboard_log_dir: str | None = None,
 ) -> dict[str, int]:
-    """Send the record of a run that has ended to trackers; what they have of it is not sent again.
+    """Send the record of a run that has ended to trackers; what they have is not sent again.
 
     Args:
         run: A run directory.
@@ -92,7 +92,7 @@ def track(
 
 
 def _locked(path: Path) -> int:
-    """Lock a run directory as a run does; return the descriptor, which releases it when it is closed."""
+    """Lock a run directory as a run does; closing the returned descriptor releases it."""
     lock = os.open(path, os.O_RDONLY)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

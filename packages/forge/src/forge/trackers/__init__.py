@@ -1,4 +1,4 @@
-"""The record of a run → trackers (W&B, MLflow, TensorBoard, trackio, others) and callbacks, which cannot touch the run.
+"""The record of a run → trackers and callbacks, which cannot touch the run.
 
-Files here import settings and the package's own files.
+Files here import the package's own top-level modules, and no other folder.
 """

@@ -1,4 +1,4 @@
-"""Objects of a Python user → calls with copies of what a run records; they cannot change the run."""
+"""Objects of a Python user → calls with copies of a run's record, which change nothing."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Callbacks:
 
     @contextmanager
     def following(self, file: Path, warn: Callable[[str], None] = _print) -> Iterator[None]:
-        """Call them with the lines that other processes write to a file in the meantime, from a thread.
+        """Call them, from a thread, with the lines that other processes write to a file meanwhile.
 
         Lines that are there already, and steps that are made again, are not reported.
         """

@@ -16,7 +16,7 @@ from typing import IO, Any
 
 from forge.trackers._record import Record
 from forge.trackers._state import read_sent
-from forge.trackers._table import TrackedRun
+from forge.trackers._tracker import TrackedRun
 
 _RESTART_SECONDS = 60.0
 _RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")

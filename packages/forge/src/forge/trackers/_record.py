@@ -1,4 +1,4 @@
-"""metrics.jsonl, as it grows → its lines, each once, also where a resumed run wrote some of them again."""
+"""metrics.jsonl, as it grows → its lines, each once, also those that a resume repeats."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def kind_of(values: Mapping[str, Any]) -> str:
 
 
 def figures(values: Mapping[str, Any]) -> dict[str, float]:
-    """Flatten a line to its finite numbers, those of lists and mappings as `name/0` and `name/key`."""
+    """Flatten a line to its finite numbers: of lists and mappings as `name/0` and `name/key`."""
     found: dict[str, float] = {}
 
     def add(name: str, value: Any) -> None:

@@ -1,4 +1,4 @@
-"""What a tracker was sent → RUN/trackers/NAME.json, and back: the next start goes on from there."""
+"""What a tracker was sent → RUN/trackers/NAME.json, and back for the next start."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def state_file(run: Path, name: str) -> Path:
 
 
 def read_sent(run: Path, name: str) -> Sent:
-    """Read what a tracker was sent; nothing where the file is missing or is not what a run writes."""
+    """Read what a tracker was sent: nothing where the file is missing or not a run's."""
     try:
         return Sent(**json.loads(state_file(run, name).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):

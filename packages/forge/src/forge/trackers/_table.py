@@ -1,17 +1,14 @@
-"""Names of trackers → what makes them: a row for each that is built in, and those of entry points."""
+"""Names of trackers → what makes them: a row for each built-in one, and entry points."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
-from pathlib import Path
-from typing import Any, Protocol
-
-import attrs
 
 from forge._errors import SettingsError
+from forge.trackers._tracker import TrackedRun, Tracker
 
 GROUP = "forge.trackers"
 """Entry-point group; a name is one of the setting `trackers`, its value a function of a `TrackedRun`."""
@@ -23,44 +20,6 @@ _BUILT_IN = {
     "trackio": (EntryPoint("trackio", "forge.trackers._built_in:trackio", GROUP), "trackio"),
 }
 """Name → its entry point, and the module that it needs beside accelerate."""
-
-
-class Tracker(Protocol):
-    """What a run is sent to; accelerate's `GeneralTracker` has these methods."""
-
-    def start(self) -> None:
-        """Open the run at the tracker, or the same one again."""
-
-    def store_init_configuration(self, values: dict[str, Any]) -> None:
-        """Send the settings, once a run: numbers, strings, true and false."""
-
-    def log(self, values: dict[str, float], step: int) -> None:
-        """Send the figures of one line of metrics.jsonl."""
-
-    def finish(self) -> None:
-        """Send what is still held back, and close."""
-
-
-@attrs.frozen(kw_only=True)
-class TrackedRun:
-    """What a tracker is made of."""
-
-    directory: Path
-    """The run directory. A tracker's own files belong into `trackers/` there."""
-    id: str
-    """Identity of the run, the same at each start: with it a tracker goes on where it was."""
-    settings: Mapping[str, str | None]
-    """Settings of the trackers, such as `wandb_project`."""
-
-    @property
-    def name(self) -> str:
-        """Name of the run directory."""
-        return self.directory.name
-
-    @property
-    def files(self) -> Path:
-        """Folder of the trackers' own files."""
-        return self.directory / "trackers"
 
 
 def check_trackers(names: Sequence[str]) -> None:

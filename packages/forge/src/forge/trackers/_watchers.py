@@ -1,4 +1,4 @@
-"""Lines that a run records → its trackers and callbacks; the page of a run holds one of these."""
+"""Lines that a run records → its trackers and callbacks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import attrs
 from forge._redact import redact
 from forge.trackers._callbacks import Callbacks, random_state_kept
 from forge.trackers._process import TrackerProcess
-from forge.trackers._table import TrackedRun
+from forge.trackers._tracker import TrackedRun
 
 Result = TypeVar("Result")
 

@@ -17,7 +17,8 @@ from typing import Any
 
 from forge.trackers._record import Record, figures, kind_of
 from forge.trackers._state import Sent, read_sent, write_sent
-from forge.trackers._table import TrackedRun, Tracker, make_tracker
+from forge.trackers._table import make_tracker
+from forge.trackers._tracker import TrackedRun, Tracker
 
 _POLL_SECONDS = 0.2
 _RETRY_SECONDS = (1, 5, 15, 60)
@@ -36,7 +37,7 @@ def main(name: str, seconds: str) -> None:
 
 
 def send(name: str, run: TrackedRun, settings: dict[str, Any], ended: threading.Event) -> bool:
-    """Send settings and record to a tracker until the run has ended, trying again whatever it raises.
+    """Send settings and record to a tracker until the run has ended; try again on any error.
 
     Returns:
         Whether all was sent.
