@@ -110,7 +110,7 @@ def _verb(name: str) -> Callable[..., None] | cyclopts.App:
 
 
 def _inspect() -> Callable[..., None]:
-    from forge.reports._osft import inspect
+    from forge.reports.osft._inspect import inspect
 
     return command_of(inspect, "forge osft inspect runs/first --layer q_proj")
 
