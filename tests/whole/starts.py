@@ -44,7 +44,8 @@ def sft(settings: dict[str, Any]) -> dict[str, Any]:
     """Run `forge.sft` and return its result as JSON."""
     import forge
 
-    result = forge.sft(**settings)
+    # A finished run keeps its last states, by which runs are compared.
+    result = forge.sft(**{"keep_full_state": True, **settings})
     return {"steps": result.steps, "samples": result.samples, "loss": result.loss, "model_dir": str(result.model_dir)}
 
 

@@ -1,4 +1,4 @@
-"""Curves of one run or several → charts: which figures share one, in which order, under which title."""
+"""Curves of runs → charts: which figures share one, in which order, under which title."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ _LOSS_NOTES = {
 
 
 def charts(runs: Mapping[str, Mapping[str, Curve]], verb: str = "") -> dict[str, Any]:
-    """Return the charts as JSON for pages/plots.js: `{"axes": [[step, ...], ...], "charts": [...]}`.
+    """Return the charts as JSON for pages/plots.js.
 
-    Lines of equal steps share an axis. A line has `name`, `run` (its number), `axis`, `y`, and `low` and `high` where a point
-    stands for several measurements.
+    That is `{"axes": [[step, ...], ...], "charts": [...]}`; lines of equal steps share an axis. A line has `name`, `run` (its
+    number), `axis`, `y`, and `low` and `high` where a point stands for several measurements.
 
     Args:
         runs: name of each run → its figures.

@@ -51,7 +51,10 @@ def compare(runs: Sequence[str | Path], *, output: str | Path = "compare.html") 
     differing, last = differences(records), _last(curves)
     verbs = {record.verb for record in records}
     drawn = charts(dict(zip(names, (one.figures for one in curves), strict=True)), verbs.pop() if len(verbs) == 1 else "")
-    seconds = [record.result.get("seconds") or active_seconds(record.events, one.time) for record, one in zip(records, curves, strict=True)]
+    seconds = [
+        record.result.get("seconds") or active_seconds(record.events, one.time)
+        for record, one in zip(records, curves, strict=True)
+    ]
     text = page(
         "compare.html",
         styles=("vendor/uPlot.min.css", "plots.css"),

@@ -56,7 +56,7 @@ class Curve:
         return tuple(int(point[0]) for point in self._points)
 
     def points(self) -> dict[str, list[float | None]]:
-        """Return `y`, and `low` and `high` where a point is more than one measurement; None for a gap."""
+        """Return `y`, and `low` and `high` where a point is several measurements; None is a gap."""
         found = {"y": [_short(total / count) if count else None for _, total, count, _, _ in self._points]}
         if self.stride > 1:
             found["low"] = [_short(point[3]) if point[2] else None for point in self._points]
@@ -65,7 +65,7 @@ class Curve:
 
 
 class Curves:
-    """Every figure of a run by name; `read` takes what was appended to the file since the last time."""
+    """Every figure of a run by name; `read` takes what was appended since the last time."""
 
     def __init__(self) -> None:
         self._clear()
@@ -133,7 +133,7 @@ class Curves:
 
 
 def _is_number(value: Any) -> bool:
-    """Return whether a JSON value is a number that can be drawn; a whole number of JSON has no bound."""
+    """Return whether a value is a number that can be drawn; JSON's whole numbers have no bound."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _LARGEST
 
 

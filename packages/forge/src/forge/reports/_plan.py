@@ -23,7 +23,7 @@ class Stretch(NamedTuple):
 
 
 def plan_figures(plan: forge_packing.BatchPlan) -> dict[str, Any]:
-    """Return counts of a plan and its fill, as JSON; fill is the share of the micro-batches' places that holds a token."""
+    """Return counts of a plan, and its fill: the share of all places that holds a token."""
     stretches, fill = fill_over_run(plan)
     return {
         "samples": None if plan.endless else plan.num_samples,

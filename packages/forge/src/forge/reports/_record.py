@@ -77,7 +77,7 @@ class Record:
 
 
 def read_record(path: Path, *, running: bool | None = None) -> Record:
-    """Read a run directory; `running` says whether it goes on, and is found out where it is None.
+    """Read a run directory; whether it is `running` is found out where that is None.
 
     Raises:
         SettingsError: this is no run directory.
@@ -86,7 +86,7 @@ def read_record(path: Path, *, running: bool | None = None) -> Record:
     file = path / "config.yaml"
     try:
         text = file.read_text(encoding="utf-8")
-        values = yaml.safe_load(text)
+        values = yaml.safe_load(text) or {}
     except FileNotFoundError:
         what = "there is no such directory" if not path.exists() else "is no run directory: it has no config.yaml"
         raise SettingsError(f"{path}: {what}. Give the ckpt_output_dir of a run.") from None
@@ -122,7 +122,10 @@ def moment(text: object) -> datetime.datetime | None:
 
 
 def active_seconds(events: list[dict[str, Any]], until: str | None) -> float | None:
-    """Add up the time from each start to its last event; `until` is the time of the last line of metrics.jsonl."""
+    """Add up the time from each start to its last event.
+
+    `until` is the time of the last line of metrics.jsonl.
+    """
     total, began, last = 0.0, None, None
     for event in events:
         at = moment(event.get("time"))

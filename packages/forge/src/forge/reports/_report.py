@@ -1,4 +1,4 @@
-"""Run directory → report.html: its curves, what was trained, samples, exports, events, time and cost."""
+"""Run directory → report.html: curves, what was trained, samples, exports, events, cost."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ RENEWED_EVERY = 30.0
 _SHARE = 100
 """A renewal waits until this many times what the last one took has passed: it costs a hundredth of the time at most."""
 _MOST_EVENTS, _MOST_PROMPTS = 300, 32
+_PROOF = {"export", "measure", "on", "reloaded", "in_memory"}
 _STATES = {
     "running": "It goes on",
     "finished": "Finished",
@@ -30,7 +31,7 @@ _STATES = {
 
 
 def report(run: str | Path, *, output: str | Path | None = None) -> Path:
-    """Write the page of a run: its curves, what was trained on what, samples, exports and events.
+    """Write the page of a run: curves, what was trained on what, samples, exports, events.
 
     A run renews its own page while it trains, this command does so afterwards.
 
@@ -53,7 +54,9 @@ def report(run: str | Path, *, output: str | Path | None = None) -> Path:
 
 
 class LiveReport:
-    """Page of a run that goes on; `renew` writes it anew where that is due, and never raises or waits.
+    """Page of a run that goes on, written anew where that is due.
+
+    It never raises, and costs a hundredth of the time at most.
 
     Args:
         path: the run directory.
@@ -68,7 +71,7 @@ class LiveReport:
         self._failed = False
 
     def renew(self, *, measured: bool = False, ended: bool = False) -> None:
-        """Write the page where half a minute has passed, something was `measured`, or the run has `ended`."""
+        """Write the page after half a minute, sooner where something was `measured`, and at the end."""
         now = time.monotonic()
         if not ended and now < (self._due if not measured else min(self._due, self._cheap)):
             return
@@ -112,7 +115,7 @@ def report_page(run: Record, curves: Curves) -> str:
         rows=table(figures),
         planned=planned,
         answers=_answers(run.answers),
-        exports=[event for event in run.events if event["event"] == "exported"],
+        exports=[event for event in run.events if event["event"] == "exported" and event.keys() >= _PROOF],
         events=_events(run),
         chosen=[one for one in run.settings.values() if one.origin != "default"],
         defaults=[one for one in run.settings.values() if one.origin == "default"],
@@ -124,7 +127,10 @@ def report_page(run: Record, curves: Curves) -> str:
 
 
 def _least(run: Record) -> int | None:
-    """Return the steps of a run that `max_steps` ends, or its data before that; an online step is planned otherwise."""
+    """Return the steps of a run that `max_steps` ends, or its data before that.
+
+    The plan of an online method counts rollouts, each of several steps.
+    """
     planned, most = run.last("planned").get("steps"), run.value("max_steps")
     if not isinstance(most, int) or run.value("num_iterations") is not None:
         return most
@@ -162,7 +168,7 @@ def _cost(run: Record, curves: Curves, num_steps: int | None) -> dict[str, Any]:
 
 
 def _data(run: Record) -> list[dict[str, Any]]:
-    """Return a row for each set of rows: counts kept and dropped by reason, and what became of them."""
+    """Return for each set of rows what was kept and dropped, and what became of them."""
     rows = []
     for name, title in (("data_path", "training"), ("eval_data_path", "held out")):
         read, items = run.last("read", rows=name), run.last("data", part=name)
@@ -210,7 +216,7 @@ def _messages(prompt: Any) -> Any:
 
 
 def _evals(evals: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Return results of lm-evaluation-harness as a table: a row a task and metric, a column a file, `before` first."""
+    """Return evaluations as a table: a row a task and metric, a column a file, `before` first."""
     names = sorted(evals, key=lambda name: (name not in ("before", "base"), name))
     rows: dict[tuple[str, str], dict[str, float]] = {}
     for name in names:

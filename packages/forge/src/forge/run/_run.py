@@ -32,7 +32,7 @@ from forge.run._choices import (
     warn_of_rounding,
 )
 from forge.run._directories import remove_at_once
-from forge.run._full_state import FullStates, Position
+from forge.run._full_state import FullStates, Position, keeps_states, remove_states
 from forge.run._launching import on_ranks, preempted
 from forge.run._prepare import open_prepared, prepare
 from forge.run._resume import must_match
@@ -324,7 +324,7 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
     seconds = at.seconds + time.perf_counter() - began
     skipped = f" ({at.skipped:,} skipped: not finite)" if at.skipped else ""
     report.note(
-        f"finished: {at.step} steps{skipped}, {at.samples:,} samples, {seconds:.0f} s; the model is in {directory}",
+        f"finished: {at.step} steps{skipped}, {at.samples:,} {task.items_are}, {seconds:.0f} s; the model is in {directory}",
         event="finished",
     )
     result = RunResult(
@@ -342,4 +342,6 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
     )
     if ranks.is_first:
         write_result(result)
+        if not keeps_states(s):
+            remove_states(out.path)
     return result

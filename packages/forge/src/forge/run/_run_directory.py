@@ -87,8 +87,8 @@ class RunDirectory:
         with contextlib.suppress(OSError, RunWriteError):
             if error is not None and not refused:
                 self.log(*_ending(error))
-        if not refused:
-            self._report.renew(ended=True)
+            if not refused:
+                self._report.renew(ended=True)
         for handle in self._files.values():
             with contextlib.suppress(OSError):
                 handle.close()
