@@ -140,6 +140,10 @@ def _export() -> Callable[..., None]:
     return command_of(forge.export, "forge export runs/first --merge --format gguf --dtype q8_0")
 
 
+def _push() -> Callable[..., None]:
+    return command_of(forge.push, "forge push runs/first org/name", positional=2)
+
+
 def _plan() -> Callable[..., None]:
     from forge.cli._plan import plan_command
 
@@ -182,6 +186,7 @@ def _data() -> Callable[..., int]:
 _COMMANDS: dict[str, tuple[str, Callable[[], Callable[..., Any] | cyclopts.App], dict[str, Any]]] = {
     "generate": ("Generate a model's answer to a prompt.", _generate, {}),
     "export": ("Write a model to hand on: merged or not, for transformers or as GGUF, with a model card.", _export, {}),
+    "push": ("Upload a run's export to the Hugging Face Hub, private, with its model card.", _push, {}),
     # forge-data parses its own words, `--help` too, so that it has the same command line without this package.
     "data": (
         "Prepare, show, lint and count tokens: `forge data --help` lists the commands.",
