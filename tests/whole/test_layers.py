@@ -72,9 +72,9 @@ STAGES = {
         .
         tasks/items  trackers
         settings
-        tasks
+        tasks  reports
         run
-        verbs  exporting  reports
+        verbs  exporting  reports/osft
         cli
     """,
 }

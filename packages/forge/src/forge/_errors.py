@@ -5,6 +5,7 @@
     ├── RecipeError (ValueError)         a recipe file cannot be read as settings
     ├── DataLintError (ValueError)       the lint found rows that would teach something wrong
     ├── RunDirectoryError (OSError)      the output directory holds something else, is in use, or cannot be written
+    ├── PushError (OSError)              the Hub does not answer, or refuses an upload: exit status 1
     ├── RunWriteError (OSError)          a file of a run that had begun cannot be written: exit status 1
     ├── TrackingError (RuntimeError)     a tracker has not got the whole record: exit status 1
     └── PreemptedError (RuntimeError)    a signal asked the run to stop, and its state is saved: exit status 75
@@ -40,6 +41,12 @@ class DataLintError(ForgeError, ValueError):
 
 class RunDirectoryError(ForgeError, OSError):
     """The output directory holds something else, is in use, or cannot be written."""
+
+
+class PushError(ForgeError, OSError):
+    """The Hub does not answer, or refuses an upload: nothing of it is there."""
+
+    exit_status: ClassVar[int] = 1
 
 
 class RunWriteError(ForgeError, OSError):

@@ -178,7 +178,7 @@ TOLD = {
             use_galore use_apollo use_badam use_adam_mini sync_ref_model use_weighting
             disable_dropout ld_alpha discopop_tau f_alpha_divergence_coef checkpoint_storage backend dataset_exact_deduplication
             min_sample_len tool_format val_loss_improvement_threshold callbacks lora_bias""",
-        "forge export RUN writes a model to hand on": "push_to_hub hub_model_id hub_strategy",
+        "forge push RUN org/name uploads an export": "push_to_hub hub_model_id hub_strategy",
     }.items()
     for theirs in names.split()
 }
