@@ -174,6 +174,7 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
     def evaluate(step: int, of: Any = None, where: str = "") -> Evaluation | None:
         if held_out is None:
             return None
+        report.doing("measuring on held-out rows", line=False)
         with nullcontext() if of is None else strategy.computing(of):
             found = source.evaluate(model if of is None else of)
         if found is not None:
@@ -182,6 +183,7 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
         return found
 
     def export(directory: Path, *, final: bool = False) -> Path:
+        report.doing(f"exporting {directory.name} and loading it back")
         others = sorted(directory.parent.glob("samples_*"))
         if not ranks.broadcast(directory.exists()):
             try:
