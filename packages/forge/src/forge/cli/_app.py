@@ -169,6 +169,12 @@ def _compare() -> Callable[..., None]:
     return compare_command()
 
 
+def _rollouts() -> Callable[..., None]:
+    from forge.reports._rollouts import rollouts
+
+    return command_of(rollouts, "forge rollouts runs/grpo --step 40")
+
+
 def _recipes() -> cyclopts.App:
     from forge.cli._recipes import recipes_app
 
@@ -203,6 +209,7 @@ _COMMANDS: dict[str, tuple[str, Callable[[], Callable[..., Any] | cyclopts.App],
     ),
     "report": ("Write the page of a run: curves, what was trained, samples, exports, events.", _report, {}),
     "compare": ("Lay the curves of runs over each other, and list the settings that differ.", _compare, {}),
+    "rollouts": ("Write a page of a run's rollouts: prompts, completions, rewards, advantages over steps.", _rollouts, {}),
     "recipes": ("List, show, copy and run the shipped recipes: a beginning for every verb and adapter.", _recipes, {}),
     "config": ("Check a recipe, convert one from another trainer, or describe recipes for an editor.", _config, {}),
     "plan": ("Show how the samples of a step share ranks and micro-batches; trains nothing.", _plan, {}),
