@@ -74,8 +74,16 @@ def compare(runs: Sequence[str | Path], *, output: str | Path = "compare.html") 
 
 
 def differences(records: Sequence[Record]) -> list[Difference]:
-    """Return the settings whose values differ between runs, in the order of config.yaml."""
-    names = dict.fromkeys(name for record in records for name in record.settings if name not in _PLACES)
+    """Return the settings whose values differ between runs, in the order of config.yaml.
+
+    One that only some methods have is listed where somebody chose it.
+    """
+    names = [
+        name
+        for name in dict.fromkeys(name for record in records for name in record.settings if name not in _PLACES)
+        if all(name in record.settings for record in records)
+        or any(record.settings[name].origin != "default" for record in records if name in record.settings)
+    ]
     found = [
         Difference(name, [_word(record.settings[name].value) if name in record.settings else "–" for record in records])
         for name in names
