@@ -70,11 +70,11 @@ STAGES = {
     """,
     "forge": """
         .
-        tasks/items
+        tasks/items  trackers
         settings
-        tasks
+        tasks  reports
         run
-        verbs  exporting  reports
+        verbs  exporting  reports/osft
         cli
     """,
 }

@@ -33,9 +33,10 @@ def test_signature_lists_every_setting() -> None:
     """`help(forge.sft)` and the command line are made from one signature: recipe, then every setting by keyword."""
     import forge
 
-    signature = inspect.signature(forge.sft)
-    assert signature == signature_of(SFTSettings)
-    assert list(signature.parameters) == ["recipe", *(field.name for _, field in flat_fields(SFTSettings))]
+    *settings, callbacks = inspect.signature(forge.sft).parameters.values()
+    assert settings == list(signature_of(SFTSettings).parameters.values())
+    assert [each.name for each in settings] == ["recipe", *(field.name for _, field in flat_fields(SFTSettings))]
+    assert callbacks.name == "callbacks", "what is no setting"
 
 
 @pytest.mark.parametrize("name", sorted(REQUIRED))
@@ -73,6 +74,21 @@ def test_whole_numbers_are_numbers() -> None:
     assert resolve(SFTSettings, ("argument", {**REQUIRED, "learning_rate": 1})).optimizer.learning_rate == 1.0
     with pytest.raises(SettingsError, match="learning_rate must be a number"):
         resolve(SFTSettings, ("argument", {**REQUIRED, "learning_rate": True}))
+
+
+def test_all_faults_are_in_one_message() -> None:
+    """Unknown names of each layer, mistyped values, and what groups refuse; a group with a mistyped value is not asked."""
+    layers = (("recipe r.yaml", {"lr": 1, "beta1": "x"}), ("flag", {**REQUIRED, "blurb": 2, "seed": 1.5, "lora_r": 0}))
+    with pytest.raises(SettingsError) as caught:
+        resolve(SFTSettings, *layers)
+    message = str(caught.value)
+    assert message.startswith(
+        "4 faults in the settings:\n2 unknown settings:\n  'lr' (recipe r.yaml): here it is `learning_rate`\n"
+    )
+    for part in ("'blurb' (flag): there is no", "beta1 must be a number", "seed must be a whole number", "lora_r"):
+        assert part in message
+    with pytest.raises(SettingsError, match="data_path, ckpt_output_dir are required: give them"):
+        resolve(SFTSettings, ("argument", {"model_path": "m"}))
 
 
 def test_numbers_that_yaml_reads_as_text() -> None:

@@ -19,14 +19,18 @@ if TYPE_CHECKING:
         DataLintError as DataLintError,
         ForgeError as ForgeError,
         PreemptedError as PreemptedError,
+        PushError as PushError,
         RecipeError as RecipeError,
         RunDirectoryError as RunDirectoryError,
         RunWriteError as RunWriteError,
         SettingsError as SettingsError,
+        TrackingError as TrackingError,
     )
     from forge._result import RunResult as RunResult
     from forge.cli._generate import generate as generate
+    from forge.cli._track import track as track
     from forge.exporting._export import export as export
+    from forge.exporting._push import push as push
     from forge.verbs._distill import distill as distill
     from forge.verbs._online import grpo as grpo, ppo as ppo, rloo as rloo
     from forge.verbs._osft import osft as osft
@@ -38,10 +42,13 @@ __version__ = "0.5.1"
 
 # Each module with the public names that it defines; a module is imported when one of its names is first used.
 _PUBLIC = {
-    "_errors": "DataLintError ForgeError PreemptedError RecipeError RunDirectoryError RunWriteError SettingsError",
+    "_errors": "DataLintError ForgeError PreemptedError PushError RecipeError RunDirectoryError RunWriteError SettingsError "
+    "TrackingError",
     "_result": "RunResult",
     "cli._generate": "generate",
+    "cli._track": "track",
     "exporting._export": "export",
+    "exporting._push": "push",
     # The public names of verbs/ are the training verbs, in the order of `forge --help`.
     "verbs._sft": "sft",
     "verbs._osft": "osft",
@@ -69,7 +76,10 @@ def __getattr__(name: str) -> object:
     elif name in _MODULE_OF:
         value = getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
     else:
-        msg = f"module {__name__!r} has no attribute {name!r}"
+        from forge.settings._elsewhere import COMMANDS
+
+        told = f": here it is forge.{COMMANDS[name]}" if COMMANDS.get(name, " ").isidentifier() else ""
+        msg = f"module {__name__!r} has no attribute {name!r}{told}"
         raise AttributeError(msg)
     globals()[name] = value
     return value

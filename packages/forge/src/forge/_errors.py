@@ -5,8 +5,12 @@
     ├── RecipeError (ValueError)         a recipe file cannot be read as settings
     ├── DataLintError (ValueError)       the lint found rows that would teach something wrong
     ├── RunDirectoryError (OSError)      the output directory holds something else, is in use, or cannot be written
+    ├── PushError (OSError)              the Hub does not answer, or refuses an upload: exit status 1
     ├── RunWriteError (OSError)          a file of a run that had begun cannot be written: exit status 1
+    ├── TrackingError (RuntimeError)     a tracker has not got the whole record: exit status 1
     └── PreemptedError (RuntimeError)    a signal asked the run to stop, and its state is saved: exit status 75
+
+    RunInterruptedError (KeyboardInterrupt)  Ctrl-C stopped a run of a script: as Python has it, with what became of the run
 
 Each package has its own. In all of them an exception with an `exit_status` is an answer to the user, one message long; any
 other exception is a defect of forge.
@@ -39,8 +43,20 @@ class RunDirectoryError(ForgeError, OSError):
     """The output directory holds something else, is in use, or cannot be written."""
 
 
+class PushError(ForgeError, OSError):
+    """The Hub does not answer, or refuses an upload: nothing of it is there."""
+
+    exit_status: ClassVar[int] = 1
+
+
 class RunWriteError(ForgeError, OSError):
     """A file of a run that had begun cannot be written: the run failed, its input was right."""
+
+    exit_status: ClassVar[int] = 1
+
+
+class TrackingError(ForgeError, RuntimeError):
+    """A tracker has not got the whole record of a run; the same command sends what is missing."""
 
     exit_status: ClassVar[int] = 1
 
@@ -49,3 +65,14 @@ class PreemptedError(ForgeError, RuntimeError):
     """A signal asked the run to stop, and its state is saved; the same command resumes it."""
 
     exit_status: ClassVar[int] = 75
+    received: str | None = None
+    """Name of the signal, where it is known."""
+
+
+class RunInterruptedError(KeyboardInterrupt):
+    """Ctrl-C stopped a run that was called from Python; its message says what became of the run.
+
+    `exit_status` is 75 where the same call resumes the run, 130 where there is nothing to resume.
+    """
+
+    exit_status: int = PreemptedError.exit_status

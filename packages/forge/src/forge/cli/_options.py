@@ -18,7 +18,11 @@ from forge.settings._settings import dashed
 
 def whole_number(_kind: object, tokens: Sequence[cyclopts.Token]) -> int:
     """Convert a whole number strictly; cyclopts by itself rounds 1.5 to 2."""
-    return int(tokens[0].value)
+    word = tokens[0].value
+    try:
+        return int(word)
+    except ValueError:
+        raise ValueError(f"a whole number is wanted, not {word!r}") from None
 
 
 def whole_number_or_word(_kind: object, tokens: Sequence[cyclopts.Token]) -> int | str:
@@ -59,7 +63,9 @@ def with_signature(command: Any, parameters: Sequence[inspect.Parameter], doc: s
     return command
 
 
-def command_of(function: Callable[..., object], example: str, *, positional: int = 1, empty: str = "") -> Any:
+def command_of(
+    function: Callable[..., object], example: str, *, positional: int = 1, empty: str = "", show: Callable[[Any], str] = str
+) -> Any:
     """Make a command of a public function: the same parameters and help; it prints the result.
 
     Args:
@@ -67,11 +73,12 @@ def command_of(function: Callable[..., object], example: str, *, positional: int
         example: a command line, for the help.
         positional: how many parameters are words; the others are options.
         empty: a line for stderr where the result is empty.
+        show: writes the result.
 
     """
 
     def command(*words: object, **options: object) -> None:
-        text = str(function(*words, **options))
+        text = show(function(*words, **options))
         print(text)
         if not text:
             print(f"forge: {empty}", file=sys.stderr)

@@ -14,7 +14,9 @@ import forge_packing
 from forge._errors import SettingsError
 from forge._progress import Reporter
 from forge._result import is_finished
+from forge.reports._plan import plan_figures
 from forge.run._choices import check_warmup, choose_sizes, try_packing
+from forge.run._full_state import refuse_finished
 from forge.run._resume import compare_model, compare_order, compare_settings, same_request
 from forge.run._rows import Rows, describe_rows
 from forge.run._run_directory import NoDirectory, RunDirectory
@@ -69,6 +71,8 @@ def prepare(
     if out.resuming and again and is_finished(out.path) and same_request(out.path, s):
         report.note(f"finished already: {out.path} holds this very run, with its result")
         return {"finished": True}
+    if out.resuming and again:
+        refuse_finished(out.path)
     if not again and not Path(s.checkpoints.resume).expanduser().is_dir():
         raise SettingsError(
             f"resume={s.checkpoints.resume}: there is no such full state. Give the directory of one (full_state/step_N), or "
@@ -93,12 +97,12 @@ def prepare(
         s = _tokenize(task, s, rows, setting, tokenizer, out.root / "data" / name, report)
     found = open_prepared(task, s, machine, out.root, shards)
     if found.held_out is not None and not s.data.eval_data_path:
-        report.note(f"held out {found.held_out}")
-    report.note(f"training on {found.train}")
+        report.note(f"held out {found.held_out}", event="data", part="eval_data_path", items=str(found.held_out))
+    report.note(f"training on {found.train}", event="data", part="data_path", items=str(found.train))
     task.check_data(s, report, found.train.store, None if found.held_out is None else found.held_out.store)
     (out.root / "plan").mkdir()
     found.plan.save(out.root / "plan" / "plan.npz")
-    report.note(task.plan_summary(found.plan))
+    report.note(task.plan_summary(found.plan), event="planned", **plan_figures(found.plan))
     if not out.resuming:
         about = {**identity, STORES: fingerprints(task, out.root, paths)}
         (out.root / "run.json").write_text(json.dumps(about) + "\n", encoding="utf-8")
@@ -167,5 +171,11 @@ def _tokenize(task: Task, s: Any, rows: Rows, setting: str, tokenizer: Any, dire
     s = describe_rows(s, rows)
     account = store.accounting
     lost = "".join(f", dropped {count:,} ({reason})" for reason, count in account.dropped.items())
-    report.note(f"{getattr(s.data, setting)}: read {account.read:,} rows, kept {account.kept:,}{lost}")
+    report.note(
+        f"{getattr(s.data, setting)}: read {account.read:,} rows, kept {account.kept:,}{lost}",
+        event="read",
+        rows=setting,
+        kind=store.kind,
+        **account.as_dict(),
+    )
     return s

@@ -32,7 +32,7 @@ from forge.run._choices import (
     warn_of_rounding,
 )
 from forge.run._directories import remove_at_once
-from forge.run._full_state import FullStates, Position
+from forge.run._full_state import FullStates, Position, keeps_states, remove_states
 from forge.run._launching import on_ranks, preempted
 from forge.run._prepare import open_prepared, prepare
 from forge.run._resume import must_match
@@ -41,27 +41,40 @@ from forge.run._run_directory import NoDirectory, RunDirectory
 from forge.run._starting_model import Start
 from forge.run._stop_signal import StopSignal
 from forge.run._stores import refuse_damaged, verify_on_node
-from forge.settings._recipe import as_recipe
+from forge.settings._recipe import as_recipe, as_values
 from forge.tasks._task import Evaluation, Run, Task
+from forge.trackers._callbacks import Callbacks
+from forge.trackers._table import check_trackers
+from forge.trackers._watchers import Watchers
 
 
-def run(task: Task, s: Any, rows: Rows | None = None) -> RunResult:
+def run(task: Task, s: Any, rows: Rows | None = None, callbacks: Callbacks | None = None) -> RunResult:
     """Run a verb with composed settings, and rows in memory, on the ranks that they ask for."""
     s = absolute_paths(task, s)
     forge_dist.check_model_path(s.model.model_path, task=task.model_task)
     task.check_settings(s)
-    return on_ranks(task, s, rows or {}, partial(_on_rank, task, rows or {}))
+    check_trackers(s.tracking.chosen())
+    callbacks = callbacks or Callbacks()
+    return on_ranks(task, s, rows or {}, callbacks, partial(_on_rank, task, rows or {}, callbacks))
 
 
-def _on_rank(task: Task, rows: Rows, s: Any, ranks: forge_dist.Ranks) -> RunResult:
+def _on_rank(task: Task, rows: Rows, callbacks: Callbacks, s: Any, ranks: forge_dist.Ranks) -> RunResult:
     """Open the run directory on the first rank, and run."""
     path = s.checkpoints.ckpt_output_dir
     with RunDirectory(path, resume=s.checkpoints.resume) if ranks.is_first else NoDirectory(path) as out:
-        return _run(task, s, rows, out, Reporter(out.log, every=s.report.logging_steps, quiet=not ranks.is_first), ranks)
+        report = Reporter(out.log, every=s.report.logging_steps, quiet=not ranks.is_first)
+        with Watchers(callbacks if ranks.is_first else Callbacks(), report.note) as watchers:
+            return watchers.end(_run(task, s, rows, out, report, ranks, watchers))
 
 
 def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
-    task: Task, s: Any, rows: Rows, out: RunDirectory | NoDirectory, report: Reporter, ranks: forge_dist.Ranks
+    task: Task,
+    s: Any,
+    rows: Rows,
+    out: RunDirectory | NoDirectory,
+    report: Reporter,
+    ranks: forge_dist.Ranks,
+    watchers: Watchers,
 ) -> RunResult:
     # device: what this machine can do, each choice with its reason
     machine = forge_accel.accelerator(s.device.device)
@@ -163,15 +176,21 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
         report.note(f"removed hf_format/{name}: the steps that led to it are made again")
     if ranks.first(lambda: out.resuming and remove_outdated_best(out.path, at.best)):
         report.note(f"removed hf_format/{BEST}: a later step's; the best so far was that of step {at.best.step}")
-    if out.resuming and restored is None:
-        report.note("no full state was saved before it ended: it begins at its first step")
+    out.step = at.step
+    if restored is None:
+        again = "no full state was saved before it ended: it begins at its first step, " if out.resuming else ""
+        report.note(f"{again}step 1 of {num_steps:,}", event="started")
     if out.resuming and out.metrics_bytes < at.metrics_bytes:
         report.note(f"WARNING: metrics.jsonl was lost; it begins anew after step {at.step}")
+    if isinstance(out, RunDirectory):
+        watchers.begin(out.place("trackers"), found["identity"]["run"], s.tracking, as_values(s), machine)
+        out.watch = watchers.record
     ranks.barrier()
 
     def evaluate(step: int, of: Any = None, where: str = "") -> Evaluation | None:
         if held_out is None:
             return None
+        report.doing("measuring on held-out rows", line=False)
         with nullcontext() if of is None else strategy.computing(of):
             found = source.evaluate(model if of is None else of)
         if found is not None:
@@ -180,6 +199,7 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
         return found
 
     def export(directory: Path, *, final: bool = False) -> Path:
+        report.doing(f"exporting {directory.name} and loading it back")
         others = sorted(directory.parent.glob("samples_*"))
         if not ranks.broadcast(directory.exists()):
             try:
@@ -196,7 +216,13 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
         what = "mean reward" if task.model_task == "reward" else "loss"
         report.note(
             f"exported {directory}: loaded back, on {len(samples)} short samples its {what} is {check.reloaded:.4f}, "
-            f"{check.in_memory:.4f} in memory"
+            f"{check.in_memory:.4f} in memory",
+            event="exported",
+            export=directory.name,
+            measure=what,
+            on=len(samples),
+            reloaded=check.reloaded,
+            in_memory=check.in_memory,
         )
         if s.checkpoints.keep_last_checkpoint_only and ranks.is_first and directory.name != BEST:
             for other in others:
@@ -277,12 +303,15 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
                     }
                 )
                 report.step(last, last.tokens / last.seconds)
+                if last.skipped:
+                    report.note(f"step {last.step} moved nothing: its loss or gradient was not finite", event="skipped")
                 final, every = last.step == num_steps, s.evaluation.eval_every_steps
                 if (final or (every and last.step % every == 0)) and (found_now := evaluate(last.step)) is not None:
                     at = keep_if_best(at, found_now)
                     if not final and patience and at.best.waited >= patience:
                         final = True
-                        report.note(f"stopping early: {patience} measurements brought nothing better than step {at.best.step}")
+                        why = f"{patience} measurements brought nothing better than step {at.best.step}"
+                        report.note(f"stopping early: {why}", event="stopped_early")
                 epoch_ends = final or (last.step % updates == 0 and plan.epoch(last.step // updates) != plan.epoch(planned))
                 every = s.checkpoints.save_samples
                 if not final and (
@@ -312,7 +341,10 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
         warn_of_rounding(report, (at.eval_before or {}).get("eval_loss"), trained.loss, after.loss, str(export_dtype))
     seconds = at.seconds + time.perf_counter() - began
     skipped = f" ({at.skipped:,} skipped: not finite)" if at.skipped else ""
-    report.note(f"finished: {at.step} steps{skipped}, {at.samples:,} samples, {seconds:.0f} s; the model is in {directory}")
+    report.note(
+        f"finished: {at.step} steps{skipped}, {at.samples:,} {task.items_are}, {seconds:.0f} s; the model is in {directory}",
+        event="finished",
+    )
     result = RunResult(
         output_dir=out.path,
         model_dir=directory,
@@ -328,4 +360,6 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
     )
     if ranks.is_first:
         write_result(result)
+        if not keeps_states(s):
+            remove_states(out.path)
     return result
