@@ -70,7 +70,7 @@ STAGES = {
     """,
     "forge": """
         .
-        tasks/items
+        tasks/items  trackers
         settings
         tasks  reports
         run

@@ -24,9 +24,11 @@ if TYPE_CHECKING:
         RunDirectoryError as RunDirectoryError,
         RunWriteError as RunWriteError,
         SettingsError as SettingsError,
+        TrackingError as TrackingError,
     )
     from forge._result import RunResult as RunResult
     from forge.cli._generate import generate as generate
+    from forge.cli._track import track as track
     from forge.exporting._export import export as export
     from forge.exporting._push import push as push
     from forge.verbs._distill import distill as distill
@@ -40,9 +42,11 @@ __version__ = "0.5.1"
 
 # Each module with the public names that it defines; a module is imported when one of its names is first used.
 _PUBLIC = {
-    "_errors": "DataLintError ForgeError PreemptedError PushError RecipeError RunDirectoryError RunWriteError SettingsError",
+    "_errors": "DataLintError ForgeError PreemptedError PushError RecipeError RunDirectoryError RunWriteError SettingsError "
+    "TrackingError",
     "_result": "RunResult",
     "cli._generate": "generate",
+    "cli._track": "track",
     "exporting._export": "export",
     "exporting._push": "push",
     # The public names of verbs/ are the training verbs, in the order of `forge --help`.

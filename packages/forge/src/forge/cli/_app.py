@@ -140,6 +140,13 @@ def _export() -> Callable[..., None]:
     return command_of(forge.export, "forge export runs/first --merge --format gguf --dtype q8_0")
 
 
+def _track() -> Callable[..., None]:
+    def show(sent: dict[str, int]) -> str:
+        return "\n".join(f"{name}: has all {lines:,} lines" for name, lines in sent.items())
+
+    return command_of(forge.track, "forge track runs/first --trackers tensorboard", show=show)
+
+
 def _push() -> Callable[..., None]:
     return command_of(forge.push, "forge push runs/first org/name", positional=2)
 
@@ -192,6 +199,7 @@ def _data() -> Callable[..., int]:
 _COMMANDS: dict[str, tuple[str, Callable[[], Callable[..., Any] | cyclopts.App], dict[str, Any]]] = {
     "generate": ("Generate a model's answer to a prompt.", _generate, {}),
     "export": ("Write a model to hand on: merged or not, for transformers or as GGUF, with a model card.", _export, {}),
+    "track": ("Send the record of a run that has ended to trackers: W&B, MLflow, TensorBoard, trackio.", _track, {}),
     "push": ("Upload a run's export to the Hugging Face Hub, private, with its model card.", _push, {}),
     # forge-data parses its own words, `--help` too, so that it has the same command line without this package.
     "data": (

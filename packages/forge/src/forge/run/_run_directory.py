@@ -15,10 +15,10 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TextIO
+from typing import Any, Self, TextIO
 
 import forge_dist
 from forge._errors import RunDirectoryError, RunWriteError
@@ -53,6 +53,8 @@ class RunDirectory:
         """Whether a step was made: from then on the run is kept, however it ends."""
         self.step = 0
         """Steps made, which an event is recorded with."""
+        self.watch: Callable[[dict[str, Any]], None] | None = None
+        """Is given what a line of metrics.jsonl says, once it is written."""
         self._resume = resume
         self._made: list[Path] = []
         self._entries: list[Path] = []
@@ -223,7 +225,10 @@ class RunDirectory:
 
         """
         self.step = int(str(values.get("step", self.step)))
-        self._append("metrics.jsonl", _json_line(values))
+        line = _json_line(values)
+        self._append("metrics.jsonl", line)
+        if self.watch is not None:
+            self.watch(json.loads(line))
         if self.published:
             self._report.renew(measured=any(name.startswith("eval_") for name in values))
 
