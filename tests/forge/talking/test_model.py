@@ -6,7 +6,6 @@ import io
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -35,25 +34,6 @@ def test_a_path_is_no_hub_name(name: str) -> None:
     """The hub is not asked for what cannot be a name there."""
     with pytest.raises(forge.SettingsError, match="there is no such directory"):
         find_model(name)
-
-
-def test_the_hub_has_five_seconds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A hub that never answers is not waited for; one that says no is quoted."""
-    import huggingface_hub
-
-    monkeypatch.setattr(huggingface_hub, "is_offline_mode", lambda: False)
-    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", lambda *_, **__: time.sleep(60))
-    with pytest.raises(forge.dist.ModelError, match=r"has not answered within 0\.2 s"):
-        forge.dist.check_hub_name("org/model", seconds=0.2)
-
-    def refuse(*_: object, **__: object) -> None:
-        raise ConnectionError("Name or service not known")
-
-    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", refuse)
-    with pytest.raises(forge.dist.ModelError, match="cannot be reached .Name or service not known"):
-        forge.dist.check_hub_name("org/model")
-    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", lambda *_, **__: None)
-    forge.dist.check_hub_name("org/model")
 
 
 def test_a_verb_refuses_a_hub_name_that_cannot_be_had(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
