@@ -1,4 +1,4 @@
-"""Name of a model → whether it is here, in the cache, or on the Hugging Face Hub, within seconds; loads no torch."""
+"""Name of a model → whether the Hugging Face Hub or its cache has it; loads no torch."""
 
 import os
 import threading

@@ -1,4 +1,4 @@
-"""Lines that a person types, or a pipe holds → a conversation with a model, or with two side by side."""
+"""Lines of a person or a pipe → a conversation with a model, or with two side by side."""
 
 from __future__ import annotations
 
