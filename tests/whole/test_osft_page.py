@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
 import re
 import shutil
-import sys
 from base64 import b64encode
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree as ET
@@ -24,10 +22,7 @@ from forge.cli._app import main
 from forge.reports.osft._inspect import inspect
 from forge_dist import model_identity
 
-from .repository import ROOT
-
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 LEAKING = "model.layers.1.mlp.up_proj"
@@ -141,22 +136,6 @@ def test_lost_singular_vectors_are_made_anew(run: Path) -> None:
     for file in (run / "osft").glob("*.safetensors"):
         file.unlink()
     assert inspect(run).splitlines()[:2] == before.splitlines()[:2]
-
-
-@pytest.fixture
-def browser() -> Iterator[Any]:
-    """A headless Chromium, as the tests of forge-data's page have it."""
-    place = importlib.util.spec_from_file_location("page_browser", ROOT / "tests" / "forge-data" / "browser.py")
-    assert place is not None
-    assert place.loader is not None
-    module = importlib.util.module_from_spec(place)
-    place.loader.exec_module(module)
-    if module.CHROMIUM is None:
-        pytest.skip("no Chromium on this machine: the page is not looked at")
-    opened = module.Browser()
-    yield opened
-    opened.close()
-    sys.modules.pop("page_browser", None)
 
 
 @pytest.mark.slow
