@@ -22,7 +22,8 @@ _STYLE = """
 text { font: 13px system-ui, sans-serif; fill: #1d1c1a }
 .title { font-size: 15px; font-weight: 600 } .soft { fill: #56534d }
 .paper { fill: #fbfaf7 } .even { fill: #0b62a8 } .odd { fill: #8bbae0 } .idle { fill: url(#hatch) } .stripe { stroke: #8b8880 }
-.axis { stroke: #77736b; fill: none } .grid { stroke: #e5e1d8 } .bound { stroke: #c25100; stroke-width: 2; stroke-dasharray: 6 4 }
+.axis { stroke: #77736b; fill: none } .grid { stroke: #e5e1d8 }
+.bound { stroke: #c25100; stroke-width: 2; stroke-dasharray: 6 4 }
 @media (prefers-color-scheme: dark) {
 text { fill: #e9e7e2 } .soft { fill: #a9a69f } .paper { fill: #141517 } .grid { stroke: #303236 } .axis { stroke: #8b8880 }
 .even { fill: #6fb7f5 } .odd { fill: #326aa0 } .bound { stroke: #ff9f57 }

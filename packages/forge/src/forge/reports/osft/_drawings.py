@@ -1,4 +1,4 @@
-"""One OSFT target's spectrum → a chart, its change → an SVG inside a page that has its style.
+"""One OSFT target's spectrum → a chart, its change → an SVG in a page with its style.
 
 Drawn for a narrow page, so that words stay readable on a telephone; distinguished by lightness and pattern as well as by hue.
 """
@@ -25,7 +25,7 @@ Close together where training moved, and powers of ten for what leaked."""
 
 
 def spectrum(portrait: Portrait) -> dict[str, Any]:
-    """Return the singular values, protected and free, as a chart for pages/plots.js with a logarithmic axis."""
+    """Return the singular values, protected and free, as a chart for pages/plots.js."""
     values, kept = portrait.singular_values.tolist(), portrait.protected
     lowest = _LOWEST * (values[0] or 1.0)
     axes, lines = [], []
