@@ -47,7 +47,7 @@ def is_prompt_file(prompt: str) -> bool:
 
 
 class Answers:
-    """Greedy answers to a few prompts, shown in the log and kept in the run directory; they draw no random number.
+    """Greedy answers to a few prompts, in the log and the run directory; no number is drawn.
 
     Args:
         run: the run; every rank makes one of these and calls it at the same steps.
