@@ -74,7 +74,7 @@ STAGES = {
         settings
         tasks  reports
         run
-        verbs  exporting  reports/osft
+        verbs  exporting  talking  reports/osft
         cli
     """,
 }

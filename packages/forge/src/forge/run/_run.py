@@ -52,6 +52,7 @@ def run(task: Task, s: Any, rows: Rows | None = None, callbacks: Callbacks | Non
     """Run a verb with composed settings, and rows in memory, on the ranks that they ask for."""
     s = absolute_paths(task, s)
     forge_dist.check_model_path(s.model.model_path, task=task.model_task)
+    forge_dist.check_hub_name(s.model.model_path)
     task.check_settings(s)
     check_trackers(s.tracking.chosen())
     callbacks = callbacks or Callbacks()
