@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from forge.exporting._export import export as export
     from forge.exporting._push import push as push
     from forge.talking._chat import chat as chat
+    from forge.talking._evaluate import evaluate as evaluate
     from forge.talking._generate import generate as generate
     from forge.talking._serve import serve as serve
     from forge.verbs._distill import distill as distill
@@ -51,6 +52,7 @@ _PUBLIC = {
     "exporting._export": "export",
     "exporting._push": "push",
     "talking._chat": "chat",
+    "talking._evaluate": "evaluate",
     "talking._generate": "generate",
     "talking._serve": "serve",
     # The public names of verbs/ are the training verbs, in the order of `forge --help`.

@@ -140,6 +140,12 @@ def _chat() -> Callable[..., None]:
     return command_of(forge.chat, "forge chat runs/first --beside org/base --system 'Answer in one word.'", show=None)
 
 
+def _eval() -> Callable[..., None]:
+    from forge.talking._evaluate import as_table
+
+    return command_of(forge.evaluate, "forge eval runs/first --tasks arc_easy --limit 100", show=as_table)
+
+
 def _serve() -> Callable[..., int]:
     return command_of(forge.serve, "forge serve runs/first --port 8000", show=None)
 
@@ -207,6 +213,7 @@ def _data() -> Callable[..., int]:
 _COMMANDS: dict[str, tuple[str, Callable[[], Callable[..., Any] | cyclopts.App], dict[str, Any]]] = {
     "generate": ("Generate a model's answer to a prompt.", _generate, {}),
     "chat": ("Talk with a model, or with two side by side.", _chat, {}),
+    "eval": ("Score a run's base model and its last export on tasks of lm-evaluation-harness.", _eval, {}),
     "serve": ("Serve a model over HTTP as OpenAI's interface has it, by transformers' server.", _serve, {}),
     "export": ("Write a model to hand on: merged or not, for transformers or as GGUF, with a model card.", _export, {}),
     "track": ("Send the record of a run that has ended to trackers: W&B, MLflow, TensorBoard, trackio.", _track, {}),

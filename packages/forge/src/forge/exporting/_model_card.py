@@ -133,7 +133,19 @@ def _figures(run: Path, samples: str) -> tuple[int, list[tuple[str, str, str]]]:
         plain = name.removeprefix("exported_")
         if plain.startswith("eval_") and not name.endswith(_COUNTS):
             rows.append((name, held[0].get(plain) if held[0]["step"] == 0 else None, held[-1][name]))
+    rows += _scores(run, samples)
     return step, [(name, _number(first), _number(last)) for name, first, last in rows]
+
+
+def _scores(run: Path, samples: str) -> list[tuple[str, Any, Any]]:
+    """Read what `forge eval` measured: (task and metric, of the base, of this export)."""
+    before, after = (read_json(run / "evals" / f"{name}.json").get("results", {}) for name in ("before", f"samples_{samples}"))
+    return [
+        (f"{task}: {metric}", before.get(task, {}).get(metric), value)
+        for task, found in after.items()
+        for metric, value in found.items()
+        if not metric.partition(" ")[0].endswith("_stderr")
+    ]
 
 
 def _number(value: Any) -> str:

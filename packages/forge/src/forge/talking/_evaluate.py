@@ -1,0 +1,144 @@
+"""A run and tasks of lm-evaluation-harness → scores of its base and its last export, in evals/."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import forge_accel
+import forge_data
+import forge_dist
+from forge._errors import RunDirectoryError, SettingsError
+from forge.run._directories import last_export, run_values
+from forge.talking._model import find_model
+
+BEFORE = "before"
+"""Name of the base model's scores; those of an export have its name."""
+
+
+def evaluate(
+    run: str | Path,
+    *,
+    tasks: Sequence[str],
+    task_dir: str | Path | None = None,
+    num_fewshot: int | None = None,
+    limit: int | None = None,
+    chat_template: bool = False,
+    after_only: bool = False,
+) -> dict[str, dict[str, dict[str, float]]]:
+    """Score a run's base model and its last export on tasks of lm-evaluation-harness.
+
+    The scores stand in the run's `evals/`, its report and the model cards of later exports.
+
+    Args:
+        run: A run directory.
+        tasks: Names of tasks.
+        task_dir: A directory of task files (YAML) beside the harness' own; tasks with local data need no network.
+        num_fewshot: Examples before each question; by default as the task says.
+        limit: Score so many questions of each task only.
+        chat_template: Ask by the chat template, as in a conversation.
+        after_only: Score the export alone, not the base.
+
+    Returns:
+        `before` and the name of the export → task → metric → value.
+
+    Raises:
+        RunDirectoryError: there is no such run.
+        SettingsError: lm-eval is not installed, a task is unknown or cannot be loaded, or a value is out of range.
+        forge_dist.ModelError: a model cannot be loaded.
+
+    """
+    path = Path(os.path.abspath(Path(run).expanduser()))
+    if not (path / "config.yaml").is_file():
+        raise RunDirectoryError(f"{run}: is no run directory (it holds no config.yaml).")
+    if not tasks:
+        raise SettingsError("tasks is empty: name one or more.")
+    for name, value, least in (("num_fewshot", num_fewshot, 0), ("limit", limit, 1)):
+        if value is not None and value < least:
+            raise SettingsError(f"{name} must be at least {least}, not {value}.")
+    if task_dir is not None and not Path(task_dir).expanduser().is_dir():
+        raise SettingsError(f"task_dir {task_dir}: there is no such directory.")
+    if find_spec("lm_eval") is None:
+        raise SettingsError("lm-evaluation-harness is not installed: `pip install 'forge-llm[eval]'`.")
+    export = find_model(last_export(str(path)))
+    models = {} if after_only else {BEFORE: find_model(str(run_values(path)["model_path"]))}
+    models[Path(export).name] = export
+    manager = _known_tasks(tasks, task_dir)
+    asked = {"num_fewshot": num_fewshot, "limit": limit, "apply_chat_template": chat_template}
+    return {name: _score(path, name, model, list(tasks), manager, asked) for name, model in models.items()}
+
+
+def _known_tasks(tasks: Sequence[str], task_dir: str | Path | None) -> Any:
+    """Return the harness' index of tasks. Raises SettingsError for one that it does not have."""
+    from lm_eval.tasks import TaskManager
+
+    manager = TaskManager(include_path=None if task_dir is None else str(Path(task_dir).expanduser()))
+    for name in tasks:
+        if name not in manager.all_tasks:
+            close = difflib.get_close_matches(name, manager.all_tasks, n=1)
+            hint = f" Did you mean {close[0]!r}?" if close else " `lm-eval ls tasks` lists them."
+            raise SettingsError(f"tasks: there is no task {name!r}.{hint}")
+    return manager
+
+
+def _score(
+    run: Path, name: str, model_path: str, tasks: list[str], manager: Any, asked: Mapping[str, Any]
+) -> dict[str, dict[str, float]]:
+    """Score one model, and write what was found."""
+    import lm_eval
+    from lm_eval.models.huggingface import HFLM
+
+    print(f"scoring {name}: {model_path}", file=sys.stderr)
+    machine = forge_accel.accelerator()
+    device = machine.device.value
+    model: Any = forge_dist.load_trained(model_path, dtype=machine.dtype("auto").value, device=device)
+    measured = HFLM(pretrained=model, tokenizer=forge_data.load_tokenizer(model_path), device=str(device))
+    try:
+        found = lm_eval.simple_evaluate(model=measured, tasks=tasks, task_manager=manager, log_samples=False, **asked)
+    except (OSError, ValueError, KeyError, ConnectionError, RuntimeError) as error:
+        reason = " ".join(str(error).split())[:500]
+        raise SettingsError(
+            f"tasks {', '.join(tasks)}: lm-evaluation-harness failed: {type(error).__name__}: {reason}. Data that are not here "
+            "are fetched from the network; a task with local data needs none (task_dir)."
+        ) from error
+    results = {task: _figures(figures) for task, figures in (found or {}).get("results", {}).items()}
+    about = {
+        "model": Path(model_path).name,
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "lm_eval": version("lm-eval"),
+        **asked,
+        "results": results,
+    }
+    (run / "evals").mkdir(exist_ok=True)
+    forge_dist.write_text_atomically(run / "evals" / f"{name}.json", json.dumps(about, indent=2) + "\n")
+    return results
+
+
+def _figures(found: Mapping[str, Any]) -> dict[str, float]:
+    """Return the numbers of a task by plain names: `acc,none` is acc, `exact_match,strict` exact_match (strict)."""
+    named: dict[str, float] = {}
+    for key, value in found.items():
+        metric, _, kind = key.partition(",")
+        if kind and isinstance(value, (int, float)) and not isinstance(value, bool):
+            named[metric if kind == "none" else f"{metric} ({kind})"] = float(value)
+    return named
+
+
+def as_table(found: Mapping[str, Mapping[str, Mapping[str, float]]]) -> str:
+    """Write scores as lines, a task's metric each, the base's before the export's."""
+    lines = []
+    first = next(iter(found.values()))
+    for task, figures in first.items():
+        for metric in figures:
+            if not metric.partition(" ")[0].endswith("_stderr"):
+                values = "  ".join(f"{name} {scores[task][metric]:.4f}" for name, scores in found.items())
+                lines.append(f"{task}  {metric}  {values}")
+    return "\n".join(lines)

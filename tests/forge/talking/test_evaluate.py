@@ -1,0 +1,72 @@
+"""`forge eval`: what is refused, and with the harness itself: scores of a task with local data."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import forge
+from forge.cli._app import main
+from forge.talking import _evaluate
+from forge.talking._evaluate import _figures, as_table
+
+from ...whole.conftest import conversations, write_rows
+
+
+def test_a_metric_has_a_plain_name() -> None:
+    """The harness' filter is named where there is one."""
+    found = {"alias": "fruits", "acc,none": 1, "acc_stderr,none": "N/A", "exact_match,strict": 0.5}
+    assert _figures(found) == {"acc": 1.0, "exact_match (strict)": 0.5}
+    scores = {"before": {"fruits": {"acc": 0.25, "acc_stderr": 0.1}}, "samples_4": {"fruits": {"acc": 1.0, "acc_stderr": 0.1}}}
+    assert as_table(scores) == "fruits  acc  before 0.2500  samples_4 1.0000"
+
+
+def test_what_cannot_be_scored_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anything is loaded, and nothing is written."""
+    with pytest.raises(forge.RunDirectoryError, match="no run directory"):
+        forge.evaluate(tmp_path, tasks=["a"])
+    (tmp_path / "config.yaml").write_text("model_path: a\n")
+    for given, said in (
+        ({"tasks": []}, "tasks is empty"),
+        ({"tasks": ["a"], "limit": 0}, "limit must be at least 1"),
+        ({"tasks": ["a"], "task_dir": tmp_path / "no"}, "there is no such directory"),
+    ):
+        with pytest.raises(forge.SettingsError, match=said):
+            forge.evaluate(tmp_path, **given)  # ty: ignore
+    monkeypatch.setattr(_evaluate, "find_spec", lambda _: None)
+    with pytest.raises(forge.SettingsError, match=r"pip install 'forge-llm\[eval\]'"):
+        forge.evaluate(tmp_path, tasks=["a"])
+    assert [entry.name for entry in tmp_path.iterdir()] == ["config.yaml"]
+
+
+@pytest.mark.lane
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_a_task_with_local_data(
+    model_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Base and export are scored without a network; files and card have the scores; an unknown task is refused."""
+    pytest.importorskip("lm_eval", reason="the extra `eval` of forge-llm")
+    monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
+    data = write_rows(tmp_path / "fruits.jsonl", [{"question": "what colour has the fig?", "answer": 0}] * 3)
+    (tmp_path / "tasks").mkdir()
+    (tmp_path / "tasks" / "fruits.yaml").write_text(
+        f"task: forge_fruits\ndataset_path: json\ndataset_kwargs: {{data_files: {{test: {data}}}}}\ntest_split: test\n"
+        "output_type: multiple_choice\ndoc_to_text: '{{question}}'\ndoc_to_target: '{{answer}}'\n"
+        "doc_to_choice: [' the fig is red.', ' zzz']\nmetric_list: [{metric: acc, aggregation: mean, higher_is_better: true}]\n"
+    )
+    chats, run = write_rows(tmp_path / "chats.jsonl", conversations()), tmp_path / "run"
+    forge.sft(
+        model_path=model_dir, data_path=chats, ckpt_output_dir=run, max_steps=3, effective_batch_size=4, learning_rate=1e-2
+    )
+    words = ["eval", str(run), "--tasks", "forge_fruits", "--task-dir", str(tmp_path / "tasks")]
+    assert main(words) == 0
+    assert capsys.readouterr().out.splitlines()[-1].startswith("forge_fruits  acc  before ")
+    before, after = (json.loads((run / "evals" / f"{name}.json").read_text()) for name in ("before", "samples_12"))
+    assert 0 <= before["results"]["forge_fruits"]["acc"] <= after["results"]["forge_fruits"]["acc"] == 1.0
+    card = (forge.export(run, tmp_path / "out") / "README.md").read_text()
+    assert "| forge_fruits: acc |" in card
+    with pytest.raises(forge.SettingsError, match="Did you mean 'forge_fruits'"):
+        forge.evaluate(run, tasks=["forge_fruit"], task_dir=tmp_path / "tasks")
