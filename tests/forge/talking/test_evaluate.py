@@ -65,7 +65,8 @@ def test_a_task_with_local_data(
     assert main(words) == 0
     assert capsys.readouterr().out.splitlines()[-1].startswith("forge_fruits  acc  before ")
     before, after = (json.loads((run / "evals" / f"{name}.json").read_text()) for name in ("before", "samples_12"))
-    assert 0 <= before["results"]["forge_fruits"]["acc"] <= after["results"]["forge_fruits"]["acc"] == 1.0
+    assert {each["results"]["forge_fruits"]["acc"] for each in (before, after)} <= {0.0, 1.0}, "three times the same question"
+    assert (before["model"], after["model"]) == (model_dir.name, "samples_12")
     card = (forge.export(run, tmp_path / "out") / "README.md").read_text()
     assert "| forge_fruits: acc |" in card
     with pytest.raises(forge.SettingsError, match="Did you mean 'forge_fruits'"):

@@ -1,4 +1,4 @@
-"""A run and tasks of lm-evaluation-harness → scores of its base and its last export, in evals/."""
+"""A run and tasks of lm-evaluation-harness → scores of its base and its last export."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def _score(
 
 
 def _figures(found: Mapping[str, Any]) -> dict[str, float]:
-    """Return the numbers of a task by plain names: `acc,none` is acc, `exact_match,strict` exact_match (strict)."""
+    """Return a task's numbers by plain names: `acc,none` is acc, `f1,strict` is f1 (strict)."""
     named: dict[str, float] = {}
     for key, value in found.items():
         metric, _, kind = key.partition(",")
