@@ -126,7 +126,7 @@ class Curves:
                 curve.add(values["step"], value)
 
     def _see(self, at: str) -> None:
-        """Add a line's time to those of its start; the times of a file, all UTC, are in the order of their text."""
+        """Add a line's time to those of its start; times of one form are ordered as text."""
         began = self.starts[bisect_right(self.starts, at) - 1] if self.starts and at >= self.starts[0] else ""
         if self.times and self.times[-1][0] >= began:
             self.times[-1] = (self.times[-1][0], at)
