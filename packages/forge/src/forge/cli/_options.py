@@ -102,10 +102,12 @@ def command_of(
 
 
 def _option(annotation: Any) -> Any:
-    """Return the type of an option: strings for paths, strict whole numbers, no `--no-SWITCH`."""
+    """Return the type of an option: strings for paths, lists of words, strict numbers."""
     kinds = get_args(annotation) if get_origin(annotation) is not Literal else ()
     if Path in kinds:
         annotation = str | None if type(None) in kinds else str
+    if any(get_origin(kind) is Sequence for kind in (annotation, *kinds)):
+        return Annotated[annotation, cyclopts.Parameter(consume_multiple=True, negative_iterable=())]
     if annotation is int:
         return Annotated[int, cyclopts.Parameter(converter=whole_number)]
     return Annotated[bool, cyclopts.Parameter(negative=())] if annotation is bool else annotation
