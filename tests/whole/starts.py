@@ -44,7 +44,8 @@ def sft(settings: dict[str, Any]) -> dict[str, Any]:
     """Run `forge.sft` and return its result as JSON."""
     import forge
 
-    result = forge.sft(**settings)
+    # A finished run keeps its last states, by which runs are compared.
+    result = forge.sft(**{"keep_full_state": True, **settings})
     return {"steps": result.steps, "samples": result.samples, "loss": result.loss, "model_dir": str(result.model_dir)}
 
 
@@ -109,7 +110,8 @@ def metrics(run: Path) -> list[dict[str, Any]]:
 def untimed(run: Path) -> list[dict[str, Any]]:
     """The lines of metrics.jsonl without what depends on the clock and the machine."""
     return [
-        {name: value for name, value in line.items() if name not in ("tokens_per_second", "memory")} for line in metrics(run)
+        {name: value for name, value in line.items() if name not in ("time", "tokens_per_second", "memory")}
+        for line in metrics(run)
     ]
 
 

@@ -163,7 +163,7 @@ def test_unknown_settings(refused: Any, tmp_path: Path) -> None:
     recipe.write_text("num_epoch: 3\n")
     message = refused(recipe)
     assert "num_epoch" in message
-    assert "'num_epochs'" in message
+    assert "`num_epochs`" in message
     assert "recipe.yaml" in message
 
 

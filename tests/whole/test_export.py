@@ -13,8 +13,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import forge
+from forge._redact import last_part, redact
 from forge.cli._app import main
-from forge.exporting._redact import last_part, redact
 
 if TYPE_CHECKING:
     from pathlib import Path

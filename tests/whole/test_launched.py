@@ -79,7 +79,7 @@ def alone(given: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Pa
 def two(given: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An uninterrupted run of two processes, started from Python."""
     run = tmp_path_factory.mktemp("two") / "run"
-    result = forge.sft(**given, ckpt_output_dir=run, nproc_per_node=2)
+    result = forge.sft(**given, ckpt_output_dir=run, nproc_per_node=2, keep_full_state=True)
     assert result.steps == 8
     assert result.model_dir == run / "hf_format" / f"samples_{result.samples}"
     return run
@@ -185,7 +185,7 @@ def test_a_rank_that_is_killed_is_named_and_the_run_goes_on(given: dict[str, Any
     status, _, err = ended(process)
     assert status == 1
     assert re.search(r"rank 1 on .* was killed by SIGKILL", err)
-    forge.sft(**settings)
+    forge.sft(**settings, keep_full_state=True)
     assert untimed(run) == untimed(two)
     assert weights(run) == weights(two)
     assert final_state(run) == final_state(two)
@@ -206,7 +206,7 @@ def test_a_signal_to_one_stops_all(whom: str, given: dict[str, Any], two: Path, 
     assert not workers(run)
     done = len(losses(run))
     assert (run / "full_state" / "latest").read_text().strip() == f"step_{done}"
-    forge.sft(**settings)
+    forge.sft(**settings, keep_full_state=True)
     assert untimed(run) == untimed(two)
     assert weights(run) == weights(two)
 

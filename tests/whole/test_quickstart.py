@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+import traceback
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+
+import forge
+import forge_data
+from forge._errors import RunInterruptedError
+from forge._progress import Reporter
 
 from .conftest import conversations
 
@@ -38,6 +45,43 @@ def test_the_questions_are_real_and_in_a_fixed_order(quickstart: ModuleType) -> 
     assert len(set(asked)) == 2000
     assert quickstart.QUESTION not in asked
     assert all(row["messages"][1]["content"].strip() for row in rows)
+
+
+def test_ctrl_c_says_one_line_and_the_same_command_goes_on(
+    quickstart: Any, model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Status 75 and one line where a state is saved, 130 before that; the next start continues the run."""
+    monkeypatch.setattr(quickstart, "smollm2", lambda report: str(model_dir))
+    monkeypatch.setattr(quickstart, "stdlib_questions", lambda leave_out: conversations(48))
+    monkeypatch.setattr(sys, "argv", ["quickstart.py", "--steps", "3", "--runs", str(tmp_path / "runs")])
+    for where, status, line in (
+        ((forge_data, "prepare"), 130, "quickstart: interrupted before there was a state to resume from; the same command"),
+        ((Reporter, "step"), 75, "quickstart: stopped by SIGINT: "),
+    ):
+        with monkeypatch.context() as patched:
+            patched.setattr(*where, lambda *_, **__: signal.raise_signal(signal.SIGINT))
+            assert quickstart.stoppable(quickstart.main) == status
+        said = capsys.readouterr().err.splitlines()
+        assert said[-1].startswith(line)
+        assert "Traceback" not in said
+    assert (tmp_path / "runs" / "quickstart" / "full_state" / "step_1").is_dir()
+    assert quickstart.stoppable(quickstart.main) == 0
+    assert "resuming after step 1" in capsys.readouterr().err
+    assert {entry.name for entry in (tmp_path / "runs").iterdir()} == {"quickstart", "quickstart-data.jsonl"}
+
+
+def test_ctrl_c_in_a_script(model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is a KeyboardInterrupt, says what became of the run, and has no frame of the run's inside."""
+    rows = conversations(8)
+    for where, status in ((forge_data, "prepare"), 130), ((Reporter, "step"), 75):
+        with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt) as caught:
+            patched.setattr(*where, lambda *_, **__: signal.raise_signal(signal.SIGINT))
+            forge.sft(model_path=model_dir, data_path=rows, ckpt_output_dir=tmp_path / "run", max_steps=2)
+        assert isinstance(caught.value, RunInterruptedError)
+        assert caught.value.exit_status == status
+        assert caught.value.__context__ is None
+        assert len(traceback.extract_tb(caught.value.__traceback__)) == 2
+    assert str(caught.value).endswith("the same command resumes it.")
 
 
 def test_the_page_runs(

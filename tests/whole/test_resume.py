@@ -26,6 +26,7 @@ FEW: dict[str, Any] = {
     "max_tokens_per_gpu": 256,
     "learning_rate": 1e-2,
     "full_state_every_steps": 1,
+    "keep_full_state": True,
     "num_epochs": 1,
 }
 
@@ -354,7 +355,7 @@ def test_a_run_without_its_states_is_not_begun_anew(given: dict[str, Any], finis
     shutil.copytree(finished, run, ignore=shutil.ignore_patterns("full_state"))
     assert forge.sft(**given, ckpt_output_dir=run).steps == 4
     before = {file: file.read_bytes() for file in run.rglob("*") if file.is_file()}
-    with pytest.raises(forge.RunDirectoryError, match=r"result\.json and hf_format and no full state"):
+    with pytest.raises(forge.RunDirectoryError, match="its run is finished, and these settings ask for another one"):
         forge.sft(**{**given, "logging_steps": 3}, ckpt_output_dir=run)
     assert {file: file.read_bytes() for file in run.rglob("*") if file.is_file()} == before
 
@@ -417,3 +418,18 @@ def test_a_run_cannot_become_shorter_than_it_is(given: dict[str, Any], tmp_path:
     with pytest.raises(forge.SettingsError, match="is of step 8, and num_epochs and max_steps now ask for 4 steps"):
         forge.sft(**{**constant, "num_epochs": 1}, ckpt_output_dir=tmp_path / "run")
     assert (tmp_path / "run" / "result.json").exists()
+
+
+def test_a_finished_run_keeps_no_state(given: dict[str, Any], tmp_path: Path) -> None:
+    """Its states are removed at its end, so that it returns its result again and is refused more steps by name."""
+    short = {**given, "keep_full_state": False, "max_steps": 1, "num_epochs": None, "lr_scheduler": "constant"}
+    run = tmp_path / "run"
+    first = forge.sft(**short, ckpt_output_dir=run)
+    assert not (run / "full_state").exists()
+    assert forge.sft(**short, ckpt_output_dir=run) == first
+    with pytest.raises(forge.RunDirectoryError, match=r"its run is finished.*keep_full_state=true keeps it"):
+        forge.sft(**{**short, "max_steps": 2}, ckpt_output_dir=run)
+    assert first.model_dir.is_dir()
+    kept = {**short, "accelerate_full_state_at_epoch": True}
+    forge.sft(**kept, ckpt_output_dir=tmp_path / "kept")
+    assert forge.sft(**{**kept, "max_steps": 2}, ckpt_output_dir=tmp_path / "kept").steps == 2

@@ -27,6 +27,7 @@ def given(model_dir: Path) -> dict[str, Any]:
         "max_tokens_per_gpu": 256,
         "learning_rate": 1e-2,
         "full_state_every_steps": 1,
+        "keep_full_state": True,
         "num_epochs": 1,
     }
 

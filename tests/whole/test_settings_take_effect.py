@@ -112,10 +112,11 @@ CASES: dict[str, tuple[dict[str, Any], Any, Any]] = {
         1,
     ),
     "logging_steps": ({}, 1, 2),
-    "full_state_every_steps": ({}, 0, 1),
-    "full_state_every_minutes": ({}, 30.0, 1e-9),
+    "full_state_every_steps": ({"keep_full_state": True}, 0, 1),
+    "full_state_every_minutes": ({"keep_full_state": True}, 30.0, 1e-9),
     "accelerate_full_state_at_epoch": ({"max_steps": None, "num_epochs": 2, "effective_batch_size": 12}, True, False),
-    "keep_last_n": ({"full_state_every_steps": 1}, 1, 2),
+    "keep_last_n": ({"full_state_every_steps": 1, "keep_full_state": True}, 1, 2),
+    "keep_full_state": ({}, False, True),
     "keep_last_checkpoint_only": ({"save_samples": 4}, False, True),
     "on_nan": ({"learning_rate": 1e38, "max_grad_norm": 0.0, "max_steps": 4}, "stop", "skip"),
 }
@@ -217,6 +218,7 @@ def traces(run: Path) -> str:
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     for line in lines:
         line.pop("tokens_per_second", None)
+        line.pop("time")
         line.pop("memory", None)
     files = sorted(path.relative_to(run).as_posix() for path in run.rglob("*") if path.is_file())
     weights = {

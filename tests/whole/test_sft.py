@@ -26,7 +26,7 @@ def learned(run: Path) -> list[tuple[float, float, float]]:
 
 
 def test_a_run_leaves_what_the_design_names(model_dir: Path, chats: Path, tmp_path: Path) -> None:
-    """It holds config.yaml, metrics.jsonl, log.txt, data/, plan/, one export, the last state and the result only."""
+    """It holds config.yaml, metrics.jsonl, log.txt, data/, plan/, one export and the result only."""
     result = forge.sft(
         model_path=model_dir, data_path=chats, ckpt_output_dir=tmp_path / "run", validation_split=0.2, eval_every_steps=2, **FEW
     )
@@ -34,7 +34,7 @@ def test_a_run_leaves_what_the_design_names(model_dir: Path, chats: Path, tmp_pa
     assert sorted(entry.name for entry in run.iterdir()) == [
         "config.yaml",
         "data",
-        "full_state",
+        "events.jsonl",
         "hf_format",
         "log.txt",
         "metrics.jsonl",

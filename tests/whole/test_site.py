@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 import pytest
 import yaml
 
-from forge.cli._app import make_app
+from forge.cli._app import _COMMANDS, make_app
 from forge.settings._settings import flat_fields
 from forge.verbs._registry import VERBS, task_of
 from forge_data.cli._parser import _parser
@@ -178,7 +178,7 @@ def wrong(cell: str) -> list[str]:
     for code in re.findall(r"`([^`]+)`", cell):
         name, equals, value = code.partition("=")
         if name.startswith("forge "):
-            ok = name.split()[1] in {*VERBS, "data", "export", "generate", "plan"}
+            ok = name.split()[1] in {*VERBS, *_COMMANDS}
         else:
             taken = name in settings() and (not equals or any(takes(kind, value) for kind in settings()[name]))
             # Packages from outside may add strategies, so that the type of this setting is any string.

@@ -156,7 +156,7 @@ def test_a_run_trains_on_it(model_dir: Path, chats: Path, tmp_path: Path) -> Non
 def test_a_run_takes_its_choices_and_goes_on_with_it(model_dir: Path, chats: Path, tmp_path: Path) -> None:
     """Its default tokens are the micro-batch's, and another run goes on from a full state, with the same losses."""
     given = {"model_path": model_dir, "data_path": chats, "max_steps": 4, **FEW}
-    forge.sft(**given, ckpt_output_dir=tmp_path / "first", device="toy")
+    forge.sft(**given, ckpt_output_dir=tmp_path / "first", device="toy", keep_full_state=True)
     assert "max_tokens_per_gpu: 512" in (tmp_path / "first" / "config.yaml").read_text()
     state = str(tmp_path / "first" / "full_state" / "step_3")
     forge.sft(**given, ckpt_output_dir=tmp_path / "resumed", device="toy", resume=state)

@@ -150,6 +150,6 @@ def test_two_ranks_and_a_resumed_run(given: dict[str, Any], tmp_path: Path) -> N
     run_on_ranks(run_verb, 2, "sft", {**given, "strategy": "fsdp2", "ckpt_output_dir": two}, joined=False)
     assert figures(Path(two)) == pytest.approx(figures(Path(one)), rel=1e-5)
     assert figures(Path(two), "samples") == figures(Path(one), "samples")
-    forge.sft(**{**given, "max_steps": 1}, full_state_every_steps=1, ckpt_output_dir=parts)
+    forge.sft(**{**given, "max_steps": 1}, full_state_every_steps=1, keep_full_state=True, ckpt_output_dir=parts)
     forge.sft(**given, full_state_every_steps=1, ckpt_output_dir=parts)
     assert figures(Path(parts)) == figures(Path(one))

@@ -163,7 +163,8 @@ def _config(run: Path) -> dict[str, Any]:
 
 def _untimed(run: Path) -> list[dict[str, Any]]:
     return [
-        {name: value for name, value in line.items() if name not in ("tokens_per_second", "memory")} for line in metrics(run)
+        {name: value for name, value in line.items() if name not in ("time", "tokens_per_second", "memory")}
+        for line in metrics(run)
     ]
 
 

@@ -19,7 +19,8 @@ from .verbs import settings_of, teacher
 
 pytestmark = pytest.mark.slow
 
-LONGER = {"lr_scheduler": "constant", "full_state_every_steps": 1, "eval_every_steps": 1, "keep_best": True}
+STATES = {"lr_scheduler": "constant", "full_state_every_steps": 1, "keep_full_state": True}
+LONGER = {**STATES, "eval_every_steps": 1, "keep_best": True}
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +65,7 @@ def test_a_best_of_later_steps_goes_with_them(model_dir: Path, folder: Path, tmp
 
 def test_a_run_that_is_made_shorter_is_measured_at_its_end(model_dir: Path, folder: Path, tmp_path: Path) -> None:
     """A state that becomes the last of a shorter run is evaluated before it is exported."""
-    given = settings_of("dpo", model_dir, folder) | {"lr_scheduler": "constant", "full_state_every_steps": 1, "keep_last_n": 9}
+    given = settings_of("dpo", model_dir, folder) | STATES | {"keep_last_n": 9}
     forge.dpo(**{**given, "max_steps": 3}, ckpt_output_dir=tmp_path / "run")
     (tmp_path / "run" / "result.json").unlink()
     early = str(tmp_path / "run" / "full_state" / "step_2")
@@ -99,7 +100,7 @@ def test_nothing_better_than_before_training(model_dir: Path, folder: Path, tmp_
 @pytest.mark.parametrize("damage", ["reversed", "short", "nan"])
 def test_changed_references_are_not_trained_on(damage: str, model_dir: Path, folder: Path, tmp_path: Path) -> None:
     """Altered reference log-probabilities are computed anew, whatever their metadata."""
-    given = settings_of("dpo", model_dir, folder) | {"lr_scheduler": "constant", "full_state_every_steps": 1}
+    given = settings_of("dpo", model_dir, folder) | STATES
     runs = []
     for name in ("whole", "damaged"):
         run = tmp_path / name

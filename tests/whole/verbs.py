@@ -106,7 +106,8 @@ def run_verb(verb: str, settings: dict[str, Any], path: str | None = None) -> di
     # Another test's module of this name may be loaded, and this one's must not stay.
     sys.modules.pop("forge_test_rewards", None)
     try:
-        result = getattr(forge, verb)(**settings)
+        # A finished run keeps its last states, by which runs are compared.
+        result = getattr(forge, verb)(**{"keep_full_state": True, **settings})
     finally:
         sys.modules.pop("forge_test_rewards", None)
         if path is not None:

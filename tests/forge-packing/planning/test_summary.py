@@ -8,17 +8,23 @@ from forge_packing.planning import _summary
 
 
 def test_one_rank():
-    """Samples, steps, epochs, tokens, micro-batches and makespan against their bounds, fill."""
+    """Items by their name, steps, epochs, tokens, micro-batches beside their bound, fill."""
     made = plan([6, 6, 6, 2], batch_size=3, max_tokens=10, shuffle=False, loss_counts=[5, 5, 0, 0], epochs=2)
     assert made.summary().splitlines() == [
         "samples        8 (4 in the data), in the order of the data",
         "steps          4 of at most 3 samples, 2 epochs",
         "tokens         40, a step 2 to 18",
         "loss tokens    20, a step 0 to 10; steps with none: 2",
-        "micro-batches  8 on 1 rank, lower bound 8; at most 3 a step",
-        "fill           50.0% of 10 tokens",
-        "makespan       1.000 of its lower bound; slowest rank of a pass over the mean 1.000",
+        "micro-batches  8 on 1 rank, at most 3 a step; no division has fewer than 8",
+        "fill           50.0% of the 10 tokens that a micro-batch may have",
     ]
+
+
+def test_what_is_planned_has_its_name():
+    """A plan of blocks says blocks."""
+    lines = plan([6, 6], batch_size=2, max_tokens=10).summary("blocks").splitlines()
+    assert lines[0] == "blocks         2 (2 in the data), shuffled by seed 0"
+    assert lines[1] == "steps          1 of at most 2 blocks, 1 epoch"
 
 
 def test_several_ranks():
@@ -28,9 +34,9 @@ def test_several_ranks():
         "samples        3 (3 in the data), shuffled by seed 4",
         "steps          1 of at most 3 samples, 1 epoch",
         "tokens         18, a step 18 to 18",
-        "micro-batches  2 on each of 2 ranks, lower bound 2; at most 2 a step",
-        "fill           45.0% of 10 tokens",
-        "makespan       1.000 of its lower bound; slowest rank of a pass over the mean 1.333",
+        "micro-batches  2 on each of 2 ranks, at most 2 a step; no division has fewer than 2",
+        "fill           45.0% of the 10 tokens that a micro-batch may have",
+        "waiting        25.0% of the time, for the slowest rank; no division saves more than 0.0%",
     ]
 
 
@@ -51,9 +57,8 @@ def test_a_long_run_is_measured_in_part(monkeypatch):
         "steps          1,000,000,000 of at most 1 samples, 10,000,000 epochs",
         "measured       56 steps, in 8 stretches from the first to the last:",
         "tokens         56, a step 1 to 1",
-        "micro-batches  56 on 1 rank, lower bound 56; at most 1 a step",
-        "fill           100.0% of 1 tokens",
-        "makespan       1.000 of its lower bound; slowest rank of a pass over the mean 1.000",
+        "micro-batches  56 on 1 rank, at most 1 a step; no division has fewer than 56",
+        "fill           100.0% of the 1 tokens that a micro-batch may have",
     ]
     endless = plan([1] * 100, batch_size=1, max_tokens=1, epochs=None).summary().splitlines()
     assert endless[:3] == [

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from forge import RunDirectoryError, RunWriteError, SettingsError
 from forge.run._run_directory import RunDirectory
+
+
+def lines(file: Path) -> list[dict[str, Any]]:
+    """The lines of a JSONL file, which holds nothing but valid JSON."""
+    return [json.loads(line, parse_constant=pytest.fail) for line in file.read_text().splitlines()]
 
 
 def test_nothing_is_left_of_a_run_that_never_began(tmp_path: Path) -> None:
@@ -38,8 +46,9 @@ def test_publish_moves_everything(tmp_path: Path) -> None:
         out.publish("seed: 1\n")
         out.log("after")
         out.metrics({"step": 1})
-        assert json.loads((tmp_path / "run" / "metrics.jsonl").read_text()) == {"step": 1}, "flushed at once"
-    assert sorted(entry.name for entry in (tmp_path / "run").iterdir()) == ["config.yaml", "data", "log.txt", "metrics.jsonl"]
+        assert json.loads((tmp_path / "run" / "metrics.jsonl").read_text())["step"] == 1, "flushed at once"
+    names = ["config.yaml", "data", "events.jsonl", "log.txt", "metrics.jsonl"]
+    assert sorted(entry.name for entry in (tmp_path / "run").iterdir()) == names
     assert [line.split("  ")[1] for line in (tmp_path / "run" / "log.txt").read_text().splitlines()] == ["before", "after"]
 
 
@@ -117,10 +126,10 @@ def test_a_failure_after_publishing_is_kept_and_named(tmp_path: Path) -> None:
 def test_a_full_disk_is_reported_with_the_file(tmp_path: Path) -> None:
     """A full disk fails the run (status 1) with the name of the file; closing the run does not hide it."""
     full = open("/dev/full", "w")  # noqa: SIM115 - closed by the run directory
-    with pytest.raises(RunWriteError, match=r"full.*No space left") as caught, RunDirectory(tmp_path / "run") as out:
+    with pytest.raises(RunWriteError, match=r"metrics\.jsonl.*No space left") as caught, RunDirectory(tmp_path / "run") as out:
         out.publish("")
-        out._metrics.close()
-        out._metrics = full
+        out._files["metrics.jsonl"].close()
+        out._files["metrics.jsonl"] = full
         out.metrics({"step": 1})
     assert full.closed
     assert caught.value.exit_status == 1
@@ -191,11 +200,13 @@ def test_rewinding(tmp_path: Path) -> None:
         (out.root / "plan").mkdir()
         (out.root / "plan" / "plan.npz").touch()
         out.publish("")
-        assert out.rewind(len('{"step": 1}\n'), 4) == ["samples_8"]
+        first, _ = (tmp_path / "metrics.jsonl").read_text().splitlines(keepends=True)
+        assert out.rewind(len(first), 4) == ["samples_8"]
         out.metrics({"step": 2, "again": True})
         with pytest.raises(RunDirectoryError, match=r"metrics\.jsonl"):
             out.check(1000)
-    assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 1}\n{"step": 2, "again": true}\n'
+    one, two = lines(tmp_path / "metrics.jsonl")
+    assert (one["step"], two["step"], two["again"]) == (1, 2, True)
 
 
 def test_figures_that_are_not_finite_stay_json(tmp_path: Path) -> None:
@@ -203,7 +214,63 @@ def test_figures_that_are_not_finite_stay_json(tmp_path: Path) -> None:
     with RunDirectory(tmp_path) as out:
         out.publish("")
         out.metrics({"loss": float("nan"), "lr": 0.1})
-    assert json.loads((tmp_path / "metrics.jsonl").read_text(), parse_constant=pytest.fail) == {"loss": None, "lr": 0.1}
+    (line,) = lines(tmp_path / "metrics.jsonl")
+    assert (line["loss"], line["lr"]) == (None, 0.1)
+
+
+def test_every_line_says_when(tmp_path: Path) -> None:
+    """Lines of metrics.jsonl and events.jsonl have the time as RFC 3339 in UTC."""
+    with RunDirectory(tmp_path) as out:
+        before = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
+        out.publish("")
+        out.metrics({"step": 1})
+        out.log("a state is gone", event="resumed")
+    for name in ("metrics.jsonl", "events.jsonl"):
+        (line,) = lines(tmp_path / name)
+        assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", line["time"])
+        assert before <= datetime.datetime.fromisoformat(line["time"]) <= datetime.datetime.now(datetime.UTC)
+
+
+class Interrupted(SettingsError):
+    """An ending with the status of a saved state."""
+
+    exit_status = 75
+
+
+@pytest.mark.parametrize(
+    ("error", "event"),
+    [(ValueError("no"), "failed"), (KeyboardInterrupt(), "interrupted"), (Interrupted("stopped"), "preempted")],
+)
+def test_events(tmp_path: Path, error: BaseException, event: str) -> None:
+    """An event is a line of the log with its kind, the step and what is known of it; a warning and the ending are events."""
+    with pytest.raises(type(error)), RunDirectory(tmp_path) as out:
+        out.publish("")
+        out.began = True
+        out.log("no event")
+        out.metrics({"step": 3})
+        out.log("WARNING: the disk is nearly full")
+        out.log("exported", event="exported", reloaded=float("nan"))
+        raise error
+    warned, exported, ended = lines(tmp_path / "events.jsonl")
+    assert (warned["event"], warned["step"], warned["text"]) == ("warning", 3, "WARNING: the disk is nearly full")
+    assert (exported["event"], exported["reloaded"]) == ("exported", None)
+    assert (ended["event"], ended["step"]) == (event, 3)
+    assert ended["text"] in (tmp_path / "log.txt").read_text()
+
+
+def test_events_of_all_starts(tmp_path: Path) -> None:
+    """A run that goes on appends to its events; a start that is refused adds none."""
+    published(tmp_path)
+    for _ in range(2):
+        with RunDirectory(tmp_path) as out:
+            (out.root / "plan").mkdir()
+            (out.root / "plan" / "plan.npz").touch()
+            out.log("again", event="resumed")
+            out.publish("")
+    with pytest.raises(SettingsError), RunDirectory(tmp_path) as out:
+        out.log("again", event="resumed")
+        raise SettingsError("no")
+    assert [line["event"] for line in lines(tmp_path / "events.jsonl")] == ["resumed", "resumed"]
 
 
 def test_nothing_that_was_trained_is_lost_for_want_of_a_state(tmp_path: Path) -> None:

@@ -75,6 +75,21 @@ def test_whole_numbers_are_numbers() -> None:
         resolve(SFTSettings, ("argument", {**REQUIRED, "learning_rate": True}))
 
 
+def test_all_faults_are_in_one_message() -> None:
+    """Unknown names of each layer, mistyped values, and what groups refuse; a group with a mistyped value is not asked."""
+    layers = (("recipe r.yaml", {"lr": 1, "beta1": "x"}), ("flag", {**REQUIRED, "blurb": 2, "seed": 1.5, "lora_r": 0}))
+    with pytest.raises(SettingsError) as caught:
+        resolve(SFTSettings, *layers)
+    message = str(caught.value)
+    assert message.startswith(
+        "4 faults in the settings:\n2 unknown settings:\n  'lr' (recipe r.yaml): here it is `learning_rate`\n"
+    )
+    for part in ("'blurb' (flag): there is no", "beta1 must be a number", "seed must be a whole number", "lora_r"):
+        assert part in message
+    with pytest.raises(SettingsError, match="data_path, ckpt_output_dir are required: give them"):
+        resolve(SFTSettings, ("argument", {"model_path": "m"}))
+
+
 def test_numbers_that_yaml_reads_as_text() -> None:
     """YAML 1.1 reads 1e-5 as a string: from a recipe it is the number that was meant, from Python it is refused."""
     layer = {**REQUIRED, "learning_rate": "1e-5"}

@@ -158,6 +158,10 @@ class CheckpointSettings:
     keep_last_n: int = attrs.field(default=2, validator=_positive)
     """Number of full states to keep, the newest ones; with 2 or more the run can resume even if a bad disk damages one."""
 
+    keep_full_state: bool = attrs.field(default=False, validator=_switch)
+    """Keep the last full states of a finished run, without which it cannot be trained for more steps. They are kept too where
+    accelerate_full_state_at_epoch=true is given."""
+
     keep_last_checkpoint_only: bool = attrs.field(default=False, validator=_switch)
     """Keep the newest export only; the previous one is deleted once the new one was loaded back and compared."""
 

@@ -69,7 +69,10 @@ def __getattr__(name: str) -> object:
     elif name in _MODULE_OF:
         value = getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
     else:
-        msg = f"module {__name__!r} has no attribute {name!r}"
+        from forge.settings._elsewhere import COMMANDS
+
+        told = f": here it is forge.{COMMANDS[name]}" if COMMANDS.get(name, " ").isidentifier() else ""
+        msg = f"module {__name__!r} has no attribute {name!r}{told}"
         raise AttributeError(msg)
     globals()[name] = value
     return value

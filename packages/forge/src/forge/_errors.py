@@ -8,6 +8,8 @@
     ├── RunWriteError (OSError)          a file of a run that had begun cannot be written: exit status 1
     └── PreemptedError (RuntimeError)    a signal asked the run to stop, and its state is saved: exit status 75
 
+    RunInterruptedError (KeyboardInterrupt)  Ctrl-C stopped a run of a script: as Python has it, with what became of the run
+
 Each package has its own. In all of them an exception with an `exit_status` is an answer to the user, one message long; any
 other exception is a defect of forge.
 """
@@ -49,3 +51,14 @@ class PreemptedError(ForgeError, RuntimeError):
     """A signal asked the run to stop, and its state is saved; the same command resumes it."""
 
     exit_status: ClassVar[int] = 75
+    received: str | None = None
+    """Name of the signal, where it is known."""
+
+
+class RunInterruptedError(KeyboardInterrupt):
+    """Ctrl-C stopped a run that was called from Python; its message says what became of the run.
+
+    `exit_status` is 75 where the same call resumes the run, 130 where there is nothing to resume.
+    """
+
+    exit_status: int = PreemptedError.exit_status

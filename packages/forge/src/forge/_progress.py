@@ -19,13 +19,13 @@ class Reporter:
     """Progress report on stderr and in the log; a context manager around the steps.
 
     Args:
-        log: appends a line to the run's log file.
+        log: appends a line to the run's log file, and with `event=` to its events.
         every: steps between two plain lines.
         quiet: print nothing, on all ranks but the first.
 
     """
 
-    def __init__(self, log: Callable[[str], None], *, every: int = 1, quiet: bool = False) -> None:
+    def __init__(self, log: Callable[..., None], *, every: int = 1, quiet: bool = False) -> None:
         self._log = log
         self._every = every
         self._quiet = quiet
@@ -35,9 +35,9 @@ class Reporter:
         self._num_steps = self._done = 0
         self._began = 0.0
 
-    def note(self, line: str) -> None:
-        """Print and log a line."""
-        self._log(line)
+    def note(self, line: str, **event: object) -> None:
+        """Print and log a line; `event="resumed"` and what else is given make it an event."""
+        self._log(line, **event)
         self._console.print(line, markup=False)
 
     def progress(self, what: str) -> Callable[[int, int], None]:

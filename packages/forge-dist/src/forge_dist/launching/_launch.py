@@ -38,7 +38,14 @@ _EXIT_BARRIER_SECONDS = 60.0
 _SIGNALS = "TORCHELASTIC_SIGNALS_TO_HANDLE"
 
 
-def launch(topology: Topology, arguments: Sequence[str], *, log_dir: Path, environ: Mapping[str, str] | None = None) -> int:
+def launch(
+    topology: Topology,
+    arguments: Sequence[str],
+    *,
+    log_dir: Path,
+    environ: Mapping[str, str] | None = None,
+    signals: list[int] | None = None,
+) -> int:
     """Start this Python with `arguments` as each rank of this node, and wait for their end.
 
     Each worker's output goes to `log_dir/rank_N.log` (appended), rank 0's also to this process's own. SIGTERM and SIGINT are
@@ -49,6 +56,7 @@ def launch(topology: Topology, arguments: Sequence[str], *, log_dir: Path, envir
         arguments: what follows `python` on the workers' command line, such as `["-m", "package", "verb"]`.
         log_dir: folder for the logs; made if it is not there.
         environ: variables that the workers get beside this process's own.
+        signals: a list to which the signals that this process received are appended.
 
     Returns:
         0, or 75 if the workers ended early because of a signal (`SystemExit(75)` under `worker_report`).
@@ -77,15 +85,15 @@ def launch(topology: Topology, arguments: Sequence[str], *, log_dir: Path, envir
         try:
             rendezvous = make_rendezvous(topology)
             with Logs(log_dir, Path(reports), rendezvous, _worker_environment(topology, environ or {})) as logs:
-                return _run(topology, arguments, rendezvous, logs)
+                return _run(topology, arguments, rendezvous, logs, [] if signals is None else signals)
         except Interrupted:
             return PREEMPTED
         finally:
             gc.collect()
 
 
-def _run(topology: Topology, arguments: Sequence[str], rendezvous: "Rendezvous", logs: "Logs") -> int:
-    result, supervisor = _run_agent(topology, arguments, rendezvous, logs)
+def _run(topology: Topology, arguments: Sequence[str], rendezvous: "Rendezvous", logs: "Logs", signals: list[int]) -> int:
+    result, supervisor = _run_agent(topology, arguments, rendezvous, logs, signals)
     logs.close()
     if not result.is_failed():
         reports = [read_report(path) or {} for path in logs.report_of.values()]
@@ -97,7 +105,7 @@ def _run(topology: Topology, arguments: Sequence[str], rendezvous: "Rendezvous",
 
 
 def _run_agent(
-    topology: Topology, arguments: Sequence[str], rendezvous: "Rendezvous", logs: "Logs"
+    topology: Topology, arguments: Sequence[str], rendezvous: "Rendezvous", logs: "Logs", signals: list[int]
 ) -> tuple["RunResult", "Supervisor"]:
     """Run torch's agent; return its result, and the supervisor that watched the workers."""
     from torch.distributed.elastic.agent.server.api import WorkerSpec
@@ -117,7 +125,7 @@ def _run_agent(
         spec, logs_specs=logs, exit_barrier_timeout=_EXIT_BARRIER_SECONDS, shutdown_timeout=int(AFTER_FAILURE_SECONDS)
     )
     supervisor = Supervisor(
-        rendezvous, lambda: [worker.id for worker in agent.get_worker_group().workers if worker.id is not None]
+        rendezvous, lambda: [worker.id for worker in agent.get_worker_group().workers if worker.id is not None], signals
     )
     with supervisor.watching():
         result = agent.run()

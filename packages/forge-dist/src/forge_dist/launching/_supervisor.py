@@ -24,11 +24,11 @@ class Interrupted(BaseException):
 class Supervisor:
     """Knows the workers' processes, forwards signals to them, and notes when each of them ended."""
 
-    def __init__(self, rendezvous: Rendezvous, pids: Callable[[], list[int]]) -> None:
+    def __init__(self, rendezvous: Rendezvous, pids: Callable[[], list[int]], signals: list[int]) -> None:
         self._rendezvous, self._pids = rendezvous, pids
         self._done = threading.Event()
         self._forwarded: dict[int, int] = {}
-        self.signals: list[int] = []
+        self.signals = signals
         """Signals that came, in order."""
         self.ended: dict[int, float] = {}
         """Process → time at which its end was seen (seconds since 1970)."""

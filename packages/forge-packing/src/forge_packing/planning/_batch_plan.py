@@ -180,12 +180,16 @@ class BatchPlan:
         """
         verify(self._steps, most_steps)
 
-    def summary(self) -> str:
-        """Return lines on samples, steps, tokens, fill, micro-batches, makespan and their bounds.
+    def summary(self, items: str = "samples") -> str:
+        """Return lines on samples, steps, tokens, micro-batches, their fill, and waiting ranks.
 
         Of a long run only some steps are measured, and the summary names them.
+
+        Args:
+            items: what is planned, such as `blocks` or `pairs`.
+
         """
-        return summarise(self._steps, self.loss_counts)
+        return summarise(self._steps, self.loss_counts, items)
 
     def save(self, file: str | os.PathLike[str]) -> None:
         """Write the plan to one .npz file of exactly this name, atomically. Raises PackingError.

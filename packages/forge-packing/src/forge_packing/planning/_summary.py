@@ -11,11 +11,11 @@ So few samples are divided before compiled code is asked for, and the bounds of 
 """
 
 
-def summarise(steps: Steps, loss_counts: Int64Array | None) -> str:
+def summarise(steps: Steps, loss_counts: Int64Array | None, items: str) -> str:
     """Return the lines of a summary, without a final line end.
 
-    Fill is the share of all micro-batches' budgets, empty ones included, that holds a token. The makespan adds up, pass by
-    pass, the slowest rank's cost; its bound is what no division of those samples could beat.
+    Fill is the share of all micro-batches' budgets, empty ones included, that holds a token. Ranks wait, pass by pass, for the
+    slowest of them; what a better division could save is an upper bound.
     """
     order, samples = steps.order, steps.lengths.size
     most = max(1, min(MEASURED_STEPS, MEASURED_SAMPLES // min(order.batch_size, samples)))
@@ -26,15 +26,15 @@ def summarise(steps: Steps, loss_counts: Int64Array | None) -> str:
     shuffled = f"shuffled by seed {order.seed}" if order.shuffle else "in the order of the data"
     if order.num_steps is None:
         lines = [
-            f"samples        {samples:,} in the data, {shuffled}",
-            f"steps          without end, of at most {order.batch_size:,} samples",
+            f"{items:<15}{samples:,} in the data, {shuffled}",
+            f"steps          without end, of at most {order.batch_size:,} {items}",
         ]
     else:
         epochs = (order.num_steps - 1) // order.steps_per_epoch + 1
         run = "1 epoch" if epochs == 1 else f"{epochs:,} epochs"
         lines = [
-            f"samples        {order.position(order.num_steps):,} ({samples:,} in the data), {shuffled}",
-            f"steps          {order.num_steps:,} of at most {order.batch_size:,} samples, {run}",
+            f"{items:<15}{order.position(order.num_steps):,} ({samples:,} in the data), {shuffled}",
+            f"steps          {order.num_steps:,} of at most {order.batch_size:,} {items}, {run}",
         ]
     if order.shares is not None:
         shown = ", ".join(f"{share:.4g}" for share in (order.shares / order.shares.sum())[:8].tolist())
@@ -53,12 +53,16 @@ def _measured(steps: Steps, found: BlockFigures) -> list[str]:
     fill = found.tokens.sum() / (found.micro_batches.sum() * steps.world_size * steps.max_tokens)
     lines = [
         f"tokens         {found.tokens.sum():,}, a step {found.tokens.min():,} to {found.tokens.max():,}",
-        f"micro-batches  {found.micro_batches.sum():,} {ranks}, lower bound {found.fewest.sum():,}; "
-        f"at most {found.micro_batches.max():,} a step",
-        f"fill           {fill:.1%} of {steps.max_tokens:,} tokens",
-        f"makespan       {found.makespan.sum() / found.least.sum():.3f} of its lower bound; "
-        f"slowest rank of a pass over the mean {found.makespan.sum() / found.even.sum():.3f}",
+        f"micro-batches  {found.micro_batches.sum():,} {ranks}, at most {found.micro_batches.max():,} a step; "
+        f"no division has fewer than {found.fewest.sum():,}",
+        f"fill           {fill:.1%} of the {steps.max_tokens:,} tokens that a micro-batch may have",
     ]
+    if steps.world_size > 1:
+        total = found.makespan.sum()
+        lines.append(
+            f"waiting        {1 - found.even.sum() / total:.1%} of the time, for the slowest rank; no division saves more than "
+            f"{1 - found.least.sum() / total:.1%}"
+        )
     if found.loss_tokens is not None:
         none = int((found.loss_tokens == 0).sum())
         line = f"loss tokens    {found.loss_tokens.sum():,}, a step {found.loss_tokens.min():,} to {found.loss_tokens.max():,}"

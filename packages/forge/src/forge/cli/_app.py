@@ -19,9 +19,11 @@ import forge
 from forge.cli._flags import as_flags
 from forge.cli._options import command_of
 from forge.cli._train import verb_command
+from forge.cli._words import check_words
 from forge.verbs._registry import VERBS, task_of
 
 _DEBUG = "FORGE_DEBUG"
+_COMPLETION = "--install-completion"
 
 
 class Terminated(KeyboardInterrupt):
@@ -40,7 +42,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     before = signal.signal(signal.SIGTERM, _terminate)
     flags: dict[str, str] = {}
     try:
-        app = make_app(next((word for word in words if not word.startswith("-")), None))
+        if words[:2] == ["recipes", "run"]:
+            from forge.cli._recipes import as_verb
+
+            words = as_verb(words)
+        asked = words[0] if words[:1] == [_COMPLETION] else next((word for word in words if not word.startswith("-")), None)
+        app = make_app(asked)
+        check_words(app, words)
         command, bound, *_ = app.parse_args(words, exit_on_error=False, print_error=False)
         flags = getattr(command, "flags", flags)
         status = command(*bound.args, **bound.kwargs)
@@ -73,7 +81,10 @@ def _print_error(message: str, status: int, *, debug: bool) -> int:
 
 
 def make_app(asked: str | None = None) -> cyclopts.App:
-    """Make the command line; only the command asked for gets its options, which take time."""
+    """Make the command line; only the command asked for gets its options, which take time.
+
+    Shell completion asks for those of all.
+    """
     app = cyclopts.App(
         name="forge",
         help="Fine-tune language models, with proof that what was trained is what you asked for.",
@@ -82,9 +93,14 @@ def make_app(asked: str | None = None) -> cyclopts.App:
         help_epilogue="Every command takes --debug, which shows the traceback of an error.",
     )
     for name in VERBS:
-        app.command(_verb(name) if name == asked else _placeholder(task_of(name).about if asked is None else ""), name=name)
+        app.command(
+            _verb(name) if asked in (name, _COMPLETION) else _placeholder(task_of(name).about if asked is None else ""),
+            name=name,
+        )
     for name, (about, make, options) in _COMMANDS.items():
-        app.command(make() if name == asked else _placeholder(about), name=name, **options)
+        app.command(make() if asked in (name, _COMPLETION) else _placeholder(about), name=name, **options)
+    if asked in (None, _COMPLETION):
+        app.register_install_completion_command(_COMPLETION, help="Install completion for this shell: bash, zsh or fish.")
     return app
 
 
@@ -130,6 +146,18 @@ def _plan() -> Callable[..., None]:
     return plan_command()
 
 
+def _recipes() -> cyclopts.App:
+    from forge.cli._recipes import recipes_app
+
+    return recipes_app()
+
+
+def _config() -> cyclopts.App:
+    from forge.cli._config import config_app
+
+    return config_app()
+
+
 def _data() -> Callable[..., int]:
     def data(*words: Annotated[str, cyclopts.Parameter(show=False, allow_leading_hyphen=True)]) -> int:
         from forge_data.__main__ import run as run_data
@@ -139,7 +167,7 @@ def _data() -> Callable[..., int]:
     return data
 
 
-_COMMANDS: dict[str, tuple[str, Callable[[], Callable[..., Any]], dict[str, Any]]] = {
+_COMMANDS: dict[str, tuple[str, Callable[[], Callable[..., Any] | cyclopts.App], dict[str, Any]]] = {
     "generate": ("Generate a model's answer to a prompt.", _generate, {}),
     "export": ("Write a model to hand on: merged or not, for transformers or as GGUF, with a model card.", _export, {}),
     # forge-data parses its own words, `--help` too, so that it has the same command line without this package.
@@ -148,6 +176,8 @@ _COMMANDS: dict[str, tuple[str, Callable[[], Callable[..., Any]], dict[str, Any]
         _data,
         {"help_flags": (), "version_flags": ()},
     ),
+    "recipes": ("List, show, copy and run the shipped recipes: a beginning for every verb and adapter.", _recipes, {}),
+    "config": ("Check a recipe, convert one from another trainer, or describe recipes for an editor.", _config, {}),
     "plan": ("Show how the samples of a step share ranks and micro-batches; trains nothing.", _plan, {}),
 }
 """Command that trains nothing → a line for `forge --help`, the function that builds it, options of cyclopts."""

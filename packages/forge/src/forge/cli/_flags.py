@@ -33,12 +33,12 @@ def as_flags(message: str, flags: Mapping[str, str]) -> str:
         return message
     by_length = sorted(flags, key=len, reverse=True)
     names = "|".join(map(re.escape, by_length))
-    # A single word, such as `seed`, may be meant as a word: it names a setting before its value, or at the beginning.
+    # A single word, such as `seed`, may be meant as a word: it names a setting before its value, or at the beginning of a line.
     compound = "|".join(re.escape(name) for name in by_length if "_" in name) or r"(?!)"
     pattern = (
         rf"`(?P<marked>{names})`|{_BEFORE}(?P<assigned>{names})=(?P<value>{_VALUE})"
         rf"|{_BEFORE}(?P<bare>{compound}){_AFTER}"
-        rf"|\A(?P<quote>'?)(?P<first>{names})(?P=quote)(?= must | has no effect|: | is required| is empty)"
+        rf"|^(?P<quote>'?)(?P<first>{names})(?P=quote)(?= must | has no effect|: | is required| is empty)"
     )
 
     def spelled(found: re.Match[str]) -> str:
@@ -46,7 +46,7 @@ def as_flags(message: str, flags: Mapping[str, str]) -> str:
             return _with_value(flags[found["assigned"]], found["value"])
         return flags[found["marked"] or found["bare"] or found["first"]]
 
-    return re.sub(pattern, spelled, message)
+    return re.sub(pattern, spelled, message, flags=re.MULTILINE)
 
 
 def _with_value(flag: str, value: str) -> str:

@@ -18,7 +18,11 @@ from forge.settings._settings import dashed
 
 def whole_number(_kind: object, tokens: Sequence[cyclopts.Token]) -> int:
     """Convert a whole number strictly; cyclopts by itself rounds 1.5 to 2."""
-    return int(tokens[0].value)
+    word = tokens[0].value
+    try:
+        return int(word)
+    except ValueError:
+        raise ValueError(f"a whole number is wanted, not {word!r}") from None
 
 
 def whole_number_or_word(_kind: object, tokens: Sequence[cyclopts.Token]) -> int | str:

@@ -153,9 +153,9 @@ def _figures(batch_plan: forge_packing.BatchPlan, step: int) -> str:
     """Describe the load of a step."""
     found = batch_plan.figures(step)
     return (
-        f"step {step}: {found.samples:,} samples, {found.tokens:,} tokens, micro-batches: {found.micro_batches} a rank "
-        f"(lower bound {found.fewest_micro_batches}), fill {found.fill:.1%}, "
-        f"makespan {found.makespan / found.least_makespan:.3f} of its lower bound"
+        f"step {step}: {found.samples:,} samples, {found.tokens:,} tokens, micro-batches: {found.micro_batches} a rank (no "
+        f"division has fewer than {found.fewest_micro_batches}), fill {found.fill:.1%}, ranks wait "
+        f"{1 - 1 / found.imbalance:.1%} of the time for the slowest"
     )
 
 

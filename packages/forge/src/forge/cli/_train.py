@@ -23,7 +23,7 @@ def verb_command(task: Task) -> Any:
         from forge.run._run import run
         from forge.settings._recipe import read_recipe
 
-        layers = [(f"recipe {recipe}", read_recipe(recipe))] if recipe is not None else []
+        layers = [(f"recipe {recipe}", read_recipe(recipe, task.name))] if recipe is not None else []
         flags = {
             name: of_words[name](value) if name in of_words and isinstance(value, tuple) else value
             for name, value in settings.items()

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from forge._errors import SettingsError
+from forge._redact import is_hub_form, last_part, redact
 from forge._templates import render
-from forge.exporting._redact import is_hub_form, last_part, redact
 from forge.exporting._request import ExportRequest, read_json
 from forge.run._directories import run_values
 from forge.run._resume import DIVISION

@@ -13,7 +13,7 @@ import attrs
 
 import forge_dist
 from forge._errors import RunDirectoryError, SettingsError
-from forge.exporting._redact import is_hub_form
+from forge._redact import is_hub_form
 from forge.run._directories import last_export, run_values
 
 Format = Literal["hf", "gguf"]

@@ -13,11 +13,15 @@ import attrs
 import forge_algos
 import forge_dist
 import forge_packing
-from forge._errors import SettingsError
+from forge._errors import RunDirectoryError, SettingsError
 from forge.run._best import Best
+from forge.run._directories import remove_at_once
 from forge.settings._settings import RunSettings
 from forge.tasks._task import Evaluation
 from forge.tasks.items._items import Items
+
+FOLDER = "full_state"
+"""Folder of the full states in a run directory."""
 
 _LISTED = 8
 
@@ -48,20 +52,40 @@ class Position:
     """Wall-clock time of the steps so far."""
 
 
+def keeps_states(s: RunSettings) -> bool:
+    """Return whether a finished run keeps its full states: only where the user asks for it."""
+    at_epoch = s.checkpoints.accelerate_full_state_at_epoch and s.origins["accelerate_full_state_at_epoch"] != "default"
+    return s.checkpoints.keep_full_state or at_epoch
+
+
+def remove_states(path: Path) -> None:
+    """Remove the full states of a finished run."""
+    if (path / FOLDER).exists():
+        remove_at_once(path / FOLDER)
+
+
+def refuse_finished(path: Path) -> None:
+    """Raise RunDirectoryError for a finished run without the state that more steps would need."""
+    if (path / "result.json").exists() and not any((path / FOLDER).glob("step_*")):
+        raise RunDirectoryError(
+            f"ckpt_output_dir {path}: its run is finished, and these settings ask for another one. Its training state was "
+            "removed at its end, so that it cannot be trained further: keep_full_state=true keeps it. Give another "
+            "ckpt_output_dir; with model_path naming its export, training begins from what it learned."
+        )
+
+
 class FullStates:
     """Full states of a run: `restore` once, `save` when `due`."""
 
     def __init__(
-        self, s: RunSettings, path: Path, ranks: forge_dist.Ranks, must_match: Mapping[str, Any], note: Callable[[str], None]
+        self, s: RunSettings, path: Path, ranks: forge_dist.Ranks, must_match: Mapping[str, Any], note: Callable[..., None]
     ) -> None:
         self._s = s.checkpoints
         self._ranks = ranks
         self._must_match = must_match
         self._note = note
         keep = 1 if s.checkpoints.keep_last_checkpoint_only else s.checkpoints.keep_last_n
-        self.files = forge_dist.Checkpoints(
-            path / "full_state", ranks, keep=keep, background=s.checkpoints.async_save, note=note
-        )
+        self.files = forge_dist.Checkpoints(path / FOLDER, ranks, keep=keep, background=s.checkpoints.async_save, note=note)
         self._saved = -1
         self._saved_at = time.monotonic()
 
@@ -95,7 +119,7 @@ class FullStates:
         for group, rate in zip(optimizer.param_groups, scheduler.get_last_lr(), strict=True):
             group["lr"] = rate
         self._saved = found.step
-        self._note(f"resuming after step {found.step}, from {found.path}")
+        self._note(f"resuming after step {found.step}, from {found.path}", event="resumed", after=found.step)
         return Position(**found.about["position"])
 
     def diverged(

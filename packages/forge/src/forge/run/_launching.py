@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import socket
 import sys
 import time
@@ -28,6 +29,7 @@ from forge.settings._settings import resolve
 from forge.tasks._task import Task
 
 PREEMPTED = PreemptedError.exit_status
+_INTERRUPT = signal.SIGINT.name
 ROWS = "rows"
 """Folder beside the settings in which a launcher leaves the stores of rows that were given in memory."""
 
@@ -56,17 +58,19 @@ def preempted(path: Path, why: str, failed: str | None = None) -> PreemptedError
     latest = path / "full_state" / "latest"
     if not latest.exists():
         error = PreemptedError(f"stopped by {why} before there was a state to resume from. {failed or ''}".rstrip())
-        error.exit_status = 143  # type: ignore[misc]  # as a process that SIGTERM ended
+        # As a process that the signal ended.
+        error.exit_status = 130 if why == _INTERRUPT else 143  # type: ignore[misc]
+        error.received = why
         return error
     state = latest.read_text(encoding="utf-8").strip()
-    if failed:
-        return PreemptedError(
-            f"stopped by {why}: its state could not be saved ({failed}). The same command resumes from the one before, "
-            f"{path / 'full_state' / state}."
-        )
-    return PreemptedError(
+    error = PreemptedError(
         f"stopped by {why}: {path / 'full_state' / state} holds the state to resume from; the same command resumes it."
+        if failed is None
+        else f"stopped by {why}: its state could not be saved ({failed}). The same command resumes from the one before, "
+        f"{path / 'full_state' / state}."
     )
+    error.received = why
+    return error
 
 
 def write_settings(s: Any, file: Path) -> None:
@@ -111,9 +115,10 @@ def _launch(task: Task, s: Any, rows: Rows, where: forge_dist.Topology) -> RunRe
         # What this process can import, its workers can: a script's own folder, for example, for `preprocess`.
         paths = {"PYTHONPATH": os.pathsep.join(os.path.abspath(entry) for entry in sys.path)}
         worker = ["-m", "forge.cli._worker", type(task).__module__, task.name, str(settings)]
-        status = forge_dist.launch(where, worker, log_dir=logs, environ=paths)
+        received: list[int] = []
+        status = forge_dist.launch(where, worker, log_dir=logs, environ=paths, signals=received)
         if status == PREEMPTED:
-            raise preempted(path, "a signal")
+            raise preempted(path, signal.Signals(received[0]).name if received else "a signal")
     except BaseException as error:
         refused = getattr(error, "exit_status", None) == ForgeError.exit_status
         if refused or not (path / "config.yaml").exists():

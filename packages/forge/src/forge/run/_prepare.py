@@ -15,6 +15,7 @@ from forge._errors import SettingsError
 from forge._progress import Reporter
 from forge._result import is_finished
 from forge.run._choices import check_warmup, choose_sizes, try_packing
+from forge.run._full_state import refuse_finished
 from forge.run._resume import compare_model, compare_order, compare_settings, same_request
 from forge.run._rows import Rows, describe_rows
 from forge.run._run_directory import NoDirectory, RunDirectory
@@ -69,6 +70,8 @@ def prepare(
     if out.resuming and again and is_finished(out.path) and same_request(out.path, s):
         report.note(f"finished already: {out.path} holds this very run, with its result")
         return {"finished": True}
+    if out.resuming and again:
+        refuse_finished(out.path)
     if not again and not Path(s.checkpoints.resume).expanduser().is_dir():
         raise SettingsError(
             f"resume={s.checkpoints.resume}: there is no such full state. Give the directory of one (full_state/step_N), or "

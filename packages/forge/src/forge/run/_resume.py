@@ -35,7 +35,7 @@ _FREE = DIVISION | frozenset(
         *("data_path", "eval_data_path", "preprocess", "ckpt_output_dir", "osft_cache"),
         # What is saved, measured, shown and refused.
         *("save_samples", "checkpoint_at_epoch", "full_state_every_steps", "full_state_every_minutes"),
-        *("accelerate_full_state_at_epoch", "keep_last_n", "keep_last_checkpoint_only", "async_save"),
+        *("accelerate_full_state_at_epoch", "keep_last_n", "keep_full_state", "keep_last_checkpoint_only", "async_save"),
         *("eval_every_steps", "keep_best", "metric_for_best", "early_stopping_patience", "logging_steps", "lint", "on_nan"),
     }
 )

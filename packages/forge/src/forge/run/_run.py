@@ -32,7 +32,7 @@ from forge.run._choices import (
     warn_of_rounding,
 )
 from forge.run._directories import remove_at_once
-from forge.run._full_state import FullStates, Position
+from forge.run._full_state import FullStates, Position, keeps_states, remove_states
 from forge.run._launching import on_ranks, preempted
 from forge.run._prepare import open_prepared, prepare
 from forge.run._resume import must_match
@@ -163,8 +163,10 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
         report.note(f"removed hf_format/{name}: the steps that led to it are made again")
     if ranks.first(lambda: out.resuming and remove_outdated_best(out.path, at.best)):
         report.note(f"removed hf_format/{BEST}: a later step's; the best so far was that of step {at.best.step}")
-    if out.resuming and restored is None:
-        report.note("no full state was saved before it ended: it begins at its first step")
+    out.step = at.step
+    if restored is None:
+        again = "no full state was saved before it ended: it begins at its first step, " if out.resuming else ""
+        report.note(f"{again}step 1 of {num_steps:,}", event="started")
     if out.resuming and out.metrics_bytes < at.metrics_bytes:
         report.note(f"WARNING: metrics.jsonl was lost; it begins anew after step {at.step}")
     ranks.barrier()
@@ -196,7 +198,13 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
         what = "mean reward" if task.model_task == "reward" else "loss"
         report.note(
             f"exported {directory}: loaded back, on {len(samples)} short samples its {what} is {check.reloaded:.4f}, "
-            f"{check.in_memory:.4f} in memory"
+            f"{check.in_memory:.4f} in memory",
+            event="exported",
+            export=directory.name,
+            measure=what,
+            on=len(samples),
+            reloaded=check.reloaded,
+            in_memory=check.in_memory,
         )
         if s.checkpoints.keep_last_checkpoint_only and ranks.is_first and directory.name != BEST:
             for other in others:
@@ -277,12 +285,15 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
                     }
                 )
                 report.step(last, last.tokens / last.seconds)
+                if last.skipped:
+                    report.note(f"step {last.step} moved nothing: its loss or gradient was not finite", event="skipped")
                 final, every = last.step == num_steps, s.evaluation.eval_every_steps
                 if (final or (every and last.step % every == 0)) and (found_now := evaluate(last.step)) is not None:
                     at = keep_if_best(at, found_now)
                     if not final and patience and at.best.waited >= patience:
                         final = True
-                        report.note(f"stopping early: {patience} measurements brought nothing better than step {at.best.step}")
+                        why = f"{patience} measurements brought nothing better than step {at.best.step}"
+                        report.note(f"stopping early: {why}", event="stopped_early")
                 epoch_ends = final or (last.step % updates == 0 and plan.epoch(last.step // updates) != plan.epoch(planned))
                 every = s.checkpoints.save_samples
                 if not final and (
@@ -312,7 +323,10 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
         warn_of_rounding(report, (at.eval_before or {}).get("eval_loss"), trained.loss, after.loss, str(export_dtype))
     seconds = at.seconds + time.perf_counter() - began
     skipped = f" ({at.skipped:,} skipped: not finite)" if at.skipped else ""
-    report.note(f"finished: {at.step} steps{skipped}, {at.samples:,} samples, {seconds:.0f} s; the model is in {directory}")
+    report.note(
+        f"finished: {at.step} steps{skipped}, {at.samples:,} {task.items_are}, {seconds:.0f} s; the model is in {directory}",
+        event="finished",
+    )
     result = RunResult(
         output_dir=out.path,
         model_dir=directory,
@@ -328,4 +342,6 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
     )
     if ranks.is_first:
         write_result(result)
+        if not keeps_states(s):
+            remove_states(out.path)
     return result

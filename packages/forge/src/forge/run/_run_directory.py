@@ -8,6 +8,7 @@ directory that holds a run already is resumed: what is prepared again is compare
 from __future__ import annotations
 
 import contextlib
+import datetime
 import fcntl
 import json
 import math
@@ -24,7 +25,9 @@ from forge._errors import RunDirectoryError, RunWriteError
 from forge.run._directories import make_directories, remove_at_once, remove_empty
 
 _STAGING = ".forge-preparing"
-_PREPARED = frozenset({"base_model", "data", "plan", "osft", "run.json", "log.txt", "metrics.jsonl"})
+_GROWING = ("log.txt", "metrics.jsonl", "events.jsonl")
+"""Files that are appended to while the run goes on."""
+_PREPARED = frozenset({"base_model", "data", "plan", "osft", "run.json", *_GROWING})
 _LOGS = "logs"
 """Folder of the ranks' output, which a launcher makes before the run itself."""
 
@@ -47,12 +50,13 @@ class RunDirectory:
         """Whether the directory holds a run that is resumed."""
         self.began = False
         """Whether a step was made: from then on the run is kept, however it ends."""
+        self.step = 0
+        """Steps made, which an event is recorded with."""
         self._resume = resume
         self._made: list[Path] = []
         self._entries: list[Path] = []
         self._lock = -1
-        self._log: TextIO | None = None
-        self._metrics: TextIO | None = None
+        self._files: dict[str, TextIO] = {}
 
     def __enter__(self) -> Self:
         try:
@@ -61,9 +65,9 @@ class RunDirectory:
             shutil.rmtree(self.staging, ignore_errors=True)
             self.staging.mkdir()
             self._entries = [self.staging]
-            # metrics.jsonl is opened here too, so that a directory that cannot be written is refused before any work.
-            self._log = (self.staging / "log.txt").open("a", encoding="utf-8")
-            self._metrics = (self.staging / "metrics.jsonl").open("a", encoding="utf-8")
+            # All are opened here, so that a directory that cannot be written is refused before any work.
+            for name in _GROWING:
+                self._open(name)
         except RunDirectoryError:
             self._undo()
             raise
@@ -80,11 +84,10 @@ class RunDirectory:
         # On a full disk the last line may not be written, which must not hide why the run ended.
         with contextlib.suppress(OSError, RunWriteError):
             if error is not None and not refused:
-                self.log(_ending(error))
-        for handle in (self._log, self._metrics):
-            if handle is not None:
-                with contextlib.suppress(OSError):
-                    handle.close()
+                self.log(*_ending(error))
+        for handle in self._files.values():
+            with contextlib.suppress(OSError):
+                handle.close()
         if refused:
             self._undo()
         self._release()
@@ -126,14 +129,11 @@ class RunDirectory:
         self.published = True
 
     def _publish_resumed(self) -> None:
-        assert self._log is not None
-        assert self._metrics is not None
-        self._log.close()
-        self._metrics.close()
-        logged = (self.staging / "log.txt").read_text(encoding="utf-8")
-        self._log = (self.path / "log.txt").open("a", encoding="utf-8")
-        self._append(self._log, logged)
-        self._metrics = (self.path / "metrics.jsonl").open("a", encoding="utf-8")
+        for name in _GROWING:
+            self._files[name].close()
+            written = (self.staging / name).read_text(encoding="utf-8")
+            self._open(name, self.path)
+            self._append(name, written)
         # A finished run may be resumed for more steps.
         (self.path / "result.json").unlink(missing_ok=True)
         for name in ("plan/plan.npz", "config.yaml"):
@@ -177,10 +177,9 @@ class RunDirectory:
         file = self.path / "metrics.jsonl"
         found = file.read_bytes()
         if len(found) > metrics_bytes:
-            if self._metrics is not None:
-                self._metrics.close()
+            self._files[file.name].close()
             forge_dist.write_text_atomically(file, found[:metrics_bytes].decode("utf-8"))
-            self._metrics = file.open("a", encoding="utf-8")
+            self._open(file.name)
         removed = []
         for export in sorted(self.path.glob("hf_format/samples_*")):
             count = export.name.removeprefix("samples_")
@@ -194,29 +193,42 @@ class RunDirectory:
         """Length of metrics.jsonl now."""
         return (self.root / "metrics.jsonl").stat().st_size
 
-    def log(self, line: str) -> None:
-        """Append a line to `log.txt`, with the time. Raises RunWriteError."""
-        stamp = time.strftime("%Y-%m-%d %H:%M:%S")
-        self._append(self._log, "".join(f"{stamp}  {part}\n" for part in line.splitlines() or [""]))
+    def log(self, line: str, event: str = "", **about: object) -> None:
+        """Append a line to `log.txt`, with the time; an event also to `events.jsonl`.
 
-    def metrics(self, values: Mapping[str, object]) -> None:
-        """Append a JSON line to `metrics.jsonl`, with null for a figure that is not finite.
+        Args:
+            line: what happened; one that begins with WARNING is an event by itself.
+            event: its kind, such as `resumed`.
+            about: what else a program may want to know of it.
 
         Raises:
             RunWriteError: it cannot be written.
 
         """
-        finite = {name: None if isinstance(v, float) and not math.isfinite(v) else v for name, v in values.items()}
-        self._append(self._metrics, json.dumps(finite) + "\n")
+        stamp = time.strftime("%Y-%m-%d %H:%M:%S")
+        self._append("log.txt", "".join(f"{stamp}  {part}\n" for part in line.splitlines() or [""]))
+        event = event or ("warning" if line.startswith("WARNING") else "")
+        if event:
+            self._append("events.jsonl", _json_line({"step": self.step, "event": event, "text": line, **about}))
 
-    def _append(self, handle: TextIO | None, text: str) -> None:
-        if handle is None:
-            return
+    def metrics(self, values: Mapping[str, object]) -> None:
+        """Append a JSON line to `metrics.jsonl`: the time, and null for a figure that is not finite.
+
+        Raises:
+            RunWriteError: it cannot be written.
+
+        """
+        self.step = int(str(values.get("step", self.step)))
+        self._append("metrics.jsonl", _json_line(values))
+
+    def _open(self, name: str, folder: Path | None = None) -> None:
+        self._files[name] = ((folder or self.root) / name).open("a", encoding="utf-8")
+
+    def _append(self, name: str, text: str) -> None:
         try:
-            handle.write(text)
-            handle.flush()
+            self._files[name].write(text)
+            self._files[name].flush()
         except OSError as error:
-            name = Path(handle.name).name
             raise RunWriteError(
                 f"{self.root / name}: cannot be written: {error.strerror or error}. What was saved before is whole: make room, "
                 "and the same command resumes from there."
@@ -275,7 +287,7 @@ class NoDirectory:
     """Stand-in for the run directory on all ranks but the first, which alone writes files."""
 
     resuming = published = began = False
-    metrics_bytes = 0
+    metrics_bytes = step = 0
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(os.path.abspath(os.path.expanduser(_checked_name(path))))
@@ -296,19 +308,27 @@ class NoDirectory:
         """Do nothing on this rank."""
         return []
 
-    def log(self, line: str) -> None:
+    def log(self, line: str, event: str = "", **about: object) -> None:
         """Do nothing on this rank."""
 
     def metrics(self, values: Mapping[str, object]) -> None:
         """Do nothing on this rank."""
 
 
-def _ending(error: BaseException) -> str:
-    """Return the last line of a log: how the run ended."""
-    if getattr(error, "exit_status", None) == 75:
-        return str(error)
-    how = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
-    return f"{how}: {type(error).__name__}: {error}"
+def _ending(error: BaseException) -> tuple[str, str]:
+    """Return the last line of a log, how the run ended, and the kind of that event."""
+    status = getattr(error, "exit_status", None)
+    if status == 75:
+        return str(error), "preempted"
+    how = "interrupted" if isinstance(error, KeyboardInterrupt) or status == 143 else "failed"
+    return f"{how}: {type(error).__name__}: {error}", how
+
+
+def _json_line(values: Mapping[str, object]) -> str:
+    """Write values as a JSON line with the time (RFC 3339, UTC), null where one is not finite."""
+    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    finite = {name: None if isinstance(v, float) and not math.isfinite(v) else v for name, v in values.items()}
+    return json.dumps({"time": now, **finite}) + "\n"
 
 
 def _checked_name(path: str | Path) -> str:

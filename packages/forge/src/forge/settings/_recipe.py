@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -38,12 +40,38 @@ class _Loader(yaml.SafeLoader):
 _Loader.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(r"[-+]?(0|[1-9][0-9_]*)$"), list("-+0123456789"))
 
 
-def read_recipe(path: str | Path) -> dict[str, object]:
+def read_recipe(path: str | Path, verb: str | None = None) -> dict[str, object]:
     """Read a flat mapping of setting names to values from a YAML file.
 
-    Raises `RecipeError` (with file and line) when the file is missing, is not YAML, holds a name twice, or is no mapping.
+    A recipe may also say which verb it is for, `verb: sft`; only that one takes it.
+
+    Args:
+        path: the file.
+        verb: the training verb that reads it; None for any.
+
+    Raises:
+        RecipeError: the file is missing, is not YAML, holds a name twice, is no mapping, or is for another verb.
+
     """
+    found = _read(Path(path).expanduser())
+    meant = found.pop("verb", None)
+    if verb is not None and meant not in (None, verb):
+        raise RecipeError(f"{path}: is a recipe for forge {meant}, by its line `verb: {meant}`, and this is forge {verb}.")
+    return found
+
+
+def verb_of(path: str | Path) -> str | None:
+    """Return the verb that a recipe or the run whose config.yaml it is names; None for none."""
     path = Path(path).expanduser()
+    meant = _read(path).get("verb")
+    if meant is None and path.name == "config.yaml":
+        with suppress(OSError, ValueError, AttributeError):
+            meant = json.loads((path.parent / "run.json").read_text(encoding="utf-8")).get("verb")
+    return None if meant is None else str(meant)
+
+
+def _read(path: Path) -> dict[str, object]:
+    """Read the mapping that a recipe is."""
     hint = f" Is it the data? Then give --data-path {path}." if path.suffix in {".jsonl", ".json", ".parquet"} else ""
     try:
         text = path.read_text(encoding="utf-8")

@@ -23,6 +23,7 @@ import forge_algos
 import forge_dist
 import forge_packing
 from forge._errors import SettingsError
+from forge.settings._elsewhere import unknown
 
 T = TypeVar("T")
 
@@ -155,34 +156,56 @@ def signature_of(settings_class: type) -> inspect.Signature:
 def resolve(settings_class: type[T], *layers: tuple[str, Mapping[str, object]]) -> T:
     """Compose settings from layers, later ones winning.
 
-    A layer is `(origin, values)`, such as `("recipe r.yaml", {...})` or `("flag", {...})`. Raises `SettingsError` on an
-    unknown name (with the nearest valid one), a value of the wrong type or range, or a required setting that is missing.
+    A layer is `(origin, values)`, such as `("recipe r.yaml", {...})` or `("flag", {...})`. Raises one `SettingsError` that
+    names all faults: unknown names (with what they are here), values of the wrong type or range, required settings that are
+    missing.
     """
     fields = {field.name: (group, field) for group, field in flat_fields(settings_class)}
     values: dict[str, dict[str, object]] = {group: {} for group in groups(settings_class)}
     origins = dict.fromkeys(fields, "default")
+    unknown_names: dict[str, str] = {}
+    broken: set[str] = set()
+    faults: list[str] = []
     for origin, layer in layers:
         for name, value in layer.items():
             if name not in fields:
-                raise SettingsError(f"unknown setting {name!r} ({origin}).{_nearest(name, fields)}")
+                unknown_names[name] = origin
+                continue
             group, field = fields[name]
-            values[group][name] = _converted(field, value, origin)
             origins[name] = origin
-    for name, (group, field) in fields.items():
-        if field.default is attrs.NOTHING and values[group].get(name) is None:
-            raise SettingsError(f"{name} is required: give it here or in a recipe.")
+            try:
+                values[group][name] = converted(field, value, origin)
+            except SettingsError as error:
+                faults.append(str(error))
+                broken.add(group)
+    if unknown_names:
+        faults.insert(0, unknown(unknown_names, fields))
+    missing = [name for name in required(settings_class) if values[fields[name][0]].get(name) is None]
+    # A required setting under its name elsewhere is missing for that reason only.
+    if missing and not unknown_names:
+        several = f"{', '.join(missing)} are required: give them here or in a recipe."
+        faults.append(several if len(missing) > 1 else f"{missing[0]} is required: give it here or in a recipe.")
     built = {}
     for group, owner in groups(settings_class).items():
+        if group in broken or any(fields[name][0] == group for name in missing):
+            continue
         try:
             built[group] = owner(**values[group])
         except (ValueError, TypeError) as error:
             name = _named_in(str(error.args[0]), values[group])
             where = f" ({origins[name]})" if name else ""
-            raise SettingsError(f"{error.args[0]}{where}") from error
+            faults.append(f"{error.args[0]}{where}")
+    if faults:
+        raise SettingsError(faults[0] if len(faults) == 1 else "\n".join([f"{len(faults)} faults in the settings:", *faults]))
     compose = cast("Callable[..., T]", settings_class)
     settings = compose(**built, origins=origins)
     cast("RunSettings", settings).check()
     return settings
+
+
+def required(settings_class: type) -> list[str]:
+    """Return the names of the settings that have no default."""
+    return [field.name for _, field in flat_fields(settings_class) if field.default is attrs.NOTHING]
 
 
 def dashed(name: str) -> str:
@@ -190,18 +213,12 @@ def dashed(name: str) -> str:
     return name.replace("_", "-")
 
 
-def _nearest(name: str, known: Mapping[str, object]) -> str:
-    """Return a hint at the nearest known setting, or the list of all."""
-    close = difflib.get_close_matches(name.replace("-", "_"), known, n=1, cutoff=0.5)
-    return f" Did you mean {close[0]!r}?" if close else f" Known settings: {', '.join(known)}."
-
-
 def _named_in(message: str, given: Mapping[str, object]) -> str | None:
     """Return the given setting that a validator's message names."""
     return next((name for name in given if f"'{name}'" in message or message.startswith(name)), None)
 
 
-def _converted(field: attrs.Attribute[Any], value: object, origin: str) -> object:
+def converted(field: attrs.Attribute[Any], value: object, origin: str) -> object:
     """Convert a value to the field's type. Raises SettingsError with the type and the value."""
     kinds = get_args(field.type) if get_origin(field.type) in (Union, types.UnionType) else (field.type,)
     if value is None and (types.NoneType in kinds or field.default is attrs.NOTHING):

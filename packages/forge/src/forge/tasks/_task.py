@@ -111,6 +111,8 @@ class Task(ABC):
     """One sentence for `--help`, the function's docstring and docs/settings.md."""
     model_task: ClassVar[Literal["causal", "reward"]] = "causal"
     """Which head the model is loaded with."""
+    items_are: ClassVar[str] = "samples"
+    """What the batch plan numbers, in the log; metrics.jsonl and exports say samples for every verb."""
     extra_modules: ClassVar[tuple[str, ...]] = ()
     """Modules that are trained on the model and left out of its export."""
 
@@ -176,7 +178,7 @@ class Task(ABC):
 
     def plan_summary(self, plan: forge_packing.BatchPlan) -> str:
         """Describe the batch plan for the log."""
-        return plan.summary()
+        return plan.summary(self.items_are)
 
     def probe_objective(self, s: Any) -> forge_algos.Objective:  # noqa: ARG002 - the settings may decide
         """Return the objective used to check that the loaded model supports this training."""

@@ -48,6 +48,8 @@ class OnlineRunSettings(RunSettings):
 class OnlineTask(Task):
     """Base of the online verbs; each names its objective."""
 
+    items_are = "prompts"
+
     def check_settings(self, s: Any) -> None:
         """Import the reward functions; the reward model is checked when it is loaded."""
         for name in s.objective.reward:

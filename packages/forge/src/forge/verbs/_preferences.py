@@ -32,6 +32,7 @@ class PreferenceSettings(RunSettings):
 class Preferences(Task):
     """Base of the preference verbs; each names its objective."""
 
+    items_are = "pairs"
     kind = "preference"
     """Kind of the rows, as the store has it."""
     needs = "rows with chosen and rejected answers"
@@ -228,6 +229,7 @@ class KTO(ReferencedPreferences):
 
     name = "kto"
     settings = KTOSettings
+    items_are = "answers"
     about = "Kahneman-Tversky optimization: learn from single answers that are marked as wanted or not, near a reference model."
     kind = "unpaired_preference"
     needs = "rows of prompt, completion and label (true where the completion is wanted)"

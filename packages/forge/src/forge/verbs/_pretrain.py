@@ -38,6 +38,7 @@ class Pretrain(Task):
 
     name = "pretrain"
     settings = PretrainSettings
+    items_are = "blocks"
     about = "Pretraining: train a model on whole documents, text or tokens, every token of them once an epoch."
 
     def prepare(self, s: Any, path: Any, tokenizer: Any, directory: Path, report: Reporter, **more: Any) -> Any:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import signal
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import forge
+from forge._errors import PreemptedError, RunInterruptedError
 from forge.settings._settings import resolve, signature_of
 
 if TYPE_CHECKING:
@@ -46,9 +48,21 @@ def verb(task: Task) -> Verb:
         from forge.run._run import run
         from forge.settings._recipe import read_recipe
 
-        layers = [(f"recipe {recipe}", read_recipe(recipe))] if recipe is not None else []
+        layers = [(f"recipe {recipe}", read_recipe(recipe, task.name))] if recipe is not None else []
         settings, rows = take_rows(settings)
-        return run(task, resolve(task.settings, *layers, ("argument", settings)), rows)
+        s = resolve(task.settings, *layers, ("argument", settings))
+        try:
+            return run(task, s, rows)
+        except PreemptedError as stopped:
+            if stopped.received != signal.SIGINT.name:
+                raise
+            interrupted = RunInterruptedError(str(stopped))
+            interrupted.exit_status = stopped.exit_status
+        except KeyboardInterrupt as early:
+            interrupted = RunInterruptedError(str(early) or "interrupted before there was a state to resume from.")
+            interrupted.exit_status = 130
+        # Raised here, where the frames of the run are not part of its traceback.
+        raise interrupted
 
     function: Any = call
     function.task = task
@@ -72,6 +86,7 @@ Returns:
 Raises:
     SettingsError, RecipeError, RunDirectoryError: the request is wrong; nothing was written.
     PreemptedError: a signal asked the run to stop, and its state is saved.
+    KeyboardInterrupt: Ctrl-C did; its message says what became of the run.
     forge_data.ForgeDataError, forge_packing.PackingError, forge_dist.ForgeDistError, forge_algos.ForgeAlgosError,
     forge_accel.ForgeAccelError: a package refuses what it was given; the message says what, where and what to do.
 """

@@ -1,0 +1,125 @@
+"""`forge config`: files of settings checked, converted, or described to an editor."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import cyclopts
+import yaml
+
+import forge_dist
+from forge._errors import RecipeError, RunDirectoryError, SettingsError
+from forge.cli._options import command_of, field_texts
+from forge.settings._convert import convert as convert_values, library_of, read_foreign
+from forge.settings._recipe import read_recipe, verb_of
+from forge.settings._schema import recipe_schema
+from forge.settings._settings import flat_fields, required, resolve
+from forge.verbs._registry import VERBS, task_of
+
+
+def convert(file: str | Path, *, output: str | Path | None = None, verb: str | None = None) -> str:
+    """Write a recipe from a file of Axolotl, LLaMA-Factory or TRL, and list what is lost.
+
+    The library is recognised from the keys. Without --output the recipe is printed; what was not carried over stands in it as
+    comments either way.
+
+    Args:
+        file: The other library's YAML file.
+        output: The recipe to write, which must not exist.
+        verb: Training verb of the recipe; by default the one that the configuration asks for.
+
+    """
+    file = Path(file).expanduser()
+    try:
+        values = read_foreign(file.read_text(encoding="utf-8"), str(file))
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecipeError(f"{file}: cannot be read: {getattr(error, 'strerror', None) or error}.") from error
+    library = library_of(values, str(file))
+    found = convert_values(values, library, _fields, _checked(verb))
+    task = task_of(found.verb)
+    open_names = [name for name in required(task.settings) if name not in found.settings]
+    try:
+        resolve(task.settings, ("recipe", {**dict.fromkeys(open_names, "?"), **found.settings}))
+    except SettingsError as error:
+        found.lost.append(f"to be mended: {error}")
+    text = _as_text(found.verb, found.settings, open_names, found.lost, f"{found.library}'s {file.name}")
+    if output is None:
+        return text.rstrip("\n")
+    target = Path(output).expanduser()
+    if target.exists():
+        raise RunDirectoryError(f"output={target}: exists already, and nothing is written over it. Give another file.")
+    try:
+        forge_dist.write_text_atomically(target, text)
+    except OSError as error:
+        raise RunDirectoryError(f"output={target}: cannot be written: {error.strerror or error}.") from error
+    lines = [f"{target}: a recipe for forge {found.verb}, {len(found.settings)} settings from {found.library}'s {file.name}"]
+    lines += [f"to be given: {', '.join(open_names)}"] if open_names else []
+    lines += [f"not carried over: {len(found.lost)}", *(f"  {line}" for line in found.lost)] if found.lost else []
+    return "\n".join([*lines, f"check it: forge config validate {target}"])
+
+
+def validate(file: str | Path, verb: str | None = None) -> str:
+    """Check a recipe without running it, and report all faults at once.
+
+    Names, types, ranges, and settings that have no effect beside the others.
+
+    Args:
+        file: The recipe, or the config.yaml of a run.
+        verb: Training verb that will read it; by default the one in its line `verb:`, or that of its run.
+
+    """
+    verb = _checked(verb) or _checked(verb_of(file))
+    if verb is None:
+        raise SettingsError(f"{file} does not say which verb it is for: add a line `verb: sft`, or give the verb.")
+    task, values = task_of(verb), read_recipe(file, verb)
+    open_names = [name for name in required(task.settings) if values.get(name) is None]
+    # What a recipe leaves to the command line is no fault of it.
+    resolve(task.settings, (f"recipe {file}", {**values, **dict.fromkeys(open_names, "?")}))
+    given = f"; to be given: {', '.join(open_names)}" if open_names else ""
+    return f"{file}: a recipe for forge {verb}, {sum(value is not None for value in values.values())} settings{given}"
+
+
+def schema(verb: str) -> str:
+    """Print a JSON schema of a verb's recipes, with which an editor completes and checks them.
+
+    In an editor with the YAML language server, the first line of a recipe says where the schema lies:
+    `# yaml-language-server: $schema=sft.schema.json`.
+
+    Args:
+        verb: The training verb.
+
+    """
+    task = task_of(_checked(verb) or "sft")
+    return json.dumps(recipe_schema(task.name, task.settings, field_texts), indent=2)
+
+
+def config_app() -> cyclopts.App:
+    """Build `forge config`."""
+    app = cyclopts.App(name="config", help="Check, convert and describe files of settings.", help_format="plaintext")
+    app.command(command_of(convert, "forge config convert axolotl.yaml --output recipe.yaml"), name="convert")
+    app.command(command_of(validate, "forge config validate recipe.yaml", positional=2), name="validate")
+    app.command(command_of(schema, "forge config schema sft > sft.schema.json"), name="schema")
+    return app
+
+
+def _fields(verb: str) -> dict[str, Any]:
+    """Return the fields of a verb's settings by name."""
+    return {field.name: field for _, field in flat_fields(task_of(verb).settings)}
+
+
+def _checked(verb: str | None) -> str | None:
+    """Return the verb. Raises SettingsError where there is none of this name."""
+    if verb is not None and verb not in VERBS:
+        raise SettingsError(f"there is no verb {verb!r}. Verbs: {', '.join(VERBS)}.")
+    return verb
+
+
+def _as_text(verb: str, settings: dict[str, Any], open_names: list[str], lost: list[str], origin: str) -> str:
+    """Write a recipe with comments on what is missing."""
+    plain = {name: list(value) if isinstance(value, tuple) else value for name, value in settings.items()}
+    lines = [f"# From {origin}, by `forge config convert`."]
+    lines += ["# Not carried over:", *(f"#   {line}".replace("\n", " ") for line in lost)] if lost else []
+    lines += [f"verb: {verb}", *(f"# {name}: to be given, here or as a flag" for name in open_names)]
+    return "\n".join([*lines, yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=2**30) if plain else ""])

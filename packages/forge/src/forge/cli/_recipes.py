@@ -1,0 +1,110 @@
+"""`forge recipes`: shipped recipes listed, shown, copied and run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import cyclopts
+import yaml
+
+import forge_dist
+from forge._errors import RunDirectoryError, SettingsError
+from forge.cli._options import command_of
+from forge.settings._recipe import verb_of
+from forge.settings._settings import dashed
+from forge.settings._shipped import about, shipped, shipped_recipe
+
+
+def ls() -> str:
+    """List the shipped recipes."""
+    known = shipped()
+    width = max(map(len, known))
+    return "\n".join(f"{name:<{width}}  {about(file)}" for name, file in known.items())
+
+
+def show(name: str) -> str:
+    """Print a recipe: what it is for, what it needs, and its settings.
+
+    Args:
+        name: The recipe.
+
+    """
+    return shipped_recipe(name).read_text(encoding="utf-8").rstrip("\n")
+
+
+def cp(name: str, file: str | Path | None = None) -> str:
+    """Copy a recipe into a file of your own, to change it.
+
+    Args:
+        name: The recipe.
+        file: The file to write, which must not exist; by default NAME.yaml in this directory.
+
+    """
+    text = shipped_recipe(name).read_text(encoding="utf-8")
+    target = Path(file or f"{name}.yaml").expanduser()
+    if target.exists():
+        raise RunDirectoryError(f"{target}: exists already, and nothing is written over it. Give another file.")
+    try:
+        forge_dist.write_text_atomically(target, text)
+    except OSError as error:
+        raise RunDirectoryError(f"{target}: cannot be written: {error.strerror or error}.") from error
+    return str(target)
+
+
+def run(name: str, settings: Sequence[str] = ()) -> str:
+    """Run a recipe with your model and data; what you give wins over the recipe.
+
+    Args:
+        name: The recipe.
+        settings: Settings as name=value, then flags of the verb (--name value) if you like.
+
+    """
+    raise AssertionError(f"{name} {settings}: `as_verb` rewrites these words before they are parsed")
+
+
+def as_verb(words: Sequence[str]) -> list[str]:
+    """Rewrite `recipes run NAME key=value ...` as the words of its verb.
+
+    Other words stay as they are, and so do all from the first flag on.
+
+    >>> verb, file, *words = as_verb(["recipes", "run", "sft-lora", "model_path=m", "keep_best=true"])
+    >>> verb, words
+    ('sft', ['--model-path', 'm', '--keep-best'])
+
+    """
+    if list(words[:2]) != ["recipes", "run"] or len(words) < 3 or words[2].startswith("-"):
+        return list(words)
+    file = shipped_recipe(words[2])
+    found = [verb_of(file) or "sft", str(file)]
+    rest = iter(words[3:])
+    for word in rest:
+        if word.startswith("-"):
+            return [*found, word, *rest]  # from the first flag on they are the verb's own words
+        name, equals, value = word.partition("=")
+        if not equals or not name:
+            raise SettingsError(f"{word!r} is no setting: write name=value, such as model_path=org/model.")
+        found += _flag(f"--{dashed(name)}", value)
+    return found
+
+
+def _flag(flag: str, text: str) -> list[str]:
+    """Return the words of a flag with a value as YAML has it: a switch, a list, or one word."""
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        value = text
+    if isinstance(value, bool) and text in ("true", "false"):
+        return [flag if value else f"--no-{flag.removeprefix('--')}"]
+    return [flag, *map(str, value)] if isinstance(value, list) else [flag, text]
+
+
+def recipes_app() -> cyclopts.App:
+    """Build `forge recipes`."""
+    app = cyclopts.App(name="recipes", help="List, show, copy and run the shipped recipes.", help_format="plaintext")
+    app.command(command_of(ls, "forge recipes ls"), name="ls")
+    app.command(command_of(show, "forge recipes show sft-lora"), name="show")
+    app.command(command_of(cp, "forge recipes cp sft-lora mine.yaml", positional=2), name="cp")
+    example = "forge recipes run sft-lora model_path=org/model data_path=train.jsonl ckpt_output_dir=runs/first"
+    app.command(command_of(run, example, positional=2), name="run")
+    return app

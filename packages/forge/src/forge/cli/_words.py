@@ -1,0 +1,69 @@
+"""Words of the command line → one message about all that are no commands or options.
+
+Cyclopts stops at the first unknown option, offers the nearest one however far it is, and knows no other library's names.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Sequence
+
+import cyclopts
+
+from forge._errors import SettingsError
+from forge.cli._flags import as_flags
+from forge.settings._elsewhere import COMMANDS, unknown
+
+_NEAR = 0.6
+"""Least similarity of a command that is offered for a misspelled one: `stf` has 0.67 of `sft`."""
+
+
+def check_words(app: cyclopts.App, words: Sequence[str]) -> None:
+    """Raise SettingsError for an unknown command, or for all unknown options of a command.
+
+    >>> from forge.cli._app import make_app
+    >>> check_words(make_app("sft"), ["sft", "--lr", "1e-4", "--load-in-4bit"])
+    Traceback (most recent call last):
+    ...
+    forge._errors.SettingsError: 2 unknown options:
+      --lr: here it is --learning-rate
+      --load-in-4bit: here it is --adapter qlora
+
+    """
+    if not words or words[0].startswith("-"):
+        return
+    if words[0] not in set(app):
+        raise SettingsError(_unknown_command(words[0], [name for name in app if not name.startswith("-")]))
+    _, apps, _ = app.parse_commands(list(words))
+    flags: dict[str, str] = getattr(apps[-1].default_command, "flags", {})
+    if not flags:
+        return
+    known = set(_spellings(flags)) | {*apps[-1].help_flags, *apps[-1].version_flags}
+    names = {word: "" for word in _options(words) if word not in known}
+    if names:
+        settings = {flag.removeprefix("--").replace("-", "_") for flag in flags.values() if flag.startswith("--")}
+        told = unknown(names, settings, what="unknown option")
+        raise SettingsError(as_flags(told, {**flags, **{name: f"--{name.replace('_', '-')}" for name in settings}}))
+
+
+def _options(words: Sequence[str]) -> Iterator[str]:
+    """Yield the options among words, with dashes and without their values."""
+    for word in words:
+        if word == "--":
+            return
+        if word.startswith("--"):
+            yield word.partition("=")[0].replace("_", "-")
+
+
+def _spellings(flags: dict[str, str]) -> Iterator[str]:
+    """Yield every spelling of every flag."""
+    for flag in flags.values():
+        yield flag
+        yield f"--no-{flag.removeprefix('--')}"
+
+
+def _unknown_command(word: str, commands: Sequence[str]) -> str:
+    """Say what an unknown command is here, or the nearest one, and name all of them."""
+    near = difflib.get_close_matches(word, commands, n=1, cutoff=_NEAR)
+    told = f" Here it is `forge {COMMANDS[word]}`." if word in COMMANDS else f" Did you mean {near[0]!r}?" if near else ""
+    return f"unknown command {word!r}.{told} Commands: {', '.join(commands)}."

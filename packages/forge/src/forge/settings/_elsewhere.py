@@ -1,0 +1,276 @@
+"""Names of other libraries → what each is here.
+
+The libraries are TRL, Axolotl, LLaMA-Factory, training_hub, mini-trainer and Unsloth. One table for three readers: the
+refusal of an unknown setting (`hint`), `forge config convert`, and the test that holds the pages of docs/migrating to it. A
+name that means the same here and there is in none of its parts.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Mapping
+
+NEAR = 0.75
+"""Least similarity (difflib's ratio) of a name that is offered for another."""
+
+RENAMED = {
+    theirs: here
+    for here, names in {
+        "model_path": "model model_id model_name model_name_or_path base_model pretrained_model_name_or_path",
+        "data_path": "dataset datasets dataset_name train_dataset train_file",
+        "eval_data_path": "eval_dataset test_datasets validation_data_path",
+        "data_format": "format",
+        "ckpt_output_dir": "output_dir",
+        "validation_split": "val_set_size val_size",
+        "num_proc": "dataset_num_proc preprocessing_num_workers data_process_num_cpu_procs",
+        "max_seq_len": "max_length max_seq_length sequence_len cutoff_len",
+        "chat_template": "chat_template_path chat_template_jinja chat_tmpl_path",
+        "num_epochs": "num_train_epochs max_epochs epochs",
+        "effective_batch_size": "batch_size train_batch_size prompt_batch_size",
+        "max_tokens_per_gpu": "max_batch_len",
+        "learning_rate": "lr",
+        "lr_scheduler": "lr_scheduler_type",
+        "min_lr_ratio": "cosine_min_lr_ratio",
+        "warmup_steps": "num_warmup_steps",
+        "optimizer": "optim",
+        "weight_decay": "adamw_weight_decay",
+        "beta1": "adam_beta1",
+        "beta2": "adam_beta2",
+        "eps": "adam_epsilon adamw_eps",
+        "seed": "random_seed random_state data_seed",
+        "label_smoothing": "label_smoothing_factor dpo_label_smoothing",
+        "neftune_alpha": "neftune_noise_alpha",
+        "lora_r": "r lora_rank",
+        "target_modules": "lora_target lora_target_modules target_patterns osft_target_patterns",
+        "modules_to_save": "lora_modules_to_save additional_target",
+        "quant_type": "bnb_4bit_quant_type quantization_type",
+        "double_quant": "bnb_4bit_use_double_quant double_quantization",
+        "unfreeze_rank_ratio": "osft_unfreeze_rank_ratio",
+        "attention": "attn_implementation flash_attn",
+        "activation_checkpointing": "gradient_checkpointing use_gradient_checkpointing",
+        "shard_size": "dp_shard_size",
+        "eval_every_steps": "eval_steps validation_frequency",
+        "metric_for_best": "metric_for_best_model",
+        "keep_best": "load_best_model_at_end save_best_val_loss",
+        "early_stopping_patience": "early_stopping_steps",
+        "save_samples": "min_samples_per_checkpoint",
+        "keep_last_n": "save_total_limit",
+        "resume": "resume_from_checkpoint auto_resume_from_checkpoints",
+        "beta": "rl_beta pref_beta",
+        "gamma": "simpo_gamma",
+        "loss_type": "pref_loss dpo_loss_type",
+        "loss_weights": "dpo_loss_weights",
+        "f_divergence": "f_divergence_type",
+        "desirable_weight": "kto_desirable_weight kto_chosen_weight",
+        "undesirable_weight": "kto_undesirable_weight kto_rejected_weight",
+        "reference_path": "ref_model ref_model_name_or_path",
+        "centering": "center_rewards_coefficient",
+        "reward": "reward_funcs reward_fn",
+        "reward_model_path": "reward_model",
+        "num_generations": "group_size",
+        "max_new_tokens": "max_completion_length max_tokens_per_completion response_length",
+        "kl_weight": "kl_coef",
+        "clip": "epsilon cliprange",
+        "clip_high": "epsilon_high",
+        "mask_truncated": "mask_truncated_completions",
+        "updates_per_pass": "steps_per_generation",
+        "num_iterations": "ppo_epochs num_ppo_epochs",
+    }.items()
+    for theirs in names.split()
+}
+"""Name elsewhere → setting of the same meaning."""
+
+SWITCHES = {
+    "load_in_4bit": "adapter=qlora",
+    "use_dora": "adapter=dora",
+    "peft_use_dora": "adapter=dora",
+    "use_rslora": "adapter=rslora",
+    "peft_use_rslora": "adapter=rslora",
+    "use_peft": "adapter=lora",
+    "use_muon": "optimizer=muon",
+    "use_dft_loss": "loss=dft",
+    "train_on_inputs": "train_on=all",
+    "train_on_prompt": "train_on=all",
+    "unmask_messages": "train_on=all",
+    "mask_history": "train_on=last",
+    "precompute_ref_log_probs": "reference=stored",
+}
+"""Switch elsewhere → setting that is as if it were on."""
+
+_STEP = "effective_batch_size is the samples of a whole step over all GPUs; micro-batches follow from max_tokens_per_gpu"
+_SAVING = "save_samples exports a model, full_state_every_steps saves what resuming needs"
+_SHARDING = "choose strategy (ddp, fsdp2, hsdp, zero1, zero2, zero3); cpu_offload and shard_size belong to it"
+_SCHEDULE = "min_lr_ratio, decay_steps, power and num_cycles are settings of their own"
+_ALWAYS_ON = "always so"
+_KERNELS = "logits are never held whole, so there is no such kernel to switch on"
+_TRACKERS = "metrics.jsonl of the run has every figure"
+_NO_CODE = "refused on purpose: no code of a model is run"
+_OFF = "not available"
+TOLD = {
+    theirs: text
+    for text, names in {
+        _STEP: """gradient_accumulation_steps per_device_train_batch_size micro_batch_size per_gpu_train_batch_size
+            generation_batch_size""",
+        "evaluation does not depend on a batch size; micro-batches follow from max_tokens_per_gpu": """eval_batch_size
+            per_device_eval_batch_size""",
+        "a number of steps: give warmup_steps": "warmup_ratio",
+        "set dtype: float32 or bfloat16, chosen by the device when left out": """bf16 fp16 tf32 fp8 pure_bf16 torch_dtype
+            train_dtype osft_upcast_dtype""",
+        "adapter=qlora has 4 bits; 8 bits are not available": "load_in_8bit quantization_bit",
+        "give beta1 and beta2": "adamw_betas betas",
+        _SCHEDULE: "lr_scheduler_kwargs lr_scheduler_args",
+        "choose adapter: none (every weight), lora, qlora, dora, rslora, osft and more": """finetuning_type peft_config
+            full_finetuning""",
+        "a command of its own, forge osft; or adapter=osft": "osft",
+        "a command of its own, forge pretrain": "is_pretraining pretraining_config pretraining_dataset",
+        "a command of its own: forge dpo, orpo, simpo, kto, grpo, reward": "rl stage",
+        "rename the column: rename_columns={'NAME': 'text'}": "dataset_text_field document_column_name text_column",
+        "rename the columns with rename_columns": """field_messages message_property_mappings message_field_role
+            message_field_content column_mapping""",
+        "tokens are kept in the run's data/ directory": "data_output_dir dataset_prepared_path tokenized_path cache_dir",
+        "tokenised rows are recognised": "use_processed_dataset process_data skip_prepare_dataset",
+        "choose train_on: assistant (the default), last, completion, all": """assistant_only_loss completion_only_loss
+            train_on_responses_only roles_to_train train_on_eos message_field_training""",
+        "max_seq_len with on_overflow: drop (the default), truncate, split, error": """truncation_mode excess_length_strategy
+            truncation""",
+        "choose packing: auto (the default), on, off": """sample_packing eval_sample_packing batch_flattening
+            pad_to_sequence_len padding_free neat_packing packing_strategy pad_to_multiple_of""",
+        "the tokenizer's own template, or a file: chat_template": "template use_legacy_tmpl default_system",
+        "an argument of the template: chat_template_kwargs={'enable_thinking': false}": "enable_thinking",
+        "choose attention: auto (the default), documents, sdpa, eager": """flash_attention sdp_attention xformers_attention
+            disable_flash_attn use_flash_attention_2""",
+        "adapter=lora trains every linear layer but the head, unless target_modules names some": "lora_target_linear",
+        _KERNELS: """use_liger use_liger_kernel use_liger_kernels enable_liger_kernel liger_rope liger_rms_norm
+            liger_glu_activation liger_fused_linear_cross_entropy cut_cross_entropy""",
+        _SHARDING: """fsdp fsdp_config fsdp_version fsdp_options deepspeed deepspeed_options distributed_backend
+            accelerator_config""",
+        "choose activation_checkpointing=false": "disable_gradient_checkpointing",
+        "eval_every_steps; before the first and after the last step is always measured": """eval_strategy evaluation_strategy
+            evals_per_epoch validate_at_epoch min_samples_per_validation""",
+        _SAVING: "save_strategy save_steps saves_per_epoch save_only_model",
+        "max_steps or num_epochs say how long": "training_mode",
+        "exports have the dtype of the base; forge export --dtype writes another": "save_dtype",
+        "a resumed run is continued, nothing is overwritten": "overwrite_output_dir",
+        "choose on_nan: stop (the default) or skip": "loss_watchdog_threshold loss_watchdog_patience",
+        "logging_steps counts lines of the log; metrics.jsonl has every step": "logging_strategy logging_first_step",
+        _TRACKERS: """report_to use_wandb use_tensorboard use_swanlab wandb_project wandb_entity wandb_run_name wandb_name
+            mlflow_tracking_uri mlflow_experiment_name mlflow_run_name tensorboard_log_dir run_name""",
+        "the same command resumes, and SIGTERM saves": """enable_jit_checkpoint on_demand_checkpointing
+            resume_from_full_state_checkpoint""",
+        "a loss beside others: loss_type=['sigmoid', 'sft'] with loss_weights": "pref_ftx",
+        "the token that ends a turn is the template's own, or turn_end": "eos_token pad_token",
+        "give paths in data_path": "dataset_dir",
+        "completions come from the model that trains": """use_vllm vllm_mode vllm_gpu_memory_utilization
+            gpu_memory_utilization n_gpus""",
+        "rollouts/step_N.jsonl has every completion": "log_completions",
+        "forge export RUN --merge, or with --format gguf": "save_pretrained_merged save_pretrained_gguf merge_lora",
+        "shorten the file, or set max_steps": "max_samples max_train_samples",
+        "weights are given beside the paths: data_path={'a.jsonl': 0.7, 'b.jsonl': 0.3}": "mix_strategy interleave_probs",
+        "merge it first: forge export RUN --merge": "adapter_name_or_path lora_model_dir",
+        "files are read in constant memory": "streaming buffer_size",
+        _ALWAYS_ON: """remove_unused_columns dataloader_num_workers dataloader_pin_memory save_final_checkpoint save_safetensors
+            group_by_length do_train do_eval overwrite_cache plot_loss include_num_input_tokens_seen ddp_timeout
+            gradient_checkpointing_kwargs""",
+        _NO_CODE: "trust_remote_code",
+        _OFF: """torch_compile activation_offloading use_unsloth use_kt plugins context_parallel_size tensor_parallel_size
+            parallelism_config sequence_parallel_degree loraplus_lr_ratio relora pissa_init init_lora_weights loftq_config gptq
+            use_galore use_apollo use_badam use_adam_mini sync_ref_model use_weighting
+            disable_dropout ld_alpha discopop_tau f_alpha_divergence_coef checkpoint_storage backend dataset_exact_deduplication
+            min_sample_len tool_format val_loss_improvement_threshold callbacks lora_bias""",
+        "forge export RUN writes a model to hand on": "push_to_hub hub_model_id hub_strategy",
+    }.items()
+    for theirs in names.split()
+}
+"""Name elsewhere → what there is instead, in a sentence that follows "here: "."""
+
+COMMANDS = {
+    theirs: here
+    for here, names in {
+        "sft": "train finetune fine-tune lora_sft lora-sft",
+        "osft": "lora_osft",
+        "reward": "rm reward_model",
+        "grpo": "lora_grpo",
+        "generate": "inference infer predict",
+        "export": "merge merge-lora merge_lora",
+        "data prepare": "preprocess tokenize",
+    }.items()
+    for theirs in names.split()
+}
+"""Command or function elsewhere → command here."""
+
+
+OWN = {
+    name: verbs
+    for verbs, names in {
+        "pretrain": "block_size cross_documents max_tokens",
+        "distill": "teacher_path",
+        "dpo": "loss_weights f_divergence",
+        "orpo": "learn_prompt",
+        "reward": "centering",
+        "ppo": "lam value_weight value_clip whiten",
+        "grpo": "scale_rewards",
+        "sft and osft": "loss neftune_alpha",
+        "dpo and grpo": "loss_type",
+        "dpo and kto": "reference reference_path",
+        "kto": "desirable_weight undesirable_weight",
+        "simpo and ppo": "gamma",
+        "grpo and rloo": "on_equal_rewards",
+        "sft, osft and pretrain": "z_loss",
+        "sft, osft, pretrain, dpo and simpo": "label_smoothing",
+        "distill, dpo, orpo, simpo and kto": "beta",
+        "distill, ppo, grpo and rloo": "temperature",
+        "dpo, orpo, simpo, kto and reward": "on_bad_pair",
+        "ppo, grpo and rloo": """max_prompt_len num_generations reward reward_weights reward_model_path on_reward_error
+            max_new_tokens top_p top_k clip clip_high updates_per_pass mask_truncated missing_eos_penalty kl_weight
+            num_iterations""",
+        "sft, osft, dpo, orpo, simpo, kto and reward": "normalize",
+        "sft, dpo and all others but pretrain": "chat_template chat_template_kwargs on_overflow",
+        "sft, dpo and all others but pretrain, ppo, grpo and rloo": "max_seq_len train_on turns turn_end data_format",
+        "sft, dpo and all others but ppo, grpo and rloo": "num_proc lint",
+    }.items()
+    for name in names.split()
+}
+"""Setting that only some verbs have → those verbs."""
+
+
+def hint(name: str, known: Collection[str]) -> str | None:
+    """Return what another library's or another verb's name is here; None where it is neither.
+
+    Args:
+        name: with underscores.
+        known: settings of the verb that refuses it.
+
+    """
+    name = name.lower()
+    here = RENAMED.get(name)
+    if here is not None:
+        return f"here it is `{here}`" + ("" if here in known else f", a setting of forge {OWN[here]}")
+    if name in SWITCHES:
+        return f"here it is {SWITCHES[name]}"
+    if name in TOLD:
+        return f"here: {TOLD[name]}"
+    return f"a setting of forge {OWN[name]}" if name in OWN else None
+
+
+def unknown(names: Mapping[str, str], known: Collection[str], *, what: str = "unknown setting") -> str:
+    """Write one message about all unknown names: what each is here, or the nearest known one.
+
+    Args:
+        names: unknown name → where it was given, such as `recipe r.yaml`; empty for nowhere in particular.
+        known: names that would be right.
+        what: begins the message.
+
+    """
+    lines = []
+    # Where many have one origin, it is said once.
+    shared = len(names) > 1 and len(set(names.values())) == 1
+    for name, origin in names.items():
+        plain = name.removeprefix("--").replace("-", "_")
+        near = difflib.get_close_matches(plain, known, n=1, cutoff=NEAR)
+        told = hint(plain, known) or (f"did you mean `{near[0]}`?" if near else "there is none of such a name")
+        where = f" ({origin})" if origin and not shared else ""
+        lines.append(f"{name if name.startswith('--') else repr(name)}{where}: {told}")
+    if len(lines) == 1:
+        return f"{what} {lines[0]}{'' if lines[0].endswith('?') else '.'}"
+    where = f" ({next(iter(names.values()))})" if shared and any(names.values()) else ""
+    return "\n  ".join([f"{len(lines)} {what}s{where}:", *lines])

@@ -1,0 +1,48 @@
+"""Words of the command line that mean nothing here."""
+
+from __future__ import annotations
+
+import pytest
+
+from forge.cli import _app as _cli
+
+
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        (["sft", "--lr", "1e-4"], "forge: unknown option --lr: here it is --learning-rate.\n"),
+        (["sft", "--learning_rat=3"], "forge: unknown option --learning-rat: did you mean --learning-rate?\n"),
+        (
+            ["sft", "--seed", "3", "--load_in_4bit", "--osft", "--blurb", "4"],
+            "forge: 3 unknown options:\n  --load-in-4bit: here it is --adapter qlora\n"
+            "  --osft: here: a command of its own, forge osft; or --adapter osft\n  --blurb: there is none of such a name\n",
+        ),
+        (["osft", "inspect", "r", "--laier", "q"], "forge: unknown option --laier: did you mean --layer?\n"),
+        (["sft", "--block-size", "4"], "forge: unknown option --block-size: a setting of forge pretrain.\n"),
+    ],
+)
+def test_unknown_options(words: list[str], wanted: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """All of them in one message: another library's name with what it is here, a near one with the nearest, status 2."""
+    assert _cli.main(words) == 2
+    assert capsys.readouterr().err == wanted
+
+
+@pytest.mark.parametrize(
+    "words", [["sft", "--no-keep-best"], ["sft", "--keep_best"], ["sft", "--max-steps=3"], ["data", "stats", "--store", "x"]]
+)
+def test_known_options_pass(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """A switch that is off, underscores, a value after an equals sign, and the words that another package parses."""
+    assert _cli.main(words) == 2
+    assert "unknown option" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("word", "part"), [("stf", "Did you mean 'sft'?"), ("train", "Here it is `forge sft`."), ("xylophone", "Commands: ")]
+)
+def test_unknown_commands(word: str, part: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The nearest one or another library's, and all there are."""
+    assert _cli.main([word]) == 2
+    said = capsys.readouterr().err
+    assert part in said
+    assert "Commands: sft, osft, " in said
+    assert "generate" in said

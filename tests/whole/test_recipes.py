@@ -1,0 +1,85 @@
+"""Shipped recipes: each says what it is for, is a recipe of its verb, and runs whole."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from forge.cli import _app as _cli
+from forge.settings._recipe import read_recipe, verb_of
+from forge.settings._shipped import about, shipped
+from forge.verbs._registry import VERBS
+
+from ..lanes import ci_keeps
+from .recipes import words_of
+from .starts import metrics
+
+CI = ["sft-lora", "grpo"]
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_a_recipe_says_what_it_is_for(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its head has a title and five parts; it is right, and leaves model, data and directory to its user."""
+    text = shipped()[name].read_text()
+    head = text[: text.index("\nverb: ")]
+    assert re.findall(r"^# (\w+): ", head, re.MULTILINE) == ["For", "Data", "Give", "Needs", "Gave"]
+    assert len(about(shipped()[name])) > 20
+    assert _cli.main(["config", "validate", str(shipped()[name])]) == 0
+    assert "to be given: model_path, data_path" in capsys.readouterr().out
+    assert {key for key in read_recipe(shipped()[name]) if key.endswith(("_path", "_dir"))} == set()
+
+
+def test_there_is_one_for_everything() -> None:
+    """At least 15: every verb, every family of adapters, several ranks."""
+    recipes = {name: read_recipe(file) for name, file in shipped().items()}
+    assert len(recipes) >= 15
+    assert {verb_of(file) for file in shipped().values()} == set(VERBS)
+    assert {recipe.get("adapter") for recipe in recipes.values()} >= {None, "lora", "qlora", "dora", "rslora", "ia3", "prompt"}
+    assert any(recipe.get("nproc_per_node") for recipe in recipes.values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ci_keeps(CI, list(shipped())))
+def test_a_recipe_runs(name: str, model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`forge recipes run NAME key=value ...` trains, measures and exports."""
+    words = words_of(name, model_dir, tmp_path, tmp_path / "run")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "forge_test_rewards", raising=False)
+    assert _cli.main(words) == 0
+    assert [line["step"] for line in metrics(tmp_path / "run") if "loss" in line] == [1, 2]
+    assert (tmp_path / "run" / json.loads((tmp_path / "run" / "result.json").read_text())["model_dir"]).is_dir()
+
+
+@pytest.mark.slow
+@pytest.mark.lane
+def test_two_tasks_in_sequence(model_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The second run of the OSFT recipe begins from the export of the first, which its last line names."""
+    assert _cli.main(words_of("osft", model_dir, tmp_path, tmp_path / "first")) == 0
+    export = capsys.readouterr().out.strip()
+    assert _cli.main(words_of("osft", Path(export), tmp_path, tmp_path / "second")) == 0
+    assert f"model_path: {export}" in (tmp_path / "second" / "config.yaml").read_text()
+
+
+def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """`ls`, `show` and `cp`; what is given beside `run` are settings, refused as those of the verb are."""
+    monkeypatch.chdir(tmp_path)
+    assert _cli.main(["recipes", "ls"]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == list(shipped())
+    assert _cli.main(["recipes", "show", "kto"]) == 0
+    assert capsys.readouterr().out == shipped()["kto"].read_text()
+    assert _cli.main(["recipes", "cp", "kto"]) == 0
+    assert (tmp_path / "kto.yaml").read_text() == shipped()["kto"].read_text()
+    capsys.readouterr()
+    for words, part in (
+        (["cp", "kto"], "exists already"),
+        (["show", "kot"], "Did you mean 'kto'?"),
+        (["run", "kto", "lr=3"], "unknown option --lr: here it is --learning-rate"),
+        (["run", "kto", "blurb"], "'blurb' is no setting: write name=value"),
+        (["run", "kto", "model_path=m", "data_path=d", "ckpt_output_dir=o", "--beta", "-1"], "beta"),
+    ):
+        assert _cli.main(["recipes", *words]) == 2
+        assert part in capsys.readouterr().err
