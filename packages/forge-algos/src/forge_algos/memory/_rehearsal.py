@@ -153,9 +153,7 @@ class Rehearsal:
         self, tracker: Tracker, model: nn.Module, optimizer: torch.optim.Optimizer, others: Iterable[nn.Module]
     ) -> None:
         for each in (model, *others):
-            tracker.hold([*each.parameters(), *each.buffers()], "weights")
-            for parameter in each.parameters():
-                tracker.hold(_constants(parameter), "weights")
+            tracker.hold(tensors_of(each), "weights")
         tracker.hold(_state(optimizer), "optimizer")
 
     def _make_state(self, tracker: Tracker, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -215,9 +213,12 @@ def _state(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
         yield from (value for value in state.values() if isinstance(value, torch.Tensor))
 
 
-def _constants(parameter: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Yield the constants beside a quantized weight."""
-    state: Any = getattr(parameter, "quant_state", None)
-    while state is not None:
-        yield from (value for value in vars(state).values() if isinstance(value, torch.Tensor))
-        state = getattr(state, "state2", None)
+def tensors_of(model: nn.Module) -> Iterator[torch.Tensor]:
+    """Yield the parameters and buffers of a model, and the constants beside quantized weights."""
+    yield from model.buffers()
+    for parameter in model.parameters():
+        yield parameter
+        state: Any = getattr(parameter, "quant_state", None)
+        while state is not None:
+            yield from (value for value in vars(state).values() if isinstance(value, torch.Tensor))
+            state = getattr(state, "state2", None)

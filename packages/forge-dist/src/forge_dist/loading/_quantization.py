@@ -56,8 +56,11 @@ def quantize_outline(model: "PreTrainedModel", config: "QuantizationConfigMixin"
     own: Any = config
     kept = {*(own.llm_int8_skip_modules or get_keys_to_not_convert(model)), *([HEAD] if task == "reward" else [])}
     replace_with_bnb_linear(model, modules_to_not_convert=sorted(kept), quantization_config=own)
+    functional = sys.modules["bitsandbytes"].functional
+    # It keeps its table of numbers for all later calls, and must make it where there are numbers.
+    functional.quantize_blockwise(torch.zeros(256))
     for module in four_bit_layers(model).values():
-        weight, functional = module.weight, sys.modules["bitsandbytes"].functional
+        weight = module.weight
         options = {name: getattr(weight, name) for name in ("blocksize", "compress_statistics", "quant_type", "quant_storage")}
         codes, state = functional.quantize_4bit(weight.data, **options)
         module.weight = type(weight)(

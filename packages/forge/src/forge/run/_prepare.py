@@ -16,6 +16,8 @@ from forge._progress import Reporter
 from forge._result import is_finished
 from forge.run._choices import check_warmup, choose_sizes, try_packing
 from forge.run._full_state import refuse_finished
+from forge.memory._target import Target
+from forge.run._memory import is_small, plan_memory, planned_of
 from forge.run._resume import compare_model, compare_order, compare_settings, same_request
 from forge.run._rows import Rows, describe_rows
 from forge.run._run_directory import NoDirectory, RunDirectory
@@ -43,6 +45,9 @@ def prepare(
     machine: forge_accel.Accelerator,
     shards: int,
     report: Reporter,
+    *,
+    strategy: str = "single",
+    target: Target | None = None,
 ) -> dict[str, Any]:
     """Tokenize, check and plan; on the first rank only.
 
@@ -54,6 +59,8 @@ def prepare(
         machine: the accelerator of this process.
         shards: into how many data-parallel shards a step is divided.
         report: the progress report.
+        strategy: name of the strategy, for the memory plan.
+        target: devices that the memory plan is for; by default this machine, for a new run of a model that is not small.
 
     Returns:
         As JSON: `finished`; where it is false also `root`, the folder of data and plan, `identity`, for full states, `start`,
@@ -110,6 +117,9 @@ def prepare(
             report.note(f"changed since then: {change}")
         compare_stores(task, out.path, out.root, paths, report.note)
         compare_order(out.path, found.plan)
+    if target is not None or (not out.resuming and not is_small(start.path)):
+        planned = planned_of(task, s, machine, (strategy, shards), start, tokenizer, found, identity)
+        plan_memory(planned, out.root, report, target)
     return {
         "finished": False,
         "root": str(out.path if out.resuming else out.root),

@@ -34,7 +34,8 @@ from forge.run._choices import (
 from forge.run._directories import remove_at_once
 from forge.run._full_state import FullStates, Position, keeps_states, remove_states
 from forge.run._launching import on_ranks, preempted
-from forge.run._prepare import open_prepared, prepare
+from forge.run._memory import FILE as MEMORY, FirstSteps, planned_of, undisturbed_steps
+from forge.run._prepare import Prepared, open_prepared, prepare
 from forge.run._resume import must_match
 from forge.run._rows import Rows, with_descriptions
 from forge.run._run_directory import NoDirectory, RunDirectory
@@ -84,7 +85,7 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
     report.note(f"ranks: {ranks.world_size}, {strategy.reason}")
 
     # data and plan: the first rank makes them, before there is a process group whose collectives could time out
-    found = ranks.first(lambda: prepare(task, s, rows, out, machine, strategy.data_parallel_size, report))
+    found = ranks.first(lambda: prepare(task, s, rows, out, machine, strategy.data_parallel_size, report, strategy=strategy.name))
     if found["finished"]:
         return read_result(out.path)
     s = with_descriptions(s, found["rows"])
@@ -234,6 +235,15 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
 
     # train: the one loop; saving, evaluating and reporting are the body of this `for`
     began = time.perf_counter()
+    first_steps = None
+    if ranks.world_size == 1 and restored is None and (out.path / MEMORY).exists():
+        before = Prepared(s, train, held_out, plan)
+        known = planned_of(task, s, machine, (strategy.name, 1), start, tokenizer, before, found["identity"])
+        first_steps = FirstSteps(known, out.path, report, steps=undisturbed_steps(s, num_steps))
+
+    def watched(steps: Any) -> Any:
+        return steps if first_steps is None else first_steps.watched(steps, model, optimizer, source.objective.tokens)
+
     updates, patience = task.updates(s), s.evaluation.early_stopping_patience
     with StopSignal() as stop, states.files, report.steps(num_steps, done=at.step):
         if restored is None and (before := evaluate(0)) is not None:
@@ -244,7 +254,7 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
         try:
             for last in forge_algos.train(
                 model,
-                () if patience and at.best.waited >= patience else source.steps(at.step),
+                () if patience and at.best.waited >= patience else watched(source.steps(at.step)),
                 objective=source.objective,
                 optimizer=optimizer,
                 scheduler=scheduler,
@@ -267,6 +277,8 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
                     measured=None,
                 )
                 out.began = True
+                if first_steps is not None:
+                    first_steps.made()
                 out.metrics(
                     {
                         "step": last.step,

@@ -27,7 +27,7 @@ from forge.run._directories import make_directories, remove_at_once, remove_empt
 _STAGING = ".forge-preparing"
 _GROWING = ("log.txt", "metrics.jsonl", "events.jsonl")
 """Files that are appended to while the run goes on."""
-_PREPARED = frozenset({"base_model", "data", "plan", "osft", "run.json", *_GROWING})
+_PREPARED = frozenset({"base_model", "data", "plan", "osft", "run.json", "memory.json", *_GROWING})
 _LOGS = "logs"
 """Folder of the ranks' output, which a launcher makes before the run itself."""
 

@@ -105,6 +105,10 @@ class OnlineTask(Task):
     def objective(self, settings: Any) -> forge_algos.Objective:
         """Return the objective on a rollout."""
 
+    def rehearsal_source(self, run: Run) -> None:  # noqa: ARG002 - the same for all
+        """Return None: what it learns from is sampled by the model."""
+        return
+
     def step_source(self, run: Run) -> RolloutSteps:
         """Sample, reward and learn from rollouts."""
         return RolloutSteps(run, self.objective(run.settings.objective), self.updates(run.settings))
