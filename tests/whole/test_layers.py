@@ -67,12 +67,14 @@ STAGES = {
         online/sampling  online/rewards  online/rollout
         online/updates
         online  training
+        memory
     """,
     "forge": """
         .
         tasks/items
         settings
         tasks
+        memory
         run
         verbs  exporting  reports
         cli

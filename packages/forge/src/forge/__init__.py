@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from forge._errors import (
         DataLintError as DataLintError,
         ForgeError as ForgeError,
+        OutOfMemoryError as OutOfMemoryError,
         PreemptedError as PreemptedError,
         RecipeError as RecipeError,
         RunDirectoryError as RunDirectoryError,
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from forge._result import RunResult as RunResult
     from forge.cli._generate import generate as generate
     from forge.exporting._export import export as export
+    from forge.run._dry_run import dry_run as dry_run
     from forge.verbs._distill import distill as distill
     from forge.verbs._online import grpo as grpo, ppo as ppo, rloo as rloo
     from forge.verbs._osft import osft as osft
@@ -38,10 +40,13 @@ __version__ = "0.5.1"
 
 # Each module with the public names that it defines; a module is imported when one of its names is first used.
 _PUBLIC = {
-    "_errors": "DataLintError ForgeError PreemptedError RecipeError RunDirectoryError RunWriteError SettingsError",
+    "_errors": (
+        "DataLintError ForgeError OutOfMemoryError PreemptedError RecipeError RunDirectoryError RunWriteError SettingsError"
+    ),
     "_result": "RunResult",
     "cli._generate": "generate",
     "exporting._export": "export",
+    "run._dry_run": "dry_run",
     # The public names of verbs/ are the training verbs, in the order of `forge --help`.
     "verbs._sft": "sft",
     "verbs._osft": "osft",

@@ -193,6 +193,10 @@ class Accelerator(ABC):
         """Return the memory that a process may fill, in bytes; None if unknown."""
         return None
 
+    def held_bytes(self) -> int | None:
+        """Read the memory that this process holds now, in bytes; None if unknown."""
+        return None
+
     def allocated_bytes(self, size: int) -> int:
         """Return the bytes that the allocator takes for a tensor of `size` bytes."""
         return size

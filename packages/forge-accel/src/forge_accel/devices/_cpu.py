@@ -125,6 +125,10 @@ class CPUAccelerator(Accelerator):
         """Read the machine's memory."""
         return _cpuinfo.memory_bytes()
 
+    def held_bytes(self) -> int | None:
+        """Read this process' resident memory, Python and the data included."""
+        return _cpuinfo.rss_bytes()
+
     def meter(self) -> MemoryMeter:
         """Return a recording of torch's profiler."""
         return ProfilerMeter()

@@ -19,7 +19,6 @@ from forge_accel.devices._memory import MemoryMeter
 from forge_accel.devices._peak_flops import peak_of
 from forge_accel.devices._quantization import check_quantization, refuse_quantization
 
-
 _BLOCK = 512
 _CONTEXT = 2**29
 """Bytes that CUDA and its libraries take beside torch's allocator."""
@@ -181,6 +180,10 @@ class CUDAAccelerator(Accelerator):
     def memory_limit_bytes(self) -> int | None:
         """Read the chip's memory, less what a context takes."""
         return self._properties.total_memory - _CONTEXT
+
+    def held_bytes(self) -> int | None:
+        """Read the memory of tensors on the device."""
+        return torch.cuda.memory_allocated(self._index)
 
     def allocated_bytes(self, size: int) -> int:
         """Round up to torch's blocks of 512 bytes."""

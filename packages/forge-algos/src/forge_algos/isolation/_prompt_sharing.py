@@ -48,7 +48,7 @@ def shares_prompts(model: nn.Module, *, device: torch.device) -> Answer:
     return known[key]
 
 
-def assume(model: nn.Module, share: bool, why: str, *, device: torch.device) -> None:
+def assume(model: nn.Module, *, share: bool, why: str, device: torch.device) -> None:
     """Let `shares_prompts` answer so for a model without numbers, instead of probing it."""
     _answers.setdefault(causal_model(model), {})[(*_conditions(model), device)] = share, why
 

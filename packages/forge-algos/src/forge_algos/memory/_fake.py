@@ -1,8 +1,8 @@
 """Model on the meta device → the same on a device of one's choice, without data.
 
-Parameters and buffers become fake tensors: every kernel runs as a computation of shapes, on the device that it would have run on.
-What a batch holds stays as it is. So where documents begin, and what a mask lets through, is read and followed, and only what
-depends on weights is not known.
+Parameters and buffers become fake tensors: every kernel runs as a computation of shapes, on the device that it would have run
+on. What a batch holds stays as it is. So where documents begin, and what a mask lets through, is read and followed, and only
+what depends on weights is not known.
 """
 
 import copy

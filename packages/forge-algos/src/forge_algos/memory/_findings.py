@@ -1,7 +1,8 @@
 """What the probes found on a small model with numbers → the same found on a model without.
 
-How documents are kept apart, how the head is scored and whether prompts are shared is tried on a model's own outputs, which one
-without data does not have. The architecture decides it, so a small random model of the same configuration is asked in its place.
+How documents are kept apart, how the head is scored and whether prompts are shared is tried on a model's own outputs, which
+one without data does not have. The architecture decides it, so a small random model of the same configuration is asked in its
+place.
 """
 
 from typing import Literal
@@ -35,7 +36,7 @@ def adopt_findings(
     found = _head.choose_head(draft, device=device)
     _head.assume(model, found.name, f"as in a small random model: {found.reason}")
     share, why = _prompt_sharing.shares_prompts(draft, device=device)
-    _prompt_sharing.assume(model, share, why, device=device)
+    _prompt_sharing.assume(model, share=share, why=why, device=device)
 
 
 def pass_for_probed(model: nn.Module, *, device: torch.device) -> None:
@@ -46,4 +47,6 @@ def pass_for_probed(model: nn.Module, *, device: torch.device) -> None:
     if causal not in _head._assumed:
         _head.assume(causal, "chunked", "assumed: no small model of its configuration can be made")
     if causal not in _prompt_sharing._answers:
-        _prompt_sharing.assume(causal, True, "assumed: no small model of its configuration can be made", device=device)
+        _prompt_sharing.assume(
+            causal, share=True, why="assumed: no small model of its configuration can be made", device=device
+        )

@@ -1,5 +1,6 @@
 """Training step, or an evaluation, of a model without data → the worst moment of its memory."""
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
@@ -26,8 +27,8 @@ from forge_algos.training._train import train
 class Rehearsal:
     """Training without numbers: what `train` and `evaluate` would do, on tensors that hold no data.
 
-    The calls are those of a run: `model` in the place of loading one, `adapt` within `adapting`, then `placed`, an optimizer, and
-    `step` and `evaluation`. All of it is computed in shapes; nothing as large as the model is allocated.
+    The calls are those of a run: `model` in the place of loading one, `adapt` within `adapting`, then `placed`, an optimizer,
+    and `step` and `evaluation`. All of it is computed in shapes; nothing as large as the model is allocated.
 
     A value that depends on weights is not there. Where one is needed (an `if` on a loss) it is taken as 1, and said so in the
     peak's `guesses`; where a shape would follow from it (which tokens an expert gets), it is an error.
@@ -104,7 +105,7 @@ class Rehearsal:
             stack.enter_context(_counted(tracker, model, optimizer))
             with torch.random.fork_rng(devices=[]), tracker:
                 if not first and not optimizer.state:
-                    self._make_state(tracker, model, optimizer)
+                    _make_state(model, optimizer)
                 began = tracker.position
                 for _ in train(
                     model,
@@ -149,37 +150,27 @@ class Rehearsal:
             del held
             return tracker.peak(began)
 
-    def _hold(
-        self, tracker: Tracker, model: nn.Module, optimizer: torch.optim.Optimizer, others: Iterable[nn.Module]
-    ) -> None:
+    def _hold(self, tracker: Tracker, model: nn.Module, optimizer: torch.optim.Optimizer, others: Iterable[nn.Module]) -> None:
         for each in (model, *others):
             tracker.hold(tensors_of(each), "weights")
         tracker.hold(_state(optimizer), "optimizer")
-
-    def _make_state(self, tracker: Tracker, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """Make the state that an optimizer has after its first step."""
-        modes = [getattr(optimizer, name, None) for name in ("train", "eval")]
-        for parameter in trainable(model):
-            parameter.grad = torch.empty_like(parameter)
-        if callable(modes[0]):
-            modes[0]()
-        optimizer.step()
-        if callable(modes[1]):
-            modes[1]()
-        for parameter in model.parameters():
-            parameter.grad = None
 
 
 @contextmanager
 def _explained() -> Iterator[None]:
     """Turn what a kernel says that needs values into a RehearsalError."""
     try:
-        yield
+        with warnings.catch_warnings():
+            # Of a number with data that meets others without, torch itself looks at the gradient.
+            warnings.filterwarnings("ignore", message=r"The \.grad attribute of a Tensor that is not a leaf")
+            yield
     except (RuntimeError, NotImplementedError, AssertionError, TypeError, ValueError, AttributeError, LookupError) as error:
         if getattr(error, "exit_status", None) is not None:
             raise
         text = " ".join(str(error).split())[:200]
-        raise RehearsalError(f"a computation needs values that only the loaded model has ({type(error).__name__}: {text})") from error
+        raise RehearsalError(
+            f"a computation needs values that only the loaded model has ({type(error).__name__}: {text})"
+        ) from error
 
 
 @contextmanager
@@ -222,3 +213,17 @@ def tensors_of(model: nn.Module) -> Iterator[torch.Tensor]:
         while state is not None:
             yield from (value for value in vars(state).values() if isinstance(value, torch.Tensor))
             state = getattr(state, "state2", None)
+
+
+def _make_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Make the state that an optimizer has after its first step."""
+    modes = [getattr(optimizer, name, None) for name in ("train", "eval")]
+    for parameter in trainable(model):
+        parameter.grad = torch.empty_like(parameter)
+    if callable(modes[0]):
+        modes[0]()
+    optimizer.step()
+    if callable(modes[1]):
+        modes[1]()
+    for parameter in model.parameters():
+        parameter.grad = None

@@ -143,7 +143,9 @@ def _grouped_product(
 ) -> torch.Tensor:
     """Make the output of torch's grouped product; torch's own rule of its shape knows bfloat16 alone."""
     del bias
-    groups = () if a.dim() == b.dim() == 2 and offs is None else (len(offs),) if a.dim() == b.dim() == 2 and offs is not None else ()
+    groups: tuple[int, ...] = ()
     if a.dim() == b.dim() == 3:
         groups = (len(a),)
+    elif a.dim() == b.dim() == 2 and offs is not None:
+        groups = (len(offs),)
     return a.new_empty(*groups, a.shape[-2], b.shape[-1], dtype=out_dtype)

@@ -36,9 +36,9 @@ def verb_command(task: Task) -> Any:
         if for_ is not None and not dry_run:
             raise SettingsError("--for names the devices of a memory plan: give --dry-run with it, or leave it out.")
         if dry_run:
-            from forge.run._dry_run import dry_run as run_dry
+            from forge.run._dry_run import rehearse
 
-            print(run_dry(task, s, target=for_))
+            print(rehearse(task, s, target=for_))
             return
         from forge.run._run import run
 
@@ -78,6 +78,7 @@ def verb_command(task: Task) -> Any:
         f"Prints the directory of the trained model. Example: forge {task.name} --model-path org/model --data-path train.jsonl "
         "--ckpt-output-dir runs/first",
     )
+    command.flags["for_"] = "--for"
     # The name of the setting in forge_data's messages.
     command.flags["format"] = "--data-format"
     return command

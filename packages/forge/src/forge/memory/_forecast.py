@@ -1,13 +1,13 @@
 """Settings, data and a batch plan → the memory plan, by a step without numbers of the very model.
 
-`forge_algos.Rehearsal` runs what a run runs: the same loop, objective, adapter and optimizer, on the plan's largest micro-batch,
-with tensors that hold no data. What several ranks divide is divided afterwards.
+`forge_algos.Rehearsal` runs what a run runs: the same loop, objective, adapter and optimizer, on the plan's largest
+micro-batch, with tensors that hold no data. What several ranks divide is divided afterwards.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,7 +19,6 @@ import forge_accel
 import forge_algos
 import forge_dist
 import forge_packing
-from forge._errors import SettingsError
 from forge._progress import Reporter
 from forge.memory._memory_plan import Change, MemoryPlan, Phase
 from forge.memory._target import Target
@@ -83,7 +82,9 @@ def forecast(planned: Planned, target: Target) -> MemoryPlan:
             rows = [int(planned.held_out.lengths.argmax())]
             evaluation = bare.evaluation(_filled(planned, planned.held_out, rows))
             phases.append(_divided(planned, "evaluation", evaluation.parts, bare.layers))
-        phases += [_divided(planned, name, parts, bare.layers) for name, parts in bare.copies(step.parts)]
+        phases += [
+            _divided(planned, name, parts, bare.layers) for name, parts in bare.copies(step.parts, on_host=target.block == 1)
+        ]
         if step.guesses:
             notes.append(f"assumed where the model asks for a value: {', '.join(step.guesses[:3])}")
         if planned.ranks > 1:
@@ -154,7 +155,7 @@ class _Rehearsed(NamedTuple):
         layers = getattr(model.config.get_text_config(), "num_hidden_layers", 1)
         with rehearsal.adapting():
             adaptation = forge_algos.adapt(
-                model, _uniform(s.adapter), tokenizer_path=planned.model_path, new_tokens=planned.new_tokens
+                model, without_measurements(s.adapter), tokenizer_path=planned.model_path, new_tokens=planned.new_tokens
             )
             planned.task.add_modules(adaptation.model, s)
         single = forge_dist.make_strategy(
@@ -189,13 +190,13 @@ class _Rehearsed(NamedTuple):
             )
         )
 
-    def copies(self, step: Mapping[str, int]) -> list[tuple[str, dict[str, int]]]:
+    def copies(self, step: Mapping[str, int], *, on_host: bool) -> list[tuple[str, dict[str, int]]]:
         """Return the parts of what is held while a full state is saved, and while an export is loaded back."""
         held = {name: step[name] for name in ("weights", "optimizer")}
         trained = sum(p.numel() * p.element_size() for p in self.model.parameters() if p.requires_grad)
         held = {"weights": held["weights"], "gradients": trained, "optimizer": held["optimizer"]}
         state = trained + held["optimizer"] if self.planned.settings.checkpoints.async_save else 0
-        on_device = state if self.planned.machine.device.value.type == "cpu" else 0
+        on_device = state if on_host else 0
         return [("saving", {**held, "copies": on_device}), ("export", {**held, "copies": self.weights})]
 
     def _step(self, source: Any, batches: list[Any], *, first: bool) -> Any:
@@ -273,7 +274,7 @@ def _outline(planned: Planned, path: str, *, frozen: bool = False) -> Any:
     )
 
 
-def _uniform(adapter: Any) -> Any:
+def without_measurements(adapter: Any) -> Any:
     """Return adapter settings whose ranks do not follow from measurements, and whose vectors are not cached."""
     if adapter.adapter == "osft":
         return attrs.evolve(adapter, osft_rank="uniform", osft_calibration_path=None, osft_cache=None)
@@ -321,10 +322,9 @@ def _changes(planned: Planned, target: Target, worst: Any, several: bool) -> lis
         with_it = s.with_value("optimizer", "optimizer", "adamw_8bit")
         tried.append(("optimizer=adamw_8bit", "moments are rounded to 8 bits", with_it, worst))
     if not planned.frozen and s.adapter.adapter == "none":
-        try:
-            tried.append(("adapter=lora", "trains low-rank updates, no more", s.with_value("adapter", "adapter", "lora"), worst))
-        except (ValueError, SettingsError):
-            pass
+        with suppress(ValueError):
+            with_it = s.with_value("adapter", "adapter", "lora")
+            tried.append(("adapter=lora", "trains low-rank updates, no more", with_it, worst))
     found = []
     for setting, cost, with_it, rows in tried:
         try:

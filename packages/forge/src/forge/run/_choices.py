@@ -50,6 +50,15 @@ def choose_sizes(task: Task, s: Any, machine: forge_accel.Accelerator, parts: li
     return s
 
 
+def check_shards(s: Any, shards: int) -> None:
+    """Raise SettingsError for a step with fewer samples than there are ranks."""
+    if s.plan.effective_batch_size < shards:
+        raise SettingsError(
+            f"effective_batch_size={s.plan.effective_batch_size} is less than the {shards} ranks: some would never have a "
+            f"sample. Set effective_batch_size to {shards} or more, or start fewer processes."
+        )
+
+
 def check_warmup(s: Any, num_steps: int) -> None:
     """Raise SettingsError for a warm-up that is longer than the run."""
     if s.optimizer.warmup_steps > num_steps:
@@ -115,7 +124,7 @@ def load_with_attention(
     raise refusals[0]
 
 
-def try_packing(task: Task, s: Any, machine: forge_accel.Accelerator, report: Reporter) -> None:
+def try_packing(task: Task, s: Any, machine: forge_accel.Accelerator, report: Reporter) -> Tried:
     """Try on a small random model whether samples can share a row, before they are tokenized.
 
     The loaded model is tried again. What cannot be tried so is left to that.
@@ -131,6 +140,7 @@ def try_packing(task: Task, s: Any, machine: forge_accel.Accelerator, report: Re
         report.note(f"packing: samples will run alone, as a small random model of this configuration shows ({tried.why})")
     if s.packing.packing == "on" and tried.model is None and tried.leak is not None:
         raise _no_packing(tried.leak) from tried.leak
+    return tried
 
 
 class Tried(NamedTuple):

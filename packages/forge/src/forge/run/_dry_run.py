@@ -17,13 +17,35 @@ from forge.memory._target import Target
 from forge.run._choices import absolute_paths, choose_machine
 from forge.run._memory import FILE
 from forge.run._prepare import open_prepared, prepare
-from forge.run._rows import Rows, with_descriptions
+from forge.run._rows import Rows, take_rows, with_descriptions
 from forge.run._run_directory import RunDirectory
-from forge.settings._recipe import as_values
+from forge.settings._recipe import as_values, read_recipe
+from forge.settings._settings import resolve
 from forge.tasks._task import Task
 
 
-def dry_run(task: Task, s: Any, rows: Rows | None = None, *, target: str | None = None) -> str:
+def dry_run(verb: Any, recipe: str | Path | None = None, /, *, machine: str | None = None, **settings: object) -> str:
+    """Check all that can be checked of a run, and say what it would do; nothing is trained or left behind.
+
+    Args:
+        verb: such as `forge.sft`.
+        recipe: as the verb takes it.
+        machine: devices that the memory plan is for, such as `8xH100-80GB` or `24GB`; this machine by default.
+        settings: as the verb takes them.
+
+    Returns:
+        Text for a person: steps, exports, what was chosen and why. The memory plan is printed with the other notes.
+
+    Raises:
+        Exception: what the verb would raise before its first step.
+
+    """
+    layers = [(f"recipe {recipe}", read_recipe(recipe, verb.task.name))] if recipe is not None else []
+    settings, rows = take_rows(settings)
+    return rehearse(verb.task, resolve(verb.task.settings, *layers, ("argument", settings)), rows, target=machine)
+
+
+def rehearse(task: Task, s: Any, rows: Rows | None = None, *, target: str | None = None) -> str:
     """Check, tokenize and plan a run in its directory, which is left as it was; say what it would do.
 
     Args:
@@ -60,9 +82,7 @@ def dry_run(task: Task, s: Any, rows: Rows | None = None, *, target: str | None 
     path = Path(s.checkpoints.ckpt_output_dir)
     with RunDirectory(path, resume=s.checkpoints.resume) as out:
         report = Reporter(out.log, every=s.report.logging_steps)
-        found = prepare(
-            task, s, rows or {}, out, machine, strategy.data_parallel_size, report, strategy=strategy.name, target=aim
-        )
+        found = prepare(task, s, rows or {}, out, machine, (strategy.name, strategy.data_parallel_size), report, target=aim)
         if found["finished"]:
             return f"{path} holds this very run, finished: the same command would return its result and train nothing."
         s = with_descriptions(s, found["rows"])
@@ -96,7 +116,7 @@ def _lines(task: Task, prepared: Any, path: Path, *, memory_fits: bool, resuming
         f"forge {task.name} would {'go on with the run in' if resuming else 'write'} {path}:",
         f"  data: {prepared.train}" + (f"; held out {prepared.held_out}" if prepared.held_out is not None else ""),
         f"  steps: {steps:,}, {plan.num_samples:,} {task.items_are} in all, up to epoch {plan.epoch(plan.num_steps - 1) + 1:g}",
-        f"  exports: {exports}" + (f", {size(need)} where each is as large as the model; {size(free)} are free" if model else ""),
+        f"  exports: {exports}" + (f", {size(need)} if each is as large as the model; {size(free)} are free" if model else ""),
         *(["  WARNING: the disk has less room than that"] if need > free else []),
         *(["chosen:", *chosen] if chosen else []),
         *([] if memory_fits else ["It would not fit into memory: the plan above says what to change."]),

@@ -22,7 +22,7 @@ from forge.tasks._task import Task
 
 FILE = "memory.json"
 _SMALL = 40 * 2**20
-"""Bytes of a directory's weights below which a run fits any machine: planning and measuring would take longer than its steps."""
+"""Bytes of a directory's weights below which a run fits any machine: a plan would take longer than its steps."""
 
 
 def is_small(model_path: str) -> bool:
@@ -102,6 +102,15 @@ class FirstSteps:
         self._meter: Any = None
         self._steps: list[list[Any]] = []
 
+    @classmethod
+    def of(cls, planned: Planned, folder: Path, report: Reporter) -> FirstSteps:
+        """Measure two steps, or one where the run does something else after the first."""
+        s = planned.settings
+        saved = s.checkpoints.save_samples or 0
+        often = s.evaluation.eval_every_steps == 1 or s.checkpoints.full_state_every_steps == 1
+        disturbed = often or 0 < saved <= s.plan.effective_batch_size
+        return cls(planned, folder, report, steps=1 if disturbed or planned.num_steps == 1 else 2)
+
     def watched(
         self, steps: Iterator[list[Any]], model: Any, optimizer: Any, tokens: Callable[[Any], int]
     ) -> Iterator[list[Any]]:
@@ -134,13 +143,6 @@ class FirstSteps:
         forge_dist.write_text_atomically(file, json.dumps(about, indent=1) + "\n")
         against = f"{size(phase.planned)} planned ({phase.planned / measured - 1:+.1%})" if phase.planned else "nothing planned"
         self._report.note(f"memory: the first steps took {size(measured)}; {against}")
-
-
-def undisturbed_steps(s: Any, num_steps: int) -> int:
-    """Return how many first steps are measured: two, or one where the run does something else after the first."""
-    often = (s.evaluation.eval_every_steps, s.checkpoints.full_state_every_steps, s.checkpoints.save_samples)
-    disturbed = often[0] == 1 or often[1] == 1 or 0 < (often[2] or 0) <= s.plan.effective_batch_size
-    return 1 if disturbed or num_steps == 1 else 2
 
 
 def held_bytes(model: Any, optimizer: Any) -> int:

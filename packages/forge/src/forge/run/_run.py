@@ -34,7 +34,8 @@ from forge.run._choices import (
 from forge.run._directories import remove_at_once
 from forge.run._full_state import FullStates, Position, keeps_states, remove_states
 from forge.run._launching import on_ranks, preempted
-from forge.run._memory import FILE as MEMORY, FirstSteps, planned_of, undisturbed_steps
+from forge.run._memory import FILE as MEMORY, FirstSteps, planned_of
+from forge.run._out_of_memory import out_of_memory
 from forge.run._prepare import Prepared, open_prepared, prepare
 from forge.run._resume import must_match
 from forge.run._rows import Rows, with_descriptions
@@ -58,7 +59,13 @@ def _on_rank(task: Task, rows: Rows, s: Any, ranks: forge_dist.Ranks) -> RunResu
     """Open the run directory on the first rank, and run."""
     path = s.checkpoints.ckpt_output_dir
     with RunDirectory(path, resume=s.checkpoints.resume) if ranks.is_first else NoDirectory(path) as out:
-        return _run(task, s, rows, out, Reporter(out.log, every=s.report.logging_steps, quiet=not ranks.is_first), ranks)
+        report = Reporter(out.log, every=s.report.logging_steps, quiet=not ranks.is_first)
+        try:
+            return _run(task, s, rows, out, report, ranks)
+        except Exception as error:
+            if (lack := out_of_memory(error, s, out.path)) is None:
+                raise
+            raise lack from error
 
 
 def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
@@ -85,7 +92,8 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
     report.note(f"ranks: {ranks.world_size}, {strategy.reason}")
 
     # data and plan: the first rank makes them, before there is a process group whose collectives could time out
-    found = ranks.first(lambda: prepare(task, s, rows, out, machine, strategy.data_parallel_size, report, strategy=strategy.name))
+    divided = (strategy.name, strategy.data_parallel_size)
+    found = ranks.first(lambda: prepare(task, s, rows, out, machine, divided, report))
     if found["finished"]:
         return read_result(out.path)
     s = with_descriptions(s, found["rows"])
@@ -182,6 +190,8 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
             report.note(f"held out, after step {step}{where}: {found}")
         return found
 
+    faults: list[Exception] = []
+
     def export(directory: Path, *, final: bool = False) -> Path:
         others = sorted(directory.parent.glob("samples_*"))
         if not ranks.broadcast(directory.exists()):
@@ -195,7 +205,14 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
                 report.note(f"WARNING: training goes on without this export: {error}")
                 return directory
         samples = (train if held_out is None else held_out).short_samples()
-        check = forge_dist.check_export(model, directory, samples, strategy=strategy, attach=adaptation.attach, **as_plain)
+        try:
+            check = forge_dist.check_export(model, directory, samples, strategy=strategy, attach=adaptation.attach, **as_plain)
+        except Exception as error:  # noqa: BLE001 - whatever a check meets, what was trained is written and stays
+            why = out_of_memory(error, s, out.path) or error
+            report.note(f"WARNING: {directory} is written, and could not be compared with the model in memory: {why}")
+            if final and isinstance(error, forge_dist.ExportError):
+                faults.append(error)
+            return directory
         what = "mean reward" if task.model_task == "reward" else "loss"
         report.note(
             f"exported {directory}: loaded back, on {len(samples)} short samples its {what} is {check.reloaded:.4f}, "
@@ -237,9 +254,10 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
     began = time.perf_counter()
     first_steps = None
     if ranks.world_size == 1 and restored is None and (out.path / MEMORY).exists():
-        before = Prepared(s, train, held_out, plan)
-        known = planned_of(task, s, machine, (strategy.name, 1), start, tokenizer, before, found["identity"])
-        first_steps = FirstSteps(known, out.path, report, steps=undisturbed_steps(s, num_steps))
+        known = Prepared(s, train, held_out, plan)
+        first_steps = FirstSteps.of(
+            planned_of(task, s, machine, (strategy.name, 1), start, tokenizer, known, found["identity"]), out.path, report
+        )
 
     def watched(steps: Any) -> Any:
         return steps if first_steps is None else first_steps.watched(steps, model, optimizer, source.objective.tokens)
@@ -330,9 +348,14 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
         states.files.wait()
     if rounds and after is not None and after.loss is not None:
         # Trained in float32, exported in fewer digits: the figures to report are those of the exported model.
-        exported = load_with_attention(task, s, str(directory), machine, dtype, strategy, longest)[1]
-        trained, after = after, evaluate(at.step, exported, f" as exported in {export_dtype}") or after
-        warn_of_rounding(report, (at.eval_before or {}).get("eval_loss"), trained.loss, after.loss, str(export_dtype))
+        try:
+            exported = load_with_attention(task, s, str(directory), machine, dtype, strategy, longest)[1]
+            trained, after = after, evaluate(at.step, exported, f" as exported in {export_dtype}") or after
+        except Exception as error:  # noqa: BLE001 - the run is finished, and its figures are those in memory
+            why = out_of_memory(error, s, out.path) or error
+            report.note(f"WARNING: the export could not be measured, the figures are those of the model in memory: {why}")
+        else:
+            warn_of_rounding(report, (at.eval_before or {}).get("eval_loss"), trained.loss, after.loss, str(export_dtype))
     seconds = at.seconds + time.perf_counter() - began
     skipped = f" ({at.skipped:,} skipped: not finite)" if at.skipped else ""
     report.note(
@@ -354,6 +377,8 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
     )
     if ranks.is_first:
         write_result(result)
-        if not keeps_states(s):
+        if not keeps_states(s) and not faults:
             remove_states(out.path)
+    if faults:
+        raise faults[0]
     return result
