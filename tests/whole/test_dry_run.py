@@ -76,9 +76,7 @@ def test_for_is_for_dry_runs(given: dict[str, Any], tmp_path: Path, capsys: pyte
 
 
 @pytest.mark.parametrize("verb", ["distill", "dpo", "grpo"])
-def test_each_kind_of_verb_has_a_dry_run(
-    verb: str, model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_kind_of_verb_has_a_dry_run(verb: str, model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its memory is computed, but of what is sampled, where it says why not."""
     assert verb in VERBS
     monkeypatch.syspath_prepend(tmp_path)
@@ -110,7 +108,7 @@ def test_a_run_measures_itself(given: dict[str, Any], tmp_path: Path, monkeypatc
     ("wrong", "message"),
     [
         ({"adapter": "lora", "target_modules": ("q_prj",)}, "q_prj matches no linear layer"),
-        ({"warmup_steps": 9}, "warmup_steps=9 is more than max_steps=2"),
+        ({"warmup_steps": 9}, "warmup_steps=9 is more than the 2 steps"),
         ({"moe_aux_loss": "trl"}, "moe_aux_loss=trl has no effect"),
         ({"nproc_per_node": "1", "effective_batch_size": 0}, "effective_batch_size"),
     ],

@@ -65,7 +65,7 @@ class RewardError(ForgeAlgosError, ValueError):
 
 
 class RehearsalError(ForgeAlgosError, ValueError):
-    """Training that cannot be rehearsed without data: a shape follows from the values of weights."""
+    """Training that cannot be rehearsed without data: a shape follows from values of weights."""
 
 
 class RolloutError(ForgeAlgosError, ValueError):

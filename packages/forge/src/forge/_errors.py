@@ -43,7 +43,7 @@ class RunDirectoryError(ForgeError, OSError):
 
 
 class OutOfMemoryError(ForgeError, MemoryError):
-    """A phase of the run asked for more memory than there is; the message names settings that take less."""
+    """A phase asked for more memory than there is; the message names settings that take less."""
 
     exit_status: ClassVar[int] = 1
 

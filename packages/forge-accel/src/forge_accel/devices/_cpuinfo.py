@@ -34,7 +34,7 @@ def memory_bytes() -> int | None:
 
 
 def rss_bytes() -> int | None:
-    """Read the resident memory of this process in bytes; None where the system does not report it."""
+    """Read the resident memory of this process in bytes; None where it is not reported."""
     return _bytes(PROC / "self" / "status", "VmRSS")
 
 

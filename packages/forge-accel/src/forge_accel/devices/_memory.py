@@ -1,4 +1,4 @@
-"""Worst moment of tensors' memory, measured: by torch's profiler on the CPU, by the allocator elsewhere."""
+"""Worst moment of tensors' memory, measured by torch's profiler or by the allocator."""
 
 from __future__ import annotations
 

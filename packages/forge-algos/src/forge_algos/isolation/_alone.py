@@ -134,7 +134,7 @@ def run_documents_alone(
 
 
 def run_alone_as(model: nn.Module, draft: nn.Module | None) -> None:
-    """Run the documents of `model` alone, untried, as those of `draft` are; None: each by itself."""
+    """Run documents of `model` alone, untried, as those of `draft`; None: each by itself."""
     found, causal = None if draft is None else _alone(draft), causal_model(model)
     whole = found is not None and found.module is found.causal
     alone = _Alone(causal, None if whole else decoder(causal), lambda number: number)

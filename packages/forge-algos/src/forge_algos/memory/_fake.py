@@ -19,7 +19,7 @@ def fake_mode() -> FakeTensorMode:
 
 
 def without_data(model: nn.Module, mode: FakeTensorMode, device: torch.device) -> nn.Module:
-    """Replace every tensor of `model` by one on `device` without data, tied ones by one; returns the model."""
+    """Replace every tensor of `model` by one without data on `device`, tied ones by one."""
     made: dict[int, torch.Tensor] = {}
     with mode:
         for module in model.modules():

@@ -25,7 +25,7 @@ from forge_algos.training._train import train
 
 @attrs.frozen(kw_only=True)
 class Rehearsal:
-    """Training without numbers: what `train` and `evaluate` would do, on tensors that hold no data.
+    """Training without numbers: `train` and `evaluate` on tensors that hold no data.
 
     The calls are those of a run: `model` in the place of loading one, `adapt` within `adapting`, then `placed`, an optimizer,
     and `step` and `evaluation`. All of it is computed in shapes; nothing as large as the model is allocated.
@@ -65,7 +65,7 @@ class Rehearsal:
             yield
 
     def placed(self, model: nn.Module) -> nn.Module:
-        """Put an adapted outline on the device, without data; returns it, for an optimizer to be made."""
+        """Put an adapted outline on the device, without data, for an optimizer to be made."""
         without_data(model, self._mode, self.device)
         pass_for_probed(model, device=self.device)
         return model

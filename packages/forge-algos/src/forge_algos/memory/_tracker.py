@@ -1,4 +1,4 @@
-"""Calls of torch's kernels → bytes that are held, and what they are for, at the worst moment.
+"""Calls of torch's kernels → bytes held at the worst moment, and what they are for.
 
 Every tensor that a kernel makes is seen by a dispatch mode, and its storage again when the last tensor on it is gone: what
 autograd saves stays, a view costs nothing. So the sum is what an allocator would hold, whether or not the tensors have data.
@@ -141,7 +141,7 @@ def _empty(tensor: torch.Tensor) -> bool:
 def _grouped_product(
     a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor | None = None, bias: Any = None, out_dtype: torch.dtype | None = None
 ) -> torch.Tensor:
-    """Make the output of torch's grouped product; torch's own rule of its shape knows bfloat16 alone."""
+    """Make the output of torch's grouped product, whose own rule knows bfloat16 alone."""
     del bias
     groups: tuple[int, ...] = ()
     if a.dim() == b.dim() == 3:

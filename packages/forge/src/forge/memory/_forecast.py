@@ -1,4 +1,4 @@
-"""Settings, data and a batch plan → the memory plan, by a step without numbers of the very model.
+"""Settings, data and a batch plan → the memory plan, by a step without numbers.
 
 `forge_algos.Rehearsal` runs what a run runs: the same loop, objective, adapter and optimizer, on the plan's largest
 micro-batch, with tensors that hold no data. What several ranks divide is divided afterwards.
@@ -97,7 +97,7 @@ def forecast(planned: Planned, target: Target) -> MemoryPlan:
 
 
 def forecast_steps(planned: Planned, target: Target, steps: Sequence[Sequence[Any]]) -> Phase | None:
-    """Compute the memory of a run's first steps on these very micro-batches; None where that cannot be."""
+    """Compute the memory of steps on these very micro-batches; None where that cannot be."""
     try:
         made = _Rehearsed.of(planned, target)
         found = [made.run_step(list(batches), first=number == 0) for number, batches in enumerate(steps)]
@@ -108,7 +108,7 @@ def forecast_steps(planned: Planned, target: Target, steps: Sequence[Sequence[An
 
 
 def largest_micro_batch(plan: forge_packing.BatchPlan) -> tuple[Any, bool]:
-    """Return the samples of the micro-batch with most tokens, and whether its rank has several in that step."""
+    """Return the samples of the largest micro-batch, and whether its step has several."""
     best, several, most = None, False, -1
     for step in range(min(plan.num_steps, _LOOKED_AT)):
         for rank in range(plan.world_size):
@@ -191,7 +191,7 @@ class _Rehearsed(NamedTuple):
         )
 
     def copies(self, step: Mapping[str, int], *, on_host: bool) -> list[tuple[str, dict[str, int]]]:
-        """Return the parts of what is held while a full state is saved, and while an export is loaded back."""
+        """Return the parts of what is held while a state is saved and an export loaded back."""
         held = {name: step[name] for name in ("weights", "optimizer")}
         trained = sum(p.numel() * p.element_size() for p in self.model.parameters() if p.requires_grad)
         held = {"weights": held["weights"], "gradients": trained, "optimizer": held["optimizer"]}
@@ -275,7 +275,7 @@ def _outline(planned: Planned, path: str, *, frozen: bool = False) -> Any:
 
 
 def without_measurements(adapter: Any) -> Any:
-    """Return adapter settings whose ranks do not follow from measurements, and whose vectors are not cached."""
+    """Return adapter settings without what is measured or cached on a real model."""
     if adapter.adapter == "osft":
         return attrs.evolve(adapter, osft_rank="uniform", osft_calibration_path=None, osft_cache=None)
     return adapter

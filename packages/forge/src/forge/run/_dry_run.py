@@ -1,4 +1,4 @@
-"""Settings → what a run of them would do: all that can be checked is checked, and nothing is left behind."""
+"""Settings → what a run would do: all is checked that can be, and nothing left behind."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from forge.tasks._task import Task
 
 
 def dry_run(verb: Any, recipe: str | Path | None = None, /, *, machine: str | None = None, **settings: object) -> str:
-    """Check all that can be checked of a run, and say what it would do; nothing is trained or left behind.
+    """Check all that can be of a run, and say what it would do; nothing is left behind.
 
     Args:
         verb: such as `forge.sft`.
@@ -46,7 +46,7 @@ def dry_run(verb: Any, recipe: str | Path | None = None, /, *, machine: str | No
 
 
 def rehearse(task: Task, s: Any, rows: Rows | None = None, *, target: str | None = None) -> str:
-    """Check, tokenize and plan a run in its directory, which is left as it was; say what it would do.
+    """Check, tokenize and plan a run in its directory, which is left as it was.
 
     Args:
         task: the verb.

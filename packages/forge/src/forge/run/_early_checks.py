@@ -13,13 +13,13 @@ import forge_algos
 import forge_dist
 from forge._errors import SettingsError
 from forge.memory._forecast import without_measurements
-from forge.run._choices import Tried, quantized
+from forge.run._choices import Tried, check_warmup, quantized
 from forge.run._starting_model import Start
 from forge.tasks._task import Task
 
 
 def check_before_rows(task: Task, s: Any, machine: forge_accel.Accelerator, start: Start, tried: Tried) -> None:
-    """Raise what adapter, optimizer, router loss or warm-up would raise once the model is loaded.
+    """Raise what adapter, optimizer or router loss would raise once the model is loaded.
 
     Raises:
         forge_algos.ForgeAlgosError: the adapter's targets match nothing, the optimizer's package is missing, and the like.
@@ -30,11 +30,8 @@ def check_before_rows(task: Task, s: Any, machine: forge_accel.Accelerator, star
     dtype = machine.dtype(s.device.dtype).value
     loading = quantized(s, machine, dtype)
     steps = s.plan.max_steps
-    if steps is not None and s.optimizer.warmup_steps > steps:
-        raise SettingsError(
-            f"warmup_steps={s.optimizer.warmup_steps} is more than max_steps={steps}: the learning rate would never reach "
-            "learning_rate. Lower warmup_steps, or train longer."
-        )
+    if steps is not None:
+        check_warmup(s, steps)
     if s.adapter.adapter != "none":
         _check_adapter(task, s, machine, start, tried, loading)
     if tried.model is not None:

@@ -1,4 +1,4 @@
-"""Run whose data are prepared → its memory plan in memory.json, and what its first steps took beside it."""
+"""Prepared run → its memory plan in memory.json, and what its first steps took."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def held_bytes(model: Any, optimizer: Any) -> int:
 
 
 def _worst_two(batches: list[Any], tokens: Callable[[Any], int]) -> list[Any]:
-    """Return the micro-batches of a step that decide its peak: the largest, and one beside whose gradients it runs."""
+    """Return the largest micro-batch of a step, and one beside whose gradients it runs."""
     at = max(range(len(batches)), key=lambda index: tokens(batches[index]))
     before, after = sorted(batches[:at], key=tokens), sorted(batches[at + 1 :], key=tokens)
     return [before[0], batches[at]] if before else [batches[at], *after[-1:]]

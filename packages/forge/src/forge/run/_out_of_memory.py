@@ -1,4 +1,4 @@
-"""Error of an allocator → which phase of a run it was in, what was planned, held and asked for, and what to set."""
+"""Error of an allocator → phase of the run, bytes planned, held and asked for, remedies."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _planned(path: Path, phase: str | None) -> int | None:
 
 
 def _remedy(s: Any, phase: str | None) -> str:
-    """Name the three settings that lower the memory of a phase most cheaply, of those not set yet."""
+    """Name three settings, not set yet, that lower the memory of a phase most cheaply."""
     tokens = s.plan.max_tokens_per_gpu
     settings = []
     if phase in ("step", "evaluation"):

@@ -191,7 +191,7 @@ class Task(ABC):
         """Compute what depends on the initial weights, and keep it in the run's files."""
 
     def rehearsal_source(self, run: Run) -> StepSource | None:
-        """Return the steps of a run whose model has no numbers; None where its batches follow from numbers."""
+        """Return the steps of a run without numbers; None where batches follow from numbers."""
         return self.step_source(run)
 
     @abstractmethod

@@ -226,7 +226,7 @@ def walk_bases(
 
 
 def _outline(weight: torch.Tensor, protected: int, svd: Svd) -> Bases:
-    """Return bases without data of a weight without data: their shapes are all that its memory needs."""
+    """Return bases without data of a weight without data: memory needs shapes alone."""
     (N, M), d = weight.shape, min(weight.shape)
     m = d if svd == "exact" else protected
     U, S, Vh = (weight.new_empty(*shape, dtype=torch.float32) for shape in ((N, m), (m,), (m, M)))
