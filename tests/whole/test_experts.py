@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3MoeConfig
 
 import forge_algos
 import forge_dist
-from forge.reports._osft import inspect
+from forge.reports.osft._inspect import inspect
 from forge_dist.exporting._plain import plain_tensors
 
 from ..ranks import run_on_ranks

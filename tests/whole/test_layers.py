@@ -71,12 +71,12 @@ STAGES = {
     """,
     "forge": """
         .
-        tasks/items
+        tasks/items  trackers
         settings
-        tasks
+        tasks  reports
         memory
         run
-        verbs  exporting  reports
+        verbs  exporting  reports/osft
         cli
     """,
 }

@@ -13,6 +13,7 @@ import forge_data
 import forge_packing
 
 from . import reference, tiny
+from .repository import ROOT
 from .wiring import load, record
 
 if TYPE_CHECKING:
@@ -110,3 +111,11 @@ def test_the_loop_takes_any_row_of_that_shape(tmp_path: Path, integer: type) -> 
     directory = tiny.save("llama-tied", tmp_path)
     (output,), _ = record(load(directory, "documents"), [[row]])
     assert output.loss == pytest.approx(reference.evaluate(tiny.plain(directory), SAMPLES)[0], rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["look.css", "theme.js"])
+def test_pages_have_one_look(name: str) -> None:
+    """The token page of forge-data and the pages of the facade have the same style and the same button for dark and light."""
+    theirs = ROOT / "packages" / "forge-data" / "src" / "forge_data" / "viewing" / "page" / name
+    ours = ROOT / "packages" / "forge" / "src" / "forge" / "reports" / "pages" / name
+    assert ours.read_text() == theirs.read_text()

@@ -120,7 +120,7 @@ def test_hints() -> None:
         "lr": "`learning_rate`",
         "base_model": "`model_path`",
         "load_in_4bit": "adapter=qlora",
-        "report_to": "metrics.jsonl",
+        "report_to": "`trackers`",
         "gradient_accumulation_steps": "effective_batch_size is the samples of a whole step",
         "use_liger": "logits are never held whole",
         "adamw_betas": "beta1 and beta2",

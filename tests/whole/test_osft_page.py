@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM
 import forge_algos
 from forge._errors import SettingsError
 from forge.cli._app import main
-from forge.reports._osft import inspect
+from forge.reports.osft._inspect import inspect
 from forge_dist import model_identity
 
 from .repository import ROOT

@@ -69,7 +69,7 @@ def test_the_page_runs(
     example: ModuleType, model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The script prints its table; both second runs start from the first one's directory and can be inspected."""
-    from forge.reports._osft import inspect
+    from forge.reports.osft._inspect import inspect
 
     monkeypatch.setattr(example, "HELD_OUT", 4)
     monkeypatch.setattr(sys, "argv", ["run.py", "--model", str(model_dir), "--runs", str(tmp_path / "runs"), "--steps", "2"])

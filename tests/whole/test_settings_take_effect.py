@@ -126,6 +126,14 @@ PLACES = {"ckpt_output_dir"}
 SPEEDS = {"num_proc": (1, 2), "async_save": (True, False), "activation_checkpointing": (False, True)}
 # What takes several processes, or a run that goes on, to be seen: where it is.
 ELSEWHERE = {
+    "trackers": "tests/forge/trackers/test_watchers.py",
+    "wandb_project": "tests/forge/trackers/test_watchers.py",
+    "wandb_entity": "tests/forge/trackers/test_names.py",
+    "wandb_run_name": "tests/forge/trackers/test_names.py",
+    "mlflow_tracking_uri": "tests/forge/trackers/test_names.py",
+    "mlflow_experiment_name": "tests/forge/trackers/test_built_in.py",
+    "mlflow_run_name": "tests/forge/trackers/test_names.py",
+    "tensorboard_log_dir": "tests/whole/test_watched.py",
     "strategy": "tests/whole/test_any_ranks.py",
     "shard_size": "tests/whole/test_any_ranks.py",
     "gather_dtype": "tests/forge-dist/strategies/test_torch.py",

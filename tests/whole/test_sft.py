@@ -39,6 +39,7 @@ def test_a_run_leaves_what_the_design_names(model_dir: Path, chats: Path, tmp_pa
         "log.txt",
         "metrics.jsonl",
         "plan",
+        "report.html",
         "result.json",
         "run.json",
     ]

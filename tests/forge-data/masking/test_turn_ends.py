@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from forge_data import TokenizerError, lint, load_tokenizer, prepare, tokenize
+from forge_data import DataError, TokenizerError, lint, load_tokenizer, prepare, tokenize
 
 from ..conftest import byte_level
 
@@ -80,6 +80,14 @@ def test_a_token_of_the_users_choice(model):
     assert learned(tokenizer, tokenize(row, tokenizer, turn_end="<|endoftext|>")) == ["e<|endoftext|>"]
     with pytest.raises(TokenizerError, match="`turn_end` is 'STOP', which is no special token"):
         tokenize(row, tokenizer, turn_end="STOP")
+
+
+def test_a_token_without_effect(chatml_tokenizer, tmp_path, write_rows):
+    """`turn_end` is refused where the template ends every turn itself."""
+    rows = write_rows([{"messages": ROW["messages"][4:]}])
+    with pytest.raises(DataError, match=r"^`turn_end` \('<\|im_end\|>'\) has no effect: no learned turn .* leave it out$"):
+        prepare(rows, chatml_tokenizer, tmp_path / "store", turn_end="<|im_end|>", progress=False)
+    assert not (tmp_path / "store").exists()
 
 
 def test_its_weight_is_that_of_the_turn_it_ends(model):

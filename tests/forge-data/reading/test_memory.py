@@ -194,6 +194,16 @@ def test_rows_of_two_formats_in_a_stream(kind, chatml_tokenizer, small_chats, tm
         prepare(rows, chatml_tokenizer, tmp_path / "store", progress=False)
 
 
+def test_a_row_of_brackets(chatml_tokenizer, small_chats, tmp_path):
+    """A row nested deeper than Python follows is refused by its place."""
+    deep = []
+    for _ in range(5_000):
+        deep = [deep]
+    with pytest.raises(DataError, match=r"^data_path\[1\] is nested too deeply to be read$"):
+        prepare([small_chats[0], {**small_chats[1], "deep": deep}], chatml_tokenizer, tmp_path / "store", progress=False)
+    assert not (tmp_path / "store").exists()
+
+
 def test_lint_and_prompts_take_rows(chatml_tokenizer, small_chats, tmp_path):
     """Findings have places of the list that they are in, training or held-out rows; prompts keep their columns."""
     report = lint([*small_chats, small_chats[3]], chatml_tokenizer, eval_data=datasets.Dataset.from_list(small_chats[5:6]))

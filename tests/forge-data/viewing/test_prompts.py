@@ -1,5 +1,8 @@
 """Prompts on a terminal, by the function and the command line."""
 
+import json
+import re
+
 import pytest
 
 import forge_data
@@ -43,6 +46,22 @@ def test_show(store, how, capsys):
     assert "0 learned" not in out
 
 
+def test_page(store, tmp_path, capsys):
+    """A page shows prompts token by token with further fields, and neither findings nor a loss."""
+    assert _cli.main(["show", str(store.path), "--html", str(tmp_path / "page.html")]) == 0
+    assert printed(capsys)[0] == f"{tmp_path / 'page.html'}\n"
+    text = (tmp_path / "page.html").read_text(encoding="utf-8")
+    data = json.loads(re.search('id="data">(.*?)</script>', text)[1])
+    assert data["noun"] == "prompt"
+    assert data["samples"][0]["columns"] == [["answer", '"1\\u001b[31m"'], ["more", '{"é": [null, 0.5]}']]
+    assert "All 2 prompts, token by token, as the model is asked." in text
+    assert "store: prompts</title>" in text
+    assert "train.jsonl:2" in text, "rows left out"
+    assert "Tokens in the loss" not in text
+    assert "<b>Findings" not in text
+    assert "  answer: " in text.partition("<noscript>")[2], "without scripts too"
+
+
 def test_show_some(store, capsys):
     """Rows are chosen as of any store."""
     assert _cli.main(["show", str(store.path), "train.jsonl:3"]) == 0
@@ -66,10 +85,6 @@ def test_stats(store, capsys):
     [
         (["lint", "STORE"], "is a store of prompts: nothing of them is learned, so there is nothing to lint"),
         (["show", "STORE", "--finding", "empty_turn"], "is a store of prompts, which are not linted; leave --finding out"),
-        (
-            ["show", "STORE", "--html", "page.html"],
-            "is a store of prompts, for which there is no page; show them without --html",
-        ),
         (["show", "STORE", "7"], "no sample 7: the store has 0 to 1"),
     ],
 )

@@ -47,7 +47,7 @@ def test_publish_moves_everything(tmp_path: Path) -> None:
         out.log("after")
         out.metrics({"step": 1})
         assert json.loads((tmp_path / "run" / "metrics.jsonl").read_text())["step"] == 1, "flushed at once"
-    names = ["config.yaml", "data", "events.jsonl", "log.txt", "metrics.jsonl"]
+    names = ["config.yaml", "data", "events.jsonl", "log.txt", "metrics.jsonl", "report.html"]
     assert sorted(entry.name for entry in (tmp_path / "run").iterdir()) == names
     assert [line.split("  ")[1] for line in (tmp_path / "run" / "log.txt").read_text().splitlines()] == ["before", "after"]
 

@@ -20,14 +20,18 @@ if TYPE_CHECKING:
         ForgeError as ForgeError,
         OutOfMemoryError as OutOfMemoryError,
         PreemptedError as PreemptedError,
+        PushError as PushError,
         RecipeError as RecipeError,
         RunDirectoryError as RunDirectoryError,
         RunWriteError as RunWriteError,
         SettingsError as SettingsError,
+        TrackingError as TrackingError,
     )
     from forge._result import RunResult as RunResult
     from forge.cli._generate import generate as generate
+    from forge.cli._track import track as track
     from forge.exporting._export import export as export
+    from forge.exporting._push import push as push
     from forge.run._dry_run import dry_run as dry_run
     from forge.verbs._distill import distill as distill
     from forge.verbs._online import grpo as grpo, ppo as ppo, rloo as rloo
@@ -40,13 +44,14 @@ __version__ = "0.5.1"
 
 # Each module with the public names that it defines; a module is imported when one of its names is first used.
 _PUBLIC = {
-    "_errors": (
-        "DataLintError ForgeError OutOfMemoryError PreemptedError RecipeError RunDirectoryError RunWriteError SettingsError"
-    ),
+    "_errors": "DataLintError ForgeError OutOfMemoryError PreemptedError PushError RecipeError RunDirectoryError RunWriteError "
+    "SettingsError TrackingError",
     "_result": "RunResult",
     "cli._generate": "generate",
+    "cli._track": "track",
     "exporting._export": "export",
     "run._dry_run": "dry_run",
+    "exporting._push": "push",
     # The public names of verbs/ are the training verbs, in the order of `forge --help`.
     "verbs._sft": "sft",
     "verbs._osft": "osft",

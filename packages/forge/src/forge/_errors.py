@@ -6,7 +6,9 @@
     ├── DataLintError (ValueError)       the lint found rows that would teach something wrong
     ├── RunDirectoryError (OSError)      the output directory holds something else, is in use, or cannot be written
     ├── OutOfMemoryError (MemoryError)   a phase of the run asked for more memory than there is: exit status 1
+    ├── PushError (OSError)              the Hub does not answer, or refuses an upload: exit status 1
     ├── RunWriteError (OSError)          a file of a run that had begun cannot be written: exit status 1
+    ├── TrackingError (RuntimeError)     a tracker has not got the whole record: exit status 1
     └── PreemptedError (RuntimeError)    a signal asked the run to stop, and its state is saved: exit status 75
 
     RunInterruptedError (KeyboardInterrupt)  Ctrl-C stopped a run of a script: as Python has it, with what became of the run
@@ -48,8 +50,20 @@ class OutOfMemoryError(ForgeError, MemoryError):
     exit_status: ClassVar[int] = 1
 
 
+class PushError(ForgeError, OSError):
+    """The Hub does not answer, or refuses an upload: nothing of it is there."""
+
+    exit_status: ClassVar[int] = 1
+
+
 class RunWriteError(ForgeError, OSError):
     """A file of a run that had begun cannot be written: the run failed, its input was right."""
+
+    exit_status: ClassVar[int] = 1
+
+
+class TrackingError(ForgeError, RuntimeError):
+    """A tracker has not got the whole record of a run; the same command sends what is missing."""
 
     exit_status: ClassVar[int] = 1
 

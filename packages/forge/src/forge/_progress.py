@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
 from types import TracebackType
@@ -11,6 +10,9 @@ from typing import Any, Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+_PATIENCE_SECONDS = 30.0
+"""Seconds after which somebody without a terminal hears how far a preparation is."""
+_WIDTH = 72
 _SHOWN = ("accuracy", "margin", "reward", "kl")
 """Figures of a step that its line shows beside the loss."""
 
@@ -41,13 +43,32 @@ class Reporter:
         self._console.print(line, markup=False)
 
     def progress(self, what: str) -> Callable[[int, int], None]:
-        """Return a function `(done, total)` that shows the progress of a preparation on a terminal."""
+        """Return a function `(done, total)` that shows how far a preparation is, with time left.
+
+        A terminal shows each call on one line, anything else a line every half minute.
+        """
+        began = said = time.perf_counter()
 
         def show(done: int, total: int) -> None:
-            if sys.stderr.isatty() and not self._quiet:
-                self._console.print(f"{what}: {done:,}" + (f" of {total:,}" if total else ""), end="\r", markup=False)
+            nonlocal said
+            now = time.perf_counter()
+            live = self._console.is_terminal
+            if self._quiet or (not live and now - said < _PATIENCE_SECONDS):
+                return
+            said = now
+            left = f", {_clock((now - began) / done * (total - done))} left" if total and done else ""
+            line = f"{what}: {done:,}" + (f" of {total:,}{left}" if total else "")
+            # The rest of a longer line before it is written over.
+            self._console.print(line.ljust(_WIDTH) if live else line, end="\r" if live else "\n", markup=False)
 
         return show
+
+    def doing(self, what: str, *, line: bool = True) -> None:
+        """Say what takes time now: on the bar, or where there is none in a line; never in the log."""
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, description=what)
+        elif line:
+            self._console.print(f"{what} ...", markup=False)
 
     def steps(self, num_steps: int, *, done: int = 0) -> Self:
         """Set the number of steps, `done` of them before this start: `with reporter.steps(n): ...`."""

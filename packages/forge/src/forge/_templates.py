@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from functools import cache
+from importlib import resources
 
 import jinja2
 
 
 @cache
 def _environment() -> jinja2.Environment:
-    return jinja2.Environment(
+    environment = jinja2.Environment(
         loader=jinja2.PackageLoader("forge", "."),
         autoescape=jinja2.select_autoescape(("html", "svg")),
         undefined=jinja2.StrictUndefined,
@@ -17,8 +19,46 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
+    # `tojson` escapes what could end a script element; NaN, which JSON lacks, is an error instead of a page that does not run.
+    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
+    environment.filters["duration"] = duration
+    environment.filters["size"] = size
+    environment.filters["number"] = number
+    return environment
 
 
 def render(template: str, **values: object) -> str:
     """Render a template, such as `reports/pages/osft.html`; a value that it names must be given."""
     return _environment().get_template(template).render(values)
+
+
+def source(name: str) -> str:
+    """Read a file of this package that is part of pages as it is: a style or a script."""
+    return (resources.files("forge") / name).read_text(encoding="utf-8")
+
+
+def duration(seconds: float) -> str:
+    """Write a time as `2 h 05 min`, `3 min 10 s` or `4.2 s`."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours:,} h {minutes:02} min" if hours else f"{minutes} min {rest:02} s"
+
+
+def size(count: float) -> str:
+    """Write bytes as `1.5 GiB`."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(count) < 1024:
+            return f"{count:.4g} {unit}"
+        count /= 1024
+    return f"{count:,.4g} TiB"
+
+
+def number(value: float | None) -> str:
+    """Write a figure in five digits; a dash for none."""
+    if value is None or not math.isfinite(value):
+        return "–"
+    return (
+        f"{value:,}" if isinstance(value, int) else f"{value:,.5g}" if 1e-4 <= abs(value) < 1e7 or not value else f"{value:.3e}"
+    )

@@ -3,7 +3,9 @@ Errors name function, row and what was returned.
 """
 
 import math
+import re
 
+import attrs
 import numpy as np
 import pytest
 import torch
@@ -42,11 +44,14 @@ def raises(prompts, completions, wanted):
     return [1 / (w - 2) for w in wanted]
 
 
+LINE = raises.__code__.co_firstlineno + 1
+
+
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        (raises, r"reward 'f' raised ZeroDivisionError: .* for row 11, completion 'yy'"),
-        (lambda completions, **_: [1.0] * 2, r"reward 'f' gave 2 values for [13] completions"),
+        (raises, rf"reward 'f' raised ZeroDivisionError: .*, at {re.escape(__file__)}:{LINE}, for row 11, completion 'yy'"),
+        (lambda completions, **_: [1.0] * 2, r"reward 'f' \(.*test_rewards\.py:\d+\) gave 2 values for [13] completions"),
         (
             lambda completions, **_: ["good" if c == "zzz" else 1 for c in completions],
             r"gave 'good' \(str\) for row 12, completion 'zzz'",
@@ -60,6 +65,15 @@ def test_a_failing_function_is_named(function, message):
     """A failure names the function, the row, the completion and what was returned."""
     with pytest.raises(RewardError, match=message):
         score(Reward(name="f", function=function), ANSWERS)
+
+
+def test_a_row_has_its_name_and_a_builtin_none():
+    """A row is named by `source`; a function that is not written in Python has no line."""
+    named = attrs.evolve(ANSWERS, source=lambda row: f"prompts.jsonl:{row}")
+    with pytest.raises(RewardError, match=r"for prompts\.jsonl:11, completion 'yy'"):
+        score(Reward(name="f", function=raises), named)
+    with pytest.raises(RewardError, match="which is not written in Python"):
+        score(Reward(name="f", function=dict), named)
 
 
 def test_skip_leaves_out_only_what_fails():
@@ -80,7 +94,7 @@ def test_functions_that_fail_only_together():
             raise ValueError("one at a time")
         return [float(len(completions[0]))]
 
-    with pytest.raises(RewardError, match=r"one at a time, for 3 completions of rows 10 to 12"):
+    with pytest.raises(RewardError, match=r"one at a time, at .*test_rewards\.py:\d+, for 3 completions of row 10 to row 12"):
         score(Reward(name="f", function=alone), ANSWERS)
     assert score(Reward(name="f", function=alone), ANSWERS, on_error="skip").tolist() == [1, 2, 3]
 

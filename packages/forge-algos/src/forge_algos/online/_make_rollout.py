@@ -39,12 +39,13 @@ def make_rollout(
     rank: int | None = None,
     reference: Reference | None = None,
     share_prompts: bool = False,
+    source: Callable[[int], str] = "row {}".format,
 ) -> Rollout:
     """Sample completions of each prompt, reward them, and compute what the updates read.
 
     Each data shard samples and rewards its share of the prompts; afterwards every rank has the whole rollout. Log-probabilities
     are those of the pass that trains: its packed rows, its head, its temperature. So the ratio of the first update is 1. They
-    are the policy's own, whatever `top_p` and `top_k` took away while sampling.
+    are the policy's own, whatever `top_p` and `top_k` took away while sampling. `source` names a row in messages.
     """
     check_arguments(prompts, settings, rewards, reference, seed, max_tokens)
     device = next(model.parameters()).device if device is None else device
@@ -65,7 +66,7 @@ def make_rollout(
         first=share.start,
     )
     check_completions(mine, len(prompts[share]) * each, settings.max_new_tokens)
-    scored = _score(mine, prompts[share], numbers[share], settings, rewards, columns_of(prompts), decode, parallel)
+    scored = _score(mine, prompts[share], numbers[share], settings, rewards, columns_of(prompts), decode, parallel, source)
     lengths = gather([len(completion.ids) for completion in mine], parallel, shard).astype(np.int64)
     ids = gather(np.concatenate([np.zeros(0), *(completion.ids for completion in mine)]), parallel, shard).astype(np.int32)
     completion_ids = tuple(np.split(ids, lengths.cumsum()[:-1])) if len(lengths) else ()
@@ -151,6 +152,7 @@ def _score(
     columns: set[str],
     decode: Callable[[list[int]], str],
     parallel: Parallel,
+    source: Callable[[int], str],
 ) -> dict[str, NDArray[np.float32]]:
     """Return each reward function's numbers for this rank's completions, by its name.
     An error on one rank is raised on all.
@@ -166,6 +168,7 @@ def _score(
         ],
         columns={name: [prompt.columns.get(name) for prompt in asked] for name in sorted(columns)},
         rows=[row for row in rows for _ in range(each)],
+        source=source,
     )
     failed: RewardError | None = None
     found: dict[str, NDArray[np.float32]] = {}

@@ -23,6 +23,8 @@ STEPS, STEPS_PER_MESSAGE = 500_000, 1_000
 """Steps of one rendering: a template may compare each message with all others, but not more."""
 CHARACTERS, CHARACTERS_PER_CHARACTER = 100_000_000, 1_000
 """Characters that one rendering may make: a template may append each message to all before it."""
+_OFTEN = 10_000
+"""Characters written after which they are counted."""
 _MACRO = 20
 """Steps that a call of a macro counts as: it takes as long as many methods."""
 # Filters that no template can call, since names of filters have no blank.
@@ -276,10 +278,16 @@ def counted(template: Template, variables: Mapping[str, Any]) -> Iterator[str]:
     """
     environment: Any = template.environment
     budget = environment.budget = Budget(variables)
+    written = 0
     try:
         for chunk in template.generate(variables):
-            budget.take(len(chunk))
+            # Taken many at once: there are twenty chunks a row, and each call takes time.
+            written += len(chunk)
+            if written > _OFTEN:
+                budget.take(written)
+                written = 0
             yield chunk
+        budget.take(written)
     except RecursionError as error:
         raise LimitError("it calls itself too many times, one call within the other") from error
 

@@ -171,6 +171,11 @@ def build(
         accounting = outcome.accounting(writer)
         if not writer.samples and shard is None:
             raise DataError(_nothing_left(sources, outcome, str(accounting), job.options))
+        if job.options.turn_end and shard is None and not any(form.startswith("turn_end=") for form in accounting.forms):
+            raise DataError(
+                f"`turn_end` ({job.options.turn_end!r}) has no effect: no learned turn of these rows lacks an end, since their "
+                "chat template writes one, or none of them is a conversation; leave it out"
+            )
         manifest = writer.finish(
             outcome.first[0] if outcome.first else None,
             outcome.files(sources),

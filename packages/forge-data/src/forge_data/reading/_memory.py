@@ -120,7 +120,10 @@ class InMemoryRows:
         """Yield (index, row, bytes) of each; after the last one their number and hash are known."""
         digest, known, count = hashlib.sha256(), True, 0
         for row, value in enumerate(self._given()):
-            plain = _plain(value)
+            try:
+                plain = _plain(value)
+            except RecursionError as error:
+                raise DataError(f"{self.name}[{row}] is nested too deeply to be read") from error
             if self.kind.startswith("datasets."):
                 plain = without_nulls(plain)
             try:

@@ -11,24 +11,28 @@ import re
 import secrets
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from forge_data._errors import StoreError
+from forge_data.store._manifest import PROMPTS
 from forge_data.viewing._page_data import as_script, page_data
 from forge_data.viewing._page_summary import details, figures, lede, safe
+from forge_data.viewing._prompts import prompt_views, view_lines
 from forge_data.viewing._terminal import lines
 from forge_data.viewing._view import View, views
 
 if TYPE_CHECKING:
+    from forge_data.store._prompt_store import PromptStore
     from forge_data.store._token_store import TokenStore
 
-_SCRIPTS = ("data.js", "samples.js", "filters.js", "inspect.js", "start.js")
+_STYLES = ("look.css", "page.css")
+_SCRIPTS = ("data.js", "samples.js", "filters.js", "inspect.js", "start.js", "theme.js")
 _SLOT = re.compile("@([a-z]+)@")
 _PLAIN_TOKENS = 50_000
 """Tokens that a page without scripts shows as plain text."""
 
 
-def write_page(store: "TokenStore", indices: list[int], path: Path) -> Path:
+def write_page(store: "TokenStore | PromptStore", indices: list[int], path: Path) -> Path:
     """Write the page; a file that is there already is replaced when the new one is complete.
 
     Raises:
@@ -51,12 +55,14 @@ def write_page(store: "TokenStore", indices: list[int], path: Path) -> Path:
     return path
 
 
-def page(store: "TokenStore", indices: list[int]) -> str:
+def page(store: "TokenStore | PromptStore", indices: list[int]) -> str:
     """Make the text of the page."""
-    shown = list(views(store, indices))
+    prompts = store.kind == PROMPTS
+    shown = list(prompt_views(cast("PromptStore", store), indices) if prompts else views(cast("TokenStore", store), indices))
     places = {view.place for view in shown}
-    data = page_data(shown, [finding for finding in store.lint.findings if finding.place in places])
-    style = _file("page.css")
+    findings = [] if prompts else [finding for finding in cast("TokenStore", store).lint.findings if finding.place in places]
+    data = page_data(shown, findings, "prompt" if prompts else "sample")
+    style = "".join(_file(name) for name in _STYLES)
     script = '"use strict";(() => {\n' + "\n".join(_file(name) for name in _SCRIPTS) + "})();\n"
     slots = {
         "policy": (
@@ -64,6 +70,7 @@ def page(store: "TokenStore", indices: list[int]) -> str:
             "base-uri 'none'; form-action 'none'"
         ),
         "name": safe(store.path.resolve().name or "store"),
+        "title": "prompts" if prompts else "tokens and labels",
         "style": style,
         "lede": safe(lede(store, indices)),
         "figures": figures(store),
@@ -83,7 +90,8 @@ def _plain(shown: list[View]) -> str:
         if tokens > _PLAIN_TOKENS and text:
             text.append("The other samples need scripts; so do folding and filters.")
             break
-        text += [*lines(view, colour=False, width=100), ""]
+        write = view_lines if view.segments[0].role == "prompt" else lines
+        text += [*write(view, colour=False, width=100), ""]
     return "\n".join(text)
 
 

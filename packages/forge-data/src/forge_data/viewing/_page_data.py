@@ -13,7 +13,7 @@ _UNSAFE = re.compile("[<>&\u2028\u2029\ud800-\udfff]")
 """Characters that could end the element that holds the data, or that UTF-8 cannot encode."""
 
 
-def page_data(views: Iterable[View], findings: Iterable[Finding]) -> dict[str, Any]:
+def page_data(views: Iterable[View], findings: Iterable[Finding], noun: str = "sample") -> dict[str, Any]:
     """Make what page/data.js reads; `findings` are those on the rows that are shown."""
     numbers: dict[int, int] = {}
     vocabulary: list[tuple[int, str, int]] = []
@@ -29,6 +29,7 @@ def page_data(views: Iterable[View], findings: Iterable[Finding]) -> dict[str, A
                 vocabulary.append((token, piece.text, int(piece.special)))
         samples.append(_sample(view, numbers, vocabulary) | {"findings": on_row.get(view.place, [])})
     return {
+        "noun": noun,
         "roles": ROLES,
         "vocabulary": vocabulary,
         "samples": samples,
@@ -52,6 +53,7 @@ def _sample(view: View, numbers: dict[int, int], vocabulary: list[tuple[int, str
         "place": view.place,
         "standing": view.standing,
         "partner": view.partner,
+        "columns": view.columns,
         "tokens": local,
         "learned": [edge for run in view.runs() for edge in run],
         "segments": [value for s in view.segments for value in (s.start, ROLES.index(s.role))],

@@ -3,57 +3,66 @@
 import itertools
 from collections.abc import Collection, Iterator, Sequence
 from html import escape
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 from urllib.parse import urlencode
 
 from forge_data.findings._finding import STOP
+from forge_data.store._manifest import PROMPTS
 
 if TYPE_CHECKING:
     from forge_data.findings._report import LintReport
+    from forge_data.store._prompt_store import PromptStore
     from forge_data.store._token_store import TokenStore
 
 LISTED = 1000
 """Rows left out that a page lists; more are only counted."""
 
 
-def lede(store: "TokenStore", shown: Sequence[int]) -> str:
+def lede(store: "TokenStore | PromptStore", shown: Sequence[int]) -> str:
     """Write one sentence on what the page shows."""
+    prompts = store.kind == PROMPTS
+    which = _count(len(store), "prompt" if prompts else "sample")
+    how = "token by token, as the model is asked" if prompts else "token by token, as they are trained on"
     if len(shown) == len(store):
-        return f"All {_count(len(store), 'sample')}, token by token, as they are trained on."
+        return f"All {which}, {how}."
     if list(shown) == list(range(len(shown))):
-        return f"The first {len(shown):,} of {_count(len(store), 'sample')}, token by token, as they are trained on."
-    return f"{len(shown):,} chosen of {_count(len(store), 'sample')}, token by token, as they are trained on."
+        return f"The first {len(shown):,} of {which}, {how}."
+    return f"{len(shown):,} chosen of {which}, {how}."
 
 
-def figures(store: "TokenStore") -> str:
-    """Write the four main numbers."""
-    tokens, learned = int(store.lengths.sum()), int(store.loss_counts.sum())
-    share = f"{100 * learned / tokens:.1f} % of all" if tokens else ""
-    accounting = store.accounting
-    rows = [
-        ("Samples", f"{len(store):,}", "" if store.kind == "supervised" else store.kind.replace("_", " ")),
-        ("Tokens", f"{tokens:,}", ""),
-        ("Tokens in the loss", f"{learned:,}", share),
-        ("Rows kept", f"{accounting.kept:,}", f"of {accounting.read:,}"),
-    ]
+def figures(store: "TokenStore | PromptStore") -> str:
+    """Write the main numbers; of prompts nothing is in a loss."""
+    tokens, accounting = int(store.lengths.sum()), store.accounting
+    kind = "" if store.kind in ("supervised", PROMPTS) else store.kind.replace("_", " ")
+    rows = [("Prompts" if store.kind == PROMPTS else "Samples", f"{len(store):,}", kind), ("Tokens", f"{tokens:,}", "")]
+    if store.kind != PROMPTS:
+        learned = int(cast("TokenStore", store).loss_counts.sum())
+        rows.append(("Tokens in the loss", f"{learned:,}", f"{100 * learned / tokens:.1f} % of all" if tokens else ""))
+    rows.append(("Rows kept", f"{accounting.kept:,}", f"of {accounting.read:,}"))
     return "".join(
         f"<div><dt>{safe(name)}</dt><dd>{safe(value)} <small>{safe(note)}</small></dd></div>" for name, value, note in rows
     )
 
 
-def details(store: "TokenStore", places: Collection[str]) -> str:
-    """Write findings, dropped rows and hashes; `places` are the rows that the page shows."""
-    report = store.lint
-    stops, warnings = _count(report.stops, "stop"), _count(report.warnings, "warning")
-    found = f"{stops}, {warnings}" if report.counts else "nothing"
+def details(store: "TokenStore | PromptStore", places: Collection[str]) -> str:
+    """Write findings, dropped rows and hashes; `places` are the rows that the page shows.
+
+    Prompts are not linted.
+    """
     dropped = sum(store.accounting.dropped.values())
     return "".join(
         [
-            _fold("Findings", found, "".join(_findings(report, places)), unfolded=report.stops > 0),
+            _linted(cast("TokenStore", store).lint, places) if store.kind != PROMPTS else "",
             _fold("Rows left out", f"{dropped:,}" if dropped else "none", "".join(_dropped(store))),
             _fold("Proof", f"SHA-256 {store.fingerprint[:16]}…", _proof(store)),
         ]
     )
+
+
+def _linted(report: "LintReport", places: Collection[str]) -> str:
+    stops, warnings = _count(report.stops, "stop"), _count(report.warnings, "warning")
+    found = f"{stops}, {warnings}" if report.counts else "nothing"
+    return _fold("Findings", found, "".join(_findings(report, places)), unfolded=report.stops > 0)
 
 
 def _fold(name: str, summary: str, inside: str, *, unfolded: bool = False) -> str:
@@ -95,7 +104,7 @@ def _linked(place: str, places: Collection[str]) -> str:
     return f'<a href="#{safe(urlencode({"find": place}, errors="backslashreplace"))}">{safe(place)}</a>'
 
 
-def _dropped(store: "TokenStore") -> Iterator[str]:
+def _dropped(store: "TokenStore | PromptStore") -> Iterator[str]:
     accounting = store.accounting
     yield f'<p class="note">{safe(str(accounting))}.</p>'
     dropped = sum(accounting.dropped.values())
@@ -113,7 +122,7 @@ def _dropped(store: "TokenStore") -> Iterator[str]:
         yield f'<p class="note">And {dropped - LISTED:,} more, in the store\'s dropped.jsonl.</p>'
 
 
-def _proof(store: "TokenStore") -> str:
+def _proof(store: "TokenStore | PromptStore") -> str:
     rows = "".join(
         f'<tr><th scope="row" class="place">{safe(name)}</th><td class="hash">{safe(digest)}</td></tr>'
         for name, digest in store.sha256.items()

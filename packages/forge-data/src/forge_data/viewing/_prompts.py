@@ -1,7 +1,7 @@
 """Prompts → lines for a terminal: the tokens of each, and the row's other fields."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,16 +16,25 @@ if TYPE_CHECKING:
 
 def prompt_lines(store: "PromptStore", indices: list[int], *, colour: bool, width: int) -> Iterator[str]:
     """Write each prompt with its place, and its further fields as JSON, a line each."""
+    for view in prompt_views(store, indices):
+        yield ""
+        yield from view_lines(view, colour=colour, width=width)
+
+
+def view_lines(view: View, *, colour: bool, width: int) -> Iterator[str]:
+    """Write one prompt, and its further fields, a line each."""
+    head, *body = lines(view, colour=colour, width=width)
+    yield head.replace(f"sample {view.index}", f"prompt {view.index}").replace(", 0 learned (0%)", "")
+    yield from body
+    for name, text in view.columns:
+        yield "".join(letter if letter == " " else shown for letter in f"  {name}: {text}" for shown, _ in visible(letter))
+
+
+def prompt_views(store: "PromptStore", indices: Iterable[int]) -> Iterator[View]:
+    """Make one view a prompt."""
     texts = TokenTexts(stored_tokenizer(store))
     for index in indices:
-        prompt = store[index]
-        head, *body = lines(_view(texts, index, store.source(index), prompt), colour=colour, width=width)
-        yield ""
-        yield head.replace(f"sample {index}", f"prompt {index}").replace(", 0 learned (0%)", "")
-        yield from body
-        for name, value in prompt.columns.items():
-            text = json.dumps(value, ensure_ascii=False)
-            yield "".join(letter if letter == " " else shown for letter in f"  {name}: {text}" for shown, _ in visible(letter))
+        yield _view(texts, index, store.source(index), store[index])
 
 
 def _view(texts: TokenTexts, index: int, place: str, prompt: "Prompt") -> View:
@@ -42,4 +51,5 @@ def _view(texts: TokenTexts, index: int, place: str, prompt: "Prompt") -> View:
         learned=np.zeros(len(ids), dtype=np.bool_),
         loss_count=0,
         segments=[Segment(0, len(ids), "prompt")],
+        columns=[(name, json.dumps(value, ensure_ascii=False)) for name, value in prompt.columns.items()],
     )

@@ -47,17 +47,15 @@ def show(
         The page's path, if there is one.
 
     Raises:
-        StoreError: no store there, or the page cannot be written; there is none for prompts.
+        StoreError: no store there, or the page cannot be written.
         DataError: a sample that the store does not have.
     """
     if isinstance(store, (str, os.PathLike)):
         store = opened(store)
     if html is not None:
-        if store.kind == PROMPTS:
-            raise StoreError(f"{store.path} is a store of prompts, for which there is no page; show them without `html`")
         from forge_data.viewing._page import write_page
 
-        return write_page(cast("TokenStore", store), chosen_indices(store, indices, ON_PAGE), expand_user(html, StoreError))
+        return write_page(store, chosen_indices(store, indices, ON_PAGE), expand_user(html, StoreError))
     chosen = chosen_indices(store, indices, ON_SCREEN)
     for line in text_of(store, chosen, colour=wants_colour(sys.stdout), width=shutil.get_terminal_size((100, 24)).columns):
         write_line(sys.stdout, line)

@@ -48,6 +48,8 @@ class View:
     """`chosen` or `rejected`, `desirable` or `undesirable`; empty for a supervised sample."""
     partner: int | None = None
     """Sample of the other answer, for a preference."""
+    columns: list[tuple[str, str]] = attrs.field(factory=list)
+    """Further fields of a prompt's row, as JSON."""
 
     def runs(self, start: int = 0, stop: int | None = None) -> list[tuple[int, int]]:
         """List the learned stretches [start, stop) of a part of the sample, in order."""

@@ -18,6 +18,7 @@ from forge_dist._third_party_logs import quiet_transformers
 from forge_dist.adapters._merge import logits_of, relative_difference
 from forge_dist.gguf._export import (
     GGUFType,
+    Progress,
     encoded,
     float16_fallbacks,
     gguf_fields,
@@ -76,6 +77,7 @@ def check_gguf(
     tokenizer: "PreTrainedTokenizerBase",
     dtype: GGUFType,
     name: str,
+    progress: Progress | None = None,
 ) -> GGUFCheck:
     """Read `file` back and compare it with `model`; further arguments as in `export_gguf`.
 
@@ -93,7 +95,9 @@ def check_gguf(
     require_gguf()
     path = Path(os.path.abspath(file))
     arch = gguf_architecture(model, path)
-    contents = _prove_file(model, path, arch, gguf_fields(model, tokenizer, dtype=dtype, name=name, where=path), dtype)
+    contents = _prove_file(
+        model, path, arch, gguf_fields(model, tokenizer, dtype=dtype, name=name, where=path), dtype, progress
+    )
     try:
         # transformers cannot switch off its progress bar over the tensors of a GGUF file.
         with quiet_transformers(), redirect_stderr(io.StringIO()):
@@ -132,7 +136,14 @@ class _Contents(NamedTuple):
         return torch.tensor(dequantize(tensor.data, tensor.tensor_type)).reshape(tuple(reversed(tensor.shape.tolist())))
 
 
-def _prove_file(model: "PreTrainedModel", path: Path, arch: str, fields: dict[str, Any], dtype: GGUFType) -> _Contents:
+def _prove_file(
+    model: "PreTrainedModel",
+    path: Path,
+    arch: str,
+    fields: dict[str, Any],
+    dtype: GGUFType,
+    progress: Progress | None,
+) -> _Contents:
     """Return the file's contents, if they are the `fields` and the model's tensors alone."""
     from gguf import GGUFReader
 
@@ -151,7 +162,9 @@ def _prove_file(model: "PreTrainedModel", path: Path, arch: str, fields: dict[st
     wanted = tensors_to_write(model, arch, path)
     if contents.tensors.keys() != wanted.keys():
         raise ExportError(f"{path}: the tensor {min(contents.tensors.keys() ^ wanted.keys())} is missing or too many")
-    for key, tensor in wanted.items():
+    for done, (key, tensor) in enumerate(wanted.items(), start=1):
+        if progress is not None:
+            progress(done, len(wanted))
         if contents.tensors[key].data.tobytes() != encoded(file_row_order(key, tensor, model.config, arch), dtype)[0].tobytes():
             raise ExportError(f"{path}: the tensor {key} is not the one in memory")
     return contents

@@ -1,7 +1,7 @@
 """Export of a model and its tokenizer to one GGUF file, for llama.cpp and similar programs."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -19,6 +19,10 @@ GGUFType = Literal["float32", "float16", "bfloat16", "q8_0"]
 
 _FILE_TYPES = {"float32": 0, "float16": 1, "bfloat16": 32, "q8_0": 7}
 """Type → llama.cpp's LlamaFileType."""
+
+
+Progress = Callable[[int, int], None]
+"""Called with the tensors done and their number."""
 
 
 def require_gguf() -> None:
@@ -40,6 +44,7 @@ def export_gguf(
     tokenizer: "PreTrainedTokenizerBase",
     dtype: GGUFType,
     name: str,
+    progress: Progress | None = None,
 ) -> Path:
     """Write a model with tokenizer and chat template to a GGUF file; return its absolute path.
 
@@ -53,6 +58,7 @@ def export_gguf(
         tokenizer: a fast one, byte-level BPE.
         dtype: type of the matrices.
         name: name of the model that readers show.
+        progress: called with the tensors done and their number.
 
     Raises:
         ModelError: an architecture, a setting of it, or a tokenizer that is not supported; no matrix can be q8_0; gguf is not
@@ -75,7 +81,7 @@ def export_gguf(
             f"32 long (hidden_size {model.config.hidden_size}); take dtype=float16"
         )
     try:
-        _write(path, model.config, fields, tensors, dtype)
+        _write(path, model.config, fields, tensors, dtype, progress)
     except (OSError, ValueError) as error:
         raise ExportError(f"{path} cannot be written: {error}") from error
     return path
@@ -130,7 +136,14 @@ def encoded(tensor: torch.Tensor, dtype: GGUFType) -> tuple[Any, Any]:
     return tensor.to(torch.float16).contiguous().numpy(), None
 
 
-def _write(path: Path, config: Any, fields: dict[str, Any], tensors: dict[str, torch.Tensor], dtype: GGUFType) -> None:
+def _write(
+    path: Path,
+    config: Any,
+    fields: dict[str, Any],
+    tensors: dict[str, torch.Tensor],
+    dtype: GGUFType,
+    progress: Progress | None,
+) -> None:
     from gguf import GGUFWriter
 
     arch = fields["general.architecture"]
@@ -146,8 +159,10 @@ def _write(path: Path, config: Any, fields: dict[str, Any], tensors: dict[str, t
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_ti_data_to_file()
-        for name, tensor in tensors.items():
+        for done, (name, tensor) in enumerate(tensors.items(), start=1):
             writer.write_tensor_data(encoded(file_row_order(name, tensor, config, arch), dtype)[0])
+            if progress is not None:
+                progress(done, len(tensors))
     finally:
         writer.close()
 

@@ -126,7 +126,7 @@ def _verb(name: str) -> Callable[..., None] | cyclopts.App:
 
 
 def _inspect() -> Callable[..., None]:
-    from forge.reports._osft import inspect
+    from forge.reports.osft._inspect import inspect
 
     return command_of(inspect, "forge osft inspect runs/first --layer q_proj")
 
@@ -140,10 +140,39 @@ def _export() -> Callable[..., None]:
     return command_of(forge.export, "forge export runs/first --merge --format gguf --dtype q8_0")
 
 
+def _track() -> Callable[..., None]:
+    def show(sent: dict[str, int]) -> str:
+        return "\n".join(f"{name}: has all {lines:,} lines" for name, lines in sent.items())
+
+    return command_of(forge.track, "forge track runs/first --trackers tensorboard", show=show)
+
+
+def _push() -> Callable[..., None]:
+    return command_of(forge.push, "forge push runs/first org/name", positional=2)
+
+
 def _plan() -> Callable[..., None]:
     from forge.cli._plan import plan_command
 
     return plan_command()
+
+
+def _report() -> Callable[..., None]:
+    from forge.reports._report import report
+
+    return command_of(report, "forge report runs/first")
+
+
+def _compare() -> Callable[..., None]:
+    from forge.cli._compare import compare_command
+
+    return compare_command()
+
+
+def _rollouts() -> Callable[..., None]:
+    from forge.reports._rollouts import rollouts
+
+    return command_of(rollouts, "forge rollouts runs/grpo --step 40")
 
 
 def _recipes() -> cyclopts.App:
@@ -170,12 +199,17 @@ def _data() -> Callable[..., int]:
 _COMMANDS: dict[str, tuple[str, Callable[[], Callable[..., Any] | cyclopts.App], dict[str, Any]]] = {
     "generate": ("Generate a model's answer to a prompt.", _generate, {}),
     "export": ("Write a model to hand on: merged or not, for transformers or as GGUF, with a model card.", _export, {}),
+    "track": ("Send the record of a run that has ended to trackers: W&B, MLflow, TensorBoard, trackio.", _track, {}),
+    "push": ("Upload a run's export to the Hugging Face Hub, private, with its model card.", _push, {}),
     # forge-data parses its own words, `--help` too, so that it has the same command line without this package.
     "data": (
         "Prepare, show, lint and count tokens: `forge data --help` lists the commands.",
         _data,
         {"help_flags": (), "version_flags": ()},
     ),
+    "report": ("Write the page of a run: curves, what was trained, samples, exports, events.", _report, {}),
+    "compare": ("Lay the curves of runs over each other, and list the settings that differ.", _compare, {}),
+    "rollouts": ("Write a page of a run's rollouts: prompts, completions, rewards, advantages over steps.", _rollouts, {}),
     "recipes": ("List, show, copy and run the shipped recipes: a beginning for every verb and adapter.", _recipes, {}),
     "config": ("Check a recipe, convert one from another trainer, or describe recipes for an editor.", _config, {}),
     "plan": ("Show how the samples of a step share ranks and micro-batches; trains nothing.", _plan, {}),

@@ -63,7 +63,9 @@ def with_signature(command: Any, parameters: Sequence[inspect.Parameter], doc: s
     return command
 
 
-def command_of(function: Callable[..., object], example: str, *, positional: int = 1, empty: str = "") -> Any:
+def command_of(
+    function: Callable[..., object], example: str, *, positional: int = 1, empty: str = "", show: Callable[[Any], str] = str
+) -> Any:
     """Make a command of a public function: the same parameters and help; it prints the result.
 
     Args:
@@ -71,11 +73,12 @@ def command_of(function: Callable[..., object], example: str, *, positional: int
         example: a command line, for the help.
         positional: how many parameters are words; the others are options.
         empty: a line for stderr where the result is empty.
+        show: writes the result.
 
     """
 
     def command(*words: object, **options: object) -> None:
-        text = str(function(*words, **options))
+        text = show(function(*words, **options))
         print(text)
         if not text:
             print(f"forge: {empty}", file=sys.stderr)

@@ -13,6 +13,7 @@ import forge_accel
 import forge_data
 import forge_dist
 from forge._errors import SettingsError
+from forge._progress import Reporter
 from forge.exporting._model_card import model_card
 from forge.exporting._request import DType, ExportRequest, Format
 
@@ -48,10 +49,12 @@ def export(
 
     """
     request = ExportRequest.of(run, output, merge=merge, dtype=dtype, format=format)
+    report = Reporter(lambda _: None)
     tokenizer = _tokenizer(request)
     rows = _rows(request.vocabulary(tokenizer))
     proofs = []
     model: Any
+    report.doing(f"loading {request.folder}{' and merging it into its base' if merge else ''}")
     if merge:
         merged = forge_dist.merge_adapter(request.folder, rows, task=request.task)
         model = merged.model
@@ -65,8 +68,9 @@ def export(
     with forge_dist.atomic_directory(request.output) as folder:
         try:
             if format == "gguf":
-                file, proof = _write_gguf(request, model, tokenizer, rows, folder)
+                file, proof = _write_gguf(request, model, tokenizer, rows, folder, report)
             else:
+                report.doing(f"writing {request.output.name} and loading it back")
                 file, proof = None, _write_hf(request, model, tokenizer, rows, folder)
         except forge_dist.ForgeDistError as error:  # it names the temporary directory
             raise type(error)(str(error).replace(str(folder), str(request.output))) from error
@@ -146,14 +150,16 @@ def _write_hf(request: ExportRequest, model: Any, tokenizer: Any, rows: Sequence
 
 
 def _write_gguf(
-    request: ExportRequest, model: Any, tokenizer: Any, rows: Sequence[Sequence[int]], folder: Path
+    request: ExportRequest, model: Any, tokenizer: Any, rows: Sequence[Sequence[int]], folder: Path, report: Reporter
 ) -> tuple[str, str]:
     """Write a GGUF file and read it back; return its name and a sentence on how it was compared."""
     name = request.name
     file = f"{name}-{request.dtype}.gguf"
     given: Any = {"tokenizer": tokenizer, "dtype": request.dtype, "name": name}
-    forge_dist.export_gguf(model, folder / file, **given)
-    check = forge_dist.check_gguf(model, folder / file, rows, **given)
+    report.doing(f"writing {file}")
+    forge_dist.export_gguf(model, folder / file, **given, progress=report.progress("tensors written"))
+    report.doing(f"reading {file} back: its tensors, then its logits beside those of the model")
+    check = forge_dist.check_gguf(model, folder / file, rows, **given, progress=report.progress("tensors compared"))
     halves = f" ({check.halves} of them as float16, for their rows are no multiple of 32 long)" if check.halves else ""
     return file, (
         f"Read back: {check.tensors} tensors, each the one in memory, matrices written as {request.dtype}{halves}; loaded by "

@@ -1,5 +1,4 @@
-"""A run or a batch plan → pages and drawings for a person, one file each, without network.
+"""Files of a run, or a batch plan → pages for a person, one file each, without network.
 
-Files here import `run`, `tasks`, `settings`, the package's own top-level modules and the leaf packages; not `verbs`,
-`exporting` or `cli`.
+Files here import `settings`, the package's own top-level modules and the leaf packages; a run renews its own page with them.
 """

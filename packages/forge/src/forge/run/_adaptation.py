@@ -59,8 +59,7 @@ def adapt_model(
         ranks.first(
             lambda: _write_plan(folder / "plan.json", plan) if before is None else _check_plan(before, plan, cache, kept)
         )
-    for line in adaptation.describe():
-        report.note(line)
+    report.note("\n".join(adaptation.describe()), event="adapted")
     if start.new_ids and (layer := untrained(adaptation.model)):
         report.note(f"WARNING: the new tokens' rows of the {layer} stay the mean of the others: it does not train")
     return adaptation

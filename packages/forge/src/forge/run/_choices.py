@@ -400,6 +400,8 @@ def absolute_paths(task: Task, s: Any) -> Any:
     s = s.with_value("data", "data_path", _absolute_sources(s.data.data_path))
     if s.data.eval_data_path is not None:
         s = s.with_value("data", "eval_data_path", _absolute_sources(s.data.eval_data_path))
+    if (folder := s.tracking.tensorboard_log_dir) is not None:
+        s = s.with_value("tracking", "tensorboard_log_dir", os.path.abspath(os.path.expanduser(folder)))
     if getattr(s.data, "chat_template", None) is not None:
         s = s.with_value("data", "chat_template", _absolute(s.data.chat_template))
     return s.with_value("checkpoints", "ckpt_output_dir", os.path.abspath(os.path.expanduser(s.checkpoints.ckpt_output_dir)))

@@ -27,6 +27,7 @@ from forge.run._rows import Rows, tokenize_rows
 from forge.settings._recipe import as_values
 from forge.settings._settings import resolve
 from forge.tasks._task import Task
+from forge.trackers._callbacks import Callbacks
 
 PREEMPTED = PreemptedError.exit_status
 _INTERRUPT = signal.SIGINT.name
@@ -34,10 +35,13 @@ ROWS = "rows"
 """Folder beside the settings in which a launcher leaves the stores of rows that were given in memory."""
 
 
-def on_ranks(task: Task, s: Any, rows: Rows, body: Callable[[Any, forge_dist.Ranks], RunResult]) -> RunResult:
+def on_ranks(
+    task: Task, s: Any, rows: Rows, callbacks: Callbacks, body: Callable[[Any, forge_dist.Ranks], RunResult]
+) -> RunResult:
     """Run `body` on the ranks of settings and environment; return the first one's result.
 
-    Rows in memory are tokenized by a launcher, before it starts its ranks.
+    Rows in memory are tokenized by a launcher, before it starts its ranks. It calls the callbacks too, with what its first rank
+    writes.
 
     Raises:
         forge_dist.LaunchError: settings and environment contradict each other, or the ranks do not meet.
@@ -48,7 +52,10 @@ def on_ranks(task: Task, s: Any, rows: Rows, body: Callable[[Any, forge_dist.Ran
     where = forge_dist.topology(s.launch, devices=_devices(s))
     s = _with_origins(s, where)
     if where.role == "launcher":
-        return _launch(task, s, rows, where)
+        with callbacks.following(Path(s.checkpoints.ckpt_output_dir) / "metrics.jsonl"):
+            result = _launch(task, s, rows, where)
+        callbacks.end(result)
+        return result
     with forge_dist.worker_report(), forge_dist.join(where) as ranks:
         return body(s, ranks)
 

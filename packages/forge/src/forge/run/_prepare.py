@@ -17,6 +17,7 @@ from forge._errors import SettingsError
 from forge._progress import Reporter
 from forge._result import is_finished
 from forge.memory._target import Target
+from forge.reports._plan import plan_figures
 from forge.run._choices import check_shards, check_warmup, choose_sizes, try_packing
 from forge.run._early_checks import check_before_rows
 from forge.run._full_state import refuse_finished
@@ -109,12 +110,12 @@ def prepare(
         s = _tokenize(task, s, rows, setting, tokenizer, out.root / "data" / name, report)
     found = open_prepared(task, s, machine, out.root, shards)
     if found.held_out is not None and not s.data.eval_data_path:
-        report.note(f"held out {found.held_out}")
-    report.note(f"training on {found.train}")
+        report.note(f"held out {found.held_out}", event="data", part="eval_data_path", items=str(found.held_out))
+    report.note(f"training on {found.train}", event="data", part="data_path", items=str(found.train))
     task.check_data(s, report, found.train.store, None if found.held_out is None else found.held_out.store)
     (out.root / "plan").mkdir()
     found.plan.save(out.root / "plan" / "plan.npz")
-    report.note(task.plan_summary(found.plan))
+    report.note(task.plan_summary(found.plan), event="planned", **plan_figures(found.plan))
     with _replacing_stepless(out, report):
         if out.resuming:
             for change in compare_settings(out.path, found.settings):
@@ -195,5 +196,11 @@ def _tokenize(task: Task, s: Any, rows: Rows, setting: str, tokenizer: Any, dire
     s = describe_rows(s, rows)
     account = store.accounting
     lost = "".join(f", dropped {count:,} ({reason})" for reason, count in account.dropped.items())
-    report.note(f"{getattr(s.data, setting)}: read {account.read:,} rows, kept {account.kept:,}{lost}")
+    report.note(
+        f"{getattr(s.data, setting)}: read {account.read:,} rows, kept {account.kept:,}{lost}",
+        event="read",
+        rows=setting,
+        kind=store.kind,
+        **account.as_dict(),
+    )
     return s

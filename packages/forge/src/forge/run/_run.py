@@ -43,25 +43,31 @@ from forge.run._run_directory import NoDirectory, RunDirectory
 from forge.run._starting_model import Start
 from forge.run._stop_signal import StopSignal
 from forge.run._stores import refuse_damaged, verify_on_node
-from forge.settings._recipe import as_recipe
+from forge.settings._recipe import as_recipe, as_values
 from forge.tasks._task import Evaluation, Run, Task
+from forge.trackers._callbacks import Callbacks
+from forge.trackers._table import check_trackers
+from forge.trackers._watchers import Watchers
 
 
-def run(task: Task, s: Any, rows: Rows | None = None) -> RunResult:
+def run(task: Task, s: Any, rows: Rows | None = None, callbacks: Callbacks | None = None) -> RunResult:
     """Run a verb with composed settings, and rows in memory, on the ranks that they ask for."""
     s = absolute_paths(task, s)
     forge_dist.check_model_path(s.model.model_path, task=task.model_task)
     task.check_settings(s)
-    return on_ranks(task, s, rows or {}, partial(_on_rank, task, rows or {}))
+    check_trackers(s.tracking.chosen())
+    callbacks = callbacks or Callbacks()
+    return on_ranks(task, s, rows or {}, callbacks, partial(_on_rank, task, rows or {}, callbacks))
 
 
-def _on_rank(task: Task, rows: Rows, s: Any, ranks: forge_dist.Ranks) -> RunResult:
+def _on_rank(task: Task, rows: Rows, callbacks: Callbacks, s: Any, ranks: forge_dist.Ranks) -> RunResult:
     """Open the run directory on the first rank, and run."""
     path = s.checkpoints.ckpt_output_dir
     with RunDirectory(path, resume=s.checkpoints.resume) if ranks.is_first else NoDirectory(path) as out:
         report = Reporter(out.log, every=s.report.logging_steps, quiet=not ranks.is_first)
         try:
-            return _run(task, s, rows, out, report, ranks)
+            with Watchers(callbacks if ranks.is_first else Callbacks(), report.note) as watchers:
+                return watchers.end(_run(task, s, rows, out, report, ranks, watchers))
         except Exception as error:
             if (lack := out_of_memory(error, s, out.path)) is None:
                 raise
@@ -69,7 +75,13 @@ def _on_rank(task: Task, rows: Rows, s: Any, ranks: forge_dist.Ranks) -> RunResu
 
 
 def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
-    task: Task, s: Any, rows: Rows, out: RunDirectory | NoDirectory, report: Reporter, ranks: forge_dist.Ranks
+    task: Task,
+    s: Any,
+    rows: Rows,
+    out: RunDirectory | NoDirectory,
+    report: Reporter,
+    ranks: forge_dist.Ranks,
+    watchers: Watchers,
 ) -> RunResult:
     # device: what this machine can do, each choice with its reason
     machine = forge_accel.accelerator(s.device.device)
@@ -178,11 +190,15 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
         report.note(f"{again}step 1 of {num_steps:,}", event="started")
     if out.resuming and out.metrics_bytes < at.metrics_bytes:
         report.note(f"WARNING: metrics.jsonl was lost; it begins anew after step {at.step}")
+    if isinstance(out, RunDirectory):
+        watchers.begin(out.place("trackers"), found["identity"]["run"], s.tracking, as_values(s), machine)
+        out.watch = watchers.record
     ranks.barrier()
 
     def evaluate(step: int, of: Any = None, where: str = "") -> Evaluation | None:
         if held_out is None:
             return None
+        report.doing("measuring on held-out rows", line=False)
         with nullcontext() if of is None else strategy.computing(of):
             found = source.evaluate(model if of is None else of)
         if found is not None:
@@ -193,6 +209,7 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
     faults: list[Exception] = []
 
     def export(directory: Path, *, final: bool = False) -> Path:
+        report.doing(f"exporting {directory.name} and loading it back")
         others = sorted(directory.parent.glob("samples_*"))
         if not ranks.broadcast(directory.exists()):
             try:

@@ -15,13 +15,14 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TextIO
+from typing import Any, Self, TextIO
 
 import forge_dist
 from forge._errors import RunDirectoryError, RunWriteError
+from forge.reports._report import LiveReport
 from forge.run._directories import make_directories, remove_at_once, remove_empty
 
 _STAGING = ".forge-preparing"
@@ -52,11 +53,14 @@ class RunDirectory:
         """Whether a step was made: from then on the run is kept, however it ends."""
         self.step = 0
         """Steps made, which an event is recorded with."""
+        self.watch: Callable[[dict[str, Any]], None] | None = None
+        """Is given what a line of metrics.jsonl says, once it is written."""
         self._resume = resume
         self._made: list[Path] = []
         self._entries: list[Path] = []
         self._lock = -1
         self._files: dict[str, TextIO] = {}
+        self._report = LiveReport(self.path, self.log)
 
     def __enter__(self) -> Self:
         try:
@@ -85,6 +89,8 @@ class RunDirectory:
         with contextlib.suppress(OSError, RunWriteError):
             if error is not None and not refused:
                 self.log(*_ending(error))
+            if not refused:
+                self._report.renew(ended=True)
         for handle in self._files.values():
             with contextlib.suppress(OSError):
                 handle.close()
@@ -219,7 +225,7 @@ class RunDirectory:
         return (self.root / "metrics.jsonl").stat().st_size
 
     def log(self, line: str, event: str = "", **about: object) -> None:
-        """Append a line to `log.txt`, with the time; an event also to `events.jsonl`.
+        """Append a line to `log.txt`, with the time, and an event also to `events.jsonl`.
 
         Args:
             line: what happened; one that begins with WARNING is an event by itself.
@@ -244,7 +250,12 @@ class RunDirectory:
 
         """
         self.step = int(str(values.get("step", self.step)))
-        self._append("metrics.jsonl", _json_line(values))
+        line = _json_line(values)
+        self._append("metrics.jsonl", line)
+        if self.watch is not None:
+            self.watch(json.loads(line))
+        if self.published:
+            self._report.renew(measured=any(name.startswith("eval_") for name in values))
 
     def _open(self, name: str, folder: Path | None = None) -> None:
         self._files[name] = ((folder or self.root) / name).open("a", encoding="utf-8")
@@ -350,7 +361,7 @@ def _ending(error: BaseException) -> tuple[str, str]:
 
 
 def _json_line(values: Mapping[str, object]) -> str:
-    """Write values as a JSON line with the time (RFC 3339, UTC), null where one is not finite."""
+    """Write values as a line of JSON: the time (RFC 3339, UTC), null where one is not finite."""
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     finite = {name: None if isinstance(v, float) and not math.isfinite(v) else v for name, v in values.items()}
     return json.dumps({"time": now, **finite}) + "\n"

@@ -298,6 +298,8 @@ def _length_of_run(left: dict[str, Any], _library: str, lost: list[str]) -> dict
     """Read epochs and steps: whole epochs, and no steps where there they are -1."""
     if isinstance(left.get("max_steps"), int) and left["max_steps"] <= 0:
         del left["max_steps"]
+    if left.get("report_to") in ("none", "all", ["none"], ["all"]):
+        del left["report_to"]  # no tracker, or whichever is installed
     for key in ("num_train_epochs", "num_epochs"):
         epochs = left.get(key)
         if isinstance(epochs, float):

@@ -55,6 +55,8 @@ RENAMED = {
         "early_stopping_patience": "early_stopping_steps",
         "save_samples": "min_samples_per_checkpoint",
         "keep_last_n": "save_total_limit",
+        "trackers": "report_to",
+        "wandb_run_name": "wandb_name",
         "resume": "resume_from_checkpoint auto_resume_from_checkpoints",
         "beta": "rl_beta pref_beta",
         "gamma": "simpo_gamma",
@@ -103,7 +105,6 @@ _SHARDING = "choose strategy (ddp, fsdp2, hsdp, zero1, zero2, zero3); cpu_offloa
 _SCHEDULE = "min_lr_ratio, decay_steps, power and num_cycles are settings of their own"
 _ALWAYS_ON = "always so"
 _KERNELS = "logits are never held whole, so there is no such kernel to switch on"
-_TRACKERS = "metrics.jsonl of the run has every figure"
 _NO_CODE = "refused on purpose: no code of a model is run"
 _OFF = "not available"
 TOLD = {
@@ -153,8 +154,8 @@ TOLD = {
         "a resumed run is continued, nothing is overwritten": "overwrite_output_dir",
         "choose on_nan: stop (the default) or skip": "loss_watchdog_threshold loss_watchdog_patience",
         "logging_steps counts lines of the log; metrics.jsonl has every step": "logging_strategy logging_first_step",
-        _TRACKERS: """report_to use_wandb use_tensorboard use_swanlab wandb_project wandb_entity wandb_run_name wandb_name
-            mlflow_tracking_uri mlflow_experiment_name mlflow_run_name tensorboard_log_dir run_name""",
+        "name it in trackers": "use_wandb use_tensorboard use_swanlab",
+        "wandb_run_name or mlflow_run_name; by default it is the name of ckpt_output_dir": "run_name",
         "the same command resumes, and SIGTERM saves": """enable_jit_checkpoint on_demand_checkpointing
             resume_from_full_state_checkpoint""",
         "a loss beside others: loss_type=['sigmoid', 'sft'] with loss_weights": "pref_ftx",
@@ -177,7 +178,7 @@ TOLD = {
             use_galore use_apollo use_badam use_adam_mini sync_ref_model use_weighting
             disable_dropout ld_alpha discopop_tau f_alpha_divergence_coef checkpoint_storage backend dataset_exact_deduplication
             min_sample_len tool_format val_loss_improvement_threshold callbacks lora_bias""",
-        "forge export RUN writes a model to hand on": "push_to_hub hub_model_id hub_strategy",
+        "forge push RUN org/name uploads an export": "push_to_hub hub_model_id hub_strategy",
     }.items()
     for theirs in names.split()
 }

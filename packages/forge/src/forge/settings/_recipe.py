@@ -94,16 +94,19 @@ def _read(path: Path) -> dict[str, object]:
     return {name: value for name, value in found.items() if name not in left_open(text)}
 
 
+def origins_in(text: str) -> dict[str, str]:
+    """Return where each setting of a run's config.yaml came from: the last comment of its line."""
+    return dict(re.findall(r"^(\w+): .*  # ((?:(?!  # ).)*)$", text, re.MULTILINE))
+
+
 def left_open(text: str) -> set[str]:
     """Return the names that a run's config.yaml marks as default, chosen or environment.
 
     They are resolved anew: otherwise `forge sft RUN/config.yaml --adapter none` would train all weights with the learning rate
     that was chosen for LoRA.
     """
-    last_comments = re.findall(r"^(\w+): .*  # ((?:(?!  # ).)*)$", text, re.MULTILINE)
-    return {
-        name for name, comment in last_comments if comment == "default" or comment.startswith(("chosen: ", "environment: "))
-    }
+    found = origins_in(text)
+    return {name for name, origin in found.items() if origin == "default" or origin.startswith(("chosen: ", "environment: "))}
 
 
 def as_recipe(settings: Any, verb: str) -> str:

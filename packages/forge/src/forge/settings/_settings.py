@@ -24,6 +24,7 @@ import forge_dist
 import forge_packing
 from forge._errors import SettingsError
 from forge.settings._elsewhere import unknown
+from forge.settings._trackers import TrackerSettings
 
 T = TypeVar("T")
 
@@ -94,6 +95,7 @@ class RunSettings:
     checkpoints: forge_dist.CheckpointSettings
     evaluation: EvaluationSettings
     report: ReportSettings
+    tracking: TrackerSettings
     origins: Mapping[str, str]
     """Setting → where its value came from: default, recipe FILE, flag, argument, chosen or environment."""
 

@@ -106,6 +106,7 @@ class RolloutSteps:
             rank=run.strategy.data_parallel_rank,
             reference=self._reference,
             share_prompts=self._shares,
+            source=prompts.source,
         )
 
     def _batches(self, rollout: forge_algos.online.Rollout) -> list[list[Any]]:

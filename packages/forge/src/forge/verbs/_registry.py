@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import signal
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import forge
 from forge._errors import PreemptedError, RunInterruptedError
@@ -47,12 +48,14 @@ def verb(task: Task) -> Verb:
         from forge.run._rows import take_rows
         from forge.run._run import run
         from forge.settings._recipe import read_recipe
+        from forge.trackers._callbacks import Callbacks
 
         layers = [(f"recipe {recipe}", read_recipe(recipe, task.name))] if recipe is not None else []
+        callbacks = Callbacks(cast("Any", settings.pop("callbacks", ())))
         settings, rows = take_rows(settings)
         s = resolve(task.settings, *layers, ("argument", settings))
         try:
-            return run(task, s, rows)
+            return run(task, s, rows, callbacks)
         except PreemptedError as stopped:
             if stopped.received != signal.SIGINT.name:
                 raise
@@ -68,14 +71,21 @@ def verb(task: Task) -> Verb:
     function.task = task
     function.__name__ = function.__qualname__ = task.name
     function.__module__ = type(task).__module__
-    function.__signature__ = signature_of(task.settings)
+    function.__signature__ = _with_callbacks(signature_of(task.settings))
     function.__doc__ = f"{task.about}\n\n{_DOCSTRING.format(settings=task.settings.__name__)}"
     return function
 
 
+def _with_callbacks(signature: inspect.Signature) -> inspect.Signature:
+    """Add the one argument that is no setting, for it says nothing about the model."""
+    callbacks = inspect.Parameter("callbacks", inspect.Parameter.KEYWORD_ONLY, default=(), annotation="Sequence[object]")
+    return signature.replace(parameters=[*signature.parameters.values(), callbacks])
+
+
 _DOCSTRING = """Takes every setting of `{settings}` by name (`help` lists them; `docs/settings.md` explains them), and
 optionally a YAML recipe that they override. `model_path`, `data_path` and `ckpt_output_dir` are required. `data_path` and
-`eval_data_path` may also be rows in memory: a `datasets.Dataset`, a list of dicts, any iterable of them.
+`eval_data_path` may also be rows in memory: a `datasets.Dataset`, a list of dicts, any iterable of them. `callbacks` is a list
+of objects with `on_step(record)`, `on_evaluation(record)` or `on_end(result)`, which watch the run and cannot change it.
 
 The same call with the same `ckpt_output_dir` resumes the run where it was left: killed, stopped, or failed. A run that is
 finished returns its result again.

@@ -3,6 +3,7 @@
 import importlib
 import inspect
 import math
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -38,11 +39,15 @@ class RewardInputs:
     """Further fields of the prompts' rows."""
     rows: Sequence[int]
     """Number of each one's prompt in the data, for messages."""
+    source: Callable[[int], str] = "row {}".format
+    """Row's number → its name in messages, such as `prompts.jsonl:12`."""
 
     def one(self, i: int) -> "RewardInputs":
         """Return the i-th completion alone."""
         columns = {name: [values[i]] for name, values in self.columns.items()}
-        return RewardInputs(prompts=[self.prompts[i]], completions=[self.completions[i]], columns=columns, rows=[self.rows[i]])
+        return attrs.evolve(
+            self, prompts=[self.prompts[i]], completions=[self.completions[i]], columns=columns, rows=[self.rows[i]]
+        )
 
 
 def load_reward(name: str) -> Scorer:
@@ -135,12 +140,15 @@ def _call(reward: Reward, inputs: RewardInputs) -> NDArray[np.float32]:
             )
         )
     except Exception as error:  # whatever a user's function may raise
-        where = f"row {inputs.rows[0]}" if B == 1 else f"{B} completions of rows {min(inputs.rows)} to {max(inputs.rows)}"
+        first, last = (inputs.source(each(inputs.rows)) for each in (min, max))
+        where = first + _excerpt(inputs, 0) if B == 1 else f"{B} completions of {first} to {last}"
         raise RewardError(
-            f"reward {reward.name!r} raised {type(error).__name__}: {error}, for {where}{_excerpt(inputs, 0) if B == 1 else ''}"
+            f"reward {reward.name!r} raised {type(error).__name__}: {error}, at {_place(reward, error)}, for {where}"
         ) from error
     if len(values) != B:
-        raise RewardError(f"reward {reward.name!r} gave {len(values)} values for {B} completions; one for each is wanted")
+        raise RewardError(
+            f"reward {reward.name!r} ({_place(reward)}) gave {len(values)} values for {B} completions; one for each is wanted"
+        )
     return np.array([_number(reward, inputs, i, value) for i, value in enumerate(values)], np.float32)
 
 
@@ -154,10 +162,24 @@ def _number(reward: Reward, inputs: RewardInputs, i: int, value: Any) -> float:
         number = math.inf
     if math.isinf(number):
         raise RewardError(
-            f"reward {reward.name!r} gave {value!r} ({type(value).__name__}) for row {inputs.rows[i]}{_excerpt(inputs, i)}: a "
-            "finite number is wanted, or None where a completion cannot be scored"
+            f"reward {reward.name!r} ({_place(reward)}) gave {value!r} ({type(value).__name__}) for "
+            f"{inputs.source(inputs.rows[i])}{_excerpt(inputs, i)}: a finite number is wanted, or None where a completion "
+            "cannot be scored"
         )
     return number
+
+
+def _place(reward: Reward, error: Exception | None = None) -> str:
+    """Return file and line at which a reward function raised, or where it is defined."""
+    code = getattr(inspect.unwrap(reward.function), "__code__", None)
+    if code is None:
+        return f"{type(reward.function).__name__}, which is not written in Python"
+    lines = (
+        [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == code.co_filename]
+        if error
+        else []
+    )
+    return f"{code.co_filename}:{lines[-1] if lines else code.co_firstlineno}"
 
 
 def _excerpt(inputs: RewardInputs, i: int) -> str:

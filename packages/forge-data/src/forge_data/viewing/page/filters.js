@@ -47,7 +47,7 @@ function found(sample) {
   const wanted = chosen.find.toLowerCase();
   const place = sample.place.toLowerCase();
   if (/^\d+$/.test(wanted)) return place.endsWith(`:${wanted}`) || place.endsWith(`[${wanted}]`);
-  return place === wanted || (!/(:\d+|\])$/.test(wanted) && place.includes(wanted)) || wordsOf(sample).includes(wanted);
+  return place === wanted || (!/(:\d+|\])$/.test(wanted) && place.includes(wanted)) || wordsOf(sample).includes(wanted) || sample.columns.some(([, value]) => value.toLowerCase().includes(wanted));
 }
 
 function wanted(segment) {
@@ -73,7 +73,7 @@ function apply() {
   });
   document.body.classList.toggle("edges", edges.checked);
   document.body.classList.toggle("no-blanks", !blanks.checked);
-  count.textContent = shown === samples.length ? plural(shown, "sample") : `${grouped(shown)} of ${plural(samples.length, "sample")}`;
+  count.textContent = shown === samples.length ? plural(shown, data.noun) : `${grouped(shown)} of ${plural(samples.length, data.noun)}`;
   document.getElementById("none").hidden = shown > 0;
 }
 

@@ -86,6 +86,17 @@ function strip(sample) {
   return map;
 }
 
+// A prompt's further fields, which its rewards are given.
+function columns(sample) {
+  const list = make("dl", "columns");
+  for (const [name, value] of sample.columns) {
+    const said = make("dd", "");
+    spell(said, value);
+    list.append(make("dt", "", name), said);
+  }
+  return list;
+}
+
 function card(sample) {
   const article = make("article", "card");
   article.id = `sample-${sample.index}`;
@@ -95,9 +106,10 @@ function card(sample) {
   title.id = `title-${sample.index}`;
   article.setAttribute("aria-labelledby", title.id);
   const facts = make("p", "facts");
-  const link = make("a", "anchor", `sample ${grouped(sample.index)}`);
+  const link = make("a", "anchor", `${data.noun} ${grouped(sample.index)}`);
   link.href = `#sample=${sample.index}`;
-  facts.append(link, ` · ${plural(sample.size, "token")} · ${grouped(sample.marked)} learned, ${share(sample.marked, sample.size)}`);
+  const learned = data.noun === "prompt" ? "" : ` · ${grouped(sample.marked)} learned, ${share(sample.marked, sample.size)}`;
+  facts.append(link, ` · ${plural(sample.size, "token")}${learned}`);
   const head = make("header", "");
   head.append(title);
   if (sample.standing) head.append(make("span", `badge ${sample.standing}`, sample.standing));
@@ -131,6 +143,7 @@ function card(sample) {
     near.unobserve(article);
     body.style.minHeight = "";
     body.append(...sample.segments.map((segment) => turn(sample, segment)));
+    if (sample.columns.length) body.append(columns(sample));
     refold(article, sample);
   };
   near.observe(article);

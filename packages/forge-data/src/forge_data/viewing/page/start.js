@@ -20,12 +20,4 @@ document.addEventListener("keydown", onKey);
 list.addEventListener("click", onClick);
 document.getElementById("token-close").addEventListener("click", unselect);
 
-const theme = document.getElementById("theme");
-const dark = matchMedia("(prefers-color-scheme: dark)");
-function isDark() { return (document.documentElement.dataset.theme ?? (dark.matches ? "dark" : "light")) === "dark"; }
-function nameTheme() { theme.textContent = isDark() ? "Light" : "Dark"; }
-theme.addEventListener("click", () => { document.documentElement.dataset.theme = isDark() ? "light" : "dark"; nameTheme(); });
-dark.addEventListener("change", nameTheme);
-theme.hidden = false;
-nameTheme();
 recall();

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import attrs
 
 from forge._templates import render
-from forge.reports._osft_svg import draw_change, draw_spectrum
+from forge.reports.osft._drawings import draw_change, draw_spectrum
 
 if TYPE_CHECKING:
     from forge_algos.adaptations import Moved, Portrait

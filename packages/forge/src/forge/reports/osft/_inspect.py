@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 import forge_accel
 import forge_dist
 from forge._errors import SettingsError
-from forge.reports._osft_page import leaks, page
+from forge.reports.osft._page import leaks, page
 from forge.run._directories import last_export, run_values
 from forge_algos.adaptations import Moved, osft_moved, osft_portrait
 

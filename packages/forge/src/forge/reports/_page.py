@@ -1,0 +1,61 @@
+"""Template, styles, scripts and data → one HTML page that needs no network.
+
+The page has a policy that the browser enforces: nothing is loaded, and only the style and the script whose hashes are in the
+policy are used. Values are escaped by the template, so no text of a run can do anything but be read.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import forge_dist
+from forge._errors import SettingsError
+from forge._templates import render, source
+
+_FOLDER = "reports/pages/"
+PLOTS = ("vendor/uPlot.iife.min.js", "plots.js")
+"""Scripts of a page with charts."""
+
+
+def page(
+    template: str, *, styles: Sequence[str] = (), scripts: Sequence[str] = (), data: dict[str, Any] | None = None, **values: Any
+) -> str:
+    """Render a page.
+
+    Args:
+        template: in reports/pages/, extends base.html.
+        styles: files there, beside what all pages share.
+        scripts: files there that run after the button for dark and light.
+        data: what the scripts read, as JSON.
+        values: of the template.
+
+    """
+    style = "".join(source(_FOLDER + name) for name in ("look.css", "reports.css", *styles))
+    script = '"use strict";\n' + "\n".join(f"{source(_FOLDER + name)}" for name in (*scripts, "theme.js"))
+    return render(
+        f"{_FOLDER}{template}",
+        style=style,
+        style_hash=_hash(style),
+        script=script,
+        script_hash=_hash(script),
+        data=data,
+        **values,
+    )
+
+
+def write_page(file: Path, text: str, setting: str) -> Path:
+    """Write a page at once or not at all. Raises SettingsError that names the setting."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        forge_dist.write_text_atomically(file, text)
+    except (OSError, forge_dist.ForgeDistError) as error:
+        raise SettingsError(f"{setting}={file}: cannot be written: {error}. Give another path.") from error
+    return file
+
+
+def _hash(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

@@ -1,0 +1,201 @@
+"""Run directory → its record: settings with origins, events, answers, results, state.
+
+A run may be killed while it writes, and is read while it writes: what is missing or torn is left out, never an error.
+"""
+
+from __future__ import annotations
+
+import datetime
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import attrs
+import yaml
+
+from forge._errors import SettingsError
+from forge.settings._recipe import origins_in
+
+_STARTS = ("started", "resumed")
+_ENDINGS = ("finished", "preempted", "interrupted", "failed")
+# What was found out before the first step stands in sections of its own.
+SETUP = ("read", "data", "planned", "adapted")
+_MOST_BYTES = 8 * 2**20
+"""Of a longer file of answers or events, the first and the last half of so many bytes are read."""
+
+
+@attrs.frozen(kw_only=True)
+class Setting:
+    """One setting of a run as it was resolved."""
+
+    name: str
+    value: Any
+    origin: str
+    """`default`, `flag`, `recipe FILE`, `argument`, `environment: NAME` or `chosen: REASON`."""
+
+    @property
+    def chosen_by(self) -> str:
+        """Who chose it: you, forge, or nobody."""
+        return self.origin.partition(":")[0]
+
+    @property
+    def reason(self) -> str:
+        """Why forge chose it, or the variable of the environment."""
+        return self.origin.partition(": ")[2]
+
+
+@attrs.frozen(kw_only=True)
+class Record:
+    """What a run wrote about itself, but its curves."""
+
+    path: Path
+    settings: dict[str, Setting]
+    verb: str
+    events: list[dict[str, Any]]
+    result: dict[str, Any]
+    """Of result.json; empty before the end."""
+    answers: list[dict[str, Any]]
+    memory: dict[str, Any]
+    evals: dict[str, dict[str, Any]]
+    """Of each file of evals/, task → figures."""
+    osft: dict[str, Any]
+    state: str
+    """`running`, `finished`, `preempted`, `interrupted`, `failed`, or `killed` where it ended without a word."""
+
+    def last(self, kind: str, **about: object) -> dict[str, Any]:
+        """Return the last event of a kind; empty where there is none."""
+        found = (event for event in reversed(self.events) if event["event"] == kind)
+        return next((event for event in found if about.items() <= event.items()), {})
+
+    def value(self, name: str) -> Any:
+        """Return a setting's value; None where the run has no such setting."""
+        return self.settings[name].value if name in self.settings else None
+
+
+def read_record(path: Path, *, running: bool | None = None) -> Record:
+    """Read a run directory; whether it is `running` is found out where that is None.
+
+    Raises:
+        SettingsError: this is no run directory.
+
+    """
+    file = path / "config.yaml"
+    try:
+        text = file.read_text(encoding="utf-8")
+        values = yaml.safe_load(text) or {}
+    except FileNotFoundError:
+        what = "there is no such directory" if not path.exists() else "is no run directory: it has no config.yaml"
+        raise SettingsError(f"{path}: {what}. Give the ckpt_output_dir of a run.") from None
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise SettingsError(f"{file}: cannot be read: {' '.join(str(error).split())}. Put the run's own back.") from error
+    if not isinstance(values, dict):
+        raise SettingsError(f"{file}: is not what a run writes: it holds no settings. Put the run's own back.")
+    origins = origins_in(text)
+    events = [event for event in _lines(path / "events.jsonl") if isinstance(event.get("event"), str)]
+    result = _object(path / "result.json")
+    return Record(
+        path=path,
+        settings={
+            str(name): Setting(name=str(name), value=value, origin=origins.get(str(name), "")) for name, value in values.items()
+        },
+        verb=str(_object(path / "run.json").get("verb", "")),
+        events=events,
+        result=result,
+        answers=[line for line in _lines(path / "answers.jsonl") if isinstance(line.get("step"), int)],
+        memory=_object(path / "memory.json"),
+        evals={file.stem: found for file in sorted(path.glob("evals/*.json")) if (found := _scores(_object(file)))},
+        osft=_object(path / "osft" / "plan.json"),
+        state=_state(path, events, result, running),
+    )
+
+
+def moment(text: object) -> datetime.datetime | None:
+    """Read a time of a line; None where it is none."""
+    with suppress(TypeError, ValueError):
+        found = datetime.datetime.fromisoformat(text)  # ty: ignore
+        return found if found.tzinfo else found.replace(tzinfo=datetime.UTC)
+    return None
+
+
+def active_seconds(events: list[dict[str, Any]], until: str | None) -> float | None:
+    """Add up the time from each start to its last event.
+
+    `until` is the time of the last line of metrics.jsonl.
+    """
+    total, began, last = 0.0, None, None
+    for event in events:
+        at = moment(event.get("time"))
+        if at is None:
+            continue
+        if event["event"] in _STARTS:
+            total += (last - began).total_seconds() if began and last else 0.0
+            began = at
+        last = at
+    end = max(filter(None, (last, moment(until))), default=None)
+    return total + max(0.0, (end - began).total_seconds()) if began and end else None
+
+
+def _state(path: Path, events: list[dict[str, Any]], result: dict[str, Any], running: bool | None) -> str:
+    if running or (running is None and _is_locked(path)):
+        return "running"
+    if result:
+        return "finished"
+    kinds = [event["event"] for event in events if event["event"] in _STARTS + _ENDINGS]
+    return kinds[-1] if kinds and kinds[-1] in _ENDINGS else "killed"
+
+
+def _is_locked(path: Path) -> bool:
+    """Return whether a process holds the run directory's lock."""
+    with suppress(OSError):
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(handle)
+    return False
+
+
+def _object(file: Path) -> dict[str, Any]:
+    with suppress(OSError, ValueError):
+        found = json.loads(file.read_text(encoding="utf-8"))
+        if isinstance(found, dict):
+            return found
+    return {}
+
+
+def _lines(file: Path) -> Iterator[dict[str, Any]]:
+    """Yield the objects of a JSONL file; of a very long one those of its beginning and its end."""
+    try:
+        with file.open("rb") as opened:
+            text = opened.read(_MOST_BYTES)
+            if len(text) == _MOST_BYTES:
+                half = _MOST_BYTES // 2
+                size = opened.seek(0, os.SEEK_END)
+                opened.seek(max(half, size - half))
+                text = text[:half] + b"\n" + opened.read()
+    except OSError:
+        return
+    for line in text.splitlines():
+        with suppress(ValueError):
+            if isinstance(found := json.loads(line), dict):
+                yield found
+
+
+def _scores(found: dict[str, Any]) -> dict[str, Any]:
+    """Return task → figures of a result of lm-evaluation-harness."""
+    tasks = found.get("results")
+    return {
+        str(task): {
+            name.partition(",")[0]: value
+            for name, value in figures.items()
+            if isinstance(value, int | float) and not isinstance(value, bool)
+        }
+        for task, figures in (tasks if isinstance(tasks, dict) else {}).items()
+        if isinstance(figures, dict)
+    }

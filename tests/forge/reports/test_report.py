@@ -1,0 +1,252 @@
+"""The page of a run: what its files say, in a page that nothing in them can break."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forge.cli._app import main
+from forge.reports._compare import compare
+from forge.reports._report import LiveReport, report
+
+PAGES = Path(__import__("forge").__file__).parent / "reports" / "pages"
+HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(1)> {{ 7 * 7 }} '\"&"
+CONFIG = """model_path: {model}  # flag
+learning_rate: 0.0002  # chosen: the default with adapter=lora
+adapter: lora  # flag
+seed: {seed}  # default
+"""
+
+
+class Elements(HTMLParser):
+    """Every element and attribute of a page, and its words outside of style and scripts."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str, str | None]] = []
+        self.inside: dict[str, str] = {}
+        self.words = ""
+        self._in = ""
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += [(tag, *attribute) for attribute in attrs]
+        self._in = tag + (dict(attrs).get("id") or "") if tag in ("style", "script") else ""
+
+    def handle_endtag(self, tag: str) -> None:
+        self._in = ""
+
+    def handle_data(self, data: str) -> None:
+        if self._in:
+            self.inside[self._in] = self.inside.get(self._in, "") + data
+        else:
+            self.words += f"{data} "
+
+
+def make_run(root: Path, words: str = "plain", *, steps: int = 3, seed: int = 42, ending: str = "finished") -> Path:
+    """A run directory as a run leaves it, every text of it `words`."""
+    root.mkdir(parents=True)
+    for folder in ("evals", "osft"):
+        (root / folder).mkdir()
+    (root / "config.yaml").write_text(CONFIG.format(model=json.dumps(words), seed=seed))
+    (root / "run.json").write_text(json.dumps({"verb": "sft"}))
+    at = "2026-11-23T10:00:{:02d}.000Z"
+    metrics: list[dict[str, Any]] = [{"time": at.format(1), "step": 0, "eval_loss": 3.0}]
+    metrics += [
+        {"time": at.format(1 + n), "step": n, "samples": 4 * n, "loss": 3.0 / n, "grad_norm": None, "lr": 1e-3, "tokens": 100,
+         "tokens_per_second": 50.0, "memory": 2**30, words: 1.0} for n in range(1, steps + 1)
+    ]  # fmt: skip
+    (root / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in metrics))
+    read = {
+        "read": 9,
+        "kept": 6,
+        "dropped": {"too_long": 3},
+        "samples": 6,
+        "tokens_read": 90,
+        "tokens_kept": 60,
+        "tokens_lost": {},
+    }
+    events: list[dict[str, Any]] = [
+        {"event": "read", "rows": "data_path", "kind": "supervised", "text": words, **read},
+        {"event": "data", "part": "data_path", "items": words, "text": words},
+        {"event": "planned", "text": words, "samples": 12, "samples_in_data": 6, "tokens_in_data": 60, "steps": 3,
+         "batch_size": 4, "ranks": 2, "max_tokens": 64, "fill": 0.47, "stretches": [[0, 2, 0.47, 0.4, 0.5]]},
+        {"event": "adapted", "text": f"{words}\ntrains 1 of 2"},
+        {"event": "started", "text": words},
+        {"event": "warning", "text": words},
+        {"event": "exported", "text": words, "export": words, "measure": "loss", "on": 4, "reloaded": 1.25, "in_memory": 1.5},
+        *([{"event": ending, "text": words}] if ending else []),
+    ]  # fmt: skip
+    lines = [{"time": at.format(n), "step": n % 4, **event} for n, event in enumerate(events)]
+    (root / "events.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    answers = [
+        {"step": step, "prompt": [{"role": "user", "content": words}], "answer": f"{step} {words}"} for step in (0, 2, 3)
+    ]
+    (root / "answers.jsonl").write_text("".join(json.dumps(line) + "\n" for line in answers))
+    phases = [{"name": words, "planned": 2**30, "measured": 2**29, "parts": {words: 1024}}, {"name": "x"}, 3]
+    (root / "memory.json").write_text(json.dumps({"phases": phases}))
+    for name, value in (("after", 0.75), ("before", 0.25)):
+        scores = {"results": {words: {"acc,none": value, "acc_stderr,none": 0.1, "alias": "x"}}}
+        (root / "evals" / f"{name}.json").write_text(json.dumps(scores))
+    (root / "osft" / "plan.json").write_text(json.dumps({words: {"free": 2, "shape": [8, 6]}}))
+    if ending == "finished":
+        (root / "result.json").write_text(json.dumps({"seconds": 125.0}))
+    return root
+
+
+def test_the_page_says_what_the_run_wrote(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each file of the run is on the page in words: counts and drops, reasons, plan, samples, proof, events, cost."""
+    run = make_run(tmp_path / "first")
+    assert main(["report", str(run)]) == 0
+    assert capsys.readouterr().out.strip() == str(run / "report.html")
+    words = " ".join(Elements((run / "report.html").read_text(encoding="utf-8")).words.split())
+    for said in (
+        "Finished : step 3 of 3, 12 samples",
+        "9 read, 6 kept, 3 dropped (too long); 60 tokens",
+        "learning_rate 0.0002 forge: the default with adapter=lora",
+        "47.0 % of the places",
+        "divided over 2 ranks",
+        "at step 0",
+        "1 between",
+        "plain acc 0.25 0.75",
+        "1 GiB 512 MiB +100.0 % plain 1 KiB",
+        "4 of 6 directions of 1 matrices",
+        "1.25 1.5 loss of 4 samples",
+        "1 warning plain",
+        "2 min 05 s, of all starts together",
+        "grad_norm – – – – 0, 3 not finite",
+    ):
+        assert said in words, said
+
+
+def test_words_make_no_elements(tmp_path: Path) -> None:
+    """A run of hostile names, prompts, figures and events has exactly the elements of a harmless one; NaN is no fault."""
+    pages = {
+        words: Elements(report(make_run(tmp_path / str(n), words)).read_text()) for n, words in enumerate(["plain", HOSTILE])
+    }
+    plain, hostile = pages.values()
+    assert hostile.tags == plain.tags
+    assert HOSTILE in hostile.words
+    data = json.loads(hostile.inside["scriptdata"], parse_constant=pytest.fail)
+    assert any(HOSTILE in chart["name"] for chart in data["charts"])
+
+
+def test_the_page_asks_for_nothing(tmp_path: Path) -> None:
+    """No address but in the script's own comment, a policy that only this style and this script pass."""
+    page = Elements(report(make_run(tmp_path / "run")).read_text())
+    assert {value for _, name, value in page.attributes if name in ("href", "src", "action")} <= {"data:,", "#main"}
+    (policy,) = [value or "" for _, name, value in page.attributes if name == "content" and "default-src" in (value or "")]
+    rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
+    assert rules["default-src"] == "'none'"
+    for tag, rule in (("style", "style-src"), ("script", "script-src")):
+        digest = base64.b64encode(hashlib.sha256(page.inside[tag].encode()).digest()).decode()
+        assert rules[rule] == f"'sha256-{digest}'"
+    own = page.inside["script"].replace((PAGES / "vendor" / "uPlot.iife.min.js").read_text(), "")
+    assert not re.search(r"fetch\(|XMLHttp|import\(|innerHTML|outerHTML|insertAdjacent|document\.write|eval\(", own)
+
+
+def test_third_parties_are_what_their_page_says() -> None:
+    """The bundled script and style are those whose hashes and licence stand beside them."""
+    said = (PAGES / "vendor" / "README.md").read_text()
+    for name in ("uPlot.iife.min.js", "uPlot.min.css"):
+        assert f"{hashlib.sha256((PAGES / 'vendor' / name).read_bytes()).hexdigest()}  {name}" in said
+    assert "The MIT License" in (PAGES / "vendor" / "uPlot.LICENSE").read_text()
+
+
+@pytest.mark.parametrize("kept", [(), ("metrics.jsonl",), ("events.jsonl",)])
+def test_a_run_without_files_has_a_page(tmp_path: Path, kept: tuple[str, ...]) -> None:
+    """A run that made no step, an older version's, or a damaged one: what is missing is left out."""
+    run = make_run(tmp_path / "run", ending="")
+    for file in [file for file in run.rglob("*") if file.is_file() and file.name not in ("config.yaml", *kept)]:
+        file.write_text("{torn" if file.suffix == ".json" else "\x00\n[]\n")
+    words = Elements(report(run).read_text()).words
+    assert "Ended without a word" in words
+    assert ("No step was made yet" in words) == (kept != ("metrics.jsonl",))
+
+
+@pytest.mark.parametrize(
+    ("ending", "said"), [("failed", "Failed"), ("preempted", "Stopped by a signal"), ("", "Ended without")]
+)
+def test_the_page_says_how_it_ended(tmp_path: Path, ending: str, said: str) -> None:
+    """Finished, failed, preempted, or killed without a word; a run that holds its lock goes on."""
+    run = make_run(tmp_path / "run", ending=ending)
+    assert said in Elements(report(run).read_text()).words
+    import fcntl
+    import os
+
+    lock = os.open(run, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    text = report(run, output=tmp_path / "elsewhere" / "page.html").read_text()
+    assert "It goes on" in Elements(text).words
+    assert "Renew every 30 s" in text
+    os.close(lock)
+
+
+def test_what_is_no_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One message, status 2, no page: no directory, no run, a damaged config.yaml, a place that cannot be written."""
+    (tmp_path / "empty").mkdir()
+    torn = make_run(tmp_path / "torn")
+    (torn / "config.yaml").write_text("a: [")
+    run = make_run(tmp_path / "run")
+    (tmp_path / "file").write_text("")
+    for words, message in (
+        (["report", str(tmp_path / "none")], "there is no such directory"),
+        (["report", str(tmp_path / "empty")], "it has no config.yaml"),
+        (["report", str(torn)], "config.yaml: cannot be read"),
+        (["report", str(run), "--output", str(tmp_path / "file" / "x.html")], "--output"),
+        (["compare", str(run)], "takes 2 to 24 run directories, and got 1"),
+        (["compare", str(run), str(tmp_path / "none"), "--output", str(tmp_path / "c.html")], "there is no such directory"),
+    ):
+        assert main(words) == 2
+        assert message in capsys.readouterr().err
+    assert not list(tmp_path.rglob("*.html"))
+
+
+def test_compare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Curves of several runs share charts; settings that differ and last figures are printed, places are not settings."""
+    runs = [make_run(tmp_path / name / "run", seed=seed, steps=3 + seed) for name, seed in (("a", 1), ("b", 2))]
+    monkeypatch.chdir(tmp_path)
+    assert main(["compare", *map(str, runs)]) == 0
+    said = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert said[0] == ["setting", "a/run", "b/run"]
+    assert said[1] == ["seed", "1", "2"]
+    assert ["loss", "0.75", "0.6"] in said
+    assert said[-1] == ["compare.html"]
+    page = Elements((tmp_path / "compare.html").read_text())
+    data = json.loads(page.inside["scriptdata"])
+    names = [line["name"] for line in data["charts"][0]["lines"]]
+    assert names == ["a/run", "a/run: held out", "b/run", "b/run: held out"]
+    assert compare([runs[0], runs[0]], output=tmp_path / "same.html").startswith("no setting differs")
+
+
+def test_a_renewal_never_ends_or_slows_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page is written at once and then twice a minute, sooner after a measurement; a fault is one warning."""
+    now, written, warned = [1000.0], [], []
+    monkeypatch.setattr("forge.reports._report.time.monotonic", lambda: now[0])
+
+    def write(file: Path, text: str, setting: str) -> Path:
+        written.append(now[0])
+        now[0] += 0.05
+        return file
+
+    monkeypatch.setattr("forge.reports._report.write_page", write)
+    live = LiveReport(make_run(tmp_path / "run", ending=""), warned.append)
+    for _ in range(720):
+        now[0] += 0.1
+        live.renew(measured=now[0] > 1065)
+    assert [round(at - 1000) for at in written] == [0, 30, 60, 65, 70]
+    monkeypatch.setattr("forge.reports._report.write_page", lambda *_: 1 / 0)
+    for _ in range(2):
+        live.renew(ended=True)
+    assert len(warned) == 1
+    assert "the run goes on without it" in warned[0]

@@ -1,0 +1,72 @@
+"""The progress report: how far a preparation is and what takes time, on a terminal and elsewhere."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from forge import _progress
+from forge._progress import Reporter
+
+
+def reporter(*, terminal: bool) -> tuple[Reporter, io.StringIO]:
+    """A report, and what it prints."""
+    made, printed = Reporter(lambda _: None), io.StringIO()
+    made._console = Console(
+        file=printed, force_terminal=terminal, highlight=False, soft_wrap=True, width=100, color_system=None
+    )
+    return made, printed
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time in seconds, as the report reads it."""
+    now = [100.0]
+    monkeypatch.setattr(_progress.time, "perf_counter", lambda: now[0])
+    return now
+
+
+def test_a_terminal_sees_how_long_it_takes(clock: list[float]) -> None:
+    """Each call on the same line, with the time left."""
+    made, printed = reporter(terminal=True)
+    show = made.progress("tokenizing")
+    clock[0] += 10
+    show(200, 1000)
+    assert printed.getvalue().rstrip(" \r") == "tokenizing: 200 of 1,000, 0:40 left"
+    assert printed.getvalue().endswith("\r")
+
+
+def test_others_hear_each_half_minute(clock: list[float]) -> None:
+    """Nothing of what is soon over, then a line each half minute; without a total only how far."""
+    made, printed = reporter(terminal=False)
+    show = made.progress("tokenizing")
+    for done in (1, 2, 3, 4):
+        clock[0] += 20
+        show(done * 100, 1000)
+    show(500, 0)
+    clock[0] += 31
+    show(600, 0)
+    assert printed.getvalue().splitlines() == [
+        "tokenizing: 200 of 1,000, 2:40 left",
+        "tokenizing: 400 of 1,000, 2:00 left",
+        "tokenizing: 600",
+    ]
+
+
+def test_what_takes_time_is_said() -> None:
+    """In a line, or on the bar of the steps; a quiet report says nothing."""
+    made, printed = reporter(terminal=False)
+    made.doing("exporting")
+    made.doing("measuring", line=False)
+    assert printed.getvalue() == "exporting ...\n"
+    made, printed = reporter(terminal=True)
+    with made.steps(3) as shown:
+        shown.doing("exporting")
+        bar: Any = made._bar
+        assert bar.tasks[0].description == "exporting"
+    quiet = Reporter(lambda _: None, quiet=True)
+    quiet.doing("exporting")
+    quiet.progress("tokenizing")(1, 2)
