@@ -261,7 +261,7 @@ def equal(found: Sequence[float], expected: Sequence[float], close: float) -> An
 def resumed(folder: Path, whole: Sequence[float]) -> Answer:
     """Stop a run after its first step, start it again, and compare."""
     where = folder.parent / "resumed"
-    run(folder, where, max_steps=1, full_state_every_steps=1)
+    run(folder, where, max_steps=1, full_state_every_steps=1, keep_full_state=True)
     return equal(run(folder, where, full_state_every_steps=1), whole, CLOSE["resumed"])
 
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
-from typing import TYPE_CHECKING
+import sys
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from .repository import ROOT
+
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 CHATML = (
@@ -85,3 +90,19 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def chats(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """24 conversations as JSONL."""
     return write_rows(tmp_path_factory.mktemp("data") / "chats.jsonl", conversations())
+
+
+@pytest.fixture
+def browser() -> Iterator[Any]:
+    """A headless Chromium, as the tests of forge-data's page have it."""
+    place = importlib.util.spec_from_file_location("page_browser", ROOT / "tests" / "forge-data" / "browser.py")
+    assert place is not None
+    assert place.loader is not None
+    module = importlib.util.module_from_spec(place)
+    place.loader.exec_module(module)
+    if module.CHROMIUM is None:
+        pytest.skip("no Chromium on this machine: the page is not looked at")
+    opened = module.Browser()
+    yield opened
+    opened.close()
+    sys.modules.pop("page_browser", None)

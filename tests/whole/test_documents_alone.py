@@ -183,7 +183,10 @@ def test_adapters(adapter: str, saved: Callable[[str], Path], tmp_path: Path) ->
     given = {"model_path": str(saved(FALCON)), "data_path": str(rows(tmp_path)), "adapter": adapter, **SETTINGS}
     given |= {"lora_r": 4} if adapter == "lora" else {"unfreeze_rank_ratio": 0.5}
     whole = forge.sft(ckpt_output_dir=str(tmp_path / "whole"), **given)
-    forge.sft(ckpt_output_dir=str(tmp_path / "parts"), **(given | {"max_steps": 1, "full_state_every_steps": 1}))
+    forge.sft(
+        ckpt_output_dir=str(tmp_path / "parts"),
+        **(given | {"max_steps": 1, "full_state_every_steps": 1, "keep_full_state": True}),
+    )
     again = forge.sft(ckpt_output_dir=str(tmp_path / "parts"), **(given | {"full_state_every_steps": 1}))
     assert again.loss == pytest.approx(whole.loss, rel=1e-6)
     assert figures(tmp_path / "parts", "loss") == pytest.approx(figures(tmp_path / "whole", "loss"), rel=1e-6)

@@ -76,7 +76,7 @@ STAGES = {
         tasks  reports
         memory
         run
-        verbs  exporting  reports/osft
+        verbs  exporting  talking  reports/osft
         cli
     """,
 }

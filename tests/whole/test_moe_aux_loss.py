@@ -112,7 +112,7 @@ def test_the_loss_of_the_routers_is_on_and_does_not_depend_on_the_cut(mixture: P
 def test_a_resumed_run_repeats_it(mixture: Path, tmp_path: Path) -> None:
     """A run that was stopped has the losses of one that was not."""
     given = {"model_path": str(mixture), "data_path": str(rows(tmp_path)), "max_tokens_per_gpu": 64, **SETTINGS}
-    given |= {"full_state_every_steps": 1}
+    given |= {"full_state_every_steps": 1, "keep_full_state": True}
     forge.sft(**given, ckpt_output_dir=str(tmp_path / "whole"))
     forge.sft(**(given | {"max_steps": 1}), ckpt_output_dir=str(tmp_path / "parts"))
     forge.sft(**given, ckpt_output_dir=str(tmp_path / "parts"))

@@ -147,7 +147,7 @@ def test_two_ranks_are_one(strategy: str, options: dict[str, Any], untied: Path,
 def test_a_resumed_run_has_the_same_tokens(untied: Path, rows: Path, tmp_path: Path) -> None:
     """Two steps and two more are four at once, also where base_model was removed; other tokens are refused by name."""
     given: dict[str, Any] = {**SHORT, "model_path": untied, "data_path": rows, "adapter": "lora", **TOKENS}
-    given |= {"lr_scheduler": "constant", "resume": "auto"}
+    given |= {"lr_scheduler": "constant", "resume": "auto", "keep_full_state": True}
     forge.sft(**given, ckpt_output_dir=tmp_path / "once")
     forge.sft(**{**given, "max_steps": 2}, ckpt_output_dir=tmp_path / "twice")
     shutil.rmtree(tmp_path / "twice" / "base_model")

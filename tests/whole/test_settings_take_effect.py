@@ -111,6 +111,8 @@ CASES: dict[str, tuple[dict[str, Any], Any, Any]] = {
         0,
         1,
     ),
+    "eval_prompts": ({}, None, ("what colour has the fig?",)),
+    "eval_max_new_tokens": ({"eval_prompts": ("what colour has the fig?",)}, 4, 8),
     "logging_steps": ({}, 1, 2),
     "full_state_every_steps": ({"keep_full_state": True}, 0, 1),
     "full_state_every_minutes": ({"keep_full_state": True}, 30.0, 1e-9),
@@ -234,8 +236,10 @@ def traces(run: Path) -> str:
         for name in files
         if name.endswith((".safetensors", ".bin", ".npz"))
     }
+    asked = run / "answers.jsonl"
+    answers = [json.loads(line)["answer"] for line in asked.read_text().splitlines()] if asked.exists() else []
     steps = [line for line in (run / "log.txt").read_text().splitlines() if re.search(r"step \d+/", line)]
-    return json.dumps([lines, files, weights, len(steps)], sort_keys=True)
+    return json.dumps([lines, files, weights, len(steps), answers], sort_keys=True)
 
 
 def run_with(options: dict[str, Any], places: dict[str, str], directory: Path) -> str:

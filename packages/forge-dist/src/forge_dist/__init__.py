@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from forge_dist.launching._launch import launch as launch
     from forge_dist.loading._draft import draft_model as draft_model
     from forge_dist.loading._dtype import base_dtype as base_dtype
+    from forge_dist.loading._hub import check_hub_name as check_hub_name
     from forge_dist.loading._identity import model_identity as model_identity
     from forge_dist.loading._load import load_model as load_model
     from forge_dist.loading._model_path import check_model_path as check_model_path
@@ -71,6 +72,7 @@ _PUBLIC = {
     "launching._launch": "launch",
     "loading._draft": "draft_model",
     "loading._dtype": "base_dtype",
+    "loading._hub": "check_hub_name",
     "loading._identity": "model_identity",
     "loading._load": "load_model",
     "loading._model_path": "check_model_path",

@@ -28,11 +28,13 @@ if TYPE_CHECKING:
         TrackingError as TrackingError,
     )
     from forge._result import RunResult as RunResult
-    from forge.cli._generate import generate as generate
     from forge.cli._track import track as track
     from forge.exporting._export import export as export
     from forge.exporting._push import push as push
     from forge.run._dry_run import dry_run as dry_run
+    from forge.talking._chat import chat as chat
+    from forge.talking._generate import generate as generate
+    from forge.talking._serve import serve as serve
     from forge.verbs._distill import distill as distill
     from forge.verbs._online import grpo as grpo, ppo as ppo, rloo as rloo
     from forge.verbs._osft import osft as osft
@@ -47,11 +49,13 @@ _PUBLIC = {
     "_errors": "DataLintError ForgeError OutOfMemoryError PreemptedError PushError RecipeError RunDirectoryError RunWriteError "
     "SettingsError TrackingError",
     "_result": "RunResult",
-    "cli._generate": "generate",
     "cli._track": "track",
     "exporting._export": "export",
     "run._dry_run": "dry_run",
     "exporting._push": "push",
+    "talking._chat": "chat",
+    "talking._generate": "generate",
+    "talking._serve": "serve",
     # The public names of verbs/ are the training verbs, in the order of `forge --help`.
     "verbs._sft": "sft",
     "verbs._osft": "osft",

@@ -75,12 +75,15 @@ class _Row:
         self.samples: list[_Sample] = []
         self._size = self._seen = 0
 
+    def expect(self, examples: list[_Example]) -> None:
+        """Count the tokens of examples before memory is taken for them. Raises PackingError where there are too many."""
+        self._seen += sum(ids.size for ids, _, _ in examples)
+        if self._seen > MAX_TOKENS:
+            raise PackingError(f"{self._seen} tokens are too many for one row: cu_seqlens is int32, so at most {MAX_TOKENS}")
+
     def add(self, example: _Example, *, like: _Sample | None = None, shared: int = 0) -> _Sample:
         """Append an example whose first `shared` tokens are those of `like`."""
         ids, labels, weights = example
-        self._seen += ids.size
-        if self._seen > MAX_TOKENS:
-            raise PackingError(f"{self._seen} tokens are too many for one row: cu_seqlens is int32, so at most {MAX_TOKENS}")
         begin, self._size = self._size, self._size + ids.size - shared
         own = np.arange(begin, self._size)
         path = own if like is None or not shared else np.concatenate([like.path[:shared], own])
@@ -118,6 +121,7 @@ def collate_groups(groups: Iterable[Sequence[AnyExample]], *, share_prompt: bool
     for index, group in enumerate(groups):
         members = _members(index, group)
         _refuse_weights(index, members)
+        row.expect(members)
         sizes.append(len(members))
         shared = _common_prompt(members) if share else 0
         first = row.add(members[0])
@@ -153,6 +157,7 @@ def collate_turns(conversations: Iterable[Sequence[AnyExample]], *, share_histor
     row, sizes = _Row(), []
     for index, turns in enumerate(conversations):
         members = _members(index, turns, what="conversation", each="its turns as a sequence of examples")
+        row.expect(members)
         sizes.append(len(members))
         placed: list[_Sample] = []
         for turn in reversed(members):

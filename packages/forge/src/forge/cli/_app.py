@@ -136,6 +136,14 @@ def _generate() -> Callable[..., None]:
     return command_of(forge.generate, example, positional=2, empty="the model ended its answer at once, without a word.")
 
 
+def _chat() -> Callable[..., None]:
+    return command_of(forge.chat, "forge chat runs/first --beside org/base --system 'Answer in one word.'", show=None)
+
+
+def _serve() -> Callable[..., int]:
+    return command_of(forge.serve, "forge serve runs/first --port 8000", show=None)
+
+
 def _export() -> Callable[..., None]:
     return command_of(forge.export, "forge export runs/first --merge --format gguf --dtype q8_0")
 
@@ -198,6 +206,8 @@ def _data() -> Callable[..., int]:
 
 _COMMANDS: dict[str, tuple[str, Callable[[], Callable[..., Any] | cyclopts.App], dict[str, Any]]] = {
     "generate": ("Generate a model's answer to a prompt.", _generate, {}),
+    "chat": ("Talk with a model, or with two side by side.", _chat, {}),
+    "serve": ("Serve a model over HTTP as OpenAI's interface has it, by transformers' server.", _serve, {}),
     "export": ("Write a model to hand on: merged or not, for transformers or as GGUF, with a model card.", _export, {}),
     "track": ("Send the record of a run that has ended to trackers: W&B, MLflow, TensorBoard, trackio.", _track, {}),
     "push": ("Upload a run's export to the Hugging Face Hub, private, with its model card.", _push, {}),

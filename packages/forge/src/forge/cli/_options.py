@@ -64,7 +64,12 @@ def with_signature(command: Any, parameters: Sequence[inspect.Parameter], doc: s
 
 
 def command_of(
-    function: Callable[..., object], example: str, *, positional: int = 1, empty: str = "", show: Callable[[Any], str] = str
+    function: Callable[..., object],
+    example: str,
+    *,
+    positional: int = 1,
+    empty: str = "",
+    show: Callable[[Any], str] | None = str,
 ) -> Any:
     """Make a command of a public function: the same parameters and help; it prints the result.
 
@@ -73,15 +78,19 @@ def command_of(
         example: a command line, for the help.
         positional: how many parameters are words; the others are options.
         empty: a line for stderr where the result is empty.
-        show: writes the result.
+        show: writes the result; None for a function that prints by itself, whose result is the exit status.
 
     """
 
-    def command(*words: object, **options: object) -> None:
-        text = show(function(*words, **options))
+    def command(*words: object, **options: object) -> object:
+        result = function(*words, **options)
+        if show is None:
+            return result
+        text = show(result)
         print(text)
         if not text:
             print(f"forge: {empty}", file=sys.stderr)
+        return None
 
     parameters = []
     for number, parameter in enumerate(inspect.signature(function, eval_str=True).parameters.values()):

@@ -17,14 +17,16 @@ _MOST_COLUMNS = 96
 _MEASURED, _MEASURED_STEPS, _STRETCHES, _STEPS_EACH = 2**17, 2**11, 32, 16
 # Steps of an endless run that are drawn.
 _ENDLESS = 2**10
-# Okabe and Ito's blues: distinguishable in every kind of colour blindness, and by lightness alone.
+# The colours of pages/look.css: distinguishable by lightness alone too.
 _STYLE = """
-text { font: 13px system-ui, sans-serif; fill: #1a1a1a }
-.title { font-size: 15px; font-weight: 600 } .soft { fill: #555 }
-.paper { fill: #fff } .even { fill: #0072b2 } .odd { fill: #56b4e9 } .idle { fill: url(#hatch) } .stripe { stroke: #8a8a8a }
-.axis { stroke: #777; fill: none } .grid { stroke: #ddd } .bound { stroke: #d55e00; stroke-width: 2; stroke-dasharray: 6 4 }
+text { font: 13px system-ui, sans-serif; fill: #1d1c1a }
+.title { font-size: 15px; font-weight: 600 } .soft { fill: #56534d }
+.paper { fill: #fbfaf7 } .even { fill: #0b62a8 } .odd { fill: #8bbae0 } .idle { fill: url(#hatch) } .stripe { stroke: #8b8880 }
+.axis { stroke: #77736b; fill: none } .grid { stroke: #e5e1d8 }
+.bound { stroke: #c25100; stroke-width: 2; stroke-dasharray: 6 4 }
 @media (prefers-color-scheme: dark) {
-text { fill: #eee } .soft { fill: #aaa } .paper { fill: #161616 } .grid { stroke: #3a3a3a } .stripe { stroke: #777 }
+text { fill: #e9e7e2 } .soft { fill: #a9a69f } .paper { fill: #141517 } .grid { stroke: #303236 } .axis { stroke: #8b8880 }
+.even { fill: #6fb7f5 } .odd { fill: #326aa0 } .bound { stroke: #ff9f57 }
 }
 """
 

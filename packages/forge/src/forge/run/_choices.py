@@ -18,6 +18,7 @@ import forge_packing
 from forge._errors import SettingsError
 from forge._progress import Reporter
 from forge.run._directories import last_export
+from forge.tasks._answers import is_prompt_file
 from forge.tasks._task import Task
 from forge.tasks.items._items import Items
 
@@ -400,6 +401,9 @@ def absolute_paths(task: Task, s: Any) -> Any:
     s = s.with_value("data", "data_path", _absolute_sources(s.data.data_path))
     if s.data.eval_data_path is not None:
         s = s.with_value("data", "eval_data_path", _absolute_sources(s.data.eval_data_path))
+    if (prompts := s.evaluation.eval_prompts) is not None:
+        found = tuple(os.path.abspath(each) if is_prompt_file(each) else each for each in prompts)
+        s = s.with_value("evaluation", "eval_prompts", found)
     if (folder := s.tracking.tensorboard_log_dir) is not None:
         s = s.with_value("tracking", "tensorboard_log_dir", os.path.abspath(os.path.expanduser(folder)))
     if getattr(s.data, "chat_template", None) is not None:

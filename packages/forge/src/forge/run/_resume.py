@@ -39,6 +39,7 @@ _FREE = DIVISION | frozenset(
         *("trackers", "wandb_project", "wandb_entity", "wandb_run_name", "mlflow_tracking_uri", "mlflow_experiment_name"),
         *("mlflow_run_name", "tensorboard_log_dir"),
         *("eval_every_steps", "keep_best", "metric_for_best", "early_stopping_patience", "logging_steps", "lint", "on_nan"),
+        *("eval_prompts", "eval_max_new_tokens"),
     }
 )
 _LENGTH = ("num_epochs", "max_steps", "max_tokens")

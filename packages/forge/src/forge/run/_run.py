@@ -44,6 +44,7 @@ from forge.run._starting_model import Start
 from forge.run._stop_signal import StopSignal
 from forge.run._stores import refuse_damaged, verify_on_node
 from forge.settings._recipe import as_recipe, as_values
+from forge.tasks._answers import Answers, read_prompts
 from forge.tasks._task import Evaluation, Run, Task
 from forge.trackers._callbacks import Callbacks
 from forge.trackers._table import check_trackers
@@ -54,8 +55,10 @@ def run(task: Task, s: Any, rows: Rows | None = None, callbacks: Callbacks | Non
     """Run a verb with composed settings, and rows in memory, on the ranks that they ask for."""
     s = absolute_paths(task, s)
     forge_dist.check_model_path(s.model.model_path, task=task.model_task)
+    forge_dist.check_hub_name(s.model.model_path)
     task.check_settings(s)
     check_trackers(s.tracking.chosen())
+    read_prompts(task, s)
     callbacks = callbacks or Callbacks()
     return on_ranks(task, s, rows or {}, callbacks, partial(_on_rank, task, rows or {}, callbacks))
 
@@ -193,9 +196,12 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
     if isinstance(out, RunDirectory):
         watchers.begin(out.place("trackers"), found["identity"]["run"], s.tracking, as_values(s), machine)
         out.watch = watchers.record
+    answers = Answers(this, read_prompts(task, s), out.path, at.step)
     ranks.barrier()
 
     def evaluate(step: int, of: Any = None, where: str = "") -> Evaluation | None:
+        if of is None:
+            answers.write(step)
         if held_out is None:
             return None
         report.doing("measuring on held-out rows", line=False)

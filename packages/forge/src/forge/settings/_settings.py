@@ -64,6 +64,16 @@ class EvaluationSettings:
     rejected answers are best low, the others high. By default the loss, and the reward of online methods."""
     early_stopping_patience: int = attrs.field(default=0, validator=[_whole, attrs.validators.ge(0)])
     """End the run once so many measurements in a row brought nothing better; 0 never does."""
+    eval_prompts: tuple[str, ...] | None = attrs.field(
+        default=None,
+        validator=attrs.validators.optional(
+            attrs.validators.deep_iterable(attrs.validators.instance_of(str), attrs.validators.instance_of(tuple))
+        ),
+    )
+    """Prompts that the model answers at each measurement, in the log and in answers.jsonl. A file's name stands for its lines,
+    or its rows (.jsonl, with prompt or messages)."""
+    eval_max_new_tokens: int = attrs.field(default=64, validator=[_whole, attrs.validators.ge(1)])
+    """End each of these answers after so many tokens."""
 
     def __attrs_post_init__(self) -> None:
         if self.early_stopping_patience and not self.eval_every_steps:
@@ -107,10 +117,13 @@ class RunSettings:
 
     def check(self) -> None:
         """Raise SettingsError, by name, for a setting that has no effect with the others."""
+        if self.evaluation.eval_prompts is None and self.origins["eval_max_new_tokens"] != "default":
+            raise SettingsError("eval_max_new_tokens has no effect without eval_prompts: set that too, or leave it out.")
         if self.data.eval_data_path or self.data.validation_split:
             return
-        for name in ("eval_every_steps", "keep_best"):
-            if getattr(self.evaluation, name):
+        asked = ("eval_every_steps",) if self.evaluation.eval_prompts else ()
+        for name in ("eval_every_steps", "keep_best", "early_stopping_patience"):
+            if getattr(self.evaluation, name) and name not in asked:
                 raise SettingsError(
                     f"{name} has no effect without held-out data: set eval_data_path or validation_split, or leave it out."
                 )

@@ -27,11 +27,11 @@ class RolloutSteps:
         self._run, self._updates, self._own = run, updates, run.settings.objective
         self._shares, why = forge_algos.shares_prompts(run.model, device=run.device)
         run.report.note(f"prompts: {'computed once a group' if self._shares else 'computed once a completion'}: {why}")
-        end_ids = _end_ids(run)
+        ends = end_ids(run)
         self._sampler = forge_algos.online.GenerateSampler(
             run.model,
-            eos_ids=end_ids,
-            pad_id=run.tokenizer.pad_token_id if run.tokenizer.pad_token_id is not None else end_ids[0],
+            eos_ids=ends,
+            pad_id=run.tokenizer.pad_token_id if run.tokenizer.pad_token_id is not None else ends[0],
             batch_tokens=run.settings.plan.max_tokens_per_gpu,
             synced=run.strategy.divides,
             autocast=run.autocast,
@@ -123,7 +123,7 @@ class RolloutSteps:
         )
 
 
-def _end_ids(run: Run) -> list[int]:
+def end_ids(run: Run) -> list[int]:
     """Return the token ids that end a completion: the model's and the tokenizer's."""
     found = [getattr(getattr(run.model, "generation_config", None), "eos_token_id", None), run.tokenizer.eos_token_id]
     ids = [one for each in found if each is not None for one in (each if isinstance(each, list) else [each])]

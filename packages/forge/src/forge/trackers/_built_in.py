@@ -44,7 +44,7 @@ def mlflow(run: TrackedRun) -> MLflowTracker:
 
         def start(self) -> None:
             client = MlflowClient()
-            experiment = client.get_experiment_by_name(self.experiment_name)
+            experiment = client.get_experiment_by_name(self.experiment_name or _PROJECT)
             found: list[Any] = []
             if experiment is not None:
                 found = client.search_runs([experiment.experiment_id], f"tags.`{_TAG}` = '{run.id}'", max_results=1)

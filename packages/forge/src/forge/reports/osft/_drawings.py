@@ -1,13 +1,12 @@
-"""One OSFT target's spectrum and change → two SVGs, inside a page that has their style.
+"""One OSFT target's spectrum → a chart, its change → an SVG in a page with its style.
 
 Drawn for a narrow page, so that words stay readable on a telephone; distinguished by lightness and pattern as well as by hue.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from forge.reports._svg import line, rect, svg, text
 
@@ -25,40 +24,20 @@ _SHADES = (0.8, 0.6, 0.4, 0.2, 0.1, 1e-2, 1e-3, 1e-4)
 Close together where training moved, and powers of ten for what leaked."""
 
 
-def draw_spectrum(portrait: Portrait) -> str:
-    """Draw the singular values on a logarithmic axis: protected ones filled, free ones hatched."""
+def spectrum(portrait: Portrait) -> dict[str, Any]:
+    """Return the singular values, protected and free, as a chart for pages/plots.js."""
     values, kept = portrait.singular_values.tolist(), portrait.protected
-    top, height = 34.0, 266.0
-    base, count = top + height, len(values)
-    high = math.log10(values[0] or 1.0)
-    low = max(math.log10(max(values[-1], _LOWEST * 10**high)), high + math.log10(_LOWEST))
-    low -= 0.08 * (high - low) or 0.5
-
-    def x(index: float) -> float:
-        return _LEFT + _PLOT * index / count
-
-    def y(value: float) -> float:
-        return base - height * (max(math.log10(value), low) - low) / (high - low) if value > 0 else base
-
-    def area(first: int, last: int) -> str:
-        stride = max(1, (last - first) // _POINTS)
-        points = [(index, values[index]) for index in (*range(first, last, stride), last - 1)]
-        outline = "".join(f"L{x(index):.1f} {y(value):.1f}" for index, value in points)
-        return f"M{x(first):.1f} {base:.1f}{outline}L{x(last):.1f} {y(values[last - 1]):.1f}L{x(last):.1f} {base:.1f}Z"
-
-    parts = [text(0, 12, "singular value (logarithmic)", "dim")]
-    for tick in _ticks(10**low, 10**high):
-        parts += [
-            line(_LEFT, y(tick), _WIDTH - _RIGHT, y(tick), "grid"),
-            text(_LEFT - 5, y(tick) + 4, _short(tick), "dim", "end"),
-        ]
-    if kept:
-        parts.append(f'<path class="kept" d="{area(0, kept)}"/>')
-    if kept < count:
-        parts += [f'<path class="{kind}" d="{area(kept, count)}"/>' for kind in ("loose", "hatched")]
-    parts += [line(_LEFT, base, _WIDTH - _RIGHT, base, "axis"), *_sides(kept, count, base)]
-    name = f"Singular values of {count} directions, from {values[0]:.3g} to {values[-1]:.3g}: the first {kept} are protected"
-    return svg(name, _WIDTH, base + 34, parts, hatching="stripe")
+    lowest = _LOWEST * (values[0] or 1.0)
+    axes, lines = [], []
+    for name, first, last in (("protected", 0, kept), ("free", kept, len(values))):
+        if first == last:
+            continue
+        places = sorted({*range(first, last, max(1, (last - first) // _POINTS)), last - 1})
+        lines.append({"name": name, "run": 0, "axis": len(axes), "stride": 1, "sparse": False})
+        lines[-1]["y"] = [float(f"{max(values[place], lowest):.6g}") for place in places]
+        axes.append([place + 1 for place in places])
+    chart = {"name": "spectrum", "title": "Singular values", "note": "", "bytes": False, "lines": lines}
+    return {"renew": 0, "runs": 1, "unit": "direction", "log": ["spectrum"], "axes": axes, "charts": [chart]}
 
 
 def draw_change(portrait: Portrait) -> str:
@@ -84,18 +63,6 @@ def draw_change(portrait: Portrait) -> str:
     parts += _legend(left, right, bottom + 14, strongest)
     name = f"Change between {d} directions on each side, of which {kept} are protected, relative to the strongest field"
     return svg(name, _WIDTH, bottom + 62, parts, hatching="stripe")
-
-
-def _sides(kept: int, count: int, base: float) -> Iterator[str]:
-    """Label the protected and the free part below the axis."""
-    edge = _LEFT + _PLOT * kept / count
-    # Labels at the outer ends fit a narrow part too.
-    if kept:
-        yield line(_LEFT + 1, base + 6, edge - 1, base + 6, "bar-kept")
-        yield text(_LEFT, base + 23, f"{kept:,} protected", "")
-    if kept < count:
-        yield line(edge + 1, base + 6, _WIDTH - _RIGHT - 1, base + 6, "bar-loose")
-        yield text(_WIDTH - _RIGHT, base + 23, f"{count - kept:,} free", "", "end")
 
 
 def _bands(places: Sequence[float], edges: Sequence[int], kept: int, d: int, *, horizontal: bool, at: float) -> Iterator[str]:
@@ -145,16 +112,6 @@ def _legend(left: float, right: float, top: float, strongest: float) -> Iterator
     for number, share in enumerate(_SHADES):
         yield text(left + (number + 1) * width, top + 24, _short(share), "dim", "middle")
     yield text(left, top + 40, f"of the strongest, {strongest:.1e}; blank: less", "dim")
-
-
-def _ticks(low: float, high: float) -> list[float]:
-    """Return about six ticks: 1, 2 and 5 times powers of ten, or fewer of these on a long axis."""
-    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    for steps in ((1, 2, 5), (1, 3), (1,)):
-        found = [step * 10.0**power for power in powers for step in steps if low <= step * 10.0**power <= high]
-        if len(found) <= 6:
-            return found
-    return found[:: math.ceil(len(found) / 6)]
 
 
 def _short(number: float) -> str:

@@ -13,7 +13,8 @@ from safetensors import SafetensorError, safe_open
 import forge_accel
 import forge_dist
 from forge._errors import SettingsError
-from forge.reports.osft._page import leaks, page
+from forge.reports._page import write_page
+from forge.reports.osft._page import leaks, osft_page
 from forge.run._directories import last_export, run_values
 from forge_algos.adaptations import Moved, osft_moved, osft_portrait
 
@@ -59,7 +60,7 @@ def inspect(run: str | Path, *, layer: str | None = None, html: str | Path | Non
     others = {name: _moved(before, after, name) for name in after if name not in names.values()}
     dtype = str(after[key].dtype).removeprefix("torch.")
     file = root / "osft" / "inspect.html" if html is None else Path(html).expanduser()
-    _write(file, page(root.resolve().name, rule, dtype, targets, shown, portrait, others))
+    write_page(file, osft_page(root.resolve().name, rule, dtype, targets, shown, portrait, others), "html")
     return "\n".join([*_summary(targets, others, rule, dtype), f"page        {file}"])
 
 
@@ -209,11 +210,3 @@ def _summary(
             "weights"
         )
     yield f"elsewhere   {changed:,} of {len(others):,} other tensors changed"
-
-
-def _write(file: Path, text: str) -> None:
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        forge_dist.write_text_atomically(file, text)
-    except (OSError, forge_dist.ForgeDistError) as error:
-        raise SettingsError(f"html={file}: cannot be written: {error}. Give another path.") from error

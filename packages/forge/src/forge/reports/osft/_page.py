@@ -1,16 +1,14 @@
-"""What OSFT moved → one HTML page: no network, no script, readable without colour."""
+"""What OSFT moved → one HTML page: no network, readable without colour."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
 
-from forge._templates import render
-from forge.reports.osft._drawings import draw_change, draw_spectrum
+from forge.reports._page import PLOTS, page
+from forge.reports.osft._drawings import draw_change, spectrum
 
 if TYPE_CHECKING:
     from forge_algos.adaptations import Moved, Portrait
@@ -19,7 +17,7 @@ _NEGLIGIBLE = 1e-5
 """Largest leak that float32 arithmetic explains."""
 
 
-def page(
+def osft_page(
     name: str,
     rule: Literal["strict", "paper"],
     dtype: str,
@@ -40,16 +38,16 @@ def page(
         others: every other tensor of the model → ‖Δ‖/‖W‖, or None where it is new.
 
     """
-    style = render("reports/pages/osft.css")
     rows = {target.name: _row(target, rule) for target in targets}
     energy = portrait.singular_values.square()
-    return render(
-        "reports/pages/osft.html",
+    return page(
+        "osft.html",
+        styles=("osft.css", "vendor/uPlot.min.css", "plots.css"),
+        scripts=PLOTS,
+        data=spectrum(portrait),
         name=name,
         rule=rule,
         dtype=dtype,
-        style=style,
-        style_hash="sha256-" + base64.b64encode(hashlib.sha256(style.encode()).digest()).decode(),
         targets=list(rows.values()),
         most=max(rows.values(), key=lambda row: row["moved"]),
         worst=max(rows.values(), key=lambda row: row["leak"]),
@@ -58,7 +56,6 @@ def page(
         shown=rows[shown.name],
         portrait=portrait,
         energy=float(energy[: portrait.protected].sum() / energy.sum()),
-        spectrum=draw_spectrum(portrait),
         change=draw_change(portrait),
         others=len(others),
         changed={other: size for other, size in others.items() if size != 0},

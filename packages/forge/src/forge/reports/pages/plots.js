@@ -96,7 +96,7 @@ function label(u, chart, keys) {
     let index = at;
     while (index > 0 && (values[index] === undefined || values[index] === null)) index -= 1;
     const spread = line.stride > 1 ? ` (mean of ${line.stride} steps)` : "";
-    keys[number].lastChild.textContent = `${short(values[index], chart.bytes)} at step ${u.data[0][index]}${u.cursor.idx === null || u.cursor.idx === undefined ? "" : spread}`;
+    keys[number].lastChild.textContent = `${short(values[index], chart.bytes)} at ${data.unit ?? "step"} ${u.data[0][index]}${u.cursor.idx === null || u.cursor.idx === undefined ? "" : spread}`;
   });
 }
 
@@ -162,7 +162,7 @@ function zoom(from, to) {
 function remember() {
   const state = new URLSearchParams();
   if (view.smooth) state.set("smooth", view.smooth);
-  if (view.log.size) state.set("log", [...view.log].join(","));
+  if ([...view.log].join(",") !== (data.log ?? []).join(",")) state.set("log", [...view.log].join(","));
   if (view.from !== null) state.set("from", view.from);
   if (view.to !== null) state.set("to", view.to);
   history.replaceState(null, "", state.size ? `#${state}` : location.pathname + location.search);
@@ -172,7 +172,7 @@ function recall() {
   const state = new URLSearchParams(location.hash.slice(1));
   const number = (name) => (state.has(name) && Number.isFinite(Number(state.get(name))) ? Number(state.get(name)) : null);
   view.smooth = Math.min(Math.max(number("smooth") ?? 0, 0), 0.99);
-  view.log = new Set((state.get("log") ?? "").split(",").filter(Boolean));
+  view.log = new Set((state.get("log") ?? (data.log ?? []).join(",")).split(",").filter(Boolean));
   [view.from, view.to] = [number("from"), number("to")];
 }
 

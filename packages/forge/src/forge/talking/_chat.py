@@ -1,0 +1,126 @@
+"""Lines of a person or a pipe → a conversation with a model, or with two side by side."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from forge._errors import SettingsError
+from forge.talking._generate import check_text
+from forge.talking._model import AnsweringModel, Sampling, find_model
+
+_HELP = "/reset forgets the conversation, /system TEXT changes the system message (and forgets it too), /quit ends."
+
+
+class _Side:
+    """One model and its own history of the conversation."""
+
+    def __init__(self, name: str, model: AnsweringModel) -> None:
+        self.name, self._model = name, model
+        self._history: list[dict[str, str]] = []
+
+    def forget(self, system: str | None) -> None:
+        self._history = [{"role": "system", "content": system}] if system else []
+
+    def say(self, line: str, sampling: Sampling) -> None:
+        """Show the answer while it is made; Ctrl-C ends it, and what was shown stays in the history."""
+        made: list[str] = []
+
+        def show(text: str) -> None:
+            made.append(text)
+            print(text, end="", flush=True)
+
+        asked = [*self._history, {"role": "user", "content": line}]
+        try:
+            self._model.answer(asked, sampling, show)
+        except KeyboardInterrupt:
+            print(" (stopped)", end="")
+        print()
+        self._history = [*asked, {"role": "assistant", "content": "".join(made).strip()}]
+
+
+def chat(
+    model_path: str | Path,
+    *,
+    beside: str | Path | None = None,
+    system: str | None = None,
+    max_new_tokens: int = 512,
+    temperature: float = 0.0,
+    stop: Sequence[str] = (),
+    seed: int = 42,
+) -> None:
+    """Talk with a model: it answers each line of standard input, and remembers what was said.
+
+    Lines that begin with a stroke are commands: /reset forgets the conversation, /system TEXT changes the system message,
+    /quit ends. Ctrl-C ends an answer.
+
+    Args:
+        model_path: A model directory, an adapter directory, a run directory (its last export), or a hub name.
+        beside: A second model, such as the base, that answers each line too, in a conversation of its own.
+        system: A system message before the conversation.
+        max_new_tokens: Stop an answer after so many tokens.
+        temperature: 0 always takes the likeliest token; a higher one samples more freely.
+        stop: Texts at which an answer ends.
+        seed: Seed of the sampling.
+
+    Raises:
+        SettingsError: a value is out of range, there is no model at a path, or it has no chat template.
+        forge_dist.ModelError: a model cannot be loaded, or the hub cannot be asked for it.
+
+    """
+    sampling = Sampling(max_new_tokens=max_new_tokens, temperature=temperature, stop=tuple(stop))
+    paths = [model_path, *([] if beside is None else [beside])]
+    for path in paths:
+        find_model(path)
+    sides = []
+    for path in paths:
+        model = AnsweringModel(path, seed=seed)
+        print(model.about, file=sys.stderr)
+        if not model.converses:
+            raise SettingsError(f"{path}: has no chat template, so it cannot converse; `forge generate` continues a text.")
+        sides.append(_Side(str(path), model))
+    print(_HELP, file=sys.stderr)
+    _converse(sides, system, sampling)
+
+
+def _converse(sides: list[_Side], system: str | None, sampling: Sampling) -> None:
+    for side in sides:
+        side.forget(system)
+    for line in _lines():
+        command, _, rest = line.partition(" ")
+        if command == "/quit":
+            return
+        if command in ("/reset", "/system"):
+            system = (rest.strip() or None) if command == "/system" else system
+            for side in sides:
+                side.forget(system)
+            print("the conversation begins anew" + (f", with the system message {system!r}" if system else ""), file=sys.stderr)
+            continue
+        if command.startswith("/"):
+            print(f"there is no command {command}: {_HELP}", file=sys.stderr)
+            continue
+        check_text(line, system)
+        for side in sides:
+            if len(sides) > 1:
+                print(f"[{side.name}]")
+            side.say(line, sampling)
+
+
+def _lines() -> Iterator[str]:
+    """Yield the lines that are typed, or that a pipe holds, without empty ones."""
+    typed = sys.stdin.isatty()
+    if typed:
+        import readline  # noqa: F401 - gives input() a history and keys to edit with
+    while True:
+        try:
+            line = input("> ") if typed else sys.stdin.readline()
+        except (EOFError, KeyboardInterrupt):
+            print(file=sys.stderr)
+            return
+        except UnicodeDecodeError as error:
+            raise SettingsError(f"standard input is not UTF-8: {error}.") from error
+        if not typed and not line:
+            return
+        if line.strip():
+            yield line.strip()

@@ -1,0 +1,71 @@
+"""A model and a prompt → an answer, to try what was trained."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from forge._errors import SettingsError
+from forge.talking._model import AnsweringModel, Sampling, find_model
+
+
+def generate(
+    model_path: str | Path,
+    prompt: str | None = None,
+    *,
+    max_new_tokens: int = 256,
+    temperature: float = 0.0,
+    system: str | None = None,
+    seed: int = 42,
+) -> str:
+    """Generate a model's answer to a prompt.
+
+    Args:
+        model_path: A model directory, an adapter directory, a run directory (its last export), or a hub name.
+        prompt: What the user says; by default what standard input holds. With a tokenizer that has a chat template it becomes a
+            user message.
+        max_new_tokens: Stop after so many tokens.
+        temperature: 0 always takes the likeliest token; a higher one samples more freely.
+        system: A system message before the prompt; needs a chat template.
+        seed: Seed of the sampling.
+
+    Returns:
+        The answer, without special tokens. Which template it was asked with is said on standard error.
+
+    Raises:
+        SettingsError: a value is out of range, or there is no model at `model_path`.
+        forge_dist.ModelError: the model cannot be loaded, or the hub cannot be asked for it.
+
+    """
+    sampling = Sampling(max_new_tokens=max_new_tokens, temperature=temperature)
+    find_model(model_path)
+    prompt = _read_prompt() if prompt is None else prompt
+    check_text(prompt, system)
+    model = AnsweringModel(model_path, seed=seed)
+    print(model.about, file=sys.stderr)
+    if not model.converses:
+        if system is not None:
+            raise SettingsError("system has no effect here: this tokenizer has no chat template.")
+        return model.answer(prompt, sampling)
+    first = [{"role": "system", "content": system}] if system is not None else []
+    return model.answer([*first, {"role": "user", "content": prompt}], sampling)
+
+
+def check_text(prompt: str, system: str | None) -> None:
+    """Raise SettingsError for a prompt that is empty, or not UTF-8."""
+    if not prompt.strip():
+        raise SettingsError("the prompt is empty: give a text.")
+    try:
+        f"{prompt}{system or ''}".encode()
+    except UnicodeEncodeError as error:
+        raise SettingsError(f"the prompt is not UTF-8: {error.reason} at character {error.start}.") from error
+
+
+def _read_prompt() -> str:
+    """Read the prompt from standard input."""
+    if sys.stdin.isatty():
+        print("The prompt, and Ctrl-D at its end:", file=sys.stderr)
+    try:
+        return sys.stdin.read().strip()
+    except UnicodeDecodeError as error:
+        raise SettingsError(f"the prompt on standard input is not UTF-8: {error}.") from error

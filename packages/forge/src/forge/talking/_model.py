@@ -1,0 +1,186 @@
+"""Path of a run or a model → a model that answers conversations, as it was trained to."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+import forge_accel
+import forge_data
+import forge_dist
+from forge._errors import SettingsError
+from forge._redact import is_hub_form
+from forge.run._directories import last_export, run_values
+
+_SWITCH = "enable_thinking"
+
+
+@attrs.frozen(kw_only=True)
+class Sampling:
+    """How an answer is drawn."""
+
+    max_new_tokens: int = 256
+    temperature: float = 0.0
+    """0 always takes the likeliest token."""
+    stop: Sequence[str] = ()
+    """Texts at which an answer ends; they are not part of it."""
+
+    def __attrs_post_init__(self) -> None:
+        if self.max_new_tokens < 1:
+            raise SettingsError(f"max_new_tokens must be at least 1, not {self.max_new_tokens}.")
+        if self.temperature and not 1e-3 <= self.temperature < float("inf"):
+            raise SettingsError(
+                f"temperature must be 0 (always the likeliest token) or at least 0.001, not {self.temperature}."
+            )
+        if not all(self.stop):
+            raise SettingsError("stop: an empty text would end every answer before it begins. Leave it out.")
+
+
+def find_model(model_path: str | Path) -> str:
+    """Return the directory of a run's last export, or of a model or an adapter, or a hub name.
+
+    Answers before torch is imported.
+
+    Raises:
+        SettingsError: there is none, or it is a reward model.
+        forge_dist.ModelError: the hub cannot be asked for that name, or has no such model.
+
+    """
+    directory = last_export(str(model_path))
+    if not os.path.isdir(os.path.expanduser(directory)):
+        if os.path.exists(os.path.expanduser(directory)) or not is_hub_form(directory):
+            found = "is a file" if os.path.exists(os.path.expanduser(directory)) else "there is no such directory"
+            raise SettingsError(
+                f"{directory}: {found}. Give a run, a directory of a model or an adapter, or a name on the Hub (org/name)."
+            )
+        forge_dist.check_hub_name(directory)
+    for name, key in (("config.json", "architectures"), ("adapter_config.json", "task_type")):
+        found = _read(Path(directory).expanduser() / name).get(key)
+        if found == "SEQ_CLS" or (isinstance(found, list) and any("SequenceClassification" in str(one) for one in found)):
+            raise SettingsError(
+                f"{directory} is a reward model: it gives texts a number and writes none. Give a language model."
+            )
+    return directory
+
+
+class AnsweringModel:
+    """Loaded model with its tokenizer and the chat template that it was trained with.
+
+    Args:
+        model_path: a run (its last export), a model or an adapter directory, or a hub name.
+        seed: of the sampling.
+
+    """
+
+    def __init__(self, model_path: str | Path, *, seed: int = 42) -> None:
+        directory = find_model(model_path)
+        self._machine = forge_accel.accelerator()
+        self._machine.seed(seed)
+        self._model: Any = forge_dist.load_trained(
+            directory, dtype=self._machine.dtype("auto").value, device=self._machine.device.value
+        )
+        self._tokenizer: Any = forge_data.load_tokenizer(directory)
+        self.about: str = f"{directory}: {_template(self._tokenizer.chat_template, model_path)}"
+        """Which chat template and which thinking mode answers are asked with, in words."""
+
+    @property
+    def converses(self) -> bool:
+        """Whether there is a chat template."""
+        return bool(self._tokenizer.chat_template)
+
+    def answer(
+        self,
+        asked: str | Sequence[Mapping[str, str]],
+        sampling: Sampling,
+        shown: Callable[[str], None] | None = None,
+    ) -> str:
+        """Answer a conversation, or continue a text where there is no chat template.
+
+        Args:
+            asked: messages, or a text that is continued as it stands.
+            sampling: how the answer is drawn.
+            shown: is given the answer piece by piece, as it is made.
+
+        Returns:
+            The answer, without special tokens.
+
+        """
+        if isinstance(asked, str):
+            inputs = self._tokenizer(asked, return_tensors="pt")
+        else:
+            text = self._tokenizer.apply_chat_template(list(asked), tokenize=False, add_generation_prompt=True)
+            inputs = self._tokenizer(text, add_special_tokens=False, return_tensors="pt")
+        drawn = (
+            {"do_sample": True, "temperature": sampling.temperature}
+            if sampling.temperature
+            else {"do_sample": False, "temperature": None, "top_p": None, "top_k": None}
+        )
+        stops = {"stop_strings": list(sampling.stop), "tokenizer": self._tokenizer} if sampling.stop else {}
+        streamer = None if shown is None else {"streamer": _streamer(self._tokenizer, shown, sampling.stop)}
+        pad = self._tokenizer.pad_token_id
+        tokens = self._model.generate(
+            input_ids=inputs["input_ids"].to(self._machine.device.value),
+            attention_mask=inputs["attention_mask"].to(self._machine.device.value),
+            max_new_tokens=sampling.max_new_tokens,
+            pad_token_id=pad if pad is not None else self._tokenizer.eos_token_id,
+            **drawn,
+            **stops,
+            **(streamer or {}),
+        )
+        made = str(self._tokenizer.decode(tokens[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))
+        return made[: _end(made, sampling.stop)].strip()
+
+
+def _streamer(tokenizer: Any, shown: Callable[[str], None], stop: Sequence[str]) -> Any:
+    """Return a streamer of transformers that shows text, but none that may become a stop string."""
+    from transformers import TextStreamer
+
+    class Shown(TextStreamer):
+        made, given = "", 0
+
+        def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
+            self.made += text
+            end = _end(self.made, stop)
+            if not stream_end and end == len(self.made):
+                end -= max(
+                    (size for each in stop for size in range(1, len(each)) if self.made.endswith(each[:size])), default=0
+                )
+            if end > self.given:
+                shown(self.made[self.given : end])
+                self.given = end
+
+    return Shown(tokenizer, skip_prompt=True, skip_special_tokens=True)
+
+
+def _end(text: str, stop: Sequence[str]) -> int:
+    """Return where a text ends: before the first stop string in it."""
+    return min((text.index(each) for each in stop if each in text), default=len(text))
+
+
+def _template(template: Any, model_path: str | Path) -> str:
+    """Say which template a model is asked with, and how its switch of the thinking mode stands."""
+    if not template:
+        return "no chat template: the prompt is continued as it stands"
+    run = Path(model_path).expanduser()
+    of_run = (run / "config.yaml").is_file()
+    values = run_values(run) if of_run else {}
+    arguments = values.get("chat_template_kwargs") or {}
+    whose = "the chat template that it was trained with" if of_run else "its own chat template"
+    if _SWITCH not in str(template):
+        return f"{whose}; it has no thinking mode"
+    if _SWITCH in arguments:
+        return f"{whose}; thinking mode: {_SWITCH}={json.dumps(arguments[_SWITCH])}, as it was trained"
+    return f"{whose}; thinking mode: the template's own choice ({_SWITCH} is not set)"
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,82 @@
+"""A run → an OpenAI-compatible endpoint, by transformers' own server; there is none of ours."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import subprocess
+import sys
+from importlib.metadata import entry_points
+from importlib.util import find_spec
+from pathlib import Path
+
+from forge._errors import SettingsError
+from forge.talking._model import find_model
+
+_LAST_SECONDS = 3.0
+_NEEDED = ("fastapi", "uvicorn", "openai", "pydantic", "typer")
+
+
+def serve(model_path: str | Path, *, host: str = "127.0.0.1", port: int = 8000) -> int:
+    """Serve a model over HTTP as OpenAI's interface has it, with `transformers serve`.
+
+    Args:
+        model_path: A model directory, a run directory (its last export), or a hub name.
+        host: Address to listen on; by default this machine alone can reach it.
+        port: Port to listen on.
+
+    Returns:
+        The exit status of the server, once it is stopped (Ctrl-C).
+
+    Raises:
+        SettingsError: there is no model, it is an adapter, or what the server needs is not installed: the message has the
+            commands of other servers.
+        forge_dist.ModelError: the hub cannot be asked for the name.
+
+    """
+    if not 0 < port < 65536:
+        raise SettingsError(f"port must be from 1 to 65535, not {port}.")
+    directory = find_model(model_path)
+    if Path(directory).is_dir():
+        directory = str(Path(directory).expanduser().resolve())
+    if (Path(directory) / "adapter_config.json").is_file():
+        raise SettingsError(
+            f"{directory} is an adapter, and servers want a whole model: `forge export {shlex.quote(str(model_path))} --merge` "
+            "writes one."
+        )
+    command = ["serve", directory, "--host", host, "--port", str(port)]
+    missing = [name for name in _NEEDED if find_spec(name) is None]
+    if missing:
+        raise SettingsError(
+            f"transformers' server needs {', '.join(missing)}: `pip install 'forge-llm[serve]'`. Or, with the same model:\n"
+            + "\n".join(_others(directory, host, port))
+        )
+    shown = "localhost" if host == "127.0.0.1" else host
+    print(f"http://{shown}:{port}/v1/chat/completions, model {directory!r}; Ctrl-C ends it", file=sys.stderr)
+    # The command of the very transformers that is installed beside this package, wherever its scripts are.
+    (script,) = entry_points(group="console_scripts", name="transformers")
+    program = f"from {script.module} import {script.attr}; {script.attr}()"
+    environ = {**os.environ, "HF_HUB_DISABLE_UPDATE_CHECK": "1"}  # nobody asked it to ask the network
+    server = subprocess.Popen([sys.executable, "-c", program, *command], env=environ)  # noqa: S603 - no shell, fixed words
+    try:
+        return server.wait()
+    except KeyboardInterrupt:
+        # Ctrl-C reaches the server too; a signal to this process alone does not.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            server.wait(_LAST_SECONDS)
+        return 0
+    finally:
+        if server.poll() is None:
+            server.terminate()
+            server.wait()
+
+
+def _others(directory: str, host: str, port: int) -> list[str]:
+    """Return the commands of servers that take the same model."""
+    path = shlex.quote(directory)
+    return [
+        f"  transformers serve {path} --host {host} --port {port}",
+        f"  vllm serve {path} --host {host} --port {port}",
+        f"  forge export {path} model-gguf --format gguf && llama-server -m model-gguf/*.gguf --host {host} --port {port}",
+    ]

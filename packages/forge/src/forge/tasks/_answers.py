@@ -1,0 +1,161 @@
+"""Prompts of `eval_prompts` → answers of the model at each measurement, in answers.jsonl."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import forge_algos
+import forge_dist
+from forge._errors import SettingsError
+from forge.tasks._rollouts import end_ids
+from forge.tasks._task import Run, Task
+
+_FILE = "answers.jsonl"
+Messages = list[dict[str, str]]
+
+
+def read_prompts(task: Task, s: Any) -> list[str | Messages]:
+    """Read the prompts of `eval_prompts`: texts, and those of files.
+
+    Raises:
+        SettingsError: a file cannot be read or holds something else, or the verb trains no model that writes text.
+
+    """
+    given = s.evaluation.eval_prompts or ()
+    if given and task.model_task == "reward":
+        raise SettingsError("eval_prompts has no effect: a reward model gives texts a number and writes none. Leave it out.")
+    found: list[str | Messages] = []
+    for each in given:
+        if not each.strip():
+            raise SettingsError("eval_prompts holds an empty prompt. Leave it out.")
+        found += _of_file(Path(each)) if is_prompt_file(each) else [each]
+    return found
+
+
+def is_prompt_file(prompt: str) -> bool:
+    """Return whether a prompt is the name of a file."""
+    try:
+        return Path(prompt).is_file()
+    except (OSError, ValueError):  # too long for a name, or with a NUL
+        return False
+
+
+class Answers:
+    """Greedy answers to a few prompts, in the log and the run directory; no number is drawn.
+
+    Args:
+        run: the run; every rank makes one of these and calls it at the same steps.
+        prompts: what is asked.
+        path: the run directory.
+        step: the last step whose answers are kept, those of later steps are made again.
+
+    """
+
+    def __init__(self, run: Run, prompts: Sequence[str | Messages], path: Path, step: int) -> None:
+        self._run, self._prompts, self._file = run, prompts, path / _FILE
+        self._step = -1
+        if not prompts:
+            return
+        ends = end_ids(run)
+        pad = run.tokenizer.pad_token_id
+        self._sampler = forge_algos.online.GenerateSampler(
+            run.model,
+            eos_ids=ends,
+            pad_id=pad if pad is not None else ends[0],
+            batch_tokens=run.settings.plan.max_tokens_per_gpu,
+            synced=run.strategy.divides,
+            autocast=run.autocast,
+            parallel=run.strategy,
+        )
+        if run.ranks.is_first and self._file.exists():
+            kept = [line for line in self._file.read_text(encoding="utf-8").splitlines() if _step_of(line) <= step]
+            forge_dist.write_text_atomically(self._file, "".join(f"{line}\n" for line in kept))
+            self._step = max(map(_step_of, kept), default=-1)
+        self._step = run.ranks.broadcast(self._step)
+
+    def write(self, step: int) -> None:
+        """Answer each prompt, unless those of this step are there; every rank calls this."""
+        if not self._prompts or step <= self._step:
+            return
+        run, self._step = self._run, step
+        mine = [_ids(run.tokenizer, prompt) for prompt in self._prompts] if run.strategy.data_parallel_rank == 0 else []
+        if not mine and not run.strategy.divides:
+            return
+        made = self._sampler.sample(
+            mine,
+            num_generations=1,
+            max_new_tokens=run.settings.evaluation.eval_max_new_tokens,
+            temperature=1.0,
+            top_p=1.0,
+            top_k=1,
+            seed=0,
+        )
+        if not run.ranks.is_first:
+            return
+        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        lines = []
+        for prompt, completion in zip(self._prompts, made, strict=True):
+            answer = str(run.tokenizer.decode(completion.ids, skip_special_tokens=True)).strip()
+            lines.append(json.dumps({"step": step, "prompt": prompt, "answer": answer, "time": now}, ensure_ascii=False) + "\n")
+            asked = prompt if isinstance(prompt, str) else prompt[-1]["content"]
+            run.report.note(f"after step {step}, asked {_short(asked)!r}: {_short(answer)!r}")
+        with self._file.open("a", encoding="utf-8") as file:
+            file.writelines(lines)
+
+
+def _ids(tokenizer: Any, prompt: str | Messages) -> Any:
+    """Tokenize a prompt as the model is asked: by its chat template, where it has one."""
+    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    if tokenizer.chat_template:
+        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        return np.asarray(tokenizer(text, add_special_tokens=False)["input_ids"], np.int32)
+    return np.asarray(tokenizer(messages[-1]["content"])["input_ids"], np.int32)
+
+
+def _of_file(path: Path) -> list[str | Messages]:
+    """Read prompts from a file: a line each, or rows of JSON with a prompt or messages."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError) as error:
+        raise SettingsError(f"eval_prompts {path}: cannot be read: {getattr(error, 'strerror', None) or error}.") from error
+    if path.suffix != ".jsonl":
+        return [line for line in lines if line.strip()]
+    found: list[str | Messages] = []
+    for number, line in enumerate(lines, 1):
+        try:
+            row: Any = json.loads(line) if line.strip() else None
+        except ValueError as error:
+            raise SettingsError(f"eval_prompts {path}:{number}: is not JSON: {error}.") from error
+        if row is not None:
+            found.append(_of_row(row, f"{path}:{number}"))
+    return found
+
+
+def _of_row(row: Any, where: str) -> str | Messages:
+    """Return the prompt of a row: its `prompt`, or its messages before the last answer."""
+    asked = row.get("prompt", row.get("messages")) if isinstance(row, dict) else row
+    if isinstance(asked, list) and all(isinstance(m, dict) and {"role", "content"} <= m.keys() for m in asked):
+        while asked and asked[-1]["role"] == "assistant":
+            asked = asked[:-1]
+    if not asked or not isinstance(asked, (str, list)):
+        raise SettingsError(f"eval_prompts {where}: holds no prompt: a row has `prompt`, a text or messages, or `messages`.")
+    return asked
+
+
+def _step_of(line: str) -> int:
+    """Return the step of a line; one that a kill tore is of no step."""
+    try:
+        return int(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return 2**62
+
+
+def _short(text: str) -> str:
+    """Return a text for the log."""
+    return text if len(text) <= 200 else text[:199] + "…"

@@ -1,0 +1,151 @@
+"""Where a model is looked for, and what is refused before torch is imported."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import forge
+from forge.cli._app import main
+from forge.talking._model import Sampling, _end, _template, find_model
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["generate", "chat", "serve"])
+def test_a_model_that_is_not_there_is_refused_before_torch(command: str, tmp_path: Path) -> None:
+    """At once, with what lies beside it; a prompt is not waited for."""
+    (tmp_path / "r" / "first").mkdir(parents=True)
+    code = (
+        f"import sys\nfrom forge.cli._app import main\nstatus = main([{command!r}, 'r/nothing'])\n"
+        "assert 'torch' not in sys.modules\nsys.exit(status)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("forge: MODEL_PATH 'r/nothing': there is no such directory here (r/ holds first)")
+
+
+@pytest.mark.parametrize("name", ["./nothing", "a/b/c", "/no/such"])
+def test_a_path_is_no_hub_name(name: str) -> None:
+    """The hub is not asked for what cannot be a name there."""
+    with pytest.raises(forge.SettingsError, match="there is no such directory"):
+        find_model(name)
+
+
+def test_a_verb_refuses_a_hub_name_that_cannot_be_had(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Before the rows are looked at, and nothing is written."""
+    words = ["sft", "--model-path", "org/x", "--data-path", "none.jsonl", "--ckpt-output-dir", str(tmp_path / "run")]
+    assert main(words) == 2
+    assert "--model-path 'org/x': there is no such directory here" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_which_template_and_which_thinking_mode(tmp_path: Path) -> None:
+    """Said of a run by its settings, of a model by its template."""
+    (tmp_path / "config.yaml").write_text("model_path: a\nchat_template_kwargs: {enable_thinking: false}\n")
+    switch = "{% if enable_thinking %}"
+    assert _template(None, "m") == "no chat template: the prompt is continued as it stands"
+    assert _template("plain", tmp_path) == "the chat template that it was trained with; it has no thinking mode"
+    assert _template(switch, tmp_path).endswith("thinking mode: enable_thinking=false, as it was trained")
+    assert _template(switch, "m") == (
+        "its own chat template; thinking mode: the template's own choice (enable_thinking is not set)"
+    )
+
+
+def test_an_answer_ends_before_its_stop_string() -> None:
+    """The first of several counts."""
+    assert _end("one two three", ["three", "two"]) == 4
+    assert _end("one", ["two"]) == 3
+    with pytest.raises(forge.SettingsError, match="an empty text"):
+        Sampling(stop=("",))
+
+
+@pytest.fixture
+def typed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("what colour has the fig?\n/reset\n\nwhat colour has the fig?\n/quit\nno\n"))
+
+
+@pytest.mark.usefixtures("typed")
+def test_a_conversation_from_a_pipe(model_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each line is answered by both models as `forge.generate` answers it; after /reset nothing is remembered."""
+    alone = forge.generate(model_dir, "what colour has the fig?", max_new_tokens=5)
+    capsys.readouterr()
+    assert main(["chat", str(model_dir), "--beside", str(model_dir), "--max-new-tokens", "5"]) == 0
+    said = capsys.readouterr()
+    answers = [part.partition("\n")[2].strip() for part in said.out.split(f"[{model_dir}]")[1:]]
+    assert answers == [alone] * 4
+    assert "its own chat template" in said.err
+    assert "begins anew" in said.err
+
+
+def test_the_history_is_part_of_what_is_asked(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """System message, both former turns, the new one; a stop string is not shown."""
+    from forge.talking import _chat
+
+    asked = []
+
+    def answer(self: object, messages: object, sampling: object, shown: object) -> str:
+        asked.append(messages)
+        shown("fine")  # ty: ignore
+        return "fine"
+
+    monkeypatch.setattr(_chat.AnsweringModel, "answer", answer)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("hello\nand?\n/system be brief\nso?\n"))
+    forge.chat(model_dir, system="be kind")
+    roles = [[(one["role"], one["content"]) for one in each] for each in asked]
+    assert roles == [
+        [("system", "be kind"), ("user", "hello")],
+        [("system", "be kind"), ("user", "hello"), ("assistant", "fine"), ("user", "and?")],
+        [("system", "be brief"), ("user", "so?")],
+    ]
+
+
+def test_what_is_shown_is_the_answer(model_dir: Path) -> None:
+    """Streamed pieces joined are the answer, cut before a stop string that only later pieces complete."""
+    import torch
+
+    from forge.talking._model import AnsweringModel
+
+    model = AnsweringModel(model_dir)
+    asked = [{"role": "user", "content": "what colour has the fig?"}]
+
+    def answer(stop: tuple[str, ...] = (), pieces: list[str] | None = None) -> str:
+        torch.manual_seed(3)
+        sampling = Sampling(max_new_tokens=12, temperature=1.0, stop=stop)
+        return model.answer(asked, sampling, None if pieces is None else pieces.append)
+
+    whole, all_of_it, until_stop = answer(), [], []
+    assert len(whole) > 9
+    assert answer((), all_of_it) == whole == "".join(all_of_it).strip()
+    made = answer((whole[5:9],), until_stop)
+    assert made == whole[: whole.index(whole[5:9])].strip() == "".join(until_stop).strip()
+
+
+def test_a_prompt_from_standard_input(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without a prompt it is read there; an empty one is refused."""
+    given = forge.generate(model_dir, "hello", max_new_tokens=4)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("hello\n"))
+    assert main(["generate", str(model_dir), "--max-new-tokens", "4"]) == 0
+    assert capsys.readouterr().out.strip() == given
+    monkeypatch.setattr(sys, "stdin", io.StringIO(" \n"))
+    assert main(["generate", str(model_dir)]) == 2
+
+
+def test_a_server_that_is_not_installed(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The commands of three servers, with the path of the export; an adapter is sent to `forge export --merge`."""
+    monkeypatch.setattr("forge.talking._serve.find_spec", lambda _: None)
+    with pytest.raises(forge.SettingsError) as caught:
+        forge.serve(model_dir)
+    assert [f"{command} {model_dir}" in str(caught.value) for command in ("transformers serve", "vllm serve", "forge export")]
+    assert "llama-server" in str(caught.value)
+    adapter = model_dir.parent / "an adapter"
+    adapter.mkdir(exist_ok=True)
+    (adapter / "adapter_config.json").write_text(json.dumps({"task_type": "CAUSAL_LM"}))
+    with pytest.raises(forge.SettingsError, match="--merge"):
+        forge.serve(adapter)

@@ -1,0 +1,98 @@
+"""`eval_prompts`: answers at each measurement, which change nothing else of a run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import forge
+
+from .conftest import write_rows
+
+SHORT: dict[str, Any] = {
+    "max_steps": 4,
+    "effective_batch_size": 4,
+    "max_tokens_per_gpu": 512,
+    "learning_rate": 1e-2,
+    "adapter": "lora",
+    "lora_dropout": 0.5,
+    "eval_every_steps": 2,
+}
+ASKED = "what colour has the fig?"
+
+
+def answers(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "answers.jsonl").read_text().splitlines()]
+
+
+def weights(run: Path) -> bytes:
+    return next(run.glob("hf_format/samples_*/*.safetensors")).read_bytes()
+
+
+def test_answers_at_each_measurement(model_dir: Path, chats: Path, tmp_path: Path) -> None:
+    """Before, every so many steps and after, of texts and files; the last is what the export answers; steps are the same."""
+    talk = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "hi"}, {"role": "user", "content": ASKED}]
+    file = write_rows(
+        tmp_path / "rows.jsonl", [{"messages": [*talk, {"role": "assistant", "content": "red"}]}, {"prompt": ASKED}]
+    )
+    given = {**SHORT, "model_path": model_dir, "data_path": chats}
+    run = tmp_path / "run"
+    result = forge.sft(**given, ckpt_output_dir=run, eval_prompts=[ASKED, str(file)], eval_max_new_tokens=6)
+    found = answers(run)
+    assert [line["step"] for line in found] == [0] * 3 + [2] * 3 + [4] * 3
+    assert [line["prompt"] for line in found[:3]] == [ASKED, talk, ASKED]
+    assert found[0]["answer"] == found[2]["answer"]
+    assert found[-1]["answer"] == forge.generate(result.model_dir, ASKED, max_new_tokens=6)
+    assert f"after step 4, asked {ASKED!r}: {found[-1]['answer']!r}" in (run / "log.txt").read_text()
+    without = {name: value for name, value in given.items() if name != "eval_every_steps"}
+    forge.sft(**without, ckpt_output_dir=tmp_path / "without")
+    assert weights(run) == weights(tmp_path / "without")
+
+
+def test_a_resumed_run_answers_again_what_came_later(model_dir: Path, chats: Path, tmp_path: Path) -> None:
+    """Steps that are made again are answered again, once."""
+    given = SHORT | {"lr_scheduler": "constant", "adapter": "none", "lora_dropout": 0.0, "keep_full_state": True}
+    given |= {"model_path": model_dir, "data_path": chats, "ckpt_output_dir": tmp_path / "run", "eval_prompts": [ASKED]}
+    forge.sft(**given | {"max_steps": 2})
+    with (tmp_path / "run" / "answers.jsonl").open("a") as file:
+        file.write(json.dumps({"step": 3, "prompt": ASKED, "answer": "of a later step", "time": ""}) + '\n{"st')
+    forge.sft(**given)
+    assert [line["step"] for line in answers(tmp_path / "run")] == [0, 2, 4]
+
+
+@pytest.mark.parametrize(
+    ("verb", "settings", "said"),
+    [
+        ("sft", {"eval_prompts": [" "]}, "empty prompt"),
+        ("sft", {"eval_max_new_tokens": 4}, "eval_max_new_tokens has no effect without eval_prompts"),
+        ("sft", {"eval_prompts": ["a"], "eval_every_steps": 1, "keep_best": True}, "keep_best has no effect"),
+        ("sft", {"eval_prompts": ["ROWS"]}, "rows.jsonl:2: holds no prompt"),
+        ("reward", {"eval_prompts": ["a"]}, "a reward model gives texts a number"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused(
+    verb: str, settings: dict[str, Any], said: str, model_dir: Path, chats: Path, tmp_path: Path
+) -> None:
+    """By name, before anything is done."""
+    rows = write_rows(tmp_path / "rows.jsonl", [{"prompt": "a"}, {"messages": [{"role": "assistant", "content": "a"}]}])
+    if settings.get("eval_prompts") == ["ROWS"]:
+        settings = {"eval_prompts": [str(rows)]}
+    with pytest.raises(forge.SettingsError, match=said):
+        getattr(forge, verb)(model_path=model_dir, data_path=chats, ckpt_output_dir=tmp_path / "run", **settings)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.lane
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+def test_answers_over_ranks(strategy: str, model_dir: Path, chats: Path, tmp_path: Path) -> None:
+    """The first rank's file has each answer once; divided weights answer together."""
+    given = {**SHORT, "model_path": model_dir, "data_path": chats, "eval_prompts": [ASKED, "hello"], "adapter": "none"}
+    del given["lora_dropout"]
+    forge.sft(**given, ckpt_output_dir=tmp_path / "one")
+    forge.sft(**given, ckpt_output_dir=tmp_path / "two", nproc_per_node=2, strategy=strategy)
+    found = [[(line["step"], line["prompt"], line["answer"]) for line in answers(tmp_path / name)] for name in ("one", "two")]
+    assert found[0] == found[1]
