@@ -94,7 +94,7 @@ def make_run(root: Path, words: str = "plain", *, steps: int = 3, seed: int = 42
     ]
     (root / "answers.jsonl").write_text("".join(json.dumps(line) + "\n" for line in answers))
     phases = [{"name": words, "planned": 2**30, "measured": 2**29, "parts": {words: 1024}}, {"name": "x"}, 3]
-    (root / "memory.json").write_text(json.dumps({"phases": phases}))
+    (root / "memory.json").write_text(json.dumps({"machine": words, "limit": 2**34, "fits": True, "phases": phases}))
     for name, value in (("after", 0.75), ("before", 0.25)):
         scores = {"results": {words: {"acc,none": value, "acc_stderr,none": 0.1, "alias": "x"}}}
         (root / "evals" / f"{name}.json").write_text(json.dumps(scores))
@@ -119,6 +119,7 @@ def test_the_page_says_what_the_run_wrote(tmp_path: Path, capsys: pytest.Capture
         "at step 0",
         "1 between",
         "plain acc 0.25 0.75",
+        "Planned for plain, which has 16 GiB: it fits",
         "1 GiB 512 MiB +100.0 % plain 1 KiB",
         "4 of 6 directions of 1 matrices",
         "1.25 1.5 loss of 4 samples",
@@ -190,6 +191,19 @@ def test_the_page_says_how_it_ended(tmp_path: Path, ending: str, said: str) -> N
     assert "It goes on" in Elements(text).words
     assert "Renew every 30 s" in text
     os.close(lock)
+
+
+def test_time_between_two_starts_is_no_time_of_the_run(tmp_path: Path) -> None:
+    """Of a run that was killed and resumed, each start counts from its beginning to the last that it wrote."""
+    run = make_run(tmp_path / "run", ending="")
+    at = "2026-11-23T{}.000Z"
+    metrics = [("10:00:05", 1), ("10:00:25", 2), ("12:00:04", 3)]
+    lines = [{"time": at.format(time), "step": step, "loss": 1.0} for time, step in metrics]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    events = [("10:00:00", 0, "started"), ("11:59:50", 0, "adapted"), ("12:00:00", 2, "resumed"), ("12:00:15", 3, "warning")]
+    lines = [{"time": at.format(time), "step": step, "event": event, "text": ""} for time, step, event in events]
+    (run / "events.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert "From the first step on 40.0 s, of all starts together" in " ".join(Elements(report(run).read_text()).words.split())
 
 
 def test_what_is_no_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

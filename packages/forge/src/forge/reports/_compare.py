@@ -13,6 +13,7 @@ from forge.reports._charts import charts, table
 from forge.reports._curves import Curves
 from forge.reports._page import PLOTS, page, write_page
 from forge.reports._record import Record, active_seconds, read_record
+from forge.reports._report import read_curves
 
 _MOST = 24
 _PLACES = frozenset({"ckpt_output_dir", "rdzv_id", "resume", "logging_steps"})
@@ -46,13 +47,13 @@ def compare(runs: Sequence[str | Path], *, output: str | Path = "compare.html") 
         raise SettingsError(f"forge compare takes 2 to {_MOST} run directories, and got {len(runs)}.")
     paths = [Path(run).expanduser() for run in runs]
     records = [read_record(path) for path in paths]
-    curves = [_read(path) for path in paths]
+    curves = [read_curves(record) for record in records]
     names = _names(paths)
     differing, last = differences(records), _last(curves)
     verbs = {record.verb for record in records}
     drawn = charts(dict(zip(names, (one.figures for one in curves), strict=True)), verbs.pop() if len(verbs) == 1 else "")
     seconds = [
-        record.result.get("seconds") or active_seconds(record.events, one.time)
+        record.result.get("seconds") or active_seconds(record.events, one.times)
         for record, one in zip(records, curves, strict=True)
     ]
     text = page(
@@ -90,12 +91,6 @@ def differences(records: Sequence[Record]) -> list[Difference]:
     ]
     verbs = Difference("verb", [record.verb or "–" for record in records])
     return [one for one in (verbs, *found) if len(set(one.values)) > 1]
-
-
-def _read(path: Path) -> Curves:
-    curves = Curves()
-    curves.read(path / "metrics.jsonl")
-    return curves
 
 
 def _names(paths: Sequence[Path]) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from bisect import bisect_right
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,8 @@ class Curves:
     """Every figure of a run by name; `read` takes what was appended since the last time."""
 
     def __init__(self) -> None:
+        self.starts: list[str] = []
+        """Times at which training was started or resumed, which whoever reads has to know."""
         self._clear()
 
     def _clear(self) -> None:
@@ -76,8 +79,8 @@ class Curves:
         """Figures beyond the first 120."""
         self.step = 0
         self.samples = 0
-        self.time: str | None = None
-        """Time of the last line."""
+        self.times: list[tuple[str, str]] = []
+        """Times of the first and the last line of each start."""
         self.step_seconds = 0.0
         """Time inside of steps, which measuring and exporting are no part of."""
         self.expert_load: list[list[float]] = []
@@ -106,8 +109,8 @@ class Curves:
 
     def _add(self, values: Mapping[str, Any]) -> None:
         self.step = max(self.step, values["step"])
-        if isinstance(values.get("time"), str):
-            self.time = values["time"]
+        if isinstance(at := values.get("time"), str):
+            self._see(at)
         if _is_number(values.get("samples")):
             self.samples = max(self.samples, int(values["samples"]))
         if _is_number(values.get("tokens")) and _is_number(rate := values.get("tokens_per_second")) and rate > 0:
@@ -121,6 +124,14 @@ class Curves:
                 if curve is None:
                     curve = self.figures[name] = Curve()
                 curve.add(values["step"], value)
+
+    def _see(self, at: str) -> None:
+        """Add a line's time to those of its start; times of one form are ordered as text."""
+        began = self.starts[bisect_right(self.starts, at) - 1] if self.starts and at >= self.starts[0] else ""
+        if self.times and self.times[-1][0] >= began:
+            self.times[-1] = (self.times[-1][0], at)
+        else:
+            self.times.append((at, at))
 
     def _of_experts(self, load: Any) -> list[tuple[str, float]]:
         """Return how uneven the experts' loads are; 1 is an even share."""

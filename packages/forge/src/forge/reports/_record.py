@@ -121,22 +121,27 @@ def moment(text: object) -> datetime.datetime | None:
     return None
 
 
-def active_seconds(events: list[dict[str, Any]], until: str | None) -> float | None:
-    """Add up the time from each start to its last event.
+def starts(events: list[dict[str, Any]]) -> list[str]:
+    """Return the times at which training was started or resumed."""
+    return sorted(event["time"] for event in events if event["event"] in _STARTS and moment(event.get("time")))
 
-    `until` is the time of the last line of metrics.jsonl.
+
+def active_seconds(events: list[dict[str, Any]], times: list[tuple[str, str]]) -> float | None:
+    """Add up the time from each start to the last that it wrote.
+
+    Args:
+        events: of all starts.
+        times: of the first and the last line of metrics.jsonl of each start.
+
     """
-    total, began, last = 0.0, None, None
-    for event in events:
-        at = moment(event.get("time"))
-        if at is None:
-            continue
-        if event["event"] in _STARTS:
-            total += (last - began).total_seconds() if began and last else 0.0
-            began = at
-        last = at
-    end = max(filter(None, (last, moment(until))), default=None)
-    return total + max(0.0, (end - began).total_seconds()) if began and end else None
+    began = [found for at in starts(events) if (found := moment(at))]
+    seen = [event.get("time") for event in events if event["event"] not in SETUP] + [last for _, last in times]
+    moments = sorted(found for at in seen if (found := moment(at)))
+    total = 0.0
+    for number, at in enumerate(began):
+        within = [one for one in moments if at <= one and not any(later <= one for later in began[number + 1 :])]
+        total += (within[-1] - at).total_seconds() if within else 0.0
+    return total if began else None
 
 
 def _state(path: Path, events: list[dict[str, Any]], result: dict[str, Any], running: bool | None) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 from forge.reports._charts import charts, table
 from forge.reports._curves import Curve, Curves
 from forge.reports._page import PLOTS, page, write_page
-from forge.reports._record import SETUP, Record, active_seconds, moment, read_record
+from forge.reports._record import SETUP, Record, active_seconds, moment, read_record, starts
 
 FILE = "report.html"
 RENEWED_EVERY = 30.0
@@ -47,9 +47,8 @@ def report(run: str | Path, *, output: str | Path | None = None) -> Path:
 
     """
     root = Path(run).expanduser()
-    curves = Curves()
-    curves.read(root / "metrics.jsonl")
-    text = report_page(read_record(root), curves)
+    record = read_record(root)
+    text = report_page(record, read_curves(record))
     return write_page(root / FILE if output is None else Path(output).expanduser(), text, "output")
 
 
@@ -76,8 +75,8 @@ class LiveReport:
         if not ended and now < (self._due if not measured else min(self._due, self._cheap)):
             return
         try:
-            self._curves.read(self._path / "metrics.jsonl")
-            text = report_page(read_record(self._path, running=not ended), self._curves)
+            record = read_record(self._path, running=not ended)
+            text = report_page(record, read_curves(record, self._curves))
             write_page(self._path / FILE, text, "output")
         except Exception as error:  # noqa: BLE001 - nothing that is only looked at may end a run
             if not self._failed:
@@ -88,6 +87,14 @@ class LiveReport:
         self._due = max(now + RENEWED_EVERY, self._cheap)
 
     _cheap = 0.0
+
+
+def read_curves(run: Record, curves: Curves | None = None) -> Curves:
+    """Read the figures of a run, or what was appended since the last time."""
+    curves = Curves() if curves is None else curves
+    curves.starts = starts(run.events)
+    curves.read(run.path / "metrics.jsonl")
+    return curves
 
 
 def report_page(run: Record, curves: Curves) -> str:
@@ -145,13 +152,13 @@ def _held_out(figures: dict[str, Curve]) -> tuple[str, Curve] | None:
 def _cost(run: Record, curves: Curves, num_steps: int | None) -> dict[str, Any]:
     """Return seconds, tokens, their rates, and the time left where the run goes on."""
     figures = curves.figures
-    seconds = run.result.get("seconds") or active_seconds(run.events, curves.time)
+    seconds = run.result.get("seconds") or active_seconds(run.events, curves.times)
     tokens = figures["tokens"].total if "tokens" in figures else None
     learned = next((curve.total for name, curve in figures.items() if name == "loss_tokens"), None)
     inside, done = curves.step_seconds, curves.step
-    first = run.last("resumed").get("after", 0) if run.last("resumed") else 0
+    first = run.last("resumed").get("step", 0)
     began = moment((run.last("resumed") or run.last("started")).get("time"))
-    last = moment(curves.time)
+    last = moment(curves.times[-1][1]) if curves.times else None
     left = None
     if num_steps and began and last and done > first:
         left = (last - began).total_seconds() / (done - first) * (num_steps - done)

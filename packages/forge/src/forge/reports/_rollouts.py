@@ -9,9 +9,9 @@ from typing import Any
 
 from forge._errors import SettingsError
 from forge.reports._charts import charts
-from forge.reports._curves import Curves
 from forge.reports._page import PLOTS, page, write_page
 from forge.reports._record import read_record
+from forge.reports._report import read_curves
 
 _ROLLOUTS, _PROMPTS, _ALL_PROMPTS = 12, 8, 256
 """Rollouts on a page, prompts of each, and prompts where one rollout is asked for."""
@@ -35,12 +35,15 @@ def rollouts(run: str | Path, *, step: int | None = None, output: str | Path | N
 
     """
     root = Path(run).expanduser()
-    record, curves = read_record(root), Curves()
+    record = read_record(root)
     files = {int(number): file for file in root.glob("rollouts/step_*.jsonl") if (number := file.stem[5:]).isdigit()}
     if not files:
         raise SettingsError(f"{root}: has no rollouts. Give a run of forge ppo, grpo or rloo that made a step.")
-    curves.read(root / "metrics.jsonl")
-    figures = {name: curve for name, curve in curves.figures.items() if name.startswith(("rollout_", "eval_")) or name == "kl"}
+    figures = {
+        name: curve
+        for name, curve in read_curves(record).figures.items()
+        if name.startswith(("rollout_", "eval_")) or name == "kl"
+    }
     text = page(
         "rollouts.html",
         styles=("vendor/uPlot.min.css", "plots.css"),

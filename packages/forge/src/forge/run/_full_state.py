@@ -119,7 +119,7 @@ class FullStates:
         for group, rate in zip(optimizer.param_groups, scheduler.get_last_lr(), strict=True):
             group["lr"] = rate
         self._saved = found.step
-        self._note(f"resuming after step {found.step}, from {found.path}", event="resumed", after=found.step)
+        self._note(f"resuming after step {found.step}, from {found.path}", event="resumed", step=found.step)
         return Position(**found.about["position"])
 
     def diverged(
