@@ -67,12 +67,14 @@ STAGES = {
         online/sampling  online/rewards  online/rollout
         online/updates
         online  training
+        memory
     """,
     "forge": """
         .
         tasks/items  trackers
         settings
         tasks  reports
+        memory
         run
         verbs  exporting  talking  reports/osft
         cli

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from forge_accel.devices._cpu import CPUAccelerator as CPUAccelerator
     from forge_accel.devices._cuda import CUDAAccelerator as CUDAAccelerator
     from forge_accel.devices._describe import Row as Row, describe as describe
+    from forge_accel.devices._memory import MemoryMeter as MemoryMeter, asked_bytes as asked_bytes
     from forge_accel.devices._registry import accelerator as accelerator, device_count as device_count
 
 __version__ = "0.4.0"
@@ -39,6 +40,7 @@ _PUBLIC = {
     "devices._cpu": "CPUAccelerator",
     "devices._cuda": "CUDAAccelerator",
     "devices._describe": "Row describe",
+    "devices._memory": "MemoryMeter asked_bytes",
     "devices._registry": "accelerator device_count",
 }
 _MODULE_OF = {name: module for module, names in _PUBLIC.items() for name in names.split()}

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         OptimizerError as OptimizerError,
         PackedBatchError as PackedBatchError,
         ReferenceMismatchError as ReferenceMismatchError,
+        RehearsalError as RehearsalError,
         RewardError as RewardError,
         RolloutError as RolloutError,
         UnevenRanksError as UnevenRanksError,
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
     from forge_algos.isolation._guard import PackedGuard as PackedGuard, guard_packed as guard_packed
     from forge_algos.isolation._prompt_sharing import shares_prompts as shares_prompts
     from forge_algos.losses import LossTerms as LossTerms, nll as nll
+    from forge_algos.memory._rehearsal import Rehearsal as Rehearsal, tensors_of as tensors_of
+    from forge_algos.memory._tracker import Peak as Peak
     from forge_algos.objectives import (
         DPO as DPO,
         GRPO as GRPO,
@@ -96,7 +99,7 @@ __version__ = "0.5.0"
 _PUBLIC = {
     "_errors": (
         "AdapterError DivergedError ForgeAlgosError LossError MissingPackageError NoTargetsError OptimizerError "
-        "PackedBatchError ReferenceMismatchError RewardError RolloutError UnevenRanksError"
+        "PackedBatchError ReferenceMismatchError RehearsalError RewardError RolloutError UnevenRanksError"
     ),
     "_parallel": "ALONE Parallel",
     "adaptations": "Adaptation adapt osft_importance quantization_config",
@@ -106,6 +109,8 @@ _PUBLIC = {
     "isolation._guard": "PackedGuard guard_packed",
     "isolation._prompt_sharing": "shares_prompts",
     "losses": "LossTerms nll",
+    "memory._rehearsal": "Rehearsal tensors_of",
+    "memory._tracker": "Peak",
     "objectives": (
         "Bound DPO Distill GRPO KTO KTOBatch ORPO Objective PPO PreferenceBatch Pretrain RLOO Reward SFT SimPO "
         "check_reference reference_logps"

@@ -10,6 +10,7 @@ ForgeAlgosError                       everything below; exit status 2
 ├── ReferenceMismatchError(ValueError) reference log-probabilities that are not those of the model
 ├── UnevenRanksError(ValueError)      ranks that were not given equally many batches
 ├── RewardError(ValueError)           a reward function that is not there, raises, or gives what is no reward
+├── RehearsalError(ValueError)        memory that cannot be computed without the values of weights
 ├── RolloutError(ValueError)          a rollout that cannot be made, or a file that holds none
 └── DivergedError(FloatingPointError) a loss or a gradient norm that is no number; exit status 1
 
@@ -61,6 +62,10 @@ class RewardError(ForgeAlgosError, ValueError):
     """Reward function that is missing, raised, or returned no reward.
     The message names the function, the row and the value.
     """
+
+
+class RehearsalError(ForgeAlgosError, ValueError):
+    """Training that cannot be rehearsed without data: a shape follows from values of weights."""
 
 
 class RolloutError(ForgeAlgosError, ValueError):

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from forge._errors import (
         DataLintError as DataLintError,
         ForgeError as ForgeError,
+        OutOfMemoryError as OutOfMemoryError,
         PreemptedError as PreemptedError,
         PushError as PushError,
         RecipeError as RecipeError,
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from forge.cli._track import track as track
     from forge.exporting._export import export as export
     from forge.exporting._push import push as push
+    from forge.run._dry_run import dry_run as dry_run
     from forge.talking._chat import chat as chat
     from forge.talking._evaluate import evaluate as evaluate
     from forge.talking._generate import generate as generate
@@ -45,11 +47,12 @@ __version__ = "0.5.1"
 
 # Each module with the public names that it defines; a module is imported when one of its names is first used.
 _PUBLIC = {
-    "_errors": "DataLintError ForgeError PreemptedError PushError RecipeError RunDirectoryError RunWriteError SettingsError "
-    "TrackingError",
+    "_errors": "DataLintError ForgeError OutOfMemoryError PreemptedError PushError RecipeError RunDirectoryError RunWriteError "
+    "SettingsError TrackingError",
     "_result": "RunResult",
     "cli._track": "track",
     "exporting._export": "export",
+    "run._dry_run": "dry_run",
     "exporting._push": "push",
     "talking._chat": "chat",
     "talking._evaluate": "evaluate",

@@ -5,6 +5,7 @@
     ├── RecipeError (ValueError)         a recipe file cannot be read as settings
     ├── DataLintError (ValueError)       the lint found rows that would teach something wrong
     ├── RunDirectoryError (OSError)      the output directory holds something else, is in use, or cannot be written
+    ├── OutOfMemoryError (MemoryError)   a phase of the run asked for more memory than there is: exit status 1
     ├── PushError (OSError)              the Hub does not answer, or refuses an upload: exit status 1
     ├── RunWriteError (OSError)          a file of a run that had begun cannot be written: exit status 1
     ├── TrackingError (RuntimeError)     a tracker has not got the whole record: exit status 1
@@ -41,6 +42,12 @@ class DataLintError(ForgeError, ValueError):
 
 class RunDirectoryError(ForgeError, OSError):
     """The output directory holds something else, is in use, or cannot be written."""
+
+
+class OutOfMemoryError(ForgeError, MemoryError):
+    """A phase asked for more memory than there is; the message names settings that take less."""
+
+    exit_status: ClassVar[int] = 1
 
 
 class PushError(ForgeError, OSError):

@@ -18,6 +18,7 @@ from forge_accel._dtypes import dtype_name, float32
 from forge_accel._errors import AccelError
 from forge_accel.attention._attention import BUILT_IN, Attention, check_attention
 from forge_accel.attention._documents import document_attention
+from forge_accel.devices._memory import MemoryMeter, host_is_out_of_memory
 from forge_accel.devices._quantization import check_quantization, refuse_quantization
 
 
@@ -187,6 +188,26 @@ class Accelerator(ABC):
     @abstractmethod
     def reset_peak_memory(self) -> bool:
         """Reset the peak memory; False where the system does not allow it, and the old peak stays."""
+
+    def memory_limit_bytes(self) -> int | None:
+        """Return the memory that a process may fill, in bytes; None if unknown."""
+        return None
+
+    def held_bytes(self) -> int | None:
+        """Read the memory that this process holds now, in bytes; None if unknown."""
+        return None
+
+    def allocated_bytes(self, size: int) -> int:
+        """Return the bytes that the allocator takes for a tensor of `size` bytes."""
+        return size
+
+    def is_out_of_memory(self, error: BaseException) -> bool:
+        """Return whether an error says that the device, or the host beside it, has no memory left."""
+        return isinstance(error, torch.OutOfMemoryError) or host_is_out_of_memory(error)
+
+    def meter(self) -> MemoryMeter | None:
+        """Return what measures the worst moment of tensors' memory; None where nothing does."""
+        return None
 
     @abstractmethod
     def peak_flops(self, dtype: torch.dtype) -> float | None:

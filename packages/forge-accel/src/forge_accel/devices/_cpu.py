@@ -9,6 +9,7 @@ from forge_accel._dtypes import dtype_named, float32
 from forge_accel._errors import AccelError
 from forge_accel.devices import _cpuinfo
 from forge_accel.devices._accelerator import Accelerator
+from forge_accel.devices._memory import MemoryMeter, ProfilerMeter
 from forge_accel.devices._quantization import check_quantization
 
 
@@ -119,6 +120,18 @@ class CPUAccelerator(Accelerator):
     def reset_peak_memory(self) -> bool:
         """Reset the peak memory, where Linux allows it."""
         return _cpuinfo.reset_peak_rss()
+
+    def memory_limit_bytes(self) -> int | None:
+        """Read the machine's memory."""
+        return _cpuinfo.memory_bytes()
+
+    def held_bytes(self) -> int | None:
+        """Read this process' resident memory, Python and the data included."""
+        return _cpuinfo.rss_bytes()
+
+    def meter(self) -> MemoryMeter:
+        """Return a recording of torch's profiler."""
+        return ProfilerMeter()
 
     def peak_flops(self, dtype: torch.dtype) -> float | None:  # noqa: ARG002 - unknown for every dtype
         """Return None: clock, cores and units vary too much for a table."""

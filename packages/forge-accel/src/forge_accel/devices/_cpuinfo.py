@@ -33,6 +33,11 @@ def memory_bytes() -> int | None:
     return _bytes(PROC / "meminfo", "MemTotal")
 
 
+def rss_bytes() -> int | None:
+    """Read the resident memory of this process in bytes; None where it is not reported."""
+    return _bytes(PROC / "self" / "status", "VmRSS")
+
+
 def peak_rss_bytes() -> int | None:
     """Read the peak memory of this process in bytes; None where the system does not report it.
 

@@ -15,8 +15,29 @@ from forge_accel.attention._attention import Attention
 from forge_accel.attention._documents import document_attention
 from forge_accel.attention._varlen import find_kernel
 from forge_accel.devices._accelerator import Accelerator, local_rank
+from forge_accel.devices._memory import MemoryMeter
 from forge_accel.devices._peak_flops import peak_of
 from forge_accel.devices._quantization import check_quantization, refuse_quantization
+
+_BLOCK = 512
+_CONTEXT = 2**29
+"""Bytes that CUDA and its libraries take beside torch's allocator."""
+
+
+class _AllocatorMeter(MemoryMeter):
+    """Peak of the caching allocator, without what it caches."""
+
+    def __init__(self, machine: CUDAAccelerator) -> None:
+        self._machine = machine
+
+    def start(self, held: int) -> None:  # noqa: ARG002 - the allocator counts what is there
+        """Reset the peak."""
+        self._machine.reset_peak_memory()
+
+    def stop(self) -> int:
+        """Read the peak."""
+        self._machine.synchronize()
+        return self._machine.peak_memory_bytes() or 0
 
 
 class CUDAAccelerator(Accelerator):
@@ -155,6 +176,22 @@ class CUDAAccelerator(Accelerator):
         """Reset the peak memory."""
         torch.cuda.reset_peak_memory_stats(self._index)
         return True
+
+    def memory_limit_bytes(self) -> int | None:
+        """Read the chip's memory, less what a context takes."""
+        return self._properties.total_memory - _CONTEXT
+
+    def held_bytes(self) -> int | None:
+        """Read the memory of tensors on the device."""
+        return torch.cuda.memory_allocated(self._index)
+
+    def allocated_bytes(self, size: int) -> int:
+        """Round up to torch's blocks of 512 bytes."""
+        return -(-size // _BLOCK) * _BLOCK
+
+    def meter(self) -> MemoryMeter:
+        """Return the allocator's own statistics."""
+        return _AllocatorMeter(self)
 
     def peak_flops(self, dtype: torch.dtype) -> float | None:
         """Look up the chip's peak; None for float32 where torch is set to use TF32 instead."""

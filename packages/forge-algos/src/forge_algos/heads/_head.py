@@ -9,6 +9,7 @@ the labelled positions alone. Either way the forward is one call of the outermos
 import inspect
 from collections.abc import Callable
 from typing import Any, Literal
+from weakref import WeakKeyDictionary
 
 import attrs
 import torch
@@ -24,6 +25,9 @@ from forge_algos.losses._nll import Likelihood, nll_of_rows
 from forge_algos.losses._rows import Given, LogitSource, Projected, Tensors, product_dtype
 from forge_algos.losses._token_logps import logps_and_entropy_of_rows, logps_of_rows
 from forge_algos.losses.distillation._rows import distillation_of_rows
+
+_assumed: WeakKeyDictionary[nn.Module, tuple[Literal["chunked", "logits"], str]] = WeakKeyDictionary()
+"""Causal model without numbers → name and reason of its head's scoring, which no probe can find on it."""
 
 Inputs = dict[str, Any]
 Beside = Callable[[torch.Tensor], torch.Tensor]
@@ -234,6 +238,8 @@ def choose_head(model: nn.Module, *, device: torch.device) -> Head:
         kind = f"{type(linear).__module__}.{type(linear).__qualname__}"
         return Head(model=model, name="logits", reason=f"the head is no plain linear layer but {kind}")
     scale, softcap = transform_of(model)
+    if (assumed := _assumed.get(causal_model(model))) is not None:
+        return Head(model=model, name=assumed[0], reason=assumed[1], scale=scale, softcap=softcap)
     problem = problem_of(model, linear, device, scale, softcap)
     if problem:
         return Head(model=model, name="logits", reason=problem)
@@ -245,3 +251,8 @@ def choose_head(model: nn.Module, *, device: torch.device) -> Head:
         scale=scale,
         softcap=softcap,
     )
+
+
+def assume(model: nn.Module, name: Literal["chunked", "logits"], reason: str) -> None:
+    """Let `choose_head` answer so for a model without numbers, instead of probing it."""
+    _assumed[causal_model(model)] = name, reason

@@ -133,6 +133,16 @@ def run_documents_alone(
     return HOW[alone.lines]
 
 
+def run_alone_as(model: nn.Module, draft: nn.Module | None) -> None:
+    """Run documents of `model` alone, untried, as those of `draft`; None: each by itself."""
+    found, causal = None if draft is None else _alone(draft), causal_model(model)
+    whole = found is not None and found.module is found.causal
+    alone = _Alone(causal, None if whole else decoder(causal), lambda number: number)
+    alone.lines = "single" if found is None else found.lines
+    alone.install()
+    setattr(causal, _NAME, alone)
+
+
 def runs_alone(model: nn.Module) -> bool:
     """Return whether `run_documents_alone` was called on the model."""
     return _alone(model) is not None

@@ -48,6 +48,11 @@ def shares_prompts(model: nn.Module, *, device: torch.device) -> Answer:
     return known[key]
 
 
+def assume(model: nn.Module, *, share: bool, why: str, device: torch.device) -> None:
+    """Let `shares_prompts` answer so for a model without numbers, instead of probing it."""
+    _answers.setdefault(causal_model(model), {})[(*_conditions(model), device)] = share, why
+
+
 def may_share_prompts(model: nn.Module) -> bool:
     """Return whether `shares_prompts` found it possible with the present attention and tokens."""
     asked, known = _conditions(model), _answers.get(causal_model(model), {})

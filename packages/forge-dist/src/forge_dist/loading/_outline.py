@@ -10,8 +10,14 @@ import torch
 from forge_dist._errors import ModelError
 from forge_dist._safetensors import read_directory
 from forge_dist._third_party_logs import quiet_imports, quiet_transformers
+from forge_dist.loading._attention import register_attention
+from forge_dist.loading._config_changes import change_config
+from forge_dist.loading._dtype import base_dtype
 from forge_dist.loading._load import LOADING_ERRORS, check_report
+from forge_dist.loading._modalities import freeze_other_modalities, is_multimodal
 from forge_dist.loading._model_path import check_model_path, expand_user, is_hub_name, is_mxfp4
+from forge_dist.loading._quantization import quantize_outline
+from forge_dist.loading._request import LoadRequest
 from forge_dist.loading._task import Task, auto_class, init_reward_head, reward_config
 
 if TYPE_CHECKING:
@@ -55,6 +61,37 @@ def check_model(model_path: str, *, task: Task = "causal") -> int:
         raise ModelError(f"model_path {model_path} cannot be loaded: {_short(error)}") from error
     check_report(report, f"model_path {model_path}", type(model).__name__)
     return rows_of(model, model_path)
+
+
+def outline_model(request: LoadRequest) -> "PreTrainedModel":
+    """Make the model of a directory without any data, as large as it is, on the meta device.
+
+    Its classes, attention, dtypes and quantized layers are those that `load_model` gives; it is in eval mode.
+
+    Raises:
+        ModelError: no such model can be made.
+    """
+    quiet_imports()
+    path = expand_user(request.model_path)
+    register_attention(request.attention, request.attention_function)
+    try:
+        with quiet_transformers(bars=False), torch.random.fork_rng(devices=[]):
+            config = _config(request.model_path, path, request.task)
+            config._attn_implementation = None
+            kind: Any = auto_class(request.task, config)
+            how = {"dtype": request.dtype, "attn_implementation": request.attention}
+            with torch.device("meta"):
+                model = kind.from_config(config, trust_remote_code=False, **how)
+            if request.quantization is not None:
+                quantize_outline(model, request.quantization, request.task)
+            change_config(model)
+    except ModelError:
+        raise
+    except (*LOADING_ERRORS, TypeError) as error:
+        raise ModelError(f"model_path {request.model_path}: no outline of it can be made: {_short(error)}") from error
+    if is_multimodal(model.config):
+        freeze_other_modalities(model, base_dtype(request.model_path, task=request.task), request.model_path)
+    return model.eval()
 
 
 def rows_of(model: "PreTrainedModel", model_path: str) -> int:

@@ -48,6 +48,26 @@ class QuantizedLoad:
         return {"quantization_config": config, "device_map": {"": self.device}}
 
 
+def quantize_outline(model: "PreTrainedModel", config: "QuantizationConfigMixin", task: Task) -> None:
+    """Put layers in 4 bits in the places in which a quantized load has them; on the meta device."""
+    from transformers.integrations import replace_with_bnb_linear
+    from transformers.quantizers.base import get_keys_to_not_convert
+
+    own: Any = config
+    kept = {*(own.llm_int8_skip_modules or get_keys_to_not_convert(model)), *([HEAD] if task == "reward" else [])}
+    replace_with_bnb_linear(model, modules_to_not_convert=sorted(kept), quantization_config=own)
+    functional = sys.modules["bitsandbytes"].functional
+    # It keeps its table of numbers for all later calls, and must make it where there are numbers.
+    functional.quantize_blockwise(torch.zeros(256))
+    for module in four_bit_layers(model).values():
+        weight = module.weight
+        options = {name: getattr(weight, name) for name in ("blocksize", "compress_statistics", "quant_type", "quant_storage")}
+        codes, state = functional.quantize_4bit(weight.data, **options)
+        module.weight = type(weight)(
+            codes, requires_grad=False, quant_state=state, bnb_quantized=True, module=module, **options
+        )
+
+
 def quantization_of(model: "PreTrainedModel") -> "QuantizationConfigMixin | None":
     """Return the configuration that `model` was quantized by; None where it was not."""
     quantizer: Any = getattr(model, "hf_quantizer", None)

@@ -76,7 +76,11 @@ class _Row:
         self._size = self._seen = 0
 
     def expect(self, examples: list[_Example]) -> None:
-        """Count the tokens of examples before memory is taken for them. Raises PackingError where there are too many."""
+        """Count the tokens of examples before memory is taken for them.
+
+        Raises:
+            PackingError: there are too many.
+        """
         self._seen += sum(ids.size for ids, _, _ in examples)
         if self._seen > MAX_TOKENS:
             raise PackingError(f"{self._seen} tokens are too many for one row: cu_seqlens is int32, so at most {MAX_TOKENS}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 from typing import TYPE_CHECKING, Annotated, Any, get_args
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 import attrs
 import cyclopts
 
+from forge._errors import SettingsError
 from forge.cli._options import converter_of, field_texts, with_signature
 from forge.settings._settings import flat_fields, groups, resolve, signature_of
 
@@ -19,8 +21,7 @@ if TYPE_CHECKING:
 def verb_command(task: Task) -> Any:
     """Build `forge VERB`: one option for each settings field, its docstring as help."""
 
-    def command(recipe: str | None = None, /, **settings: object) -> None:
-        from forge.run._run import run
+    def command(recipe: str | None = None, /, dry_run: bool = False, for_: str | None = None, **settings: object) -> None:
         from forge.settings._recipe import read_recipe
 
         layers = [(f"recipe {recipe}", read_recipe(recipe, task.name))] if recipe is not None else []
@@ -31,7 +32,17 @@ def verb_command(task: Task) -> Any:
         if os.getcwd() not in sys.path:
             # A console script does not look here, and `--reward rewards:correct` means the file in this directory.
             sys.path.append(os.getcwd())
-        result = run(task, resolve(task.settings, *layers, ("flag", flags)))
+        s = resolve(task.settings, *layers, ("flag", flags))
+        if for_ is not None and not dry_run:
+            raise SettingsError("--for names the devices of a memory plan: give --dry-run with it, or leave it out.")
+        if dry_run:
+            from forge.run._dry_run import rehearse
+
+            print(rehearse(task, s, target=for_))
+            return
+        from forge.run._run import run
+
+        result = run(task, s)
         if os.environ.get("RANK", "0") == "0":
             print(result.model_dir)
 
@@ -62,14 +73,44 @@ def verb_command(task: Task) -> Any:
         parameters.append(parameter.replace(annotation=Annotated[annotation, about]))
     command = with_signature(
         command,
-        parameters,
+        [*parameters, *_DRY],
         f"{task.about}\n\n"
         f"Prints the directory of the trained model. Example: forge {task.name} --model-path org/model --data-path train.jsonl "
         "--ckpt-output-dir runs/first",
     )
+    command.flags["for_"] = "--for"
     # The name of the setting in forge_data's messages.
     command.flags["format"] = "--data-format"
     return command
+
+
+_DRY = (
+    inspect.Parameter(
+        "dry_run",
+        inspect.Parameter.KEYWORD_ONLY,
+        default=False,
+        annotation=Annotated[
+            bool,
+            cyclopts.Parameter(
+                negative=(),
+                help="Check all that can be checked, tokenize, plan steps and memory, and say what would happen; train nothing "
+                "and leave nothing behind.",
+            ),
+        ],
+    ),
+    inspect.Parameter(
+        "for_",
+        inspect.Parameter.KEYWORD_ONLY,
+        default=None,
+        annotation=Annotated[
+            str | None,
+            cyclopts.Parameter(
+                name="--for", help="With --dry-run: devices that the memory plan is for, such as 8xH100-80GB or 24GB."
+            ),
+        ],
+    ),
+)
+"""Options of a verb that are no settings: they change nothing of a run."""
 
 
 def _required(field: attrs.Attribute[Any]) -> str:

@@ -139,7 +139,8 @@ def active_seconds(events: list[dict[str, Any]], times: list[tuple[str, str]]) -
     moments = sorted(found for at in seen if (found := moment(at)))
     total = 0.0
     for number, at in enumerate(began):
-        within = [one for one in moments if at <= one and not any(later <= one for later in began[number + 1 :])]
+        following = began[number + 1 : number + 2]
+        within = [one for one in moments if at <= one and not (following and following[0] <= one)]
         total += (within[-1] - at).total_seconds() if within else 0.0
     return total if began else None
 

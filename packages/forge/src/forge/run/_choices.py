@@ -51,6 +51,15 @@ def choose_sizes(task: Task, s: Any, machine: forge_accel.Accelerator, parts: li
     return s
 
 
+def check_shards(s: Any, shards: int) -> None:
+    """Raise SettingsError for a step with fewer samples than there are ranks."""
+    if s.plan.effective_batch_size < shards:
+        raise SettingsError(
+            f"effective_batch_size={s.plan.effective_batch_size} is less than the {shards} ranks: some would never have a "
+            f"sample. Set effective_batch_size to {shards} or more, or start fewer processes."
+        )
+
+
 def check_warmup(s: Any, num_steps: int) -> None:
     """Raise SettingsError for a warm-up that is longer than the run."""
     if s.optimizer.warmup_steps > num_steps:
@@ -116,7 +125,7 @@ def load_with_attention(
     raise refusals[0]
 
 
-def try_packing(task: Task, s: Any, machine: forge_accel.Accelerator, report: Reporter) -> None:
+def try_packing(task: Task, s: Any, machine: forge_accel.Accelerator, report: Reporter) -> Tried:
     """Try on a small random model whether samples can share a row, before they are tokenized.
 
     The loaded model is tried again. What cannot be tried so is left to that.
@@ -125,26 +134,48 @@ def try_packing(task: Task, s: Any, machine: forge_accel.Accelerator, report: Re
         PackedBatchError: `packing=on`, and no attention keeps the samples of a row apart.
 
     """
+    tried = try_ways(task, s, machine)
+    if tried.model is None and s.packing.packing == "on" and tried.leak is None:
+        report.note("packing=on is tried once the model is loaded: no small model of its configuration can be made")
+    elif tried.model is not None and not tried.packed:
+        report.note(f"packing: samples will run alone, as a small random model of this configuration shows ({tried.why})")
+    if s.packing.packing == "on" and tried.model is None and tried.leak is not None:
+        raise _no_packing(tried.leak) from tried.leak
+    return tried
+
+
+class Tried(NamedTuple):
+    """First way in which a small random model of the configuration keeps samples apart."""
+
+    attention: forge_accel.Attention
+    packed: bool
+    model: Any
+    """The small model; None where none can be made, or none keeps samples apart."""
+    why: str
+    leak: Exception | None
+    """Why samples cannot share a row, where no way was found."""
+
+
+def try_ways(task: Task, s: Any, machine: forge_accel.Accelerator) -> Tried:
+    """Try the ways to run the model on a small random one, the first choice first."""
     refusals: list[Exception] = []
-    for way in _ways(s, machine, machine.dtype(s.device.dtype)):
+    ways = _ways(s, machine, machine.dtype(s.device.dtype))
+    for way in ways:
         try:
             found = _try_way(task, s, machine, way)
         except (forge_algos.PackedBatchError, forge_dist.ModelError) as error:
             refusals.append(_without_frames(error))
             continue
         if found is None:
-            if s.packing.packing == "on":
-                report.note("packing=on is tried once the model is loaded: no small model of its configuration can be made")
-        elif not found[0]:
-            report.note(f"packing: samples will run alone, as a small random model of this configuration shows ({found[1]})")
-        return
+            break
+        draft, packed, why = found
+        return Tried(way.attention.value, packed, draft, why, None)
     leaks = [error for error in refusals if isinstance(error, forge_algos.PackedBatchError)]
-    if s.packing.packing == "on" and leaks:
-        raise _no_packing(leaks[0]) from leaks[0]
+    return Tried(ways[0].attention.value, ways[0].packing == "on", None, "", leaks[0] if leaks else None)
 
 
-def _try_way(task: Task, s: Any, machine: forge_accel.Accelerator, way: _Way) -> tuple[bool, str] | None:
-    """Try one way on a small random model; None where none can be made."""
+def _try_way(task: Task, s: Any, machine: forge_accel.Accelerator, way: _Way) -> tuple[Any, bool, str] | None:
+    """Try one way on a small random model, which is returned; None where none can be made."""
     dtype, device = machine.dtype(s.device.dtype).value, machine.device.value
     request = forge_dist.LoadRequest(
         model_path=s.model.model_path,
@@ -156,9 +187,10 @@ def _try_way(task: Task, s: Any, machine: forge_accel.Accelerator, way: _Way) ->
     draft = forge_dist.draft_model(request, device=device)
     if draft is None:
         return None
-    return forge_algos.keep_documents_apart(
+    packed, why = forge_algos.keep_documents_apart(
         draft, device=device, packing=way.packing, longest=1, autocast=partial(machine.autocast, dtype)
     )
+    return draft, packed, why
 
 
 def _no_packing(leak: Exception) -> Exception:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import secrets
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,9 +16,12 @@ import forge_packing
 from forge._errors import SettingsError
 from forge._progress import Reporter
 from forge._result import is_finished
+from forge.memory._target import Target
 from forge.reports._plan import plan_figures
-from forge.run._choices import check_warmup, choose_sizes, try_packing
+from forge.run._choices import check_shards, check_warmup, choose_sizes, try_packing
+from forge.run._early_checks import check_before_rows
 from forge.run._full_state import refuse_finished
+from forge.run._memory import is_small, plan_memory, planned_of
 from forge.run._resume import compare_model, compare_order, compare_settings, same_request
 from forge.run._rows import Rows, describe_rows
 from forge.run._run_directory import NoDirectory, RunDirectory
@@ -42,8 +47,10 @@ def prepare(
     rows: Rows,
     out: RunDirectory | NoDirectory,
     machine: forge_accel.Accelerator,
-    shards: int,
+    divided: tuple[str, int],
     report: Reporter,
+    *,
+    target: Target | None = None,
 ) -> dict[str, Any]:
     """Tokenize, check and plan; on the first rank only.
 
@@ -53,8 +60,9 @@ def prepare(
         rows: those that are given in memory.
         out: the run directory.
         machine: the accelerator of this process.
-        shards: into how many data-parallel shards a step is divided.
+        divided: name of the strategy, and into how many data-parallel shards it divides a step.
         report: the progress report.
+        target: devices that the memory plan is for; by default this machine, for a new run of a model that is not small.
 
     Returns:
         As JSON: `finished`; where it is false also `root`, the folder of data and plan, `identity`, for full states, `start`,
@@ -66,6 +74,7 @@ def prepare(
 
     """
     assert isinstance(out, RunDirectory)
+    shards = divided[1]
     s = describe_rows(s, rows)
     again = s.checkpoints.resume in ("auto", "never")
     if out.resuming and again and is_finished(out.path) and same_request(out.path, s):
@@ -78,6 +87,7 @@ def prepare(
             f"resume={s.checkpoints.resume}: there is no such full state. Give the directory of one (full_state/step_N), or "
             "resume=auto."
         )
+    check_shards(s, shards)
     start, tokenizer = starting_model(task, s, out, report)
     models = {"model": s.model.model_path, **task.other_models(s)}
     identity = {
@@ -86,12 +96,15 @@ def prepare(
         **{name: forge_dist.model_identity(at) for name, at in models.items()},
         **({"base_model": forge_dist.model_identity(start.path)} if start.new_ids else {}),
     }
-    if out.resuming:
-        identity = compare_model(out.path, identity)
-        report.note(f"{out.path} holds this run already: resuming it")
-        link_stores(task, out.path, out.staging)
-    else:
-        try_packing(task, s, machine, report)
+    with _replacing_stepless(out, report):
+        if out.resuming:
+            found_identity = compare_model(out.path, identity)
+            compare_settings(out.path, s, open_left=True)
+            identity = found_identity
+            report.note(f"{out.path} holds this run already: resuming it")
+            link_stores(task, out.path, out.staging)
+    if not out.resuming:
+        check_before_rows(task, s, machine, start, try_packing(task, s, machine, report))
     paths = {"train": "data_path", **({"eval": "eval_data_path"} if s.data.eval_data_path else {})}
     for name, setting in paths.items():
         s = _tokenize(task, s, rows, setting, tokenizer, out.root / "data" / name, report)
@@ -103,14 +116,18 @@ def prepare(
     (out.root / "plan").mkdir()
     found.plan.save(out.root / "plan" / "plan.npz")
     report.note(task.plan_summary(found.plan), event="planned", **plan_figures(found.plan))
+    with _replacing_stepless(out, report):
+        if out.resuming:
+            for change in compare_settings(out.path, found.settings):
+                report.note(f"changed since then: {change}")
+            compare_stores(task, out.path, out.root, paths, report.note)
+            compare_order(out.path, found.plan)
     if not out.resuming:
         about = {**identity, STORES: fingerprints(task, out.root, paths)}
         (out.root / "run.json").write_text(json.dumps(about) + "\n", encoding="utf-8")
-    else:
-        for change in compare_settings(out.path, found.settings):
-            report.note(f"changed since then: {change}")
-        compare_stores(task, out.path, out.root, paths, report.note)
-        compare_order(out.path, found.plan)
+    if target is not None or (not out.resuming and not is_small(start.path)):
+        planned = planned_of(task, s, machine, divided, start, tokenizer, found, identity)
+        plan_memory(planned, out.root, report, target)
     return {
         "finished": False,
         "root": str(out.path if out.resuming else out.root),
@@ -118,6 +135,19 @@ def prepare(
         "start": start._asdict(),
         "rows": {setting: getattr(s.data, setting) for setting in rows},
     }
+
+
+@contextmanager
+def _replacing_stepless(out: RunDirectory, report: Reporter) -> Iterator[None]:
+    """Let a run that holds no steps be replaced where it cannot be resumed with these settings."""
+    try:
+        yield
+    except SettingsError as error:
+        if out.has_steps:
+            raise
+        out.replace()
+        why = str(error).partition("; ")[0].partition(". ")[0]
+        report.note(f"{out.path} holds a run without a step, which is replaced: {why}")
 
 
 def open_prepared(task: Task, s: Any, machine: forge_accel.Accelerator, root: Path, shards: int) -> Prepared:
@@ -131,11 +161,6 @@ def open_prepared(task: Task, s: Any, machine: forge_accel.Accelerator, root: Pa
     held_out = None if held_out_store is None else task.items(s, held_out_store)
     s = choose_sizes(task, s, machine, [train] if held_out is None else [train, held_out])
     assert s.plan.max_tokens_per_gpu is not None
-    if s.plan.effective_batch_size < shards:
-        raise SettingsError(
-            f"effective_batch_size={s.plan.effective_batch_size} is less than the {shards} ranks: some would never have a "
-            f"sample. Set effective_batch_size to {shards} or more, or start fewer processes."
-        )
     epochs, max_steps = task.epochs_and_steps(s, train)
     plan = forge_packing.plan(
         train.lengths,

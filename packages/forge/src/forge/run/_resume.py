@@ -58,8 +58,10 @@ def same_request(path: Path, s: RunSettings) -> bool:
     )
 
 
-def compare_settings(path: Path, s: RunSettings) -> list[str]:
+def compare_settings(path: Path, s: RunSettings, *, open_left: bool = False) -> list[str]:
     """Return the settings that changed since the run in `path` began, in words.
+
+    With `open_left` settings that are still to be chosen are not compared yet.
 
     Raises:
         SettingsError: a setting changed that must stay.
@@ -68,7 +70,7 @@ def compare_settings(path: Path, s: RunSettings) -> list[str]:
     before, now = run_values(path), as_json(as_values(s))
     changed = {name: (before[name], now[name]) for name in now if name in before and before[name] != now[name]}
     for name, (was, is_now) in changed.items():
-        if name in _FREE:
+        if name in _FREE or (open_left and is_now in (None, "auto")):
             continue
         if name in _LENGTH:
             if s.optimizer.lr_scheduler == "constant":

@@ -34,7 +34,9 @@ from forge.run._choices import (
 from forge.run._directories import remove_at_once
 from forge.run._full_state import FullStates, Position, keeps_states, remove_states
 from forge.run._launching import on_ranks, preempted
-from forge.run._prepare import open_prepared, prepare
+from forge.run._memory import FILE as MEMORY, FirstSteps, planned_of
+from forge.run._out_of_memory import out_of_memory
+from forge.run._prepare import Prepared, open_prepared, prepare
 from forge.run._resume import must_match
 from forge.run._rows import Rows, with_descriptions
 from forge.run._run_directory import NoDirectory, RunDirectory
@@ -66,8 +68,13 @@ def _on_rank(task: Task, rows: Rows, callbacks: Callbacks, s: Any, ranks: forge_
     path = s.checkpoints.ckpt_output_dir
     with RunDirectory(path, resume=s.checkpoints.resume) if ranks.is_first else NoDirectory(path) as out:
         report = Reporter(out.log, every=s.report.logging_steps, quiet=not ranks.is_first)
-        with Watchers(callbacks if ranks.is_first else Callbacks(), report.note) as watchers:
-            return watchers.end(_run(task, s, rows, out, report, ranks, watchers))
+        try:
+            with Watchers(callbacks if ranks.is_first else Callbacks(), report.note) as watchers:
+                return watchers.end(_run(task, s, rows, out, report, ranks, watchers))
+        except Exception as error:
+            if (lack := out_of_memory(error, s, out.path)) is None:
+                raise
+            raise lack from error
 
 
 def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
@@ -100,7 +107,8 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
     report.note(f"ranks: {ranks.world_size}, {strategy.reason}")
 
     # data and plan: the first rank makes them, before there is a process group whose collectives could time out
-    found = ranks.first(lambda: prepare(task, s, rows, out, machine, strategy.data_parallel_size, report))
+    divided = (strategy.name, strategy.data_parallel_size)
+    found = ranks.first(lambda: prepare(task, s, rows, out, machine, divided, report))
     if found["finished"]:
         return read_result(out.path)
     s = with_descriptions(s, found["rows"])
@@ -204,6 +212,8 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
             report.note(f"held out, after step {step}{where}: {found}")
         return found
 
+    faults: list[Exception] = []
+
     def export(directory: Path, *, final: bool = False) -> Path:
         report.doing(f"exporting {directory.name} and loading it back")
         others = sorted(directory.parent.glob("samples_*"))
@@ -218,7 +228,14 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
                 report.note(f"WARNING: training goes on without this export: {error}")
                 return directory
         samples = (train if held_out is None else held_out).short_samples()
-        check = forge_dist.check_export(model, directory, samples, strategy=strategy, attach=adaptation.attach, **as_plain)
+        try:
+            check = forge_dist.check_export(model, directory, samples, strategy=strategy, attach=adaptation.attach, **as_plain)
+        except Exception as error:  # noqa: BLE001 - whatever a check meets, what was trained is written and stays
+            why = out_of_memory(error, s, out.path) or error
+            report.note(f"WARNING: {directory} is written, and could not be compared with the model in memory: {why}")
+            if final and isinstance(error, forge_dist.ExportError):
+                faults.append(error)
+            return directory
         what = "mean reward" if task.model_task == "reward" else "loss"
         report.note(
             f"exported {directory}: loaded back, on {len(samples)} short samples its {what} is {check.reloaded:.4f}, "
@@ -258,6 +275,16 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
 
     # train: the one loop; saving, evaluating and reporting are the body of this `for`
     began = time.perf_counter()
+    first_steps = None
+    if ranks.world_size == 1 and restored is None and (out.path / MEMORY).exists():
+        known = Prepared(s, train, held_out, plan)
+        first_steps = FirstSteps.of(
+            planned_of(task, s, machine, (strategy.name, 1), start, tokenizer, known, found["identity"]), out.path, report
+        )
+
+    def watched(steps: Any) -> Any:
+        return steps if first_steps is None else first_steps.watched(steps, model, optimizer, source.objective.tokens)
+
     updates, patience = task.updates(s), s.evaluation.early_stopping_patience
     with StopSignal() as stop, states.files, report.steps(num_steps, done=at.step):
         if restored is None and (before := evaluate(0)) is not None:
@@ -268,7 +295,7 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
         try:
             for last in forge_algos.train(
                 model,
-                () if patience and at.best.waited >= patience else source.steps(at.step),
+                () if patience and at.best.waited >= patience else watched(source.steps(at.step)),
                 objective=source.objective,
                 optimizer=optimizer,
                 scheduler=scheduler,
@@ -291,6 +318,8 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
                     measured=None,
                 )
                 out.began = True
+                if first_steps is not None:
+                    first_steps.made()
                 out.metrics(
                     {
                         "step": last.step,
@@ -342,9 +371,14 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
         states.files.wait()
     if rounds and after is not None and after.loss is not None:
         # Trained in float32, exported in fewer digits: the figures to report are those of the exported model.
-        exported = load_with_attention(task, s, str(directory), machine, dtype, strategy, longest)[1]
-        trained, after = after, evaluate(at.step, exported, f" as exported in {export_dtype}") or after
-        warn_of_rounding(report, (at.eval_before or {}).get("eval_loss"), trained.loss, after.loss, str(export_dtype))
+        try:
+            exported = load_with_attention(task, s, str(directory), machine, dtype, strategy, longest)[1]
+            trained, after = after, evaluate(at.step, exported, f" as exported in {export_dtype}") or after
+        except Exception as error:  # noqa: BLE001 - the run is finished, and its figures are those in memory
+            why = out_of_memory(error, s, out.path) or error
+            report.note(f"WARNING: the export could not be measured, the figures are those of the model in memory: {why}")
+        else:
+            warn_of_rounding(report, (at.eval_before or {}).get("eval_loss"), trained.loss, after.loss, str(export_dtype))
     seconds = at.seconds + time.perf_counter() - began
     skipped = f" ({at.skipped:,} skipped: not finite)" if at.skipped else ""
     report.note(
@@ -366,6 +400,8 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
     )
     if ranks.is_first:
         write_result(result)
-        if not keeps_states(s):
+        if not keeps_states(s) and not faults:
             remove_states(out.path)
+    if faults:
+        raise faults[0]
     return result

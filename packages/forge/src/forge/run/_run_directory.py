@@ -28,7 +28,7 @@ from forge.run._directories import make_directories, remove_at_once, remove_empt
 _STAGING = ".forge-preparing"
 _GROWING = ("log.txt", "metrics.jsonl", "events.jsonl")
 """Files that are appended to while the run goes on."""
-_PREPARED = frozenset({"base_model", "data", "plan", "osft", "run.json", *_GROWING})
+_PREPARED = frozenset({"base_model", "data", "plan", "osft", "run.json", "memory.json", *_GROWING})
 _LOGS = "logs"
 """Folder of the ranks' output, which a launcher makes before the run itself."""
 
@@ -107,6 +107,31 @@ class RunDirectory:
     def root(self) -> Path:
         """Folder to write to now: the hidden one until `publish`, the run directory from then on."""
         return self.path if self.published else self.staging
+
+    @property
+    def has_steps(self) -> bool:
+        """Whether the run in the directory made a step, or holds anything that a step leaves."""
+        if (
+            (self.path / "result.json").exists()
+            or any(self.path.glob("full_state/step_*"))
+            or any(self.path.glob("hf_format/*"))
+        ):
+            return True
+        try:
+            lines = (self.path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        except OSError:
+            return True
+        return any('"loss"' in line for line in lines)
+
+    def replace(self) -> None:
+        """Remove the files of a run without steps: the one that is prepared now takes its place."""
+        for name in (*_PREPARED, "config.yaml", "full_state", "hf_format"):
+            entry = self.path / name
+            if entry.is_dir():
+                remove_at_once(entry)
+            else:
+                entry.unlink(missing_ok=True)
+        self.resuming = False
 
     def place(self, name: str) -> Path:
         """Return the path of an entry that is made at its final place before `publish`.

@@ -17,7 +17,7 @@ class OfflineSteps:
 
     def __init__(self, run: Run, objective: forge_algos.Objective) -> None:
         self.objective = objective
-        self._run = run
+        self.run = run
         self._eval_rows = [] if run.held_out is None else shard_of(run, run.held_out.lengths)
 
     def check_start(self) -> None:
@@ -25,7 +25,7 @@ class OfflineSteps:
 
     def steps(self, first: int) -> Iterator[list[Any]]:
         """Yield this rank's micro-batches of each step."""
-        run = self._run
+        run = self.run
         for step in range(first, run.num_steps):
             # Random numbers follow from the position, so that a resumed run draws the same ones.
             run.machine.seed(step_seed(run.settings.plan.seed, step, run.strategy.data_parallel_rank))
@@ -33,7 +33,7 @@ class OfflineSteps:
 
     def evaluate(self, model: Any) -> Evaluation | None:
         """Compute the objective's loss and figures over the held-out rows."""
-        run = self._run
+        run = self.run
         if run.held_out is None:
             return None
         found = forge_algos.evaluate(

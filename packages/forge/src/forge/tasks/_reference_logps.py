@@ -55,6 +55,16 @@ def store_references(run: Run, parts: dict[str, Items | None]) -> None:
         run.ranks.first(partial(_write, _file(run.root, name), whole.astype(np.float32), _key(run, items)))
 
 
+def make_up_references(run: Run) -> None:
+    """Store zeros in the place of a reference's log-probabilities, for a run that is not made."""
+    if getattr(run.settings.objective, "reference", None) != "stored":
+        return
+    for name, items in (("train", run.train), ("eval", run.held_out)):
+        if isinstance(items, Pairs):
+            _file(run.root, name).parent.mkdir(exist_ok=True)
+            _write(_file(run.root, name), np.zeros((len(items), 2), np.float32), _key(run, items))
+
+
 def read_references(run: Run, name: str, items: Pairs) -> References:
     """Read what `store_references` wrote. Raises CheckpointError where it is gone."""
     found = _read(run, name, items)

@@ -190,6 +190,10 @@ class Task(ABC):
     def score_reference(self, run: Run) -> None:  # noqa: B027 - most have no reference
         """Compute what depends on the initial weights, and keep it in the run's files."""
 
+    def rehearsal_source(self, run: Run) -> StepSource | None:
+        """Return the steps of a run without numbers; None where batches follow from numbers."""
+        return self.step_source(run)
+
     @abstractmethod
     def step_source(self, run: Run) -> StepSource:
         """Return the run's steps; by now the model may hold the weights of a full state."""

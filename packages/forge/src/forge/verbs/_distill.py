@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 
@@ -14,9 +14,6 @@ from forge.tasks._reference_model import require_same_tokens
 from forge.tasks._task import Run
 from forge.verbs._registry import verb
 from forge.verbs._sft import SFT, with_shared_histories
-
-if TYPE_CHECKING:
-    from forge._progress import Reporter
 
 
 @attrs.frozen(kw_only=True)
@@ -38,10 +35,10 @@ class Distill(SFT):
         """Return the path of the teacher."""
         return {"teacher_path": s.objective.teacher_path}
 
-    def check_data(self, s: Any, report: Reporter, train: Any, held_out: Any) -> None:
-        """Refuse a teacher with another vocabulary, rows of another kind, and what the lint stops."""
+    def check_settings(self, s: Any) -> None:
+        """Check the teacher, which must have the same vocabulary."""
+        super().check_settings(s)
         require_same_tokens(s, "teacher_path", s.objective.teacher_path)
-        super().check_data(s, report, train, held_out)
 
     def step_source(self, run: Run) -> OfflineSteps:
         """Take the steps of the batch plan, with the teacher on the same ranks."""

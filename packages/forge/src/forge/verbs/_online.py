@@ -11,6 +11,7 @@ import attrs
 
 import forge_algos
 import forge_data
+import forge_dist
 import forge_packing
 from forge._errors import SettingsError
 from forge.settings._settings import RunSettings
@@ -51,9 +52,14 @@ class OnlineTask(Task):
     items_are = "prompts"
 
     def check_settings(self, s: Any) -> None:
-        """Import the reward functions; the reward model is checked when it is loaded."""
+        """Import the reward functions and check what they take; check that the reward model is one."""
         for name in s.objective.reward:
-            forge_algos.online.load_reward(name)
+            forge_algos.online.check_reward(name)
+        for name, path in self.other_models(s).items():
+            try:
+                forge_dist.check_model(path, task="reward")
+            except forge_dist.ModelError as error:
+                raise forge_dist.ModelError(str(error).replace("model_path", name)) from None
 
     def other_models(self, s: Any) -> dict[str, str]:
         """Return the path of the reward model, where there is one."""
@@ -104,6 +110,10 @@ class OnlineTask(Task):
     @abstractmethod
     def objective(self, settings: Any) -> forge_algos.Objective:
         """Return the objective on a rollout."""
+
+    def rehearsal_source(self, run: Run) -> None:  # noqa: ARG002 - the same for all
+        """Return None: what it learns from is sampled by the model."""
+        return
 
     def step_source(self, run: Run) -> RolloutSteps:
         """Sample, reward and learn from rollouts."""

@@ -160,11 +160,11 @@ class ReferencedPreferences(Preferences):
         """Return the path of the reference model, where it is not the initial model."""
         return {} if s.objective.reference_path is None else {"reference_path": s.objective.reference_path}
 
-    def check_data(self, s: Any, report: Reporter, train: Any, held_out: Any) -> None:
-        """Refuse a reference with another vocabulary, and what the lint stops."""
+    def check_settings(self, s: Any) -> None:
+        """Check the reference, which must have the same vocabulary."""
+        super().check_settings(s)
         for name, path in self.other_models(s).items():
             require_same_tokens(s, name, path)
-        super().check_data(s, report, train, held_out)
 
     def score_reference(self, run: Run) -> None:
         """Score every completion with the reference, once."""
@@ -181,7 +181,7 @@ class ReferencedSteps(OfflineSteps):
 
     def check_start(self) -> None:
         """Raise ReferenceMismatchError unless the first loss is that of the reference itself."""
-        run = self._run
+        run = self.run
         if run.settings.objective.reference_path is not None:
             return
         # The first step's rows: only items that the run uses have reference log-probabilities.
@@ -240,7 +240,7 @@ class KTO(ReferencedPreferences):
         return Answers(store)
 
     def check_data(self, s: Any, report: Reporter, train: Any, held_out: Any) -> None:
-        """Refuse answers of one class, another vocabulary of the reference, and lint stops."""
+        """Refuse answers of one class, and what the lint stops."""
         forge_data.check_classes(train)
         super().check_data(s, report, train, held_out)
 

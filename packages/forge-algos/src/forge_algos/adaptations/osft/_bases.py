@@ -203,6 +203,9 @@ def walk_bases(
     Raises:
         AdapterError: a weight holds a number that is not finite, or the cache cannot be written.
     """
+    if any(weight.is_meta for weight in weights.values()):
+        yield from ((name, _outline(weight, protected[name], svd)) for name, weight in weights.items())
+        return
     together = ranks.world_size > 1 and dist.is_initialized()
     at_once, mine = (ranks.world_size, ranks.rank) if together else (1, 0)
     names = sorted(weights, key=lambda name: -weights[name].numel() * min(weights[name].shape))
@@ -220,6 +223,14 @@ def walk_bases(
         del matrix
         for i, name in enumerate(group):
             yield name, _broadcast(own, i, i == mine, weights[name].device) if together or own is None else own
+
+
+def _outline(weight: torch.Tensor, protected: int, svd: Svd) -> Bases:
+    """Return bases without data of a weight without data: memory needs shapes alone."""
+    (N, M), d = weight.shape, min(weight.shape)
+    m = d if svd == "exact" else protected
+    U, S, Vh = (weight.new_empty(*shape, dtype=torch.float32) for shape in ((N, m), (m,), (m, M)))
+    return Bases(U=U, S=S, Vh=Vh, fingerprint="", error=0.0)
 
 
 def _cached(weight: torch.Tensor, protected: int, svd: Svd, cache: Path | None) -> Bases:

@@ -77,6 +77,26 @@ def load_reward(name: str) -> Scorer:
     return function
 
 
+def check_reward(name: str) -> None:
+    """Load a reward function, and check that it takes what it will be called with.
+
+    Raises:
+        RewardError: as `load_reward`, or it does not take `prompts` and `completions` by name.
+    """
+    function: Any = load_reward(name)
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return  # a function of C says nothing about its arguments
+    try:
+        signature.bind_partial(prompts=[], completions=[])
+    except TypeError as error:
+        raise RewardError(
+            f"reward {name!r}: it is called with prompts=..., completions=... and the fields of the rows by name, and takes "
+            f"{signature} ({error}): define it as `def {name.rpartition(':')[2]}(prompts, completions, **fields)`"
+        ) from error
+
+
 def score(reward: Reward, inputs: RewardInputs, *, on_error: Literal["stop", "skip"] = "stop") -> NDArray[np.float32]:
     """Call a reward function: float32[B], NaN where a completion cannot be scored.
 

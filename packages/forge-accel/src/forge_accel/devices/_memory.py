@@ -1,0 +1,81 @@
+"""Worst moment of tensors' memory, measured by torch's profiler or by the allocator."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tempfile
+from abc import ABC, abstractmethod
+from pathlib import Path
+
+from torch.profiler import ProfilerActivity, profile
+
+_ASKED = re.compile(r"you tried to allocate ([\d.]+) ?(bytes|KiB|MiB|GiB)|Tried to allocate ([\d.]+) (bytes|KiB|MiB|GiB)")
+_UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+
+
+class MemoryMeter(ABC):
+    """Measures the worst moment between `start` and `stop`."""
+
+    @abstractmethod
+    def start(self, held: int) -> None:
+        """Begin to measure; `held` are the bytes of the tensors that are there already."""
+
+    @abstractmethod
+    def stop(self) -> int:
+        """Return the bytes of all tensors at the worst moment."""
+
+
+class ProfilerMeter(MemoryMeter):
+    """Counts what torch's allocator on the CPU takes and frees, as the profiler saw it."""
+
+    def start(self, held: int) -> None:
+        """Begin to record."""
+        # Its library writes two lines to stderr for each recording otherwise.
+        os.environ.setdefault("KINETO_LOG_LEVEL", "6")
+        self._held = held
+        self._profile = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
+        self._profile.start()
+
+    def stop(self) -> int:
+        """Add up what was taken and freed, in order."""
+        self._profile.stop()
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "trace.json"
+            self._profile.export_chrome_trace(str(file))
+            trace = json.loads(file.read_text(encoding="utf-8"))["traceEvents"]
+        del self._profile
+        events = sorted(
+            (event["ts"], event["args"].get("Ev Idx", 0), event["args"]["Bytes"])
+            for event in trace
+            if event.get("name") == "[memory]"
+        )
+        held = most = 0
+        for _, _, number in events:
+            held += number
+            most = max(most, held)
+        return self._held + most
+
+
+def host_is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an error is Python's or torch's for a host without memory left."""
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and "DefaultCPUAllocator: can't allocate memory" in str(error)
+    )
+
+
+def asked_bytes(error: BaseException) -> int | None:
+    """Read from an error how many bytes were asked for; None where it does not say.
+
+    >>> asked_bytes(RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 4096 bytes."))
+    4096
+    >>> asked_bytes(RuntimeError("Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79 GiB"))
+    2147483648
+
+    """
+    found = _ASKED.search(str(error))
+    if found is None:
+        return None
+    number, unit = found[1] or found[3], found[2] or found[4]
+    return int(float(number) * _UNITS[unit])

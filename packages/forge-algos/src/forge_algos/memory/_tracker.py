@@ -1,0 +1,151 @@
+"""Calls of torch's kernels → bytes held at the worst moment, and what they are for.
+
+Every tensor that a kernel makes is seen by a dispatch mode, and its storage again when the last tensor on it is gone: what
+autograd saves stays, a view costs nothing. So the sum is what an allocator would hold, whether or not the tensors have data.
+"""
+
+import sys
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import attrs
+import torch
+
+# Both are documented under these names: "Extending PyTorch" and "Fake tensor" in torch's manual.
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+PARTS = ("weights", "gradients", "optimizer", "activations", "head")
+"""What tensors are for, in the order of a table."""
+
+_aten = torch.ops.aten
+_READS = frozenset({_aten._local_scalar_dense.default, _aten.equal.default, _aten.allclose.default})
+"""Kernels that read a tensor's value, which one without data does not have."""
+
+
+@attrs.frozen(kw_only=True)
+class Peak:
+    """Bytes held at the worst moment."""
+
+    bytes: int
+    parts: Mapping[str, int]
+    """Name of `PARTS` → bytes of that, together `bytes`."""
+    guesses: tuple[str, ...] = ()
+    """Places outside of this package at which a value was needed that a tensor without data does not have."""
+
+
+class Tracker(TorchDispatchMode):
+    """Records what each kernel allocates, and when it is freed; a context manager.
+
+    Args:
+        allocated: bytes of a tensor → bytes that the device's allocator takes for them.
+    """
+
+    def __init__(self, allocated: Callable[[int], int] = int) -> None:
+        super().__init__()
+        self._allocated = allocated
+        self._events: list[tuple[int, int]] = []
+        """(storage's number, bytes; less than 0 where they are freed)."""
+        self._part_of: dict[int, str] = {}
+        self._known: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._part = "activations"
+        self._guesses: dict[str, None] = {}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func in _READS and any(isinstance(each, torch.Tensor) and _empty(each) for each in args):
+            return self._guess(None if func is not _aten._local_scalar_dense.default else args[0])
+        if func is _aten._grouped_mm.default and isinstance(args[0], FakeTensor):
+            made = _grouped_product(*args, **(kwargs or {}))
+        else:
+            made = func(*args, **(kwargs or {}))
+        for each in tree_leaves(made):
+            if isinstance(each, torch.Tensor):
+                self._see(each)
+        return made
+
+    def hold(self, tensors: Iterable[torch.Tensor], part: str) -> None:
+        """Count tensors that were there before."""
+        for tensor in tensors:
+            self._see(tensor, part)
+
+    def mark(self, tensor: torch.Tensor, part: str) -> None:
+        """Say what a tensor is for, from its allocation on."""
+        self._see(tensor, part)
+        self._part_of[self._known[tensor.untyped_storage()]] = part
+
+    @contextmanager
+    def counting(self, part: str) -> Iterator[None]:
+        """Count what is allocated inside the block as `part`."""
+        before, self._part = self._part, part
+        try:
+            yield
+        finally:
+            self._part = before
+
+    def begin(self, part: str) -> str:
+        """Count what is allocated from now on as `part`; return what it was counted as before."""
+        before, self._part = self._part, part
+        return before
+
+    @property
+    def position(self) -> int:
+        """Number of allocations and releases so far."""
+        return len(self._events)
+
+    def peak(self, since: int = 0) -> Peak:
+        """Return the worst moment after the first `since` allocations and releases."""
+        held = most = 0
+        at = -1
+        for index, (_, number) in enumerate(self._events):
+            held += number
+            if index >= since and held > most:
+                most, at = held, index
+        parts = dict.fromkeys(PARTS, 0)
+        for storage, number in self._events[: at + 1]:
+            parts[self._part_of[storage]] += number
+        return Peak(bytes=most, parts=parts, guesses=tuple(self._guesses))
+
+    def _see(self, tensor: torch.Tensor, part: str | None = None) -> None:
+        if type(tensor) is not torch.Tensor and not isinstance(tensor, FakeTensor | torch.nn.Parameter):
+            return  # a wrapper around tensors that are seen themselves
+        storage = tensor.untyped_storage()
+        if storage in self._known:
+            return
+        number, size = len(self._part_of), self._allocated(storage.nbytes())
+        self._known[storage] = number
+        self._part_of[number] = part or self._part
+        self._events.append((number, size))
+        weakref.finalize(storage, self._events.append, (number, -size)).atexit = False
+
+    def _guess(self, tensor: torch.Tensor | None) -> Any:
+        """Answer for a value that is not there: 1, or True."""
+        frame = sys._getframe(2)
+        while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("torch", "contextlib"):
+            frame = frame.f_back
+        name = str(frame.f_globals.get("__name__", "?"))
+        if name.partition(".")[0] != __name__.partition(".")[0]:
+            self._guesses[f"{name}:{frame.f_lineno}"] = None
+        return True if tensor is None or tensor.dtype == torch.bool else 1.0 if tensor.is_floating_point() else 1
+
+
+def _empty(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor has no data."""
+    return tensor.is_meta or isinstance(tensor, FakeTensor)
+
+
+def _grouped_product(
+    a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor | None = None, bias: Any = None, out_dtype: torch.dtype | None = None
+) -> torch.Tensor:
+    """Make the output of torch's grouped product, whose own rule knows bfloat16 alone."""
+    del bias
+    groups: tuple[int, ...] = ()
+    if a.dim() == b.dim() == 3:
+        groups = (len(a),)
+    elif a.dim() == b.dim() == 2 and offs is not None:
+        groups = (len(offs),)
+    return a.new_empty(*groups, a.shape[-2], b.shape[-1], dtype=out_dtype)

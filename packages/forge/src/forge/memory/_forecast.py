@@ -1,0 +1,343 @@
+"""Settings, data and a batch plan → the memory plan, by a step without numbers.
+
+`forge_algos.Rehearsal` runs what a run runs: the same loop, objective, adapter and optimizer, on the plan's largest
+micro-batch, with tensors that hold no data. What several ranks divide is divided afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+import attrs
+
+import forge_accel
+import forge_algos
+import forge_dist
+import forge_packing
+from forge._progress import Reporter
+from forge.memory._memory_plan import Change, MemoryPlan, Phase
+from forge.memory._target import Target
+from forge.tasks._reference_logps import make_up_references
+from forge.tasks._task import Run, Task
+from forge.tasks.items._items import Items
+
+_LOOKED_AT = 4096
+"""Steps of the batch plan among which the largest micro-batch is looked for: bins are filled alike in all of them."""
+
+
+@attrs.frozen(kw_only=True)
+class Planned:
+    """Run as far as it is known before its model is loaded."""
+
+    task: Task
+    settings: Any
+    machine: forge_accel.Accelerator
+    dtype: Any
+    """torch dtype of the computation."""
+    strategy: str
+    """Name of the strategy on its ranks."""
+    ranks: int
+    attention: forge_accel.Attention
+    packed: bool
+    """Whether documents share a row, where no draft says so."""
+    draft: Any
+    """Small random model of the same configuration, probed; None where none can be made."""
+    model_path: str
+    new_tokens: tuple[int, ...]
+    loading: Mapping[str, Any]
+    """Further arguments of a load: the quantization."""
+    tokenizer: Any
+    train: Items
+    held_out: Items | None
+    plan: forge_packing.BatchPlan
+    num_steps: int
+    identity: Mapping[str, str]
+
+    @property
+    def autocast(self) -> Callable[[], AbstractContextManager[Any]]:
+        """Function that makes the context of the forwards."""
+        return lambda: self.machine.autocast(self.dtype)
+
+    @property
+    def frozen(self) -> bool:
+        """Whether only an adapter is trained."""
+        return self.settings.adapter.adapter not in ("none", "osft")
+
+
+def forecast(planned: Planned, target: Target) -> MemoryPlan:
+    """Compute the memory plan of a run; where that cannot be, it says why."""
+    made = MemoryPlan(target=target, ranks=planned.ranks)
+    try:
+        worst, several = largest_micro_batch(planned.plan)
+        bare = _Rehearsed.of(planned, target)
+        notes = [] if planned.draft is not None else ["no small model of its configuration could be probed: packing is assumed"]
+        step = bare.step(worst, several=several, first=planned.num_steps == 1)
+        phases = [_divided(planned, "step", step.parts, bare.layers)]
+        if planned.held_out is not None:
+            rows = [int(planned.held_out.lengths.argmax())]
+            evaluation = bare.evaluation(_filled(planned, planned.held_out, rows))
+            phases.append(_divided(planned, "evaluation", evaluation.parts, bare.layers))
+        phases += [
+            _divided(planned, name, parts, bare.layers) for name, parts in bare.copies(step.parts, on_host=target.block == 1)
+        ]
+        if step.guesses:
+            notes.append(f"assumed where the model asks for a value: {', '.join(step.guesses[:3])}")
+        if planned.ranks > 1:
+            notes.append(f"what {planned.ranks} ranks divide is computed from one rank's step (strategy={planned.strategy})")
+        tokens = int(planned.train.lengths[worst].sum())
+        made = attrs.evolve(made, tokens=tokens, phases=tuple(phases), notes=tuple(notes))
+        return attrs.evolve(made, changes=tuple(_changes(planned, target, worst, several))) if made.fits is False else made
+    except (forge_algos.RehearsalError, forge_dist.ModelError) as error:
+        return attrs.evolve(made, refused=str(error))
+
+
+def forecast_steps(planned: Planned, target: Target, steps: Sequence[Sequence[Any]]) -> Phase | None:
+    """Compute the memory of steps on these very micro-batches; None where that cannot be."""
+    try:
+        made = _Rehearsed.of(planned, target)
+        found = [made.run_step(list(batches), first=number == 0) for number, batches in enumerate(steps)]
+    except (forge_algos.RehearsalError, forge_dist.ModelError):
+        return None
+    worst = max(found, key=lambda peak: peak.bytes)
+    return Phase(name="first steps", planned=worst.bytes, parts=worst.parts)
+
+
+def largest_micro_batch(plan: forge_packing.BatchPlan) -> tuple[Any, bool]:
+    """Return the samples of the largest micro-batch, and whether its step has several."""
+    best, several, most = None, False, -1
+    for step in range(min(plan.num_steps, _LOOKED_AT)):
+        for rank in range(plan.world_size):
+            rows = plan.micro_batches(step, rank)
+            for row in rows:
+                tokens = int(plan.lengths[row].sum())
+                if tokens > most:
+                    best, several, most = row, len(rows) > 1, tokens
+    assert best is not None
+    return best, several
+
+
+def _filled(planned: Planned, items: Items, rows: list[int]) -> list[int]:
+    """Add items to `rows` until a micro-batch is full."""
+    left = planned.settings.plan.max_tokens_per_gpu - int(items.lengths[rows].sum())
+    for index in range(len(items)):
+        if index not in rows and items.lengths[index] <= left:
+            rows.append(index)
+            left -= int(items.lengths[index])
+    return rows
+
+
+class _Rehearsed(NamedTuple):
+    """Model without numbers, adapted and wrapped as the run's would be."""
+
+    planned: Planned
+    rehearsal: Any
+    model: Any
+    optimizer: Any
+    adaptation: Any
+    others: list[Any]
+    weights: int
+    """Bytes of the model itself."""
+    layers: int
+    """Number of its layers."""
+
+    @classmethod
+    def of(cls, planned: Planned, target: Target) -> _Rehearsed:
+        """Make it."""
+        s, machine = planned.settings, planned.machine
+        rehearsal = forge_algos.Rehearsal(device=machine.device.value, allocated=target.allocated, autocast=planned.autocast)
+        model: Any = rehearsal.model(_outline(planned, planned.model_path), planned.draft, packed=planned.packed)
+        weights = sum(p.numel() * p.element_size() for p in model.parameters())
+        layers = getattr(model.config.get_text_config(), "num_hidden_layers", 1)
+        with rehearsal.adapting():
+            adaptation = forge_algos.adapt(
+                model, without_measurements(s.adapter), tokenizer_path=planned.model_path, new_tokens=planned.new_tokens
+            )
+            planned.task.add_modules(adaptation.model, s)
+        single = forge_dist.make_strategy(
+            forge_dist.StrategySettings(strategy="single", activation_checkpointing=s.strategy.activation_checkpointing),
+            one_rank(),
+            device=machine.device.value,
+            adapter=planned.frozen,
+        )
+        model, optimizer = single.wrap(
+            rehearsal.placed(adaptation.model),
+            lambda model: forge_algos.make_optimizer(model, s.optimizer, fused=machine.fused_optimizer.value),
+        )
+        return cls(planned, rehearsal, model, optimizer, adaptation, [], weights, layers)
+
+    def step(self, worst: Any, *, several: bool, first: bool) -> Any:
+        """Rehearse a step on the largest micro-batch, after a small one where a rank has several."""
+        return self._within(
+            lambda source, items, _: self._step(
+                source, ([items.batch([int(items.lengths.argmin())])] if several else []) + [items.batch(worst)], first=first
+            )
+        )
+
+    def run_step(self, batches: list[Any], *, first: bool) -> Any:
+        """Rehearse a step on micro-batches of a run."""
+        return self._within(lambda source, *_: self._step(source, batches, first=first))
+
+    def evaluation(self, rows: list[int]) -> Any:
+        """Rehearse the measuring of held-out rows."""
+        return self._within(
+            lambda source, _, held_out: self.rehearsal.evaluation(
+                self.model, self.optimizer, held_out.batch(rows), objective=lambda: source.objective, others=self.others
+            )
+        )
+
+    def copies(self, step: Mapping[str, int], *, on_host: bool) -> list[tuple[str, dict[str, int]]]:
+        """Return the parts of what is held while a state is saved and an export loaded back."""
+        held = {name: step[name] for name in ("weights", "optimizer")}
+        trained = sum(p.numel() * p.element_size() for p in self.model.parameters() if p.requires_grad)
+        held = {"weights": held["weights"], "gradients": trained, "optimizer": held["optimizer"]}
+        state = trained + held["optimizer"] if self.planned.settings.checkpoints.async_save else 0
+        on_device = state if on_host else 0
+        return [("saving", {**held, "copies": on_device}), ("export", {**held, "copies": self.weights})]
+
+    def _step(self, source: Any, batches: list[Any], *, first: bool) -> Any:
+        s = self.planned.settings
+        return self.rehearsal.step(
+            self.model,
+            self.optimizer,
+            batches,
+            objective=lambda: source.objective,
+            adaptation=self.adaptation,
+            others=self.others,
+            first=first,
+            max_grad_norm=s.optimizer.max_grad_norm,
+            moe_aux_loss=s.moe.moe_aux_loss,
+        )
+
+    def _within(self, body: Callable[[Any, Items, Items | None], Any]) -> Any:
+        """Call `body` with the run's step source, whose further models have no numbers either."""
+        planned, machine = self.planned, self.planned.machine
+        self.others.clear()
+        with TemporaryDirectory() as folder:
+            run = Run(
+                settings=planned.settings,
+                model=self.model,
+                tokenizer=planned.tokenizer,
+                train=planned.train,
+                held_out=planned.held_out,
+                plan=planned.plan,
+                num_steps=planned.num_steps,
+                strategy=forge_dist.make_strategy(
+                    forge_dist.StrategySettings(strategy="single"),
+                    one_rank(),
+                    device=machine.device.value,
+                    adapter=planned.frozen,
+                ),
+                ranks=one_rank(),
+                machine=machine,
+                device=machine.device.value,
+                autocast=planned.autocast,
+                root=Path(folder),
+                load_frozen=self._other,
+                report=Reporter(lambda _: None, quiet=True),
+                metrics=lambda _: None,
+                identity=planned.identity,
+            )
+            make_up_references(run)
+            source: Any = planned.task.rehearsal_source(run)
+            if source is None:
+                raise forge_algos.RehearsalError("its completions are sampled first, and their lengths are not known")
+            return body(source, getattr(source, "run", run).train, getattr(source, "run", run).held_out)
+
+    def _other(self, path: str) -> Any:
+        """Return a further model without numbers."""
+        outline = _outline(self.planned, path, frozen=True)
+        found = self.rehearsal.placed(self.rehearsal.model(outline, None, packed=self.planned.packed))
+        self.others.append(found.requires_grad_(requires_grad=False))
+        return found
+
+
+def one_rank() -> forge_dist.Ranks:
+    """Return the ranks of one process, without a process group."""
+    return forge_dist.Ranks(forge_dist.topology(forge_dist.LaunchSettings(), environ={}))
+
+
+def _outline(planned: Planned, path: str, *, frozen: bool = False) -> Any:
+    return forge_dist.outline_model(
+        forge_dist.LoadRequest(
+            model_path=path,
+            dtype=planned.dtype if planned.frozen or frozen else forge_accel.float32,
+            attention=planned.attention.name,
+            attention_function=planned.attention.function,
+            task=planned.task.model_task,
+            **({} if frozen else planned.loading),
+        )
+    )
+
+
+def without_measurements(adapter: Any) -> Any:
+    """Return adapter settings without what is measured or cached on a real model."""
+    if adapter.adapter == "osft":
+        return attrs.evolve(adapter, osft_rank="uniform", osft_calibration_path=None, osft_cache=None)
+    return adapter
+
+
+_DIVIDED = {
+    "fsdp2": ("weights", "gradients", "optimizer"),
+    "hsdp": ("weights", "gradients", "optimizer"),
+    "zero1": ("optimizer",),
+    "zero2": ("gradients", "optimizer"),
+    "zero3": ("weights", "gradients", "optimizer"),
+}
+
+
+def _divided(planned: Planned, name: str, parts: Mapping[str, int], layers: int) -> Phase:
+    """Divide one rank's parts by the ranks that share them, and add what they exchange."""
+    found, ranks = dict(parts), planned.ranks
+    if ranks > 1 and planned.strategy in _DIVIDED:
+        shared = planned.settings.strategy.shard_size or ranks if planned.strategy == "hsdp" else ranks
+        whole = parts.get("weights", 0)
+        for part in _DIVIDED[planned.strategy]:
+            found[part] = -(-found.get(part, 0) // shared)
+        if "weights" in _DIVIDED[planned.strategy]:
+            # The weights of the layer that computes and of the next, gathered, and the gradients of one before they are summed.
+            found["collectives"] = 3 * whole // max(1, layers)
+    elif ranks > 1:
+        # DDP's buckets hold a copy of every gradient.
+        found["collectives"] = parts.get("gradients", 0)
+    return Phase(name=name, planned=sum(found.values()), parts=found)
+
+
+def _changes(planned: Planned, target: Target, worst: Any, several: bool) -> list[Change]:
+    """Try the settings that lower a step's memory, the cheapest first."""
+    s = planned.settings
+    tried: list[tuple[str, str, Any, Any]] = []
+    if len(worst) > 1:
+        half = worst[: (len(worst) + 1) // 2]
+        tokens = int(planned.train.lengths[half].sum())
+        tried.append((f"max_tokens_per_gpu={tokens}", "the same steps in more, smaller micro-batches", s, half))
+    if not s.strategy.activation_checkpointing:
+        with_it = s.with_value("strategy", "activation_checkpointing", value=True)
+        tried.append(("activation_checkpointing=true", "about a third more time", with_it, worst))
+    if s.optimizer.optimizer == "adamw" and find_spec("bitsandbytes"):
+        with_it = s.with_value("optimizer", "optimizer", "adamw_8bit")
+        tried.append(("optimizer=adamw_8bit", "moments are rounded to 8 bits", with_it, worst))
+    if not planned.frozen and s.adapter.adapter == "none":
+        with suppress(ValueError):
+            with_it = s.with_value("adapter", "adapter", "lora")
+            tried.append(("adapter=lora", "trains low-rank updates, no more", with_it, worst))
+    found = []
+    for setting, cost, with_it, rows in tried:
+        try:
+            other = attrs.evolve(planned, settings=with_it)
+            bare = _Rehearsed.of(other, target)
+            phase = _divided(other, "step", bare.step(rows, several=several, first=False).parts, bare.layers)
+            found.append(Change(setting=setting, cost=cost, planned=phase.planned))
+        except (forge_algos.ForgeAlgosError, forge_dist.ForgeDistError):
+            continue
+    if planned.ranks > 1 and planned.strategy == "ddp" and not planned.frozen:
+        bare = _Rehearsed.of(planned, target)
+        parts = bare.step(worst, several=several, first=False).parts
+        phase = _divided(attrs.evolve(planned, strategy="fsdp2"), "step", parts, bare.layers)
+        cost = "ranks exchange weights in every forward"
+        found.append(Change(setting="strategy=fsdp2", cost=cost, planned=phase.planned))
+    return found

@@ -1,0 +1,107 @@
+"""Memory plan: bytes of each phase of a run by what they are for, as text and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+from forge.memory._target import Target
+
+SHARE = 0.95
+"""Part of a device's memory that a plan may fill: the rest is lost between allocations."""
+
+
+@attrs.frozen(kw_only=True)
+class Phase:
+    """Worst moment of a part of a run, on the rank that holds most."""
+
+    name: str
+    """step, evaluation, saving, export, or first steps (those that were measured)."""
+    planned: int
+    parts: Mapping[str, int]
+    """weights, gradients, optimizer, activations, head, collectives, copies → bytes; together `planned`."""
+    measured: int | None = None
+    """What it took, once it was measured."""
+
+
+@attrs.frozen(kw_only=True)
+class Change:
+    """Setting that would lower the memory of a step."""
+
+    setting: str
+    cost: str
+    """What it costs, in words."""
+    planned: int
+    """Bytes of the step with it."""
+
+
+@attrs.frozen(kw_only=True)
+class MemoryPlan:
+    """Memory of a run by phases, or the reason for which it was not computed."""
+
+    target: Target
+    ranks: int = 1
+    tokens: int = 0
+    """Tokens of the micro-batch that it was computed for, the plan's largest."""
+    phases: tuple[Phase, ...] = ()
+    changes: tuple[Change, ...] = ()
+    """Settings to change where it does not fit, the cheapest first."""
+    notes: tuple[str, ...] = ()
+    """What was assumed."""
+    refused: str | None = None
+    """Why it was not computed."""
+
+    @property
+    def most(self) -> Phase | None:
+        """The phase that takes most."""
+        return max(self.phases, key=lambda phase: phase.planned, default=None)
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether every phase fits; None where that is not known."""
+        if self.most is None or self.target.limit is None:
+            return None
+        return self.most.planned <= SHARE * self.target.limit
+
+    def lines(self) -> list[str]:
+        """Return the plan as lines for a person."""
+        if self.refused is not None:
+            return [f"memory: not computed: {self.refused}"]
+        of = "" if self.target.limit is None else f" of {size(self.target.limit)}"
+        many = f", on each of {self.ranks} ranks" if self.ranks > 1 else ""
+        lines = [f"memory on {self.target.name}{many}, with the largest micro-batch of {self.tokens:,} tokens:"]
+        for phase in self.phases:
+            parts = ", ".join(f"{name} {size(number)}" for name, number in phase.parts.items() if number)
+            lines.append(f"  {phase.name:<11}{size(phase.planned):>10}  ({parts})")
+        lines += [f"  {note}" for note in self.notes]
+        if self.fits:
+            lines.append(f"it fits: {size(self.most.planned)}{of}")  # type: ignore[union-attr]  # it fits, so there is one
+        elif self.fits is False:
+            lines.append(f"it does NOT fit: the {self.most.name} takes {size(self.most.planned)}{of}.")  # type: ignore[union-attr]
+            lines += [f"  {change.setting}: {size(change.planned)} a step; {change.cost}" for change in self.changes]
+        return lines
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what memory.json holds."""
+        return {
+            "machine": self.target.name,
+            "limit": self.target.limit,
+            "ranks": self.ranks,
+            "tokens": self.tokens,
+            "fits": self.fits,
+            "phases": [attrs.asdict(phase) for phase in self.phases],
+            "changes": [attrs.asdict(change) for change in self.changes],
+            "notes": list(self.notes),
+            "refused": self.refused,
+        }
+
+
+def size(number: int) -> str:
+    """Write bytes for a person.
+
+    >>> size(3 * 2**30 // 2), size(5 * 2**20)
+    ('1.50 GiB', '5.0 MiB')
+    """
+    return f"{number / 2**30:.2f} GiB" if number >= 2**30 else f"{number / 2**20:.1f} MiB"

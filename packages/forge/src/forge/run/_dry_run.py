@@ -1,0 +1,134 @@
+"""Settings → what a run would do: all is checked that can be, and nothing left behind."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+import forge_accel
+import forge_dist
+from forge._progress import Reporter
+from forge.memory._forecast import one_rank
+from forge.memory._memory_plan import size
+from forge.memory._target import Target
+from forge.run._choices import absolute_paths, choose_machine
+from forge.run._memory import FILE
+from forge.run._prepare import open_prepared, prepare
+from forge.run._rows import Rows, take_rows, with_descriptions
+from forge.run._run_directory import RunDirectory
+from forge.settings._recipe import as_values, read_recipe
+from forge.settings._settings import resolve
+from forge.tasks._task import Task
+
+
+def dry_run(verb: Any, recipe: str | Path | None = None, /, *, machine: str | None = None, **settings: object) -> str:
+    """Check all that can be of a run, and say what it would do; nothing is left behind.
+
+    Args:
+        verb: such as `forge.sft`.
+        recipe: as the verb takes it.
+        machine: devices that the memory plan is for, such as `8xH100-80GB` or `24GB`; this machine by default.
+        settings: as the verb takes them.
+
+    Returns:
+        Text for a person: steps, exports, what was chosen and why. The memory plan is printed with the other notes.
+
+    Raises:
+        Exception: what the verb would raise before its first step.
+
+    """
+    layers = [(f"recipe {recipe}", read_recipe(recipe, verb.task.name))] if recipe is not None else []
+    settings, rows = take_rows(settings)
+    return rehearse(verb.task, resolve(verb.task.settings, *layers, ("argument", settings)), rows, target=machine)
+
+
+def rehearse(task: Task, s: Any, rows: Rows | None = None, *, target: str | None = None) -> str:
+    """Check, tokenize and plan a run in its directory, which is left as it was.
+
+    Args:
+        task: the verb.
+        s: its settings.
+        rows: those that are given in memory.
+        target: devices that the memory plan is for, such as `8xH100-80GB`; this machine by default.
+
+    Returns:
+        Text for a person.
+
+    Raises:
+        Exception: what the run would raise before its first step.
+
+    """
+    wanted = None if target is None else Target.parse(target)
+    s = absolute_paths(task, s)
+    forge_dist.check_model_path(s.model.model_path, task=task.model_task)
+    task.check_settings(s)
+    where = forge_dist.topology(s.launch, devices=forge_accel.device_count(s.device.device))
+    machine = forge_accel.accelerator(s.device.device)
+    if wanted is not None and s.device.dtype == "auto":
+        s = s.resolved("dtype", "bfloat16", f"what {wanted.name} computes fastest")
+    s = choose_machine(s, machine, machine.dtype(s.device.dtype))
+    ranks = _ranks(where, wanted)
+    strategy = forge_dist.make_strategy(
+        s.strategy,
+        ranks,
+        device=machine.device.value,
+        adapter=s.adapter.adapter not in ("none", "osft"),
+        optimizer=s.optimizer.optimizer,
+    )
+    aim = wanted or Target.here(machine)
+    path = Path(s.checkpoints.ckpt_output_dir)
+    with RunDirectory(path, resume=s.checkpoints.resume) as out:
+        report = Reporter(out.log, every=s.report.logging_steps)
+        found = prepare(task, s, rows or {}, out, machine, (strategy.name, strategy.data_parallel_size), report, target=aim)
+        if found["finished"]:
+            return f"{path} holds this very run, finished: the same command would return its result and train nothing."
+        s = with_descriptions(s, found["rows"])
+        prepared = open_prepared(task, s, machine, Path(found["root"]), strategy.data_parallel_size)
+        memory = (out.root / FILE).read_text(encoding="utf-8")
+        return "\n".join(_lines(task, prepared, path, memory_fits='"fits": false' not in memory, resuming=out.resuming))
+
+
+def _ranks(where: forge_dist.Topology, target: Target | None) -> forge_dist.Ranks:
+    """Return ranks that are not there, as many as the run would have."""
+    number = where.world_size or 1 if target is None or target.devices is None else target.devices
+    if number == 1:
+        return one_rank()
+    return forge_dist.Ranks(attrs.evolve(where, role="worker", rank=0, world_size=number, local_world_size=number))
+
+
+def _lines(task: Task, prepared: Any, path: Path, *, memory_fits: bool, resuming: bool) -> list[str]:
+    """Say in plain words what the run would do."""
+    s, plan = prepared.settings, prepared.plan
+    steps = task.num_steps(s, plan)
+    model = sum(file.stat().st_size for file in Path(s.model.model_path).expanduser().glob("*.safetensors"))
+    free = shutil.disk_usage(next(folder for folder in (path, *path.parents) if folder.exists())).free
+    chosen = [
+        f"  {name}={value}: {s.origins[name].removeprefix('chosen: ')}"
+        for name, value in as_values(s).items()
+        if s.origins[name].startswith("chosen")
+    ]
+    exports = _exports(s, plan, steps, len(prepared.train))
+    need = exports * model
+    return [
+        f"forge {task.name} would {'go on with the run in' if resuming else 'write'} {path}:",
+        f"  data: {prepared.train}" + (f"; held out {prepared.held_out}" if prepared.held_out is not None else ""),
+        f"  steps: {steps:,}, {plan.num_samples:,} {task.items_are} in all, up to epoch {plan.epoch(plan.num_steps - 1) + 1:g}",
+        f"  exports: {exports}" + (f", {size(need)} if each is as large as the model; {size(free)} are free" if model else ""),
+        *(["  WARNING: the disk has less room than that"] if need > free else []),
+        *(["chosen:", *chosen] if chosen else []),
+        *([] if memory_fits else ["It would not fit into memory: the plan above says what to change."]),
+        "Time is not known before the first step. Nothing was trained, and nothing is left behind.",
+    ]
+
+
+def _exports(s: Any, plan: Any, steps: int, samples: int) -> int:
+    """Count the exports that are kept."""
+    if s.checkpoints.keep_last_checkpoint_only:
+        return 1 + s.evaluation.keep_best
+    every = s.checkpoints.save_samples
+    between = plan.num_samples // every if every else 0
+    epochs = -(-plan.num_samples // max(1, samples)) if s.checkpoints.checkpoint_at_epoch and steps else 0
+    return 1 + between + max(0, epochs - 1) + s.evaluation.keep_best

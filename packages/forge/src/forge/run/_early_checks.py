@@ -1,0 +1,70 @@
+"""Settings that a model may refuse → refused before a row is tokenized.
+
+What can be asked of a model without its numbers is asked of its outline; what needs numbers, of a small random model of its
+configuration. The loaded model is asked again.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import forge_accel
+import forge_algos
+import forge_dist
+from forge._errors import SettingsError
+from forge.memory._forecast import without_measurements
+from forge.run._choices import Tried, check_warmup, quantized
+from forge.run._starting_model import Start
+from forge.tasks._task import Task
+
+
+def check_before_rows(task: Task, s: Any, machine: forge_accel.Accelerator, start: Start, tried: Tried) -> None:
+    """Raise what adapter, optimizer or router loss would raise once the model is loaded.
+
+    Raises:
+        forge_algos.ForgeAlgosError: the adapter's targets match nothing, the optimizer's package is missing, and the like.
+        forge_accel.AccelError: this machine cannot compute with a base in 4 bits.
+        SettingsError: a setting would have no effect, or could never end.
+
+    """
+    dtype = machine.dtype(s.device.dtype).value
+    loading = quantized(s, machine, dtype)
+    steps = s.plan.max_steps
+    if steps is not None:
+        check_warmup(s, steps)
+    if s.adapter.adapter != "none":
+        _check_adapter(task, s, machine, start, tried, loading)
+    if tried.model is not None:
+        _check_draft(s, machine, tried.model)
+
+
+def _check_adapter(
+    task: Task, s: Any, machine: forge_accel.Accelerator, start: Start, tried: Tried, loading: dict[str, Any]
+) -> None:
+    """Attach the adapter to the model's outline."""
+    rehearsal = forge_algos.Rehearsal(device=machine.device.value)
+    request = forge_dist.LoadRequest(
+        model_path=start.path,
+        dtype=forge_accel.float32,
+        attention=tried.attention.name,
+        attention_function=tried.attention.function,
+        task=task.model_task,
+        **loading,
+    )
+    try:
+        with rehearsal.adapting():
+            outline = forge_dist.outline_model(request)
+            forge_algos.adapt(outline, without_measurements(s.adapter), tokenizer_path=start.path, new_tokens=start.new_ids)
+    except (forge_algos.RehearsalError, forge_dist.ModelError):
+        return  # the loaded model answers
+
+
+def _check_draft(s: Any, machine: forge_accel.Accelerator, draft: Any) -> None:
+    """Ask the small random model for its optimizer and its routers."""
+    if s.optimizer.optimizer in ("adamw_8bit", "schedule_free"):
+        forge_algos.make_optimizer(draft, s.optimizer, fused=machine.fused_optimizer.value)
+    if s.moe.moe_aux_loss == "trl":
+        routers, why = forge_algos.routers_of(draft, device=machine.device.value)
+        if routers is None:
+            reason = why or "this model's configuration has no router_aux_loss_coef, or 0"
+            raise SettingsError(f"moe_aux_loss=trl has no effect: {reason}. Leave it out.")

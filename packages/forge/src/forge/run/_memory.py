@@ -1,0 +1,159 @@
+"""Prepared run → its memory plan in memory.json, and what its first steps took."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+import forge_accel
+import forge_algos
+import forge_dist
+from forge._progress import Reporter
+from forge.memory._forecast import Planned, forecast, forecast_steps
+from forge.memory._memory_plan import MemoryPlan, Phase, size
+from forge.memory._target import Target
+from forge.run._choices import quantized, try_ways
+from forge.run._starting_model import Start
+from forge.tasks._task import Task
+
+FILE = "memory.json"
+_SMALL = 40 * 2**20
+"""Bytes of a directory's weights below which a run fits any machine: a plan would take longer than its steps."""
+
+
+def is_small(model_path: str) -> bool:
+    """Return whether a model is so small that its memory is not worth a plan."""
+    folder = Path(model_path).expanduser()
+    return folder.is_dir() and sum(file.stat().st_size for file in folder.glob("*.safetensors")) < _SMALL
+
+
+def planned_of(
+    task: Task,
+    s: Any,
+    machine: forge_accel.Accelerator,
+    strategy: tuple[str, int],
+    start: Start,
+    tokenizer: Any,
+    prepared: Any,
+    identity: Any,
+) -> Planned:
+    """Gather what is known of a run before its model is loaded.
+
+    Args:
+        task: the verb.
+        s: its settings.
+        machine: the accelerator of this process.
+        strategy: name, and number of ranks.
+        start: the model that it starts from.
+        tokenizer: of that model.
+        prepared: data and plan.
+        identity: of its models.
+    """
+    tried = try_ways(task, s, machine)
+    dtype = machine.dtype(s.device.dtype).value
+    return Planned(
+        task=task,
+        settings=prepared.settings,
+        machine=machine,
+        dtype=dtype,
+        strategy=strategy[0],
+        ranks=strategy[1],
+        attention=tried.attention,
+        packed=tried.packed,
+        draft=tried.model,
+        model_path=start.path,
+        new_tokens=start.new_ids,
+        loading=quantized(s, machine, dtype),
+        tokenizer=tokenizer,
+        train=prepared.train,
+        held_out=prepared.held_out,
+        plan=prepared.plan,
+        num_steps=task.num_steps(prepared.settings, prepared.plan),
+        identity=identity,
+    )
+
+
+def plan_memory(planned: Planned, folder: Path, report: Reporter, target: Target | None = None) -> MemoryPlan:
+    """Compute the memory plan of a run, log it, and write it to `folder`."""
+    found = forecast(planned, Target.here(planned.machine) if target is None else target)
+    for line in found.lines():
+        report.note(line)
+    (folder / FILE).write_text(json.dumps(found.as_json(), indent=1) + "\n", encoding="utf-8")
+    return found
+
+
+class FirstSteps:
+    """Measures the first steps of a run that has a memory plan, and adds them to it.
+
+    Args:
+        planned: the run.
+        folder: directory of the run.
+        report: gets a line with both figures.
+        steps: how many are measured: two, since the second has the optimizer's state from its beginning; one where the caller
+            works between them.
+    """
+
+    def __init__(self, planned: Planned, folder: Path, report: Reporter, *, steps: int) -> None:
+        self._planned, self._folder, self._report, self._left = planned, folder, report, steps
+        self._meter: Any = None
+        self._steps: list[list[Any]] = []
+
+    @classmethod
+    def of(cls, planned: Planned, folder: Path, report: Reporter) -> FirstSteps:
+        """Measure two steps, or one where the run does something else after the first."""
+        s = planned.settings
+        saved = s.checkpoints.save_samples or 0
+        often = s.evaluation.eval_every_steps == 1 or s.checkpoints.full_state_every_steps == 1
+        disturbed = often or 0 < saved <= s.plan.effective_batch_size
+        return cls(planned, folder, report, steps=1 if disturbed or planned.num_steps == 1 else 2)
+
+    def watched(
+        self, steps: Iterator[list[Any]], model: Any, optimizer: Any, tokens: Callable[[Any], int]
+    ) -> Iterator[list[Any]]:
+        """Yield the micro-batches of each step; measuring begins with the first."""
+        for batches in steps:
+            if self._left and self._meter is None and (meter := self._planned.machine.meter()) is not None:
+                self._meter = meter
+                meter.start(held_bytes(model, optimizer))
+            if self._left and self._meter is not None:
+                self._steps.append(_worst_two(batches, tokens))
+            yield batches
+
+    def made(self) -> None:
+        """Count a step that was made; after the last of them the measurement ends, and is written."""
+        if self._meter is None or not self._left:
+            return
+        self._left -= 1
+        if self._left:
+            return
+        measured = self._meter.stop()
+        self._meter = None
+        phase = forecast_steps(self._planned, Target.here(self._planned.machine), self._steps)
+        self._steps = []
+        if phase is None:
+            phase = Phase(name="first steps", planned=0, parts={})
+        phase = attrs.evolve(phase, measured=measured)
+        file = self._folder / FILE
+        about = json.loads(file.read_text(encoding="utf-8"))
+        about["phases"].append(attrs.asdict(phase))
+        forge_dist.write_text_atomically(file, json.dumps(about, indent=1) + "\n")
+        against = f"{size(phase.planned)} planned ({phase.planned / measured - 1:+.1%})" if phase.planned else "nothing planned"
+        self._report.note(f"memory: the first steps took {size(measured)}; {against}")
+
+
+def held_bytes(model: Any, optimizer: Any) -> int:
+    """Add up the bytes of a model's and an optimizer's tensors."""
+    tensors = [*forge_algos.tensors_of(model), *(t for state in optimizer.state.values() for t in state.values())]
+    storages = [t.untyped_storage() for t in tensors if hasattr(t, "untyped_storage")]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+
+def _worst_two(batches: list[Any], tokens: Callable[[Any], int]) -> list[Any]:
+    """Return the largest micro-batch of a step, and one beside whose gradients it runs."""
+    at = max(range(len(batches)), key=lambda index: tokens(batches[index]))
+    before, after = sorted(batches[:at], key=tokens), sorted(batches[at + 1 :], key=tokens)
+    return [before[0], batches[at]] if before else [batches[at], *after[-1:]]

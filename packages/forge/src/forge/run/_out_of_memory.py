@@ -1,0 +1,87 @@
+"""Error of an allocator → phase of the run, bytes planned, held and asked for, remedies."""
+
+from __future__ import annotations
+
+import json
+import traceback
+from pathlib import Path
+from typing import Any
+
+import forge_accel
+from forge._errors import OutOfMemoryError
+from forge.memory._memory_plan import size
+from forge.run._memory import FILE
+
+_PHASES = (
+    ("forge_dist/verifying", "", "the export's comparison with the model in memory", "export"),
+    ("forge_dist/exporting", "", "the export", "export"),
+    ("forge_dist/checkpoints", "", "the saving of a full state", "saving"),
+    ("forge_algos/training/_evaluate", "", "an evaluation", "evaluation"),
+    ("forge_dist/strategies", "backward", "a backward pass", "step"),
+    ("forge_algos/_parallel", "backward", "a backward pass", "step"),
+    ("forge_dist/strategies", "step", "the optimizer's step", "step"),
+    ("forge_algos/training/_train", "", "a forward pass", "step"),
+    ("forge_dist/loading", "", "the loading of the model", None),
+)
+"""Part of a file's path, name of a function, phase in words, and the memory plan's phase; the first that fits counts."""
+
+
+def out_of_memory(error: Exception, s: Any, path: Path) -> OutOfMemoryError | None:
+    """Return the error of a run that has no memory left; None where an error is another.
+
+    Args:
+        error: what ended the run.
+        s: settings of the run.
+        path: its directory.
+
+    """
+    machine = forge_accel.accelerator(s.device.device)
+    link: BaseException | None = error
+    while link is not None and not machine.is_out_of_memory(link):
+        link = link.__cause__ or link.__context__
+    if link is None:
+        return None
+    words, phase = _phase_of(link)
+    asked, held, planned = forge_accel.asked_bytes(link), machine.held_bytes(), _planned(path, phase)
+    figures = [f"{size(asked)} were asked for"] if asked is not None else []
+    figures += [f"{size(held)} held"] if held is not None else []
+    figures += [f"{size(planned)} planned for this phase"] if planned is not None else []
+    return OutOfMemoryError(
+        f"out of memory in {words} on {machine.machine}: {', '.join(figures) or 'it does not say how much was asked for'}. "
+        f"{_remedy(s, phase)}"
+    )
+
+
+def _phase_of(error: BaseException) -> tuple[str, str | None]:
+    """Find the phase by the files and functions that the error came through."""
+    frames = [(frame.filename.replace("\\", "/"), frame.name) for frame in traceback.extract_tb(error.__traceback__)]
+    for part, function, words, phase in _PHASES:
+        if any(part in file and function in ("", name) for file, name in frames):
+            return words, phase
+    return "the preparation of the run", None
+
+
+def _planned(path: Path, phase: str | None) -> int | None:
+    """Read what was planned for a phase; None where nothing was."""
+    try:
+        phases = json.loads((path / FILE).read_text(encoding="utf-8"))["phases"]
+        return next((int(each["planned"]) for each in phases if each["name"] == phase), None)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _remedy(s: Any, phase: str | None) -> str:
+    """Name three settings, not set yet, that lower the memory of a phase most cheaply."""
+    tokens = s.plan.max_tokens_per_gpu
+    settings = []
+    if phase in ("step", "evaluation"):
+        settings.append("a lower max_tokens_per_gpu" + (f" (it is {tokens:,})" if tokens else ""))
+    if not s.strategy.activation_checkpointing and phase in ("step", None):
+        settings.append("activation_checkpointing=true")
+    if s.optimizer.optimizer == "adamw":
+        settings.append("optimizer=adamw_8bit")
+    if s.adapter.adapter in ("none", "osft"):
+        settings.append("adapter=lora")
+    settings += ["strategy=fsdp2 on several ranks", "a lower max_seq_len"]
+    kept = "What was saved before is whole. " if phase == "export" else ""
+    return f"{kept}Set {', '.join(settings[:2])} or {settings[2]}; --dry-run says what each takes."

@@ -1,0 +1,141 @@
+"""A step without data takes the bytes that torch's allocator gives the same step with data."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3MoeConfig
+
+import forge_algos
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from torch import nn
+
+_SHAPE = {
+    "vocab_size": 512,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+}
+CONFIGS = {
+    "llama": lambda: LlamaConfig(**_SHAPE, tie_word_embeddings=True),
+    "experts": lambda: Qwen3MoeConfig(**_SHAPE, moe_intermediate_size=32, num_experts=4, num_experts_per_tok=2),
+}
+CPU = torch.device("cpu")
+
+
+class Row:
+    """A packed row of documents, every token but the first of each learned."""
+
+    def __init__(self, *lengths: int) -> None:
+        self.input_ids = np.random.default_rng(0).integers(3, 512, sum(lengths))
+        self.position_ids = np.concatenate([np.arange(length) for length in lengths])
+        self.cu_seqlens = np.cumsum([0, *lengths])
+        self.labels = np.where(self.position_ids == 0, -100, self.input_ids)
+        self.max_seqlen = max(lengths)
+
+
+def made(kind: str, settings: forge_algos.AdapterSettings, optimizer: str, outline: bool) -> tuple[Any, ...]:
+    """A model, real or an outline, with its adapter and its optimizer; and the rehearsal of an outline."""
+    rehearsal = forge_algos.Rehearsal(device=CPU)
+    config = CONFIGS[kind]()
+    with torch.device("meta" if outline else "cpu"):
+        model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
+    if outline:
+        rehearsal.model(model, None)
+    else:
+        forge_algos.SFT().bind(model, device=CPU)
+    with rehearsal.adapting() if outline else torch.random.fork_rng():
+        adaptation = forge_algos.adapt(model, settings)
+    trained = rehearsal.placed(adaptation.model) if outline else adaptation.model
+    return (
+        rehearsal,
+        adaptation,
+        trained,
+        forge_algos.make_optimizer(trained, forge_algos.OptimizerSettings(optimizer=optimizer)),
+    )
+
+
+def measured(work: Callable[[], object], folder: Path) -> int:
+    """The most bytes that are allocated at a time within `work`, as torch's profiler saw it."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        work()
+    seen.export_chrome_trace(str(folder / "trace.json"))
+    trace = json.loads((folder / "trace.json").read_text())["traceEvents"]
+    events = sorted((e["ts"], e["args"]["Ev Idx"], e["args"]["Bytes"]) for e in trace if e.get("name") == "[memory]")
+    return int(np.cumsum([0, *(number for *_, number in events)]).max())
+
+
+def storage_bytes(model: nn.Module) -> int:
+    """The bytes of a model's tensors."""
+    return sum({t.data_ptr(): t.untyped_storage().nbytes() for t in forge_algos.tensors_of(model)}.values())
+
+
+@pytest.mark.parametrize(
+    ("kind", "adapter", "optimizer"),
+    [("llama", "none", "adamw"), ("llama", "lora", "adafactor"), ("experts", "none", "muon"), ("llama", "osft", "adamw")],
+)
+def test_a_step_takes_what_was_planned(kind: str, adapter: str, optimizer: str, tmp_path: Path) -> None:
+    """Within 2 percent, for two steps of two micro-batches: weights, gradients, moments, what autograd keeps, the head."""
+    settings, rows = forge_algos.AdapterSettings(adapter=adapter), [Row(9, 20), Row(70, 41)]
+    rehearsal, adaptation, model, moved = made(kind, settings, optimizer, outline=True)
+    planned = rehearsal.step(model, moved, rows, objective=forge_algos.SFT, adaptation=adaptation)
+    _, adaptation, model, moved = made(kind, settings, optimizer, outline=False)
+    scheduler = forge_algos.schedule(moved, forge_algos.OptimizerSettings(), num_steps=4)
+    held = storage_bytes(model)
+
+    def train() -> None:
+        steps = forge_algos.train(
+            model, [rows, rows], objective=forge_algos.SFT(), optimizer=moved, scheduler=scheduler, adaptation=adaptation
+        )
+        list(steps)
+
+    took = held + measured(train, tmp_path)
+    assert planned.bytes == pytest.approx(took, rel=0.02)
+    assert sum(planned.parts.values()) == planned.bytes
+    assert planned.parts["weights"] == held
+
+
+def test_an_evaluation_is_less_than_a_step() -> None:
+    """No gradients are computed, and nothing is kept for a backward pass."""
+    rehearsal, adaptation, model, moved = made("llama", forge_algos.AdapterSettings(), "adamw", outline=True)
+    rows = [Row(70, 41)]
+    step = rehearsal.step(model, moved, rows, objective=forge_algos.SFT, adaptation=adaptation)
+    found = rehearsal.evaluation(model, moved, rows[0], objective=forge_algos.SFT)
+    assert found.parts["activations"] < step.parts["activations"]
+    assert found.parts["gradients"] == sum(p.numel() * 4 for p in model.parameters())
+
+
+def test_allocations_are_rounded_as_the_device_does() -> None:
+    """Blocks of 512 bytes take at least as much, and all are whole blocks."""
+    rehearsal, adaptation, model, moved = made("llama", forge_algos.AdapterSettings(), "adamw", outline=True)
+    plain = rehearsal.step(model, moved, [Row(30)], objective=forge_algos.SFT, adaptation=adaptation)
+    blocks = forge_algos.Rehearsal(device=CPU, allocated=lambda size: -(-size // 512) * 512)
+    rounded = blocks.step(model, moved, [Row(30)], objective=forge_algos.SFT, adaptation=adaptation)
+    assert rounded.bytes % 512 == 0
+    assert rounded.bytes > plain.bytes
+
+
+def test_what_needs_numbers_is_said() -> None:
+    """A shape that follows from weights is an error that names the operation."""
+
+    class Sparse(forge_algos.SFT):
+        def terms(self, head: Any, row: Any) -> Any:
+            weight = next(head.model.parameters())
+            weight[weight > 0].sum()
+            return super().terms(head, row)
+
+    rehearsal, adaptation, model, moved = made("llama", forge_algos.AdapterSettings(), "adamw", outline=True)
+    with pytest.raises(forge_algos.RehearsalError, match="needs values that only the loaded model has"):
+        rehearsal.step(model, moved, [Row(30)], objective=Sparse, adaptation=adaptation)
