@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ RATE = 5e-3
 
 def one(name: str, model: Path) -> lane.Result:
     """Run a recipe, and return its first and last held-out figure."""
-    from whole.recipes import words_of
+    words_of = import_module("whole.recipes").words_of
 
     from forge.settings._recipe import read_recipe
     from forge.settings._shipped import shipped
@@ -70,7 +71,7 @@ def write_gave(file: Path, says: str) -> None:
 
 def main(arguments: list[str]) -> int:
     """Run what is not done yet, write the table, return whether anything failed."""
-    from whole.conftest import write_model
+    write_model = import_module("whole.conftest").write_model
 
     from forge.settings._shipped import about, shipped
 

@@ -120,7 +120,8 @@ class Tracker(TorchDispatchMode):
         self._known[storage] = number
         self._part_of[number] = part or self._part
         self._events.append((number, size))
-        weakref.finalize(storage, self._events.append, (number, -size)).atexit = False
+        freed: Any = weakref.finalize(storage, self._events.append, (number, -size))
+        freed.atexit = False
 
     def _guess(self, tensor: torch.Tensor | None) -> Any:
         """Answer for a value that is not there: 1, or True."""

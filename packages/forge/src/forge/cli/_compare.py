@@ -25,5 +25,6 @@ def compare_command() -> Any:
         """
         print(compare(runs, output=output))
 
-    command.flags = {"output": "--output"}
-    return command
+    made: Any = command
+    made.flags = {"output": "--output"}
+    return made

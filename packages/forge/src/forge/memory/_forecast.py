@@ -184,11 +184,13 @@ class _Rehearsed(NamedTuple):
 
     def evaluation(self, rows: list[int]) -> Any:
         """Rehearse the measuring of held-out rows."""
-        return self._within(
-            lambda source, _, held_out: self.rehearsal.evaluation(
+
+        def rehearse(source: Any, _: Any, held_out: Any) -> Any:
+            return self.rehearsal.evaluation(
                 self.model, self.optimizer, held_out.batch(rows), objective=lambda: source.objective, others=self.others
             )
-        )
+
+        return self._within(rehearse)
 
     def copies(self, step: Mapping[str, int], *, on_host: bool) -> list[tuple[str, dict[str, int]]]:
         """Return the parts of what is held while a state is saved and an export loaded back."""

@@ -113,7 +113,8 @@ class Curves:
             self._see(at)
         if _is_number(values.get("samples")):
             self.samples = max(self.samples, int(values["samples"]))
-        if _is_number(values.get("tokens")) and _is_number(rate := values.get("tokens_per_second")) and rate > 0:
+        rate: Any = values.get("tokens_per_second")
+        if _is_number(values.get("tokens")) and _is_number(rate) and rate > 0:
             self.step_seconds += values["tokens"] / rate
         for name, value in [*values.items(), *self._of_experts(values.get("expert_load"))]:
             if name not in _ABOUT and (value is None or (isinstance(value, int | float) and not isinstance(value, bool))):

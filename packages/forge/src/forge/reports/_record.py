@@ -113,10 +113,10 @@ def read_record(path: Path, *, running: bool | None = None) -> Record:
     )
 
 
-def moment(text: object) -> datetime.datetime | None:
+def moment(text: Any) -> datetime.datetime | None:
     """Read a time of a line; None where it is none."""
     with suppress(TypeError, ValueError):
-        found = datetime.datetime.fromisoformat(text)  # ty: ignore
+        found = datetime.datetime.fromisoformat(text)
         return found if found.tzinfo else found.replace(tzinfo=datetime.UTC)
     return None
 

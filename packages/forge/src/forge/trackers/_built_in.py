@@ -42,7 +42,7 @@ def mlflow(run: TrackedRun) -> MLflowTracker:
     class FoundAgain(MLflowTracker):
         """Tracker that goes on with the run of an earlier start."""
 
-        def start(self) -> None:
+        def start(self) -> None:  # type: ignore[override]  # accelerate wraps its own
             client = MlflowClient()
             experiment = client.get_experiment_by_name(self.experiment_name or _PROJECT)
             found: list[Any] = []
