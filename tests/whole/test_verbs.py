@@ -126,7 +126,8 @@ def test_only_what_the_run_comes_to_is_scored(model_dir: Path, folder: Path, tmp
     import numpy as np
     from safetensors.numpy import load_file
 
-    given = settings_of("dpo", model_dir, folder) | {"lr_scheduler": "constant", "ckpt_output_dir": tmp_path / "run"}
+    given = settings_of("dpo", model_dir, folder) | {"lr_scheduler": "constant", "keep_full_state": True}
+    given["ckpt_output_dir"] = tmp_path / "run"
     scored = []
     for steps in (2, 3):
         forge.dpo(**{**given, "max_steps": steps})

@@ -80,9 +80,6 @@ def prepare(
     if out.resuming and again and is_finished(out.path) and same_request(out.path, s):
         report.note(f"finished already: {out.path} holds this very run, with its result")
         return {"finished": True}
-    if out.resuming and again and ended_for_good(out.path):
-        compare_settings(out.path, s, open_left=True)
-        raise finished_error(out.path)
     if not again and not Path(s.checkpoints.resume).expanduser().is_dir():
         raise SettingsError(
             f"resume={s.checkpoints.resume}: there is no such full state. Give the directory of one (full_state/step_N), or "
@@ -101,6 +98,8 @@ def prepare(
         if out.resuming:
             found_identity = compare_model(out.path, identity)
             compare_settings(out.path, s, open_left=True)
+            if again and ended_for_good(out.path):
+                raise finished_error(out.path)
             identity = found_identity
             report.note(f"{out.path} holds this run already: resuming it")
             link_stores(task, out.path, out.staging)
