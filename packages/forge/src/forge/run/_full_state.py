@@ -64,14 +64,18 @@ def remove_states(path: Path) -> None:
         remove_at_once(path / FOLDER)
 
 
-def refuse_finished(path: Path) -> None:
-    """Raise RunDirectoryError for a finished run without the state that more steps would need."""
-    if (path / "result.json").exists() and not any((path / FOLDER).glob("step_*")):
-        raise RunDirectoryError(
-            f"ckpt_output_dir {path}: its run is finished, and these settings ask for another one. Its training state was "
-            "removed at its end, so that it cannot be trained further: keep_full_state=true keeps it. Give another "
-            "ckpt_output_dir; with model_path naming its export, training begins from what it learned."
-        )
+def ended_for_good(path: Path) -> bool:
+    """Return whether a run is finished and without the state that more steps would need."""
+    return (path / "result.json").exists() and not any((path / FOLDER).glob("step_*"))
+
+
+def finished_error(path: Path) -> RunDirectoryError:
+    """Return the error of a run that ended for good and is asked for more."""
+    return RunDirectoryError(
+        f"ckpt_output_dir {path}: its run is finished, and these settings ask for another one. Its training state was "
+        "removed at its end, so that it cannot be trained further: keep_full_state=true keeps it. Give another "
+        "ckpt_output_dir; with model_path naming its export, training begins from what it learned."
+    )
 
 
 class FullStates:

@@ -20,7 +20,7 @@ from forge.memory._target import Target
 from forge.reports._plan import plan_figures
 from forge.run._choices import check_shards, check_warmup, choose_sizes, try_packing
 from forge.run._early_checks import check_before_rows
-from forge.run._full_state import refuse_finished
+from forge.run._full_state import ended_for_good, finished_error
 from forge.run._memory import is_small, plan_memory, planned_of
 from forge.run._resume import compare_model, compare_order, compare_settings, same_request
 from forge.run._rows import Rows, describe_rows
@@ -80,8 +80,6 @@ def prepare(
     if out.resuming and again and is_finished(out.path) and same_request(out.path, s):
         report.note(f"finished already: {out.path} holds this very run, with its result")
         return {"finished": True}
-    if out.resuming and again:
-        refuse_finished(out.path)
     if not again and not Path(s.checkpoints.resume).expanduser().is_dir():
         raise SettingsError(
             f"resume={s.checkpoints.resume}: there is no such full state. Give the directory of one (full_state/step_N), or "
@@ -100,6 +98,8 @@ def prepare(
         if out.resuming:
             found_identity = compare_model(out.path, identity)
             compare_settings(out.path, s, open_left=True)
+            if again and ended_for_good(out.path):
+                raise finished_error(out.path)
             identity = found_identity
             report.note(f"{out.path} holds this run already: resuming it")
             link_stores(task, out.path, out.staging)

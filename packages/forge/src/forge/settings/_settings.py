@@ -117,7 +117,8 @@ class RunSettings:
 
     def check(self) -> None:
         """Raise SettingsError, by name, for a setting that has no effect with the others."""
-        if self.evaluation.eval_prompts is None and self.origins["eval_max_new_tokens"] != "default":
+        default = attrs.fields(EvaluationSettings).eval_max_new_tokens.default
+        if self.evaluation.eval_prompts is None and self.evaluation.eval_max_new_tokens != default:
             raise SettingsError("eval_max_new_tokens has no effect without eval_prompts: set that too, or leave it out.")
         if self.data.eval_data_path or self.data.validation_split:
             return

@@ -56,6 +56,8 @@ class OnlineTask(Task):
         for name in s.objective.reward:
             forge_algos.online.check_reward(name)
         for name, path in self.other_models(s).items():
+            if (Path(path) / "adapter_config.json").is_file():
+                continue  # an adapter is checked when it is loaded on its base
             try:
                 forge_dist.check_model(path, task="reward")
             except forge_dist.ModelError as error:
