@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -84,6 +85,16 @@ def test_help_loads_no_torch() -> None:
         "assert not {'torch', 'transformers', 'numba', 'trl'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+@pytest.mark.slow
+def test_a_reader_that_has_enough_ends_a_command_without_a_word() -> None:
+    """`forge recipes ls | head` prints no error, and no traceback at the interpreter's end."""
+    read, write = os.pipe()
+    os.close(read)
+    ended = subprocess.run([sys.executable, "-m", "forge", "recipes", "ls"], check=False, stdout=write, stderr=subprocess.PIPE)
+    os.close(write)
+    assert (ended.returncode, ended.stderr) == (141, b"")
 
 
 @pytest.mark.parametrize(

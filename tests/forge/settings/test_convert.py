@@ -101,6 +101,12 @@ def test_what_is_lost_is_listed() -> None:
     }
 
 
+def test_columns_of_other_names_are_given_with_rename_columns() -> None:
+    """Axolotl names columns in the type of a data set; the line about what is lost says how to name them here."""
+    found = converted("base_model: m\ndatasets: [{path: a.csv, type: {field_instruction: question, field_output: answer}}]\n")
+    assert any("read with rename_columns" in line for line in found.lost)
+
+
 @pytest.mark.parametrize("text", ["a: [", "- a\n- b\n", "3: 4\n", "colour: red\n"])
 def test_what_is_no_configuration(text: str) -> None:
     """Broken YAML, a list, keys that are no names, and keys of no library."""

@@ -28,7 +28,7 @@ def check_hub_name(model_path: str, *, seconds: float = _SECONDS) -> None:
         return
     here = f"model_path {model_path!r}: there is no such directory here{_neighbours(model_path)}"
     if is_offline_mode():
-        raise ModelError(f"{here}, and its cache does not hold this name, which HF_HUB_OFFLINE leaves as the only place")
+        raise ModelError(f"{here}, and the Hub's cache does not hold this name, which HF_HUB_OFFLINE leaves as the only place")
     refused = _ask(model_path, seconds)
     if refused:
         raise ModelError(f"{here}, and {refused}")

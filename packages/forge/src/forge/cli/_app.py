@@ -7,6 +7,7 @@ with its state saved; 130 interrupted, 143 terminated before there was a state.
 from __future__ import annotations
 
 import os
+import select
 import signal
 import sys
 import traceback
@@ -52,6 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         command, bound, *_ = app.parse_args(words, exit_on_error=False, print_error=False)
         flags = getattr(command, "flags", flags)
         status = command(*bound.args, **bound.kwargs)
+        sys.stdout.flush()
     except cyclopts.CycloptsError as error:
         return _print_error(str(error), 2, debug=debug)
     except Terminated:
@@ -59,6 +61,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _print_error("interrupted.", 130, debug=debug)
     except Exception as error:  # noqa: BLE001 - the last place that can turn an exception into a message
+        if isinstance(error, BrokenPipeError) and _output_closed():
+            # Whoever read the output has enough of it (`| head`). What is left is dropped, or Python would try it again.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 141
         status = getattr(error, "exit_status", None)
         if status is not None:
             return _print_error(as_flags(str(error), flags), int(status), debug=debug)
@@ -69,6 +75,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     finally:
         signal.signal(signal.SIGTERM, before)
     return status if isinstance(status, int) else 0
+
+
+def _output_closed() -> bool:
+    """Return whether nobody reads standard output any more."""
+    watched = select.poll()
+    watched.register(sys.stdout.fileno(), select.POLLOUT)
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in watched.poll(0))
 
 
 def _print_error(message: str, status: int, *, debug: bool) -> int:

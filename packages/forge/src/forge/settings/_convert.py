@@ -287,7 +287,10 @@ def _paths(each: Any, key: str, found: dict[str, object], lost: list[str]) -> li
     if kind is not None and key == "datasets":
         ours = _CHOICES["data_format"].get(str(kind))
         if ours is None:
-            lost.append(f"{key}[].type: {kind!r}: the format is recognised from the rows; or choose data_format")
+            here = "the format is recognised from the rows; or choose data_format"
+            if isinstance(kind, Mapping):
+                here += "; columns of other names are read with rename_columns ({question: prompt, answer: completion})"
+            lost.append(f"{key}[].type: {kind!r}: {here}")
         elif ours != "auto" and found.get("data_format", ours) == ours:
             found["data_format"] = ours
     lost += [f"{key}[].{name}: {value!r}: rename columns with rename_columns" for name, value in own.items()]
