@@ -70,6 +70,9 @@ def test_a_resumed_run_answers_again_what_came_later(model_dir: Path, chats: Pat
         ("sft", {"eval_max_new_tokens": 4}, "eval_max_new_tokens has no effect without eval_prompts"),
         ("sft", {"eval_prompts": ["a"], "eval_every_steps": 1, "keep_best": True}, "keep_best has no effect"),
         ("sft", {"eval_prompts": ["ROWS"]}, "rows.jsonl:2: holds no prompt"),
+        ("sft", {"eval_prompts": ["TEXTS"]}, "texts.jsonl:1: each of its messages must have a role and a content"),
+        ("sft", {"eval_prompts": ["NULL"]}, "null.jsonl:1: each of its messages must have a role and a content"),
+        ("sft", {"eval_prompts": ["\udcff"]}, "is not UTF-8"),
         ("reward", {"eval_prompts": ["a"]}, "a reward model gives texts a number"),
     ],
 )
@@ -80,6 +83,11 @@ def test_what_cannot_be_asked_is_refused(
     rows = write_rows(tmp_path / "rows.jsonl", [{"prompt": "a"}, {"messages": [{"role": "assistant", "content": "a"}]}])
     if settings.get("eval_prompts") == ["ROWS"]:
         settings = {"eval_prompts": [str(rows)]}
+    texts = write_rows(tmp_path / "texts.jsonl", [{"prompt": ["a"]}])
+    null = write_rows(tmp_path / "null.jsonl", [{"messages": [{"role": "user", "content": None}]}])
+    for name, file in (("TEXTS", texts), ("NULL", null)):
+        if settings.get("eval_prompts") == [name]:
+            settings = {"eval_prompts": [str(file)]}
     with pytest.raises(forge.SettingsError, match=said):
         getattr(forge, verb)(model_path=model_dir, data_path=chats, ckpt_output_dir=tmp_path / "run", **settings)
     assert not (tmp_path / "run").exists()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -62,11 +63,26 @@ def test_what_does_not_fit_says_what_to_set(given: dict[str, Any], tmp_path: Pat
         assert setting in shown
 
 
-@pytest.mark.parametrize("words", ["8x", "H100", "0xH100-80GB", "0.2GB"])
+@pytest.mark.parametrize("words", ["8x", "H100", "0xH100-80GB", "0.2GB", "9" * 400 + "GB", "00xH100-80GB"])
 def test_a_machine_in_other_words_is_refused(words: str, given: dict[str, Any], tmp_path: Path) -> None:
     """The message says how one is named."""
     with pytest.raises(forge.SettingsError, match="such as 8xH100-80GB"):
         forge.dry_run(forge.sft, **given, ckpt_output_dir=tmp_path / "run", machine=words)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"trackers": ["wandbb"]}, {"eval_prompts": [" "]}, {"eval_prompts": ["\ud800"]}, {"model_path": "no/model"}]
+)
+def test_a_dry_run_refuses_what_the_run_does(wrong: dict[str, Any], given: dict[str, Any], tmp_path: Path) -> None:
+    """In the same words, and neither leaves anything behind."""
+    said = []
+    for call in (forge.sft, partial(forge.dry_run, forge.sft)):
+        with pytest.raises(Exception, match=".") as caught:
+            call(**{**given, **wrong}, ckpt_output_dir=tmp_path / "run")
+        assert caught.value.exit_status == 2
+        said.append(str(caught.value))
+    assert said[0] == said[1]
+    assert not (tmp_path / "run").exists()
 
 
 def test_for_is_for_dry_runs(given: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -145,10 +161,17 @@ def test_a_run_without_a_step_is_replaced(given: dict[str, Any], tmp_path: Path,
         patched.setattr(forge.algos, "train", fails)
         with pytest.raises(forge.OutOfMemoryError):
             forge.sft(**given, ckpt_output_dir=tmp_path / "run")
-    assert (tmp_path / "run" / "config.yaml").exists()
+    stale = tmp_path / "run" / "answers.jsonl"
+    stale.write_text('{"step": 0, "prompt": "a", "answer": "of the former run"}\n')
+    before = {file: file.stat().st_mtime_ns for file in (tmp_path / "run").rglob("*")}
+    assert "would write" in forge.dry_run(forge.sft, **{**given, "seed": 7}, ckpt_output_dir=tmp_path / "run")
+    with pytest.raises(forge.SettingsError, match="warmup_steps=9"):
+        forge.sft(**given, seed=7, warmup_steps=9, ckpt_output_dir=tmp_path / "run")
+    assert {file: file.stat().st_mtime_ns for file in (tmp_path / "run").rglob("*")} == before
     result = forge.sft(**{**given, "learning_rate": 1e-3, "seed": 7}, ckpt_output_dir=tmp_path / "run")
     assert result.steps == 2
     assert "replaced" in (tmp_path / "run" / "log.txt").read_text()
+    assert not stale.exists()
 
 
 @pytest.mark.parametrize(

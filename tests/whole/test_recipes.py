@@ -76,6 +76,7 @@ def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
     capsys.readouterr()
     for words, part in (
         (["cp", "kto"], "exists already"),
+        (["cp", "kto", "none/kto.yaml"], "cannot be written"),
         (["show", "kot"], "Did you mean 'kto'?"),
         (["run", "kto", "lr=3"], "unknown option --lr: here it is --learning-rate"),
         (["run", "kto", "blurb"], "'blurb' is no setting: write name=value"),

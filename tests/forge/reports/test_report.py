@@ -6,12 +6,14 @@ import base64
 import hashlib
 import json
 import re
+from functools import partial
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from forge import SettingsError
 from forge.cli._app import main
 from forge.reports._compare import compare
 from forge.reports._report import LiveReport, report
@@ -264,3 +266,26 @@ def test_a_renewal_never_ends_or_slows_a_run(tmp_path: Path, monkeypatch: pytest
         live.renew(ended=True)
     assert len(warned) == 1
     assert "the run goes on without it" in warned[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "refused"),
+    [
+        ("result.json", '{"seconds": "x"}', True),
+        ("events.jsonl", '{"event": "planned", "steps": "x"}', True),
+        ("evals/samples_1.json", '{"results": {"t": {"acc": 1' + "0" * 400 + "}}}", True),
+        ("events.jsonl", "[" * 100_000, False),
+        ("metrics.jsonl", "[" * 100_000 + "\n", False),
+        ("answers.jsonl", '{"step": 0, "prompt": "a", "answer": "\\ud800"}', False),
+    ],
+)
+def test_what_no_run_writes(name: str, text: str, refused: bool, tmp_path: Path) -> None:
+    """A value of another type is refused with the run's name; what cannot be read is left out."""
+    run = make_run(tmp_path / "run")
+    (run / name).write_text(text)
+    for call in (partial(report, run), partial(compare, [run, run], output=tmp_path / "c.html")):
+        if refused and (call.func is report or name == "result.json"):
+            with pytest.raises(SettingsError, match="holds what no run writes"):
+                call()
+        else:
+            call()

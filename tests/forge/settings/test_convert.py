@@ -112,3 +112,31 @@ def test_what_is_no_configuration(text: str) -> None:
     """Broken YAML, a list, keys that are no names, and keys of no library."""
     with pytest.raises(RecipeError, match=r"c\.yaml"):
         converted(text)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "rl: [dpo]",
+        "adapter: {a: lora}",
+        "num_epochs: .nan",
+        "num_epochs: .inf",
+        "lr_scheduler: [cosine]",
+        "optimizer: {a: b}",
+        "val_set_size: .nan",
+    ],
+)
+def test_a_value_of_another_kind_is_listed(line: str) -> None:
+    """It is not carried over, and ends nothing."""
+    found = converted(f"base_model: org/model\n{line}\n")
+    assert found.settings == {"model_path": "org/model"}
+    assert [each.partition(":")[0] for each in found.lost] == [line.partition(":")[0]]
+
+
+@pytest.mark.parametrize(
+    ("rank", "wanted"), [("null", {"lora_r": 8, "lora_alpha": 16}), ("abc", {}), ("[8]", {"lora_r": 8, "lora_alpha": 16})]
+)
+def test_a_rank_that_is_no_number(rank: str, wanted: dict[str, int]) -> None:
+    """What LLaMA-Factory takes by default stands for none; a word is listed."""
+    found = converted(f"stage: sft\ntemplate: x\nmodel_name_or_path: m\nlora_rank: {rank}\n").settings
+    assert {name: value for name, value in found.items() if name.startswith("lora")} == wanted

@@ -52,8 +52,8 @@ def convert(file: str | Path, *, output: str | Path | None = None, verb: str | N
         raise RunDirectoryError(f"output={target}: exists already, and nothing is written over it. Give another file.")
     try:
         forge_dist.write_text_atomically(target, text)
-    except OSError as error:
-        raise RunDirectoryError(f"output={target}: cannot be written: {error.strerror or error}.") from error
+    except forge_dist.ForgeDistError as error:
+        raise RunDirectoryError(f"output={target}: {error}. Give another file.") from error
     lines = [f"{target}: a recipe for forge {found.verb}, {len(found.settings)} settings from {found.library}'s {file.name}"]
     lines += [f"to be given: {', '.join(open_names)}"] if open_names else []
     lines += [f"not carried over: {len(found.lost)}", *(f"  {line}" for line in found.lost)] if found.lost else []

@@ -47,8 +47,8 @@ def cp(name: str, file: str | Path | None = None) -> str:
         raise RunDirectoryError(f"{target}: exists already, and nothing is written over it. Give another file.")
     try:
         forge_dist.write_text_atomically(target, text)
-    except OSError as error:
-        raise RunDirectoryError(f"{target}: cannot be written: {error.strerror or error}.") from error
+    except forge_dist.ForgeDistError as error:
+        raise RunDirectoryError(f"{error}. Give another file.") from error
     return str(target)
 
 

@@ -9,7 +9,7 @@ import attrs
 import forge_accel
 from forge._errors import SettingsError
 
-_WORDS = re.compile(r"(?:(\d+)\s*x\s*)?([A-Za-z][\w.]*?)?-?(\d+(?:\.\d+)?)\s*(?:GB|GiB|G)", re.IGNORECASE)
+_WORDS = re.compile(r"(?:([0-9]{1,6})\s*x\s*)?([A-Za-z][\w.]*?)?-?([0-9]{1,6}(?:\.[0-9]+)?)\s*(?:GB|GiB|G)", re.IGNORECASE)
 _BLOCK = 512
 """Bytes to which the allocators of accelerators round up."""
 
@@ -47,7 +47,7 @@ class Target:
 
         """
         found = _WORDS.fullmatch(words.strip())
-        if found is None or float(found[3]) <= 0.5 or found[1] == "0":
+        if found is None or float(found[3]) <= 0.5 or (found[1] is not None and int(found[1]) == 0):
             raise SettingsError(
                 f"for={words!r}: give the number of devices, a name and the memory of each, such as 8xH100-80GB, or 24GB."
             )

@@ -11,7 +11,7 @@ from forge._errors import SettingsError
 from forge._templates import number
 from forge.reports._charts import charts, table
 from forge.reports._curves import Curves
-from forge.reports._page import PLOTS, page, write_page
+from forge.reports._page import PLOTS, page, reading, write_page
 from forge.reports._record import Record, active_seconds, read_record
 from forge.reports._report import read_curves
 
@@ -46,28 +46,29 @@ def compare(runs: Sequence[str | Path], *, output: str | Path = "compare.html") 
     if not 2 <= len(runs) <= _MOST:
         raise SettingsError(f"forge compare takes 2 to {_MOST} run directories, and got {len(runs)}.")
     paths = [Path(run).expanduser() for run in runs]
-    records = [read_record(path) for path in paths]
-    curves = [read_curves(record) for record in records]
-    names = _names(paths)
-    differing, last = differences(records), _last(curves)
-    verbs = {record.verb for record in records}
-    drawn = charts(dict(zip(names, (one.figures for one in curves), strict=True)), verbs.pop() if len(verbs) == 1 else "")
-    seconds = [
-        record.result.get("seconds") or active_seconds(record.events, one.times)
-        for record, one in zip(records, curves, strict=True)
-    ]
-    text = page(
-        "compare.html",
-        styles=("vendor/uPlot.min.css", "plots.css"),
-        scripts=PLOTS,
-        data={"renew": 0, "runs": len(records), **drawn},
-        names=names,
-        records=records,
-        curves=curves,
-        seconds=seconds,
-        differing=differing,
-        last=last,
-    )
+    with reading(*paths):
+        records = [read_record(path) for path in paths]
+        curves = [read_curves(record) for record in records]
+        names = _names(paths)
+        differing, last = differences(records), _last(curves)
+        verbs = {record.verb for record in records}
+        drawn = charts(dict(zip(names, (one.figures for one in curves), strict=True)), verbs.pop() if len(verbs) == 1 else "")
+        seconds = [
+            record.result.get("seconds") or active_seconds(record.events, one.times)
+            for record, one in zip(records, curves, strict=True)
+        ]
+        text = page(
+            "compare.html",
+            styles=("vendor/uPlot.min.css", "plots.css"),
+            scripts=PLOTS,
+            data={"renew": 0, "runs": len(records), **drawn},
+            names=names,
+            records=records,
+            curves=curves,
+            seconds=seconds,
+            differing=differing,
+            last=last,
+        )
     file = write_page(Path(output).expanduser(), text, "output")
     settings = _columns(["setting", *names], [[one.name, *one.values] for one in differing])
     figures = _columns(["last figure", *names], [[name, *map(number, values)] for name, values in last])

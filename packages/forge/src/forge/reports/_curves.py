@@ -102,7 +102,7 @@ class Curves:
         for line in whole.splitlines():
             try:
                 values = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue
             if isinstance(values, dict) and isinstance(values.get("step"), int):
                 self._add(values)

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import jinja2
+
 import forge_dist
-from forge._errors import SettingsError
+from forge._errors import ForgeError, SettingsError
 from forge._templates import render, source
 
 _FOLDER = "reports/pages/"
@@ -36,7 +39,7 @@ def page(
     """
     style = "".join(source(_FOLDER + name) for name in ("look.css", "reports.css", *styles))
     script = '"use strict";\n' + "\n".join(f"{source(_FOLDER + name)}" for name in (*scripts, "theme.js"))
-    return render(
+    text = render(
         f"{_FOLDER}{template}",
         style=style,
         style_hash=_hash(style),
@@ -45,6 +48,25 @@ def page(
         data=data,
         **values,
     )
+    return text.encode(errors="replace").decode()  # JSON may hold half of a pair of surrogates, which no file can
+
+
+@contextmanager
+def reading(*runs: Path) -> Iterator[None]:
+    """Turn what a page meets in files of other types than a run's into an error that names the run.
+
+    Raises:
+        SettingsError: a file of a run holds what no run writes.
+
+    """
+    try:
+        yield
+    except ForgeError:
+        raise
+    except (TypeError, ValueError, ArithmeticError, AttributeError, LookupError, jinja2.TemplateError) as error:
+        raise SettingsError(
+            f"{', '.join(map(str, runs))}: a JSON file there holds what no run writes ({error}). Put the run's own back."
+        ) from error
 
 
 def write_page(file: Path, text: str, setting: str) -> Path:

@@ -90,7 +90,7 @@ def read_record(path: Path, *, running: bool | None = None) -> Record:
     except FileNotFoundError:
         what = "there is no such directory" if not path.exists() else "is no run directory: it has no config.yaml"
         raise SettingsError(f"{path}: {what}. Give the ckpt_output_dir of a run.") from None
-    except (OSError, ValueError, yaml.YAMLError) as error:
+    except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
         raise SettingsError(f"{file}: cannot be read: {' '.join(str(error).split())}. Put the run's own back.") from error
     if not isinstance(values, dict):
         raise SettingsError(f"{file}: is not what a run writes: it holds no settings. Put the run's own back.")
@@ -168,7 +168,7 @@ def _is_locked(path: Path) -> bool:
 
 
 def _object(file: Path) -> dict[str, Any]:
-    with suppress(OSError, ValueError):
+    with suppress(OSError, ValueError, RecursionError):
         found = json.loads(file.read_text(encoding="utf-8"))
         if isinstance(found, dict):
             return found
@@ -188,7 +188,7 @@ def _lines(file: Path) -> Iterator[dict[str, Any]]:
     except OSError:
         return
     for line in text.splitlines():
-        with suppress(ValueError):
+        with suppress(ValueError, RecursionError):
             if isinstance(found := json.loads(line), dict):
                 yield found
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from forge.reports._charts import charts, table
 from forge.reports._curves import Curve, Curves
-from forge.reports._page import PLOTS, page, write_page
+from forge.reports._page import PLOTS, page, reading, write_page
 from forge.reports._record import SETUP, Record, active_seconds, moment, read_record, starts
 
 FILE = "report.html"
@@ -47,8 +47,9 @@ def report(run: str | Path, *, output: str | Path | None = None) -> Path:
 
     """
     root = Path(run).expanduser()
-    record = read_record(root)
-    text = report_page(record, read_curves(record))
+    with reading(root):
+        record = read_record(root)
+        text = report_page(record, read_curves(record))
     return write_page(root / FILE if output is None else Path(output).expanduser(), text, "output")
 
 

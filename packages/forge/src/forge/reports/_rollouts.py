@@ -9,7 +9,7 @@ from typing import Any
 
 from forge._errors import SettingsError
 from forge.reports._charts import charts
-from forge.reports._page import PLOTS, page, write_page
+from forge.reports._page import PLOTS, page, reading, write_page
 from forge.reports._record import read_record
 from forge.reports._report import read_curves
 
@@ -35,25 +35,26 @@ def rollouts(run: str | Path, *, step: int | None = None, output: str | Path | N
 
     """
     root = Path(run).expanduser()
-    record = read_record(root)
-    files = {int(number): file for file in root.glob("rollouts/step_*.jsonl") if (number := file.stem[5:]).isdigit()}
-    if not files:
-        raise SettingsError(f"{root}: has no rollouts. Give a run of forge ppo, grpo or rloo that made a step.")
-    figures = {
-        name: curve
-        for name, curve in read_curves(record).figures.items()
-        if name.startswith(("rollout_", "eval_")) or name == "kl"
-    }
-    text = page(
-        "rollouts.html",
-        styles=("vendor/uPlot.min.css", "plots.css"),
-        scripts=PLOTS,
-        data={"renew": 0, "runs": 1, **charts({root.name: figures}, record.verb)},
-        run=record,
-        name=root.resolve().name,
-        count=len(files),
-        shown=[read_rollout(files[at], at, whole=step is not None) for at in _chosen(sorted(files), step)],
-    )
+    with reading(root):
+        record = read_record(root)
+        files = {int(number): file for file in root.glob("rollouts/step_*.jsonl") if (number := file.stem[5:]).isdigit()}
+        if not files:
+            raise SettingsError(f"{root}: has no rollouts. Give a run of forge ppo, grpo or rloo that made a step.")
+        figures = {
+            name: curve
+            for name, curve in read_curves(record).figures.items()
+            if name.startswith(("rollout_", "eval_")) or name == "kl"
+        }
+        text = page(
+            "rollouts.html",
+            styles=("vendor/uPlot.min.css", "plots.css"),
+            scripts=PLOTS,
+            data={"renew": 0, "runs": 1, **charts({root.name: figures}, record.verb)},
+            run=record,
+            name=root.resolve().name,
+            count=len(files),
+            shown=[read_rollout(files[at], at, whole=step is not None) for at in _chosen(sorted(files), step)],
+        )
     return write_page(root / "rollouts.html" if output is None else Path(output).expanduser(), text, "output")
 
 

@@ -15,6 +15,7 @@ from forge.memory._forecast import one_rank
 from forge.memory._memory_plan import size
 from forge.memory._target import Target
 from forge.run._choices import absolute_paths, choose_machine
+from forge.run._early_checks import check_names
 from forge.run._memory import FILE
 from forge.run._prepare import open_prepared, prepare
 from forge.run._rows import Rows, take_rows, with_descriptions
@@ -63,8 +64,7 @@ def rehearse(task: Task, s: Any, rows: Rows | None = None, *, target: str | None
     """
     wanted = None if target is None else Target.parse(target)
     s = absolute_paths(task, s)
-    forge_dist.check_model_path(s.model.model_path, task=task.model_task)
-    task.check_settings(s)
+    check_names(task, s)
     where = forge_dist.topology(s.launch, devices=forge_accel.device_count(s.device.device))
     machine = forge_accel.accelerator(s.device.device)
     if wanted is not None and s.device.dtype == "auto":

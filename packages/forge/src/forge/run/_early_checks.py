@@ -15,7 +15,18 @@ from forge._errors import SettingsError
 from forge.memory._forecast import without_measurements
 from forge.run._choices import Tried, check_warmup, quantized
 from forge.run._starting_model import Start
+from forge.tasks._answers import read_prompts
 from forge.tasks._task import Task
+from forge.trackers._table import check_trackers
+
+
+def check_names(task: Task, s: Any) -> None:
+    """Raise what model, settings, trackers and prompts are refused for before anything else is done."""
+    forge_dist.check_model_path(s.model.model_path, task=task.model_task)
+    forge_dist.check_hub_name(s.model.model_path)
+    task.check_settings(s)
+    check_trackers(s.tracking.chosen())
+    read_prompts(task, s)
 
 
 def check_before_rows(task: Task, s: Any, machine: forge_accel.Accelerator, start: Start, tried: Tried) -> None:

@@ -32,6 +32,7 @@ from forge.run._choices import (
     warn_of_rounding,
 )
 from forge.run._directories import remove_at_once
+from forge.run._early_checks import check_names
 from forge.run._full_state import FullStates, Position, keeps_states, remove_states
 from forge.run._launching import on_ranks, preempted
 from forge.run._memory import FILE as MEMORY, FirstSteps, planned_of
@@ -47,18 +48,13 @@ from forge.settings._recipe import as_recipe, as_values
 from forge.tasks._answers import Answers, read_prompts
 from forge.tasks._task import Evaluation, Run, Task
 from forge.trackers._callbacks import Callbacks
-from forge.trackers._table import check_trackers
 from forge.trackers._watchers import Watchers
 
 
 def run(task: Task, s: Any, rows: Rows | None = None, callbacks: Callbacks | None = None) -> RunResult:
     """Run a verb with composed settings, and rows in memory, on the ranks that they ask for."""
     s = absolute_paths(task, s)
-    forge_dist.check_model_path(s.model.model_path, task=task.model_task)
-    forge_dist.check_hub_name(s.model.model_path)
-    task.check_settings(s)
-    check_trackers(s.tracking.chosen())
-    read_prompts(task, s)
+    check_names(task, s)
     callbacks = callbacks or Callbacks()
     return on_ranks(task, s, rows or {}, callbacks, partial(_on_rank, task, rows or {}, callbacks))
 

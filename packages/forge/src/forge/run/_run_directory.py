@@ -29,6 +29,11 @@ _STAGING = ".forge-preparing"
 _GROWING = ("log.txt", "metrics.jsonl", "events.jsonl")
 """Files that are appended to while the run goes on."""
 _PREPARED = frozenset({"base_model", "data", "plan", "osft", "run.json", "memory.json", *_GROWING})
+_REPLACED = (
+    *("full_state", "hf_format", "rollouts", "trackers", "answers.jsonl", "report.html"),
+    *("config.yaml", *sorted(_PREPARED)),
+)
+"""What is removed of a run that is replaced, in this order: until config.yaml it is a run, then what a kill may leave."""
 _LOGS = "logs"
 """Folder of the ranks' output, which a launcher makes before the run itself."""
 
@@ -56,6 +61,7 @@ class RunDirectory:
         self.watch: Callable[[dict[str, Any]], None] | None = None
         """Is given what a line of metrics.jsonl says, once it is written."""
         self._resume = resume
+        self._replaces = False
         self._made: list[Path] = []
         self._entries: list[Path] = []
         self._lock = -1
@@ -124,14 +130,8 @@ class RunDirectory:
         return any('"loss"' in line for line in lines)
 
     def replace(self) -> None:
-        """Remove the files of a run without steps: the one that is prepared now takes its place."""
-        for name in (*_PREPARED, "config.yaml", "full_state", "hf_format"):
-            entry = self.path / name
-            if entry.is_dir():
-                remove_at_once(entry)
-            else:
-                entry.unlink(missing_ok=True)
-        self.resuming = False
+        """Let the run that is prepared now take the place of one without steps, once it is published."""
+        self.resuming, self._replaces = False, True
 
     def place(self, name: str) -> Path:
         """Return the path of an entry that is made at its final place before `publish`.
@@ -153,11 +153,21 @@ class RunDirectory:
         if self.resuming:
             self._publish_resumed()
         else:
+            if self._replaces:
+                self._remove_replaced()
             # config.yaml last: it makes the directory a run.
             for entry in sorted(self.staging.iterdir(), key=lambda entry: entry.name == "config.yaml"):
                 self._entries.append(entry.rename(self.path / entry.name))
         shutil.rmtree(self.staging)
         self.published = True
+
+    def _remove_replaced(self) -> None:
+        for name in _REPLACED:
+            entry = self.path / name
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry)
+            else:
+                entry.unlink(missing_ok=True)
 
     def _publish_resumed(self) -> None:
         for name in _GROWING:

@@ -6,6 +6,7 @@ for, its method, its batch size in two factors, its data sets, its data types.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -61,6 +62,8 @@ _CHOICES = {
 
 _NOTHING = (None, False, "", [], {})
 """Values under which a key has no effect in any of the libraries."""
+_SINGLE = ("adapter", "finetuning_type", "lora_rank", "num_train_epochs", "num_epochs", *_METHOD_KEYS)
+"""Keys that are read here, and hold a single value in every library; so do those of `_CHOICES`."""
 
 
 class Converted(NamedTuple):
@@ -111,11 +114,11 @@ def convert(
         verb: the training verb; by default the one that the configuration asks for.
 
     """
-    left = dict(values)
+    lost: list[str] = []
+    left = _readable(values, lost)
     verb = verb or _verb(left)
     known = settings_of(verb)
     found: dict[str, object] = {}
-    lost: list[str] = []
     for take in (_batch, _dtype, _adapter, _data, _strategy, _length_of_run):
         found |= take(left, library, lost)
     for key in _METHOD_KEYS:
@@ -132,6 +135,20 @@ def convert(
         elif not any(value is nothing or value == nothing for nothing in _NOTHING):
             lost.append(f"{key}: {value!r}: {hint(key, known) or 'forge has nothing of the kind'}")
     return Converted(library, verb, {name: found[name] for name in known if name in found}, lost)
+
+
+def _readable(values: Mapping[str, Any], lost: list[str]) -> dict[str, Any]:
+    """Return what can be read: without numbers that are not finite, and lists where one value belongs."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        single = (key in _SINGLE or RENAMED.get(key, key) in _CHOICES) and key != "pretraining_dataset"
+        if isinstance(value, float) and not math.isfinite(value):
+            lost.append(f"{key}: {value!r}: is no finite number")
+        elif single and isinstance(value, (list, dict)) and value:
+            lost.append(f"{key}: {value!r}: a single value belongs here")
+        else:
+            found[key] = value
+    return found
 
 
 def _carry(key: str, field: attrs.Attribute[Any], value: Any, found: dict[str, object], lost: list[str]) -> None:
@@ -223,8 +240,9 @@ def _adapter(left: dict[str, Any], library: str, lost: list[str]) -> dict[str, o
         kind = "none"
     found: dict[str, object] = {} if kind == "none" else {"adapter": kind}
     if found and library == "LLaMA-Factory" and "lora_alpha" not in left:
-        found["lora_alpha"] = 2 * int(left.get("lora_rank", 8))
-        left.setdefault("lora_rank", 8)
+        rank = left["lora_rank"] = 8 if left.get("lora_rank") is None else left["lora_rank"]
+        if isinstance(rank, int):
+            found["lora_alpha"] = 2 * rank
     return found
 
 

@@ -35,6 +35,11 @@ def read_prompts(task: Task, s: Any) -> list[str | Messages]:
         if not each.strip():
             raise SettingsError("eval_prompts holds an empty prompt. Leave it out.")
         found += _of_file(Path(each)) if is_prompt_file(each) else [each]
+    for prompt in found:
+        try:
+            json.dumps(prompt, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            raise SettingsError(f"eval_prompts {_short(str(prompt))!r}: is not UTF-8: {error.reason}.") from error
     return found
 
 
@@ -140,7 +145,9 @@ def _of_file(path: Path) -> list[str | Messages]:
 def _of_row(row: Any, where: str) -> str | Messages:
     """Return the prompt of a row: its `prompt`, or its messages before the last answer."""
     asked = row.get("prompt", row.get("messages")) if isinstance(row, dict) else row
-    if isinstance(asked, list) and all(isinstance(m, dict) and {"role", "content"} <= m.keys() for m in asked):
+    if isinstance(asked, list):
+        if not all(isinstance(m, dict) and isinstance(m.get("role"), str) and isinstance(m.get("content"), str) for m in asked):
+            raise SettingsError(f"eval_prompts {where}: each of its messages must have a role and a content, both texts.")
         while asked and asked[-1]["role"] == "assistant":
             asked = asked[:-1]
     if not asked or not isinstance(asked, (str, list)):
