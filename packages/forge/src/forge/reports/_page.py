@@ -53,7 +53,7 @@ def page(
 
 @contextmanager
 def reading(*runs: Path) -> Iterator[None]:
-    """Turn what a page meets in files of other types than a run's into an error that names the run.
+    """Turn what a page meets in damaged files into an error that names the run.
 
     Raises:
         SettingsError: a file of a run holds what no run writes.

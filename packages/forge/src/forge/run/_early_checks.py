@@ -21,7 +21,7 @@ from forge.trackers._table import check_trackers
 
 
 def check_names(task: Task, s: Any) -> None:
-    """Raise what model, settings, trackers and prompts are refused for before anything else is done."""
+    """Refuse model, settings, trackers and prompts before anything else is done."""
     forge_dist.check_model_path(s.model.model_path, task=task.model_task)
     forge_dist.check_hub_name(s.model.model_path)
     task.check_settings(s)

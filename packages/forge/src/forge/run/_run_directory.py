@@ -130,7 +130,7 @@ class RunDirectory:
         return any('"loss"' in line for line in lines)
 
     def replace(self) -> None:
-        """Let the run that is prepared now take the place of one without steps, once it is published."""
+        """Let the run that is prepared now replace one without steps, once it is published."""
         self.resuming, self._replaces = False, True
 
     def place(self, name: str) -> Path:

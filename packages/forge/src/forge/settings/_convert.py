@@ -138,7 +138,7 @@ def convert(
 
 
 def _readable(values: Mapping[str, Any], lost: list[str]) -> dict[str, Any]:
-    """Return what can be read: without numbers that are not finite, and lists where one value belongs."""
+    """Drop numbers that are not finite, and lists where one value belongs."""
     found: dict[str, Any] = {}
     for key, value in values.items():
         single = (key in _SINGLE or RENAMED.get(key, key) in _CHOICES) and key != "pretraining_dataset"
