@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import unicodedata
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -29,7 +30,7 @@ class _Side:
 
         def show(text: str) -> None:
             made.append(text)
-            print(text, end="", flush=True)
+            print(visible(text), end="", flush=True)
 
         asked = [*self._history, {"role": "user", "content": line}]
         try:
@@ -38,6 +39,15 @@ class _Side:
             print(" (stopped)", end="")
         print()
         self._history = [*asked, {"role": "assistant", "content": "".join(made).strip()}]
+
+
+def visible(text: str) -> str:
+    r"""Escape control characters of an answer, so that none reaches the terminal.
+
+    >>> print(visible("\x1b[2Jred and\r\x08green"))
+    \x1b[2Jred and\r\x08green
+    """
+    return "".join(repr(sign)[1:-1] if unicodedata.category(sign) == "Cc" and sign not in "\n\t" else sign for sign in text)
 
 
 def chat(
