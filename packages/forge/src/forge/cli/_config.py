@@ -9,8 +9,8 @@ from typing import Any
 import cyclopts
 import yaml
 
-import forge_dist
-from forge._errors import RecipeError, RunDirectoryError, SettingsError
+from forge._errors import RecipeError, SettingsError
+from forge.cli._new_file import write_new_file
 from forge.cli._options import command_of, field_texts
 from forge.settings._convert import convert as convert_values, library_of, read_foreign
 from forge.settings._recipe import read_recipe, verb_of
@@ -47,13 +47,7 @@ def convert(file: str | Path, *, output: str | Path | None = None, verb: str | N
     text = _as_text(found.verb, found.settings, open_names, found.lost, f"{found.library}'s {file.name}")
     if output is None:
         return text.rstrip("\n")
-    target = Path(output).expanduser()
-    if target.exists():
-        raise RunDirectoryError(f"output={target}: exists already, and nothing is written over it. Give another file.")
-    try:
-        forge_dist.write_text_atomically(target, text)
-    except forge_dist.ForgeDistError as error:
-        raise RunDirectoryError(f"output={target}: {error}. Give another file.") from error
+    target = write_new_file(output, text, argument="output=")
     lines = [f"{target}: a recipe for forge {found.verb}, {len(found.settings)} settings from {found.library}'s {file.name}"]
     lines += [f"to be given: {', '.join(open_names)}"] if open_names else []
     lines += [f"not carried over: {len(found.lost)}", *(f"  {line}" for line in found.lost)] if found.lost else []

@@ -8,8 +8,8 @@ from pathlib import Path
 import cyclopts
 import yaml
 
-import forge_dist
-from forge._errors import RunDirectoryError, SettingsError
+from forge._errors import SettingsError
+from forge.cli._new_file import write_new_file
 from forge.cli._options import command_of
 from forge.settings._recipe import verb_of
 from forge.settings._settings import dashed
@@ -42,14 +42,7 @@ def cp(name: str, file: str | Path | None = None) -> str:
 
     """
     text = shipped_recipe(name).read_text(encoding="utf-8")
-    target = Path(file or f"{name}.yaml").expanduser()
-    if target.exists():
-        raise RunDirectoryError(f"{target}: exists already, and nothing is written over it. Give another file.")
-    try:
-        forge_dist.write_text_atomically(target, text)
-    except forge_dist.ForgeDistError as error:
-        raise RunDirectoryError(f"{error}. Give another file.") from error
-    return str(target)
+    return str(write_new_file(file or f"{name}.yaml", text))
 
 
 def run(name: str, settings: Sequence[str] = ()) -> str:
