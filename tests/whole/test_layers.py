@@ -77,6 +77,7 @@ STAGES = {
         memory
         run
         verbs  exporting  talking  reports/osft
+        clusters
         cli
     """,
 }

@@ -21,7 +21,14 @@ if TYPE_CHECKING:
 def verb_command(task: Task) -> Any:
     """Build `forge VERB`: one option for each settings field, its docstring as help."""
 
-    def command(recipe: str | None = None, /, dry_run: bool = False, for_: str | None = None, **settings: object) -> None:
+    def command(
+        recipe: str | None = None,
+        /,
+        dry_run: bool = False,
+        for_: str | None = None,
+        cluster: bool = False,
+        **settings: object,
+    ) -> None:
         from forge.settings._recipe import read_recipe
 
         layers = [(f"recipe {recipe}", read_recipe(recipe, task.name))] if recipe is not None else []
@@ -35,6 +42,13 @@ def verb_command(task: Task) -> Any:
         s = resolve(task.settings, *layers, ("flag", flags))
         if for_ is not None and not dry_run:
             raise SettingsError("--for names the devices of a memory plan: give --dry-run with it, or leave it out.")
+        if cluster and not dry_run:
+            raise SettingsError("--cluster checks the nodes of a run without running it: give --dry-run with it.")
+        if cluster:
+            from forge.run._preflight import preflight
+
+            print(preflight(task, s, target=for_))
+            return
         if dry_run:
             from forge.run._dry_run import rehearse
 
@@ -106,6 +120,18 @@ _DRY = (
             str | None,
             cyclopts.Parameter(
                 name="--for", help="With --dry-run: devices that the memory plan is for, such as 8xH100-80GB or 24GB."
+            ),
+        ],
+    ),
+    inspect.Parameter(
+        "cluster",
+        inspect.Parameter.KEYWORD_ONLY,
+        default=False,
+        annotation=Annotated[
+            bool,
+            cyclopts.Parameter(
+                negative=(),
+                help="With --dry-run, on each node of a run: check first that they meet, are alike and share files.",
             ),
         ],
     ),

@@ -10,6 +10,7 @@ import attrs
 
 import forge_accel
 import forge_dist
+from forge._errors import SettingsError
 from forge._progress import Reporter
 from forge.memory._forecast import one_rank
 from forge.memory._memory_plan import size
@@ -24,14 +25,19 @@ from forge.settings._recipe import as_values, read_recipe
 from forge.settings._settings import resolve
 from forge.tasks._task import Task
 
+NO_ROOM = "  WARNING: the disk has less room than that"
 
-def dry_run(verb: Any, recipe: str | Path | None = None, /, *, machine: str | None = None, **settings: object) -> str:
+
+def dry_run(
+    verb: Any, recipe: str | Path | None = None, /, *, machine: str | None = None, cluster: bool = False, **settings: object
+) -> str:
     """Check all that can be of a run, and say what it would do; nothing is left behind.
 
     Args:
         verb: such as `forge.sft`.
         recipe: as the verb takes it.
         machine: devices that the memory plan is for, such as `8xH100-80GB` or `24GB`; this machine by default.
+        cluster: first meet the other nodes of the run, on each of which this is called, and compare them.
         settings: as the verb takes them.
 
     Returns:
@@ -43,10 +49,15 @@ def dry_run(verb: Any, recipe: str | Path | None = None, /, *, machine: str | No
     """
     layers = [(f"recipe {recipe}", read_recipe(recipe, verb.task.name))] if recipe is not None else []
     settings, rows = take_rows(settings)
-    return rehearse(verb.task, resolve(verb.task.settings, *layers, ("argument", settings)), rows, target=machine)
+    s = resolve(verb.task.settings, *layers, ("argument", settings))
+    if not cluster:
+        return rehearse(verb.task, s, rows, target=machine)
+    from forge.run._preflight import preflight
+
+    return preflight(verb.task, s, rows, target=machine)
 
 
-def rehearse(task: Task, s: Any, rows: Rows | None = None, *, target: str | None = None) -> str:
+def rehearse(task: Task, s: Any, rows: Rows | None = None, *, target: str | None = None, strict: bool = False) -> str:
     """Check, tokenize and plan a run in its directory, which is left as it was.
 
     Args:
@@ -54,6 +65,7 @@ def rehearse(task: Task, s: Any, rows: Rows | None = None, *, target: str | None
         s: its settings.
         rows: those that are given in memory.
         target: devices that the memory plan is for, such as `8xH100-80GB`; this machine by default.
+        strict: raise an error where memory would not suffice.
 
     Returns:
         Text for a person.
@@ -88,6 +100,8 @@ def rehearse(task: Task, s: Any, rows: Rows | None = None, *, target: str | None
         s = with_descriptions(s, found["rows"])
         prepared = open_prepared(task, s, machine, Path(found["root"]), strategy.data_parallel_size)
         memory = (out.root / FILE).read_text(encoding="utf-8")
+        if strict and '"fits": false' in memory:
+            raise SettingsError(f"the run would not fit into the memory of {aim.name}: the plan above says what to change.")
         return "\n".join(_lines(task, prepared, path, memory_fits='"fits": false' not in memory, resuming=out.resuming))
 
 
@@ -117,7 +131,7 @@ def _lines(task: Task, prepared: Any, path: Path, *, memory_fits: bool, resuming
         f"  data: {prepared.train}" + (f"; held out {prepared.held_out}" if prepared.held_out is not None else ""),
         f"  steps: {steps:,}, {plan.num_samples:,} {task.items_are} in all, up to epoch {plan.epoch(plan.num_steps - 1) + 1:g}",
         f"  exports: {exports}" + (f", {size(need)} if each is as large as the model; {size(free)} are free" if model else ""),
-        *(["  WARNING: the disk has less room than that"] if need > free else []),
+        *([NO_ROOM] if need > free else []),
         *(["chosen:", *chosen] if chosen else []),
         *([] if memory_fits else ["It would not fit into memory: the plan above says what to change."]),
         "Time is not known before the first step. Nothing was trained, and nothing is left behind.",
