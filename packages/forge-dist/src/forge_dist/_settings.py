@@ -228,7 +228,7 @@ class LaunchSettings:
     """Name of this run, to tell it from others at the same rdzv_endpoint."""
 
     rdzv_endpoint: str | None = attrs.field(default=None, validator=_optional(_text))
-    """HOST:PORT where the nodes of an elastic run meet (torchrun's c10d rendezvous)."""
+    """HOST:PORT where the nodes meet: torchrun's c10d rendezvous, or with node_rank its static one, where node 0 listens."""
 
     master_addr: str | None = attrs.field(default=None, validator=_optional(_text))
     """Host of node 0, where the nodes of a run of fixed size meet."""

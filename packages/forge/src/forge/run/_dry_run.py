@@ -22,6 +22,7 @@ from forge.run._rows import Rows, take_rows, with_descriptions
 from forge.run._run_directory import RunDirectory
 from forge.settings._recipe import as_values, read_recipe
 from forge.settings._settings import resolve
+from forge.storage._storage import Storage
 from forge.tasks._task import Task
 
 
@@ -82,6 +83,8 @@ def rehearse(task: Task, s: Any, rows: Rows | None = None, *, target: str | None
     path = Path(s.checkpoints.ckpt_output_dir)
     with RunDirectory(path, resume=s.checkpoints.resume) as out:
         report = Reporter(out.log, every=s.report.logging_steps)
+        if (line := Storage(s.storage.checkpoint_storage).check()) is not None:
+            report.note(line)
         found = prepare(task, s, rows or {}, out, machine, (strategy.name, strategy.data_parallel_size), report, target=aim)
         if found["finished"]:
             return f"{path} holds this very run, finished: the same command would return its result and train nothing."

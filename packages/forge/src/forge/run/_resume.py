@@ -36,7 +36,15 @@ _FREE = DIVISION | frozenset(
         # What is saved, measured, shown and refused.
         *("save_samples", "checkpoint_at_epoch", "full_state_every_steps", "full_state_every_minutes"),
         *("accelerate_full_state_at_epoch", "keep_last_n", "keep_full_state", "keep_last_checkpoint_only", "async_save"),
-        *("trackers", "wandb_project", "wandb_entity", "wandb_run_name", "mlflow_tracking_uri", "mlflow_experiment_name"),
+        *(
+            "checkpoint_storage",
+            "trackers",
+            "wandb_project",
+            "wandb_entity",
+            "wandb_run_name",
+            "mlflow_tracking_uri",
+            "mlflow_experiment_name",
+        ),
         *("mlflow_run_name", "tensorboard_log_dir"),
         *("eval_every_steps", "keep_best", "metric_for_best", "early_stopping_patience", "logging_steps", "lint", "on_nan"),
         *("eval_prompts", "eval_max_new_tokens"),

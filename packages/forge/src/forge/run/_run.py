@@ -45,6 +45,7 @@ from forge.run._starting_model import Start
 from forge.run._stop_signal import StopSignal
 from forge.run._stores import refuse_damaged, verify_on_node
 from forge.settings._recipe import as_recipe, as_values
+from forge.storage._storage import Storage
 from forge.tasks._answers import Answers, read_prompts
 from forge.tasks._task import Evaluation, Run, Task
 from forge.trackers._callbacks import Callbacks
@@ -61,12 +62,13 @@ def run(task: Task, s: Any, rows: Rows | None = None, callbacks: Callbacks | Non
 
 def _on_rank(task: Task, rows: Rows, callbacks: Callbacks, s: Any, ranks: forge_dist.Ranks) -> RunResult:
     """Open the run directory on the first rank, and run."""
-    path = s.checkpoints.ckpt_output_dir
-    with RunDirectory(path, resume=s.checkpoints.resume) if ranks.is_first else NoDirectory(path) as out:
+    path, resume = s.checkpoints.ckpt_output_dir, s.checkpoints.resume
+    storage = Storage(s.storage.checkpoint_storage if ranks.is_first else None, resume)
+    with RunDirectory(path, resume=resume, prepare=storage.prepare) if ranks.is_first else NoDirectory(path) as out:
         report = Reporter(out.log, every=s.report.logging_steps, quiet=not ranks.is_first)
         try:
-            with Watchers(callbacks if ranks.is_first else Callbacks(), report.note) as watchers:
-                return watchers.end(_run(task, s, rows, out, report, ranks, watchers))
+            with storage, Watchers(callbacks if ranks.is_first else Callbacks(), report.note) as watchers:
+                return watchers.end(_run(task, s, rows, out, report, ranks, watchers, storage))
         except Exception as error:
             if (lack := out_of_memory(error, s, out.path)) is None:
                 raise
@@ -81,6 +83,7 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
     report: Reporter,
     ranks: forge_dist.Ranks,
     watchers: Watchers,
+    storage: Storage,
 ) -> RunResult:
     # device: what this machine can do, each choice with its reason
     machine = forge_accel.accelerator(s.device.device)
@@ -191,7 +194,13 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
         report.note(f"WARNING: metrics.jsonl was lost; it begins anew after step {at.step}")
     if isinstance(out, RunDirectory):
         watchers.begin(out.place("trackers"), found["identity"]["run"], s.tracking, as_values(s), machine)
-        out.watch = watchers.record
+        storage.begin(found["identity"]["run"], report.note)
+
+        def watch(values: dict[str, Any]) -> None:
+            storage.tell()
+            watchers.record(values)
+
+        out.watch = watch
     answers = Answers(this, read_prompts(task, s), out.path, at.step)
     ranks.barrier()
 

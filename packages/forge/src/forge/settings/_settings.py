@@ -24,6 +24,7 @@ import forge_dist
 import forge_packing
 from forge._errors import SettingsError
 from forge.settings._elsewhere import unknown
+from forge.settings._storage import StorageSettings
 from forge.settings._trackers import TrackerSettings
 
 T = TypeVar("T")
@@ -103,6 +104,7 @@ class RunSettings:
     strategy: forge_dist.StrategySettings
     launch: forge_dist.LaunchSettings
     checkpoints: forge_dist.CheckpointSettings
+    storage: StorageSettings
     evaluation: EvaluationSettings
     report: ReportSettings
     tracking: TrackerSettings
