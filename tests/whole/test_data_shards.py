@@ -9,8 +9,9 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-import forge_data
 import pytest
+
+import forge_data
 
 from .repository import ROOT
 
