@@ -129,6 +129,7 @@ SPEEDS = {"num_proc": (1, 2), "async_save": (True, False), "activation_checkpoin
 # What takes several processes, or a run that goes on, to be seen: where it is.
 ELSEWHERE = {
     "checkpoint_storage": "tests/whole/test_checkpoint_storage.py",
+    "backend": "tests/whole/test_backends.py",
     "trackers": "tests/forge/trackers/test_watchers.py",
     "wandb_project": "tests/forge/trackers/test_watchers.py",
     "wandb_entity": "tests/forge/trackers/test_names.py",
