@@ -130,6 +130,7 @@ PLACES = {"ckpt_output_dir"}
 SPEEDS = {"num_proc": (1, 2), "async_save": (True, False), "activation_checkpointing": (False, True)}
 # What takes several processes, or a run that goes on, to be seen: where it is.
 ELSEWHERE = {
+    "backend": "tests/whole/test_backends.py",
     "trackers": "tests/forge/trackers/test_watchers.py",
     "wandb_project": "tests/forge/trackers/test_watchers.py",
     "wandb_entity": "tests/forge/trackers/test_names.py",

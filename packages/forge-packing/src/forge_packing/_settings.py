@@ -56,7 +56,7 @@ class PlanSettings:
 
     @property
     def epochs(self) -> int | None:
-        """Argument `epochs` of `plan`: num_epochs, else 1; None where it is inf or another limit is given."""
+        """Argument `epochs` of `plan`: None where num_epochs is inf, or only another limit is given."""
         if self.num_epochs == "inf":
             return None
         if self.num_epochs is None and self.max_steps is None and self.max_tokens is None:

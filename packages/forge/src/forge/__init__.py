@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import forge_data as data
     import forge_dist as dist
     import forge_packing as packing
+    from forge import backends as backends
     from forge._errors import (
         DataLintError as DataLintError,
         ForgeError as ForgeError,
@@ -28,10 +29,10 @@ if TYPE_CHECKING:
         TrackingError as TrackingError,
     )
     from forge._result import RunResult as RunResult
+    from forge.backends._train import dry_run as dry_run
     from forge.cli._track import track as track
     from forge.exporting._export import export as export
     from forge.exporting._push import push as push
-    from forge.run._dry_run import dry_run as dry_run
     from forge.talking._chat import chat as chat
     from forge.talking._evaluate import evaluate as evaluate
     from forge.talking._generate import generate as generate
@@ -52,7 +53,7 @@ _PUBLIC = {
     "_result": "RunResult",
     "cli._track": "track",
     "exporting._export": "export",
-    "run._dry_run": "dry_run",
+    "backends._train": "dry_run",
     "exporting._push": "push",
     "talking._chat": "chat",
     "talking._evaluate": "evaluate",
@@ -70,6 +71,7 @@ _PUBLIC = {
 _PACKAGES = {
     "accel": "forge_accel",
     "algos": "forge_algos",
+    "backends": "forge.backends",
     "data": "forge_data",
     "dist": "forge_dist",
     "packing": "forge_packing",

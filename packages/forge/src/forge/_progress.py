@@ -72,7 +72,10 @@ class Reporter:
             self._console.print(f"{what} ...", markup=False)
 
     def steps(self, num_steps: int | None, *, done: int = 0) -> Self:
-        """Set the number of steps (None is without end), `done` of them before this start: `with reporter.steps(n): ...`."""
+        """Set the number of steps, `done` of them before this start: `with reporter.steps(n): ...`.
+
+        None is a run without end.
+        """
         self._num_steps, self._done = num_steps, done
         return self
 

@@ -141,7 +141,7 @@ class BatchPlan:
         return StepSums(self._steps, self.loss_counts)
 
     def steps_to(self, loss_tokens: int) -> int:
-        """Return how many steps have this many loss tokens together: the first count that reaches it.
+        """Return the number of steps whose loss tokens together reach a budget.
 
         An endless plan reaches any number; another may end before, which gives `num_steps`. PackingError without loss_counts,
         or where no sample has a loss token.

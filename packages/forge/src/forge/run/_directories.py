@@ -59,7 +59,7 @@ def remove_at_once(directory: Path) -> None:
 
 
 def keep_written(directory: Path, dtype: Any, model_task: Any) -> bool:
-    """Return whether an export is there already; one in another dtype than is wanted now is removed."""
+    """Return whether an export is there already; remove one in another dtype than is wanted."""
     if not directory.exists():
         return False
     try:

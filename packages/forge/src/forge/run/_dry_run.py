@@ -18,32 +18,10 @@ from forge.run._choices import absolute_paths, choose_machine
 from forge.run._early_checks import check_names
 from forge.run._memory import FILE
 from forge.run._prepare import open_prepared, prepare
-from forge.run._rows import Rows, take_rows, with_descriptions
+from forge.run._rows import Rows, with_descriptions
 from forge.run._run_directory import RunDirectory
-from forge.settings._recipe import as_values, read_recipe
-from forge.settings._settings import resolve
+from forge.settings._recipe import as_values
 from forge.tasks._task import Task
-
-
-def dry_run(verb: Any, recipe: str | Path | None = None, /, *, machine: str | None = None, **settings: object) -> str:
-    """Check all that can be of a run, and say what it would do; nothing is left behind.
-
-    Args:
-        verb: such as `forge.sft`.
-        recipe: as the verb takes it.
-        machine: devices that the memory plan is for, such as `8xH100-80GB` or `24GB`; this machine by default.
-        settings: as the verb takes them.
-
-    Returns:
-        Text for a person: steps, exports, what was chosen and why. The memory plan is printed with the other notes.
-
-    Raises:
-        Exception: what the verb would raise before its first step.
-
-    """
-    layers = [(f"recipe {recipe}", read_recipe(recipe, verb.task.name))] if recipe is not None else []
-    settings, rows = take_rows(settings)
-    return rehearse(verb.task, resolve(verb.task.settings, *layers, ("argument", settings)), rows, target=machine)
 
 
 def rehearse(task: Task, s: Any, rows: Rows | None = None, *, target: str | None = None) -> str:

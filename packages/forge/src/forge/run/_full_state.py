@@ -115,8 +115,8 @@ class FullStates:
         if num_steps is not None and found.step > num_steps:
             raise SettingsError(
                 f"{found.path}: is of step {found.step}, and num_epochs, max_steps or max_tokens now ask for {num_steps} "
-                "steps: what was trained cannot be taken back. Ask for more, name an earlier state (resume=PATH), or give another "
-                "ckpt_output_dir."
+                "steps: what was trained cannot be taken back. Ask for more, name an earlier state (resume=PATH), or give "
+                "another ckpt_output_dir."
             )
         strategy.load_state(model, optimizer, found)
         scheduler.load_state_dict(found.about["schedule"])

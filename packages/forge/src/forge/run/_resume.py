@@ -138,7 +138,9 @@ def must_match(
 
     That is the run, the data, their order, the model, the adaptation, and the settings that must stay.
     """
-    past = {name: value for name, value in as_values(s).items() if name not in _FREE and name not in _LENGTH}
+    # Full states are of one backend alone.
+    free = {*_FREE, *_LENGTH, "backend"}
+    past = {name: value for name, value in as_values(s).items() if name not in free}
     length = {} if s.optimizer.lr_scheduler in forge_algos.SCHEDULES_WITHOUT_LENGTH else {"steps": plan.num_steps}
     return {
         "data": train.store.fingerprint,

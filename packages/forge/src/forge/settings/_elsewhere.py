@@ -175,7 +175,7 @@ TOLD = {
         _OFF: """torch_compile activation_offloading use_unsloth use_kt plugins context_parallel_size tensor_parallel_size
             parallelism_config sequence_parallel_degree loraplus_lr_ratio relora pissa_init init_lora_weights loftq_config gptq
             use_galore use_apollo use_badam use_adam_mini sync_ref_model use_weighting
-            disable_dropout ld_alpha discopop_tau f_alpha_divergence_coef checkpoint_storage backend dataset_exact_deduplication
+            disable_dropout ld_alpha discopop_tau f_alpha_divergence_coef checkpoint_storage dataset_exact_deduplication
             min_sample_len tool_format val_loss_improvement_threshold callbacks lora_bias""",
         "forge push RUN org/name uploads an export": "push_to_hub hub_model_id hub_strategy",
     }.items()

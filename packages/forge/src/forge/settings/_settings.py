@@ -13,6 +13,7 @@ import json
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from os import PathLike, fspath
 from typing import Any, Literal, Self, TypeVar, Union, cast, get_args, get_origin
 
@@ -23,10 +24,13 @@ import forge_algos
 import forge_dist
 import forge_packing
 from forge._errors import SettingsError
+from forge.settings._backends import FORGE, BackendSettings, backend_class
 from forge.settings._elsewhere import unknown
 from forge.settings._trackers import TrackerSettings
 
 T = TypeVar("T")
+_PASSED_ON = "passed_on"
+"""Group of the settings that belong to the chosen backend alone."""
 
 
 def _whole(_: object, field: attrs.Attribute[int], value: object) -> None:
@@ -106,6 +110,7 @@ class RunSettings:
     evaluation: EvaluationSettings
     report: ReportSettings
     tracking: TrackerSettings
+    backend: BackendSettings
     origins: Mapping[str, str]
     """Setting → where its value came from: default, recipe FILE, flag, argument, chosen or environment."""
 
@@ -166,8 +171,31 @@ def flat_fields(settings_class: type) -> Iterator[tuple[str, attrs.Attribute[Any
 def groups(settings_class: type) -> dict[str, type]:
     """Return the attrs class of every group by name, in the order of `RunSettings`."""
     hints = typing.get_type_hints(settings_class)
-    # A verb's class declares data and objective again, which puts them last.
-    return {field.name: hints[field.name] for field in attrs.fields(RunSettings) if field.name != "origins"}
+    # A verb's class declares data and objective again, which puts them last; a backend's own settings come after all.
+    own = {field.name: field.type for field in attrs.fields(settings_class) if field.name == _PASSED_ON}
+    return {field.name: hints[field.name] for field in attrs.fields(RunSettings) if field.name != "origins"} | own
+
+
+def with_own_settings(settings_class: Any, name: object) -> Any:
+    """Add a backend's own settings to a verb's settings class, as one more group.
+
+    Raises:
+        SettingsError: there is no such backend, or one of its settings has the name of a setting that every backend has.
+
+    """
+    if not isinstance(name, str) or name == FORGE:
+        return settings_class
+    own = backend_class(name).Settings
+    return settings_class if own is None else _composed(settings_class, own, name)
+
+
+@cache
+def _composed(settings_class: Any, own: type, name: str) -> Any:
+    taken = {field.name for _, field in flat_fields(settings_class)} & {field.name for field in attrs.fields(own)}
+    if taken:
+        raise SettingsError(f"backend={name}: its settings {', '.join(sorted(taken))} have names that forge has already.")
+    group = attrs.field(type=own, kw_only=True)
+    return attrs.make_class(settings_class.__name__, {_PASSED_ON: group}, bases=(settings_class,), frozen=True, kw_only=True)
 
 
 def signature_of(settings_class: type) -> inspect.Signature:
@@ -190,8 +218,10 @@ def resolve(settings_class: type[T], *layers: tuple[str, Mapping[str, object]]) 
 
     A layer is `(origin, values)`, such as `("recipe r.yaml", {...})` or `("flag", {...})`. Raises one `SettingsError` that
     names all faults: unknown names (with what they are here), values of the wrong type or range, required settings that are
-    missing.
+    missing. Where the layers name a backend, its own settings belong to the class.
     """
+    backend = next((layer["backend"] for _, layer in reversed(layers) if layer.get("backend") is not None), None)
+    settings_class = with_own_settings(settings_class, backend)
     fields = {field.name: (group, field) for group, field in flat_fields(settings_class)}
     values: dict[str, dict[str, object]] = {group: {} for group in groups(settings_class)}
     origins = dict.fromkeys(fields, "default")
