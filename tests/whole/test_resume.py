@@ -420,6 +420,7 @@ def test_a_run_cannot_become_shorter_than_it_is(given: dict[str, Any], tmp_path:
     assert (tmp_path / "run" / "result.json").exists()
 
 
+@pytest.mark.slow
 def test_a_finished_run_keeps_no_state(given: dict[str, Any], tmp_path: Path) -> None:
     """Its states are removed at its end, so that it returns its result again and is refused more steps by name."""
     short = {**given, "keep_full_state": False, "max_steps": 1, "num_epochs": None, "lr_scheduler": "constant"}
