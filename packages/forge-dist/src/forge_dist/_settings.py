@@ -20,6 +20,8 @@ else:
     StrategyName = Literal[(AUTO, *STRATEGIES)]
 """Names of the built-in strategies, and "auto"."""
 
+SaveDtype = Literal["float32", "bfloat16", "float16"]
+
 STRATEGY_OPTIONS = ("shard_size", "gather_dtype", "reshard_after_forward", "cpu_offload")
 """Fields of StrategySettings that have an effect under some strategies only (`StrategySpec.options`)."""
 
@@ -145,6 +147,10 @@ class CheckpointSettings:
 
     checkpoint_at_epoch: bool = attrs.field(default=False, validator=_switch)
     """Export the model at the end of every epoch too."""
+
+    save_dtype: SaveDtype | None = attrs.field(default=None, validator=_optional(_one_of(SaveDtype)))
+    """Dtype of exported weights; by default that of the model in model_path. Training and full states are in float32 either
+    way. An adapter is always exported in float32."""
 
     full_state_every_steps: int = attrs.field(default=0, validator=_count)
     """Save the full state, all that resuming needs, every so many steps; 0: see full_state_every_minutes."""

@@ -91,13 +91,17 @@ def _lines(task: Task, prepared: Any, path: Path, *, memory_fits: bool, resuming
         for name, value in as_values(s).items()
         if s.origins[name].startswith("chosen")
     ]
-    exports = _exports(s, plan, steps, len(prepared.train))
-    need = exports * model
+    exports = _exports(s, plan, len(prepared.train))
+    need = (exports or 0) * model
+    number = f"{plan.batch_size:,} {task.items_are} a step"
+    if steps is not None:
+        number = f"{plan.num_samples:,} {task.items_are} in all, up to epoch {plan.epoch(plan.num_steps - 1) + 1:g}"
     return [
         f"forge {task.name} would {'go on with the run in' if resuming else 'write'} {path}:",
         f"  data: {prepared.train}" + (f"; held out {prepared.held_out}" if prepared.held_out is not None else ""),
-        f"  steps: {steps:,}, {plan.num_samples:,} {task.items_are} in all, up to epoch {plan.epoch(plan.num_steps - 1) + 1:g}",
-        f"  exports: {exports}" + (f", {size(need)} if each is as large as the model; {size(free)} are free" if model else ""),
+        f"  steps: {'without end' if steps is None else f'{steps:,}'}, {number}",
+        f"  exports: {_number(exports)}"
+        + (f", {size(need or model)} if each is as large as the model; {size(free)} are free" if model else ""),
         *(["  WARNING: the disk has less room than that"] if need > free else []),
         *(["chosen:", *chosen] if chosen else []),
         *([] if memory_fits else ["It would not fit into memory: the plan above says what to change."]),
@@ -105,11 +109,18 @@ def _lines(task: Task, prepared: Any, path: Path, *, memory_fits: bool, resuming
     ]
 
 
-def _exports(s: Any, plan: Any, steps: int, samples: int) -> int:
-    """Count the exports that are kept."""
+def _number(exports: int | None) -> str:
+    """Write a number of exports; None is without end."""
+    return "without end (keep_last_checkpoint_only keeps the newest alone)" if exports is None else str(exports)
+
+
+def _exports(s: Any, plan: Any, samples: int) -> int | None:
+    """Count the exports that are kept; None where a run without end makes ever more."""
     if s.checkpoints.keep_last_checkpoint_only:
         return 1 + s.evaluation.keep_best
     every = s.checkpoints.save_samples
+    if plan.endless:
+        return None if every or s.checkpoints.checkpoint_at_epoch else 1 + s.evaluation.keep_best
     between = plan.num_samples // every if every else 0
-    epochs = -(-plan.num_samples // max(1, samples)) if s.checkpoints.checkpoint_at_epoch and steps else 0
+    epochs = -(-plan.num_samples // max(1, samples)) if s.checkpoints.checkpoint_at_epoch else 0
     return 1 + between + max(0, epochs - 1) + s.evaluation.keep_best

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import forge_algos
 import forge_packing
 from forge._errors import SettingsError
 from forge.run._directories import run_values
@@ -34,7 +35,7 @@ _FREE = DIVISION | frozenset(
         *("model_path", "reference_path", "teacher_path", "reward_model_path"),
         *("data_path", "eval_data_path", "preprocess", "ckpt_output_dir", "osft_cache"),
         # What is saved, measured, shown and refused.
-        *("save_samples", "checkpoint_at_epoch", "full_state_every_steps", "full_state_every_minutes"),
+        *("save_samples", "save_dtype", "checkpoint_at_epoch", "full_state_every_steps", "full_state_every_minutes"),
         *("accelerate_full_state_at_epoch", "keep_last_n", "keep_full_state", "keep_last_checkpoint_only", "async_save"),
         *(
             "checkpoint_storage",
@@ -81,7 +82,7 @@ def compare_settings(path: Path, s: RunSettings, *, open_left: bool = False) -> 
         if name in _FREE or (open_left and is_now in (None, "auto")):
             continue
         if name in _LENGTH:
-            if s.optimizer.lr_scheduler == "constant":
+            if s.optimizer.lr_scheduler in forge_algos.SCHEDULES_WITHOUT_LENGTH:
                 continue
             why = f"its learning rates were those of lr_scheduler={s.optimizer.lr_scheduler} over that length"
         else:
@@ -148,7 +149,7 @@ def must_match(
     # Full states are of one backend alone.
     free = {*_FREE, *_LENGTH, "backend"}
     past = {name: value for name, value in as_values(s).items() if name not in free}
-    length = {} if s.optimizer.lr_scheduler == "constant" else {"steps": plan.num_steps}
+    length = {} if s.optimizer.lr_scheduler in forge_algos.SCHEDULES_WITHOUT_LENGTH else {"steps": plan.num_steps}
     return {
         "data": train.store.fingerprint,
         "order": plan.order_fingerprint,

@@ -31,7 +31,7 @@ from forge.run._choices import (
     warn_of_positions,
     warn_of_rounding,
 )
-from forge.run._directories import remove_at_once
+from forge.run._directories import keep_written, remove_at_once
 from forge.run._early_checks import check_names
 from forge.run._full_state import FullStates, Position, keeps_states, remove_states
 from forge.run._launching import on_ranks, preempted
@@ -138,9 +138,10 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
     report_routers(report, s, model, plan, device)
     num_steps = task.num_steps(s, plan)
     scheduler = forge_algos.schedule(optimizer, s.optimizer, num_steps=num_steps)
-    # A model is exported in the dtype of its directory; adapters stay in the float32 that they were trained in.
+    # A model is exported in the dtype of its directory or in save_dtype; adapters stay in the float32 of their training.
     stored = forge_dist.base_dtype(s.model.model_path, task=task.model_task)
-    export_dtype = stored if adaptation.writes == "model" else None
+    asked = s.checkpoints.save_dtype
+    export_dtype = None if adaptation.writes != "model" else stored if asked is None else getattr(forge_accel, asked)
     rounds = export_dtype is not None and export_dtype != forge_accel.float32
     as_plain: Any = {"without": (*task.extra_modules, *adaptation.additions), "plain": adaptation.plain}
 
@@ -189,7 +190,7 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
     out.step = at.step
     if restored is None:
         again = "no full state was saved before it ended: it begins at its first step, " if out.resuming else ""
-        report.note(f"{again}step 1 of {num_steps:,}", event="started")
+        report.note(f"{again}step 1 of {'a run without end' if num_steps is None else f'{num_steps:,}'}", event="started")
     if out.resuming and out.metrics_bytes < at.metrics_bytes:
         report.note(f"WARNING: metrics.jsonl was lost; it begins anew after step {at.step}")
     if isinstance(out, RunDirectory):
@@ -222,7 +223,7 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
     def export(directory: Path, *, final: bool = False) -> Path:
         report.doing(f"exporting {directory.name} and loading it back")
         others = sorted(directory.parent.glob("samples_*"))
-        if not ranks.broadcast(directory.exists()):
+        if not ranks.first(lambda: keep_written(directory, export_dtype, task.model_task)):
             try:
                 forge_dist.export_model(
                     model, directory, tokenizer=tokenizer, dtype=export_dtype, strategy=strategy, **as_plain
