@@ -79,6 +79,7 @@ def test_left_out_and_listed(path, refusing, tmp_path, monkeypatch, chunk, rows)
     assert not store.lint.stops
 
 
+@pytest.mark.slow
 def test_any_number_of_processes(path, refusing, tmp_path, monkeypatch):
     """The bytes of the store do not depend on who reads the rows, and the good rows alone are trained on."""
     monkeypatch.setattr(_pipeline, "_CHUNK_BYTES", 300)

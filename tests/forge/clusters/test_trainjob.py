@@ -15,7 +15,7 @@ from forge.clusters import ForgeConfig, LoraConfig, runtimes, train_job
 from forge.clusters._trainjob import as_yaml
 
 ROOT = Path(__file__).parents[3]
-GIVEN = {"model_path": "org/model", "data_path": "train.jsonl", "ckpt_output_dir": "first", "learning_rate": "1e-4"}
+GIVEN = {"model_path": "org/model", "data_path": "train.jsonl", "ckpt_output_dir": "first", "learning_rate": 0.001}
 BOTH = {"model_uri": "hf://org/model", "dataset_uri": "hf://org/rows"}
 
 
@@ -119,7 +119,7 @@ def test_a_recipe_stands_where_the_pod_finds_it() -> None:
         "--model-path=/workspace/model",
         *("--data-path", "/workspace/dataset/a.jsonl=0.5", "/data/b.jsonl=0.5"),
         "--ckpt-output-dir=/workspace/output/first",
-        "--learning-rate=1e-4",
+        "--learning-rate=0.001",
         *("--eval-data-path", "/workspace/dataset/c.jsonl", "https://x/d.jsonl"),
     ]
     ((each,),) = [patch["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"] for patch in spec["runtimePatches"]]
@@ -129,6 +129,9 @@ def test_a_recipe_stands_where_the_pod_finds_it() -> None:
     recipe = yaml.safe_load(env["FORGE_RECIPE"])
     assert recipe["data_path"] == {"/workspace/dataset/a.jsonl": 0.5, "/data/b.jsonl": 0.5}
     assert recipe["ckpt_output_dir"] == "/workspace/output/first"
+    assert "FORGE_MACHINE" not in env
+    patch = str(job(nodes=2, gpus=8, machine="16xH100-80GB")["spec"]["runtimePatches"])
+    assert "'name': 'FORGE_MACHINE', 'value': '16xH100-80GB'" in patch
 
 
 def test_a_runtime_of_ones_own_is_taken_as_it_is() -> None:
@@ -164,6 +167,8 @@ def test_other_accelerators_are_asked_for_by_name() -> None:
         (GIVEN, {"gpus": -1}, "gpus must be"),
         (GIVEN, {"gpus": 2, "nproc_per_node": 4}, "nproc_per_node=4 is more than the 2"),
         (GIVEN, {"gpu_resource": "gpu"}, "gpu_resource must be"),
+        (GIVEN, {"machine": "big"}, "machine='big'"),
+        (GIVEN, {"machine": "24GB", "runtime": "mine"}, "machine is for the preflight"),
         ({**GIVEN, "nproc_per_node": "cpu"}, {}, "nproc_per_node='cpu' depends on a machine"),
         ({**GIVEN, "nnodes": 2}, {}, "nnodes=2 is what the cluster says"),
         ({**GIVEN, "lr": 1}, {}, "learning_rate"),

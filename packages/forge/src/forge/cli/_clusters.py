@@ -27,6 +27,7 @@ def kubeflow(
     runtime: str | None = None,
     image: str | None = None,
     gpu_resource: str = "nvidia.com/gpu",
+    machine: str | None = None,
     output: str | Path | None = None,
 ) -> str:
     """Write the TrainJob that runs a recipe under Kubeflow Trainer V2.
@@ -45,6 +46,7 @@ def kubeflow(
         runtime: A ClusterTrainingRuntime of your own; by default forge-cpu, forge-gpu or forge-multi-node, by size.
         image: Image of the trainer's container; by default the runtime's.
         gpu_resource: What the cluster calls an accelerator.
+        machine: Devices that preflight plans memory for, such as 32xH100-80GB; by default those that it sees.
         output: The file to write, which must not exist; by default it is printed.
 
     """
@@ -59,6 +61,7 @@ def kubeflow(
         runtime=runtime,
         image=image,
         gpu_resource=gpu_resource,
+        machine=machine,
     )
     text = as_yaml(job)
     return text.rstrip("\n") if output is None else f"{write_new_file(output, text)}: start it with kubectl apply -f"

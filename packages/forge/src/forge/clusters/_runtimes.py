@@ -17,7 +17,8 @@ _RETRIES = 10
 # Nothing is checked where a TrainJob gives no recipe: `forge kubeflow render` does.
 _PREFLIGHT = """\
 if [ -z "$FORGE_RECIPE" ]; then echo "no FORGE_RECIPE: nothing is checked"; exit 0; fi
-printf '%s' "$FORGE_RECIPE" > /tmp/recipe.yaml && exec forge "$FORGE_VERB" /tmp/recipe.yaml --dry-run --cluster
+printf '%s' "$FORGE_RECIPE" > /tmp/recipe.yaml || exit 1
+exec forge "$FORGE_VERB" /tmp/recipe.yaml --dry-run --cluster ${FORGE_MACHINE:+--for "$FORGE_MACHINE"}
 """
 _HEAD = """\
 # Runtimes of forge for Kubeflow Trainer V2 (2.3 or newer), by size, written by `forge kubeflow runtimes`.
@@ -96,8 +97,10 @@ def _container(name: str, image: str, **more: Any) -> dict[str, Any]:
 def _node_pod(size: str, image: str) -> dict[str, Any]:
     """Return the pod of a node: preflight, then forge."""
     node = _container("node", image, command=["forge", "--help"])
+    preflight = _container("preflight", image, command=["sh", "-c", _PREFLIGHT])
     if size == "gpu":
-        node["resources"] = {"limits": {"nvidia.com/gpu": "1"}}
+        # A pod takes the larger of both, not their sum.
+        node["resources"] = preflight["resources"] = {"limits": {"nvidia.com/gpu": "1"}}
     # Ranks of one node talk through it, and a container has 64 MB.
     node["volumeMounts"].append({"name": "shared-memory", "mountPath": "/dev/shm"})  # noqa: S108 - of the container
     return {
@@ -109,7 +112,7 @@ def _node_pod(size: str, image: str) -> dict[str, Any]:
             "fsGroup": _USER,
             "fsGroupChangePolicy": "OnRootMismatch",
         },
-        "initContainers": [_container("preflight", image, command=["sh", "-c", _PREFLIGHT])],
+        "initContainers": [preflight],
         "containers": [node],
         "volumes": [{"name": "shared-memory", "emptyDir": {"medium": "Memory"}}],
     }

@@ -38,6 +38,7 @@ def train_job(
     runtime: str | None = None,
     image: str | None = None,
     gpu_resource: str = "nvidia.com/gpu",
+    machine: str | None = None,
 ) -> dict[str, Any]:
     """Make the TrainJob of a run, as `kubectl apply` and Kubeflow's API take it.
 
@@ -54,6 +55,8 @@ def train_job(
         runtime: a ClusterTrainingRuntime; by default one of deploy/kubeflow, by size.
         image: of the trainer's container; by default the runtime's.
         gpu_resource: what the cluster calls an accelerator.
+        machine: devices that preflight plans memory for, such as 32xH100-80GB; by default those that it sees, which are
+            none in a runtime of several nodes.
 
     Raises:
         SettingsError: a setting that a pod cannot have, by name.
@@ -68,6 +71,12 @@ def train_job(
     if not _RESOURCE.fullmatch(gpu_resource):
         raise SettingsError(f"gpu_resource must be a resource of Kubernetes, such as nvidia.com/gpu, not {gpu_resource!r}.")
     shipped = runtime is None
+    if machine is not None:
+        if not shipped:
+            raise SettingsError(
+                "machine is for the preflight of the shipped runtimes: leave it out with a runtime of your own."
+            )
+        _check_machine(machine)
     values = dict(config.to_settings())
     model_uri = _place_model(values, model_uri, shipped=shipped)
     _place_rows(values, dataset_uri, shipped=shipped)
@@ -100,7 +109,7 @@ def train_job(
             },
             **({"initializer": initializer} if initializer else {}),
             "trainer": trainer,
-            **({"runtimePatches": [_preflight(values, verb)]} if shipped else {}),
+            **({"runtimePatches": [_preflight(values, verb, machine)]} if shipped else {}),
         },
     }
 
@@ -110,14 +119,26 @@ def as_yaml(job: Mapping[str, Any]) -> str:
     return f"# Written by `forge kubeflow render`. Start it with kubectl apply -f FILE.\n{dumped(job)}"
 
 
-def _preflight(values: Mapping[str, object], verb: str) -> dict[str, Any]:
+def _preflight(values: Mapping[str, object], verb: str, machine: str | None) -> dict[str, Any]:
     """Return the patch that gives the preflight container of the runtime this job's recipe."""
     plain = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
     recipe = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=2**30)
     env = [{"name": "FORGE_VERB", "value": verb}, {"name": "FORGE_RECIPE", "value": recipe}]
+    if machine is not None:
+        env.append({"name": "FORGE_MACHINE", "value": machine})
     pod = {"spec": {"initContainers": [{"name": "preflight", "env": env}]}}
     job = {"name": "node", "template": {"spec": {"template": pod}}}
     return {"manager": "forge-llm.org/render", "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": [job]}}}}
+
+
+def _check_machine(machine: str) -> None:
+    """Raise SettingsError where `--for` would not take these devices."""
+    from forge.memory._target import Target
+
+    try:
+        Target.parse(machine)
+    except SettingsError as error:
+        raise SettingsError(str(error).replace("for=", "machine=", 1)) from None
 
 
 def _uri(name: str, uri: str) -> str:

@@ -55,7 +55,7 @@ class Planned:
     train: Items
     held_out: Items | None
     plan: forge_packing.BatchPlan
-    num_steps: int
+    num_steps: int | None
     identity: Mapping[str, str]
 
     @property
@@ -110,7 +110,7 @@ def forecast_steps(planned: Planned, target: Target, steps: Sequence[Sequence[An
 def largest_micro_batch(plan: forge_packing.BatchPlan) -> tuple[Any, bool]:
     """Return the samples of the largest micro-batch, and whether its step has several."""
     best, several, most = None, False, -1
-    for step in range(min(plan.num_steps, _LOOKED_AT)):
+    for step in range(_LOOKED_AT if plan.endless else min(plan.num_steps, _LOOKED_AT)):
         for rank in range(plan.world_size):
             rows = plan.micro_batches(step, rank)
             for row in rows:

@@ -6,7 +6,7 @@ import contextlib
 import os
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,8 @@ import forge_accel
 import forge_dist
 from forge._errors import RunDirectoryError, SettingsError
 from forge.run._choices import absolute_paths
-from forge.run._dry_run import NO_ROOM, rehearse
+from forge.run._dry_run import NO_MEMORY, NO_ROOM
 from forge.run._early_checks import check_names
-from forge.run._rows import Rows
 from forge.tasks._task import Task
 
 _SEEN_SECONDS = 30.0
@@ -28,7 +27,7 @@ _SEEN_SECONDS = 30.0
 _POLL_SECONDS = 0.2
 
 
-def preflight(task: Task, s: Any, rows: Rows | None = None, *, target: str | None = None) -> str:
+def preflight(task: Task, s: Any, rehearse: Callable[[], str], *, for_others: bool = False) -> str:
     """Meet the other nodes as the run will, compare them, and rehearse the run on the first.
 
     One process a node, started as the run is: by PET_*, srun, or the launch settings.
@@ -36,8 +35,8 @@ def preflight(task: Task, s: Any, rows: Rows | None = None, *, target: str | Non
     Args:
         task: the verb.
         s: its settings.
-        rows: those that are given in memory.
-        target: devices that the memory plan is for.
+        rehearse: says what the run would do, on the first node, as it is there.
+        for_others: whether its memory plan is for the devices of other machines.
 
     Returns:
         Text for a person.
@@ -75,7 +74,10 @@ def preflight(task: Task, s: Any, rows: Rows | None = None, *, target: str | Non
         faults = [line for number, fact in enumerate(facts) for line in _faults(number, fact, facts[0], path)]
         if faults:
             raise SettingsError("\n".join(faults))
-        text = ranks.first(lambda: rehearse(task, s, rows, target=target, strict=target is not None or devices > 0))
+        text = ranks.first(rehearse)
+    # A container that checks may see fewer devices than the one that trains; then its memory plan is of neither.
+    if NO_MEMORY in text and (for_others or devices):
+        raise SettingsError(f"the run would not fit into memory.\n{text}")
     if NO_ROOM in text:
         raise RunDirectoryError(f"{path}: the disk has less room than the exports need. Make room, or keep fewer.\n{text}")
     hosts = ", ".join(fact["host"] for fact in facts)
