@@ -17,7 +17,7 @@ from forge.memory._target import Target
 from forge.run._choices import absolute_paths, choose_machine
 from forge.run._early_checks import check_names
 from forge.run._memory import FILE
-from forge.run._prepare import open_prepared, prepare
+from forge.run._prepare import open_prepared, prepare, with_chosen
 from forge.run._rows import Rows, take_rows, with_descriptions
 from forge.run._run_directory import RunDirectory
 from forge.settings._recipe import as_values, read_recipe
@@ -78,14 +78,16 @@ def rehearse(task: Task, s: Any, rows: Rows | None = None, *, target: str | None
         adapter=s.adapter.adapter not in ("none", "osft"),
         optimizer=s.optimizer.optimizer,
     )
-    aim = wanted or Target.here(machine)
+    aim = wanted or Target.here(machine, processes=where.local_world_size or 1)
     path = Path(s.checkpoints.ckpt_output_dir)
     with RunDirectory(path, resume=s.checkpoints.resume) as out:
         report = Reporter(out.log, every=s.report.logging_steps)
-        found = prepare(task, s, rows or {}, out, machine, (strategy.name, strategy.data_parallel_size), report, target=aim)
+        found = prepare(
+            task, s, rows or {}, out, machine, (strategy.name, strategy.data_parallel_size), report, target=aim, dry=True
+        )
         if found["finished"]:
             return f"{path} holds this very run, finished: the same command would return its result and train nothing."
-        s = with_descriptions(s, found["rows"])
+        s = with_chosen(with_descriptions(s, found["rows"]), found["chosen"])
         prepared = open_prepared(task, s, machine, Path(found["root"]), strategy.data_parallel_size)
         memory = (out.root / FILE).read_text(encoding="utf-8")
         return "\n".join(_lines(task, prepared, path, memory_fits='"fits": false' not in memory, resuming=out.resuming))
