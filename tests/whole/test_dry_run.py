@@ -150,6 +150,20 @@ def test_a_dry_run_refuses_what_the_run_does(wrong: dict[str, Any], given: dict[
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_dry_run_of_several_ranks_answers_once(
+    rank: int, given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where torchrun started it, the first rank says what all would do; the others end at once and say nothing."""
+    world = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1"}
+    for name, value in {**world, "MASTER_PORT": 29777}.items():
+        monkeypatch.setenv(name, str(value))
+    assert main(["sft", *words_of(given), "--ckpt-output-dir", str(tmp_path / "run"), "--dry-run"]) == 0
+    shown = capsys.readouterr()
+    assert ("on each of 2 ranks" in shown.err, bool(shown.out)) == ((True, True) if rank == 0 else (False, False))
+    assert rank == 0 or not shown.err
+
+
 def test_for_is_for_dry_runs(given: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Without --dry-run it has no effect, and is refused."""
     assert main(["sft", *words_of(given), "--ckpt-output-dir", str(tmp_path / "run"), "--for", "24GB"]) == 2

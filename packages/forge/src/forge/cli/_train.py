@@ -38,7 +38,8 @@ def verb_command(task: Task) -> Any:
         if dry_run:
             from forge.run._dry_run import rehearse
 
-            print(rehearse(task, s, target=for_))
+            if said := rehearse(task, s, target=for_):
+                print(said)
             return
         from forge.run._run import run
 

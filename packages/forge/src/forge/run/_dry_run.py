@@ -35,7 +35,8 @@ def dry_run(verb: Any, recipe: str | Path | None = None, /, *, machine: str | No
         settings: as the verb takes them.
 
     Returns:
-        Text for a person: steps, exports, what was chosen and why. The memory plan is printed with the other notes.
+        Text for a person: steps, exports, what was chosen and why. The memory plan is printed with the other notes. Of several
+        ranks that were started with it the first answers, and the others return "".
 
     Raises:
         Exception: what the verb would raise before its first step.
@@ -56,16 +57,18 @@ def rehearse(task: Task, s: Any, rows: Rows | None = None, *, target: str | None
         target: devices that the memory plan is for, such as `8xH100-80GB`; this machine by default.
 
     Returns:
-        Text for a person.
+        Text for a person; "" on all ranks but the first.
 
     Raises:
         Exception: what the run would raise before its first step.
 
     """
+    where = forge_dist.topology(s.launch, devices=forge_accel.device_count(s.device.device))
+    if where.role == "worker" and where.rank:
+        return ""  # torchrun started several: one answer is enough, and one directory is looked at
     wanted = None if target is None else Target.parse(target)
     s = absolute_paths(task, s)
     check_names(task, s)
-    where = forge_dist.topology(s.launch, devices=forge_accel.device_count(s.device.device))
     machine = forge_accel.accelerator(s.device.device)
     if wanted is not None and s.device.dtype == "auto":
         s = s.resolved("dtype", "bfloat16", f"what {wanted.name} computes fastest")
