@@ -54,6 +54,7 @@ def test_a_dry_run_leaves_a_run_as_it_was(given: dict[str, Any], tmp_path: Path)
     assert {file: file.stat().st_mtime_ns for file in (tmp_path / "run").rglob("*")} == before
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_says_what_to_set(given: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The changes are tried, and each takes less than the plan."""
     found = forge.dry_run(forge.sft, **given, max_tokens_per_gpu=512, ckpt_output_dir=tmp_path / "run", machine="0.501GB")
@@ -170,6 +171,7 @@ def test_for_is_for_dry_runs(given: dict[str, Any], tmp_path: Path, capsys: pyte
     assert "--dry-run" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", ["distill", "dpo", "grpo"])
 def test_each_kind_of_verb_has_a_dry_run(verb: str, model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its memory is computed, but of what is sampled, where it says why not."""
@@ -230,6 +232,7 @@ def test_a_reward_that_takes_something_else_is_refused_before_a_row_is_read(
         forge.grpo(**{**given, "data_path": str(rows)}, reward=("odd_rewards:length",), ckpt_output_dir=tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_a_run_without_a_step_is_replaced(given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It failed in its first forward; the same directory takes other settings."""
 

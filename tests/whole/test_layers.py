@@ -72,10 +72,11 @@ STAGES = {
     "forge": """
         .
         tasks/items  trackers
-        settings
+        settings  storage
         tasks  reports
         memory
         run
+        backends
         verbs  exporting  talking  reports/osft
         cli
     """,
@@ -89,7 +90,12 @@ UPWARDS = {
 }
 # Tables whose rows name functions or classes of higher stages as "module:name": settings and errors read the table,
 # and a row is resolved when it is chosen.
-TABLES = {"forge_data._formats", "forge_dist._strategy_table", "forge_algos.settings._adapter_table"}
+TABLES = {
+    "forge.settings._backends",
+    "forge_data._formats",
+    "forge_dist._strategy_table",
+    "forge_algos.settings._adapter_table",
+}
 MAX_MODULES = 20
 LONG, MOST_LINES = 400, 500
 

@@ -97,6 +97,7 @@ def test_an_answer_that_is_empty_is_a_bad_row(tmp_path, chatml_tokenizer, share)
     assert not store.lint.stops
 
 
+@pytest.mark.slow
 def test_any_number_of_processes(path, refusing, tmp_path, monkeypatch):
     """The bytes of the store do not depend on who reads the rows, and the good rows alone are trained on."""
     monkeypatch.setattr(_pipeline, "_CHUNK_BYTES", 300)

@@ -47,7 +47,7 @@ def test_exit_statuses(
 ) -> None:
     """Bad input is 2, a failure 1, an interruption 130; one message each and no traceback."""
 
-    def fail(_task: object, _settings: object) -> None:
+    def fail(*_: object) -> None:
         raise error
 
     monkeypatch.setattr(_run, "run", fail)
@@ -60,7 +60,7 @@ def test_exit_statuses(
 def test_a_message_cannot_control_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """The name of a file in a message may hold an escape sequence or a mark that reorders text; lines stay lines."""
 
-    def fail(_task: object, _settings: object) -> None:
+    def fail(*_: object) -> None:
         raise forge.SettingsError("a\x1b[2J\u202e.jsonl\nmore")
 
     monkeypatch.setattr(_run, "run", fail)

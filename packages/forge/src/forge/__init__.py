@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import forge_data as data
     import forge_dist as dist
     import forge_packing as packing
+    from forge import backends as backends
     from forge._errors import (
         DataLintError as DataLintError,
         ForgeError as ForgeError,
@@ -25,13 +26,14 @@ if TYPE_CHECKING:
         RunDirectoryError as RunDirectoryError,
         RunWriteError as RunWriteError,
         SettingsError as SettingsError,
+        StorageError as StorageError,
         TrackingError as TrackingError,
     )
     from forge._result import RunResult as RunResult
+    from forge.backends._train import dry_run as dry_run
     from forge.cli._track import track as track
     from forge.exporting._export import export as export
     from forge.exporting._push import push as push
-    from forge.run._dry_run import dry_run as dry_run
     from forge.talking._chat import chat as chat
     from forge.talking._evaluate import evaluate as evaluate
     from forge.talking._generate import generate as generate
@@ -48,11 +50,11 @@ __version__ = "0.5.1"
 # Each module with the public names that it defines; a module is imported when one of its names is first used.
 _PUBLIC = {
     "_errors": "DataLintError ForgeError OutOfMemoryError PreemptedError PushError RecipeError RunDirectoryError RunWriteError "
-    "SettingsError TrackingError",
+    "SettingsError StorageError TrackingError",
     "_result": "RunResult",
     "cli._track": "track",
     "exporting._export": "export",
-    "run._dry_run": "dry_run",
+    "backends._train": "dry_run",
     "exporting._push": "push",
     "talking._chat": "chat",
     "talking._evaluate": "evaluate",
@@ -70,6 +72,7 @@ _PUBLIC = {
 _PACKAGES = {
     "accel": "forge_accel",
     "algos": "forge_algos",
+    "backends": "forge.backends",
     "data": "forge_data",
     "dist": "forge_dist",
     "packing": "forge_packing",

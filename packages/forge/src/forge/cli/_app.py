@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
             words = as_verb(words)
         asked = words[0] if words[:1] == [_COMPLETION] else next((word for word in words if not word.startswith("-")), None)
-        app = make_app(asked)
+        app = make_app(asked, words)
         check_words(app, words)
         command, bound, *_ = app.parse_args(words, exit_on_error=False, print_error=False)
         flags = getattr(command, "flags", flags)
@@ -93,10 +93,10 @@ def _print_error(message: str, status: int, *, debug: bool) -> int:
     return status
 
 
-def make_app(asked: str | None = None) -> cyclopts.App:
+def make_app(asked: str | None = None, words: Sequence[str] = ()) -> cyclopts.App:
     """Make the command line; only the command asked for gets its options, which take time.
 
-    Shell completion asks for those of all.
+    Shell completion asks for those of all. A backend among the words brings options of its own.
     """
     app = cyclopts.App(
         name="forge",
@@ -107,7 +107,7 @@ def make_app(asked: str | None = None) -> cyclopts.App:
     )
     for name in VERBS:
         app.command(
-            _verb(name) if asked in (name, _COMPLETION) else _placeholder(task_of(name).about if asked is None else ""),
+            _verb(name, words) if asked in (name, _COMPLETION) else _placeholder(task_of(name).about if asked is None else ""),
             name=name,
         )
     for name, (about, make, options) in _COMMANDS.items():
@@ -127,9 +127,9 @@ def _placeholder(about: str) -> Callable[..., None]:
     return command
 
 
-def _verb(name: str) -> Callable[..., None] | cyclopts.App:
+def _verb(name: str, words: Sequence[str]) -> Callable[..., None] | cyclopts.App:
     """Build `forge VERB`; `forge osft` has the command `inspect` beside it."""
-    command = verb_command(task_of(name))
+    command = verb_command(task_of(name), words)
     if name != "osft":
         return command
     app = cyclopts.App(name="osft", help=command.__doc__, help_format="plaintext")

@@ -5,21 +5,30 @@ from __future__ import annotations
 import inspect
 import os
 import sys
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import attrs
 import cyclopts
 
-from forge._errors import SettingsError
+from forge._errors import RecipeError, SettingsError
 from forge.cli._options import converter_of, field_texts, with_signature
-from forge.settings._settings import flat_fields, groups, resolve, signature_of
+from forge.settings._settings import flat_fields, groups, resolve, signature_of, with_own_settings
 
 if TYPE_CHECKING:
     from forge.tasks._task import Task
 
 
-def verb_command(task: Task) -> Any:
-    """Build `forge VERB`: one option for each settings field, its docstring as help."""
+def verb_command(task: Task, words: Sequence[str] = ()) -> Any:
+    """Build `forge VERB`: one option for each settings field, its docstring as help.
+
+    Args:
+        task: the verb.
+        words: the command line, whose backend may have settings of its own.
+
+    """
+    settings_class = with_own_settings(task.settings, _backend_in(words))
 
     def command(recipe: str | None = None, /, dry_run: bool = False, for_: str | None = None, **settings: object) -> None:
         from forge.settings._recipe import read_recipe
@@ -36,34 +45,34 @@ def verb_command(task: Task) -> Any:
         if for_ is not None and not dry_run:
             raise SettingsError("--for names the devices of a memory plan: give --dry-run with it, or leave it out.")
         if dry_run:
-            from forge.run._dry_run import rehearse
+            from forge.backends._train import rehearse
 
             if said := rehearse(task, s, target=for_):
                 print(said)
             return
-        from forge.run._run import run
+        from forge.backends._train import train
 
-        result = run(task, s)
+        result = train(task, s)
         if os.environ.get("RANK", "0") == "0":
             print(result.model_dir)
 
     # What may be a mapping in Python and in recipes is a list of words in a shell, which its owner reads.
-    of_words = {field.name: field.metadata["words"] for _, field in flat_fields(task.settings) if "words" in field.metadata}
-    owners = groups(task.settings)
+    of_words = {field.name: field.metadata["words"] for _, field in flat_fields(settings_class) if "words" in field.metadata}
+    owners = groups(settings_class)
     order = list(owners)
     helps = {
         field.name: (group, field_texts(owners[group])[field.name] + _required(field))
-        for group, field in flat_fields(task.settings)
+        for group, field in flat_fields(settings_class)
     }
     parameters = []
-    for parameter in signature_of(task.settings).parameters.values():
+    for parameter in signature_of(settings_class).parameters.values():
         if parameter.name == "recipe":
             about = cyclopts.Parameter(help="A YAML file of settings; options given beside it win.")
         else:
             group, text = helps[parameter.name]
             about = cyclopts.Parameter(
                 help=text,
-                group=cyclopts.Group(group.capitalize(), sort_key=order.index(group)),
+                group=cyclopts.Group(group.capitalize().replace("_", " "), sort_key=order.index(group)),
                 consume_multiple=True,
                 negative_iterable=(),
                 converter=converter_of({parameter.annotation, *get_args(parameter.annotation)}),
@@ -112,6 +121,20 @@ _DRY = (
     ),
 )
 """Options of a verb that are no settings: they change nothing of a run."""
+
+
+def _backend_in(words: Sequence[str]) -> object:
+    """Return the backend that a command line names, itself or in its recipe; None for none."""
+    for place, word in enumerate(words):
+        flag, given, value = word.partition("=")
+        if flag == "--backend":
+            return value if given else next(iter(words[place + 1 :]), None)
+    if len(words) > 1 and not words[1].startswith("-"):
+        from forge.settings._recipe import read_recipe
+
+        with suppress(RecipeError):  # the command reports it
+            return read_recipe(words[1]).get("backend")
+    return None
 
 
 def _required(field: attrs.Attribute[Any]) -> str:

@@ -37,10 +37,10 @@ def main(module: str, verb: str, settings: str) -> None:
     try:
         with forge_dist.worker_report():
             try:
-                from forge.run._run import run
+                from forge.backends._train import train
 
                 task, file = getattr(import_module(module), verb).task, Path(settings)
-                run(task, read_settings(task, file), tokenized_rows(file.with_name(ROWS)))
+                train(task, read_settings(task, file), tokenized_rows(file.with_name(ROWS)))
             except PreemptedError as stopped:
                 raise SystemExit(stopped.exit_status) from None
             except BaseException:

@@ -55,7 +55,7 @@ class Planned:
     train: Items
     held_out: Items | None
     plan: forge_packing.BatchPlan
-    num_steps: int
+    num_steps: int | None
     identity: Mapping[str, str]
 
     @property
@@ -168,7 +168,7 @@ def _needed(plan: MemoryPlan) -> int:
 
 def _share_of_step(plan: forge_packing.BatchPlan) -> int:
     """Return the most tokens that a rank has in a step, where they are divided evenly."""
-    tokens = plan.tokens[: min(plan.num_steps, _LOOKED_AT)]
+    tokens = plan.tokens[: _LOOKED_AT if plan.endless else min(plan.num_steps, _LOOKED_AT)]
     return -(-int(max(tokens)) // plan.world_size)
 
 
@@ -208,7 +208,7 @@ def forecast_steps(planned: Planned, target: Target, steps: Sequence[Sequence[An
 def largest_micro_batch(plan: forge_packing.BatchPlan) -> tuple[Any, bool]:
     """Return the samples of the largest micro-batch, and whether its step has several."""
     best, several, most = None, False, -1
-    for step in range(min(plan.num_steps, _LOOKED_AT)):
+    for step in range(_LOOKED_AT if plan.endless else min(plan.num_steps, _LOOKED_AT)):
         for rank in range(plan.world_size):
             rows = plan.micro_batches(step, rank)
             for row in rows:

@@ -188,21 +188,20 @@ def open_prepared(task: Task, s: Any, machine: forge_accel.Accelerator, root: Pa
         store, held_out_store = store.split(s.data.validation_split, seed=s.plan.seed)
     train = task.items(s, store)
     held_out = None if held_out_store is None else task.items(s, held_out_store)
-    s = choose_sizes(task, s, machine, [train] if held_out is None else [train, held_out])
+    s = choose_sizes(s, machine, [train] if held_out is None else [train, held_out])
     assert s.plan.max_tokens_per_gpu is not None
-    epochs, max_steps = task.epochs_and_steps(s, train)
-    plan = forge_packing.plan(
+    endless = forge_packing.plan(
         train.lengths,
         batch_size=s.plan.effective_batch_size,
         max_tokens=s.plan.max_tokens_per_gpu,
         world_size=shards,
         seed=s.plan.seed,
-        epochs=epochs,
-        max_steps=max_steps,
+        epochs=None,
         loss_counts=train.loss_counts,
         sources=train.sources,
         weights=train.weights,
     )
+    plan = endless.until(epochs=s.plan.epochs, max_steps=task.steps(s, endless))
     check_warmup(s, task.num_steps(s, plan))
     return Prepared(s, train, held_out, plan)
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import forge_algos
 import forge_packing
 from forge._errors import SettingsError
 from forge.run._directories import run_values
@@ -34,9 +35,17 @@ _FREE = DIVISION | frozenset(
         *("model_path", "reference_path", "teacher_path", "reward_model_path"),
         *("data_path", "eval_data_path", "preprocess", "ckpt_output_dir", "osft_cache"),
         # What is saved, measured, shown and refused.
-        *("save_samples", "checkpoint_at_epoch", "full_state_every_steps", "full_state_every_minutes"),
+        *("save_samples", "save_dtype", "checkpoint_at_epoch", "full_state_every_steps", "full_state_every_minutes"),
         *("accelerate_full_state_at_epoch", "keep_last_n", "keep_full_state", "keep_last_checkpoint_only", "async_save"),
-        *("trackers", "wandb_project", "wandb_entity", "wandb_run_name", "mlflow_tracking_uri", "mlflow_experiment_name"),
+        *(
+            "checkpoint_storage",
+            "trackers",
+            "wandb_project",
+            "wandb_entity",
+            "wandb_run_name",
+            "mlflow_tracking_uri",
+            "mlflow_experiment_name",
+        ),
         *("mlflow_run_name", "tensorboard_log_dir"),
         *("eval_every_steps", "keep_best", "metric_for_best", "early_stopping_patience", "logging_steps", "lint", "on_nan"),
         *("eval_prompts", "eval_max_new_tokens"),
@@ -73,7 +82,7 @@ def compare_settings(path: Path, s: RunSettings, *, open_left: bool = False) -> 
         if name in _FREE or (open_left and is_now in (None, "auto")):
             continue
         if name in _LENGTH:
-            if s.optimizer.lr_scheduler == "constant":
+            if s.optimizer.lr_scheduler in forge_algos.SCHEDULES_WITHOUT_LENGTH:
                 continue
             why = f"its learning rates were those of lr_scheduler={s.optimizer.lr_scheduler} over that length"
         else:
@@ -159,8 +168,10 @@ def must_match(
 
     That is the run, the data, their order, the model, the adaptation, and the settings that must stay.
     """
-    past = {name: value for name, value in as_values(s).items() if name not in _FREE and name not in _LENGTH}
-    length = {} if s.optimizer.lr_scheduler == "constant" else {"steps": plan.num_steps}
+    # Full states are of one backend alone.
+    free = {*_FREE, *_LENGTH, "backend"}
+    past = {name: value for name, value in as_values(s).items() if name not in free}
+    length = {} if s.optimizer.lr_scheduler in forge_algos.SCHEDULES_WITHOUT_LENGTH else {"steps": plan.num_steps}
     return {
         "data": train.store.fingerprint,
         "order": plan.order_fingerprint,

@@ -13,6 +13,7 @@ import json
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from os import PathLike, fspath
 from typing import Any, Literal, Self, TypeVar, Union, cast, get_args, get_origin
 
@@ -23,10 +24,14 @@ import forge_algos
 import forge_dist
 import forge_packing
 from forge._errors import SettingsError
+from forge.settings._backends import FORGE, BackendSettings, backend_class
 from forge.settings._elsewhere import unknown
+from forge.settings._storage import StorageSettings
 from forge.settings._trackers import TrackerSettings
 
 T = TypeVar("T")
+_PASSED_ON = "passed_on"
+"""Group of the settings that belong to the chosen backend alone."""
 
 
 def _whole(_: object, field: attrs.Attribute[int], value: object) -> None:
@@ -103,9 +108,11 @@ class RunSettings:
     strategy: forge_dist.StrategySettings
     launch: forge_dist.LaunchSettings
     checkpoints: forge_dist.CheckpointSettings
+    storage: StorageSettings
     evaluation: EvaluationSettings
     report: ReportSettings
     tracking: TrackerSettings
+    backend: BackendSettings
     origins: Mapping[str, str]
     """Setting → where its value came from: default, recipe FILE, flag, argument, chosen or environment."""
 
@@ -120,6 +127,22 @@ class RunSettings:
         default = attrs.fields(EvaluationSettings).eval_max_new_tokens.default
         if self.evaluation.eval_prompts is None and self.evaluation.eval_max_new_tokens != default:
             raise SettingsError("eval_max_new_tokens has no effect without eval_prompts: set that too, or leave it out.")
+        if self.checkpoints.save_dtype is not None and self.adapter.adapter not in ("none", "osft"):
+            raise SettingsError(
+                f"save_dtype={self.checkpoints.save_dtype} has no effect with adapter={self.adapter.adapter}, which is "
+                "exported alone and in float32: leave it out. forge export --merge --dtype writes a whole model."
+            )
+        limited = self.plan.max_steps is not None or self.plan.max_tokens is not None
+        if (
+            self.plan.num_epochs == "inf"
+            and not limited
+            and (self.optimizer.lr_scheduler not in forge_algos.SCHEDULES_WITHOUT_LENGTH)
+        ):
+            known = " or ".join(forge_algos.SCHEDULES_WITHOUT_LENGTH)
+            raise SettingsError(
+                f"num_epochs=inf has no end, which lr_scheduler={self.optimizer.lr_scheduler} needs to know: set lr_scheduler="
+                f"{known}, or give max_steps or max_tokens."
+            )
         if self.data.eval_data_path or self.data.validation_split:
             return
         asked = ("eval_every_steps",) if self.evaluation.eval_prompts else ()
@@ -150,8 +173,31 @@ def flat_fields(settings_class: type) -> Iterator[tuple[str, attrs.Attribute[Any
 def groups(settings_class: type) -> dict[str, type]:
     """Return the attrs class of every group by name, in the order of `RunSettings`."""
     hints = typing.get_type_hints(settings_class)
-    # A verb's class declares data and objective again, which puts them last.
-    return {field.name: hints[field.name] for field in attrs.fields(RunSettings) if field.name != "origins"}
+    # A verb's class declares data and objective again, which puts them last; a backend's own settings come after all.
+    own = {field.name: field.type for field in attrs.fields(settings_class) if field.name == _PASSED_ON}
+    return {field.name: hints[field.name] for field in attrs.fields(RunSettings) if field.name != "origins"} | own
+
+
+def with_own_settings(settings_class: Any, name: object) -> Any:
+    """Add a backend's own settings to a verb's settings class, as one more group.
+
+    Raises:
+        SettingsError: there is no such backend, or one of its settings has the name of a setting that every backend has.
+
+    """
+    if not isinstance(name, str) or name == FORGE:
+        return settings_class
+    own = backend_class(name).Settings
+    return settings_class if own is None else _composed(settings_class, own, name)
+
+
+@cache
+def _composed(settings_class: Any, own: type, name: str) -> Any:
+    taken = {field.name for _, field in flat_fields(settings_class)} & {field.name for field in attrs.fields(own)}
+    if taken:
+        raise SettingsError(f"backend={name}: its settings {', '.join(sorted(taken))} have names that forge has already.")
+    group = attrs.field(type=own, kw_only=True)
+    return attrs.make_class(settings_class.__name__, {_PASSED_ON: group}, bases=(settings_class,), frozen=True, kw_only=True)
 
 
 def signature_of(settings_class: type) -> inspect.Signature:
@@ -174,8 +220,10 @@ def resolve(settings_class: type[T], *layers: tuple[str, Mapping[str, object]]) 
 
     A layer is `(origin, values)`, such as `("recipe r.yaml", {...})` or `("flag", {...})`. Raises one `SettingsError` that
     names all faults: unknown names (with what they are here), values of the wrong type or range, required settings that are
-    missing.
+    missing. Where the layers name a backend, its own settings belong to the class.
     """
+    backend = next((layer["backend"] for _, layer in reversed(layers) if layer.get("backend") is not None), None)
+    settings_class = with_own_settings(settings_class, backend)
     fields = {field.name: (group, field) for group, field in flat_fields(settings_class)}
     values: dict[str, dict[str, object]] = {group: {} for group in groups(settings_class)}
     origins = dict.fromkeys(fields, "default")
@@ -260,6 +308,9 @@ def _as_kind(kind: Any, value: object, *, from_text: bool) -> object | None:
         if from_text and isinstance(value, bool):
             # YAML 1.1 reads a bare on or off as true or false; here the word is meant.
             value = "on" if value else "off"
+        if value == float("inf") and not isinstance(value, bool):
+            # As YAML's .inf and Python's math.inf come.
+            value = "inf"
         return value if isinstance(value, str) and value in get_args(kind) else None
     if get_origin(kind) is tuple:
         parts = (value,) if isinstance(value, str) else value
@@ -294,7 +345,8 @@ def _as_kind(kind: Any, value: object, *, from_text: bool) -> object | None:
 def _spelled(kind: Any) -> str:
     """Return a type in words, for an error message."""
     if get_origin(kind) is Literal:
-        return "one of " + ", ".join(repr(choice) for choice in get_args(kind))
+        choices = [repr(choice) for choice in get_args(kind)]
+        return choices[0] if len(choices) == 1 else "one of " + ", ".join(choices)
     if get_origin(kind) is tuple:
         return f"a list of {_spelled(get_args(kind)[0]).removeprefix('a ')}s"
     if get_origin(kind) is Mapping:

@@ -45,8 +45,8 @@ def verb(task: Task) -> Verb:
 
     def call(recipe: str | Path | None = None, /, **settings: object) -> RunResult:
         # Deferred, as the command line's help needs none of them.
+        from forge.backends._train import train
         from forge.run._rows import take_rows
-        from forge.run._run import run
         from forge.settings._recipe import read_recipe
         from forge.trackers._callbacks import Callbacks
 
@@ -55,7 +55,7 @@ def verb(task: Task) -> Verb:
         settings, rows = take_rows(settings)
         s = resolve(task.settings, *layers, ("argument", settings))
         try:
-            return run(task, s, rows, callbacks)
+            return train(task, s, rows, callbacks)
         except PreemptedError as stopped:
             if stopped.received != signal.SIGINT.name:
                 raise

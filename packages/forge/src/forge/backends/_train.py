@@ -1,0 +1,55 @@
+"""Composed settings of a verb → its run, by the backend that they name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from forge.backends._names import get
+from forge.backends._request import Request, params_of
+from forge.run._rows import Rows, take_rows
+from forge.settings._backends import FORGE
+from forge.settings._recipe import read_recipe
+from forge.settings._settings import resolve
+from forge.trackers._callbacks import Callbacks
+
+if TYPE_CHECKING:
+    from forge._result import RunResult
+    from forge.tasks._task import Task
+
+
+def train(task: Task, s: Any, rows: Rows | None = None, callbacks: Callbacks | None = None) -> RunResult:
+    """Run a verb with composed settings, and rows in memory, by the backend that they name."""
+    from forge.run._run import run
+
+    request = Request(task, s, rows or {}, callbacks or Callbacks())
+    if s.backend.backend == FORGE:
+        return run(*request)
+    return get(s.backend.backend).execute_training(params_of(request))
+
+
+def rehearse(task: Task, s: Any, rows: Rows | None = None, *, target: str | None = None) -> str:
+    """Say what the run would do, as the backend knows it; nothing is left behind."""
+    return get(s.backend.backend).rehearse(params_of(Request(task, s, rows or {}, Callbacks())), target=target)
+
+
+def dry_run(verb: Any, recipe: str | Path | None = None, /, *, machine: str | None = None, **settings: object) -> str:
+    """Check all that can be of a run, and say what it would do; nothing is left behind.
+
+    Args:
+        verb: such as `forge.sft`.
+        recipe: as the verb takes it.
+        machine: devices that the memory plan is for, such as `8xH100-80GB` or `24GB`; this machine by default.
+        settings: as the verb takes them.
+
+    Returns:
+        Text for a person: steps, exports, what was chosen and why. The memory plan is printed with the other notes. Of several
+        ranks that were started with it the first answers, and the others return "".
+
+    Raises:
+        Exception: what the verb would raise before its first step.
+
+    """
+    layers = [(f"recipe {recipe}", read_recipe(recipe, verb.task.name))] if recipe is not None else []
+    settings, rows = take_rows(settings)
+    return rehearse(verb.task, resolve(verb.task.settings, *layers, ("argument", settings)), rows, target=machine)
