@@ -20,13 +20,13 @@ import forge_algos
 import forge_dist
 import forge_packing
 from forge._progress import Reporter
-from forge.memory._memory_plan import MEASURED, Change, MemoryPlan, Phase, size
+from forge.memory._memory_plan import MEASURED, Change, MemoryPlan, Phase
 from forge.memory._target import Target
 from forge.tasks._reference_logps import make_up_references
 from forge.tasks._task import Run, Task
 from forge.tasks.items._items import Items
 
-_LOOKED_AT = 4096
+LOOKED_AT = 4096
 """Steps of the batch plan among which the largest micro-batch is looked for: bins are filled alike in all of them."""
 
 
@@ -72,107 +72,14 @@ class Planned:
 def forecast(planned: Planned, target: Target) -> MemoryPlan:
     """Compute the memory plan of a run; where that cannot be, it says why."""
     try:
-        made = _plan_of(_Rehearsed.of(planned, target), target)
+        made = plan_of(Rehearsed.of(planned, target), target)
         worst, several = largest_micro_batch(planned.plan)
         return attrs.evolve(made, changes=tuple(_changes(planned, target, worst, several))) if made.fits is False else made
     except (forge_algos.RehearsalError, forge_dist.ModelError) as error:
         return MemoryPlan(target=target, ranks=planned.ranks, refused=str(error))
 
 
-def choose_tokens(planned: Planned, target: Target) -> tuple[int | None, str, MemoryPlan]:
-    """Find the largest micro-batch that fits: max_tokens_per_gpu where a run leaves it open.
-
-    It holds no more than a rank's share of a step does, than keeps the device busy, or than is planned in seconds.
-
-    Args:
-        planned: the run, with the tokens that it takes where no plan can be made.
-        target: devices that it is to fit.
-
-    Returns:
-        Tokens, None where the plan cannot say; the reason; and the memory plan with them.
-
-    """
-    default, least = planned.settings.plan.max_tokens_per_gpu, int(planned.train.lengths.max())
-    if planned.held_out is not None:
-        least = max(least, int(planned.held_out.lengths.max()))
-    if target.limit is None:
-        return None, f"the memory of {target.name} is not known", forecast(planned, target)
-    room = int(_FILLED * target.limit)
-    try:
-        bare = _Rehearsed.of(planned, target)
-
-        def with_tokens(tokens: int) -> MemoryPlan:
-            settings = planned.settings.with_value("plan", "max_tokens_per_gpu", tokens)
-            other = attrs.evolve(planned, settings=settings, plan=planned.plan.reshape(max_tokens=tokens))
-            return _plan_of(bare._replace(planned=other), target)
-
-        useful = min(target.most_tokens, _share_of_step(planned.plan) + least, int(_ITEMS * planned.train.lengths.mean()))
-        most = max(least, -(-max(default, useful) // _GRAIN) * _GRAIN)
-        tokens, found = _largest(with_tokens, least, most, room)
-    except (forge_algos.RehearsalError, forge_dist.ModelError) as error:
-        return None, "no memory plan can be made", MemoryPlan(target=target, ranks=planned.ranks, refused=str(error))
-    takes = f"{size(_needed(found))} of {size(target.limit)}"
-    if _needed(found) > room and found.fits is False:
-        why = "the longest sample, which does not fit"
-    elif tokens == most > least:
-        why = "more would not be faster"
-    else:
-        why = "the most that fits" if tokens > least else "the longest sample"
-    return tokens, f"memory plan: {why}, {takes} on {target.name}", found
-
-
-_FILLED = 0.9
-"""Part of a device's memory that a micro-batch of our choice may fill."""
-_GRAIN = 256
-"""Sizes of micro-batches that are tried are multiples of this."""
-_FIRST = 2048
-"""Tokens that are tried first: so many are computed in a second or a few."""
-_ITEMS = 128
-"""Items of average length that a micro-batch of our choice may hold: computing the plan takes as long as they are many."""
-_TRIES = 4
-
-
-def _largest(with_tokens: Callable[[int], MemoryPlan], least: int, most: int, room: int) -> tuple[int, MemoryPlan]:
-    """Return the largest micro-batch of `least` to `most` tokens that was found to need no more than `room`.
-
-    Memory grows nearly in proportion to tokens, so that a few tries come close.
-    """
-    found: dict[int, MemoryPlan] = {}
-
-    def fits(tokens: int) -> bool:
-        found[tokens] = with_tokens(tokens)
-        return _needed(found[tokens]) <= room
-
-    first = min(most, max(_FIRST, 2 * least))
-    below, above = (first, None) if fits(first) else (least, first)
-    if below == most or (least not in found and not fits(least)):
-        return below, found[below]
-    for _ in range(_TRIES):
-        at, by = sorted(found)[-2:] if above is None else (below, above)
-        grown = max(1, _needed(found[by]) - _needed(found[at]))
-        tokens = at + int((by - at) * (room - _needed(found[at])) / grown * 0.97) if by > at else most
-        tokens = min(most, tokens // _GRAIN * _GRAIN)
-        if tokens <= below or (above is not None and tokens >= above) or _needed(found[below]) > 0.95 * room:
-            break
-        if fits(tokens):
-            below = tokens
-        else:
-            above = tokens
-    return below, found[below]
-
-
-def _needed(plan: MemoryPlan) -> int:
-    """Return the bytes of the phases that depend on the size of a micro-batch."""
-    return max(phase.planned for phase in plan.phases if phase.name in ("step", "evaluation"))
-
-
-def _share_of_step(plan: forge_packing.BatchPlan) -> int:
-    """Return the most tokens that a rank has in a step, where they are divided evenly."""
-    tokens = plan.tokens[: _LOOKED_AT if plan.endless else min(plan.num_steps, _LOOKED_AT)]
-    return -(-int(max(tokens)) // plan.world_size)
-
-
-def _plan_of(bare: _Rehearsed, target: Target) -> MemoryPlan:
+def plan_of(bare: Rehearsed, target: Target) -> MemoryPlan:
     """Rehearse the phases of a run with its largest micro-batch."""
     planned = bare.planned
     worst, several = largest_micro_batch(planned.plan)
@@ -197,7 +104,7 @@ def _plan_of(bare: _Rehearsed, target: Target) -> MemoryPlan:
 def forecast_steps(planned: Planned, target: Target, steps: Sequence[Sequence[Any]]) -> Phase | None:
     """Compute the memory of steps on these very micro-batches; None where that cannot be."""
     try:
-        made = _Rehearsed.of(planned, target)
+        made = Rehearsed.of(planned, target)
         found = [made.run_step(list(batches), first=number == 0) for number, batches in enumerate(steps)]
     except (forge_algos.RehearsalError, forge_dist.ModelError):
         return None
@@ -208,7 +115,7 @@ def forecast_steps(planned: Planned, target: Target, steps: Sequence[Sequence[An
 def largest_micro_batch(plan: forge_packing.BatchPlan) -> tuple[Any, bool]:
     """Return the samples of the largest micro-batch, and whether its step has several."""
     best, several, most = None, False, -1
-    for step in range(_LOOKED_AT if plan.endless else min(plan.num_steps, _LOOKED_AT)):
+    for step in range(LOOKED_AT if plan.endless else min(plan.num_steps, LOOKED_AT)):
         for rank in range(plan.world_size):
             rows = plan.micro_batches(step, rank)
             for row in rows:
@@ -229,7 +136,7 @@ def _filled(planned: Planned, items: Items, rows: list[int]) -> list[int]:
     return rows
 
 
-class _Rehearsed(NamedTuple):
+class Rehearsed(NamedTuple):
     """Model without numbers, adapted and wrapped as the run's would be."""
 
     planned: Planned
@@ -244,7 +151,7 @@ class _Rehearsed(NamedTuple):
     """Number of its layers."""
 
     @classmethod
-    def of(cls, planned: Planned, target: Target) -> _Rehearsed:
+    def of(cls, planned: Planned, target: Target) -> Rehearsed:
         """Make it."""
         s, machine = planned.settings, planned.machine
         rehearsal = forge_algos.Rehearsal(device=machine.device.value, allocated=target.allocated, autocast=planned.autocast)
@@ -429,13 +336,13 @@ def _changes(planned: Planned, target: Target, worst: Any, several: bool) -> lis
     for setting, cost, with_it, rows in tried:
         try:
             other = attrs.evolve(planned, settings=with_it)
-            bare = _Rehearsed.of(other, target)
+            bare = Rehearsed.of(other, target)
             phase = _divided(other, "step", bare.step(rows, several=several, first=False).parts, bare.layers)
             found.append(Change(setting=setting, cost=cost, planned=phase.planned))
         except (forge_algos.ForgeAlgosError, forge_dist.ForgeDistError):
             continue
     if planned.ranks > 1 and planned.strategy == "ddp" and not planned.frozen:
-        bare = _Rehearsed.of(planned, target)
+        bare = Rehearsed.of(planned, target)
         parts = bare.step(worst, several=several, first=False).parts
         phase = _divided(attrs.evolve(planned, strategy="fsdp2"), "step", parts, bare.layers)
         cost = "ranks exchange weights in every forward"

@@ -34,7 +34,7 @@ class Target:
 
     @classmethod
     def here(cls, machine: forge_accel.Accelerator, *, processes: int = 1) -> Target:
-        """Return the machine of this process, whose memory so many processes share where they share its device."""
+        """Return this process' machine; so many processes share its memory if they share its device."""
         limit = machine.memory_limit_bytes()
         if limit is not None and type(machine).count() == 0:
             limit //= processes

@@ -16,8 +16,9 @@ import forge_packing
 from forge._errors import SettingsError
 from forge._progress import Reporter
 from forge._result import is_finished
-from forge.memory._forecast import choose_tokens, forecast
+from forge.memory._forecast import forecast
 from forge.memory._target import Target
+from forge.memory._tokens import choose_tokens
 from forge.reports._plan import plan_figures
 from forge.run._choices import check_shards, check_warmup, choose_sizes, try_packing
 from forge.run._early_checks import check_before_rows
