@@ -1,4 +1,4 @@
-"""Run that leaves max_tokens_per_gpu open → the largest micro-batch that the memory plan finds to fit."""
+"""Run that leaves max_tokens_per_gpu open → the largest micro-batch that fits its devices."""
 
 from __future__ import annotations
 
