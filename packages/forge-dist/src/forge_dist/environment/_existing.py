@@ -12,17 +12,27 @@ from forge_dist._settings import LaunchSettings
 from forge_dist.environment._environment import read_int
 from forge_dist.environment._worker import Worker, check_settings
 
+# Whether the group of this process was made by this package, for a run that is going on: no program's own.
+_ours = False
+
+
+def note_own_group(*, made: bool) -> None:
+    """Note that this package made the process group, or ended it."""
+    global _ours  # noqa: PLW0603 - one process has one group
+    _ours = made
+
 
 def existing_worker(environ: Mapping[str, str], settings: LaunchSettings) -> Worker | None:
     """Return the worker that an initialized process group of several ranks makes of this process.
 
-    None where there is no such group. torch is not imported: what is not imported has no group.
+    None where there is no such group, and for one that this package made. torch is not imported: what is not imported has no
+    group.
 
     Raises:
         LaunchError: RANK, WORLD_SIZE or a setting contradicts the group.
     """
     dist: Any = sys.modules.get("torch.distributed")
-    if dist is None or not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
+    if _ours or dist is None or not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
         return None
     rank, world_size = int(dist.get_rank()), int(dist.get_world_size())
     for name, here in (("RANK", rank), ("WORLD_SIZE", world_size)):

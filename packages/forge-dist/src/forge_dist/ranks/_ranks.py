@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from forge_dist._errors import LaunchError, MeetingError
+from forge_dist.environment._existing import note_own_group
 from forge_dist.environment._topology import Topology
 from forge_dist.ranks import _collectives as collectives
 from forge_dist.ranks._agreement import disagreement
@@ -116,6 +117,7 @@ class Ranks:
                     timeout=COLLECTIVE_TIMEOUT,
                     device_id=bound,
                 )
+                note_own_group(made=True)
             self._group = dist.group.WORLD
             present = int(self.sum([1.0])[0])
         except (dist.DistError, RuntimeError, ValueError) as error:
@@ -244,6 +246,7 @@ class Ranks:
                     dist.destroy_process_group(self._checkpoint_group)
             elif self._group is not None:
                 dist.destroy_process_group()
+                note_own_group(made=False)
         self._group = self._checkpoint_group = None
 
     def _leave_after_error(self, error: BaseException) -> None:
