@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +12,10 @@ import yaml
 
 import forge
 from forge.cli._app import main
-from forge.run._preflight import _faults
+from forge.run._dry_run import NO_MEMORY
+from forge.run._preflight import _faults, preflight
+from forge.settings._recipe import read_recipe
+from forge.settings._settings import resolve
 
 from .fake_clusters import environment, free_port
 
@@ -65,8 +67,6 @@ def test_what_it_needs(recipe: Path, capsys: pytest.CaptureFixture[str], monkeyp
 
 def test_a_full_disk_is_an_error(recipe: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """A warning of the dry run stops a cluster's job."""
-    usage = os.statvfs("/")
-    assert usage
     monkeypatch.setattr("forge.run._dry_run.shutil.disk_usage", lambda _: type("Usage", (), {"free": 3})())
     assert main(["sft", str(recipe), "--dry-run"]) == 0
     assert "less room" in capsys.readouterr().out
@@ -74,10 +74,12 @@ def test_a_full_disk_is_an_error(recipe: Path, capsys: pytest.CaptureFixture[str
     assert "the disk has less room than the exports need" in capsys.readouterr().err
 
 
-def test_memory_that_does_not_suffice_is_an_error_where_it_is_known(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """With `--for` the plan is for the devices that will train."""
-    assert main(["sft", str(recipe), "--dry-run", "--cluster", "--for", "0.001GB", "--max-tokens-per-gpu", "4096"]) == 2
-    assert "would not fit into memory" in capsys.readouterr().err
+def test_memory_that_does_not_suffice_is_an_error_where_it_is_known(recipe: Path) -> None:
+    """With `--for` the plan is for the devices that will train; what a container without accelerators sees is none of them."""
+    s = resolve(forge.sft.task.settings, ("recipe", read_recipe(recipe)))
+    with pytest.raises(forge.SettingsError, match="would not fit into memory"):
+        preflight(forge.sft.task, s, lambda: NO_MEMORY, for_others=True)
+    assert NO_MEMORY in preflight(forge.sft.task, s, lambda: NO_MEMORY)
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ def note_own_group(*, made: bool) -> None:
 
 
 def existing_worker(environ: Mapping[str, str], settings: LaunchSettings) -> Worker | None:
-    """Return the worker that an initialized process group of several ranks makes of this process.
+    """Return the worker that an initialized process group makes of this process.
 
     None where there is no such group, and for one that this package made. torch is not imported: what is not imported has no
     group.

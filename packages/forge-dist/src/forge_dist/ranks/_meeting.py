@@ -1,4 +1,4 @@
-"""Process group that exists already → a store of the run's own, whose address the group carries."""
+"""Process group that exists already → a store of the run's own."""
 
 import json
 import os

@@ -82,5 +82,5 @@ def kubeflow_app() -> cyclopts.App:
     )
     example = "forge kubeflow render recipe.yaml --nodes 4 --gpus 8 --dataset-uri hf://org/rows --output job.yaml"
     app.command(command_of(kubeflow, example), name="render")
-    app.command(command_of(runtimes, "forge kubeflow runtimes registry/forge:1 | kubectl apply -f -"), name="runtimes")
+    app.command(command_of(runtimes, "forge kubeflow runtimes registry/forge:1"), name="runtimes")
     return app

@@ -1,4 +1,4 @@
-"""A recipe → what a cluster is given to run it: an sbatch file for Slurm, a TrainJob for Kubeflow Trainer V2.
+"""A recipe → what a cluster runs: an sbatch file for Slurm, a TrainJob for Kubeflow.
 
 Files here import `verbs`, `settings`, `tasks` and the package's own top-level modules; not `run` or `cli`. Nothing here loads
 torch or talks to a cluster.

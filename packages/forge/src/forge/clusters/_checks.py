@@ -14,7 +14,7 @@ def count(name: str, value: object, least: int) -> None:
 
 
 def processes(settings: Any, gpus: int, nproc_per_node: int | None) -> int:
-    """Return the processes of each node: those asked for, the recipe's, or one for each accelerator.
+    """Return the processes of each node: asked for, the recipe's, or one an accelerator.
 
     Raises:
         SettingsError: they are no number, or more than there are accelerators.

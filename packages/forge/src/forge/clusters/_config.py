@@ -1,4 +1,4 @@
-"""A verb, a recipe and settings → the command of a container, as Kubeflow's SDK plans it for frameworks."""
+"""A verb, a recipe and settings → the command of a container."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PLACES = ("nnodes", "node_rank", "master_addr", "master_port", "rdzv_endpoint",
 
 @attrs.frozen(kw_only=True)
 class ForgeConfig:
-    """A run of forge, as a config-driven trainer of Kubeflow's SDK: label, entry point, `to_args()`.
+    """A run as a config-driven trainer of Kubeflow's SDK: label, entry point, `to_args()`.
 
     >>> config = ForgeConfig(
     ...     settings={"model_path": "org/model", "data_path": "rows.jsonl"}, peft_config=LoraConfig(lora_rank=8)

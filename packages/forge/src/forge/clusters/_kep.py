@@ -1,4 +1,4 @@
-"""Dataclasses of Kubeflow's KEP-2401 (LoRA, adapter prompts, prefix tuning, FSDP, ZeRO) → settings of forge.
+"""Dataclasses of Kubeflow's KEP-2401 (adapters, FSDP, ZeRO) → settings of forge.
 
 Names and defaults are the proposal's; QLoraConfig is its LoraConfig with `quantize_base`. What forge does not have is refused.
 """
@@ -45,7 +45,9 @@ class LoraConfig:
     apply_lora_to_output: bool | None = _optional(bool)
     """Adapt the head too."""
     lora_attn_modules: Sequence[str] | None = attrs.field(default=None, validator=_kind(type(None), list, tuple))
-    """Layers of the attention: q_proj, k_proj, v_proj, output_proj. All linear layers but the head where no field names any."""
+    """Layers of the attention: q_proj, k_proj, v_proj, output_proj.
+
+    All linear layers but the head where no field names any."""
     lora_rank: int | None = _optional(int)
     """Rank of the adapters."""
     lora_alpha: float | None = _optional(int, float)
@@ -58,7 +60,7 @@ class LoraConfig:
     """Give each adapted matrix a magnitude of its own."""
 
     def to_settings(self) -> dict[str, object]:
-        """Return the settings of forge. Raises SettingsError for DoRA on a base in 4 bits, and unknown layers."""
+        """Return the settings of forge. Raises SettingsError for DoRA on 4 bits, unknown layers."""
         if self.quantize_base and self.use_dora:
             raise SettingsError("quantize_base and use_dora together: forge has DoRA beside a base of plain floats only.")
         found: dict[str, object] = {"adapter": "qlora" if self.quantize_base else "dora" if self.use_dora else "lora"}
@@ -100,7 +102,7 @@ class QLoraConfig(LoraConfig):
 
 @attrs.frozen(kw_only=True)
 class AdapterConfig:
-    """Adapter prompts: virtual tokens, gated beside the attention of the uppermost layers (arXiv 2303.16199)."""
+    """Virtual tokens, gated beside the attention of the uppermost layers (arXiv 2303.16199)."""
 
     adapter_len: int = _field(int, default=10)
     """Number of virtual tokens."""
@@ -146,7 +148,7 @@ class FsdpConfig:
     """PyTorch's sharded data parallelism."""
 
     mixed_precision: bool = _field(bool, default=True)
-    """Compute in bfloat16, with weights and sums of gradients in float32; without it, all in float32."""
+    """Compute in bfloat16, with weights and sums of gradients in float32; else all in float32."""
     use_fp16: bool = _field(bool, default=False)
     """Compute in float16 instead; refused."""
     fsdp_cpu_offload: bool = _field(bool, default=False)
@@ -200,13 +202,13 @@ class ZeroConfig:
     """DeepSpeed's ZeRO."""
 
     stage: int = _field(int, default=0)
-    """0 copies everything to each rank; 1 to 3 shard the optimizer's state, the gradients too, the weights too."""
+    """0 copies all; 1 to 3 shard the optimizer's state, gradients too, weights too."""
     zero_cpu_offload: bool = _field(bool, default=False)
     """Keep weights and the optimizer's state in the host's memory."""
     checkpoint_type: str = _state_field()
     """How states are saved; only SHARDED_STATE_DICT is taken."""
     mixed_precision: bool = _field(bool, default=True)
-    """Compute in bfloat16, with weights and sums of gradients in float32; without it, all in float32."""
+    """Compute in bfloat16, with weights and sums of gradients in float32; else all in float32."""
     use_fp16: bool = _field(bool, default=False)
     """Compute in float16 instead; refused."""
 

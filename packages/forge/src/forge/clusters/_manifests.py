@@ -11,7 +11,7 @@ import yaml
 API = "trainer.kubeflow.org"
 API_VERSION = f"{API}/v1alpha1"
 RUNTIMES = {"cpu": "forge-cpu", "gpu": "forge-gpu", "nodes": "forge-multi-node"}
-"""Size → name of the runtime: one node without accelerators, one with one, any number of nodes."""
+"""Size (one node, one accelerator, any number of nodes) → name of the runtime."""
 VOLUME = "initializer"
 """Name of the shared volume, by which Trainer V2 knows it."""
 WORKSPACE = PurePosixPath("/workspace")

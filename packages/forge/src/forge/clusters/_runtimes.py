@@ -1,4 +1,4 @@
-"""An image → ClusterTrainingRuntimes of Kubeflow Trainer V2, by size, which TrainJobs refer to."""
+"""An image → ClusterTrainingRuntimes of Kubeflow Trainer V2, by size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A recipe → an sbatch file that trains it on nodes of Slurm, and requeues itself when it is stopped."""
+"""A recipe → an sbatch file that trains it on Slurm's nodes and requeues itself."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def sbatch(
     grace: int = 300,
     output: str | Path | None = None,
 ) -> str:
-    """Write an sbatch file that runs a recipe, and requeues itself when its time is over or it is preempted.
+    """Write an sbatch file that runs a recipe, and requeues itself when it is stopped.
 
     The job reads the recipe from where it lies now: it, its model, its data and its ckpt_output_dir must lie on directories
     that the nodes share.

@@ -1,4 +1,4 @@
-"""A configuration of a run → a TrainJob of Kubeflow Trainer V2 (trainer.kubeflow.org/v1alpha1)."""
+"""A configuration of a run → a TrainJob of Kubeflow Trainer V2."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def _check_machine(machine: str) -> None:
     try:
         Target.parse(machine)
     except SettingsError as error:
-        raise SettingsError(str(error).replace("for=", "machine=", 1)) from None
+        raise SettingsError(f"machine={machine!r}: {str(error).partition(': ')[2]}") from None
 
 
 def _uri(name: str, uri: str) -> str:

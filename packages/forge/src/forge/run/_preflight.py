@@ -1,4 +1,4 @@
-"""Settings and a cluster's nodes → whether the run could begin on them; nothing is trained, and nothing left behind."""
+"""Settings and a cluster's nodes → whether the run could begin on them."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def preflight(task: Task, s: Any, rehearse: Callable[[], str], *, for_others: bo
 
 @contextlib.contextmanager
 def _mark(path: Path, ranks: forge_dist.Ranks) -> Iterator[Path]:
-    """Write a hidden file where the run directory will be, on the first node, until all have looked for it."""
+    """Write a hidden file near the run directory until all nodes have looked for it."""
     folder = next(each for each in (path, *path.parents) if each.is_dir())
 
     def write() -> str:

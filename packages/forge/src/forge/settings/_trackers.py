@@ -79,7 +79,7 @@ class TrackerSettings:
         return [name for name in names if getattr(self, name) is not None]
 
     def chosen(self) -> tuple[str, ...]:
-        """Return the trackers of this run: those named, or those of which a setting is given, and the TrainJob's status."""
+        """Return the trackers of this run: those named, or those with a setting and a TrainJob's."""
         if self.trackers is not None:
             return tuple(dict.fromkeys(self.trackers))
         return (*dict.fromkeys(name.partition("_")[0] for name in self.given()), *(["kubeflow"] if in_trainjob() else []))

@@ -1,4 +1,4 @@
-"""A run → its progress in the status of the TrainJob that it runs in (Kubeflow Trainer V2, KEP-2779).
+"""A run → its progress in the status of the TrainJob that it is in (KEP-2779).
 
 The controller gives three variables: an address, and the files of its certificate and of a token, which changes every hour.
 """
@@ -54,7 +54,7 @@ def kubeflow(run: TrackedRun) -> KubeflowTracker:
 
 
 class KubeflowTracker:
-    """Sender of the newest figures, 5 seconds apart at least but for the last; what comes in between is not sent.
+    """Sender of the newest figures, 5 seconds apart at least but for the last.
 
     An update that fails is left out, for the next one says more; only the last one is tried again.
     """
