@@ -51,6 +51,7 @@ def prepare(
     report: Reporter,
     *,
     target: Target | None = None,
+    memory: bool = True,
 ) -> dict[str, Any]:
     """Tokenize, check and plan; on the first rank only.
 
@@ -63,6 +64,7 @@ def prepare(
         divided: name of the strategy, and into how many data-parallel shards it divides a step.
         report: the progress report.
         target: devices that the memory plan is for; by default this machine, for a new run of a model that is not small.
+        memory: whether the memory of forge's own loop is planned.
 
     Returns:
         As JSON: `finished`; where it is false also `root`, the folder of data and plan, `identity`, for full states, `start`,
@@ -125,7 +127,7 @@ def prepare(
     if not out.resuming:
         about = {**identity, STORES: fingerprints(task, out.root, paths)}
         (out.root / "run.json").write_text(json.dumps(about) + "\n", encoding="utf-8")
-    if target is not None or (not out.resuming and not is_small(start.path)):
+    if memory and (target is not None or (not out.resuming and not is_small(start.path))):
         planned = planned_of(task, s, machine, divided, start, tokenizer, found, identity)
         plan_memory(planned, out.root, report, target)
     return {
