@@ -9,16 +9,31 @@ def test_defaults():
     """The defaults are the documented ones."""
     settings = PlanSettings()
     assert (settings.effective_batch_size, settings.max_tokens_per_gpu, settings.seed) == (32, None, 42)
-    assert (settings.num_epochs, settings.max_steps) == (None, None)
+    assert (settings.num_epochs, settings.max_steps, settings.max_tokens) == (None, None, None)
 
 
-@pytest.mark.parametrize(("num_epochs", "max_steps", "epochs"), [(None, None, 1), (3, None, 3), (None, 20, None), (2, 20, 2)])
-def test_epochs_resolve(num_epochs, max_steps, epochs):
-    """One epoch unless max_steps is given, which alone is endless; with both, both limits stand."""
-    assert PlanSettings(num_epochs=num_epochs, max_steps=max_steps).epochs == epochs
+@pytest.mark.parametrize(
+    ("given", "epochs", "steps"),
+    [
+        ({}, 1, None),
+        ({"num_epochs": 3}, 3, None),
+        ({"max_steps": 20}, None, 20),
+        ({"num_epochs": 2, "max_steps": 20}, 2, 20),
+        ({"max_tokens": 50}, None, 5),
+        ({"max_tokens": 50, "num_epochs": 2}, 2, 5),
+        ({"max_tokens": 50, "max_steps": 4}, None, 4),
+        ({"max_tokens": 50, "max_steps": 6}, None, 5),
+        ({"num_epochs": "inf"}, None, None),
+        ({"num_epochs": "inf", "max_steps": 20}, None, 20),
+    ],
+)
+def test_limits_resolve(given, epochs, steps):
+    """One epoch unless another limit is given; all limits that are given stand, and inf is none."""
+    settings = PlanSettings(**given)
+    assert (settings.epochs, settings.last_step(lambda tokens: tokens // 10)) == (epochs, steps)
 
 
-@pytest.mark.parametrize("name", ["effective_batch_size", "max_tokens_per_gpu", "num_epochs", "max_steps"])
+@pytest.mark.parametrize("name", ["effective_batch_size", "max_tokens_per_gpu", "num_epochs", "max_steps", "max_tokens"])
 @pytest.mark.parametrize("value", [0, -1])
 def test_counts_are_at_least_one(name, value):
     """A count below 1 is refused by name and value."""
@@ -26,7 +41,9 @@ def test_counts_are_at_least_one(name, value):
         PlanSettings(**{name: value})
 
 
-@pytest.mark.parametrize("name", ["effective_batch_size", "max_tokens_per_gpu", "num_epochs", "max_steps", "seed"])
+@pytest.mark.parametrize(
+    "name", ["effective_batch_size", "max_tokens_per_gpu", "num_epochs", "max_steps", "max_tokens", "seed"]
+)
 @pytest.mark.parametrize("value", [True, 2.0, "2", float("nan")])
 def test_only_integers(name, value):
     """Bools, floats and strings are refused by name, value and type."""

@@ -37,6 +37,8 @@ MOMENTS = {
     "exporting": ("forge_dist", "export_model"),
     "checking": ("forge_dist", "check_export"),
     "result": ("forge.run._run", "write_result"),
+    "copying": ("forge.storage._remote", "Remote.write"),
+    "fetching": ("forge.storage._remote", "Remote.fetch"),
 }
 
 
@@ -87,6 +89,14 @@ def sft_with_signal(settings: dict[str, Any], *moment: Any) -> dict[str, Any]:
     """Run `forge.sft` with the signal of `signal_at`."""
     signal_at(*moment)
     return sft(settings)
+
+
+def sft_copied(settings: dict[str, Any], *moment: Any) -> dict[str, Any]:
+    """Run `forge.sft`, whose copies are made at once, with the signal of `signal_at` if one is given."""
+    from forge.storage import _storage
+
+    _storage._LOOK_SECONDS = 0.01
+    return sft_with_signal(settings, *moment) if moment else sft(settings)
 
 
 def command_with_signal(words: list[str], *moment: Any) -> tuple[int, str]:

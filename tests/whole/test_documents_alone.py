@@ -85,6 +85,7 @@ def test_a_packed_row_is_refused_where_it_is_asked_for(name: str, saved: Callabl
     assert not run.exists()
 
 
+@pytest.mark.slow
 def test_what_packing_will_be_is_known_before_data_are_read(
     saved: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

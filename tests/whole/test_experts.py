@@ -119,6 +119,7 @@ def test_any_ranks_train_experts_alike(model: Path) -> None:
             assert (tensor - expected[key]).abs().max() < close, (name, way, key)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["lora", "osft"])
 def test_a_run_packs_resumes_and_exports_experts(way: str, given: dict[str, Any], model: Path, tmp_path: Path) -> None:
     """Packed as alone, resumed to the bit, and what was exported loads without forge and has moved experts."""

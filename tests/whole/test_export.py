@@ -69,12 +69,12 @@ def test_a_merged_run_is_the_adapter_beside_its_base(lora: Path, model_dir: Path
     assert AutoModelForCausalLM.from_pretrained(half).dtype == torch.bfloat16
 
 
-def test_a_whole_run_as_gguf(full: Path) -> None:
+def test_a_whole_run_as_gguf(full: Path, model_dir: Path) -> None:
     """One file that transformers reads too, with the logits of the run's own export."""
     pytest.importorskip("gguf")
     pytest.importorskip("accelerate")
     path = forge.export(full, format="gguf")
-    assert path.name == "model0-sft-float32.gguf"
+    assert path.name == f"{model_dir.name}-sft-float32.gguf"
     expected = AutoModelForCausalLM.from_pretrained(next(full.glob("hf_format/samples_*")))
     found = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=str(path), dtype=torch.float32)
     torch.testing.assert_close(logits(found), logits(expected), rtol=1e-5, atol=1e-5)
@@ -235,10 +235,10 @@ def test_a_damaged_run_is_named_by_its_file(
         assert not list((run / "exports").glob("*"))
 
 
-def test_a_card_of_what_is_left(full: Path, tmp_path: Path) -> None:
+def test_a_card_of_what_is_left(full: Path, model_dir: Path, tmp_path: Path) -> None:
     """Torn metrics and a missing run.json shorten the card; the base is its title; paths with spaces do not leak."""
     run = shutil.copytree(full, tmp_path / "run", ignore=shutil.ignore_patterns("exports"))
-    assert "# model0, trained by forge sft\n" in (forge.export(run, tmp_path / "one") / "README.md").read_text()
+    assert f"# {model_dir.name}, trained by forge sft\n" in (forge.export(run, tmp_path / "one") / "README.md").read_text()
     with (run / "metrics.jsonl").open("a") as file:
         file.write('{"step": 3, "lo')
     (run / "run.json").unlink()

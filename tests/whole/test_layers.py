@@ -72,7 +72,7 @@ STAGES = {
     "forge": """
         .
         tasks/items  trackers
-        settings
+        settings  storage
         tasks  reports
         memory
         run

@@ -46,6 +46,7 @@ def other_tensors(directory: Path) -> dict[str, torch.Tensor]:
     return {name: t for name, t in tensors.items() if "language_model" not in name and "lm_head" not in name}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "packing"), [*((name, "auto") for name in modalities.CONFIGS), *((name, "off") for name in ("gemma3", "llama4"))]
 )
@@ -74,6 +75,7 @@ def test_losses_and_the_export(name: str, packing: str, saved: Callable[[str], P
     assert not any(report.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("adapter", ["lora", "osft"])
 def test_adapters(adapter: str, saved: Callable[[str], Path], tmp_path: Path) -> None:
     """Adapters touch the language part alone, in whole runs and resumed ones; merged, all modalities are there again."""

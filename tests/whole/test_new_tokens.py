@@ -57,6 +57,7 @@ def logits_of(model: Any, ids: Any) -> Any:
         return model.eval()(input_ids=ids).logits
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", ["pretrain", "distill", "osft", "dpo", "reward", "ppo"])
 def test_every_verb_takes_new_tokens(verb: str, model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tokenizer, data, embedding, export: plain transformers loads what a run with new tokens wrote, whatever the verb."""
@@ -88,6 +89,7 @@ def test_every_verb_takes_new_tokens(verb: str, model_dir: Path, tmp_path: Path,
         assert model.generate(ids, max_new_tokens=2, do_sample=False).shape[1] > 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("whole", [False, True])
 def test_lora_with_new_tokens_loads_in_plain_peft_and_merges(
@@ -144,6 +146,7 @@ def test_two_ranks_are_one(strategy: str, options: dict[str, Any], untied: Path,
     assert "exported" in (tmp_path / "two" / "log.txt").read_text()
 
 
+@pytest.mark.slow
 def test_a_resumed_run_has_the_same_tokens(untied: Path, rows: Path, tmp_path: Path) -> None:
     """Two steps and two more are four at once, also where base_model was removed; other tokens are refused by name."""
     given: dict[str, Any] = {**SHORT, "model_path": untied, "data_path": rows, "adapter": "lora", **TOKENS}

@@ -415,11 +415,12 @@ def test_a_run_cannot_become_shorter_than_it_is(given: dict[str, Any], tmp_path:
     """With a constant rate a length may grow; one below what was trained is refused."""
     constant = {**given, "lr_scheduler": "constant", "num_epochs": 2}
     forge.sft(**constant, ckpt_output_dir=tmp_path / "run")
-    with pytest.raises(forge.SettingsError, match="is of step 8, and num_epochs and max_steps now ask for 4 steps"):
+    with pytest.raises(forge.SettingsError, match="is of step 8, and num_epochs, max_steps or max_tokens now ask for 4 steps"):
         forge.sft(**{**constant, "num_epochs": 1}, ckpt_output_dir=tmp_path / "run")
     assert (tmp_path / "run" / "result.json").exists()
 
 
+@pytest.mark.slow
 def test_a_finished_run_keeps_no_state(given: dict[str, Any], tmp_path: Path) -> None:
     """Its states are removed at its end, so that it returns its result again and is refused more steps by name."""
     short = {**given, "keep_full_state": False, "max_steps": 1, "num_epochs": None, "lr_scheduler": "constant"}

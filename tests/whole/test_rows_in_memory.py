@@ -45,6 +45,7 @@ def unfinished(run: Path) -> None:
     shutil.rmtree(run / "full_state" / "step_4")
 
 
+@pytest.mark.slow
 def test_a_dataset_and_a_list_train_as_their_file(given: dict[str, Any], of_a_file: Path, tmp_path: Path) -> None:
     """The same losses and weights; config.yaml says what the rows were; a resume knows them again and refuses others."""
     rows = datasets.Dataset.from_list(ROWS)

@@ -55,6 +55,7 @@ CASES: dict[str, tuple[dict[str, Any], Any, Any]] = {
     "max_tokens_per_gpu": ({}, 100, 256),
     "num_epochs": ({"max_steps": None, "effective_batch_size": 12}, 1, 2),
     "max_steps": ({}, 2, 3),
+    "max_tokens": ({"max_steps": None}, 100, 300),
     "seed": ({}, 1, 2),
     "learning_rate": ({}, 1e-2, 2e-2),
     "weight_decay": ({}, 0.0, 0.5),
@@ -91,6 +92,7 @@ CASES: dict[str, tuple[dict[str, Any], Any, Any]] = {
     "packing": ({}, "on", "off"),
     "moe_aux_loss": ({"model_path": "MIXTURE"}, "global", "off"),
     "save_samples": ({}, 0, 4),
+    "save_dtype": ({}, None, "bfloat16"),
     "checkpoint_at_epoch": ({"max_steps": None, "num_epochs": 2, "effective_batch_size": 12}, False, True),
     "loss": ({}, "nll", "dft"),
     "label_smoothing": ({}, 0.0, 0.2),
@@ -128,6 +130,7 @@ PLACES = {"ckpt_output_dir"}
 SPEEDS = {"num_proc": (1, 2), "async_save": (True, False), "activation_checkpointing": (False, True)}
 # What takes several processes, or a run that goes on, to be seen: where it is.
 ELSEWHERE = {
+    "checkpoint_storage": "tests/whole/test_checkpoint_storage.py",
     "backend": "tests/whole/test_backends.py",
     "trackers": "tests/forge/trackers/test_watchers.py",
     "wandb_project": "tests/forge/trackers/test_watchers.py",

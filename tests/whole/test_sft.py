@@ -109,6 +109,7 @@ def test_lora_gives_a_plain_peft_directory(model_dir: Path, chats: Path, tmp_pat
     assert losses[-1] < losses[0]
 
 
+@pytest.mark.slow
 def test_python_shell_and_recipe_are_one_run(
     model_dir: Path, chats: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -30,6 +30,7 @@ TEMPLATES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_every_turn_is_learned_as_it_is_asked(name: str) -> None:
     """Of fifteen conversations each is right, or the template refuses it, leaves a part of it out, or prompts otherwise."""

@@ -96,6 +96,7 @@ def test_losses_are_those_of_each_turn_as_it_is_asked(given: dict[str, Any], thi
     assert "history: computed once a row" in log
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [

@@ -22,7 +22,6 @@ CASES: dict[str, dict[str, tuple[dict[str, Any], Any, Any]]] = {
     "pretrain": {
         "block_size": ({}, 24, 16),
         "cross_documents": ({}, False, True),
-        "max_tokens": ({"max_steps": None}, 100, 300),
         "label_smoothing": ({}, 0.0, 0.2),
         "z_loss": ({}, 0.0, 1e-2),
     },

@@ -82,6 +82,7 @@ def storage_bytes(model: nn.Module) -> int:
     return sum({t.data_ptr(): t.untyped_storage().nbytes() for t in forge_algos.tensors_of(model)}.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "adapter", "optimizer"),
     [("llama", "none", "adamw"), ("llama", "lora", "adafactor"), ("experts", "none", "muon"), ("llama", "osft", "adamw")],

@@ -88,6 +88,7 @@ def test_a_template_that_never_ends_is_stopped(name, monkeypatch):
         rendered(ENDLESS[name])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HUGE)
 def test_a_template_that_takes_all_memory_is_stopped(name, monkeypatch):
     """What one operation or many of them make has a limit, which is known before it is made."""

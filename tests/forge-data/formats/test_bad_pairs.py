@@ -63,6 +63,7 @@ def test_an_error_by_default(kind, rows, write_rows, trims, tmp_path, monkeypatc
     assert [each.name for each in tmp_path.iterdir()] == ["train.jsonl"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chunk", [1, 300, 1 << 20])
 @pytest.mark.parametrize("workers", [1, 2])
 def test_left_out_and_counted(chunk, workers, write_rows, trims, tmp_path, monkeypatch):

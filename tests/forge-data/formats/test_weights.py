@@ -109,6 +109,7 @@ def test_tokens(chatml_tokenizer):
     assert tokenize(row | {"weights": [1, 1, 1, 1]}, chatml_tokenizer).weights is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", [None, 9])
 @pytest.mark.parametrize("workers", [1, 2])
 def test_through_the_store(write_rows, chatml_tokenizer, tmp_path, monkeypatch, limit, workers):

@@ -85,6 +85,7 @@ def parts_of(data, tokenizer, folder, count, **options):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_merged_parts_are_the_store_of_one_process(kind, chatml_tokenizer, tmp_path):
     """Every file of the store is the same, its accounting, its lint over all rows and its fingerprint included."""
@@ -189,6 +190,7 @@ def outcome(make):
         return str(error)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bad", [1, 2])
 def test_bad_rows_are_counted_over_all_parts(bad, chatml_tokenizer, tmp_path):
     """A part with many of them is made; together they are as many as one process allows, or refused in its words."""

@@ -149,6 +149,16 @@ def test_a_fixed_number_at_an_endpoint():
     assert (t.master, t.rdzv_endpoint) == (("m", 29500), None)
 
 
+@pytest.mark.parametrize("endpoint", ["host:1", "[::1]:1", "host"])
+def test_a_numbered_node_at_an_endpoint(endpoint):
+    """node_rank beside rdzv_endpoint is torchrun's static rendezvous: node 0 listens at the endpoint, rdzv_id names the run."""
+    t = of({}, nnodes=2, node_rank=1, rdzv_endpoint=endpoint, rdzv_id="me")
+    where = {"host:1": ("host", 1), "[::1]:1": ("::1", 1), "host": ("host", 29500)}[endpoint]
+    assert (t.role, t.world_size, t.node_rank, t.master, t.rdzv_endpoint, t.rdzv_id) == ("launcher", 2, 1, where, None, "me")
+    one = of({}, nnodes=1, node_rank=0, rdzv_endpoint=endpoint, rdzv_id="me")
+    assert (one.role, one.world_size, one.node_rank, one.master, one.rdzv_id) == ("launcher", 1, 0, where, "me")
+
+
 def test_rank_makes_a_worker():
     """RANK with its companions is a worker, whatever PET_* and SLURM_* say beside it."""
     t = of(TORCHRUN | KUBEFLOW | SRUN)
@@ -254,7 +264,10 @@ def test_first_host(nodes, first):
         ({"PET_NPROC_PER_NODE": "1025"}, {}, "PET_NPROC_PER_NODE must be a number from 1 to 1024"),
         ({}, {"nproc_per_node": 2, "rdzv_id": "x"}, "rdzv_id has no effect"),
         ({}, {"nnodes": 2, "rdzv_endpoint": "h:1", "master_addr": "h"}, "two places to meet"),
-        ({}, {"nnodes": 2, "rdzv_endpoint": "h:1", "node_rank": 0}, "node_rank has no effect with rdzv_endpoint"),
+        ({}, {"nnodes": 2, "rdzv_endpoint": "h:1", "node_rank": 2}, "node_rank=2 is not one of the 2 nodes of nnodes=2"),
+        ({}, {"nnodes": 1, "rdzv_endpoint": "h:1", "node_rank": 1}, "node_rank=1 is not one of the 1 node of nnodes=1"),
+        ({}, {"nnodes": "1:2", "rdzv_endpoint": "h:1", "node_rank": 0}, "node_rank has no effect in an elastic run"),
+        ({}, {"nnodes": "1:2", "master_addr": "h", "node_rank": 0}, "node_rank has no effect in an elastic run"),
         ({"OMPI_COMM_WORLD_SIZE": "2"}, {}, "OMPI_COMM_WORLD_SIZE=2"),
         ({"SLURM_NNODES": "2", "SLURM_PROCID": "0", "SLURM_NTASKS": "2"}, {}, "SLURM_NNODES=2, and no srun"),
         ({"SLURM_NNODES": "1", "SLURM_PROCID": "0", "SLURM_NTASKS": "4"}, {}, "SLURM_NTASKS=4, and no srun.*nproc_per_node"),

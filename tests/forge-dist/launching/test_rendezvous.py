@@ -49,6 +49,13 @@ def test_nodes_meet():
     assert len({meeting.store_address for _, _, meeting in found}) == 1
 
 
+def test_numbered_nodes_meet_at_an_endpoint():
+    """rdzv_endpoint with node_rank on each: the ranks are those numbers, whichever node comes first."""
+    endpoint = {"rdzv_endpoint": f"127.0.0.1:{free_port()}", "rdzv_id": "me", "master_addr": None, "master_port": None}
+    found = meet({"node_rank": 1, **endpoint}, {"node_rank": 0, **endpoint})
+    assert [(rank, size) for rank, size, _ in found] == [(1, 2), (0, 2)]
+
+
 def test_a_restart_is_another_round():
     """Ranks that are started again do not read what the ones before them wrote."""
     meeting = make_rendezvous(topology(LaunchSettings(nproc_per_node=2), environ={}))

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import attrs
 import numpy as np
 import pytest
+from hypothesis import given, strategies as st
 
 from forge_packing import Cost, PackingError, plan
 from forge_packing.planning import _steps
@@ -225,3 +226,43 @@ def test_threads_may_share_it(monkeypatch):
     expected = [[m.tolist() for m in alone.micro_batches(step)] for step in steps]
     with ThreadPoolExecutor(8) as pool:
         assert list(pool.map(lambda step: [m.tolist() for m in shared.micro_batches(step)], steps)) == expected
+
+
+@given(
+    counts=st.lists(st.integers(0, 9), min_size=1, max_size=12).filter(any),
+    batch_size=st.integers(1, 5),
+    budget=st.integers(1, 200),
+    weighted=st.booleans(),
+    drop_last=st.booleans(),
+    shuffle=st.booleans(),
+)
+def test_steps_to_a_number_of_loss_tokens(counts, batch_size, budget, weighted, drop_last, shuffle):
+    """As adding up the steps of an endless plan one by one."""
+    drop_last = drop_last and len(counts) >= batch_size and not weighted and all(counts)
+    mixed = {"sources": [n % 2 for n in range(len(counts))], "weights": [0.3, 0.7]} if weighted and len(counts) > 1 else {}
+    endless = plan(
+        [9] * len(counts), batch_size=batch_size, max_tokens=9, epochs=None, loss_counts=counts, seed=budget, shuffle=shuffle,
+        drop_last=drop_last, **mixed,
+    )  # fmt: skip
+    steps, learned = 0, 0
+    while learned < budget:
+        learned += sum(counts[sample] for sample in endless.samples(steps))
+        steps += 1
+    assert endless.steps_to(budget) == steps
+    assert endless.reshape(world_size=min(2, batch_size)).steps_to(budget) == steps
+    ended = endless.until(epochs=None, max_steps=steps)
+    assert ended.num_steps == ended.steps_to(10 * budget + 99) == steps
+    assert ended.order_fingerprint == endless.order_fingerprint
+
+
+def test_steps_to_what_is_never_reached():
+    """A data set without loss tokens is refused, for no number of steps would do."""
+    with pytest.raises(PackingError, match="no step reaches"):
+        plan([1, 2], batch_size=1, max_tokens=2, epochs=None, loss_counts=[0, 0]).steps_to(1)
+    tail = plan([1, 1, 1], batch_size=2, max_tokens=2, epochs=None, loss_counts=[0, 0, 1], shuffle=False, drop_last=True)
+    with pytest.raises(PackingError, match="no step reaches"):
+        tail.steps_to(1)
+    with pytest.raises(PackingError, match="made without loss_counts"):
+        plan([1], batch_size=1, max_tokens=1, epochs=None).steps_to(1)
+    with pytest.raises(PackingError, match="at least 1"):
+        plan([1], batch_size=1, max_tokens=1, epochs=None, loss_counts=[1]).steps_to(0)

@@ -105,7 +105,7 @@ def test_a_run_without_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         (["store", "--max-tokens-per-gpu", "8"], "--max-tokens-per-gpu 8 is less than the longest sample, 9 tokens"),
         (["store", "--world-size", "33"], "--effective-batch-size 32 is less than --world-size 33"),
         (["store", "--seed", "-1"], "--seed must be an integer from 0"),
-        (["store", "--num-epochs", "0"], "--num-epochs must be an integer of at least 1, got 0"),
+        (["store", "--num-epochs", "0"], "--num-epochs must be an integer of at least 1 or 'inf', got 0"),
         (["tokens.jsonl"], "tokens.jsonl is not a plan"),
     ],
 )

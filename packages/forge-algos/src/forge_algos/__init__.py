@@ -75,7 +75,10 @@ if TYPE_CHECKING:
         PPOSettings as PPOSettings,
         RLOOSettings as RLOOSettings,
     )
-    from forge_algos.settings._optimizer import OptimizerSettings as OptimizerSettings
+    from forge_algos.settings._optimizer import (
+        SCHEDULES_WITHOUT_LENGTH as SCHEDULES_WITHOUT_LENGTH,
+        OptimizerSettings as OptimizerSettings,
+    )
     from forge_algos.settings._packing import PackingSettings as PackingSettings
     from forge_algos.settings._preference import (
         DPOSettings as DPOSettings,
@@ -120,7 +123,7 @@ _PUBLIC = {
     "settings._adapter": "AdapterSettings",
     "settings._moe": "MoESettings",
     "settings._online": "GRPOSettings PPOSettings RLOOSettings",
-    "settings._optimizer": "OptimizerSettings",
+    "settings._optimizer": "SCHEDULES_WITHOUT_LENGTH OptimizerSettings",
     "settings._packing": "PackingSettings",
     "settings._preference": "DPOSettings KTOSettings ORPOSettings RewardSettings SimPOSettings",
     "settings._supervised": "DistillSettings PretrainSettings SupervisedSettings",

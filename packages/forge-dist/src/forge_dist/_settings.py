@@ -20,6 +20,8 @@ else:
     StrategyName = Literal[(AUTO, *STRATEGIES)]
 """Names of the built-in strategies, and "auto"."""
 
+SaveDtype = Literal["float32", "bfloat16", "float16"]
+
 STRATEGY_OPTIONS = ("shard_size", "gather_dtype", "reshard_after_forward", "cpu_offload")
 """Fields of StrategySettings that have an effect under some strategies only (`StrategySpec.options`)."""
 
@@ -146,6 +148,10 @@ class CheckpointSettings:
     checkpoint_at_epoch: bool = attrs.field(default=False, validator=_switch)
     """Export the model at the end of every epoch too."""
 
+    save_dtype: SaveDtype | None = attrs.field(default=None, validator=_optional(_one_of(SaveDtype)))
+    """Dtype of exported weights; by default that of the model in model_path. Training and full states are in float32 either
+    way. An adapter is always exported in float32."""
+
     full_state_every_steps: int = attrs.field(default=0, validator=_count)
     """Save the full state, all that resuming needs, every so many steps; 0: see full_state_every_minutes."""
 
@@ -228,7 +234,7 @@ class LaunchSettings:
     """Name of this run, to tell it from others at the same rdzv_endpoint."""
 
     rdzv_endpoint: str | None = attrs.field(default=None, validator=_optional(_text))
-    """HOST:PORT where the nodes of an elastic run meet (torchrun's c10d rendezvous)."""
+    """HOST:PORT where the nodes meet: torchrun's c10d rendezvous, or with node_rank its static one, where node 0 listens."""
 
     master_addr: str | None = attrs.field(default=None, validator=_optional(_text))
     """Host of node 0, where the nodes of a run of fixed size meet."""

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         RunDirectoryError as RunDirectoryError,
         RunWriteError as RunWriteError,
         SettingsError as SettingsError,
+        StorageError as StorageError,
         TrackingError as TrackingError,
     )
     from forge._result import RunResult as RunResult
@@ -49,7 +50,7 @@ __version__ = "0.5.1"
 # Each module with the public names that it defines; a module is imported when one of its names is first used.
 _PUBLIC = {
     "_errors": "DataLintError ForgeError OutOfMemoryError PreemptedError PushError RecipeError RunDirectoryError RunWriteError "
-    "SettingsError TrackingError",
+    "SettingsError StorageError TrackingError",
     "_result": "RunResult",
     "cli._track": "track",
     "exporting._export": "export",

@@ -8,6 +8,7 @@
     ├── OutOfMemoryError (MemoryError)   a phase of the run asked for more memory than there is: exit status 1
     ├── PushError (OSError)              the Hub does not answer, or refuses an upload: exit status 1
     ├── RunWriteError (OSError)          a file of a run that had begun cannot be written: exit status 1
+    ├── StorageError (OSError)           checkpoint_storage does not answer, or has not got the whole run: exit status 1
     ├── TrackingError (RuntimeError)     a tracker has not got the whole record: exit status 1
     └── PreemptedError (RuntimeError)    a signal asked the run to stop, and its state is saved: exit status 75
 
@@ -58,6 +59,12 @@ class PushError(ForgeError, OSError):
 
 class RunWriteError(ForgeError, OSError):
     """A file of a run that had begun cannot be written: the run failed, its input was right."""
+
+    exit_status: ClassVar[int] = 1
+
+
+class StorageError(ForgeError, OSError):
+    """`checkpoint_storage` cannot be read or written, or has not got the whole of a run."""
 
     exit_status: ClassVar[int] = 1
 

@@ -34,7 +34,8 @@ class Reporter:
         self._console = Console(stderr=True, highlight=False, soft_wrap=True, quiet=quiet)
         self._bar: Progress | None = None
         self._task: TaskID | None = None
-        self._num_steps = self._done = 0
+        self._num_steps: int | None = None
+        self._done = 0
         self._began = 0.0
 
     def note(self, line: str, **event: object) -> None:
@@ -70,8 +71,11 @@ class Reporter:
         elif line:
             self._console.print(f"{what} ...", markup=False)
 
-    def steps(self, num_steps: int, *, done: int = 0) -> Self:
-        """Set the number of steps, `done` of them before this start: `with reporter.steps(n): ...`."""
+    def steps(self, num_steps: int | None, *, done: int = 0) -> Self:
+        """Set the number of steps, `done` of them before this start: `with reporter.steps(n): ...`.
+
+        None is a run without end.
+        """
         self._num_steps, self._done = num_steps, done
         return self
 
@@ -108,11 +112,14 @@ class Reporter:
             self._bar.update(self._task, completed=out.step, description=description)
         if out.step % self._every and out.step != self._num_steps:
             return
-        spent = time.perf_counter() - self._began
-        left = spent / (out.step - self._done) * (self._num_steps - out.step)
+        of, eta = "", ""
+        if self._num_steps is not None:
+            spent = time.perf_counter() - self._began
+            left = spent / (out.step - self._done) * (self._num_steps - out.step)
+            of, eta = f"/{self._num_steps}", f"  ETA {_clock(left)}"
         line = (
-            f"step {out.step}/{self._num_steps}  {figures}  lr {out.learning_rate:.3g}  "
-            f"grad_norm {out.grad_norm:.3g}  {tokens_per_second:,.0f} tokens/s  ETA {_clock(left)}"
+            f"step {out.step}{of}  {figures}  lr {out.learning_rate:.3g}  grad_norm {out.grad_norm:.3g}  "
+            f"{tokens_per_second:,.0f} tokens/s{eta}"
         )
         self._log(line)
         if self._bar is None:

@@ -6,16 +6,20 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from forge_algos._errors import OptimizerError
-from forge_algos.settings._optimizer import OptimizerSettings, Schedule
+from forge_algos.settings._optimizer import SCHEDULES_WITHOUT_LENGTH, OptimizerSettings, Schedule
+from forge_algos.settings._validators import either
 
 if TYPE_CHECKING:
     import torch
 
 
+_ANY_LENGTH = 2**62
+
+
 def lr_factor(
     step: int,
     *,
-    num_steps: int,
+    num_steps: int | None,
     warmup_steps: int = 0,
     lr_scheduler: Schedule = "cosine",
     min_lr_ratio: float = 0.0,
@@ -37,7 +41,7 @@ def lr_factor(
 
     Args:
         step: from 1.
-        num_steps: N, the steps of the whole run.
+        num_steps: N, the steps of the whole run; None for a run without end.
         warmup_steps: w.
         lr_scheduler: schedule after the warm-up.
         min_lr_ratio: where cosine_with_min_lr, polynomial and warmup_stable_decay end.
@@ -46,11 +50,19 @@ def lr_factor(
         num_cycles: the descents of cosine_with_restarts.
 
     Raises:
-        OptimizerError: warmup_steps and decay_steps are together more than num_steps.
+        OptimizerError: warmup_steps and decay_steps are together more than num_steps, or the schedule needs num_steps and there
+            is none.
 
     >>> [round(lr_factor(s, num_steps=4, warmup_steps=2, lr_scheduler="linear"), 2) for s in (1, 2, 3, 4, 5)]
     [0.5, 1.0, 1.0, 0.5, 0.0]
     """
+    if num_steps is None:
+        if lr_scheduler not in SCHEDULES_WITHOUT_LENGTH:
+            raise OptimizerError(
+                f"lr_scheduler={lr_scheduler} needs to know the end of the run: use {either(SCHEDULES_WITHOUT_LENGTH)}"
+            )
+        # The rate of a step is the same for every length of the run.
+        num_steps = step if lr_scheduler == "constant" else _ANY_LENGTH
     if decay_steps is not None and warmup_steps + decay_steps > num_steps:
         raise OptimizerError(
             f"warmup_steps={warmup_steps} and decay_steps={decay_steps} are more than the run's {num_steps} steps: lower one "
@@ -103,12 +115,13 @@ def _transformers_factor(
 
 
 def schedule(
-    optimizer: "torch.optim.Optimizer", settings: OptimizerSettings, num_steps: int
+    optimizer: "torch.optim.Optimizer", settings: OptimizerSettings, num_steps: int | None
 ) -> "torch.optim.lr_scheduler.LambdaLR":
     """Make torch's LambdaLR over `lr_factor`; it is stepped once after each optimizer step.
 
     Raises:
-        OptimizerError: a warm-up and a decay that are together longer than the run.
+        OptimizerError: a warm-up and a decay that are together longer than the run, or a schedule that needs the end of one
+            that has none.
     """
     from torch.optim.lr_scheduler import LambdaLR
 

@@ -23,6 +23,9 @@ Schedule = Literal[
 ]
 OnNaN = Literal["stop", "skip"]
 
+SCHEDULES_WITHOUT_LENGTH = ("constant", "inverse_sqrt")
+"""Values of lr_scheduler under which no step's rate depends on the number of steps in the run."""
+
 # Constants, because the type checker takes a literal of more than four for any string.
 _OPTIMIZER: Optimizer = "adamw"
 _SCHEDULE: Schedule = "cosine"

@@ -70,9 +70,6 @@ class PretrainSettings:
     cross_documents: bool = attrs.field(default=False, validator=attrs.validators.instance_of(bool))
     """Whether the documents of a block see each other,
     so that a document's first token is learned from the one before it."""
-    max_tokens: int | None = attrs.field(default=None, validator=attrs.validators.optional(number(kind=int, low=1)))
-    """Number of tokens through the model after which training stops, at the end of a step.
-    By default num_epochs decides."""
     label_smoothing: float = attrs.field(default=0.0, validator=_share)
     """Share of each target that is spread evenly over the whole vocabulary (arXiv 1512.00567),
     from 0 to below 1."""

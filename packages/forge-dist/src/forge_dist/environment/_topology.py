@@ -133,9 +133,14 @@ def _launcher(found: LaunchValues, step: SlurmStep | None, devices: int, cores: 
     if backend not in ("", "static", "c10d"):
         raise LaunchError(f"PET_RDZV_BACKEND={backend} is not supported: leave it out, or use c10d with PET_RDZV_ENDPOINT")
     endpoint = _rendezvous_endpoint(found, origins, endpoint, address, port, elastic=least != most)
-    if endpoint is None and most == 1:
+    # Nodes that are numbered need no rendezvous that numbers them: the endpoint is where node 0 listens.
+    static = endpoint is not None and origins["node_rank"] == "argument"
+    if static:
+        address, port = _host_and_port(str(endpoint))
+        endpoint = None
+    if endpoint is None and most == 1 and not static:
         _refuse_unused_addresses(origins, found, most * procs)
-    if endpoint is None and most > 1:
+    if endpoint is None and (most > 1 or static):
         missing = [name for name, value in (("master_addr", address), ("node_rank", node_rank)) if value is None]
         if missing:
             raise LaunchError(
@@ -146,14 +151,14 @@ def _launcher(found: LaunchValues, step: SlurmStep | None, devices: int, cores: 
         assert node_rank is not None
         if node_rank >= most:
             raise LaunchError(
-                f"{_describe(origins, 'node_rank', node_rank)} is not one of the {most} nodes of "
-                f"{_describe(origins, 'nnodes', nodes_text)}:"
-                " nodes are counted from 0"
+                f"{_describe(origins, 'node_rank', node_rank)} is not one of the {most} node{'s' * (most > 1)} of "
+                f"{_describe(origins, 'nnodes', nodes_text)}: nodes are counted from 0"
             )
     fixed = endpoint is None
-    master = (address, port) if fixed and address is not None and (most > 1 or origins["master_addr"] == "argument") else None
+    meeting = static or most > 1 or origins["master_addr"] == "argument"
+    master = (address, port) if fixed and address is not None and meeting else None
     return Topology(
-        role="single" if most == 1 and procs == 1 and endpoint is None else "launcher",
+        role="single" if most == 1 and procs == 1 and endpoint is None and not static else "launcher",
         world_size=most * procs if least == most else None,
         local_world_size=procs,
         node_rank=(node_rank or 0) if fixed else None,
@@ -173,20 +178,18 @@ def _launcher(found: LaunchValues, step: SlurmStep | None, devices: int, cores: 
 def _rendezvous_endpoint(
     found: LaunchValues, origins: dict[str, str], endpoint: str | None, address: str | None, port: int, *, elastic: bool
 ) -> str | None:
-    """Return HOST:PORT of the c10d rendezvous; None where nodes meet at the master's address."""
+    """Return HOST:PORT of the rendezvous; None where nodes meet at the master's address."""
     if endpoint is not None and origins["master_addr"] == "argument":
         if origins["rdzv_endpoint"] == "argument":
             raise LaunchError("rdzv_endpoint and master_addr are two places to meet: set one of them")
         endpoint = None
-    for name, instead in (
-        ("node_rank", ", where the nodes are numbered as they come"),
-        ("master_port", ", which says the port itself"),
-    ):
-        if endpoint is not None and origins[name] == "argument":
-            raise LaunchError(
-                f"{name} has no effect with {origins['rdzv_endpoint'].replace('argument', 'rdzv_endpoint')}{instead}: leave "
-                "it out, or set master_addr instead"
-            )
+    if endpoint is not None and origins["master_port"] == "argument":
+        raise LaunchError(
+            f"master_port has no effect with {origins['rdzv_endpoint'].replace('argument', 'rdzv_endpoint')}, which says the "
+            "port itself: leave it out, or set master_addr instead"
+        )
+    if elastic and origins["node_rank"] == "argument":
+        raise LaunchError("node_rank has no effect in an elastic run, where nodes are numbered as they come: leave it out")
     if elastic and endpoint is None:
         if address is None:
             raise LaunchError(
@@ -201,6 +204,16 @@ def _rendezvous_endpoint(
             f"{_describe(origins, 'rdzv_endpoint', endpoint)} ends in no port: ports are {PORTS[0]} to {PORTS[-1]}"
         )
     return endpoint
+
+
+def _host_and_port(endpoint: str) -> tuple[str, int]:
+    """Return the host and the port of HOST:PORT; an IPv6 address stands in brackets.
+
+    >>> _host_and_port("[::1]:29500")
+    ('::1', 29500)
+    """
+    host, _, port = endpoint.rpartition(":")
+    return host.removeprefix("[").removesuffix("]"), int(port)
 
 
 def _refuse_unused_addresses(origins: dict[str, str], found: LaunchValues, world_size: int) -> None:

@@ -163,8 +163,8 @@ class _StaticRendezvous(RendezvousHandler):
             store = TCPStore(self._host, self._port, is_master=True, wait_for_workers=False)
         except (DistError, RuntimeError) as error:
             raise LaunchError(
-                f"node 0 cannot listen on port {self._port} ({first_line(error)}): another run may use it; set master_port "
-                "to a free one"
+                f"node 0 cannot listen on port {self._port} ({first_line(error)}): another run may use it; set master_port, "
+                "or the port of rdzv_endpoint, to a free one"
             ) from error
         self._port = store.port
         return store
@@ -180,8 +180,8 @@ class _StaticRendezvous(RendezvousHandler):
                 why = f"what answers there is no launcher: {first_line(error)}"
         raise LaunchError(
             f"node {self._rank} did not reach node 0 at {address} within {seconds:g} s ({why}): check that node 0 was "
-            f"started, that master_addr and master_port are its own, that node_rank is 0 there and {self._rank} here, and "
-            "that no firewall closes the port"
+            f"started, that this address is its own (master_addr and master_port, or rdzv_endpoint), that node_rank is 0 there "
+            f"and {self._rank} here, and that no firewall closes the port"
         )
 
     def _wait_for_nodes(self, store: "Store", end: float) -> None:

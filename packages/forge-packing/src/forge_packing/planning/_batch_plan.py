@@ -5,6 +5,7 @@ from functools import cached_property
 from typing import Any, Self
 
 import attrs
+import numpy as np
 
 from forge_packing._checks import Int64Array
 from forge_packing._errors import PackingError
@@ -139,6 +140,35 @@ class BatchPlan:
             raise PackingError("this plan has no loss_tokens: it was made without loss_counts. Pass loss_counts to plan()")
         return StepSums(self._steps, self.loss_counts)
 
+    def steps_to(self, loss_tokens: int) -> int:
+        """Return the number of steps whose loss tokens together reach a budget.
+
+        An endless plan reaches any number; another may end before, which gives `num_steps`. PackingError without loss_counts,
+        or where no sample has a loss token.
+        """
+        learned = self.loss_tokens
+        if loss_tokens < 1:
+            raise PackingError(f"loss_tokens must be at least 1, got {loss_tokens}")
+        assert self.loss_counts is not None
+        order, done, first = self._steps.order, 0, 0
+        # Samples that are left out are the same ones in every epoch only where nothing is shuffled.
+        total = int(self.loss_counts[: None if order.shuffle else order.per_epoch].sum())
+        if not total:
+            raise PackingError("no step reaches any number of loss tokens: all loss_counts are 0")
+        if order.shares is None and not (order.drop_last and order.shuffle):
+            # Every epoch has the same sum.
+            epochs = (loss_tokens - 1) // total
+            done, first = epochs * total, epochs * order.steps_per_epoch
+        end = order.num_steps
+        while end is None or first < end:
+            stop = first + self._steps.per_block if end is None else min(first + self._steps.per_block, end)
+            reached = done + np.cumsum(learned[first:stop])
+            if reached[-1] >= loss_tokens:
+                return first + int(np.searchsorted(reached, loss_tokens)) + 1
+            done, first = int(reached[-1]), stop
+        assert end is not None
+        return end
+
     @cached_property
     def fingerprint(self) -> str:
         """sha256 (hex) of all inputs of the plan, and of the version of the planning."""
@@ -162,6 +192,10 @@ class BatchPlan:
         changed = {"world_size": world_size, "max_tokens": max_tokens}
         given = {name: value for name, value in changed.items() if value is not None}
         return type(self)(**checked({**self._inputs(), **given}))
+
+    def until(self, *, epochs: int | None, max_steps: int | None) -> Self:
+        """Plan the same steps with another end, as `plan` takes it; None and None is without end."""
+        return type(self)(**checked({**self._inputs(), "epochs": epochs, "max_steps": max_steps}))
 
     def figures(self, step: int) -> StepFigures:
         """Return the figures of a step's division, each beside its lower bound."""

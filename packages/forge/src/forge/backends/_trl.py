@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -67,6 +68,7 @@ REFUSED: dict[str, str] = {
     **dict.fromkeys(("early_stopping_patience", "eval_prompts", "eval_max_new_tokens"), _EVAL),
     **dict.fromkeys(("full_state_every_steps", "full_state_every_minutes", "accelerate_full_state_at_epoch"), _STATES),
     **dict.fromkeys(("keep_last_n", "keep_full_state", "async_save"), _STATES),
+    "checkpoint_storage": "it makes no full states and one export; `forge push` and a copy hand that on",
     **dict.fromkeys(("save_samples", "checkpoint_at_epoch", "keep_last_checkpoint_only"), _EXPORTS),
     "reward_model_path": "TRL would need the reward model's own tokens: wrap it in a reward function",
     "on_reward_error": "TRL stops where a reward function raises",
@@ -98,6 +100,8 @@ class TRLBackend(Backend):
         super().check(verb, s)
         if verb == "sft" and s.objective.label_smoothing:
             raise SettingsError("label_smoothing is not available with sft of backend=trl, which gives it up with version 2.")
+        if s.plan.num_epochs == math.inf:
+            raise SettingsError("num_epochs=inf is not available with backend=trl: TRL's schedules need a last step.")
         if s.optimizer.optimizer == "schedule_free":
             raise SettingsError("optimizer=schedule_free is not available with backend=trl: its trainers do not switch modes.")
         if s.device.attention == "documents":

@@ -24,7 +24,7 @@ from forge.run._choices import absolute_paths, choose_machine, quantized
 from forge.run._early_checks import check_names
 from forge.run._launching import on_ranks
 from forge.run._out_of_memory import out_of_memory
-from forge.run._prepare import Prepared, open_prepared, prepare
+from forge.run._prepare import Prepared, open_prepared, prepare, with_chosen
 from forge.run._rows import Rows, with_descriptions
 from forge.run._run_directory import NoDirectory, RunDirectory
 from forge.run._starting_model import Start
@@ -53,10 +53,11 @@ def rehearse(task: Task, s: Any, rows: Rows) -> str:
     machine = forge_accel.accelerator(s.device.device)
     with RunDirectory(s.checkpoints.ckpt_output_dir, resume=s.checkpoints.resume) as out:
         report = Reporter(out.log, every=s.report.logging_steps)
-        found = prepare(task, s, rows, out, machine, ("ddp" if shards > 1 else "single", shards), report, memory=False)
+        found = prepare(task, s, rows, out, machine, ("ddp" if shards > 1 else "single", shards), report, target=None)
         if found["finished"]:
             return f"{out.path} holds this very run, finished: the same command would return its result and train nothing."
-        prepared = open_prepared(task, with_descriptions(s, found["rows"]), machine, Path(found["root"]), shards)
+        s = with_chosen(with_descriptions(s, found["rows"]), found["chosen"])
+        prepared = open_prepared(task, s, machine, Path(found["root"]), shards)
         plan = _plan(task, prepared, shards)
         given = _arguments(task, prepared.settings, plan, machine, out.path, shards)
         _check_rows(task, prepared, plan)
@@ -189,10 +190,10 @@ def _run(
     report.note(f"ranks: {shards}")
 
     # data and plan: forge's own, so that the rows and their order are those of any backend
-    found = ranks.first(lambda: prepare(task, s, rows, out, machine, (s.strategy.strategy, shards), report, memory=False))
+    found = ranks.first(lambda: prepare(task, s, rows, out, machine, (s.strategy.strategy, shards), report, target=None))
     if found["finished"]:
         return read_result(out.path)
-    s = with_descriptions(s, found["rows"])
+    s = with_chosen(with_descriptions(s, found["rows"]), found["chosen"])
     start, root = Start(**found["start"]), Path(found["root"])
     tokenizer = forge_data.load_tokenizer(start.path)
     prepared = open_prepared(task, s, machine, root, shards)
@@ -383,7 +384,8 @@ def _export(
     directory = out.path / "hf_format" / name
     report.doing(f"exporting {name} and loading it back")
     stored = forge_dist.base_dtype(s.model.model_path, task=task.model_task)
-    dtype = stored if adaptation.writes == "model" else None
+    asked = s.checkpoints.save_dtype
+    dtype = None if adaptation.writes != "model" else stored if asked is None else getattr(forge_accel, asked)
     as_plain: Any = {"without": (*task.extra_modules, *adaptation.additions), "plain": adaptation.plain}
     forge_dist.export_model(adaptation.model, directory, tokenizer=tokenizer, dtype=dtype, strategy=strategy, **as_plain)
     samples = train.short_samples()

@@ -16,13 +16,13 @@ import docstring_parser
 from forge.settings._settings import dashed
 
 
-def whole_number(_kind: object, tokens: Sequence[cyclopts.Token]) -> int:
+def whole_number(_kind: object, tokens: Sequence[cyclopts.Token], wanted: str = "a whole number") -> int:
     """Convert a whole number strictly; cyclopts by itself rounds 1.5 to 2."""
     word = tokens[0].value
     try:
         return int(word)
     except ValueError:
-        raise ValueError(f"a whole number is wanted, not {word!r}") from None
+        raise ValueError(f"{wanted} is wanted, not {word!r}") from None
 
 
 def whole_number_or_word(_kind: object, tokens: Sequence[cyclopts.Token]) -> int | str:
@@ -35,7 +35,15 @@ def converter_of(kinds: set[Any]) -> Callable[..., int | str] | None:
     """Return the converter of an option of these types; None for the one of cyclopts."""
     if int not in kinds:
         return None
-    return whole_number_or_word if str in kinds else whole_number
+    if str in kinds:
+        return whole_number_or_word
+    words = [word for kind in kinds if get_origin(kind) is Literal for word in get_args(kind)]
+
+    def convert(_kind: object, tokens: Sequence[cyclopts.Token]) -> int | str:
+        word = tokens[0].value
+        return word if word in words else whole_number(_kind, tokens, " or ".join(["a whole number", *map(repr, words)]))
+
+    return convert
 
 
 @cache

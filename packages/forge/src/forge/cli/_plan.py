@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import attrs
 import cyclopts
@@ -16,7 +16,7 @@ import forge_packing
 from forge._errors import RunDirectoryError, SettingsError
 from forge.cli._options import converter_of, field_texts, with_signature
 
-_FIXED = ("effective_batch_size", "num_epochs", "max_steps", "seed")
+_FIXED = ("effective_batch_size", "num_epochs", "max_steps", "max_tokens", "seed")
 _OWN = {
     "path": (str, "A saved plan (plan.npz), a run directory, or a token store to plan for."),
     "draw": (str | None, "Draw the step's load on each rank, and the fill over the run, into this SVG file."),
@@ -57,9 +57,10 @@ def plan_command() -> Any:
     for field in attrs.fields(forge_packing.PlanSettings):
         text = field_texts(forge_packing.PlanSettings)[field.name]
         shown = "" if field.default is None else f" [default: {field.default}]"
-        about = cyclopts.Parameter(help=text + shown, group=group, converter=converter_of({int}))
+        kind = field.type | None
+        about = cyclopts.Parameter(help=text + shown, group=group, converter=converter_of({*get_args(kind)}))
         parameters.append(
-            inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[int | None, about])
+            inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind, about])
         )
     command = with_signature(
         plan,
@@ -69,12 +70,16 @@ def plan_command() -> Any:
         "Example: forge plan runs/first --world-size 8 --draw plan.svg",
     )
     # The names of forge_packing.plan, in its messages.
-    command.flags |= {"batch_size": "--effective-batch-size", "max_tokens": "--max-tokens-per-gpu"}
+    command.flags |= {"batch_size": "--effective-batch-size"}
     return command
 
 
 def _load_or_make(path: Path, chosen: Mapping[str, Any], world_size: int | None) -> forge_packing.BatchPlan:
     """Load the plan at a path, or make one for the store there, on these ranks."""
+    try:
+        settings = forge_packing.PlanSettings(**chosen)
+    except (TypeError, ValueError) as error:
+        raise SettingsError(str(error)) from error
     files = [path] if path.is_file() else [path / "plan.npz", path / "plan" / "plan.npz"]
     file = next((each for each in files if each.is_file()), None)
     if file is not None:
@@ -89,21 +94,17 @@ def _load_or_make(path: Path, chosen: Mapping[str, Any], world_size: int | None)
         _check_fit(int(loaded.lengths.max()), tokens)
         return loaded.reshape(world_size=world_size, max_tokens=tokens)
     if (path / "store.json").is_file():
-        return _make(path, chosen, world_size)
+        return _make(path, settings, world_size)
     raise SettingsError(
         f"{path} is no plan: give a plan.npz, a run directory (with plan/plan.npz in it), or a token store (with store.json in "
         "it)."
     )
 
 
-def _make(path: Path, chosen: Mapping[str, Any], world_size: int | None) -> forge_packing.BatchPlan:
+def _make(path: Path, settings: forge_packing.PlanSettings, world_size: int | None) -> forge_packing.BatchPlan:
     """Plan for a token store as training would."""
     import forge_data
 
-    try:
-        settings = forge_packing.PlanSettings(**chosen)
-    except (TypeError, ValueError) as error:
-        raise SettingsError(str(error)) from error
     store = forge_data.TokenStore.open(path)
     if store.kind != "supervised":
         raise SettingsError(f"{path} holds rows of the kind {store.kind!r}; forge plan shows those of supervised fine-tuning.")
@@ -116,18 +117,18 @@ def _make(path: Path, chosen: Mapping[str, Any], world_size: int | None) -> forg
         tokens = max(longest, machine.default_tokens)
         why = "the longest sample" if tokens == longest else f"what suits {machine.name}"
         print(f"max_tokens_per_gpu {tokens:,}: {why}")
-    return forge_packing.plan(
+    endless = forge_packing.plan(
         store.lengths,
         batch_size=settings.effective_batch_size,
         max_tokens=tokens,
         world_size=1 if world_size is None else world_size,
         seed=settings.seed,
-        epochs=settings.epochs,
-        max_steps=settings.max_steps,
+        epochs=None,
         loss_counts=store.loss_counts,
         sources=None if store.weights is None else store.sources,
         weights=store.weights,
     )
+    return endless.until(epochs=settings.epochs, max_steps=settings.last_step(endless.steps_to))
 
 
 def _check_fit(longest: int, tokens: int | None) -> None:

@@ -23,22 +23,23 @@ from forge.tasks._task import Task
 from forge.tasks.items._items import Items
 
 
-def choose_sizes(task: Task, s: Any, machine: forge_accel.Accelerator, parts: list[Items]) -> Any:
+def choose_sizes(s: Any, machine: forge_accel.Accelerator, parts: list[Items]) -> Any:
     """Choose epochs, tokens of a micro-batch and learning rate where they are left open.
 
     Raises:
         SettingsError: a sample, named by file and row, is longer than the `max_tokens_per_gpu` that was given.
 
     """
-    if task.epochs_and_steps(s, parts[0]) == (None, None):
-        s = s.resolved("num_epochs", 1, "neither num_epochs nor max_steps was given")
+    if s.plan.num_epochs is None and s.plan.epochs is not None:
+        s = s.resolved("num_epochs", s.plan.epochs, "neither num_epochs nor max_steps nor max_tokens was given")
     longest = max(int(items.lengths.max()) for items in parts)
-    if s.plan.max_tokens_per_gpu is not None:
+    given, chosen = s.plan.max_tokens_per_gpu, s.origins["max_tokens_per_gpu"].startswith("chosen: ")
+    if given is not None and not (chosen and longest > given):
         for items in parts:
             row = int(items.lengths.argmax())
-            if items.lengths[row] > s.plan.max_tokens_per_gpu:
+            if items.lengths[row] > given:
                 raise SettingsError(
-                    f"{items.size(row)}, more than max_tokens_per_gpu={s.plan.max_tokens_per_gpu:,}, and is never cut to fit. "
+                    f"{items.size(row)}, more than max_tokens_per_gpu={given:,}, and is never cut to fit. "
                     f"Set max_tokens_per_gpu to {longest:,} or more, or {items.shorter}."
                 )
     elif longest > machine.default_tokens:
@@ -60,9 +61,9 @@ def check_shards(s: Any, shards: int) -> None:
         )
 
 
-def check_warmup(s: Any, num_steps: int) -> None:
+def check_warmup(s: Any, num_steps: int | None) -> None:
     """Raise SettingsError for a warm-up that is longer than the run."""
-    if s.optimizer.warmup_steps > num_steps:
+    if num_steps is not None and s.optimizer.warmup_steps > num_steps:
         raise SettingsError(
             f"warmup_steps={s.optimizer.warmup_steps} is more than the {num_steps} steps of this run: the learning rate would "
             "never reach learning_rate. Lower warmup_steps, or train longer."
@@ -276,7 +277,7 @@ def cost_alone(model: Any, plan: forge_packing.BatchPlan, items: Items) -> str:
     lift = "a packed row needs layers that start anew where position_ids or cu_seq_lens say so"
     if items.lengths is not items.longest:
         return f"each row takes as many forwards as its samples have unlike lengths; {lift}"
-    steps = range(min(plan.num_steps, _COUNTED_STEPS))
+    steps = range(_COUNTED_STEPS if plan.endless else min(plan.num_steps, _COUNTED_STEPS))
     rows = [items.lengths[row].tolist() for step in steps for row in plan.micro_batches(step, 0) if len(row)]
     forwards, places = np.sum([forge_algos.places_alone(model, row) for row in rows], axis=0).tolist()
     return (
@@ -352,7 +353,7 @@ def report_routers(report: Reporter, s: Any, model: Any, plan: forge_packing.Bat
         if why:
             report.note(f"WARNING: no auxiliary loss of the routers: {why}")
         return
-    steps = range(min(plan.num_steps, _COUNTED_STEPS))
+    steps = range(_COUNTED_STEPS if plan.endless else min(plan.num_steps, _COUNTED_STEPS))
     several = sum(len(plan.micro_batches(step)) > 1 for step in steps)
     cost = (
         f"; {several} of the first {len(steps)} steps have several micro-batches a rank, each of which takes one more forward "
@@ -381,9 +382,9 @@ def warn_of_rounding(report: Reporter, before: float | None, trained: float | No
     lost = (exported - trained) / (before - trained)
     if lost >= 0.1:
         report.note(
-            f"WARNING: {100 * lost:.0f} % of the held-out gain was lost by writing the model in {dtype}, the dtype of its "
-            "directory: the weights moved by less than its digits. Train longer or with a higher learning_rate, or with "
-            "adapter=lora, whose adapters stay float32."
+            f"WARNING: {100 * lost:.0f} % of the held-out gain was lost by writing the model in {dtype}: the weights "
+            "moved by less than its digits. Export with save_dtype=float32, train longer or with a higher learning_rate, or "
+            "with adapter=lora, whose adapters stay float32."
         )
 
 
@@ -406,6 +407,8 @@ def absolute_paths(task: Task, s: Any) -> Any:
         s = s.with_value("evaluation", "eval_prompts", found)
     if (folder := s.tracking.tensorboard_log_dir) is not None:
         s = s.with_value("tracking", "tensorboard_log_dir", os.path.abspath(os.path.expanduser(folder)))
+    if (url := s.storage.checkpoint_storage) is not None and "://" not in url:
+        s = s.with_value("storage", "checkpoint_storage", os.path.abspath(os.path.expanduser(url)))
     if getattr(s.data, "chat_template", None) is not None:
         s = s.with_value("data", "chat_template", _absolute(s.data.chat_template))
     return s.with_value("checkpoints", "ckpt_output_dir", os.path.abspath(os.path.expanduser(s.checkpoints.ckpt_output_dir)))

@@ -17,10 +17,11 @@ from forge.memory._target import Target
 from forge.run._choices import absolute_paths, choose_machine
 from forge.run._early_checks import check_names
 from forge.run._memory import FILE
-from forge.run._prepare import open_prepared, prepare
+from forge.run._prepare import open_prepared, prepare, with_chosen
 from forge.run._rows import Rows, with_descriptions
 from forge.run._run_directory import RunDirectory
 from forge.settings._recipe import as_values
+from forge.storage._storage import Storage
 from forge.tasks._task import Task
 
 
@@ -34,16 +35,18 @@ def rehearse(task: Task, s: Any, rows: Rows | None = None, *, target: str | None
         target: devices that the memory plan is for, such as `8xH100-80GB`; this machine by default.
 
     Returns:
-        Text for a person.
+        Text for a person; "" on all ranks but the first.
 
     Raises:
         Exception: what the run would raise before its first step.
 
     """
+    where = forge_dist.topology(s.launch, devices=forge_accel.device_count(s.device.device))
+    if where.role == "worker" and where.rank:
+        return ""  # torchrun started several: one answer is enough, and one directory is looked at
     wanted = None if target is None else Target.parse(target)
     s = absolute_paths(task, s)
     check_names(task, s)
-    where = forge_dist.topology(s.launch, devices=forge_accel.device_count(s.device.device))
     machine = forge_accel.accelerator(s.device.device)
     if wanted is not None and s.device.dtype == "auto":
         s = s.resolved("dtype", "bfloat16", f"what {wanted.name} computes fastest")
@@ -56,14 +59,18 @@ def rehearse(task: Task, s: Any, rows: Rows | None = None, *, target: str | None
         adapter=s.adapter.adapter not in ("none", "osft"),
         optimizer=s.optimizer.optimizer,
     )
-    aim = wanted or Target.here(machine)
+    aim = wanted or Target.here(machine, processes=where.local_world_size or 1)
     path = Path(s.checkpoints.ckpt_output_dir)
     with RunDirectory(path, resume=s.checkpoints.resume) as out:
         report = Reporter(out.log, every=s.report.logging_steps)
-        found = prepare(task, s, rows or {}, out, machine, (strategy.name, strategy.data_parallel_size), report, target=aim)
+        if (line := Storage(s.storage.checkpoint_storage).check()) is not None:
+            report.note(line)
+        found = prepare(
+            task, s, rows or {}, out, machine, (strategy.name, strategy.data_parallel_size), report, target=aim, dry=True
+        )
         if found["finished"]:
             return f"{path} holds this very run, finished: the same command would return its result and train nothing."
-        s = with_descriptions(s, found["rows"])
+        s = with_chosen(with_descriptions(s, found["rows"]), found["chosen"])
         prepared = open_prepared(task, s, machine, Path(found["root"]), strategy.data_parallel_size)
         memory = (out.root / FILE).read_text(encoding="utf-8")
         return "\n".join(_lines(task, prepared, path, memory_fits='"fits": false' not in memory, resuming=out.resuming))
@@ -88,13 +95,17 @@ def _lines(task: Task, prepared: Any, path: Path, *, memory_fits: bool, resuming
         for name, value in as_values(s).items()
         if s.origins[name].startswith("chosen")
     ]
-    exports = _exports(s, plan, steps, len(prepared.train))
-    need = exports * model
+    exports = _exports(s, plan, len(prepared.train))
+    need = (exports or 0) * model
+    number = f"{plan.batch_size:,} {task.items_are} a step"
+    if steps is not None:
+        number = f"{plan.num_samples:,} {task.items_are} in all, up to epoch {plan.epoch(plan.num_steps - 1) + 1:g}"
     return [
         f"forge {task.name} would {'go on with the run in' if resuming else 'write'} {path}:",
         f"  data: {prepared.train}" + (f"; held out {prepared.held_out}" if prepared.held_out is not None else ""),
-        f"  steps: {steps:,}, {plan.num_samples:,} {task.items_are} in all, up to epoch {plan.epoch(plan.num_steps - 1) + 1:g}",
-        f"  exports: {exports}" + (f", {size(need)} if each is as large as the model; {size(free)} are free" if model else ""),
+        f"  steps: {'without end' if steps is None else f'{steps:,}'}, {number}",
+        f"  exports: {_number(exports)}"
+        + (f", {size(need or model)} if each is as large as the model; {size(free)} are free" if model else ""),
         *(["  WARNING: the disk has less room than that"] if need > free else []),
         *(["chosen:", *chosen] if chosen else []),
         *([] if memory_fits else ["It would not fit into memory: the plan above says what to change."]),
@@ -102,11 +113,18 @@ def _lines(task: Task, prepared: Any, path: Path, *, memory_fits: bool, resuming
     ]
 
 
-def _exports(s: Any, plan: Any, steps: int, samples: int) -> int:
-    """Count the exports that are kept."""
+def _number(exports: int | None) -> str:
+    """Write a number of exports; None is without end."""
+    return "without end (keep_last_checkpoint_only keeps the newest alone)" if exports is None else str(exports)
+
+
+def _exports(s: Any, plan: Any, samples: int) -> int | None:
+    """Count the exports that are kept; None where a run without end makes ever more."""
     if s.checkpoints.keep_last_checkpoint_only:
         return 1 + s.evaluation.keep_best
     every = s.checkpoints.save_samples
+    if plan.endless:
+        return None if every or s.checkpoints.checkpoint_at_epoch else 1 + s.evaluation.keep_best
     between = plan.num_samples // every if every else 0
-    epochs = -(-plan.num_samples // max(1, samples)) if s.checkpoints.checkpoint_at_epoch and steps else 0
+    epochs = -(-plan.num_samples // max(1, samples)) if s.checkpoints.checkpoint_at_epoch else 0
     return 1 + between + max(0, epochs - 1) + s.evaluation.keep_best

@@ -40,9 +40,7 @@ def check_before_rows(task: Task, s: Any, machine: forge_accel.Accelerator, star
     """
     dtype = machine.dtype(s.device.dtype).value
     loading = quantized(s, machine, dtype)
-    steps = s.plan.max_steps
-    if steps is not None:
-        check_warmup(s, steps)
+    check_warmup(s, s.plan.max_steps)
     if s.adapter.adapter != "none":
         _check_adapter(task, s, machine, start, tried, loading)
     if tried.model is not None:

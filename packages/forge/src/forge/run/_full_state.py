@@ -94,7 +94,7 @@ class FullStates:
         self._saved_at = time.monotonic()
 
     def restore(
-        self, strategy: forge_dist.Strategy, model: Any, optimizer: Any, scheduler: Any, num_steps: int
+        self, strategy: forge_dist.Strategy, model: Any, optimizer: Any, scheduler: Any, num_steps: int | None
     ) -> Position | None:
         """Restore model, optimizer and schedule from the newest whole state, or that of `resume`.
 
@@ -112,11 +112,11 @@ class FullStates:
             found = self.files.newest(self._must_match, self._note)
         if found is None:
             return None
-        if found.step > num_steps:
+        if num_steps is not None and found.step > num_steps:
             raise SettingsError(
-                f"{found.path}: is of step {found.step}, and num_epochs and max_steps now ask for {num_steps} steps: what was "
-                "trained cannot be taken back. Ask for more, name an earlier state (resume=PATH), or give another "
-                "ckpt_output_dir."
+                f"{found.path}: is of step {found.step}, and num_epochs, max_steps or max_tokens now ask for {num_steps} "
+                "steps: what was trained cannot be taken back. Ask for more, name an earlier state (resume=PATH), or give "
+                "another ckpt_output_dir."
             )
         strategy.load_state(model, optimizer, found)
         scheduler.load_state_dict(found.about["schedule"])

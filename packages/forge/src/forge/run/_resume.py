@@ -11,11 +11,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import forge_algos
 import forge_packing
 from forge._errors import SettingsError
 from forge.run._directories import run_values
 from forge.run._stores import STORES
-from forge.settings._recipe import as_values, left_open
+from forge.settings._recipe import as_values, left_open, origins_in
 from forge.settings._settings import RunSettings
 from forge.tasks.items._items import Items
 
@@ -34,9 +35,17 @@ _FREE = DIVISION | frozenset(
         *("model_path", "reference_path", "teacher_path", "reward_model_path"),
         *("data_path", "eval_data_path", "preprocess", "ckpt_output_dir", "osft_cache"),
         # What is saved, measured, shown and refused.
-        *("save_samples", "checkpoint_at_epoch", "full_state_every_steps", "full_state_every_minutes"),
+        *("save_samples", "save_dtype", "checkpoint_at_epoch", "full_state_every_steps", "full_state_every_minutes"),
         *("accelerate_full_state_at_epoch", "keep_last_n", "keep_full_state", "keep_last_checkpoint_only", "async_save"),
-        *("trackers", "wandb_project", "wandb_entity", "wandb_run_name", "mlflow_tracking_uri", "mlflow_experiment_name"),
+        *(
+            "checkpoint_storage",
+            "trackers",
+            "wandb_project",
+            "wandb_entity",
+            "wandb_run_name",
+            "mlflow_tracking_uri",
+            "mlflow_experiment_name",
+        ),
         *("mlflow_run_name", "tensorboard_log_dir"),
         *("eval_every_steps", "keep_best", "metric_for_best", "early_stopping_patience", "logging_steps", "lint", "on_nan"),
         *("eval_prompts", "eval_max_new_tokens"),
@@ -73,7 +82,7 @@ def compare_settings(path: Path, s: RunSettings, *, open_left: bool = False) -> 
         if name in _FREE or (open_left and is_now in (None, "auto")):
             continue
         if name in _LENGTH:
-            if s.optimizer.lr_scheduler == "constant":
+            if s.optimizer.lr_scheduler in forge_algos.SCHEDULES_WITHOUT_LENGTH:
                 continue
             why = f"its learning rates were those of lr_scheduler={s.optimizer.lr_scheduler} over that length"
         else:
@@ -87,6 +96,28 @@ def compare_settings(path: Path, s: RunSettings, *, open_left: bool = False) -> 
     # What is left open is chosen later, or has no value of its own.
     shown = {name: values for name, values in changed.items() if values[1] not in (None, "auto")}
     return [f"{name}: {_word(was)} → {_word(is_now)}" for name, (was, is_now) in shown.items()]
+
+
+def former_tokens(s: RunSettings, path: Path | None) -> tuple[int, str] | None:
+    """Return the max_tokens_per_gpu of the run that is resumed, and the reason for it.
+
+    Where it is left open, it stays what the run began with: the same micro-batches give the same bits.
+
+    Args:
+        s: the settings now.
+        path: directory of the run; None for a new one, which may begin from a full state of another.
+
+    """
+    if path is None:
+        state = Path(s.checkpoints.resume).expanduser()
+        if s.checkpoints.resume in ("auto", "never") or not (state.parent.parent / "config.yaml").is_file():
+            return None
+        path = state.parent.parent
+    tokens = run_values(path).get("max_tokens_per_gpu")
+    if not isinstance(tokens, int) or isinstance(tokens, bool) or tokens < 1:
+        return None
+    origin = origins_in((path / "config.yaml").read_text(encoding="utf-8")).get("max_tokens_per_gpu", "")
+    return tokens, origin.removeprefix("chosen: ") if origin.startswith("chosen: ") else "what the run had before"
 
 
 def _word(value: object) -> str:
@@ -140,7 +171,7 @@ def must_match(
     # Full states are of one backend alone.
     free = {*_FREE, *_LENGTH, "backend"}
     past = {name: value for name, value in as_values(s).items() if name not in free}
-    length = {} if s.optimizer.lr_scheduler == "constant" else {"steps": plan.num_steps}
+    length = {} if s.optimizer.lr_scheduler in forge_algos.SCHEDULES_WITHOUT_LENGTH else {"steps": plan.num_steps}
     return {
         "data": train.store.fingerprint,
         "order": plan.order_fingerprint,

@@ -19,6 +19,7 @@ import forge_data
 import forge_dist
 from forge._progress import Reporter
 from forge._result import BEST, RunResult, read_result, write_result
+from forge.memory._target import Target
 from forge.run._adaptation import adapt_model, check_projections
 from forge.run._best import remove_outdated_best, write_best
 from forge.run._choices import (
@@ -31,13 +32,13 @@ from forge.run._choices import (
     warn_of_positions,
     warn_of_rounding,
 )
-from forge.run._directories import remove_at_once
+from forge.run._directories import keep_written, remove_at_once
 from forge.run._early_checks import check_names
 from forge.run._full_state import FullStates, Position, keeps_states, remove_states
 from forge.run._launching import on_ranks, preempted
 from forge.run._memory import FILE as MEMORY, FirstSteps, planned_of
 from forge.run._out_of_memory import out_of_memory
-from forge.run._prepare import Prepared, open_prepared, prepare
+from forge.run._prepare import Prepared, open_prepared, prepare, with_chosen
 from forge.run._resume import must_match
 from forge.run._rows import Rows, with_descriptions
 from forge.run._run_directory import NoDirectory, RunDirectory
@@ -45,6 +46,7 @@ from forge.run._starting_model import Start
 from forge.run._stop_signal import StopSignal
 from forge.run._stores import refuse_damaged, verify_on_node
 from forge.settings._recipe import as_recipe, as_values
+from forge.storage._storage import Storage
 from forge.tasks._answers import Answers, read_prompts
 from forge.tasks._task import Evaluation, Run, Task
 from forge.trackers._callbacks import Callbacks
@@ -61,12 +63,13 @@ def run(task: Task, s: Any, rows: Rows | None = None, callbacks: Callbacks | Non
 
 def _on_rank(task: Task, rows: Rows, callbacks: Callbacks, s: Any, ranks: forge_dist.Ranks) -> RunResult:
     """Open the run directory on the first rank, and run."""
-    path = s.checkpoints.ckpt_output_dir
-    with RunDirectory(path, resume=s.checkpoints.resume) if ranks.is_first else NoDirectory(path) as out:
+    path, resume = s.checkpoints.ckpt_output_dir, s.checkpoints.resume
+    storage = Storage(s.storage.checkpoint_storage if ranks.is_first else None, resume)
+    with RunDirectory(path, resume=resume, prepare=storage.prepare) if ranks.is_first else NoDirectory(path) as out:
         report = Reporter(out.log, every=s.report.logging_steps, quiet=not ranks.is_first)
         try:
-            with Watchers(callbacks if ranks.is_first else Callbacks(), report.note) as watchers:
-                return watchers.end(_run(task, s, rows, out, report, ranks, watchers))
+            with storage, Watchers(callbacks if ranks.is_first else Callbacks(), report.note) as watchers:
+                return watchers.end(_run(task, s, rows, out, report, ranks, watchers, storage))
         except Exception as error:
             if (lack := out_of_memory(error, s, out.path)) is None:
                 raise
@@ -81,6 +84,7 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
     report: Reporter,
     ranks: forge_dist.Ranks,
     watchers: Watchers,
+    storage: Storage,
 ) -> RunResult:
     # device: what this machine can do, each choice with its reason
     machine = forge_accel.accelerator(s.device.device)
@@ -104,10 +108,11 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
 
     # data and plan: the first rank makes them, before there is a process group whose collectives could time out
     divided = (strategy.name, strategy.data_parallel_size)
-    found = ranks.first(lambda: prepare(task, s, rows, out, machine, divided, report))
+    target = Target.here(machine, processes=ranks.local_world_size)
+    found = ranks.first(lambda: prepare(task, s, rows, out, machine, divided, report, target=target))
     if found["finished"]:
         return read_result(out.path)
-    s = with_descriptions(s, found["rows"])
+    s = with_chosen(with_descriptions(s, found["rows"]), found["chosen"])
     start = Start(**found["start"])
     tokenizer = forge_data.load_tokenizer(start.path)
     s, train, held_out, plan = open_prepared(task, s, machine, Path(found["root"]), strategy.data_parallel_size)
@@ -135,9 +140,10 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
     report_routers(report, s, model, plan, device)
     num_steps = task.num_steps(s, plan)
     scheduler = forge_algos.schedule(optimizer, s.optimizer, num_steps=num_steps)
-    # A model is exported in the dtype of its directory; adapters stay in the float32 that they were trained in.
+    # A model is exported in the dtype of its directory or in save_dtype; adapters stay in the float32 of their training.
     stored = forge_dist.base_dtype(s.model.model_path, task=task.model_task)
-    export_dtype = stored if adaptation.writes == "model" else None
+    asked = s.checkpoints.save_dtype
+    export_dtype = None if adaptation.writes != "model" else stored if asked is None else getattr(forge_accel, asked)
     rounds = export_dtype is not None and export_dtype != forge_accel.float32
     as_plain: Any = {"without": (*task.extra_modules, *adaptation.additions), "plain": adaptation.plain}
 
@@ -186,12 +192,18 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
     out.step = at.step
     if restored is None:
         again = "no full state was saved before it ended: it begins at its first step, " if out.resuming else ""
-        report.note(f"{again}step 1 of {num_steps:,}", event="started")
+        report.note(f"{again}step 1 of {'a run without end' if num_steps is None else f'{num_steps:,}'}", event="started")
     if out.resuming and out.metrics_bytes < at.metrics_bytes:
         report.note(f"WARNING: metrics.jsonl was lost; it begins anew after step {at.step}")
     if isinstance(out, RunDirectory):
         watchers.begin(out.place("trackers"), found["identity"]["run"], s.tracking, as_values(s), machine)
-        out.watch = watchers.record
+        storage.begin(found["identity"]["run"], report.note)
+
+        def watch(values: dict[str, Any]) -> None:
+            storage.tell()
+            watchers.record(values)
+
+        out.watch = watch
     answers = Answers(this, read_prompts(task, s), out.path, at.step)
     ranks.barrier()
 
@@ -213,7 +225,7 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
     def export(directory: Path, *, final: bool = False) -> Path:
         report.doing(f"exporting {directory.name} and loading it back")
         others = sorted(directory.parent.glob("samples_*"))
-        if not ranks.broadcast(directory.exists()):
+        if not ranks.first(lambda: keep_written(directory, export_dtype, task.model_task)):
             try:
                 forge_dist.export_model(
                     model, directory, tokenizer=tokenizer, dtype=export_dtype, strategy=strategy, **as_plain

@@ -21,9 +21,10 @@ from types import TracebackType
 from typing import Any, Self, TextIO
 
 import forge_dist
-from forge._errors import RunDirectoryError, RunWriteError
+from forge._errors import ForgeError, RunDirectoryError, RunWriteError
 from forge.reports._report import LiveReport
 from forge.run._directories import make_directories, remove_at_once, remove_empty
+from forge.storage._restore import remove_half
 
 _STAGING = ".forge-preparing"
 _GROWING = ("log.txt", "metrics.jsonl", "events.jsonl")
@@ -46,10 +47,11 @@ class RunDirectory:
     Args:
         path: of the directory; new, empty, or a run's.
         resume: `never` refuses a directory that holds a run.
+        prepare: called with the path and `resuming`, once the directory is locked; may put a run into an empty one.
 
     """
 
-    def __init__(self, path: str | Path, *, resume: str = "auto") -> None:
+    def __init__(self, path: str | Path, *, resume: str = "auto", prepare: Callable[..., None] | None = None) -> None:
         self.path = Path(os.path.abspath(os.path.expanduser(_checked_name(path))))
         self.published = False
         self.resuming = False
@@ -61,6 +63,7 @@ class RunDirectory:
         self.watch: Callable[[dict[str, Any]], None] | None = None
         """Is given what a line of metrics.jsonl says, once it is written."""
         self._resume = resume
+        self._prepare = prepare
         self._replaces = False
         self._made: list[Path] = []
         self._entries: list[Path] = []
@@ -78,7 +81,7 @@ class RunDirectory:
             # All are opened here, so that a directory that cannot be written is refused before any work.
             for name in _GROWING:
                 self._open(name)
-        except RunDirectoryError:
+        except ForgeError:
             self._undo()
             raise
         except OSError as error:
@@ -177,9 +180,10 @@ class RunDirectory:
             self._append(name, written)
         # A finished run may be resumed for more steps.
         (self.path / "result.json").unlink(missing_ok=True)
-        for name in ("plan/plan.npz", "config.yaml"):
-            (self.path / name).parent.mkdir(exist_ok=True)
-            (self.staging / name).replace(self.path / name)
+        for name in ("plan/plan.npz", "memory.json", "config.yaml"):
+            if (self.staging / name).exists():  # a small model has no memory plan
+                (self.path / name).parent.mkdir(exist_ok=True)
+                (self.staging / name).replace(self.path / name)
         # What a killed run left half-written has a hidden name; its owner is gone, for this process holds the lock.
         for folder in (self.path, self.path / "data", self.path / "hf_format"):
             for left in folder.glob(".*.tmp"):
@@ -292,6 +296,7 @@ class RunDirectory:
             raise RunDirectoryError(
                 f"ckpt_output_dir {self.path}: another run is writing to it now. Give another directory, or wait for that run."
             ) from error
+        remove_half(self.path)
         held = sorted(entry.name for entry in self.path.iterdir() if entry.name not in (_STAGING, _LOGS))
         if self.staging.exists() and "config.yaml" not in held:
             # A run was killed while it published what it had prepared: it is made again.
@@ -311,6 +316,9 @@ class RunDirectory:
             raise RunDirectoryError(
                 f"ckpt_output_dir {self.path}: is not empty (it holds {shown}). Give a new or empty directory."
             )
+        if self._prepare is not None:
+            self._prepare(self.path, resuming=self.resuming)
+            self.resuming = (self.path / "config.yaml").exists()
 
     def _undo(self) -> None:
         """Remove what this object made, and only that, and release the lock."""

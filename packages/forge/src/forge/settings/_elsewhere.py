@@ -150,7 +150,6 @@ TOLD = {
             evals_per_epoch validate_at_epoch min_samples_per_validation""",
         _SAVING: "save_strategy save_steps saves_per_epoch save_only_model",
         "max_steps or num_epochs say how long": "training_mode",
-        "exports have the dtype of the base; forge export --dtype writes another": "save_dtype",
         "a resumed run is continued, nothing is overwritten": "overwrite_output_dir",
         "choose on_nan: stop (the default) or skip": "loss_watchdog_threshold loss_watchdog_patience",
         "logging_steps counts lines of the log; metrics.jsonl has every step": "logging_strategy logging_first_step",
@@ -176,7 +175,7 @@ TOLD = {
         _OFF: """torch_compile activation_offloading use_unsloth use_kt plugins context_parallel_size tensor_parallel_size
             parallelism_config sequence_parallel_degree loraplus_lr_ratio relora pissa_init init_lora_weights loftq_config gptq
             use_galore use_apollo use_badam use_adam_mini sync_ref_model use_weighting
-            disable_dropout ld_alpha discopop_tau f_alpha_divergence_coef checkpoint_storage dataset_exact_deduplication
+            disable_dropout ld_alpha discopop_tau f_alpha_divergence_coef dataset_exact_deduplication
             min_sample_len tool_format val_loss_improvement_threshold callbacks lora_bias""",
         "forge push RUN org/name uploads an export": "push_to_hub hub_model_id hub_strategy",
     }.items()
@@ -203,7 +202,7 @@ COMMANDS = {
 OWN = {
     name: verbs
     for verbs, names in {
-        "pretrain": "block_size cross_documents max_tokens",
+        "pretrain": "block_size cross_documents",
         "distill": "teacher_path",
         "dpo": "loss_weights f_divergence",
         "orpo": "learn_prompt",

@@ -27,8 +27,8 @@ def recipe_schema(verb: str, settings_class: type, texts: Callable[[type], Mappi
     described = [(texts(owners[group])[field.name], field) for group, field in flat_fields(settings_class)]
     for backend in shipped_names():
         own = backend_class(backend).Settings
-        for field in () if own is None else attrs.fields(attrs.resolve_types(own)):
-            described.append((f"With backend={backend}: {texts(own)[field.name]}", field))
+        fields = () if own is None else attrs.fields(attrs.resolve_types(own))
+        described += [(f"With backend={backend}: {texts(own)[field.name]}", field) for field in fields]
     properties = {
         field.name: {
             "description": text,

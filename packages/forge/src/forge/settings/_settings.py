@@ -26,6 +26,7 @@ import forge_packing
 from forge._errors import SettingsError
 from forge.settings._backends import FORGE, BackendSettings, backend_class
 from forge.settings._elsewhere import unknown
+from forge.settings._storage import StorageSettings
 from forge.settings._trackers import TrackerSettings
 
 T = TypeVar("T")
@@ -107,6 +108,7 @@ class RunSettings:
     strategy: forge_dist.StrategySettings
     launch: forge_dist.LaunchSettings
     checkpoints: forge_dist.CheckpointSettings
+    storage: StorageSettings
     evaluation: EvaluationSettings
     report: ReportSettings
     tracking: TrackerSettings
@@ -125,6 +127,22 @@ class RunSettings:
         default = attrs.fields(EvaluationSettings).eval_max_new_tokens.default
         if self.evaluation.eval_prompts is None and self.evaluation.eval_max_new_tokens != default:
             raise SettingsError("eval_max_new_tokens has no effect without eval_prompts: set that too, or leave it out.")
+        if self.checkpoints.save_dtype is not None and self.adapter.adapter not in ("none", "osft"):
+            raise SettingsError(
+                f"save_dtype={self.checkpoints.save_dtype} has no effect with adapter={self.adapter.adapter}, which is "
+                "exported alone and in float32: leave it out. forge export --merge --dtype writes a whole model."
+            )
+        limited = self.plan.max_steps is not None or self.plan.max_tokens is not None
+        if (
+            self.plan.num_epochs == "inf"
+            and not limited
+            and (self.optimizer.lr_scheduler not in forge_algos.SCHEDULES_WITHOUT_LENGTH)
+        ):
+            known = " or ".join(forge_algos.SCHEDULES_WITHOUT_LENGTH)
+            raise SettingsError(
+                f"num_epochs=inf has no end, which lr_scheduler={self.optimizer.lr_scheduler} needs to know: set lr_scheduler="
+                f"{known}, or give max_steps or max_tokens."
+            )
         if self.data.eval_data_path or self.data.validation_split:
             return
         asked = ("eval_every_steps",) if self.evaluation.eval_prompts else ()
@@ -290,6 +308,9 @@ def _as_kind(kind: Any, value: object, *, from_text: bool) -> object | None:
         if from_text and isinstance(value, bool):
             # YAML 1.1 reads a bare on or off as true or false; here the word is meant.
             value = "on" if value else "off"
+        if value == float("inf") and not isinstance(value, bool):
+            # As YAML's .inf and Python's math.inf come.
+            value = "inf"
         return value if isinstance(value, str) and value in get_args(kind) else None
     if get_origin(kind) is tuple:
         parts = (value,) if isinstance(value, str) else value
@@ -324,7 +345,8 @@ def _as_kind(kind: Any, value: object, *, from_text: bool) -> object | None:
 def _spelled(kind: Any) -> str:
     """Return a type in words, for an error message."""
     if get_origin(kind) is Literal:
-        return "one of " + ", ".join(repr(choice) for choice in get_args(kind))
+        choices = [repr(choice) for choice in get_args(kind)]
+        return choices[0] if len(choices) == 1 else "one of " + ", ".join(choices)
     if get_origin(kind) is tuple:
         return f"a list of {_spelled(get_args(kind)[0]).removeprefix('a ')}s"
     if get_origin(kind) is Mapping:

@@ -26,7 +26,7 @@ class OfflineSteps:
     def steps(self, first: int) -> Iterator[list[Any]]:
         """Yield this rank's micro-batches of each step."""
         run = self.run
-        for step in range(first, run.num_steps):
+        for step in run.steps_from(first):
             # Random numbers follow from the position, so that a resumed run draws the same ones.
             run.machine.seed(step_seed(run.settings.plan.seed, step, run.strategy.data_parallel_rank))
             yield [run.train.batch(rows) for rows in run.plan.micro_batches(step, run.strategy.data_parallel_rank)]

@@ -78,7 +78,7 @@ def read_references(run: Run, name: str, items: Pairs) -> References:
 
 def _used(run: Run, items: Pairs) -> Ints:
     """Return int64[n], ascending: training items that the plan contains, or all held-out ones."""
-    if items is not run.train or run.plan.num_samples >= len(items):
+    if items is not run.train or run.plan.endless or run.plan.num_samples >= len(items):
         return np.arange(len(items), dtype=np.int64)
     return np.unique(np.concatenate([run.plan.samples(step) for step in range(run.plan.num_steps)]))
 

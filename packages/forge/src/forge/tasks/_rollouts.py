@@ -52,7 +52,7 @@ class RolloutSteps:
         A rollout that was begun before the run was resumed is read back.
         """
         run, batches = self._run, []
-        for step in range(first, run.num_steps):
+        for step in run.steps_from(first):
             planned, update = divmod(step, self._updates)
             if update == 0 or not batches:
                 batches = self._batches(self._rollout(planned, begun=update > 0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -63,8 +64,8 @@ class Run:
     train: Items
     held_out: Items | None
     plan: forge_packing.BatchPlan
-    num_steps: int
-    """Optimizer steps."""
+    num_steps: int | None
+    """Optimizer steps; None for a run without end."""
     strategy: forge_dist.Strategy
     ranks: forge_dist.Ranks
     machine: forge_accel.Accelerator
@@ -79,6 +80,10 @@ class Run:
     """Appends a line to metrics.jsonl."""
     identity: Mapping[str, str]
     """Digests of the models and the id of this run, as in run.json."""
+
+    def steps_from(self, first: int) -> Iterator[int]:
+        """Iterate over the indices of the steps from `first` to the last, or without end."""
+        return itertools.count(first) if self.num_steps is None else iter(range(first, self.num_steps))
 
 
 class StepSource(Protocol):
@@ -163,16 +168,18 @@ class Task(ABC):
     def check_data(self, s: Any, report: Reporter, train: Any, held_out: Any) -> None:
         """Raise where the rows of the stores would teach something wrong."""
 
-    def epochs_and_steps(self, s: Any, items: Items) -> tuple[int | None, int | None]:  # noqa: ARG002 - the data may decide
-        """Return epochs and steps of the batch plan, None where the settings leave them open."""
-        return s.plan.num_epochs, s.plan.max_steps
+    def steps(self, s: Any, endless: forge_packing.BatchPlan) -> int | None:
+        """Return the most steps of the batch plan, given one without end; None for no limit."""
+        return s.plan.last_step(endless.steps_to)
 
     def updates(self, s: Any) -> int:  # noqa: ARG002 - the settings may decide
         """Return how many optimizer steps are made with one step of the batch plan."""
         return 1
 
-    def num_steps(self, s: Any, plan: forge_packing.BatchPlan) -> int:
-        """Return the optimizer steps of the run."""
+    def num_steps(self, s: Any, plan: forge_packing.BatchPlan) -> int | None:
+        """Return the optimizer steps of the run; None for one without end."""
+        if plan.endless:
+            return None
         planned = plan.num_steps * self.updates(s)
         return planned if s.plan.max_steps is None else min(planned, s.plan.max_steps)
 

@@ -17,7 +17,6 @@ from forge._errors import SettingsError
 from forge.settings._settings import RunSettings
 from forge.tasks._rollouts import RolloutSteps
 from forge.tasks._task import Run, Task
-from forge.tasks.items._items import Items
 from forge.tasks.items._prompts import Prompts
 from forge.verbs._registry import verb
 
@@ -37,6 +36,11 @@ class OnlineRunSettings(RunSettings):
         if not self.objective.reward and self.objective.reward_model_path is None:
             raise SettingsError(
                 "nothing rewards the completions: set reward to 'package.module:function', or reward_model_path."
+            )
+        if self.plan.max_tokens is not None:
+            raise SettingsError(
+                f"max_tokens={self.plan.max_tokens} has no effect here: how many tokens are learned is known only once "
+                "completions are sampled. Give max_steps or num_epochs."
             )
         if self.adapter.lora_dropout or self.optimizer.optimizer == "schedule_free":
             name = f"lora_dropout={self.adapter.lora_dropout}" if self.adapter.lora_dropout else "optimizer=schedule_free"
@@ -96,10 +100,10 @@ class OnlineTask(Task):
     def check_data(self, s: Any, report: Reporter, train: Any, held_out: Any) -> None:
         """Check nothing: the lint looks at what is learned, and of prompts nothing is."""
 
-    def epochs_and_steps(self, s: Any, items: Items) -> tuple[int | None, int | None]:  # noqa: ARG002 - the same for all prompts
+    def steps(self, s: Any, endless: forge_packing.BatchPlan) -> int | None:  # noqa: ARG002 - the same for all prompts
         """Plan as many rollouts as `max_steps` optimizer steps need."""
         steps = s.plan.max_steps
-        return s.plan.num_epochs, None if steps is None else math.ceil(steps / self.updates(s))
+        return None if steps is None else math.ceil(steps / self.updates(s))
 
     def updates(self, s: Any) -> int:
         """Return the optimizer steps on one rollout."""
@@ -107,7 +111,8 @@ class OnlineTask(Task):
 
     def plan_summary(self, plan: forge_packing.BatchPlan) -> str:
         """Describe the rollouts; their tokens are known once they are sampled."""
-        return f"{plan.num_steps:,} rollouts of at most {plan.batch_size:,} prompts"
+        number = "without end, rollouts" if plan.endless else f"{plan.num_steps:,} rollouts"
+        return f"{number} of at most {plan.batch_size:,} prompts"
 
     @abstractmethod
     def objective(self, settings: Any) -> forge_algos.Objective:

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
-import numpy as np
 
 import forge_algos
 import forge_data
-import forge_packing
 from forge._errors import SettingsError
 from forge.settings._settings import RunSettings
 from forge.tasks._lint_check import check_kind, check_lint
 from forge.tasks._offline import OfflineSteps
 from forge.tasks._task import Run, Task
 from forge.tasks.items._blocks import DocumentBlocks
-from forge.tasks.items._items import Items
 from forge.verbs._registry import verb
 
 if TYPE_CHECKING:
@@ -67,21 +63,6 @@ class Pretrain(Task):
             )
         own = s.objective
         return DocumentBlocks(store, block_size=own.block_size, cross_documents=own.cross_documents)
-
-    def epochs_and_steps(self, s: Any, items: Items) -> tuple[int | None, int | None]:
-        """End with the step that reaches `max_tokens`, where that is given."""
-        budget = s.objective.max_tokens
-        if budget is None:
-            return super().epochs_and_steps(s, items)
-        for name in ("num_epochs", "max_steps"):
-            if getattr(s.plan, name) is not None:
-                raise SettingsError(f"max_tokens and {name} both say how long to train: give one of them.")
-        size, total = s.plan.effective_batch_size, int(items.lengths.sum())
-        epochs = math.ceil(budget / total)
-        planned = forge_packing.plan(
-            items.lengths, batch_size=size, max_tokens=int(items.lengths.max()), seed=s.plan.seed, epochs=epochs + 1
-        )
-        return None, int(np.searchsorted(np.cumsum(planned.tokens[:]), budget)) + 1
 
     def check_data(self, s: Any, report: Reporter, train: Any, held_out: Any) -> None:
         """Refuse rows that are no documents, and what the lint stops."""
