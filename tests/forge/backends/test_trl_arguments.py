@@ -152,6 +152,8 @@ def test_short_steps_are_found(sizes: list[int], shards: int, cut: Cut, first: i
         ("sft", {"full_state_every_steps": 3}, "it saves no full states"),
         ("sft", {"save_samples": 3}, "the model is exported once"),
         ("sft", {"label_smoothing": 0.1}, "label_smoothing is not available with sft of backend=trl"),
+        ("sft", {"num_epochs": "inf", "lr_scheduler": "constant"}, "num_epochs=inf is not available with backend=trl"),
+        ("sft", {"checkpoint_storage": "file:///x"}, "checkpoint_storage=file:///x has no effect with backend=trl"),
         ("sft", {"packing": "on"}, "the rows of a micro-batch are padded"),
         ("sft", {"attention": "documents"}, "attention=documents is for packed rows"),
         ("sft", {"strategy": "fsdp2"}, "strategy=fsdp2 is not available with backend=trl; it has auto, single, ddp"),

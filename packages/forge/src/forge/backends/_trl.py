@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -100,8 +99,8 @@ class TRLBackend(Backend):
         super().check(verb, s)
         if verb == "sft" and s.objective.label_smoothing:
             raise SettingsError("label_smoothing is not available with sft of backend=trl, which gives it up with version 2.")
-        if s.plan.num_epochs == math.inf:
-            raise SettingsError("num_epochs=inf is not available with backend=trl: TRL's schedules need a last step.")
+        if s.plan.num_epochs == "inf" and s.plan.max_steps is None and s.plan.max_tokens is None:
+            raise SettingsError("num_epochs=inf is not available with backend=trl, which needs a last step: set max_steps too.")
         if s.optimizer.optimizer == "schedule_free":
             raise SettingsError("optimizer=schedule_free is not available with backend=trl: its trainers do not switch modes.")
         if s.device.attention == "documents":

@@ -157,7 +157,7 @@ def arguments(
 
 
 def short_steps(sizes: list[int], shards: int, cut: Cut) -> int | None:
-    """Return the first of a run's steps that has too few rows for every micro-batch; None where all have enough."""
+    """Return the first step with too few rows for its micro-batches; None where there is none."""
     return next((step for step, size in enumerate(sizes) if size % shards or size < shards * cut.micro_batches), None)
 
 

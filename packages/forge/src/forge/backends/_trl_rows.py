@@ -1,4 +1,4 @@
-"""Items of a batch plan → rows as TRL's collators take them, in the order and the steps of the plan."""
+"""Items of a batch plan → rows as TRL's collators take them, in the plan's order."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Row = dict[str, Any]
 
 
 def rows_of(verb: str, items: Any) -> Callable[[int], list[Row]]:
-    """Return what makes TRL's rows of one item: several for a conversation whose turns were tokenized apart."""
+    """Return what makes TRL's rows of an item: several where turns were tokenized apart."""
     return {"sft": _samples, "dpo": _pairs, "kto": _answers, "reward": _rewards}[verb](items)
 
 

@@ -46,7 +46,7 @@ def run(task: Task, s: Any, rows: Rows, callbacks: Callbacks) -> RunResult:
 
 
 def rehearse(task: Task, s: Any, rows: Rows) -> str:
-    """Check, tokenize and plan in the run's directory, which is left as it was; return what TRL would be given."""
+    """Check, tokenize and plan, leave nothing behind, and return what TRL would be given."""
     s = _chosen(task, s)
     where = forge_dist.topology(s.launch, devices=forge_accel.device_count(s.device.device))
     shards = where.world_size or 1
