@@ -278,7 +278,11 @@ def test_first_host(nodes, first):
         ({}, {"nnodes": "1:2", "master_addr": "h", "node_rank": 0}, "node_rank has no effect in an elastic run"),
         ({"OMPI_COMM_WORLD_SIZE": "2"}, {}, "OMPI_COMM_WORLD_SIZE=2"),
         (MPI | {"MASTER_PORT": ""}, {}, "OMPI_COMM_WORLD_SIZE=4.*set MASTER_PORT for all"),
-        ({k: v for k, v in MPI.items() if "LOCAL_SIZE" not in k}, {}, "Open MPI started 4 .* OMPI_COMM_WORLD_LOCAL_SIZE is not set"),
+        (
+            {k: v for k, v in MPI.items() if "LOCAL_SIZE" not in k},
+            {},
+            "Open MPI .* OMPI_COMM_WORLD_LOCAL_SIZE is not set",
+        ),
         (MPI | {"OMPI_COMM_WORLD_RANK": "4"}, {}, "RANK=4 of WORLD_SIZE=4"),
         (MPI, {"nproc_per_node": 4}, "nproc_per_node=4 contradicts the launcher"),
         ({"ACCELERATE_USE_CPU": "True", "MASTER_PORT": "29500"}, {}, "accelerate launch was asked for several processes"),

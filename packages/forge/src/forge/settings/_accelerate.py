@@ -16,17 +16,12 @@ import yaml
 from forge._errors import RecipeError, SettingsError
 
 Settings = dict[str, object]
-_KINDS = {
-    **dict.fromkeys(("NO", "MULTI_CPU", "MULTI_GPU", "MULTI_NPU", "MULTI_XPU", "MULTI_MLU", "MULTI_MUSA", "MULTI_SDAA"), ""),
-    **dict.fromkeys(("MULTI_HPU", "MULTI_NEURON"), ""),
-    "FSDP": "fsdp_config",
-    "DEEPSPEED": "deepspeed_config",
-}
-"""distributed_type → the section that belongs to it."""
+_SECTIONS = {"FSDP": "fsdp_config", "DEEPSPEED": "deepspeed_config"}
+"""distributed_type → the section that belongs to it; NO and MULTI_... have none."""
 
 _REFUSED = {
     "debug": "forge always checks that its ranks agree",
-    "gpu_ids": "choose devices by the variable that hides the others, such as CUDA_VISIBLE_DEVICES",
+    "gpu_ids": "choose devices by the variable of their driver that hides the others",
     "enable_cpu_affinity": "bind processes with numactl or taskset",
     "downcast_bf16": "TPUs are not available",
     "fp8_config": "there is no training in 8 bits",
@@ -121,9 +116,10 @@ def read_file(path: str | Path) -> dict[str, Any]:
 
 
 def from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
-    """Read what `accelerate launch` passes on, under the keys of its file; empty where it did not.
+    """Read what `accelerate launch` passes on, under the keys of its file.
 
-    Transformers sets some of these variables too: those of the launcher are known by what it alone sets.
+    Empty where it did not start this process. Transformers sets some of these variables too: the launcher is
+    known by what it alone sets.
     """
     if not any(name in environ for name in ("ACCELERATE_DYNAMO_USE_FULLGRAPH", "ACCELERATE_CONFIG_DS_FIELDS")):
         return {}
@@ -205,7 +201,7 @@ def _refused(where: str, key: str, value: object, why: str) -> SettingsError:
 
 def _flat(config: Mapping[str, Any], kind: str, where: str) -> dict[str, Any]:
     """Bring the keys of sections to the top, each under its longest form."""
-    if kind not in _KINDS:
+    if kind != "NO" and not kind.startswith("MULTI_") and kind not in _SECTIONS:
         raise _refused(where, "distributed_type", kind, "forge has NO, MULTI_GPU and its like, FSDP, DEEPSPEED")
     flat: dict[str, Any] = {}
     for key, value in config.items():
@@ -214,7 +210,7 @@ def _flat(config: Mapping[str, Any], kind: str, where: str) -> dict[str, Any]:
         elif key != "distributed_type" and value:
             if not isinstance(value, Mapping):
                 raise _refused(where, key, value, "keys with values are wanted below it")
-            if key not in (_KINDS[kind], "parallelism_config"):
+            if key not in (_SECTIONS.get(kind), "parallelism_config"):
                 raise _refused(where, key, "...", f"it has no effect with distributed_type {kind}")
             flat |= _with_prefix(value, key)
     return flat | ({"zero_stage": flat.get("zero_stage", 2)} if kind == "DEEPSPEED" else {})

@@ -79,7 +79,7 @@ def verb(task: Task) -> Verb:
 
 
 def _with_callbacks(signature: inspect.Signature) -> inspect.Signature:
-    """Add the arguments that are no settings: a source of them, and what says nothing about the model."""
+    """Add the arguments that are no settings: a source of them, and who watches the run."""
     callbacks = inspect.Parameter("callbacks", inspect.Parameter.KEYWORD_ONLY, default=(), annotation="Sequence[object]")
     accelerate = inspect.Parameter(
         "accelerate_config", inspect.Parameter.KEYWORD_ONLY, default=None, annotation="str | Path | None"
