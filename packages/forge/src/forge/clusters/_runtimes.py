@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from forge._errors import PreemptedError, SettingsError
+from forge._new_file import write_new_file
 from forge.clusters._config import ForgeConfig
 from forge.clusters._manifests import API, API_VERSION, RUNTIMES, VOLUME, WORKSPACE, dumped
 
@@ -33,19 +35,21 @@ _HEAD = """\
 """
 
 
-def runtimes(image: str = _IMAGE) -> str:
+def runtimes(image: str = _IMAGE, *, output: str | Path | None = None) -> str:
     """Write the runtimes of forge for Kubeflow Trainer V2, by size, as YAML for `kubectl apply`.
 
     One node without accelerators, one with one, and any number of nodes; a TrainJob says how many nodes and accelerators.
 
     Args:
         image: Image of forge that the cluster can fetch, built from deploy/Dockerfile.
+        output: The file to write, which must not exist; by default it is printed.
 
     """
     if not image or any(sign.isspace() for sign in image):
         raise SettingsError(f"image must be the name of a container image, not {image!r}.")
     documents = [dumped(_runtime(size, image)) for size in RUNTIMES]
-    return (_HEAD + "---\n".join(documents)).rstrip("\n")
+    text = _HEAD + "---\n".join(documents)
+    return text.rstrip("\n") if output is None else f"{write_new_file(output, text)}: install them with kubectl apply -f"
 
 
 def _runtime(size: str, image: str) -> dict[str, Any]:
