@@ -43,7 +43,8 @@ def dry_run(verb: Any, recipe: str | Path | None = None, /, *, machine: str | No
         settings: as the verb takes them.
 
     Returns:
-        Text for a person: steps, exports, what was chosen and why. The memory plan is printed with the other notes.
+        Text for a person: steps, exports, what was chosen and why. The memory plan is printed with the other notes. Of several
+        ranks that were started with it the first answers, and the others return "".
 
     Raises:
         Exception: what the verb would raise before its first step.

@@ -47,7 +47,8 @@ def verb_command(task: Task, words: Sequence[str] = ()) -> Any:
         if dry_run:
             from forge.backends._train import rehearse
 
-            print(rehearse(task, s, target=for_))
+            if said := rehearse(task, s, target=for_):
+                print(said)
             return
         from forge.backends._train import train
 

@@ -226,7 +226,6 @@ def function_of(name: str) -> Any:
 
     function: Any = call
     function.__name__ = function.__qualname__ = name
-    function.__module__ = "forge.hub"
     function.__signature__ = signature(name)
     function.__doc__ = _DOCSTRING.format(name=name)
     return function

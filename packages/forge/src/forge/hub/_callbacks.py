@@ -1,4 +1,4 @@
-"""Callbacks of training_hub → callbacks of forge, called in this process with what the run wrote."""
+"""Callbacks of training_hub → callbacks of forge, called with what the run wrote."""
 
 from __future__ import annotations
 

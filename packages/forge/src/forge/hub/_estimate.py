@@ -1,4 +1,4 @@
-"""Model, method and devices → bytes on each device, by forge's memory plan, as training_hub's `estimate` asks for them."""
+"""Model, method and devices → bytes on each device, by forge's memory plan."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def _refuse(parameter: Parameter, value: object) -> None:
 
 
 def _tokens(num_gpus: int, size: int, longest: int | None, most: int | None) -> tuple[int, int]:
-    """Return the tokens of a micro-batch and of a row: a device's share of the step, at most what it is given."""
+    """Return the tokens of a micro-batch, a device's share of the step, and of a row."""
     if longest is None:
         assert most is not None
         return most, most

@@ -30,7 +30,7 @@ def tables() -> str:
 
 
 def renewed(page: str) -> str:
-    """Return the page with the tables as they are now, between its headings of functions and of names."""
+    """Return the page with its tables as they are now."""
     before, _, rest = page.partition(_FIRST)
     return f"{before}{_FIRST}{tables()}{_LAST}{rest.partition(_LAST)[2]}"
 
@@ -41,23 +41,29 @@ def _table(parameters: Iterable[Parameter]) -> str:
     for each in parameters:
         default = "" if each.default in (None, REQUIRED) else f"{each.default} where it is left out"
         note = "; ".join(filter(None, (each.note or _refusal(each), default)))
-        plain = not note and each.ours == each.name
-        if rows and rows[-1][1:] == (("the same" if plain else _settings(each)), note):
+        settings = _settings(each)
+        same = not note and each.ours == each.name
+        if rows and not note and rows[-1][1:] == (_SAME if same else settings, note):
             rows[-1][0].append(each.name)
         else:
-            rows.append(([each.name], "the same" if plain else _settings(each), note))
-    lines = [f"| {', '.join(f'`{name}`' for name in names)} | {ours} | {note} |" for names, ours, note in rows]
+            rows.append(([each.name], _SAME if same else settings, note))
+    lines = [f"| {_quoted(names)} | {_quoted(names) if ours == _SAME else ours} | {note} |" for names, ours, note in rows]
     return "\n".join(["| training_hub | forge | difference |", "|---|---|---|", *lines, ""])
+
+
+_SAME = "the same"
+
+
+def _quoted(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
 
 
 def _settings(parameter: Parameter) -> str:
     if parameter.ours:
-        return ", ".join(f"`{name}`" for name in parameter.ours.split(", "))
+        return _quoted(parameter.ours.split(", "))
     if parameter.name == "is_pretraining":
         return "`forge pretrain`"
-    if True in parameter.neutral:
-        return "always so"
-    return "refused" if parameter.refused else "not needed"
+    return "refused" if parameter.refused and True not in parameter.neutral else "not needed"
 
 
 def _refusal(parameter: Parameter) -> str:

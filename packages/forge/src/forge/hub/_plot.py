@@ -95,7 +95,7 @@ def _metrics(run: Path, name: str | None) -> Path:
 
 
 def _values(file: Path, keys: Sequence[str]) -> Iterator[tuple[float, float]]:
-    """Yield step and figure of each line that has one; lines that are torn or no object are passed over."""
+    """Yield step and figure of each line that has one; torn lines are passed over."""
     number = 0
     for each in file.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
@@ -116,7 +116,7 @@ def _is_number(value: object) -> bool:
 
 
 def _average(values: Sequence[tuple[float, float]], span: int) -> list[tuple[float, float]]:
-    """Return the exponential moving average of a curve, with weight 2 / (span + 1) for each new value."""
+    """Return a curve's exponential moving average: a new value has weight 2 / (span + 1)."""
     weight, mean, found = 2 / (span + 1), values[0][1], []
     for step, value in values:
         mean += weight * (value - mean)

@@ -1,4 +1,7 @@
-"""Parameters of training_hub 0.11 by function, with what each becomes: the one table behind calls, page and tests."""
+"""Parameters of training_hub 0.11 by function, and what each becomes.
+
+Calls, the page and the tests follow this table.
+"""
 
 from __future__ import annotations
 

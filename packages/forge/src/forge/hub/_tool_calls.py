@@ -1,4 +1,4 @@
-"""Traces with tool calls → prompts that each ask for one call, and the reward for it, as training_hub has both."""
+"""Traces with tool calls → prompts that each ask for one call, and the reward for it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _OBJECT = re.compile(r"\{")
 
 
 def call_prompts(row: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Divide a trace: one prompt before each turn of the assistant that calls a tool, with the call that is expected."""
+    """Divide a trace: a prompt before each turn that calls a tool, with the expected call."""
     messages = row.get("messages") or row.get("conversations") or []
     found = []
     for place, message in enumerate(messages):
@@ -34,7 +34,7 @@ def tool_call(
     expected_arguments: Sequence[str],
     **_columns: object,
 ) -> list[float]:
-    """Reward 1 for the expected tool with the expected arguments, 0.5 for the tool alone, 0 otherwise."""
+    """Reward 1 for the expected tool with its arguments, 0.5 for the tool alone, else 0."""
     return [
         _score(completion, name, json.loads(arguments))
         for completion, name, arguments in zip(completions, expected_name, expected_arguments, strict=True)
@@ -49,7 +49,7 @@ def _score(completion: Any, name: str, arguments: Mapping[str, Any]) -> float:
 
 
 def _call(completion: Any) -> tuple[str, Mapping[str, Any]] | None:
-    """Return the first call of a completion, from its `tool_calls` or from a JSON object in its text."""
+    """Return the first call of a completion: of its `tool_calls`, or JSON in its text."""
     for message in completion if isinstance(completion, list) else [{"content": completion}]:
         for call in message.get("tool_calls") or ():
             function = call.get("function") or call

@@ -110,7 +110,7 @@ def _verb(function: str, given: Mapping[str, Any]) -> str:
 
 
 def _defaults(function: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a function of training_hub sets where a call leaves it open, in forge's settings."""
+    """Return what training_hub sets where a call leaves it open, in forge's settings."""
     if function == "sft":
         return {"num_epochs": 1, "checkpoint_at_epoch": True}
     if function == "osft":
@@ -140,7 +140,7 @@ def _defaults(function: str, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _add(settings: dict[str, Any], new: Mapping[str, object], name: str) -> None:
-    """Add settings; two values of one setting contradict each other, but for columns of several names."""
+    """Add settings; two values of one contradict each other, unless they rename columns."""
     for setting, value in new.items():
         before = settings.get(setting)
         if isinstance(value, dict) and isinstance(before, dict):

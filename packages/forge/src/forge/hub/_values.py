@@ -154,7 +154,7 @@ def sample_packing(value: Any, _given: Given) -> Taken:
 
 
 def bf16(value: Any, given: Given) -> Taken:
-    """Choose the type of the computation; `bnb_4bit_compute_dtype` says the same for a base in 4 bits."""
+    """Choose the type of the computation, as `bnb_4bit_compute_dtype` does too."""
     kind = "bfloat16" if value is True else "float32" if value is False else value
     if given.get("bnb_4bit_compute_dtype") not in (None, kind):
         raise SettingsError(
@@ -197,7 +197,7 @@ def lora_adapter(given: Given) -> str:
 
 
 def lora_batch(given: Given) -> int:
-    """Return the samples of a step: those given, or a GPU's times the steps of accumulation times the GPUs.
+    """Return the samples of a step: those given, or those of a GPU × accumulation × GPUs.
 
     Raises:
         SettingsError: the number of GPUs is not known, or the numbers contradict each other.
