@@ -78,7 +78,7 @@ STAGES = {
         run
         backends
         verbs  exporting  talking  reports/osft
-        clusters
+        clusters  hub
         cli
     """,
 }
