@@ -1,4 +1,4 @@
-"""First row of each file → what preparing would refuse it for, before a tokenizer or a model is loaded."""
+"""First row of each file → what `prepare` would refuse it for, without a tokenizer."""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -69,7 +69,7 @@ def check_first_row(
 
 
 def _is_local(data_path: Any) -> bool:
-    """Return whether every entry is a file, a glob or a directory of files on this machine, or nothing at all."""
+    """Return whether every entry is a file, glob or directory on this machine, or nothing."""
     entries = list(data_path) if isinstance(data_path, (list, tuple, Mapping)) else [data_path]
     for entry in map(str, entries):
         path = Path(entry).expanduser()

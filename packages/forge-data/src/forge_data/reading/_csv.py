@@ -83,7 +83,10 @@ class CsvFile:
             yield cells
 
     def _undecodable(self, reason: str) -> str:
-        """Name the first line that is not UTF-8: text is decoded in blocks, before its lines are counted."""
+        """Name the first line that is not UTF-8.
+
+        Text is decoded in blocks, before its lines are counted.
+        """
         with self.file.opened() as opened:
             for number, line in enumerate(opened, 1):
                 try:

@@ -1,4 +1,4 @@
-"""Model, or its configuration → how many positions it was made for, and whether it can go beyond."""
+"""Model or configuration → the positions that it was made for, and whether it goes beyond."""
 
 from typing import TYPE_CHECKING
 

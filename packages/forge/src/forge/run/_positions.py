@@ -1,4 +1,4 @@
-"""Rows and prompts longer than a model's positions → an error where it has a table, else a warning."""
+"""Rows and prompts longer than a model's positions → an error, or a warning."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _VIRTUAL = ("prefix", "prompt")
 
 
 def check_positions(task: Task, s: Any, path: str, parts: Sequence[Items], asked: Mapping[str, int], report: Reporter) -> None:
-    """Refuse what a model with a table of positions cannot read, and warn where another was made for fewer.
+    """Refuse what is beyond a table of positions, and warn where a model was made for fewer.
 
     Args:
         task: the verb.

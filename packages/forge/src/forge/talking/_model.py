@@ -137,7 +137,7 @@ class AnsweringModel:
         return made[: _end(made, sampling.stop)].strip()
 
     def _check_room(self, tokens: int, sampling: Sampling) -> None:
-        """Raise SettingsError where prompt and answer are longer than the model's table of positions."""
+        """Raise SettingsError where prompt and answer exceed the model's table of positions."""
         table = forge_dist.position_table(self._model)
         if table is None or tokens + sampling.max_new_tokens <= table:
             return

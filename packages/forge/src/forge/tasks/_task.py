@@ -130,7 +130,7 @@ class Task(ABC):
                 raise forge_dist.ModelError(str(error).replace("model_path", name)) from None
 
     def check_rows(self, s: Any, setting: str) -> None:
-        """Refuse files whose first row `prepare` would refuse, and columns to rename that no row has."""
+        """Refuse files for their first row, as `prepare` would, or for columns that no row has."""
         forge_data.check_first_row(
             getattr(s.data, setting),
             format=s.data.data_format,

@@ -112,7 +112,10 @@ class OnlineTask(Task):
         return Prompts(store, max_new_tokens=s.objective.max_new_tokens)
 
     def check_data(self, s: Any, report: Reporter, train: Any, held_out: Any) -> None:  # noqa: ARG002 - nothing to say
-        """Refuse rows without the fields that a reward function takes; the lint looks at what is learned, and nothing is."""
+        """Refuse rows without the fields that a reward function takes.
+
+        The lint looks at what is learned, and of prompts nothing is.
+        """
         for setting, store in (("data_path", train), ("eval_data_path" if s.data.eval_data_path else "data_path", held_out)):
             for name in s.objective.reward if store is not None else ():
                 _check_columns(name, setting, store)
