@@ -19,7 +19,6 @@ import forge_dist
 from forge._errors import RunDirectoryError, SettingsError
 from forge.run._choices import absolute_paths
 from forge.run._dry_run import NO_MEMORY, NO_ROOM
-from forge.run._early_checks import check_names
 from forge.tasks._task import Task
 
 _SEEN_SECONDS = 30.0
@@ -47,7 +46,6 @@ def preflight(task: Task, s: Any, rehearse: Callable[[], str], *, for_others: bo
 
     """
     s = absolute_paths(task, s)
-    check_names(task, s)
     devices = forge_accel.device_count(s.device.device)
     where = forge_dist.topology(s.launch, devices=devices)
     if where.role == "worker":
