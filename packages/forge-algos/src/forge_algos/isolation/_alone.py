@@ -89,7 +89,7 @@ def keep_documents_apart(
             why = f"{str(error).removesuffix(f'. {REMEDY}')}; "
         else:
             layers = divided_layers(model)
-            how = f", of which {layers} layers with a state or a convolution run each alone" if layers else ""
+            how = f"; {layers} layers with a state or a convolution run each alone" if layers else ""
             return True, f"{type(causal_model(model)).__name__} keeps the documents of a made-up row apart{how}"
     how = run_documents_alone(model, device=device, longest=longest, agree=agree)
     return False, f"{why}documents are run alone, {how}"
