@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -56,12 +57,76 @@ def test_a_dry_run_leaves_a_run_as_it_was(given: dict[str, Any], tmp_path: Path)
 @pytest.mark.slow
 def test_what_does_not_fit_says_what_to_set(given: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The changes are tried, and each takes less than the plan."""
-    found = forge.dry_run(forge.sft, **given, ckpt_output_dir=tmp_path / "run", machine="0.501GB")
+    found = forge.dry_run(forge.sft, **given, max_tokens_per_gpu=512, ckpt_output_dir=tmp_path / "run", machine="0.501GB")
     shown = " ".join(capsys.readouterr().err.split())
     assert "would not fit" in found
     assert "does NOT fit" in shown
     for setting in ("max_tokens_per_gpu=", "activation_checkpointing=true", "adapter=lora"):
         assert setting in shown
+
+
+@pytest.fixture
+def roomy(given: dict[str, Any]) -> dict[str, Any]:
+    """A step of many micro-batches."""
+    return {**given, "effective_batch_size": 160, "num_epochs": 14}
+
+
+def chosen_for(machine: str, settings: dict[str, Any], path: Path) -> int:
+    """The max_tokens_per_gpu that a dry run for a machine chooses."""
+    found = re.search(
+        r"max_tokens_per_gpu=(\d+): memory plan", forge.dry_run(forge.sft, **settings, ckpt_output_dir=path, machine=machine)
+    )
+    assert found is not None
+    return int(found[1])
+
+
+def test_a_micro_batch_left_open_is_the_largest_that_fits(
+    roomy: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As large as the target's memory, not this machine's: what is chosen fits, and three times as much does not."""
+    small, large = (chosen_for(words, roomy, tmp_path / "run") for words in ("0.504GB", "80GB"))
+    assert 256 <= small < 1024 < large
+    capsys.readouterr()
+    for tokens, said in ((small, "it fits"), (3 * small, "it does NOT fit")):
+        forge.dry_run(forge.sft, **roomy, max_tokens_per_gpu=tokens, ckpt_output_dir=tmp_path / "run", machine="0.504GB")
+        assert said in capsys.readouterr().err
+
+
+def test_the_longest_sample_is_the_least_that_is_chosen(roomy: dict[str, Any], tmp_path: Path) -> None:
+    """Where nothing fits, the micro-batch holds the longest sample, and the dry run says that it does not fit."""
+    said = forge.dry_run(forge.sft, **roomy, ckpt_output_dir=tmp_path / "run", machine="0.5005GB")
+    assert "the longest sample, which does not fit" in said
+
+
+def test_a_resumed_run_keeps_its_micro_batches(given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chosen once by the memory plan and recorded with its reason; kept whatever memory there is when it is resumed."""
+    monkeypatch.setattr(_memory, "_SMALL", 0)
+    kept = {**given, "lr_scheduler": "constant", "keep_full_state": True, "ckpt_output_dir": tmp_path / "run"}
+    forge.sft(**kept)
+    line = re.compile("^max_tokens_per_gpu: .*$", re.MULTILINE)
+    (began,) = line.findall((tmp_path / "run" / "config.yaml").read_text())
+    assert "1024  # chosen: memory plan: more would not be faster" in began
+    monkeypatch.setattr(forge.accel.CPUAccelerator, "memory_limit_bytes", lambda _: 2**20)
+    before = json.loads((tmp_path / "run" / "memory.json").read_text())
+    forge.sft(**{**kept, "max_steps": 3})
+    assert line.findall((tmp_path / "run" / "config.yaml").read_text()) == [began]
+    assert not re.search("changed since then: max_tokens", (tmp_path / "run" / "log.txt").read_text())
+    after = json.loads((tmp_path / "run" / "memory.json").read_text())
+    assert (before["fits"], after["fits"]) == (True, False), "the plan is renewed"
+    assert [each["name"] for each in after["phases"]].count("first steps") == 1
+    state = str(tmp_path / "run" / "full_state" / "step_3")
+    forge.sft(**{**kept, "max_steps": 4, "ckpt_output_dir": tmp_path / "other"}, resume=state)
+    assert line.findall((tmp_path / "other" / "config.yaml").read_text()) == [began]
+
+
+def test_what_cannot_be_planned_takes_the_default(
+    model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The log says so."""
+    monkeypatch.syspath_prepend(tmp_path)
+    settings = {name: value for name, value in settings_of("grpo", model_dir, tmp_path).items() if name != "max_tokens_per_gpu"}
+    forge.dry_run(forge.grpo, **settings, ckpt_output_dir=tmp_path / "run", machine="80GB")
+    assert "max_tokens_per_gpu: 1,024 (what suits cpu; no memory plan can be made)" in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.parametrize("words", ["8x", "H100", "0xH100-80GB", "0.2GB", "9" * 400 + "GB", "00xH100-80GB"])
@@ -86,6 +151,20 @@ def test_a_dry_run_refuses_what_the_run_does(wrong: dict[str, Any], given: dict[
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_dry_run_of_several_ranks_answers_once(
+    rank: int, given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where torchrun started it, the first rank says what all would do; the others end at once and say nothing."""
+    world = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1"}
+    for name, value in {**world, "MASTER_PORT": 29777}.items():
+        monkeypatch.setenv(name, str(value))
+    assert main(["sft", *words_of(given), "--ckpt-output-dir", str(tmp_path / "run"), "--dry-run"]) == 0
+    shown = capsys.readouterr()
+    assert ("on each of 2 ranks" in shown.err, bool(shown.out)) == ((True, True) if rank == 0 else (False, False))
+    assert rank == 0 or not shown.err
+
+
 def test_for_is_for_dry_runs(given: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Without --dry-run it has no effect, and is refused."""
     assert main(["sft", *words_of(given), "--ckpt-output-dir", str(tmp_path / "run"), "--for", "24GB"]) == 2
@@ -100,8 +179,8 @@ def test_each_kind_of_verb_has_a_dry_run(verb: str, model_dir: Path, tmp_path: P
     monkeypatch.syspath_prepend(tmp_path)
     settings = settings_of(verb, model_dir, tmp_path)
     plans: list[Any] = []
-    plan = _prepare.plan_memory
-    monkeypatch.setattr(_prepare, "plan_memory", lambda *given: plans.append(plan(*given)))
+    write = _prepare.write_plan
+    monkeypatch.setattr(_prepare, "write_plan", lambda plan, *given: plans.append(plan) or write(plan, *given))
     found = forge.dry_run(getattr(forge, verb), **settings, ckpt_output_dir=tmp_path / "run")
     assert f"forge {verb} would write" in found
     if verb == "grpo":

@@ -316,7 +316,7 @@ def test_python_calls_name_what_there_is(page: str) -> None:
             called = ast.unparse(node.func).removeprefix("forge.") if isinstance(node, ast.Call) else ""
             if called in VERBS and ast.unparse(node.func).startswith("forge."):
                 known = {field.name for _, field in flat_fields(task_of(called).settings)}
-                assert {keyword.arg for keyword in node.keywords} <= known | {"callbacks"}
+                assert {keyword.arg for keyword in node.keywords} <= known | {"accelerate_config", "callbacks"}
 
 
 @pages

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -43,10 +44,16 @@ class Meddler:
 
     def on_evaluation(self, record: dict[str, Any]) -> None:
         self.measured.append(record["step"])
-        raise RuntimeError("a defect of its own")
 
     def on_end(self, result: Any) -> None:
         self.result = result
+
+
+class Leaver:
+    """A callback that ends the process, or would."""
+
+    def on_step(self, _: dict[str, Any]) -> None:
+        sys.exit(9)
 
 
 def lines(run: Path) -> list[dict[str, Any]]:
@@ -61,13 +68,13 @@ def test_callbacks_see_the_record_and_change_nothing(model_dir: Path, chats: Pat
     """Each step and measurement in order, then the result; with dropout, the weights are those of a run without them."""
     given = {**SHORT, "model_path": model_dir, "data_path": chats}
     meddler = Meddler()
-    result = forge.sft(**given, ckpt_output_dir=tmp_path / "with", callbacks=[meddler])
+    result = forge.sft(**given, ckpt_output_dir=tmp_path / "with", callbacks=[Leaver(), meddler])
     forge.sft(**given, ckpt_output_dir=tmp_path / "without")
     assert meddler.steps == [line for line in lines(tmp_path / "with") if "lr" in line]
     assert (meddler.measured, meddler.result) == ([0, 3], result)
     assert weights(tmp_path / "with") == weights(tmp_path / "without")
     log = (tmp_path / "with" / "log.txt").read_text()
-    assert log.count("WARNING: callback Meddler.on_evaluation: RuntimeError: a defect of its own") == 1
+    assert log.count("WARNING: callback Leaver.on_step: SystemExit: 9. It is not called again.") == 1
 
 
 def test_an_object_that_watches_nothing_is_refused(model_dir: Path, chats: Path, tmp_path: Path) -> None:

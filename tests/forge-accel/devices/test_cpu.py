@@ -157,7 +157,7 @@ def test_its_other_properties():
     assert acc.device.value == torch.device("cpu")
     assert acc.collective_backend.value == "gloo"
     assert acc.fused_optimizer.value is True
-    assert acc.default_tokens == 1024
+    assert acc.default_tokens == acc.most_tokens == 1024
     assert acc.peak_flops(torch.float32) is None
     assert repr(acc) == "<CPUAccelerator cpu, float32>"
     with pytest.raises(AccelError, match="cpu:1"):

@@ -130,6 +130,7 @@ def test_more_memory_suggests_more_tokens(gpus, gib, tokens):
     """A power of two that memory holds comfortably."""
     gpus(gib=gib)
     assert accelerator("cuda").default_tokens == tokens
+    assert accelerator("cuda").most_tokens is None
 
 
 def test_float32_peak_is_unknown_under_tf32(gpus):

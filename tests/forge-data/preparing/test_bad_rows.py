@@ -27,8 +27,9 @@ BAD = [
     ('["no object"]', "unreadable_row"),
     ({"messages": [USER, {"role": "assistant", "content": "1 2 3 " * 40}]}, "longer_than_max_seq_len"),
     ({"messages": [{"role": "system", "content": "fail"}, *good(0)["messages"]]}, "unreadable_row"),
+    ({"messages": [USER, {"role": "assistant", "content": " "}]}, "empty_turn"),
 ]
-ROWS = [row for n, (row, _) in enumerate(BAD) for row in (good(n), row)] + [good(9), good(10)]
+ROWS = [row for n, (row, _) in enumerate(BAD) for row in (good(n), row)] + [good(10), good(11)]
 SETTINGS = {"on_bad_row": "skip", "max_bad_rows": 0.5, "max_seq_len": 90, "on_overflow": "error", "progress": False}
 
 
@@ -66,16 +67,33 @@ def test_left_out_and_listed(path, refusing, tmp_path, monkeypatch, chunk, rows)
     store = prepare(path, refusing, tmp_path / "store", preprocess=stops_at, **SETTINGS)
     books, listed = store.accounting, list(store.dropped())
     assert (books.read, books.kept) == (len(ROWS), len(ROWS) - len(BAD))
-    assert [store.source(at) for at in range(len(store))] == [f"train.jsonl:{n}" for n in (*range(1, 18, 2), 19, 20)]
+    assert [store.source(at) for at in range(len(store))] == [f"train.jsonl:{n}" for n in (*range(1, 20, 2), 21, 22)]
     assert [(row["place"], row["reason"]) for row in listed] == [
         (f"train.jsonl:{2 * n}", reason) for n, (_, reason) in enumerate(BAD, 1)
     ]
     assert all(row["error"].startswith(row["place"]) for row in listed)
-    assert "preprocess" in listed[-1]["error"]
+    assert "preprocess" in listed[-2]["error"]
     assert books.dropped == {reason: sum(row["reason"] == reason for row in listed) for _, reason in BAD}
-    assert sum(books.tokens_lost.values()) == books.tokens_read - books.tokens_kept == listed[7]["tokens"]
-    found = {each.row: each.severity for each in store.lint.findings if not each.row % 2 and each.row < 19}
+    assert sum(books.tokens_lost.values()) == books.tokens_read - books.tokens_kept == listed[7]["tokens"] + listed[9]["tokens"]
+    found = {each.row: each.severity for each in store.lint.findings if not each.row % 2 and each.row < 21}
     assert found == {2 * n: "warn" for n in range(1, len(BAD) + 1)}
+    assert not store.lint.stops
+
+
+@pytest.mark.parametrize("share", [0.5, 0.3])
+def test_an_answer_that_is_empty_is_a_bad_row(tmp_path, chatml_tokenizer, share):
+    """Left out and counted, up to the share; kept for the lint to stop at where bad rows are an error."""
+    rows = [{"prompt": f"{n}", "completion": answer} for n, answer in enumerate(["one", "", "two", " \n"])]
+    file = tmp_path / "train.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert prepare(file, chatml_tokenizer, tmp_path / "all").lint.stops == 2
+    settings = {"on_bad_row": "skip", "max_bad_rows": share, "progress": False}
+    if share < 0.5:
+        with pytest.raises(DataError, match=r"2 of 4 rows .* 2 empty_turn.*train.jsonl:2: field completion"):
+            prepare(file, chatml_tokenizer, tmp_path / "store", **settings)
+        return
+    store = prepare(file, chatml_tokenizer, tmp_path / "store", **settings)
+    assert [row["place"] for row in store.dropped()] == ["train.jsonl:2", "train.jsonl:4"]
     assert not store.lint.stops
 
 

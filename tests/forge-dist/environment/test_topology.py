@@ -25,6 +25,14 @@ TORCHRUN = {
     "MASTER_ADDR": "node0",
     "MASTER_PORT": "29500",
 }
+MEETING = {"MASTER_ADDR": "node0", "MASTER_PORT": "29500"}
+MPI = {
+    "OMPI_COMM_WORLD_RANK": "3",
+    "OMPI_COMM_WORLD_SIZE": "4",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+    **MEETING,
+}
 SRUN = {
     "SLURM_JOB_ID": "1234567",
     "SLURM_NNODES": "2",
@@ -269,6 +277,15 @@ def test_first_host(nodes, first):
         ({}, {"nnodes": "1:2", "rdzv_endpoint": "h:1", "node_rank": 0}, "node_rank has no effect in an elastic run"),
         ({}, {"nnodes": "1:2", "master_addr": "h", "node_rank": 0}, "node_rank has no effect in an elastic run"),
         ({"OMPI_COMM_WORLD_SIZE": "2"}, {}, "OMPI_COMM_WORLD_SIZE=2"),
+        (MPI | {"MASTER_PORT": ""}, {}, "OMPI_COMM_WORLD_SIZE=4.*set MASTER_PORT for all"),
+        (
+            {k: v for k, v in MPI.items() if "LOCAL_SIZE" not in k},
+            {},
+            "Open MPI .* OMPI_COMM_WORLD_LOCAL_SIZE is not set",
+        ),
+        (MPI | {"OMPI_COMM_WORLD_RANK": "4"}, {}, "RANK=4 of WORLD_SIZE=4"),
+        (MPI, {"nproc_per_node": 4}, "nproc_per_node=4 contradicts the launcher"),
+        ({"ACCELERATE_USE_CPU": "True", "MASTER_PORT": "29500"}, {}, "accelerate launch was asked for several processes"),
         ({"SLURM_NNODES": "2", "SLURM_PROCID": "0", "SLURM_NTASKS": "2"}, {}, "SLURM_NNODES=2, and no srun"),
         ({"SLURM_NNODES": "1", "SLURM_PROCID": "0", "SLURM_NTASKS": "4"}, {}, "SLURM_NTASKS=4, and no srun.*nproc_per_node"),
         ({"SLURM_PROCID": "4", "SLURM_NTASKS": "4"}, {}, "SLURM_PROCID=4, and SLURM counts 4 tasks"),
@@ -286,6 +303,20 @@ def test_half_and_contradicting_environments_are_refused(environ, settings, name
     """Never a silent world of one: the message names the variable or setting that does not fit."""
     with pytest.raises(LaunchError, match=named):
         of(environ, **settings)
+
+
+@pytest.mark.parametrize("kind", [("OMPI_COMM_WORLD", "SIZE"), ("MV2_COMM_WORLD", "SIZE"), ("PMI", "SIZE")])
+def test_mpirun_starts_workers_where_they_can_meet(kind):
+    """Rank and size are those of each MPI; a process that mpirun started alone is single."""
+    if kind[0] == "PMI":
+        environ = {"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2", **MEETING}
+    else:
+        environ = {name.replace("OMPI_COMM_WORLD", kind[0]): value for name, value in MPI.items()}
+    found = of(environ)
+    assert (found.role, found.rank, found.world_size, found.local_rank, found.local_world_size) == ("worker", 3, 4, 1, 2)
+    assert (found.node_rank, found.max_nodes, found.master) == (1, 2, ("node0", 29500))
+    assert of({name: "1" if name.endswith("SIZE") else "0" for name in environ if name not in MEETING}).role == "single"
+    assert of({"ACCELERATE_USE_CPU": "True", "MASTER_PORT": "29500"}, nproc_per_node=2).role == "launcher"
 
 
 @given(

@@ -33,10 +33,10 @@ def test_signature_lists_every_setting() -> None:
     """`help(forge.sft)` and the command line are made from one signature: recipe, then every setting by keyword."""
     import forge
 
-    *settings, callbacks = inspect.signature(forge.sft).parameters.values()
+    *settings, accelerate, callbacks = inspect.signature(forge.sft).parameters.values()
     assert settings == list(signature_of(SFTSettings).parameters.values())
     assert [each.name for each in settings] == ["recipe", *(field.name for _, field in flat_fields(SFTSettings))]
-    assert callbacks.name == "callbacks", "what is no setting"
+    assert [accelerate.name, callbacks.name] == ["accelerate_config", "callbacks"], "what is no setting"
 
 
 @pytest.mark.parametrize("name", sorted(REQUIRED))

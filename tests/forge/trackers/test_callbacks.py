@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from forge.trackers._callbacks import Callbacks
 
@@ -19,7 +22,6 @@ class Seen:
 
     def on_step(self, record: dict[str, Any]) -> None:
         self.steps.append(record["step"])
-        raise ValueError("no")
 
     def on_evaluation(self, record: dict[str, Any]) -> None:
         self.measured.append(record["step"])
@@ -43,4 +45,44 @@ def test_a_file_is_followed_to_its_end(tmp_path: Path) -> None:
                 time.sleep(0.05)
             handle.write(line(4)[9:] + json.dumps({"step": 4, "eval_loss": 1.0}) + "\n")
     assert (seen.steps, seen.measured) == ([3, 4], [4])
-    assert said == ["WARNING: callback Seen.on_step: ValueError: no"]
+    assert said == []
+
+
+class Raising:
+    """A callback that raises what it is given."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+        self.steps: list[int] = []
+
+    def on_step(self, record: dict[str, Any]) -> None:
+        self.steps.append(record["step"])
+        raise self.error
+
+    def on_end(self, _: object) -> None:
+        self.steps.append(-1)
+
+    def __eq__(self, _: object) -> bool:
+        raise RuntimeError("it is not compared")
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("error", [ValueError("no"), SystemExit(3), GeneratorExit(), asyncio.CancelledError()])
+def test_what_a_callback_raises_ends_the_callback(error: BaseException) -> None:
+    """It is reported once and not called again; the others are, and the run goes on."""
+    raising, seen, said = Raising(error), Seen(), []
+    callbacks = Callbacks([raising, seen])
+    for step in (1, 2):
+        callbacks.record({"step": step, "lr": 1.0}, said.append)
+    callbacks.end(None, said.append)
+    assert (raising.steps, seen.steps) == ([1], [1, 2])
+    assert len(said) == 1
+    assert said[0].startswith(f"WARNING: callback Raising.on_step: {type(error).__name__}")
+    assert said[0].endswith("It is not called again.")
+
+
+def test_an_interrupt_goes_through() -> None:
+    """Ctrl-C while a callback runs is the user's, not the callback's."""
+    with pytest.raises(KeyboardInterrupt):
+        Callbacks([Raising(KeyboardInterrupt())]).record({"step": 1, "lr": 1.0})

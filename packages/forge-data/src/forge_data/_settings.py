@@ -144,7 +144,8 @@ class RowSettings:
 
     on_bad_row: OnBadRow = attrs.field(default="error", validator=_one_of(OnBadRow))
     """What becomes of a row that is refused (broken JSON, no known format, a field that is not what it should be, a
-    conversation that the template does not write): an error, or left out, counted by reason and listed in dropped.jsonl."""
+    conversation that the template does not write): an error, or left out, counted by reason and listed in dropped.jsonl. Left
+    out is then also a row whose every answer is empty, at which the lint stops."""
 
     max_bad_rows: float = attrs.field(default=MAX_BAD_ROWS, validator=[_number, _share])
     """Share of the rows that on_bad_row=skip may leave out, at least 0 and less than 1; more of them stop the run."""

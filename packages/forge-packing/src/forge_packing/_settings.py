@@ -36,7 +36,8 @@ class PlanSettings:
     """Samples in one optimizer step, over all ranks and micro-batches together."""
 
     max_tokens_per_gpu: int | None = attrs.field(default=None, validator=attrs.validators.optional(_integer(1, 2**31 - 1)))
-    """Tokens in one micro-batch. By default what suits the device, or the longest sample where that is more."""
+    """Tokens in one micro-batch. By default the most that the memory plan finds to fit, at least the longest sample; a resumed
+    run keeps its own."""
 
     num_epochs: int | Literal["inf"] | None = attrs.field(
         default=None, validator=attrs.validators.optional(_integer(1, word="inf"))

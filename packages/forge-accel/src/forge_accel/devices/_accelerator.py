@@ -84,6 +84,11 @@ class Accelerator(ABC):
     def default_tokens(self) -> int:
         """Suggested tokens of a micro-batch: a cautious start, not a limit."""
 
+    @property
+    def most_tokens(self) -> int | None:
+        """Tokens of a micro-batch beyond which more only take memory; None: as many as fit."""
+        return None
+
     @abstractmethod
     def dtype(self, requested: str = "auto") -> Choice[torch.dtype]:
         """Choose the dtype of the computation.

@@ -69,6 +69,11 @@ class CPUAccelerator(Accelerator):
         """1024: fewer keep a CPU busy, and more only take more memory."""
         return 1024
 
+    @property
+    def most_tokens(self) -> int:
+        """1024, as `default_tokens`."""
+        return self.default_tokens
+
     def dtype(self, requested: str = "auto") -> Choice[torch.dtype]:
         """Choose the requested dtype; `auto` is float32 on every CPU.
 

@@ -98,7 +98,7 @@ def keep_documents_apart(
 def _require_isolation_by_layers(
     model: nn.Module, device: torch.device, agree: Agree, autocast: Callable[[], AbstractContextManager[Any]]
 ) -> None:
-    """Raise unless packed documents stay apart, if need be with the layers divided that have a state.
+    """Raise unless packed documents stay apart, if need be by dividing layers with a state.
 
     Raises:
         PackedBatchError: they do not, with undivided layers; the model is as it was.
@@ -181,7 +181,7 @@ def places_alone(model: nn.Module, lengths: Sequence[int]) -> tuple[int, int]:
 
 
 def lengths_of_lines(model: nn.Module) -> torch.Tensor | None:
-    """Return the lengths int64[B] of the documents of the running forward or layer; None outside of one.
+    """Return the lengths int64[B] of the running forward's or layer's documents, or None.
 
     They are 0 in a forward that is made for other ranks alone.
     """

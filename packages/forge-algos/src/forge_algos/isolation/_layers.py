@@ -28,7 +28,7 @@ _NAME = "_documents_apart"
 
 
 def divide_layers(model: nn.Module, agree: Agree = lambda number: number) -> list[str]:
-    """Have layers with a state or a convolution run the documents of each later packed row apart.
+    """Run the documents of later packed rows apart in layers with a state or a convolution.
 
     A layer learns where documents begin from the `cu_seq_lens_q` that it, or the layer that holds it, is called with, so that
     activation checkpointing finds them again. Calls without it are passed on as they are.
@@ -67,7 +67,7 @@ def divided_layers(model: nn.Module) -> int:
 
 
 def lengths_in_layer(model: nn.Module) -> torch.Tensor | None:
-    """Return the lengths int64[B] of the documents of the layer that is running; None outside of one.
+    """Return the lengths int64[B] of the running layer's documents; None outside of one.
 
     They are 0 in a forward that is made for other ranks alone.
     """
@@ -80,7 +80,7 @@ def _apart(model: nn.Module) -> "_Apart | None":
 
 
 def _layers_with_state(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the outermost modules that hold a convolution over time or the parameters of a state."""
+    """Yield the outermost modules with a convolution over time or a state's parameters."""
     inside = ""
     for name, module in model.named_modules():
         if inside and name.startswith(inside):
@@ -110,7 +110,7 @@ class _Apart:
         self.lengths: torch.Tensor | None = None
 
     def lines(self, boundaries: torch.Tensor) -> _Lines:
-        """Divide the documents of a row once for all layers: the tensor of their boundaries keeps the answer."""
+        """Divide the documents of a row once; the tensor of their boundaries keeps the answer."""
         answers: dict[_Apart, _Lines] = boundaries.__dict__.setdefault(_NAME, {})
         if self not in answers:
             lengths = [stop - start for start, stop in pairwise(boundaries.tolist())]
@@ -120,7 +120,7 @@ class _Apart:
 
 
 class _Layer:
-    """Replaced forward of a layer, and hooks on the layer that holds it, which read where documents begin."""
+    """Replaced forward of a layer, and hooks on its holder that read the documents' ends."""
 
     def __init__(self, module: nn.Module, holder: nn.Module, apart: _Apart) -> None:
         self.module = module
@@ -187,7 +187,7 @@ def _states(out: Any) -> torch.Tensor:
 
 
 def _cut(given: dict[str, Any], lengths: Sequence[int], documents: Sequence[int], tokens: int) -> dict[str, Any]:
-    """Cut what is given for a row [1, T, ...] into lines [B, S, ...] of some documents; the rest stays as it is."""
+    """Cut what is given for a row [1, T, ...] into lines [B, S, ...] of some documents."""
 
     def cut(value: Any) -> Any:
         if isinstance(value, tuple):

@@ -15,6 +15,7 @@ from forge_data._errors import ForgeDataError
 from forge_data._example import TokenizedExample
 from forge_data._formats import AUTO
 from forge_data._options import Options
+from forge_data.findings._finding import STOP, WARN
 from forge_data.findings._rules import SET_RULES, Where
 from forge_data.formats._documents import is_empty
 from forge_data.formats._registry import convert, detect, format_named
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 # Rows and bytes of one call to the tokenizer: enough to be quick, few enough to fit into memory.
 _ROWS = 512
 _BYTES = 4 << 20
+_EMPTY = "empty_turn"
+"""Rule that stops at a row whose every answer is empty."""
 
 
 class Task(NamedTuple):
@@ -243,9 +246,18 @@ class Processor:
                 builder.leave_out(record.row, reason, error)
                 return
             fitted = Fitted((), reason, {reason: sum(map(len, made.examples))})
+        findings = (
+            [] if self._lint is None else self._lint.check(where, record.fields, sample, made, format_named(name).field_of)
+        )
+        if self._job.options.on_bad_row == "skip" and fitted.reason is None:
+            # What would stop the run after all rows were tokenised is left out as any other bad row.
+            empty = next((each for each in findings if each.rule == _EMPTY and each.severity == STOP), None)
+            if empty is not None:
+                fitted = Fitted((), _EMPTY, {_EMPTY: sum(map(len, made.examples))})
+                error = f"{record.place}: field {empty.field}: {empty.what}; {empty.fix}"
+                findings = [attrs.evolve(each, severity=WARN) for each in findings]
         builder.add(record.row, made, fitted, error)
-        if self._lint is not None:
-            builder.findings += self._lint.check(where, record.fields, sample, made, format_named(name).field_of)
+        builder.findings += findings
 
 
 def encode(encoder: Encoder | None, samples: Sequence[Sample]) -> list[Encoded]:

@@ -96,7 +96,7 @@ def prepare(
         rename_columns: columns that a format reads under another name, each with that name, such as
             {"question": "prompt", "answer": "completion"}; renamed after `preprocess`.
         on_bad_row: what becomes of a row that is refused, whatever for: `error`, or `skip`, which leaves it out, counts it by
-            reason and lists it with its error in `dropped()`.
+            reason and lists it with its error in `dropped()`; with it a row whose every answer is empty.
         max_bad_rows: share of the rows that `on_bad_row="skip"` may leave out.
         num_proc: processes that tokenise, of one thread each. By default the machine is used as well as it can be: for little
             data this process alone, in which the tokenizer has its own threads (as `TOKENIZERS_PARALLELISM` allows); for more,

@@ -14,7 +14,8 @@ import attrs
 from forge_dist._errors import LaunchError
 from forge_dist._settings import PORTS, LaunchSettings
 from forge_dist.environment._counts import parse_nodes, parse_processes
-from forge_dist.environment._environment import LaunchValues, read_int
+from forge_dist.environment._environment import LaunchValues
+from forge_dist.environment._mpi import mpi_worker
 from forge_dist.environment._slurm import SlurmStep, slurm_step
 from forge_dist.environment._worker import Worker, read_worker
 
@@ -65,8 +66,9 @@ def topology(
 ) -> Topology:
     """Determine what this process is, from settings, the environment and this node.
 
-    With RANK set it is a worker. Otherwise PET_* (torchrun, Kubeflow) or srun's variables make it a launcher, or a worker where
-    srun started several tasks on a node. Without any of them the settings decide. One node with one process is `single`.
+    With RANK set, or the variables of mpirun and a place to meet, it is a worker. Otherwise PET_* (torchrun, Kubeflow) or
+    srun's variables make it a launcher, or a worker where srun started several tasks on a node. Without any of them the
+    settings decide. One node with one process is `single`.
 
     Args:
         settings: the launch settings; each value that is not None outranks the environment.
@@ -89,7 +91,10 @@ def topology(
         cores = _cores()
     if environ.get("RANK", "").strip():
         return _worker(settings, read_worker(environ, settings), cores)
-    _refuse_partial_environment(environ)
+    by_mpi = mpi_worker(environ)
+    if by_mpi is not None:
+        return _worker(settings, read_worker(by_mpi, settings), cores)
+    _refuse_partial_environment(environ, settings)
     found = LaunchValues(settings, environ)
     # SLURM's variables count where neither settings nor PET_* give the number of nodes.
     asked = found.origin("nproc_per_node") != "default"
@@ -279,15 +284,17 @@ def _slurm_worker(step: SlurmStep, settings: LaunchSettings) -> Worker:
     )
 
 
-def _refuse_partial_environment(environ: Mapping[str, str]) -> None:
+def _refuse_partial_environment(environ: Mapping[str, str], settings: LaunchSettings) -> None:
     for name in ("WORLD_SIZE", "LOCAL_RANK"):
         if environ.get(name, "").strip():
             raise LaunchError(f"the environment sets {name}={environ[name]} and not RANK: set both or neither")
-    tasks = read_int(environ, "OMPI_COMM_WORLD_SIZE")
-    if tasks is not None and tasks > 1:
+    # accelerate launch names a port only where several processes were asked for; without MPI it starts one on the CPU.
+    port = environ.get("MASTER_PORT", "").strip()
+    if port and environ.get("ACCELERATE_USE_CPU", "").strip() and settings.nproc_per_node is None:
         raise LaunchError(
-            f"mpirun started {tasks} processes (OMPI_COMM_WORLD_SIZE={tasks}), each of which would train alone: start one "
-            "process on each node and set nproc_per_node and nnodes, or use torchrun"
+            f"accelerate launch was asked for several processes (MASTER_PORT={port}) and started this one alone, as it does "
+            "without MPI and without --multi_gpu: leave accelerate out and set nproc_per_node to the number of processes (1 to "
+            "stay alone), or use accelerate launch --multi_gpu, which starts them on a CPU too"
         )
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from forge.backends._names import get
 from forge.backends._request import Request, params_of
 from forge.run._rows import Rows, take_rows
+from forge.settings._accelerate import with_accelerate
 from forge.settings._backends import FORGE
 from forge.settings._recipe import read_recipe
 from forge.settings._settings import resolve
@@ -43,12 +44,15 @@ def dry_run(verb: Any, recipe: str | Path | None = None, /, *, machine: str | No
         settings: as the verb takes them.
 
     Returns:
-        Text for a person: steps, exports, what was chosen and why. The memory plan is printed with the other notes.
+        Text for a person: steps, exports, what was chosen and why. The memory plan is printed with the other notes. Of several
+        ranks that were started with it the first answers, and the others return "".
 
     Raises:
         Exception: what the verb would raise before its first step.
 
     """
     layers = [(f"recipe {recipe}", read_recipe(recipe, verb.task.name))] if recipe is not None else []
+    accelerate_config = settings.pop("accelerate_config", None)
     settings, rows = take_rows(settings)
-    return rehearse(verb.task, resolve(verb.task.settings, *layers, ("argument", settings)), rows, target=machine)
+    s = resolve(verb.task.settings, *with_accelerate(accelerate_config, *layers, ("argument", settings)))
+    return rehearse(verb.task, s, rows, target=machine)

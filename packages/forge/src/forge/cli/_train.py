@@ -30,7 +30,15 @@ def verb_command(task: Task, words: Sequence[str] = ()) -> Any:
     """
     settings_class = with_own_settings(task.settings, _backend_in(words))
 
-    def command(recipe: str | None = None, /, dry_run: bool = False, for_: str | None = None, **settings: object) -> None:
+    def command(
+        recipe: str | None = None,
+        /,
+        accelerate_config: str | None = None,
+        dry_run: bool = False,
+        for_: str | None = None,
+        **settings: object,
+    ) -> None:
+        from forge.settings._accelerate import with_accelerate
         from forge.settings._recipe import read_recipe
 
         layers = [(f"recipe {recipe}", read_recipe(recipe, task.name))] if recipe is not None else []
@@ -41,13 +49,14 @@ def verb_command(task: Task, words: Sequence[str] = ()) -> Any:
         if os.getcwd() not in sys.path:
             # A console script does not look here, and `--reward rewards:correct` means the file in this directory.
             sys.path.append(os.getcwd())
-        s = resolve(task.settings, *layers, ("flag", flags))
+        s = resolve(task.settings, *with_accelerate(accelerate_config, *layers, ("flag", flags)))
         if for_ is not None and not dry_run:
             raise SettingsError("--for names the devices of a memory plan: give --dry-run with it, or leave it out.")
         if dry_run:
             from forge.backends._train import rehearse
 
-            print(rehearse(task, s, target=for_))
+            if said := rehearse(task, s, target=for_):
+                print(said)
             return
         from forge.backends._train import train
 
@@ -82,7 +91,7 @@ def verb_command(task: Task, words: Sequence[str] = ()) -> Any:
         parameters.append(parameter.replace(annotation=Annotated[annotation, about]))
     command = with_signature(
         command,
-        [*parameters, *_DRY],
+        [*parameters, *_BESIDE],
         f"{task.about}\n\n"
         f"Prints the directory of the trained model. Example: forge {task.name} --model-path org/model --data-path train.jsonl "
         "--ckpt-output-dir runs/first",
@@ -93,7 +102,16 @@ def verb_command(task: Task, words: Sequence[str] = ()) -> Any:
     return command
 
 
-_DRY = (
+_BESIDE = (
+    inspect.Parameter(
+        "accelerate_config",
+        inspect.Parameter.KEYWORD_ONLY,
+        default=None,
+        annotation=Annotated[
+            str | None,
+            cyclopts.Parameter(help="A file that `accelerate config` wrote, read as settings; recipe and options win over it."),
+        ],
+    ),
     inspect.Parameter(
         "dry_run",
         inspect.Parameter.KEYWORD_ONLY,
@@ -119,7 +137,7 @@ _DRY = (
         ],
     ),
 )
-"""Options of a verb that are no settings: they change nothing of a run."""
+"""Options of a verb that are no settings: where settings come from, and whether to train at all."""
 
 
 def _backend_in(words: Sequence[str]) -> object:

@@ -20,13 +20,13 @@ import forge_algos
 import forge_dist
 import forge_packing
 from forge._progress import Reporter
-from forge.memory._memory_plan import Change, MemoryPlan, Phase
+from forge.memory._memory_plan import MEASURED, Change, MemoryPlan, Phase
 from forge.memory._target import Target
 from forge.tasks._reference_logps import make_up_references
 from forge.tasks._task import Run, Task
 from forge.tasks.items._items import Items
 
-_LOOKED_AT = 4096
+LOOKED_AT = 4096
 """Steps of the batch plan among which the largest micro-batch is looked for: bins are filled alike in all of them."""
 
 
@@ -71,46 +71,51 @@ class Planned:
 
 def forecast(planned: Planned, target: Target) -> MemoryPlan:
     """Compute the memory plan of a run; where that cannot be, it says why."""
-    made = MemoryPlan(target=target, ranks=planned.ranks)
     try:
+        made = plan_of(Rehearsed.of(planned, target), target)
         worst, several = largest_micro_batch(planned.plan)
-        bare = _Rehearsed.of(planned, target)
-        notes = [] if planned.draft is not None else ["no small model of its configuration could be probed: packing is assumed"]
-        step = bare.step(worst, several=several, first=planned.num_steps == 1)
-        phases = [_divided(planned, "step", step.parts, bare.layers)]
-        if planned.held_out is not None:
-            rows = [int(planned.held_out.lengths.argmax())]
-            evaluation = bare.evaluation(_filled(planned, planned.held_out, rows))
-            phases.append(_divided(planned, "evaluation", evaluation.parts, bare.layers))
-        phases += [
-            _divided(planned, name, parts, bare.layers) for name, parts in bare.copies(step.parts, on_host=target.block == 1)
-        ]
-        if step.guesses:
-            notes.append(f"assumed where the model asks for a value: {', '.join(step.guesses[:3])}")
-        if planned.ranks > 1:
-            notes.append(f"what {planned.ranks} ranks divide is computed from one rank's step (strategy={planned.strategy})")
-        tokens = int(planned.train.lengths[worst].sum())
-        made = attrs.evolve(made, tokens=tokens, phases=tuple(phases), notes=tuple(notes))
         return attrs.evolve(made, changes=tuple(_changes(planned, target, worst, several))) if made.fits is False else made
     except (forge_algos.RehearsalError, forge_dist.ModelError) as error:
-        return attrs.evolve(made, refused=str(error))
+        return MemoryPlan(target=target, ranks=planned.ranks, refused=str(error))
+
+
+def plan_of(bare: Rehearsed, target: Target) -> MemoryPlan:
+    """Rehearse the phases of a run with its largest micro-batch."""
+    planned = bare.planned
+    worst, several = largest_micro_batch(planned.plan)
+    notes = [] if planned.draft is not None else ["no small model of its configuration could be probed: packing is assumed"]
+    step = bare.step(worst, several=several, first=planned.num_steps == 1)
+    phases = [_divided(planned, "step", step.parts, bare.layers)]
+    if planned.held_out is not None:
+        rows = [int(planned.held_out.lengths.argmax())]
+        evaluation = bare.evaluation(_filled(planned, planned.held_out, rows))
+        phases.append(_divided(planned, "evaluation", evaluation.parts, bare.layers))
+    phases += [
+        _divided(planned, name, parts, bare.layers) for name, parts in bare.copies(step.parts, on_host=target.block == 1)
+    ]
+    if step.guesses:
+        notes.append(f"assumed where the model asks for a value: {', '.join(step.guesses[:3])}")
+    if planned.ranks > 1:
+        notes.append(f"what {planned.ranks} ranks divide is computed from one rank's step (strategy={planned.strategy})")
+    tokens = int(planned.train.lengths[worst].sum())
+    return MemoryPlan(target=target, ranks=planned.ranks, tokens=tokens, phases=tuple(phases), notes=tuple(notes))
 
 
 def forecast_steps(planned: Planned, target: Target, steps: Sequence[Sequence[Any]]) -> Phase | None:
     """Compute the memory of steps on these very micro-batches; None where that cannot be."""
     try:
-        made = _Rehearsed.of(planned, target)
+        made = Rehearsed.of(planned, target)
         found = [made.run_step(list(batches), first=number == 0) for number, batches in enumerate(steps)]
     except (forge_algos.RehearsalError, forge_dist.ModelError):
         return None
     worst = max(found, key=lambda peak: peak.bytes)
-    return Phase(name="first steps", planned=worst.bytes, parts=worst.parts)
+    return Phase(name=MEASURED, planned=worst.bytes, parts=worst.parts)
 
 
 def largest_micro_batch(plan: forge_packing.BatchPlan) -> tuple[Any, bool]:
     """Return the samples of the largest micro-batch, and whether its step has several."""
     best, several, most = None, False, -1
-    for step in range(_LOOKED_AT if plan.endless else min(plan.num_steps, _LOOKED_AT)):
+    for step in range(LOOKED_AT if plan.endless else min(plan.num_steps, LOOKED_AT)):
         for rank in range(plan.world_size):
             rows = plan.micro_batches(step, rank)
             for row in rows:
@@ -131,7 +136,7 @@ def _filled(planned: Planned, items: Items, rows: list[int]) -> list[int]:
     return rows
 
 
-class _Rehearsed(NamedTuple):
+class Rehearsed(NamedTuple):
     """Model without numbers, adapted and wrapped as the run's would be."""
 
     planned: Planned
@@ -146,7 +151,7 @@ class _Rehearsed(NamedTuple):
     """Number of its layers."""
 
     @classmethod
-    def of(cls, planned: Planned, target: Target) -> _Rehearsed:
+    def of(cls, planned: Planned, target: Target) -> Rehearsed:
         """Make it."""
         s, machine = planned.settings, planned.machine
         rehearsal = forge_algos.Rehearsal(device=machine.device.value, allocated=target.allocated, autocast=planned.autocast)
@@ -331,13 +336,13 @@ def _changes(planned: Planned, target: Target, worst: Any, several: bool) -> lis
     for setting, cost, with_it, rows in tried:
         try:
             other = attrs.evolve(planned, settings=with_it)
-            bare = _Rehearsed.of(other, target)
+            bare = Rehearsed.of(other, target)
             phase = _divided(other, "step", bare.step(rows, several=several, first=False).parts, bare.layers)
             found.append(Change(setting=setting, cost=cost, planned=phase.planned))
         except (forge_algos.ForgeAlgosError, forge_dist.ForgeDistError):
             continue
     if planned.ranks > 1 and planned.strategy == "ddp" and not planned.frozen:
-        bare = _Rehearsed.of(planned, target)
+        bare = Rehearsed.of(planned, target)
         parts = bare.step(worst, several=several, first=False).parts
         phase = _divided(attrs.evolve(planned, strategy="fsdp2"), "step", parts, bare.layers)
         cost = "ranks exchange weights in every forward"

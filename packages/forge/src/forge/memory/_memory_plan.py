@@ -12,6 +12,9 @@ from forge.memory._target import Target
 SHARE = 0.95
 """Part of a device's memory that a plan may fill: the rest is lost between allocations."""
 
+MEASURED = "first steps"
+"""Name of the phase that a run measures."""
+
 
 @attrs.frozen(kw_only=True)
 class Phase:

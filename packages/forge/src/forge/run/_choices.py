@@ -33,12 +33,13 @@ def choose_sizes(s: Any, machine: forge_accel.Accelerator, parts: list[Items]) -
     if s.plan.num_epochs is None and s.plan.epochs is not None:
         s = s.resolved("num_epochs", s.plan.epochs, "neither num_epochs nor max_steps nor max_tokens was given")
     longest = max(int(items.lengths.max()) for items in parts)
-    if s.plan.max_tokens_per_gpu is not None:
+    given, chosen = s.plan.max_tokens_per_gpu, s.origins["max_tokens_per_gpu"].startswith("chosen: ")
+    if given is not None and not (chosen and longest > given):
         for items in parts:
             row = int(items.lengths.argmax())
-            if items.lengths[row] > s.plan.max_tokens_per_gpu:
+            if items.lengths[row] > given:
                 raise SettingsError(
-                    f"{items.size(row)}, more than max_tokens_per_gpu={s.plan.max_tokens_per_gpu:,}, and is never cut to fit. "
+                    f"{items.size(row)}, more than max_tokens_per_gpu={given:,}, and is never cut to fit. "
                     f"Set max_tokens_per_gpu to {longest:,} or more, or {items.shorter}."
                 )
     elif longest > machine.default_tokens:

@@ -17,7 +17,7 @@ from forge.memory._target import Target
 from forge.run._choices import absolute_paths, choose_machine
 from forge.run._early_checks import check_names
 from forge.run._memory import FILE
-from forge.run._prepare import open_prepared, prepare
+from forge.run._prepare import open_prepared, prepare, with_chosen
 from forge.run._rows import Rows, with_descriptions
 from forge.run._run_directory import RunDirectory
 from forge.settings._recipe import as_values
@@ -35,16 +35,18 @@ def rehearse(task: Task, s: Any, rows: Rows | None = None, *, target: str | None
         target: devices that the memory plan is for, such as `8xH100-80GB`; this machine by default.
 
     Returns:
-        Text for a person.
+        Text for a person; "" on all ranks but the first.
 
     Raises:
         Exception: what the run would raise before its first step.
 
     """
+    where = forge_dist.topology(s.launch, devices=forge_accel.device_count(s.device.device))
+    if where.role == "worker" and where.rank:
+        return ""  # torchrun started several: one answer is enough, and one directory is looked at
     wanted = None if target is None else Target.parse(target)
     s = absolute_paths(task, s)
     check_names(task, s)
-    where = forge_dist.topology(s.launch, devices=forge_accel.device_count(s.device.device))
     machine = forge_accel.accelerator(s.device.device)
     if wanted is not None and s.device.dtype == "auto":
         s = s.resolved("dtype", "bfloat16", f"what {wanted.name} computes fastest")
@@ -57,16 +59,18 @@ def rehearse(task: Task, s: Any, rows: Rows | None = None, *, target: str | None
         adapter=s.adapter.adapter not in ("none", "osft"),
         optimizer=s.optimizer.optimizer,
     )
-    aim = wanted or Target.here(machine)
+    aim = wanted or Target.here(machine, processes=where.local_world_size or 1)
     path = Path(s.checkpoints.ckpt_output_dir)
     with RunDirectory(path, resume=s.checkpoints.resume) as out:
         report = Reporter(out.log, every=s.report.logging_steps)
         if (line := Storage(s.storage.checkpoint_storage).check()) is not None:
             report.note(line)
-        found = prepare(task, s, rows or {}, out, machine, (strategy.name, strategy.data_parallel_size), report, target=aim)
+        found = prepare(
+            task, s, rows or {}, out, machine, (strategy.name, strategy.data_parallel_size), report, target=aim, dry=True
+        )
         if found["finished"]:
             return f"{path} holds this very run, finished: the same command would return its result and train nothing."
-        s = with_descriptions(s, found["rows"])
+        s = with_chosen(with_descriptions(s, found["rows"]), found["chosen"])
         prepared = open_prepared(task, s, machine, Path(found["root"]), strategy.data_parallel_size)
         memory = (out.root / FILE).read_text(encoding="utf-8")
         return "\n".join(_lines(task, prepared, path, memory_fits='"fits": false' not in memory, resuming=out.resuming))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,8 @@ import forge_accel
 import forge_algos
 import forge_dist
 from forge._progress import Reporter
-from forge.memory._forecast import Planned, forecast, forecast_steps
-from forge.memory._memory_plan import MemoryPlan, Phase, size
+from forge.memory._forecast import Planned, forecast_steps
+from forge.memory._memory_plan import MEASURED, MemoryPlan, Phase, size
 from forge.memory._target import Target
 from forge.run._choices import quantized, try_ways
 from forge.run._starting_model import Start
@@ -77,13 +78,24 @@ def planned_of(
     )
 
 
-def plan_memory(planned: Planned, folder: Path, report: Reporter, target: Target | None = None) -> MemoryPlan:
-    """Compute the memory plan of a run, log it, and write it to `folder`."""
-    found = forecast(planned, Target.here(planned.machine) if target is None else target)
-    for line in found.lines():
+def write_plan(plan: MemoryPlan, former: Path, folder: Path, report: Reporter) -> None:
+    """Log a memory plan, and write it to `folder`.
+
+    Args:
+        plan: of the run.
+        former: directory of the run, whose measured steps stay where the plan is for the same division.
+        folder: gets the file.
+        report: gets the lines.
+
+    """
+    for line in plan.lines():
         report.note(line)
-    (folder / FILE).write_text(json.dumps(found.as_json(), indent=1) + "\n", encoding="utf-8")
-    return found
+    about = plan.as_json()
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        before = json.loads((former / FILE).read_text(encoding="utf-8"))
+        if all(before[name] == about[name] for name in ("machine", "ranks", "tokens")):
+            about["phases"] += [phase for phase in before["phases"] if phase["name"] == MEASURED]
+    (folder / FILE).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
 
 
 class FirstSteps:
@@ -135,7 +147,7 @@ class FirstSteps:
         phase = forecast_steps(self._planned, Target.here(self._planned.machine), self._steps)
         self._steps = []
         if phase is None:
-            phase = Phase(name="first steps", planned=0, parts={})
+            phase = Phase(name=MEASURED, planned=0, parts={})
         phase = attrs.evolve(phase, measured=measured)
         file = self._folder / FILE
         about = json.loads(file.read_text(encoding="utf-8"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,13 +16,15 @@ import forge_packing
 from forge._errors import SettingsError
 from forge._progress import Reporter
 from forge._result import is_finished
+from forge.memory._forecast import forecast
 from forge.memory._target import Target
+from forge.memory._tokens import choose_tokens
 from forge.reports._plan import plan_figures
 from forge.run._choices import check_shards, check_warmup, choose_sizes, try_packing
 from forge.run._early_checks import check_before_rows
 from forge.run._full_state import ended_for_good, finished_error
-from forge.run._memory import is_small, plan_memory, planned_of
-from forge.run._resume import compare_model, compare_order, compare_settings, same_request
+from forge.run._memory import is_small, planned_of, write_plan
+from forge.run._resume import compare_model, compare_order, compare_settings, former_tokens, same_request
 from forge.run._rows import Rows, describe_rows
 from forge.run._run_directory import NoDirectory, RunDirectory
 from forge.run._starting_model import starting_model
@@ -50,7 +52,8 @@ def prepare(
     divided: tuple[str, int],
     report: Reporter,
     *,
-    target: Target | None = None,
+    target: Target | None,
+    dry: bool = False,
 ) -> dict[str, Any]:
     """Tokenize, check and plan; on the first rank only.
 
@@ -62,11 +65,13 @@ def prepare(
         machine: the accelerator of this process.
         divided: name of the strategy, and into how many data-parallel shards it divides a step.
         report: the progress report.
-        target: devices that the memory plan is for; by default this machine, for a new run of a model that is not small.
+        target: devices that the memory plan is for; None where the steps are not those of forge's own loop.
+        dry: whether there is a memory plan in any case: else for a new run of a model that is not small.
 
     Returns:
         As JSON: `finished`; where it is false also `root`, the folder of data and plan, `identity`, for full states, `start`,
-        the model that the run starts from, and `rows`, the descriptions of rows in memory.
+        the model that the run starts from, `rows`, the descriptions of rows in memory, and `chosen`, settings that were left
+        open and that only the first rank can choose, each with its value and the reason.
 
     Raises:
         SettingsError: the directory holds a run that cannot be resumed with these settings.
@@ -103,6 +108,11 @@ def prepare(
             identity = found_identity
             report.note(f"{out.path} holds this run already: resuming it")
             link_stores(task, out.path, out.staging)
+    chosen: dict[str, tuple[int, str]] = {}
+    open_tokens = s.plan.max_tokens_per_gpu is None
+    if open_tokens and (former := former_tokens(s, out.path if out.resuming else None)) is not None:
+        chosen["max_tokens_per_gpu"] = former
+        s = with_chosen(s, chosen)
     if not out.resuming:
         check_before_rows(task, s, machine, start, try_packing(task, s, machine, report))
     paths = {"train": "data_path", **({"eval": "eval_data_path"} if s.data.eval_data_path else {})}
@@ -113,6 +123,17 @@ def prepare(
         report.note(f"held out {found.held_out}", event="data", part="eval_data_path", items=str(found.held_out))
     report.note(f"training on {found.train}", event="data", part="data_path", items=str(found.train))
     task.check_data(s, report, found.train.store, None if found.held_out is None else found.held_out.store)
+    memory = None
+    if open_tokens and not chosen and target is not None and (target.elsewhere or not is_small(start.path)):
+        planned = planned_of(task, s, machine, divided, start, tokenizer, found, identity)
+        tokens, why, memory = choose_tokens(planned, target)
+        if tokens is None:
+            tokens, default = found.settings.plan.max_tokens_per_gpu, found.settings.origins["max_tokens_per_gpu"]
+            why = f"{default.removeprefix('chosen: ')}; {why}"
+        chosen["max_tokens_per_gpu"] = tokens, why
+        s = with_chosen(s, chosen)
+        found = open_prepared(task, s, machine, out.root, shards)
+        report.note(f"max_tokens_per_gpu: {tokens:,} ({why})")
     (out.root / "plan").mkdir()
     found.plan.save(out.root / "plan" / "plan.npz")
     report.note(task.plan_summary(found.plan), event="planned", **plan_figures(found.plan))
@@ -125,16 +146,25 @@ def prepare(
     if not out.resuming:
         about = {**identity, STORES: fingerprints(task, out.root, paths)}
         (out.root / "run.json").write_text(json.dumps(about) + "\n", encoding="utf-8")
-    if target is not None or (not out.resuming and not is_small(start.path)):
-        planned = planned_of(task, s, machine, divided, start, tokenizer, found, identity)
-        plan_memory(planned, out.root, report, target)
+    if memory is None and target is not None and (dry or not is_small(start.path)):
+        memory = forecast(planned_of(task, s, machine, divided, start, tokenizer, found, identity), target)
+    if memory is not None:
+        write_plan(memory, out.path, out.root, report)
     return {
         "finished": False,
         "root": str(out.path if out.resuming else out.root),
         "identity": identity,
         "start": start._asdict(),
         "rows": {setting: getattr(s.data, setting) for setting in rows},
+        "chosen": chosen,
     }
+
+
+def with_chosen(s: Any, chosen: Mapping[str, tuple[Any, str]]) -> Any:
+    """Return settings with what the first rank chose for those that were left open."""
+    for name, (value, reason) in chosen.items():
+        s = s.resolved(name, value, reason)
+    return s
 
 
 @contextmanager

@@ -16,7 +16,7 @@ import forge_packing
 from forge._errors import SettingsError
 from forge.run._directories import run_values
 from forge.run._stores import STORES
-from forge.settings._recipe import as_values, left_open
+from forge.settings._recipe import as_values, left_open, origins_in
 from forge.settings._settings import RunSettings
 from forge.tasks.items._items import Items
 
@@ -96,6 +96,28 @@ def compare_settings(path: Path, s: RunSettings, *, open_left: bool = False) -> 
     # What is left open is chosen later, or has no value of its own.
     shown = {name: values for name, values in changed.items() if values[1] not in (None, "auto")}
     return [f"{name}: {_word(was)} → {_word(is_now)}" for name, (was, is_now) in shown.items()]
+
+
+def former_tokens(s: RunSettings, path: Path | None) -> tuple[int, str] | None:
+    """Return the max_tokens_per_gpu of the run that is resumed, and the reason for it.
+
+    Where it is left open, it stays what the run began with: the same micro-batches give the same bits.
+
+    Args:
+        s: the settings now.
+        path: directory of the run; None for a new one, which may begin from a full state of another.
+
+    """
+    if path is None:
+        state = Path(s.checkpoints.resume).expanduser()
+        if s.checkpoints.resume in ("auto", "never") or not (state.parent.parent / "config.yaml").is_file():
+            return None
+        path = state.parent.parent
+    tokens = run_values(path).get("max_tokens_per_gpu")
+    if not isinstance(tokens, int) or isinstance(tokens, bool) or tokens < 1:
+        return None
+    origin = origins_in((path / "config.yaml").read_text(encoding="utf-8")).get("max_tokens_per_gpu", "")
+    return tokens, origin.removeprefix("chosen: ") if origin.startswith("chosen: ") else "what the run had before"
 
 
 def _word(value: object) -> str:

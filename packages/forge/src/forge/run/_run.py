@@ -19,6 +19,7 @@ import forge_data
 import forge_dist
 from forge._progress import Reporter
 from forge._result import BEST, RunResult, read_result, write_result
+from forge.memory._target import Target
 from forge.run._adaptation import adapt_model, check_projections
 from forge.run._best import remove_outdated_best, write_best
 from forge.run._choices import (
@@ -37,7 +38,7 @@ from forge.run._full_state import FullStates, Position, keeps_states, remove_sta
 from forge.run._launching import on_ranks, preempted
 from forge.run._memory import FILE as MEMORY, FirstSteps, planned_of
 from forge.run._out_of_memory import out_of_memory
-from forge.run._prepare import Prepared, open_prepared, prepare
+from forge.run._prepare import Prepared, open_prepared, prepare, with_chosen
 from forge.run._resume import must_match
 from forge.run._rows import Rows, with_descriptions
 from forge.run._run_directory import NoDirectory, RunDirectory
@@ -107,10 +108,11 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
 
     # data and plan: the first rank makes them, before there is a process group whose collectives could time out
     divided = (strategy.name, strategy.data_parallel_size)
-    found = ranks.first(lambda: prepare(task, s, rows, out, machine, divided, report))
+    target = Target.here(machine, processes=ranks.local_world_size)
+    found = ranks.first(lambda: prepare(task, s, rows, out, machine, divided, report, target=target))
     if found["finished"]:
         return read_result(out.path)
-    s = with_descriptions(s, found["rows"])
+    s = with_chosen(with_descriptions(s, found["rows"]), found["chosen"])
     start = Start(**found["start"])
     tokenizer = forge_data.load_tokenizer(start.path)
     s, train, held_out, plan = open_prepared(task, s, machine, Path(found["root"]), strategy.data_parallel_size)

@@ -180,9 +180,10 @@ class RunDirectory:
             self._append(name, written)
         # A finished run may be resumed for more steps.
         (self.path / "result.json").unlink(missing_ok=True)
-        for name in ("plan/plan.npz", "config.yaml"):
-            (self.path / name).parent.mkdir(exist_ok=True)
-            (self.staging / name).replace(self.path / name)
+        for name in ("plan/plan.npz", "memory.json", "config.yaml"):
+            if (self.staging / name).exists():  # a small model has no memory plan
+                (self.path / name).parent.mkdir(exist_ok=True)
+                (self.staging / name).replace(self.path / name)
         # What a killed run left half-written has a hidden name; its owner is gone, for this process holds the lock.
         for folder in (self.path, self.path / "data", self.path / "hf_format"):
             for left in folder.glob(".*.tmp"):

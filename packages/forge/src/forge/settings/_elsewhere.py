@@ -123,6 +123,7 @@ TOLD = {
         "choose adapter: none (every weight), lora, qlora, dora, rslora, osft and more": """finetuning_type peft_config
             full_finetuning""",
         "a command of its own, forge osft; or adapter=osft": "osft",
+        "no setting of a recipe: give it beside, --accelerate-config FILE": "accelerate_config",
         "a command of its own, forge pretrain": "is_pretraining pretraining_config pretraining_dataset",
         "a command of its own: forge dpo, orpo, simpo, kto, grpo, reward": "rl stage",
         "rename the column: rename_columns={'NAME': 'text'}": "dataset_text_field document_column_name text_column",

@@ -27,7 +27,8 @@ class Callbacks:
     """The callbacks of a run.
 
     `on_step(record)` gets each line of metrics.jsonl that is of a step, `on_evaluation(record)` each that is of a measurement,
-    `on_end(result)` the result. What one raises is a warning; each of its methods warns once.
+    `on_end(result)` the result. One that raises anything but KeyboardInterrupt, SystemExit too, is a warning and is not called
+    again.
 
     Args:
         objects: those with at least one of these methods.
@@ -48,7 +49,6 @@ class Callbacks:
                     f"callbacks: {type(each).__name__} has none of the methods {', '.join(METHODS)}. Give an object that has "
                     "one."
                 )
-        self._warned: set[tuple[int, str]] = set()
 
     def __bool__(self) -> bool:
         return bool(self._objects)
@@ -101,10 +101,12 @@ class Callbacks:
                 continue
             try:
                 function(copy.deepcopy(given))
-            except Exception as error:  # noqa: BLE001 - a callback may raise anything, and the run goes on
-                if (id(each), method) not in self._warned:
-                    self._warned.add((id(each), method))
-                    warn(f"WARNING: callback {type(each).__name__}.{method}: {type(error).__name__}: {error}")
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # noqa: BLE001 - a callback may raise anything, and the run goes on
+                self._objects = [other for other in self._objects if other is not each]
+                raised = f"{type(error).__name__}: {error}".removesuffix(": ")
+                warn(f"WARNING: callback {type(each).__name__}.{method}: {raised}. It is not called again.")
 
 
 @contextmanager

@@ -47,13 +47,15 @@ def verb(task: Task) -> Verb:
         # Deferred, as the command line's help needs none of them.
         from forge.backends._train import train
         from forge.run._rows import take_rows
+        from forge.settings._accelerate import with_accelerate
         from forge.settings._recipe import read_recipe
         from forge.trackers._callbacks import Callbacks
 
         layers = [(f"recipe {recipe}", read_recipe(recipe, task.name))] if recipe is not None else []
         callbacks = Callbacks(cast("Any", settings.pop("callbacks", ())))
+        accelerate_config = settings.pop("accelerate_config", None)
         settings, rows = take_rows(settings)
-        s = resolve(task.settings, *layers, ("argument", settings))
+        s = resolve(task.settings, *with_accelerate(accelerate_config, *layers, ("argument", settings)))
         try:
             return train(task, s, rows, callbacks)
         except PreemptedError as stopped:
@@ -77,15 +79,19 @@ def verb(task: Task) -> Verb:
 
 
 def _with_callbacks(signature: inspect.Signature) -> inspect.Signature:
-    """Add the one argument that is no setting, for it says nothing about the model."""
+    """Add the arguments that are no settings: a source of them, and who watches the run."""
     callbacks = inspect.Parameter("callbacks", inspect.Parameter.KEYWORD_ONLY, default=(), annotation="Sequence[object]")
-    return signature.replace(parameters=[*signature.parameters.values(), callbacks])
+    accelerate = inspect.Parameter(
+        "accelerate_config", inspect.Parameter.KEYWORD_ONLY, default=None, annotation="str | Path | None"
+    )
+    return signature.replace(parameters=[*signature.parameters.values(), accelerate, callbacks])
 
 
 _DOCSTRING = """Takes every setting of `{settings}` by name (`help` lists them; `docs/settings.md` explains them), and
 optionally a YAML recipe that they override. `model_path`, `data_path` and `ckpt_output_dir` are required. `data_path` and
-`eval_data_path` may also be rows in memory: a `datasets.Dataset`, a list of dicts, any iterable of them. `callbacks` is a list
-of objects with `on_step(record)`, `on_evaluation(record)` or `on_end(result)`, which watch the run and cannot change it.
+`eval_data_path` may also be rows in memory: a `datasets.Dataset`, a list of dicts, any iterable of them. `accelerate_config` is
+a file that `accelerate config` wrote, read as settings that recipe and arguments override. `callbacks` is a list of objects
+with `on_step(record)`, `on_evaluation(record)` or `on_end(result)`, which watch the run and cannot change it.
 
 The same call with the same `ckpt_output_dir` resumes the run where it was left: killed, stopped, or failed. A run that is
 finished returns its result again.

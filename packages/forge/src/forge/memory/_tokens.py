@@ -1,0 +1,106 @@
+"""Run that leaves max_tokens_per_gpu open → the largest micro-batch that fits its devices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import attrs
+
+import forge_algos
+import forge_dist
+import forge_packing
+from forge.memory._forecast import LOOKED_AT, Planned, Rehearsed, forecast, plan_of
+from forge.memory._memory_plan import MemoryPlan, size
+from forge.memory._target import Target
+
+_FILLED = 0.9
+"""Part of a device's memory that a micro-batch of our choice may fill."""
+_GRAIN = 256
+"""Sizes of micro-batches that are tried are multiples of this."""
+_FIRST = 2048
+"""Tokens that are tried first: so many are computed in a second or a few."""
+_ITEMS = 128
+"""Items of average length that a micro-batch of our choice may hold: computing the plan takes as long as they are many."""
+_TRIES = 4
+
+
+def choose_tokens(planned: Planned, target: Target) -> tuple[int | None, str, MemoryPlan]:
+    """Find the largest micro-batch that fits: max_tokens_per_gpu where a run leaves it open.
+
+    It holds no more than a rank's share of a step does, than keeps the device busy, or than is planned in seconds.
+
+    Args:
+        planned: the run, with the tokens that it takes where no plan can be made.
+        target: devices that it is to fit.
+
+    Returns:
+        Tokens, None where the plan cannot say; the reason; and the memory plan with them.
+
+    """
+    default, least = planned.settings.plan.max_tokens_per_gpu, int(planned.train.lengths.max())
+    if planned.held_out is not None:
+        least = max(least, int(planned.held_out.lengths.max()))
+    if target.limit is None:
+        return None, f"the memory of {target.name} is not known", forecast(planned, target)
+    room = int(_FILLED * target.limit)
+    try:
+        bare = Rehearsed.of(planned, target)
+
+        def with_tokens(tokens: int) -> MemoryPlan:
+            settings = planned.settings.with_value("plan", "max_tokens_per_gpu", tokens)
+            other = attrs.evolve(planned, settings=settings, plan=planned.plan.reshape(max_tokens=tokens))
+            return plan_of(bare._replace(planned=other), target)
+
+        useful = min(target.most_tokens, _share_of_step(planned.plan) + least, int(_ITEMS * planned.train.lengths.mean()))
+        most = max(least, -(-max(default, useful) // _GRAIN) * _GRAIN)
+        tokens, found = _largest(with_tokens, least, most, room)
+    except (forge_algos.RehearsalError, forge_dist.ModelError) as error:
+        return None, "no memory plan can be made", MemoryPlan(target=target, ranks=planned.ranks, refused=str(error))
+    takes = f"{size(_needed(found))} of {size(target.limit)}"
+    if _needed(found) > room and found.fits is False:
+        why = "the longest sample, which does not fit"
+    elif tokens == most > least:
+        why = "more would not be faster"
+    else:
+        why = "the most that fits" if tokens > least else "the longest sample"
+    return tokens, f"memory plan: {why}, {takes} on {target.name}", found
+
+
+def _largest(with_tokens: Callable[[int], MemoryPlan], least: int, most: int, room: int) -> tuple[int, MemoryPlan]:
+    """Return the largest micro-batch found to need no more than `room`, and its plan.
+
+    It has `least` to `most` tokens. Memory grows nearly in proportion to tokens, so that a few tries come close.
+    """
+    found: dict[int, MemoryPlan] = {}
+
+    def fits(tokens: int) -> bool:
+        found[tokens] = with_tokens(tokens)
+        return _needed(found[tokens]) <= room
+
+    first = min(most, max(_FIRST, 2 * least))
+    below, above = (first, None) if fits(first) else (least, first)
+    if below == most or (least not in found and not fits(least)):
+        return below, found[below]
+    for _ in range(_TRIES):
+        at, by = sorted(found)[-2:] if above is None else (below, above)
+        grown = max(1, _needed(found[by]) - _needed(found[at]))
+        tokens = at + int((by - at) * (room - _needed(found[at])) / grown * 0.97) if by > at else most
+        tokens = min(most, tokens // _GRAIN * _GRAIN)
+        if tokens <= below or (above is not None and tokens >= above) or _needed(found[below]) > 0.95 * room:
+            break
+        if fits(tokens):
+            below = tokens
+        else:
+            above = tokens
+    return below, found[below]
+
+
+def _needed(plan: MemoryPlan) -> int:
+    """Return the bytes of the phases that depend on the size of a micro-batch."""
+    return max(phase.planned for phase in plan.phases if phase.name in ("step", "evaluation"))
+
+
+def _share_of_step(plan: forge_packing.BatchPlan) -> int:
+    """Return the most tokens that a rank has in a step, where they are divided evenly."""
+    tokens = plan.tokens[: LOOKED_AT if plan.endless else min(plan.num_steps, LOOKED_AT)]
+    return -(-int(max(tokens)) // plan.world_size)
