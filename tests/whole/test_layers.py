@@ -79,6 +79,7 @@ STAGES = {
         backends
         verbs  exporting  talking  reports/osft
         cli
+        mini
     """,
 }
 # Imports that run upwards on purpose: (the file that imports, the module it imports), with the reason.

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import forge_data as data
     import forge_dist as dist
     import forge_packing as packing
-    from forge import backends as backends
+    from forge import backends as backends, mini as mini
     from forge._errors import (
         DataLintError as DataLintError,
         ForgeError as ForgeError,
@@ -75,6 +75,7 @@ _PACKAGES = {
     "backends": "forge.backends",
     "data": "forge_data",
     "dist": "forge_dist",
+    "mini": "forge.mini",
     "packing": "forge_packing",
 }
 _MODULE_OF = {name: module for module, names in _PUBLIC.items() for name in names.split()}
