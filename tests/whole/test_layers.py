@@ -78,6 +78,7 @@ STAGES = {
         run
         backends
         verbs  exporting  talking  reports/osft
+        hub
         cli
         mini
     """,

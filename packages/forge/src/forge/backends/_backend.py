@@ -107,7 +107,9 @@ class Backend(ABC):
 
         for group, field in flat_fields(type(s)):
             value = getattr(getattr(s, group), field.name)
-            if field.name in self.refused and value != field.default:
+            # What was chosen already was chosen by the backend, in the process that started this one.
+            chosen = s.origins[field.name].startswith("chosen")
+            if field.name in self.refused and value != field.default and not chosen:
                 shown = ", ".join(map(str, value)) if isinstance(value, (tuple, list)) else value
                 raise SettingsError(
                     f"{field.name}={shown} has no effect with backend={self.name}: {self.refused[field.name]}. Leave it out, "

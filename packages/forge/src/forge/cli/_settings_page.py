@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args, get_origin
 import attrs
 
 from forge.cli._options import field_texts
+from forge.settings._backends import backend_class, shipped_names
 from forge.settings._settings import groups
 from forge.verbs._registry import VERBS, task_of
 
@@ -24,28 +25,32 @@ def settings_page() -> str:
         f"Verbs: {', '.join(f'[`{name}`](#forge-{name})' for name in VERBS)}.",
     ]
     tasks = [task_of(name) for name in VERBS]
-    own = {"data", "objective"}
+    differing = {"data", "objective"}
     lines += ["", "## Every verb"]
     for group, owner in groups(tasks[0].settings).items():
-        if group not in own:
+        if group not in differing:
             lines += _table(group, owner, "###")
     shown: dict[type, str] = {}
     for task in tasks:
         lines += ["", f"## forge {task.name}", "", task.about]
-        for group in sorted(own):
+        for group in sorted(differing):
             owner = groups(task.settings)[group]
             first = shown.setdefault(owner, task.name)
             same = ["", f"{group.capitalize()} settings: those of [forge {first}](#forge-{first})."]
             lines += _table(group, owner, "###") if first == task.name else same
+    lines += ["", "## Backends", "", "With `backend=NAME` a verb has these settings too."]
+    for name in shipped_names():
+        own = backend_class(name).Settings
+        lines += [] if own is None else _table(f"backend={name}", own, "###", capital=False)
     return "\n".join([*lines, ""])
 
 
-def _table(group: str, owner: type, level: str) -> list[str]:
+def _table(group: str, owner: type, level: str, *, capital: bool = True) -> list[str]:
     """Write the settings of one class as a table below a heading."""
     attrs.resolve_types(owner)
     return [
         "",
-        f"{level} {group.capitalize()}",
+        f"{level} {group.capitalize() if capital else group}",
         "",
         f"`{owner.__module__.split('.')[0]}.{owner.__name__}`",
         "",

@@ -1,4 +1,4 @@
-"""Flags of `mini_trainer.train` → a finished run: `torchrun ... -m forge.mini --model-name-or-path ...`."""
+"""Flags of `mini_trainer.train` → a finished run: the command `python -m forge.mini`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from forge.mini._run import run_training
 from forge.mini._translate import NAMES
 from forge.mini._types import PretrainingConfig, TorchrunArgs, TrainingArgs
 
-_DEFAULTS = {"lr_scheduler": "constant_with_warmup", "seed": 67}
+_DEFAULTS: dict[str, Any] = {"lr_scheduler": "constant_with_warmup", "seed": 67}
 """Defaults of its command where its Python interface has others."""
 _OWN = {
     "lr_scheduler_kwargs": (str, "{}", "Arguments of the schedule, as JSON."),
@@ -31,7 +31,7 @@ _BLOCK_SIZE = (int | None, None, "Train on documents, cut into blocks of so many
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command with its flags, as `forge` runs one: the same messages, the same exit status."""
+    """Run the command with its flags: the messages and exit statuses are those of `forge`."""
     return run_command(argv, make=lambda _asked, _words: _app())
 
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def run_training(torch_args: TorchrunArgs, train_args: TrainingArgs) -> RunResult:
-    """Train as mini-trainer's function of this name, by the training verb that the arguments ask for.
+    """Train with mini-trainer's arguments, by the training verb that they ask for.
 
     The ranks are started here. The same call with the same `output_dir` goes on with the run, and a finished one returns its
     result again.

@@ -1,4 +1,4 @@
-"""Arguments of mini-trainer 0.9, with its names, its order and the defaults of its Python interface."""
+"""Arguments of mini-trainer 0.9: its names, its order, its Python defaults."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def prepare(
     divided: tuple[str, int],
     report: Reporter,
     *,
-    target: Target,
+    target: Target | None,
     dry: bool = False,
 ) -> dict[str, Any]:
     """Tokenize, check and plan; on the first rank only.
@@ -65,7 +65,7 @@ def prepare(
         machine: the accelerator of this process.
         divided: name of the strategy, and into how many data-parallel shards it divides a step.
         report: the progress report.
-        target: devices that the memory plan is for.
+        target: devices that the memory plan is for; None where the steps are not those of forge's own loop.
         dry: whether there is a memory plan in any case: else for a new run of a model that is not small.
 
     Returns:
@@ -124,7 +124,7 @@ def prepare(
     report.note(f"training on {found.train}", event="data", part="data_path", items=str(found.train))
     task.check_data(s, report, found.train.store, None if found.held_out is None else found.held_out.store)
     memory = None
-    if open_tokens and not chosen and (target.elsewhere or not is_small(start.path)):
+    if open_tokens and not chosen and target is not None and (target.elsewhere or not is_small(start.path)):
         planned = planned_of(task, s, machine, divided, start, tokenizer, found, identity)
         tokens, why, memory = choose_tokens(planned, target)
         if tokens is None:
@@ -146,7 +146,7 @@ def prepare(
     if not out.resuming:
         about = {**identity, STORES: fingerprints(task, out.root, paths)}
         (out.root / "run.json").write_text(json.dumps(about) + "\n", encoding="utf-8")
-    if memory is None and (dry or not is_small(start.path)):
+    if memory is None and target is not None and (dry or not is_small(start.path)):
         memory = forecast(planned_of(task, s, machine, divided, start, tokenizer, found, identity), target)
     if memory is not None:
         write_plan(memory, out.path, out.root, report)

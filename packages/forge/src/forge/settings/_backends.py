@@ -17,6 +17,7 @@ FORGE = "forge"
 
 _SHIPPED = {
     FORGE: EntryPoint(FORGE, "forge.backends._forge:ForgeBackend", GROUP),
+    "trl": EntryPoint("trl", "forge.backends._trl:TRLBackend", GROUP),
 }
 """Name → its class, imported when it is chosen."""
 

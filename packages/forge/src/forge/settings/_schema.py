@@ -8,6 +8,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 import attrs
 
+from forge.settings._backends import backend_class, shipped_names
 from forge.settings._settings import flat_fields, groups
 
 _PLAIN = {str: "string", int: "integer", float: "number", bool: "boolean"}
@@ -23,13 +24,18 @@ def recipe_schema(verb: str, settings_class: type, texts: Callable[[type], Mappi
 
     """
     owners = groups(settings_class)
+    described = [(texts(owners[group])[field.name], field) for group, field in flat_fields(settings_class)]
+    for backend in shipped_names():
+        own = backend_class(backend).Settings
+        fields = () if own is None else attrs.fields(attrs.resolve_types(own))
+        described += [(f"With backend={backend}: {texts(own)[field.name]}", field) for field in fields]
     properties = {
         field.name: {
-            "description": texts(owners[group])[field.name],
+            "description": text,
             **_type(field.type, nullable=field.default is attrs.NOTHING),
             **({} if field.default in (attrs.NOTHING, None) else {"default": _as_json(field.default)}),
         }
-        for group, field in flat_fields(settings_class)
+        for text, field in described
     }
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",

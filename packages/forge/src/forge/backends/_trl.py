@@ -1,0 +1,127 @@
+"""Backend `trl`: TRL's trainers on forge's rows, in forge's run directory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from forge._errors import SettingsError
+from forge.backends._backend import Backend, Capabilities
+from forge.backends._request import read_request
+
+if TYPE_CHECKING:
+    from forge._result import RunResult
+
+
+def _count(_: object, field: Any, value: object) -> None:
+    """Raise TypeError or ValueError unless the value is None or a whole number above 0."""
+    if value is None:
+        return
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"{field.name} must be a whole number, not {value!r}")
+    if value < 1:
+        raise ValueError(f"{field.name} must be at least 1, not {value}")
+
+
+def _share(_: object, field: Any, value: object) -> None:
+    """Raise TypeError or ValueError unless the value is None or a number from 0 to 1."""
+    if value is None:
+        return
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise TypeError(f"{field.name} must be a number, not {value!r}")
+    if not 0 <= value <= 1:
+        raise ValueError(f"{field.name} must be from 0 to 1, not {value}")
+
+
+_optional_count: Any = {"default": None, "validator": _count}
+_optional_share: Any = {"default": None, "validator": _share}
+
+
+@attrs.frozen(kw_only=True)
+class TRLSettings:
+    """Settings that the backend `trl` alone has, named as in TRL."""
+
+    gradient_accumulation_steps: int | None = attrs.field(**_optional_count)
+    """Micro-batches of a step on each rank, which TRL's losses of pairs depend on. By default as few as max_tokens_per_gpu
+    allows, padding counted."""
+    pad_to_multiple_of: int | None = attrs.field(**_optional_count)
+    """Pad the rows of a micro-batch to a multiple of so many tokens."""
+    ld_alpha: float | None = attrs.field(**_optional_share)
+    """Of DPO: weight of the tokens beyond the shorter answer's length (arXiv 2409.06411), from 0 to 1; by default all count."""
+
+
+STEP = "TRL takes its own mean, which depends on the cut"
+_EVAL = "it measures nothing while it trains; `forge eval` and `forge compare` do afterwards"
+_STATES = "it saves no full states: a run that was stopped begins anew"
+_EXPORTS = "the model is exported once, at the end"
+
+REFUSED: dict[str, str] = {
+    "normalize": STEP,
+    "z_loss": "TRL has none",
+    "packing": "the rows of a micro-batch are padded",
+    "on_nan": "TRL has moved the weights when it tells the loss: such a run stops",
+    **dict.fromkeys(("shard_size", "gather_dtype", "reshard_after_forward", "cpu_offload"), "each rank holds the whole model"),
+    **dict.fromkeys(("eval_data_path", "validation_split", "eval_every_steps", "keep_best", "metric_for_best"), _EVAL),
+    **dict.fromkeys(("early_stopping_patience", "eval_prompts", "eval_max_new_tokens"), _EVAL),
+    **dict.fromkeys(("full_state_every_steps", "full_state_every_minutes", "accelerate_full_state_at_epoch"), _STATES),
+    **dict.fromkeys(("keep_last_n", "keep_full_state", "async_save"), _STATES),
+    "checkpoint_storage": "it makes no full states and one export; `forge push` and a copy hand that on",
+    **dict.fromkeys(("save_samples", "checkpoint_at_epoch", "keep_last_checkpoint_only"), _EXPORTS),
+    "reward_model_path": "TRL would need the reward model's own tokens: wrap it in a reward function",
+    "on_reward_error": "TRL stops where a reward function raises",
+    "missing_eos_penalty": "TRL has none for GRPO; let a reward function subtract it",
+    "on_equal_rewards": "TRL keeps groups of equal rewards",
+}
+"""Setting that TRL cannot honour → why."""
+
+
+class TRLBackend(Backend):
+    """TRL's SFTTrainer, DPOTrainer, KTOTrainer, RewardTrainer and GRPOTrainer."""
+
+    name = "trl"
+    Settings = TRLSettings
+    requires = ("trl",)
+    install = "forge-llm[trl]"
+    refused = REFUSED
+
+    def capabilities(self) -> Capabilities:
+        """Return the five trainers, full training and LoRA, whole copies on each rank."""
+        return Capabilities(
+            verbs=("sft", "dpo", "kto", "reward", "grpo"),
+            adapters=("none", "lora", "qlora", "dora", "rslora"),
+            strategies=("auto", "single", "ddp"),
+        )
+
+    def check(self, verb: str, s: Any) -> None:
+        """Raise SettingsError for what TRL does not have."""
+        super().check(verb, s)
+        if verb == "sft" and s.objective.label_smoothing:
+            raise SettingsError("label_smoothing is not available with sft of backend=trl, which gives it up with version 2.")
+        if s.plan.num_epochs == "inf" and s.plan.max_steps is None and s.plan.max_tokens is None:
+            raise SettingsError("num_epochs=inf is not available with backend=trl, which needs a last step: set max_steps too.")
+        if s.optimizer.optimizer == "schedule_free":
+            raise SettingsError("optimizer=schedule_free is not available with backend=trl: its trainers do not switch modes.")
+        if s.device.attention == "documents":
+            raise SettingsError("attention=documents is for packed rows, and backend=trl pads them: choose sdpa or eager.")
+        if s.passed_on.ld_alpha is not None and verb != "dpo":
+            raise SettingsError(f"ld_alpha has no effect with {verb}: leave it out.")
+        if s.passed_on.pad_to_multiple_of is not None and verb == "grpo":
+            raise SettingsError("pad_to_multiple_of has no effect with grpo: leave it out.")
+        if verb == "grpo" and s.data.chat_template_kwargs is not None:
+            raise SettingsError("chat_template_kwargs is not available with grpo of backend=trl: put them into the template.")
+
+    def execute_training(self, params: Mapping[str, object]) -> RunResult:
+        """Run a training verb to its end."""
+        from forge.backends._trl_run import run
+
+        return run(*read_request(self, params))
+
+    def rehearse(self, params: Mapping[str, object], *, target: str | None = None) -> str:
+        """Check, tokenize and plan, and list the arguments that TRL would get."""
+        from forge.backends._trl_run import rehearse
+
+        if target is not None:
+            raise SettingsError("--for is not available with backend=trl, whose memory is not planned: leave it out.")
+        return rehearse(*read_request(self, params)[:3])

@@ -1,0 +1,430 @@
+"""Composed settings → a run in forge's directory whose steps a trainer of TRL makes."""
+
+from __future__ import annotations
+
+import copy
+import os
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import forge_accel
+import forge_algos
+import forge_data
+import forge_dist
+from forge._errors import SettingsError
+from forge._progress import Reporter
+from forge._result import RunResult, read_result, write_result
+from forge.backends._trl_arguments import CLASSES, Cut, arguments, cut_step, short_steps
+from forge.backends._trl_rows import Rows as PlannedRows, planned_batches, rows_of
+from forge.backends._trl_steps import Steps
+from forge.run._adaptation import adapt_model
+from forge.run._choices import absolute_paths, choose_machine, quantized
+from forge.run._early_checks import check_names
+from forge.run._launching import on_ranks
+from forge.run._out_of_memory import out_of_memory
+from forge.run._prepare import Prepared, open_prepared, prepare, with_chosen
+from forge.run._rows import Rows, with_descriptions
+from forge.run._run_directory import NoDirectory, RunDirectory
+from forge.run._starting_model import Start
+from forge.settings._recipe import as_recipe, as_values
+from forge.tasks._task import Task
+from forge.trackers._callbacks import Callbacks
+from forge.trackers._watchers import Watchers
+
+_PROMISES = (
+    "backend: TRL makes the steps. Not promised with it: losses of pairs that do not depend on how a step is cut, a run that "
+    "is resumed where it was stopped, the same numbers on any number of ranks."
+)
+
+
+def run(task: Task, s: Any, rows: Rows, callbacks: Callbacks) -> RunResult:
+    """Run a verb on the ranks that its settings ask for."""
+    s = _chosen(task, s)
+    return on_ranks(task, s, rows, callbacks, partial(_on_rank, task, rows, callbacks))
+
+
+def rehearse(task: Task, s: Any, rows: Rows) -> str:
+    """Check, tokenize and plan, leave nothing behind, and return what TRL would be given."""
+    s = _chosen(task, s)
+    where = forge_dist.topology(s.launch, devices=forge_accel.device_count(s.device.device))
+    shards = where.world_size or 1
+    machine = forge_accel.accelerator(s.device.device)
+    with RunDirectory(s.checkpoints.ckpt_output_dir, resume=s.checkpoints.resume) as out:
+        report = Reporter(out.log, every=s.report.logging_steps)
+        found = prepare(task, s, rows, out, machine, ("ddp" if shards > 1 else "single", shards), report, target=None)
+        if found["finished"]:
+            return f"{out.path} holds this very run, finished: the same command would return its result and train nothing."
+        s = with_chosen(with_descriptions(s, found["rows"]), found["chosen"])
+        prepared = open_prepared(task, s, machine, Path(found["root"]), shards)
+        plan = _plan(task, prepared, shards)
+        given = _arguments(task, prepared.settings, plan, machine, out.path, shards)
+        _check_rows(task, prepared, plan)
+    lines = [f"  {name}={value!r}" for name, value in given.items()]
+    config, trainer = CLASSES[task.name]
+    return "\n".join(
+        [
+            f"forge {task.name} would write {s.checkpoints.ckpt_output_dir}, by {trainer} of TRL:",
+            f"  data: {prepared.train}",
+            f"  steps: {plan.optimizer_steps:,}",
+            f"{config}:",
+            *lines,
+            "Nothing was trained, and nothing is left behind.",
+        ]
+    )
+
+
+class _Plan(NamedTuple):
+    """Steps of a run, as TRL makes them."""
+
+    steps: list[Any]
+    """Indices of the items of each step of the batch plan."""
+    cut: Cut
+    optimizer_steps: int
+    updates: int
+    """Optimizer steps with one step of the batch plan."""
+    left_out: int
+    """Items of short steps, which GRPO cannot take."""
+
+
+def _chosen(task: Task, s: Any) -> Any:
+    """Make the choices that TRL's trainers leave no other."""
+    s = absolute_paths(task, s)
+    check_names(task, s)
+    return s.resolved("packing", "off", "TRL pads the rows of a micro-batch")
+
+
+def _plan(task: Task, prepared: Prepared, shards: int) -> _Plan:
+    """Cut the steps of the batch plan. Raises SettingsError where TRL could not make them."""
+    s, items, plan = prepared.settings, prepared.train, prepared.plan
+    size, updates = s.plan.effective_batch_size, task.updates(s)
+    steps = [plan.samples(step) for step in range(plan.num_steps)]
+    asked = s.passed_on.gradient_accumulation_steps
+    if task.name == "grpo":
+        own = s.objective
+        completions = size * own.num_generations
+        if completions % own.updates_per_pass:
+            raise SettingsError(
+                f"updates_per_pass={own.updates_per_pass} does not divide the {completions} completions of a rollout: choose a "
+                "divisor."
+            )
+        longest = int(items.lengths.max())
+        cut = cut_step(s, completions // own.updates_per_pass, shards, longest, asked=asked)
+        whole = [step for step in steps if len(step) == size]
+        if not whole:
+            raise SettingsError(
+                f"effective_batch_size={size} is more than the {len(items)} prompts, and TRL makes whole rollouts alone: lower "
+                "it."
+            )
+        left = sum(map(len, steps)) - size * len(whole)
+        total = len(whole) * updates
+        return _Plan(whole, cut, min(total, s.plan.max_steps or total), updates, left)
+    rows_a_item = 2 if task.name in ("dpo", "reward") else 1
+    cut = cut_step(s, size, shards, int(items.longest.max()) * rows_a_item, least=2 if task.name == "kto" else 1, asked=asked)
+    short = short_steps(list(map(len, steps)), shards, cut)
+    if short is not None:
+        raise SettingsError(
+            f"step {short + 1} has the {len(steps[short])} rows that are left of an epoch, and {shards} ranks with "
+            f"{cut.micro_batches} micro-batches each cannot share them, as TRL does: choose an effective_batch_size that "
+            f"divides {len(items)}, or a max_steps below {short + 1}."
+        )
+    return _Plan(steps, cut, len(steps), 1, 0)
+
+
+def _check_rows(task: Task, prepared: Prepared, plan: _Plan) -> None:
+    """Make every row once, so that one that TRL cannot take is refused before training."""
+    if task.name == "grpo":
+        return
+    rows = rows_of(task.name, prepared.train)
+    for index in sorted({int(index) for step in plan.steps for index in step}):
+        rows(index)
+
+
+def _arguments(task: Task, s: Any, plan: _Plan, machine: forge_accel.Accelerator, path: Path, shards: int) -> dict[str, Any]:
+    return arguments(
+        task.name,
+        s,
+        plan.cut,
+        steps=plan.optimizer_steps,
+        output_dir=str(path),
+        on_cpu=machine.device.value.type == "cpu",
+        bf16=machine.dtype(s.device.dtype).value == forge_accel.bfloat16,
+        ddp=str(machine.collective_backend.value) if shards > 1 else None,
+    )
+
+
+def _on_rank(task: Task, rows: Rows, callbacks: Callbacks, s: Any, ranks: forge_dist.Ranks) -> RunResult:
+    """Open the run directory on the first rank, and run."""
+    path = s.checkpoints.ckpt_output_dir
+    with RunDirectory(path, resume=s.checkpoints.resume) if ranks.is_first else NoDirectory(path) as out:
+        report = Reporter(out.log, every=s.report.logging_steps, quiet=not ranks.is_first)
+        try:
+            with Watchers(callbacks if ranks.is_first else Callbacks(), report.note) as watchers:
+                return watchers.end(_run(task, s, rows, out, report, ranks, watchers))
+        except Exception as error:
+            if (lack := out_of_memory(error, s, out.path)) is None:
+                raise
+            raise lack from error
+
+
+def _run(
+    task: Task,
+    s: Any,
+    rows: Rows,
+    out: RunDirectory | NoDirectory,
+    report: Reporter,
+    ranks: forge_dist.Ranks,
+    watchers: Watchers,
+) -> RunResult:
+    machine = forge_accel.accelerator(s.device.device)
+    dtype = machine.dtype(s.device.dtype)
+    s = choose_machine(s, machine, dtype)
+    device = machine.device.value
+    shards = ranks.world_size
+    if s.strategy.strategy == "auto":
+        s = s.resolved("strategy", "ddp" if shards > 1 else "single", "TRL holds the whole model on each rank")
+    report.note(_PROMISES)
+    report.note(f"device: {machine.device.reason}")
+    report.note(f"dtype: {dtype.reason}")
+    report.note(f"ranks: {shards}")
+
+    # data and plan: forge's own, so that the rows and their order are those of any backend
+    found = ranks.first(lambda: prepare(task, s, rows, out, machine, (s.strategy.strategy, shards), report, target=None))
+    if found["finished"]:
+        return read_result(out.path)
+    s = with_chosen(with_descriptions(s, found["rows"]), found["chosen"])
+    start, root = Start(**found["start"]), Path(found["root"])
+    tokenizer = forge_data.load_tokenizer(start.path)
+    prepared = open_prepared(task, s, machine, root, shards)
+    s, train = prepared.settings, prepared.train
+    tokenizer.chat_template = train.store.tokenizer().chat_template
+    if tokenizer.pad_token is None and tokenizer.eos_token is None:
+        raise SettingsError(
+            f"model_path {s.model.model_path}: its tokenizer names neither pad_token nor eos_token, and TRL pads with one of "
+            "them: set one in tokenizer_config.json."
+        )
+    plan = _plan(task, prepared, shards)
+    given = _arguments(task, s, plan, machine, out.path, shards)
+    ranks.first(lambda: _check_rows(task, prepared, plan))
+    ranks.connect(machine.collective_backend.value, device)
+    ranks.agree({"settings": s.digest(), "data": train.store.fingerprint, "plan": prepared.plan.fingerprint})
+
+    # model: forge's loader, adapter and optimizer, so that every one of their settings holds
+    strategy = forge_dist.make_strategy(
+        s.strategy, ranks, device=device, adapter=s.adapter.adapter != "none", optimizer=s.optimizer.optimizer
+    )
+    machine.seed(s.plan.seed)
+    attention = "sdpa" if s.device.attention == "auto" else s.device.attention
+    s = s if s.device.attention != "auto" else s.resolved("attention", attention, "rows are padded")
+
+    def load(path: str) -> Any:
+        full = s.adapter.adapter == "none"
+        return strategy.load(
+            path,
+            dtype=forge_accel.float32 if full else dtype.value,
+            attention=attention,
+            task=task.model_task,
+            **quantized(s, machine, dtype.value),
+        )
+
+    model = load(start.path)
+    _check_routers(task, s, model, device)
+    pads = _pad_ids(model)
+    adaptation = adapt_model(
+        task, s, start, model, tokenizer, train, root, strategy, partial(machine.autocast, dtype.value), report
+    )
+    optimizer = forge_algos.make_optimizer(adaptation.model, s.optimizer, fused=machine.fused_optimizer.value)
+    scheduler = forge_algos.schedule(optimizer, s.optimizer, num_steps=plan.optimizer_steps)
+
+    # the run begins; what an earlier start left of it is made again
+    ranks.first(lambda: out.check(None))
+    out.publish(as_recipe(s, task.name))
+    ranks.barrier()
+    for name in out.rewind(0, 0):
+        report.note(f"removed hf_format/{name}: the steps that led to it are made again")
+    prepared = open_prepared(task, s, machine, out.path, shards)
+    left = f", without the {plan.left_out} prompts of short rollouts" if plan.left_out else ""
+    report.note(
+        f"step 1 of {plan.optimizer_steps:,}; TRL cuts a step into {plan.cut.micro_batches} micro-batches a rank, of "
+        f"at most {plan.cut.rows} rows{left}",
+        event="started",
+    )
+    if isinstance(out, RunDirectory):
+        watchers.begin(out.place("trackers"), found["identity"]["run"], s.tracking, as_values(s), machine)
+        out.watch = watchers.record
+
+    began = time.perf_counter()
+    steps = Steps(task, prepared, plan.steps, plan.updates, out, report, machine, plan.optimizer_steps)
+    reference = _reference(task, s, start, adaptation.model, load)
+    with report.steps(plan.optimizer_steps):
+        _train(task, s, prepared, plan, given, tokenizer, adaptation.model, reference, (optimizer, scheduler), steps, ranks)
+    _restore(adaptation.model, pads)
+
+    directory = _export(task, s, out, adaptation, tokenizer, strategy, train, f"samples_{steps.samples}", report)
+    seconds = time.perf_counter() - began
+    report.note(
+        f"finished: {steps.step} steps, {steps.samples:,} {task.items_are}, {seconds:.0f} s; the model is in {directory}",
+        event="finished",
+    )
+    result = RunResult(
+        output_dir=out.path,
+        model_dir=directory,
+        steps=steps.step,
+        samples=steps.samples,
+        skipped=0,
+        loss=steps.loss,
+        eval_before=None,
+        eval_after=None,
+        best_step=None,
+        best_value=None,
+        seconds=seconds,
+    )
+    if ranks.is_first:
+        write_result(result)
+    return result
+
+
+def _train(
+    task: Task,
+    s: Any,
+    prepared: Prepared,
+    plan: _Plan,
+    given: dict[str, Any],
+    tokenizer: Any,
+    model: Any,
+    reference: Any,
+    optimizers: tuple[Any, Any],
+    steps: Steps,
+    ranks: forge_dist.Ranks,
+) -> None:
+    """Let TRL's trainer make the steps."""
+    # Beside offline mode, this is how TRL is told to send nothing.
+    os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
+    if ranks.world_size > 1:
+        os.environ.update(LOCAL_RANK=str(ranks.local_rank), RANK=str(ranks.rank), WORLD_SIZE=str(ranks.world_size))
+    import trl
+    from datasets import Dataset
+    from torch.utils.data import DataLoader
+    from transformers import PrinterCallback
+
+    config_name, trainer_name = CLASSES[task.name]
+    config = getattr(trl, config_name)(**given)
+    kind = getattr(trl, trainer_name)
+    named: dict[str, Any] = {
+        "model": model,
+        "args": config,
+        # TRL may give it a padding token, which the export does not have.
+        "processing_class": copy.deepcopy(tokenizer),
+        "optimizers": optimizers,
+        "callbacks": [steps.callback()],
+    }
+    if task.name == "grpo":
+        from forge.backends._trl_prompts import prompts_of, reward_functions
+
+        rows = prompts_of(prepared.train, plan.steps, tokenizer)
+        trainer = kind(**named, train_dataset=Dataset.from_list(rows), reward_funcs=reward_functions(s))
+    else:
+        planned: Any = PlannedRows(rows_of(task.name, prepared.train), len(prepared.train))
+        batches: Any = planned_batches(plan.steps, plan.cut, ranks.rank, ranks.world_size)
+
+        class Planned(kind):
+            """Trainer that takes the steps of forge's batch plan as they are."""
+
+            def get_train_dataloader(self) -> Any:
+                """Return the micro-batches of this rank, collated as the trainer collates."""
+                return DataLoader(
+                    planned,
+                    batch_sampler=batches,
+                    collate_fn=lambda items: self.data_collator([row for item in items for row in item]),
+                )
+
+        # The trainer prepares a data set of its own, of which it makes no step: one row is enough.
+        Planned.__name__ = Planned.__qualname__ = kind.__name__
+        named |= {"ref_model": reference} if task.name in ("dpo", "kto") else {}
+        trainer = Planned(**named, train_dataset=Dataset.from_list(_SEEN[task.name]))
+    trainer.remove_callback(PrinterCallback)
+    trainer.train()
+    if "ref" in getattr(model, "peft_config", {}):
+        # The copy of the adapter's first weights with which TRL compares.
+        model.delete_adapter("ref")
+
+
+_SEEN: dict[str, list[dict[str, Any]]] = {
+    "sft": [{"input_ids": [0, 0], "labels": [0, 0]}],
+    "dpo": [{"prompt": "a", "chosen": "b", "rejected": "c"}],
+    "kto": [{"prompt": "a", "completion": "b", "label": True}, {"prompt": "a", "completion": "c", "label": False}],
+    "reward": [{"chosen_ids": [0, 0], "rejected_ids": [0, 0]}],
+}
+"""Verb → rows that the trainer looks at when it is made."""
+
+
+def _reference(task: Task, s: Any, start: Start, model: Any, load: Any) -> Any:
+    """Load the reference of DPO and KTO; None where TRL takes the model without its adapter."""
+    if task.name not in ("dpo", "kto"):
+        return None
+    path = s.objective.reference_path
+    if path is None and hasattr(model, "peft_config"):
+        return None
+    return load(start.path if path is None else path).eval().requires_grad_(requires_grad=False)
+
+
+def _export(
+    task: Task,
+    s: Any,
+    out: RunDirectory | NoDirectory,
+    adaptation: forge_algos.Adaptation,
+    tokenizer: Any,
+    strategy: forge_dist.Strategy,
+    train: Any,
+    name: str,
+    report: Reporter,
+) -> Path:
+    """Write the model, load it back and compare it with the one in memory."""
+    directory = out.path / "hf_format" / name
+    report.doing(f"exporting {name} and loading it back")
+    stored = forge_dist.base_dtype(s.model.model_path, task=task.model_task)
+    asked = s.checkpoints.save_dtype
+    dtype = None if adaptation.writes != "model" else stored if asked is None else getattr(forge_accel, asked)
+    as_plain: Any = {"without": (*task.extra_modules, *adaptation.additions), "plain": adaptation.plain}
+    forge_dist.export_model(adaptation.model, directory, tokenizer=tokenizer, dtype=dtype, strategy=strategy, **as_plain)
+    samples = train.short_samples()
+    check = forge_dist.check_export(
+        adaptation.model, directory, samples, strategy=strategy, attach=adaptation.attach, **as_plain
+    )
+    what = "mean reward" if task.model_task == "reward" else "loss"
+    report.note(
+        f"exported {directory}: loaded back, on {len(samples)} short samples its {what} is {check.reloaded:.4f}, "
+        f"{check.in_memory:.4f} in memory",
+        event="exported",
+        export=name,
+        measure=what,
+        on=len(samples),
+        reloaded=check.reloaded,
+        in_memory=check.in_memory,
+    )
+    return directory
+
+
+def _check_routers(task: Task, s: Any, model: Any, device: Any) -> None:
+    """Raise SettingsError for a mixture of experts whose router loss is not TRL's."""
+    asked = s.moe.moe_aux_loss
+    if asked == "off" or (asked == "trl" and task.name != "reward"):
+        return
+    routers, _ = forge_algos.routers_of(model, device=device)
+    if routers is not None:
+        ways = "off" if task.name == "reward" else "trl or off"
+        raise SettingsError(f"moe_aux_loss={asked} is not available with backend=trl: choose {ways}, or backend=forge.")
+
+
+def _pad_ids(model: Any) -> list[tuple[Any, Any]]:
+    """Return the configurations of a model with their padding token."""
+    configs = [model.config, model.config.get_text_config(), getattr(model, "generation_config", None)]
+    return [(config, config.pad_token_id) for config in configs if config is not None]
+
+
+def _restore(model: Any, pads: list[tuple[Any, Any]]) -> None:
+    """Take back what TRL changed of a model beside its weights."""
+    for config, pad in pads:
+        config.pad_token_id = pad
+    model.eval()
