@@ -24,6 +24,7 @@ def _environment() -> jinja2.Environment:
     environment.filters["duration"] = duration
     environment.filters["size"] = size
     environment.filters["number"] = number
+    environment.filters["figure"] = figure
     return environment
 
 
@@ -53,6 +54,11 @@ def size(count: float) -> str:
             return f"{count:.4g} {unit}"
         count /= 1024
     return f"{count:,.4g} TiB"
+
+
+def figure(value: float | None, name: str) -> str:
+    """Write a figure of metrics.jsonl: memory as a size, anything else as a number."""
+    return size(value) if name == "memory" and value is not None and math.isfinite(value) else number(value)
 
 
 def number(value: float | None) -> str:

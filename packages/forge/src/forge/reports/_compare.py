@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from forge._errors import SettingsError
-from forge._templates import number
+from forge._templates import figure
 from forge.reports._charts import charts, table
 from forge.reports._curves import Curves
 from forge.reports._page import PLOTS, page, reading, write_page
@@ -71,7 +71,7 @@ def compare(runs: Sequence[str | Path], *, output: str | Path = "compare.html") 
         )
     file = write_page(Path(output).expanduser(), text, "output")
     settings = _columns(["setting", *names], [[one.name, *one.values] for one in differing])
-    figures = _columns(["last figure", *names], [[name, *map(number, values)] for name, values in last])
+    figures = _columns(["last figure", *names], [[name, *(figure(value, name) for value in values)] for name, values in last])
     return "\n".join([*(settings if differing else ["no setting differs"]), "", *figures, "", str(file)])
 
 
