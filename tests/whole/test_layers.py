@@ -78,7 +78,7 @@ STAGES = {
         run
         backends
         verbs  exporting  talking  reports/osft
-        hub
+        clusters  hub
         cli
     """,
 }

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
         ExportError as ExportError,
         ForgeDistError as ForgeDistError,
         LaunchError as LaunchError,
+        MeetingError as MeetingError,
         ModelError as ModelError,
         StrategyError as StrategyError,
         WorkerError as WorkerError,
@@ -57,7 +58,7 @@ __version__ = "0.4.0"
 
 # Each module with the public names that it defines; a module is imported when one of its names is first used.
 _PUBLIC = {
-    "_errors": "CheckpointError ExportError ForgeDistError LaunchError ModelError StrategyError WorkerError",
+    "_errors": "CheckpointError ExportError ForgeDistError LaunchError MeetingError ModelError StrategyError WorkerError",
     "_files": "atomic_directory write_text_atomically",
     "_settings": "CheckpointSettings LaunchSettings ModelSettings StrategySettings",
     "_strategy_table": "StrategySpec",

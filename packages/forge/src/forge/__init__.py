@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import forge_data as data
     import forge_dist as dist
     import forge_packing as packing
-    from forge import backends as backends
+    from forge import backends as backends, clusters as clusters
     from forge._errors import (
         DataLintError as DataLintError,
         ForgeError as ForgeError,
@@ -73,6 +73,7 @@ _PACKAGES = {
     "accel": "forge_accel",
     "algos": "forge_algos",
     "backends": "forge.backends",
+    "clusters": "forge.clusters",
     "data": "forge_data",
     "dist": "forge_dist",
     "packing": "forge_packing",

@@ -218,6 +218,18 @@ def _config() -> cyclopts.App:
     return config_app()
 
 
+def _slurm() -> cyclopts.App:
+    from forge.cli._clusters import slurm_app
+
+    return slurm_app()
+
+
+def _kubeflow() -> cyclopts.App:
+    from forge.cli._clusters import kubeflow_app
+
+    return kubeflow_app()
+
+
 def _data() -> Callable[..., int]:
     def data(*words: Annotated[str, cyclopts.Parameter(show=False, allow_leading_hyphen=True)]) -> int:
         from forge_data.__main__ import run as run_data
@@ -246,6 +258,12 @@ _COMMANDS: dict[str, tuple[str, Callable[[], Callable[..., Any] | cyclopts.App],
     "rollouts": ("Write a page of a run's rollouts: prompts, completions, rewards, advantages over steps.", _rollouts, {}),
     "recipes": ("List, show, copy and run the shipped recipes: a beginning for every verb and adapter.", _recipes, {}),
     "config": ("Check a recipe, convert one from another trainer, or describe recipes for an editor.", _config, {}),
+    "slurm": ("Write an sbatch file that runs a recipe and requeues itself: forge slurm render.", _slurm, {}),
+    "kubeflow": (
+        "Write the TrainJob of a recipe, and the runtimes, for Kubeflow Trainer V2: forge kubeflow render, runtimes.",
+        _kubeflow,
+        {},
+    ),
     "plan": ("Show how the samples of a step share ranks and micro-batches; trains nothing.", _plan, {}),
 }
 """Command that trains nothing → a line for `forge --help`, the function that builds it, options of cyclopts."""

@@ -25,6 +25,9 @@ from forge.settings._recipe import as_values
 from forge.storage._storage import Storage
 from forge.tasks._task import Task
 
+NO_ROOM = "  WARNING: the disk has less room than that"
+NO_MEMORY = "It would not fit into memory: the plan above says what to change."
+
 
 def rehearse(task: Task, s: Any, rows: Rows | None = None, *, target: str | None = None) -> str:
     """Check, tokenize and plan a run in its directory, which is left as it was.
@@ -115,9 +118,9 @@ def _lines(task: Task, prepared: Any, path: Path, *, memory_fits: bool, resuming
         f"  steps: {'without end' if steps is None else f'{steps:,}'}, {number}",
         f"  exports: {_number(exports)}"
         + (f", {size(need or model)} if each is as large as the model; {size(free)} are free" if model else ""),
-        *(["  WARNING: the disk has less room than that"] if need > free else []),
+        *([NO_ROOM] if need > free else []),
         *(["chosen:", *chosen] if chosen else []),
-        *([] if memory_fits else ["It would not fit into memory: the plan above says what to change."]),
+        *([] if memory_fits else [NO_MEMORY]),
         "Time is not known before the first step. Nothing was trained, and nothing is left behind.",
     ]
 

@@ -195,7 +195,7 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
     if out.resuming and out.metrics_bytes < at.metrics_bytes:
         report.note(f"WARNING: metrics.jsonl was lost; it begins anew after step {at.step}")
     if isinstance(out, RunDirectory):
-        watchers.begin(out.place("trackers"), found["identity"]["run"], s.tracking, as_values(s), machine)
+        watchers.begin(out.place("trackers"), found["identity"]["run"], s.tracking, as_values(s), machine, num_steps)
         storage.begin(found["identity"]["run"], report.note)
 
         def watch(values: dict[str, Any]) -> None:
