@@ -238,7 +238,7 @@ def test_compare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
     assert said[1] == ["seed", "1", "2"]
     assert ["loss", "0.75", "0.6"] in said
     memory = next(line for line in said if line[:1] == ["memory"])
-    assert memory[2::2] == ["MiB", "MiB"] or memory[2::2] == ["KiB", "KiB"]
+    assert memory[2::2] == ["GiB", "GiB"]
     assert said[-1] == ["compare.html"]
     page = Elements((tmp_path / "compare.html").read_text())
     data = json.loads(page.inside["scriptdata"])

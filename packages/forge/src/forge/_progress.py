@@ -77,7 +77,7 @@ class Reporter:
 
     @contextmanager
     def taking(self, what: str, done: str) -> Iterator[None]:
-        """Say what is being done once it takes more than two seconds, and at its end how long it took.
+        """Say what is being done once it takes two seconds, and at its end how long it took.
 
         Args:
             what: such as `loading org/model`.

@@ -1,4 +1,4 @@
-"""Batch plan → two SVGs in a page: the load of a step on each rank, and the fill over the run."""
+"""Batch plan → two SVGs: the load of a step on each rank, and the fill over the run."""
 
 from __future__ import annotations
 
