@@ -24,7 +24,6 @@ def _environment() -> jinja2.Environment:
     environment.filters["duration"] = duration
     environment.filters["size"] = size
     environment.filters["number"] = number
-    environment.filters["figure"] = figure
     return environment
 
 
