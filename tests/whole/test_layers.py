@@ -80,6 +80,7 @@ STAGES = {
         verbs  exporting  talking  reports/osft
         clusters  hub
         cli
+        mini
     """,
 }
 # Imports that run upwards on purpose: (the file that imports, the module it imports), with the reason.

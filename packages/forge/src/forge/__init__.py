@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import forge_data as data
     import forge_dist as dist
     import forge_packing as packing
-    from forge import backends as backends, clusters as clusters
+    from forge import backends as backends, clusters as clusters, mini as mini
     from forge._errors import (
         DataLintError as DataLintError,
         ForgeError as ForgeError,
@@ -76,6 +76,7 @@ _PACKAGES = {
     "clusters": "forge.clusters",
     "data": "forge_data",
     "dist": "forge_dist",
+    "mini": "forge.mini",
     "packing": "forge_packing",
 }
 _MODULE_OF = {name: module for module, names in _PUBLIC.items() for name in names.split()}

@@ -242,6 +242,13 @@ def test_the_rest_trains_where_it_is_asked_for(architecture, kind, expected):
     assert ("embeddings" in line.split("frozen")[1]) == ("model.embed_tokens.weight" not in rest)
 
 
+@pytest.mark.parametrize("architecture", ["llama-tied", "llama-untied"])
+def test_all_of_the_rest_is_what_the_model_has(architecture):
+    """Every kind that there is, and no complaint about one that there is not."""
+    made = [osft(make(architecture), osft_train_rest=rest) for rest in (("all",), ("norms", "head", "embeddings"))]
+    assert trained(made[0].model) == trained(made[1].model)
+
+
 def test_by_default_the_rest_is_frozen():
     """By default embeddings, head, norms and biases are frozen, unlike mini-trainer's."""
     adaptation = osft()

@@ -35,8 +35,14 @@ def _terminate(*_: object) -> None:
     raise Terminated("SIGTERM")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit status; only `--debug` shows a traceback."""
+def main(argv: Sequence[str] | None = None, make: Callable[[str | None, Sequence[str]], cyclopts.App] | None = None) -> int:
+    """Run the command line and return its exit status; only `--debug` shows a traceback.
+
+    Args:
+        argv: words; those of this process by default.
+        make: makes the application from the command that is asked for and the words; `make_app` by default.
+
+    """
     words = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in words or bool(os.environ.get(_DEBUG))
     words = [word for word in words if word != "--debug"]
@@ -48,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
             words = as_verb(words)
         asked = words[0] if words[:1] == [_COMPLETION] else next((word for word in words if not word.startswith("-")), None)
-        app = make_app(asked, words)
+        app = (make or make_app)(asked, words)
         check_words(app, words)
         command, bound, *_ = app.parse_args(words, exit_on_error=False, print_error=False)
         flags = getattr(command, "flags", flags)
