@@ -23,8 +23,8 @@ try:
 finally:
     sys.path.pop(0)
 
-# Headers that end where the content begins, turn ends that are the EOS, and no text of the template's own within a turn. SmolLM3 is
-# not among them: rows without reasoning are rendered with thinking off, as it will be asked, and theirs with the template's default.
+# Headers that end where the content begins, turn ends that are the EOS, and no text of the template's own within a turn.
+# SmolLM3 is not among them: rows without reasoning are rendered with thinking off, and theirs with the template's default.
 RIGHT = [
     "chatml",
     "command-r",
