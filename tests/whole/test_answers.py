@@ -93,6 +93,33 @@ def test_what_cannot_be_asked_is_refused(
     assert not (tmp_path / "run").exists()
 
 
+def test_a_prompt_that_the_template_refuses_is_found_before_training(
+    model_dir: Path, chats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With its file and row, before a row of the data is tokenized; the template is the one that the run is given."""
+    monkeypatch.setattr("forge.run._prepare.try_packing", None)
+    template = tmp_path / "strict.jinja"
+    template.write_text(
+        "{% for m in messages %}{% if m['role'] == 'system' %}{{ raise_exception('no system messages') }}{% endif %}"
+        "<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    system = [{"role": "system", "content": "be kind"}, {"role": "user", "content": ASKED}]
+    rows = write_rows(tmp_path / "rows.jsonl", [{"prompt": ASKED}, {"messages": system}])
+    given = {**SHORT, "model_path": model_dir, "data_path": chats, "chat_template": str(template)}
+    with pytest.raises(forge.SettingsError, match=r"rows\.jsonl:2: the chat template does not write it: no system messages"):
+        forge.sft(**given, eval_prompts=[str(rows)], ckpt_output_dir=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("name", ["empty.txt", "empty.jsonl"])
+def test_an_empty_file_of_prompts_is_refused(name: str, model_dir: Path, chats: Path, tmp_path: Path) -> None:
+    """It asks nothing, and says nothing of that later."""
+    (tmp_path / name).write_text("\n \n")
+    with pytest.raises(forge.SettingsError, match=f"{name}: holds no prompt"):
+        forge.sft(model_path=model_dir, data_path=chats, ckpt_output_dir=tmp_path / "run", eval_prompts=[str(tmp_path / name)])
+
+
 @pytest.mark.lane
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])

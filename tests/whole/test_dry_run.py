@@ -213,8 +213,8 @@ def test_a_run_measures_itself(given: dict[str, Any], tmp_path: Path, monkeypatc
 def test_settings_are_refused_before_a_row_is_read(
     wrong: dict[str, Any], message: str, given: dict[str, Any], tmp_path: Path
 ) -> None:
-    """The rows are of no format; the setting is what the message is about."""
-    rows = write_rows(tmp_path / "rows.jsonl", [{"nothing": 1}])
+    """The second row is of no format; the setting is what the message is about."""
+    rows = write_rows(tmp_path / "rows.jsonl", [{"prompt": "a", "completion": "b"}, {"nothing": 1}])
     with pytest.raises(Exception, match=message) as caught:
         forge.sft(**{**given, "data_path": str(rows), **wrong}, ckpt_output_dir=tmp_path / "run")
     assert caught.value.exit_status == 2
@@ -227,12 +227,86 @@ def test_a_reward_that_takes_something_else_is_refused_before_a_row_is_read(
     """What it takes, and what it will be called with."""
     (tmp_path / "odd_rewards.py").write_text("def length(texts):\n    return [len(text) for text in texts]\n")
     monkeypatch.syspath_prepend(tmp_path)
-    rows = write_rows(tmp_path / "rows.jsonl", [{"nothing": 1}])
+    rows = write_rows(tmp_path / "rows.jsonl", [{"nothing": 1}])  # which would be refused next
     with pytest.raises(forge.algos.RewardError, match=r"takes \(texts\)"):
         forge.grpo(**{**given, "data_path": str(rows)}, reward=("odd_rewards:length",), ckpt_output_dir=tmp_path / "run")
 
 
 @pytest.mark.slow
+def no_work(*_: Any, **__: Any) -> None:
+    """Stand for what is expensive."""
+    raise AssertionError("this was to be refused before")
+
+
+@pytest.mark.parametrize(
+    ("verb", "row", "more", "said"),
+    [
+        ("sft", {"question": "a", "answer": "b"}, {}, r"rows\.jsonl:1 has the fields 'question', 'answer', which are no known"),
+        (
+            "sft",
+            {"q": "a", "completion": "b"},
+            {"rename_columns": {"question": "prompt"}},
+            "names the column 'question', which",
+        ),
+        ("dpo", {"prompt": "a", "good": "b", "bad": "c"}, {}, r"rows\.jsonl:1 has the fields"),
+        ("pretrain", {"words": "a"}, {}, r"rows\.jsonl:1 has the fields"),
+        ("grpo", {"question": "a"}, {}, r"rows\.jsonl:1 has the fields 'question', and none of them is a prompt"),
+        ("sft", None, {}, r"no file at .*rows\.jsonl"),
+    ],
+)
+def test_a_wrong_column_is_refused_before_a_model_is_looked_at(
+    verb: str,
+    row: dict[str, Any] | None,
+    more: dict[str, Any],
+    said: str,
+    model_dir: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No weights' headers are read, no small model is made, no row is tokenized."""
+    from forge.run import _starting_model
+
+    monkeypatch.syspath_prepend(tmp_path)
+    given = settings_of(verb, model_dir, tmp_path) | more
+    file = tmp_path / "rows.jsonl"
+    if row is not None:
+        write_rows(file, [row] * 4)
+    monkeypatch.setattr(_prepare, "try_packing", no_work)
+    monkeypatch.setattr(_starting_model.forge_dist, "check_model", no_work)
+    with pytest.raises(forge.data.DataError, match=said) as caught:
+        getattr(forge, verb)(**{**given, "data_path": file, "ckpt_output_dir": tmp_path / "run"})
+    assert caught.value.exit_status == 2
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_reward_without_its_column_is_refused_before_the_model_is_loaded(
+    model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An argument without a default that no row has, by its name and those that are there."""
+    (tmp_path / "asking.py").write_text(
+        "def right(prompts, completions, solution, weight=1):\n    return [1.0] * len(prompts)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr("forge.run._run.load_with_attention", no_work)
+    rows = write_rows(tmp_path / "rows.jsonl", [{"prompt": f"a{n}", "answer": 1} for n in range(4)])
+    given = settings_of("grpo", model_dir, tmp_path) | {"data_path": rows, "reward": ("asking:right",)}
+    with pytest.raises(
+        forge.SettingsError, match="it takes the field solution, which no row of data_path has .they have answer"
+    ):
+        forge.grpo(**given, ckpt_output_dir=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(AssertionError, match="refused before"):
+        forge.grpo(**given, rename_columns={"answer": "solution"}, ckpt_output_dir=tmp_path / "run")
+
+
+@pytest.mark.parametrize(("verb", "setting"), [("distill", "teacher_path"), ("dpo", "reference_path")])
+def test_the_hub_is_asked_for_every_model_at_once(verb: str, setting: str, model_dir: Path, tmp_path: Path) -> None:
+    """A teacher or reference that the hub does not have is refused by its own name, as the model is."""
+    given = settings_of(verb, model_dir, tmp_path) | {setting: "org/no-such-model"}
+    with pytest.raises(forge.dist.ModelError, match=f"{setting} 'org/no-such-model': there is no such directory here"):
+        getattr(forge, verb)(**given, ckpt_output_dir=tmp_path / "run")
+
+
 def test_a_run_without_a_step_is_replaced(given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It failed in its first forward; the same directory takes other settings."""
 

@@ -25,6 +25,8 @@ PACKED = {
     "gemma2": "soft-capped scores",
     "gemma3_text": "sliding windows, two rotary bases",
     "gpt_oss": "attention sinks",
+    "granitemoehybrid": "a state in some layers, experts",
+    "qwen3_5_text": "a gated delta rule in some layers",
     "qwen3_moe": "experts",
     "deepseek_v3": "latent attention, grouped experts",
     "deepseek_v32": "keys selected by an index",
@@ -33,10 +35,8 @@ PACKED = {
 ALONE = {
     "bloom": "ALiBi over the whole row",
     "falcon": "a mask made without positions",
-    "granitemoehybrid": "a state, experts",
     "mamba2": "a state",
     "prophetnet": "a decoder with two streams",
-    "qwen3_5_text": "a gated delta rule",
     "roberta": "positions behind the padding token's",
     "rwkv": "a recurrence, weights that evaluation halves",
 }

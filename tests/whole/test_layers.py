@@ -78,7 +78,9 @@ STAGES = {
         run
         backends
         verbs  exporting  talking  reports/osft
+        clusters  hub
         cli
+        mini
     """,
 }
 # Imports that run upwards on purpose: (the file that imports, the module it imports), with the reason.

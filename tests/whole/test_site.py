@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 import pytest
 import yaml
 
+from forge import hub
 from forge.cli._app import _COMMANDS, make_app
 from forge.settings._settings import flat_fields
 from forge.verbs._registry import VERBS, task_of
@@ -179,6 +180,10 @@ def wrong(cell: str) -> list[str]:
         name, equals, value = code.partition("=")
         if name.startswith("forge "):
             ok = name.split()[1] in {*VERBS, *_COMMANDS}
+        elif name.startswith("forge.hub."):
+            ok = name.removeprefix("forge.hub.") in hub.__all__
+        elif name == "callbacks":
+            ok = True  # an argument of every verb in Python, and no setting
         else:
             taken = name in settings() and (not equals or any(takes(kind, value) for kind in settings()[name]))
             # Packages from outside may add strategies, so that the type of this setting is any string.

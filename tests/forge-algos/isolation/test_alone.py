@@ -13,8 +13,9 @@ from forge_algos import SFT, PackedBatchError, SupervisedSettings, evaluate, gua
 from forge_algos.adaptations import osft_importance
 from forge_algos.batches._packed import packed_inputs
 from forge_algos.heads._neftune import noisy_embeddings
-from forge_algos.isolation import _alone
-from forge_algos.isolation._alone import HOW, divide, lengths_of_lines, run_documents_alone, runs_alone
+from forge_algos.isolation import _rows
+from forge_algos.isolation._alone import HOW, lengths_of_lines, run_documents_alone, runs_alone
+from forge_algos.isolation._rows import divide
 
 from ..oracle import CPU, SIZES, make, naive, pack, samples
 
@@ -98,7 +99,7 @@ def test_losses_and_gradients_are_those_of_each_document_by_itself(name):
 @pytest.mark.parametrize("small", [1, 256])
 def test_each_way_and_forwards_of_weight_zero_give_the_same(lines, small, monkeypatch):
     """Whatever documents share a forward, and however many forwards other ranks need, sum and gradients stay."""
-    monkeypatch.setattr(_alone, "_SMALL", small)
+    monkeypatch.setattr(_rows, "_SMALL", small)
     examples, found = samples(LENGTHS), []
     for agree in (None, lambda number: number + 3):
         model = make("llama-untied")

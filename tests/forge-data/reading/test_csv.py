@@ -62,7 +62,7 @@ def test_round_trip(tmp_path_factory, values):
         ("a;b\n1;2\n", "train.csv:1 names one field, 'a;b'; cells must be delimited by ',', not by ';'"),
         ('a,b\n1,"2\n', "train.csv:2 is not valid CSV: unexpected end of data"),
         ('a,b\n1,"2"x\n', "train.csv:2 is not valid CSV"),
-        (b"a,b\n1,\xff\n", "train.csv is not UTF-8 after line"),
+        (b"a,b\n1,\xff\n", "train.csv:2 is not UTF-8: byte 0xff at position 3 of the line"),
     ],
 )
 def test_faults(tmp_path, text, expected):

@@ -75,6 +75,26 @@ def test_one_process_on_one_node_is_single(environ, settings):
     assert (t.role, t.world_size, t.rank, t.master, t.rdzv_endpoint) == ("single", 1, 0, None, None)
 
 
+def test_steps_of_slurm_do_not_share_a_port():
+    """Two steps of one job, and the steps of jobs that run side by side, meet on ports of their own."""
+    ports = {
+        (job, step): of(SRUN | {"SLURM_JOB_ID": str(job), "SLURM_STEP_ID": str(step)}).master[1]
+        for job in range(1234567, 1234667)
+        for step in range(9)
+    }
+    assert len(set(ports.values())) == len(ports)
+    assert ports[1234567, 0] == of(SRUN).master[1]
+
+
+def test_a_pod_that_nobody_told_of_the_others_is_refused():
+    """A TrainJob without spec.trainer gets no PET_*: every pod but the first ends, which ends the job."""
+    with pytest.raises(LaunchError, match=r"pod 1 .*PET_NNODES is not set.*spec.trainer"):
+        of({"JOB_COMPLETION_INDEX": "1"})
+    assert of({"JOB_COMPLETION_INDEX": "0"}).role == "single"
+    assert of({"JOB_COMPLETION_INDEX": "1"}, nnodes=1).role == "single"
+    assert of(KUBEFLOW | {"JOB_COMPLETION_INDEX": "3"}).node_rank == 3
+
+
 def test_kubeflow_makes_a_launcher():
     """The five variables of a TrainJob are all a node needs."""
     t = of(KUBEFLOW)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from forge_data.findings._report import LintReport as LintReport
     from forge_data.formats._format import Format as Format
     from forge_data.linting._lint import lint as lint
+    from forge_data.preparing._first_row import check_first_row as check_first_row
     from forge_data.preparing._merge import merge as merge
     from forge_data.preparing._prepare import prepare as prepare
     from forge_data.preparing._prepare_prompts import prepare_prompts as prepare_prompts
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from forge_data.store._prompt_store import Prompt as Prompt, PromptStore as PromptStore
     from forge_data.store._token_store import TokenStore as TokenStore, check_classes as check_classes
     from forge_data.tokenizing._add_tokens import AddedTokens as AddedTokens, add_tokens as add_tokens
+    from forge_data.tokenizing._chat_template import with_template as with_template
     from forge_data.tokenizing._tokenizer import load_tokenizer as load_tokenizer
     from forge_data.viewing._show import show as show
     from forge_data.viewing._stats import Stats as Stats, stats as stats
@@ -51,6 +53,7 @@ _PUBLIC = {
     "findings._report": "LintReport",
     "formats._format": "Format",
     "linting._lint": "lint",
+    "preparing._first_row": "check_first_row",
     "preparing._merge": "merge",
     "preparing._prepare": "prepare",
     "preparing._prepare_prompts": "prepare_prompts",
@@ -59,6 +62,7 @@ _PUBLIC = {
     "store._prompt_store": "Prompt PromptStore",
     "store._token_store": "TokenStore check_classes",
     "tokenizing._add_tokens": "AddedTokens add_tokens",
+    "tokenizing._chat_template": "with_template",
     "tokenizing._tokenizer": "load_tokenizer",
     "viewing._show": "show",
     "viewing._stats": "Stats stats",

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
         ExportError as ExportError,
         ForgeDistError as ForgeDistError,
         LaunchError as LaunchError,
+        MeetingError as MeetingError,
         ModelError as ModelError,
         StrategyError as StrategyError,
         WorkerError as WorkerError,
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from forge_dist.loading._load import load_model as load_model
     from forge_dist.loading._model_path import check_model_path as check_model_path
     from forge_dist.loading._outline import check_model as check_model, outline_model as outline_model
+    from forge_dist.loading._positions import max_positions as max_positions, position_table as position_table
     from forge_dist.loading._request import LoadRequest as LoadRequest
     from forge_dist.ranks._failure_report import worker_report as worker_report
     from forge_dist.ranks._ranks import Ranks as Ranks, join as join
@@ -56,7 +58,7 @@ __version__ = "0.4.0"
 
 # Each module with the public names that it defines; a module is imported when one of its names is first used.
 _PUBLIC = {
-    "_errors": "CheckpointError ExportError ForgeDistError LaunchError ModelError StrategyError WorkerError",
+    "_errors": "CheckpointError ExportError ForgeDistError LaunchError MeetingError ModelError StrategyError WorkerError",
     "_files": "atomic_directory write_text_atomically",
     "_settings": "CheckpointSettings LaunchSettings ModelSettings StrategySettings",
     "_strategy_table": "StrategySpec",
@@ -77,6 +79,7 @@ _PUBLIC = {
     "loading._load": "load_model",
     "loading._model_path": "check_model_path",
     "loading._outline": "check_model outline_model",
+    "loading._positions": "max_positions position_table",
     "loading._request": "LoadRequest",
     "ranks._failure_report": "worker_report",
     "ranks._ranks": "Ranks join",

@@ -4,7 +4,8 @@
 
     ForgeDistError                    exit status 2: a request that cannot be fulfilled
     ├── ModelError (ValueError)       a model or adapter that cannot be trained from, merged, or written as asked
-    ├── LaunchError (RuntimeError)    settings and environment that contradict each other, or ranks that do not meet or agree
+    ├── LaunchError (RuntimeError)    settings and environment that contradict each other, or ranks that do not agree
+    │   └── MeetingError              exit status 1: nodes or ranks that do not meet, as they may at the next attempt
     ├── StrategyError (ValueError)    a strategy that these ranks, this model or this installation cannot follow
     ├── WorkerError (RuntimeError)    exit status 1: a rank ended without a report, or is silent
     ├── CheckpointError (RuntimeError)  exit status 1: a full state cannot be written, or is not whole
@@ -29,7 +30,13 @@ class ModelError(ForgeDistError, ValueError):
 
 
 class LaunchError(ForgeDistError, RuntimeError):
-    """Settings and environment contradict each other, or the ranks do not meet or do not agree."""
+    """Settings and environment contradict each other, or the ranks do not agree."""
+
+
+class MeetingError(LaunchError):
+    """Nodes or ranks did not meet: one did not come, or the network is in the way."""
+
+    exit_status: ClassVar[int] = 1
 
 
 class StrategyError(ForgeDistError, ValueError):

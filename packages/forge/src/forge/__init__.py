@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import forge_data as data
     import forge_dist as dist
     import forge_packing as packing
-    from forge import backends as backends
+    from forge import backends as backends, clusters as clusters, mini as mini
     from forge._errors import (
         BackendError as BackendError,
         DataLintError as DataLintError,
@@ -74,8 +74,10 @@ _PACKAGES = {
     "accel": "forge_accel",
     "algos": "forge_algos",
     "backends": "forge.backends",
+    "clusters": "forge.clusters",
     "data": "forge_data",
     "dist": "forge_dist",
+    "mini": "forge.mini",
     "packing": "forge_packing",
 }
 _MODULE_OF = {name: module for module, names in _PUBLIC.items() for name in names.split()}

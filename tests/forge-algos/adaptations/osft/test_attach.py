@@ -4,11 +4,15 @@ import copy
 
 import pytest
 import torch
+import transformers
+from transformers.pytorch_utils import Conv1D
 
 from forge_algos import SFT, AdapterError, AdapterSettings, OptimizerError, adapt, make_optimizer, schedule, train
+from forge_algos.adaptations import osft_importance
+from forge_algos.adaptations.osft._delta import Delta
 
 from ...oracle import distance, gradients, make, naive, pack, samples
-from ...osft import LENGTHS, RULES, STRICT, leaks, learns, osft, run, settings_of, steps, trained, values
+from ...osft import LENGTHS, RULES, STRICT, leaks, learns, moved, osft, run, settings_of, steps, trained, values
 from ...preferences import a_classifier
 from ...threads import on_threads
 
@@ -238,6 +242,13 @@ def test_the_rest_trains_where_it_is_asked_for(architecture, kind, expected):
     assert ("embeddings" in line.split("frozen")[1]) == ("model.embed_tokens.weight" not in rest)
 
 
+@pytest.mark.parametrize("architecture", ["llama-tied", "llama-untied"])
+def test_all_of_the_rest_is_what_the_model_has(architecture):
+    """Every kind that there is, and no complaint about one that there is not."""
+    made = [osft(make(architecture), osft_train_rest=rest) for rest in (("all",), ("norms", "head", "embeddings"))]
+    assert trained(made[0].model) == trained(made[1].model)
+
+
 def test_by_default_the_rest_is_frozen():
     """By default embeddings, head, norms and biases are frozen, unlike mini-trainer's."""
     adaptation = osft()
@@ -258,18 +269,70 @@ def test_a_reward_models_score_trains_whole():
 
 
 def test_unsupported_models_are_refused_by_name():
-    """A tied head, GPT-2's transposed layers and a model under OSFT are refused by name."""
+    """A tied head, embeddings and a model under OSFT are refused by name."""
     with pytest.raises(AdapterError, match="embed_tokens.weight and lm_head.weight are one weight.*leave lm_head out"):
         osft(make(), target_modules=("lm_head", "q_proj"))
     untied = osft(make("llama-untied"), target_modules=("lm_head",))
     assert untied.additions == ["lm_head.osft"]
     with pytest.raises(AdapterError, match="under OSFT already"):
         osft(untied.model)
-    import transformers
 
-    config = transformers.GPT2Config(n_embd=16, n_layer=1, n_head=2, vocab_size=61, n_positions=32)
-    with pytest.raises(AdapterError, match="c_attn is of Conv1D, and only nn.Linear"):
-        osft(transformers.GPT2LMHeadModel(config))
+
+def gpt2(*, linear):
+    """Return a GPT-2, whose Conv1D layers hold transposed weights, or the same with linear layers in their place."""
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(
+        n_embd=16,
+        n_layer=2,
+        n_head=2,
+        vocab_size=61,
+        n_positions=64,
+        initializer_range=0.3,
+        attn_pdrop=0,
+        resid_pdrop=0,
+        embd_pdrop=0,
+    )
+    model = transformers.GPT2LMHeadModel(config)
+    for name, module in list(model.named_modules()):
+        if linear and isinstance(module, Conv1D):
+            layer = torch.nn.Linear(module.nx, module.nf)
+            layer.weight.data, layer.bias.data = module.weight.data.t().contiguous(), module.bias.data
+            model.set_submodule(name, layer)
+    return model
+
+
+@pytest.mark.parametrize("rank", ["uniform", "adaptive"])
+@pytest.mark.parametrize("rule", RULES)
+def test_transposed_layers_train_as_linear_ones(rule, rank):
+    """A Conv1D's weight changes as a linear layer's does, transposed; switched off it is the base."""
+    found, data = {}, steps(10)
+    for linear in (False, True):
+        model = gpt2(linear=linear)
+        first = logits(model)
+        batches = [batch for step in data[:2] for batch in step]
+        adaptation = adapt(
+            model,
+            AdapterSettings(adapter="osft", osft_rank=rank, unfreeze_rank_ratio=0.25, **RULES[rule]),
+            importance=lambda names, model=model, batches=batches: osft_importance(model, batches, targets=names),
+        )
+        before = values(adaptation.model)
+        outputs = run(adaptation, data)
+        assert learns(outputs)
+        changes = moved(adaptation, before)
+        found[linear] = [output.loss for output in outputs], changes, {name: e["free"] for name, e in adaptation.plan.items()}
+        if rank == "uniform":
+            assert leaks(adaptation, before)[2] < 1e-5
+        if rule != "paper":
+            assert not torch.allclose(logits(adaptation.model), first, atol=1e-2)
+            for module in adaptation.model.modules():
+                if isinstance(module, Delta):
+                    module.off = True
+            torch.testing.assert_close(logits(adaptation.model), first, rtol=0, atol=0)
+    assert found[False][2] == found[True][2]
+    assert found[False][0] == pytest.approx(found[True][0], rel=1e-4)
+    for name, change in found[False][1].items():
+        expected = found[True][1][name].mT
+        assert float((change - expected).norm()) <= 1e-2 * float(expected.norm()), name
 
 
 def test_an_untied_head_can_be_a_target():

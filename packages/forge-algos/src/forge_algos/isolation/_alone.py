@@ -13,7 +13,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import accumulate, pairwise
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
@@ -36,9 +36,10 @@ from forge_algos.isolation._isolation import (
     made_up_lengths,
     require_isolation,
 )
+from forge_algos.isolation._layers import divide_layers, divided_layers, lengths_in_layer, undivide_layers
+from forge_algos.isolation._rows import OF_ROWS, Lines, divide, in_a_row, shortest
 from forge_algos.settings._packing import Packing
 
-Lines = Literal["padded", "equal", "single"]
 Agree = Callable[[int], int]
 
 HOW = {
@@ -46,11 +47,6 @@ HOW = {
     "equal": "equally long ones in a forward",
     "single": "one a forward",
 }
-_WASTE = 1.25
-"""Most places for each token of a forward of padded lines, beyond a forward so small that its size does not matter."""
-_SMALL = 256
-"""Places of a forward below which its time does not depend on their number."""
-
 _NAME = "_documents_alone"
 """Attribute of a causal model whose documents are run alone: its `_Alone`."""
 
@@ -86,15 +82,39 @@ def keep_documents_apart(
     if packing != "off" and not runs_alone(model):
         try:
             _require_fixed_positions(model, longest)
-            require_isolation(model, device=device, autocast=autocast)
+            _require_isolation_by_layers(model, device, agree, autocast)
         except PackedBatchError as error:
             if packing == "on":
                 raise
             why = f"{str(error).removesuffix(f'. {REMEDY}')}; "
         else:
-            return True, f"{type(causal_model(model)).__name__} keeps the documents of a made-up row apart"
+            layers = divided_layers(model)
+            how = f"; {layers} layers with a state or a convolution run each alone" if layers else ""
+            return True, f"{type(causal_model(model)).__name__} keeps the documents of a made-up row apart{how}"
     how = run_documents_alone(model, device=device, longest=longest, agree=agree)
     return False, f"{why}documents are run alone, {how}"
+
+
+def _require_isolation_by_layers(
+    model: nn.Module, device: torch.device, agree: Agree, autocast: Callable[[], AbstractContextManager[Any]]
+) -> None:
+    """Raise unless packed documents stay apart, if need be by dividing layers with a state.
+
+    Raises:
+        PackedBatchError: they do not, with undivided layers; the model is as it was.
+    """
+    try:
+        require_isolation(model, device=device, autocast=autocast)
+    except PackedBatchError:
+        if divided_layers(model) or not divide_layers(model, agree):
+            raise
+        try:
+            require_isolation(model, device=device, autocast=autocast)
+        except PackedBatchError:
+            undivide_layers(model)
+        else:
+            return
+        raise
 
 
 def run_documents_alone(
@@ -161,12 +181,12 @@ def places_alone(model: nn.Module, lengths: Sequence[int]) -> tuple[int, int]:
 
 
 def lengths_of_lines(model: nn.Module) -> torch.Tensor | None:
-    """Return the lengths int64[B] of the documents of the running forward; None outside of one.
+    """Return the lengths int64[B] of the running forward's or layer's documents, or None.
 
     They are 0 in a forward that is made for other ranks alone.
     """
     alone = _alone(model)
-    return None if alone is None else alone.lengths
+    return lengths_in_layer(model) if alone is None else alone.lengths
 
 
 class _Alone:
@@ -204,7 +224,7 @@ class _Alone:
         if kwargs.get("use_cache") or kwargs.get("past_key_values") is not None or kwargs.get("attention_mask") is not None:
             raise PackedBatchError("a row of documents that are run alone came with a KV cache or a mask: pass use_cache=False")
         self._starts = boundaries.tolist()
-        return args, {name: value for name, value in kwargs.items() if name not in _OF_ROWS}
+        return args, {name: value for name, value in kwargs.items() if name not in OF_ROWS}
 
     def _end(self, *_: Any) -> None:
         self._starts = None
@@ -225,16 +245,16 @@ class _Alone:
         # Before the first forward: in it a rank may already wait for the others.
         missing = self.agree(len(groups)) - len(groups)
         outs = [self._forward(name, row, documents, starts, lengths, rest) for documents in groups]
-        whole = _in_a_row([getattr(out, self.output) for out in outs], groups, lengths)[None]
+        whole = in_a_row([getattr(out, self.output) for out in outs], groups, lengths)[None]
         for _ in range(missing):
-            idle = self._forward(name, row, [_shortest(lengths)], starts, lengths, rest, counts=False)
+            idle = self._forward(name, row, [shortest(lengths)], starts, lengths, rest, counts=False)
             # Weight 0: its backward pass runs, and adds nothing.
             whole = whole + (getattr(idle, self.output) * 0.0).sum()
         keep = given.get("logits_to_keep", 0)
         if self.output == "logits":
             whole = whole[:, keep] if isinstance(keep, torch.Tensor) else whole[:, -keep:]
         routed = zip(*(getattr(out, "router_logits", None) or () for out in outs), strict=True)
-        routers = tuple(_in_a_row(_lines(layer, groups), groups, lengths) for layer in routed)
+        routers = tuple(in_a_row(_lines(layer, groups), groups, lengths) for layer in routed)
         return type(outs[0])(**{self.output: whole}, **({"router_logits": routers} if routers else {}))
 
     def _forward(
@@ -258,53 +278,9 @@ class _Alone:
             self.lengths = None
 
 
-_OF_ROWS = frozenset({"position_ids", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"})
-"""Arguments that a packed row has, and a document by itself does without."""
-
-
-def divide(lengths: Sequence[int], lines: Lines) -> list[list[int]]:
-    """Divide documents over forwards, equally long ones or those of similar lengths together.
-
-    >>> divide([2, 300, 2, 299], "padded"), divide([2, 300, 2, 299], "equal"), divide([2, 300], "single")
-    ([[1, 3], [0, 2]], [[1], [3], [0, 2]], [[0], [1]])
-    """
-    if lines == "single":
-        return [[document] for document in range(len(lengths))]
-    groups: list[list[int]] = []
-    tokens = 0
-    for document in sorted(range(len(lengths)), key=lambda document: -lengths[document]):
-        length, group = lengths[document], groups[-1] if groups else []
-        longest = lengths[group[0]] if group else 0
-        places = (len(group) + 1) * longest
-        fits = length == longest if lines == "equal" else places <= max(_SMALL, _WASTE * (tokens + length))
-        if group and fits:
-            group.append(document)
-            tokens += length
-        else:
-            groups.append([document])
-            tokens = length
-    return groups
-
-
-def _in_a_row(lines: Sequence[torch.Tensor], groups: Sequence[Sequence[int]], lengths: Sequence[int]) -> torch.Tensor:
-    """Put the lines float[B, S, ...] of all groups into the documents' order: float[T, ...].
-    Padding is left out.
-    """
-    found = {
-        document: line[: lengths[document]]
-        for documents, several in zip(groups, lines, strict=True)
-        for document, line in zip(documents, several, strict=True)
-    }
-    return torch.cat([found[document] for document in range(len(lengths))])
-
-
 def _lines(places: Sequence[torch.Tensor], groups: Sequence[Sequence[int]]) -> list[torch.Tensor]:
     """Reshape each group's places [B * S, D] into lines [B, S, D]."""
     return [each.reshape(len(group), -1, each.shape[-1]) for each, group in zip(places, groups, strict=True)]
-
-
-def _shortest(lengths: Sequence[int]) -> int:
-    return min(range(len(lengths)), key=lengths.__getitem__)
 
 
 def _growing_positions(model: nn.Module, longest: int | None) -> bool:

@@ -12,7 +12,7 @@ from torch import nn
 
 from forge_algos._modules import attention_of, causal_model
 from forge_algos.heads import _head, _packable
-from forge_algos.isolation import _alone, _isolation, _prompt_sharing
+from forge_algos.isolation import _alone, _isolation, _layers, _prompt_sharing
 
 
 def adopt_findings(
@@ -33,6 +33,8 @@ def adopt_findings(
         return
     if _alone.runs_alone(draft):
         _alone.run_alone_as(model, draft)
+    elif _layers.divided_layers(draft):
+        _layers.divide_layers(model)
     found = _head.choose_head(draft, device=device)
     _head.assume(model, found.name, f"as in a small random model: {found.reason}")
     share, why = _prompt_sharing.shares_prompts(draft, device=device)

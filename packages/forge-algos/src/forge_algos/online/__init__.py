@@ -8,7 +8,7 @@ from forge_algos.heads._value_head import attach_value_head
 from forge_algos.online._make_rollout import make_rollout
 from forge_algos.online._prompts import Prompt
 from forge_algos.online.rewards._reward_model import RewardModel
-from forge_algos.online.rewards._rewards import Reward, check_reward, load_reward
+from forge_algos.online.rewards._rewards import Reward, check_reward, load_reward, reward_columns
 from forge_algos.online.rollout._rollout import Rollout
 from forge_algos.online.sampling._generate import GenerateSampler
 from forge_algos.online.sampling._sampler import Completion, Sampler

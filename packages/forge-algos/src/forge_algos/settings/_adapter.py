@@ -16,7 +16,7 @@ OSFTRule = Literal["strict", "paper"]
 OSFTForm = Literal["direct", "factors"]
 OSFTRank = Literal["uniform", "adaptive"]
 OSFTSvd = Literal["exact", "randomized"]
-Rest = Literal["embeddings", "head", "norms", "biases"]
+Rest = Literal["embeddings", "head", "norms", "biases", "all"]
 
 
 def _tuple(value: Any) -> Any:
@@ -134,7 +134,7 @@ class AdapterSettings:
     """Number of directions that osft frees of certain targets, as NAME=RANK (`q_proj=8`,
     `layers.0.*=0`) or a mapping; the others follow osft_rank."""
     osft_train_rest: tuple[Rest, ...] = attrs.field(default=(), converter=_tuple, validator=_check_rest)
-    """Further weights that osft trains whole: any of embeddings, head, norms, biases.
+    """Further weights that osft trains whole: any of embeddings, head, norms, biases, or all that the model has of them.
     By default none."""
     osft_svd: OSFTSvd = attrs.field(default="exact", validator=one_of(OSFTSvd))
     """exact, or randomized (arXiv 0909.4061) for the protected directions alone,

@@ -79,10 +79,22 @@ class CsvFile:
             except csv.Error as error:
                 raise DataError(f"{self.name}:{reader.line_num} is not valid CSV: {error}") from error
             except UnicodeDecodeError as error:
-                raise DataError(
-                    f"{self.name} is not UTF-8 after line {reader.line_num} ({error.reason}); save the file as UTF-8"
-                ) from error
+                raise DataError(f"{self._undecodable(error.reason)}; save the file as UTF-8") from error
             yield cells
+
+    def _undecodable(self, reason: str) -> str:
+        """Name the first line that is not UTF-8.
+
+        Text is decoded in blocks, before its lines are counted.
+        """
+        with self.file.opened() as opened:
+            for number, line in enumerate(opened, 1):
+                try:
+                    line.decode("utf-8")
+                except UnicodeDecodeError as error:
+                    where = f"byte 0x{line[error.start]:02x} at position {error.start + 1} of the line"
+                    return f"{self.name}:{number} is not UTF-8: {where} ({error.reason})"
+        return f"{self.name} is not UTF-8 ({reason})"
 
     def _header(self, line: int, cells: list[str]) -> list[str]:
         names = [cell.strip() for cell in cells]

@@ -10,8 +10,10 @@ import attrs
 
 from forge_dist._errors import LaunchError
 
-# Two jobs on one node must not meet on one port, and all nodes of a job must find the same one without asking.
+# Two jobs on one node, and two steps of one job, must not meet on one port, and all nodes of a step must find the same one
+# without asking. The stride has no divisor in common with the number of ports, and is longer than a row of jobs on one node.
 _PORTS = range(20000, 30000)
+_STEP_STRIDE = 1009
 
 
 @attrs.frozen(kw_only=True)
@@ -33,7 +35,7 @@ class SlurmStep:
     host: str
     """Name of the first node."""
     port: int
-    """Port derived from the job's number."""
+    """Port derived from the numbers of the job and the step."""
 
 
 def slurm_step(environ: Mapping[str, str], *, processes_asked: bool = False) -> SlurmStep | None:
@@ -96,8 +98,17 @@ def slurm_step(environ: Mapping[str, str], *, processes_asked: bool = False) -> 
         local_task=local_task,
         local_tasks=local_tasks,
         host=first_host(hosts),
-        port=_PORTS[(_read_int(environ, "SLURM_JOB_ID") or 0) % len(_PORTS)],
+        port=_port(_read_int(environ, "SLURM_JOB_ID") or 0, _read_int(environ, "SLURM_STEP_ID") or 0),
     )
+
+
+def _port(job: int, step: int) -> int:
+    """Return the port of a step.
+
+    >>> _port(4711, 0), _port(4711, 1), _port(4712, 0)
+    (24711, 25720, 24712)
+    """
+    return _PORTS[(job + step * _STEP_STRIDE) % len(_PORTS)]
 
 
 def first_host(nodes: str) -> str:

@@ -15,6 +15,7 @@ from forge_dist._errors import LaunchError
 from forge_dist._settings import PORTS, LaunchSettings
 from forge_dist.environment._counts import parse_nodes, parse_processes
 from forge_dist.environment._environment import LaunchValues
+from forge_dist.environment._existing import existing_worker
 from forge_dist.environment._mpi import mpi_worker
 from forge_dist.environment._slurm import SlurmStep, slurm_step
 from forge_dist.environment._worker import Worker, read_worker
@@ -57,6 +58,8 @@ class Topology:
     """Time that nodes and ranks wait for each other, in seconds."""
     cores: int = 1
     """Number of processor cores that this process may use."""
+    has_group: bool = False
+    """Whether this process has a process group of these ranks already, which the run takes and leaves as it is."""
     origins: Mapping[str, str] = attrs.field(factory=dict)
     """Setting → its origin: "argument", an environment variable, or "default"."""
 
@@ -66,9 +69,9 @@ def topology(
 ) -> Topology:
     """Determine what this process is, from settings, the environment and this node.
 
-    With RANK set, or the variables of mpirun and a place to meet, it is a worker. Otherwise PET_* (torchrun, Kubeflow) or
-    srun's variables make it a launcher, or a worker where srun started several tasks on a node. Without any of them the
-    settings decide. One node with one process is `single`.
+    With a process group of several ranks in this process, RANK set, or the variables of mpirun and a place to meet, it is a
+    worker. Otherwise PET_* (torchrun, Kubeflow) or srun's variables make it a launcher, or a worker where srun started several
+    tasks on a node. Without any of them the settings decide. One node with one process is `single`.
 
     Args:
         settings: the launch settings; each value that is not None outranks the environment.
@@ -85,16 +88,20 @@ def topology(
     >>> t.role, t.world_size, t.origins["nproc_per_node"]
     ('launcher', 2, 'argument')
     """
-    if environ is None:
-        environ = os.environ
     if cores is None:
         cores = _cores()
+    if environ is None:
+        environ = os.environ
+        existing = existing_worker(environ, settings)
+        if existing is not None:
+            return attrs.evolve(_worker(settings, existing, cores), has_group=True)
     if environ.get("RANK", "").strip():
         return _worker(settings, read_worker(environ, settings), cores)
     by_mpi = mpi_worker(environ)
     if by_mpi is not None:
         return _worker(settings, read_worker(by_mpi, settings), cores)
     _refuse_partial_environment(environ, settings)
+    _refuse_lone_pod(environ, settings)
     found = LaunchValues(settings, environ)
     # SLURM's variables count where neither settings nor PET_* give the number of nodes.
     asked = found.origin("nproc_per_node") != "default"
@@ -295,6 +302,16 @@ def _refuse_partial_environment(environ: Mapping[str, str], settings: LaunchSett
             f"accelerate launch was asked for several processes (MASTER_PORT={port}) and started this one alone, as it does "
             "without MPI and without --multi_gpu: leave accelerate out and set nproc_per_node to the number of processes (1 to "
             "stay alone), or use accelerate launch --multi_gpu, which starts them on a CPU too"
+        )
+
+
+def _refuse_lone_pod(environ: Mapping[str, str], settings: LaunchSettings) -> None:
+    """Refuse a pod of an indexed Kubernetes job that nobody told of the other pods."""
+    pod = environ.get("JOB_COMPLETION_INDEX", "").strip()
+    if pod not in ("", "0") and settings.nnodes is None and not environ.get("PET_NNODES", "").strip():
+        raise LaunchError(
+            f"this is pod {pod} of an indexed Kubernetes job (JOB_COMPLETION_INDEX), and PET_NNODES is not set: each pod would "
+            "train alone. Kubeflow sets PET_* where the TrainJob has spec.trainer; nnodes=1 says that this pod is alone"
         )
 
 

@@ -72,7 +72,7 @@ def read_worker(environ: Mapping[str, str], settings: LaunchSettings) -> Worker:
         )
     nodes = read_int(environ, "GROUP_WORLD_SIZE") or max(1, world_size // local_world_size)
     node_rank = read_int(environ, "GROUP_RANK")
-    _check_settings(settings, local_world_size, world_size)
+    check_settings(settings, local_world_size, world_size)
     if alone and expected is None:
         _refuse_unintended_single_rank(environ, settings)
     port = read_port(environ, "MASTER_PORT")
@@ -105,7 +105,7 @@ def _refuse_unintended_single_rank(environ: Mapping[str, str], settings: LaunchS
             )
 
 
-def _check_settings(settings: LaunchSettings, local_world_size: int, world_size: int) -> None:
+def check_settings(settings: LaunchSettings, local_world_size: int, world_size: int) -> None:
     """Refuse numbers in the settings that differ from what a launcher started.
 
     Words such as "auto" are for the launcher to interpret.

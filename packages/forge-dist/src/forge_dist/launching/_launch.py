@@ -62,7 +62,7 @@ def launch(
         0, or 75 if the workers ended early because of a signal (`SystemExit(75)` under `worker_report`).
 
     Raises:
-        LaunchError: the nodes did not meet.
+        MeetingError: the nodes did not meet.
         WorkerError: a rank was killed, or ended without a report.
         Exception: the first failing rank's own, its message ending in its rank and host.
     """

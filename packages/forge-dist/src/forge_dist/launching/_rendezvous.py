@@ -22,7 +22,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
-from forge_dist._errors import LaunchError
+from forge_dist._errors import LaunchError, MeetingError
 from forge_dist.environment._topology import Topology
 from forge_dist.ranks._network import unreachable
 from forge_dist.ranks._store import first_line
@@ -40,7 +40,7 @@ def make_rendezvous(topology: Topology) -> "Rendezvous":
     """Make the rendezvous of a launcher's topology.
 
     Raises:
-        LaunchError: nothing answers at rdzv_endpoint.
+        MeetingError: nothing answers at rdzv_endpoint.
     """
     return Rendezvous(topology, _StaticRendezvous(topology) if topology.rdzv_endpoint is None else _elastic(topology))
 
@@ -66,7 +66,7 @@ class Rendezvous(RendezvousHandler):
         """Meet the other nodes.
 
         Raises:
-            LaunchError: they did not come; it names the address, the time and what to check.
+            MeetingError: they did not come; it names the address, the time and what to check.
         """
         try:
             info = self._inner.next_rendezvous()
@@ -74,7 +74,7 @@ class Rendezvous(RendezvousHandler):
                 info.store.set("forge/round", uuid.uuid4().hex)
             self.round = info.store.get("forge/round").decode()
         except (RendezvousError, DistError) as error:
-            raise LaunchError(
+            raise MeetingError(
                 f"the nodes did not meet at {self._topology.rdzv_endpoint or self._topology.master} within "
                 f"{self._topology.connect_seconds:g} s ({first_line(error)}): check that "
                 f"{_count_nodes(self._topology.min_nodes)} {'were' if self._topology.min_nodes > 1 else 'was'} started with "
@@ -178,7 +178,7 @@ class _StaticRendezvous(RendezvousHandler):
                 return TCPStore(self._host, self._port, is_master=False, wait_for_workers=False, timeout=_time_left(end))
             except (DistError, RuntimeError) as error:
                 why = f"what answers there is no launcher: {first_line(error)}"
-        raise LaunchError(
+        raise MeetingError(
             f"node {self._rank} did not reach node 0 at {address} within {seconds:g} s ({why}): check that node 0 was "
             f"started, that this address is its own (master_addr and master_port, or rdzv_endpoint), that node_rank is 0 there "
             f"and {self._rank} here, and that no firewall closes the port"
@@ -200,7 +200,7 @@ class _StaticRendezvous(RendezvousHandler):
             nodes = [json.loads(store.get(f"node/{node}")) for node in range(t.max_nodes)]
             store.add("read", 1)
         except DistNetworkError as error:
-            raise LaunchError(f"node 0 at {self._host}:{self._port} went away while the nodes met") from error
+            raise MeetingError(f"node 0 at {self._host}:{self._port} went away while the nodes met") from error
         for node, theirs in enumerate(nodes):
             for name, mine in (("nnodes", t.max_nodes), ("nproc_per_node", t.nproc_per_node)):
                 if theirs[name] != mine:
@@ -225,12 +225,12 @@ class _StaticRendezvous(RendezvousHandler):
                 store.set("missing", message)
                 store.add("read", 1)
                 self._keep_store_open(store, t.max_nodes - len(missing))
-                raise LaunchError(message)
+                raise MeetingError(message)
             if store.check(["missing"]):
                 message = store.get("missing").decode()
                 # Only then: the host closes the store once all have read.
                 store.add("read", 1)
-                raise LaunchError(message)
+                raise MeetingError(message)
             with suppress(DistStoreError):  # its time is over
                 store.wait([f"node/{missing[0]}"], timedelta(seconds=_WAIT_SECONDS))
 
@@ -257,7 +257,7 @@ def _elastic(topology: Topology) -> RendezvousHandler:
     try:
         return get_rendezvous_handler(parameters)
     except (RendezvousError, DistError, ValueError) as error:
-        raise LaunchError(
+        raise MeetingError(
             f"nobody answers at rdzv_endpoint {topology.rdzv_endpoint} ({first_line(error)}): check the address, that the "
             "node of that name was started, and that no firewall closes the port"
         ) from error

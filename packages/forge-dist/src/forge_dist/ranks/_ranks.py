@@ -8,13 +8,15 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from forge_dist._errors import LaunchError
+from forge_dist._errors import LaunchError, MeetingError
+from forge_dist.environment._existing import note_own_group
 from forge_dist.environment._topology import Topology
 from forge_dist.ranks import _collectives as collectives
 from forge_dist.ranks._agreement import disagreement
 from forge_dist.ranks._failure_report import PREEMPTED, exit_status_of, failure_report
 from forge_dist.ranks._first import run_on_first
 from forge_dist.ranks._heartbeat import Heartbeat
+from forge_dist.ranks._meeting import meet_in_group
 from forge_dist.ranks._network import choose_interface
 from forge_dist.ranks._store import connect_store, first_line, publish_failure
 
@@ -36,6 +38,7 @@ class Ranks:
     def __init__(self, topology: Topology) -> None:
         self._topology = topology
         self._store: dist.Store | None = None
+        self._hosted: dist.Store | None = None
         self._heartbeat: Heartbeat | None = None
         self._group: dist.ProcessGroup | None = None
         self._checkpoint_group: dist.ProcessGroup | None = None
@@ -83,14 +86,15 @@ class Ranks:
         return run_on_first(self._store, f"first/{self._first_calls}", function, rank=self.rank, host=self.host)
 
     def connect(self, backend: str, device: "torch.device") -> None:
-        """Make the process group; *collective*.
+        """Make the process group, or take the one that this process has; *collective*.
 
         Args:
             backend: torch's name of a collective backend, such as "gloo".
             device: this rank's device, on which that backend works.
 
         Raises:
-            LaunchError: the ranks do not meet within `connect_seconds`, or fewer or more came than was promised.
+            MeetingError: the ranks do not meet within `connect_seconds`.
+            LaunchError: fewer or more came than was promised.
         """
         if self._device is not None:
             raise LaunchError("these ranks are connected already")
@@ -100,22 +104,24 @@ class Ranks:
         import torch.distributed as dist
 
         self._wait_for_all(backend)
-        if self._topology.max_nodes > 1 and self._topology.master is not None:
-            choose_interface(*self._topology.master)
         bound = device if device.type != "cpu" and device.index is not None else None
         try:
-            dist.init_process_group(
-                backend,
-                store=dist.PrefixStore("group", self._store),
-                rank=self.rank,
-                world_size=self.world_size,
-                timeout=COLLECTIVE_TIMEOUT,
-                device_id=bound,
-            )
+            if not self._topology.has_group:
+                if self._topology.max_nodes > 1 and self._topology.master is not None:
+                    choose_interface(*self._topology.master)
+                dist.init_process_group(
+                    backend,
+                    store=dist.PrefixStore("group", self._store),
+                    rank=self.rank,
+                    world_size=self.world_size,
+                    timeout=COLLECTIVE_TIMEOUT,
+                    device_id=bound,
+                )
+                note_own_group(made=True)
             self._group = dist.group.WORLD
             present = int(self.sum([1.0])[0])
         except (dist.DistError, RuntimeError, ValueError) as error:
-            raise LaunchError(
+            raise MeetingError(
                 f"rank {self.rank} on {self.host} could not connect to the other ranks over {backend}: check that the nodes "
                 f"reach each other on every port, not only on the one they meet at ({first_line(error)})"
             ) from error
@@ -134,7 +140,7 @@ class Ranks:
             self._store.wait(keys, timedelta(seconds=max(seconds, 1.0)))
         except dist.DistStoreError as error:
             missing = [str(rank) for rank, key in enumerate(keys) if not self._store.check([key])]
-            raise LaunchError(
+            raise MeetingError(
                 f"rank{'s' * (len(missing) > 1)} {', '.join(missing)} of {self.world_size} did not come within {seconds:g} "
                 "s: check the logs of the nodes that should have started them"
             ) from error
@@ -213,7 +219,11 @@ class Ranks:
             raise LaunchError("these ranks are not connected yet: call connect() first")
 
     def _open_store(self) -> None:
-        self._store = connect_store(self._topology)
+        if self._topology.has_group:
+            self._topology, self._hosted = meet_in_group(self._topology, self.host)
+            self.local_rank, self.local_world_size = self._topology.local_rank, self._topology.local_world_size
+            self.node_rank = self._topology.node_rank or 0
+        self._store = connect_store(self._topology, second=self._topology.has_group)
         self._heartbeat = Heartbeat(self._topology, self.host)
         self._heartbeat.start()
 
@@ -231,8 +241,12 @@ class Ranks:
                 left = self._store.add("left", 0)
         self._heartbeat.stop()
         with contextlib.suppress(RuntimeError):
-            if self._group is not None:
+            if self._topology.has_group:
+                if self._checkpoint_group is not None:
+                    dist.destroy_process_group(self._checkpoint_group)
+            elif self._group is not None:
                 dist.destroy_process_group()
+                note_own_group(made=False)
         self._group = self._checkpoint_group = None
 
     def _leave_after_error(self, error: BaseException) -> None:
@@ -262,7 +276,7 @@ def join(topology: Topology) -> Iterator[Ranks]:
         with ranks.at_exit:
             yield ranks
         return
-    if topology.master is None:
+    if topology.master is None and not topology.has_group:
         raise LaunchError(f"a world of {ranks.world_size} ranks needs MASTER_ADDR and MASTER_PORT")
     ranks._open_store()
     try:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from forge_dist._errors import LaunchError
+from forge_dist._errors import MeetingError
 from forge_dist.environment._topology import Topology
 from forge_dist.ranks._network import unreachable
 
@@ -30,7 +30,7 @@ def connect_store(topology: Topology, *, second: bool = False) -> "dist.Store":
             that waits must not block the heartbeat.
 
     Raises:
-        LaunchError: nothing answers at that address.
+        MeetingError: nothing answers at that address.
     """
     import torch.distributed as dist
 
@@ -48,7 +48,7 @@ def connect_store(topology: Topology, *, second: bool = False) -> "dist.Store":
         except (dist.DistError, RuntimeError, ValueError) as error:
             why = first_line(error)
     if store is None:
-        raise LaunchError(
+        raise MeetingError(
             f"rank {topology.rank} did not reach the ranks' meeting place {host}:{port} within {seconds:g} s ({why}): check "
             "that node 0 is up, that MASTER_ADDR and MASTER_PORT are its own, and that no firewall closes the port"
         )

@@ -29,18 +29,29 @@ def train(task: Task, s: Any, rows: Rows | None = None, callbacks: Callbacks | N
     return get(s.backend.backend).execute_training(params_of(request))
 
 
-def rehearse(task: Task, s: Any, rows: Rows | None = None, *, target: str | None = None) -> str:
+def rehearse(task: Task, s: Any, rows: Rows | None = None, *, target: str | None = None, cluster: bool = False) -> str:
     """Say what the run would do, as the backend knows it; nothing is left behind."""
-    return get(s.backend.backend).rehearse(params_of(Request(task, s, rows or {}, Callbacks())), target=target)
+
+    def rehearsed() -> str:
+        return get(s.backend.backend).rehearse(params_of(Request(task, s, rows or {}, Callbacks())), target=target)
+
+    if not cluster:
+        return rehearsed()
+    from forge.run._preflight import preflight
+
+    return preflight(task, s, rehearsed, for_others=target is not None)
 
 
-def dry_run(verb: Any, recipe: str | Path | None = None, /, *, machine: str | None = None, **settings: object) -> str:
+def dry_run(
+    verb: Any, recipe: str | Path | None = None, /, *, machine: str | None = None, cluster: bool = False, **settings: object
+) -> str:
     """Check all that can be of a run, and say what it would do; nothing is left behind.
 
     Args:
         verb: such as `forge.sft`.
         recipe: as the verb takes it.
         machine: devices that the memory plan is for, such as `8xH100-80GB` or `24GB`; this machine by default.
+        cluster: first meet the other nodes of the run, on each of which this is called, and compare them.
         settings: as the verb takes them.
 
     Returns:
@@ -55,4 +66,4 @@ def dry_run(verb: Any, recipe: str | Path | None = None, /, *, machine: str | No
     accelerate_config = settings.pop("accelerate_config", None)
     settings, rows = take_rows(settings)
     s = resolve(verb.task.settings, *with_accelerate(accelerate_config, *layers, ("argument", settings)))
-    return rehearse(verb.task, s, rows, target=machine)
+    return rehearse(verb.task, s, rows, target=machine, cluster=cluster)

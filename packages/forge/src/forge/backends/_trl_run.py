@@ -41,13 +41,13 @@ _PROMISES = (
 
 def run(task: Task, s: Any, rows: Rows, callbacks: Callbacks) -> RunResult:
     """Run a verb on the ranks that its settings ask for."""
-    s = _chosen(task, s)
+    s = _chosen(task, s, rows)
     return on_ranks(task, s, rows, callbacks, partial(_on_rank, task, rows, callbacks))
 
 
 def rehearse(task: Task, s: Any, rows: Rows) -> str:
     """Check, tokenize and plan, leave nothing behind, and return what TRL would be given."""
-    s = _chosen(task, s)
+    s = _chosen(task, s, rows)
     where = forge_dist.topology(s.launch, devices=forge_accel.device_count(s.device.device))
     shards = where.world_size or 1
     machine = forge_accel.accelerator(s.device.device)
@@ -88,10 +88,10 @@ class _Plan(NamedTuple):
     """Items of short steps, which GRPO cannot take."""
 
 
-def _chosen(task: Task, s: Any) -> Any:
+def _chosen(task: Task, s: Any, rows: Rows) -> Any:
     """Make the choices that TRL's trainers leave no other."""
     s = absolute_paths(task, s)
-    check_names(task, s)
+    check_names(task, s, rows)
     return s.resolved("packing", "off", "TRL pads the rows of a micro-batch")
 
 

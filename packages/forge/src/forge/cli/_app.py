@@ -35,8 +35,14 @@ def _terminate(*_: object) -> None:
     raise Terminated("SIGTERM")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit status; only `--debug` shows a traceback."""
+def main(argv: Sequence[str] | None = None, make: Callable[[str | None, Sequence[str]], cyclopts.App] | None = None) -> int:
+    """Run the command line and return its exit status; only `--debug` shows a traceback.
+
+    Args:
+        argv: words; those of this process by default.
+        make: makes the application from the command that is asked for and the words; `make_app` by default.
+
+    """
     words = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in words or bool(os.environ.get(_DEBUG))
     words = [word for word in words if word != "--debug"]
@@ -48,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
             words = as_verb(words)
         asked = words[0] if words[:1] == [_COMPLETION] else next((word for word in words if not word.startswith("-")), None)
-        app = make_app(asked, words)
+        app = (make or make_app)(asked, words)
         check_words(app, words)
         command, bound, *_ = app.parse_args(words, exit_on_error=False, print_error=False)
         flags = getattr(command, "flags", flags)
@@ -214,6 +220,18 @@ def _config() -> cyclopts.App:
     return config_app()
 
 
+def _slurm() -> cyclopts.App:
+    from forge.cli._clusters import slurm_app
+
+    return slurm_app()
+
+
+def _kubeflow() -> cyclopts.App:
+    from forge.cli._clusters import kubeflow_app
+
+    return kubeflow_app()
+
+
 def _data() -> Callable[..., int]:
     def data(*words: Annotated[str, cyclopts.Parameter(show=False, allow_leading_hyphen=True)]) -> int:
         from forge_data.__main__ import run as run_data
@@ -242,6 +260,12 @@ _COMMANDS: dict[str, tuple[str, Callable[[], Callable[..., Any] | cyclopts.App],
     "rollouts": ("Write a page of a run's rollouts: prompts, completions, rewards, advantages over steps.", _rollouts, {}),
     "recipes": ("List, show, copy and run the shipped recipes: a beginning for every verb and adapter.", _recipes, {}),
     "config": ("Check a recipe, convert one from another trainer, or describe recipes for an editor.", _config, {}),
+    "slurm": ("Write an sbatch file that runs a recipe and requeues itself: forge slurm render.", _slurm, {}),
+    "kubeflow": (
+        "Write the TrainJob of a recipe, and the runtimes, for Kubeflow Trainer V2: forge kubeflow render, runtimes.",
+        _kubeflow,
+        {},
+    ),
     "plan": ("Show how the samples of a step share ranks and micro-batches; trains nothing.", _plan, {}),
 }
 """Command that trains nothing → a line for `forge --help`, the function that builds it, options of cyclopts."""

@@ -10,7 +10,7 @@ import cyclopts
 import yaml
 
 from forge._errors import RecipeError, SettingsError
-from forge.cli._new_file import write_new_file
+from forge._new_file import write_new_file
 from forge.cli._options import command_of, field_texts
 from forge.settings._convert import convert as convert_values, library_of, read_foreign
 from forge.settings._recipe import read_recipe, verb_of

@@ -9,7 +9,7 @@ import cyclopts
 import yaml
 
 from forge._errors import SettingsError
-from forge.cli._new_file import write_new_file
+from forge._new_file import write_new_file
 from forge.cli._options import command_of
 from forge.settings._recipe import verb_of
 from forge.settings._settings import dashed

@@ -36,6 +36,7 @@ def verb_command(task: Task, words: Sequence[str] = ()) -> Any:
         accelerate_config: str | None = None,
         dry_run: bool = False,
         for_: str | None = None,
+        cluster: bool = False,
         **settings: object,
     ) -> None:
         from forge.settings._accelerate import with_accelerate
@@ -52,10 +53,12 @@ def verb_command(task: Task, words: Sequence[str] = ()) -> Any:
         s = resolve(task.settings, *with_accelerate(accelerate_config, *layers, ("flag", flags)))
         if for_ is not None and not dry_run:
             raise SettingsError("--for names the devices of a memory plan: give --dry-run with it, or leave it out.")
+        if cluster and not dry_run:
+            raise SettingsError("--cluster checks the nodes of a run without running it: give --dry-run with it.")
         if dry_run:
             from forge.backends._train import rehearse
 
-            if said := rehearse(task, s, target=for_):
+            if said := rehearse(task, s, target=for_, cluster=cluster):
                 print(said)
             return
         from forge.backends._train import train
@@ -133,6 +136,18 @@ _BESIDE = (
             str | None,
             cyclopts.Parameter(
                 name="--for", help="With --dry-run: devices that the memory plan is for, such as 8xH100-80GB or 24GB."
+            ),
+        ],
+    ),
+    inspect.Parameter(
+        "cluster",
+        inspect.Parameter.KEYWORD_ONLY,
+        default=False,
+        annotation=Annotated[
+            bool,
+            cyclopts.Parameter(
+                negative=(),
+                help="With --dry-run, on each node of a run: check first that they meet, are alike and share files.",
             ),
         ],
     ),

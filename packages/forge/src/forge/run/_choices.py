@@ -364,17 +364,6 @@ def report_routers(report: Reporter, s: Any, model: Any, plan: forge_packing.Bat
     report.note(f"moe_aux_loss: {kind}: {why}{cost}")
 
 
-def warn_of_positions(report: Reporter, model: Any, parts: list[Items]) -> None:
-    """Log a warning where samples have more tokens than the model has positions."""
-    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    over = sum(int((items.longest > limit).sum()) for items in parts) if isinstance(limit, int) else 0
-    if over:
-        report.note(
-            f"WARNING: {over:,} samples have more tokens than the {limit:,} positions this model was made for "
-            f"(max_position_embeddings); max_seq_len={limit} would drop them."
-        )
-
-
 def warn_of_rounding(report: Reporter, before: float | None, trained: float | None, exported: float | None, dtype: str) -> None:
     """Log a warning where the dtype of the export lost a tenth or more of the held-out gain."""
     if before is None or trained is None or exported is None or trained >= before:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,9 @@ from forge.settings._recipe import as_values
 from forge.storage._storage import Storage
 from forge.tasks._task import Task
 
+NO_ROOM = "  WARNING: the disk has less room than that"
+NO_MEMORY = "It would not fit into memory: the plan above says what to change."
+
 
 def rehearse(task: Task, s: Any, rows: Rows | None = None, *, target: str | None = None) -> str:
     """Check, tokenize and plan a run in its directory, which is left as it was.
@@ -41,12 +45,19 @@ def rehearse(task: Task, s: Any, rows: Rows | None = None, *, target: str | None
         Exception: what the run would raise before its first step.
 
     """
+    return rehearsed(task, s, rows, target=target)[0]
+
+
+def rehearsed(
+    task: Task, s: Any, rows: Rows | None = None, *, target: str | None = None, quiet: bool = False
+) -> tuple[str, dict[str, Any]]:
+    """Return what `rehearse` says, and the memory plan of memory.json; `quiet` prints nothing."""
     where = forge_dist.topology(s.launch, devices=forge_accel.device_count(s.device.device))
     if where.role == "worker" and where.rank:
-        return ""  # torchrun started several: one answer is enough, and one directory is looked at
+        return "", {}  # torchrun started several: one answer is enough, and one directory is looked at
     wanted = None if target is None else Target.parse(target)
     s = absolute_paths(task, s)
-    check_names(task, s)
+    check_names(task, s, rows or {})
     machine = forge_accel.accelerator(s.device.device)
     if wanted is not None and s.device.dtype == "auto":
         s = s.resolved("dtype", "bfloat16", f"what {wanted.name} computes fastest")
@@ -62,18 +73,19 @@ def rehearse(task: Task, s: Any, rows: Rows | None = None, *, target: str | None
     aim = wanted or Target.here(machine, processes=where.local_world_size or 1)
     path = Path(s.checkpoints.ckpt_output_dir)
     with RunDirectory(path, resume=s.checkpoints.resume) as out:
-        report = Reporter(out.log, every=s.report.logging_steps)
+        report = Reporter(out.log, every=s.report.logging_steps, quiet=quiet)
         if (line := Storage(s.storage.checkpoint_storage).check()) is not None:
             report.note(line)
         found = prepare(
             task, s, rows or {}, out, machine, (strategy.name, strategy.data_parallel_size), report, target=aim, dry=True
         )
         if found["finished"]:
-            return f"{path} holds this very run, finished: the same command would return its result and train nothing."
+            return f"{path} holds this very run, finished: the same command would return its result and train nothing.", {}
         s = with_chosen(with_descriptions(s, found["rows"]), found["chosen"])
         prepared = open_prepared(task, s, machine, Path(found["root"]), strategy.data_parallel_size)
-        memory = (out.root / FILE).read_text(encoding="utf-8")
-        return "\n".join(_lines(task, prepared, path, memory_fits='"fits": false' not in memory, resuming=out.resuming))
+        memory = json.loads((out.root / FILE).read_text(encoding="utf-8"))
+        lines = _lines(task, prepared, path, memory_fits=memory["fits"] is not False, resuming=out.resuming)
+        return "\n".join(lines), memory
 
 
 def _ranks(where: forge_dist.Topology, target: Target | None) -> forge_dist.Ranks:
@@ -106,9 +118,9 @@ def _lines(task: Task, prepared: Any, path: Path, *, memory_fits: bool, resuming
         f"  steps: {'without end' if steps is None else f'{steps:,}'}, {number}",
         f"  exports: {_number(exports)}"
         + (f", {size(need or model)} if each is as large as the model; {size(free)} are free" if model else ""),
-        *(["  WARNING: the disk has less room than that"] if need > free else []),
+        *([NO_ROOM] if need > free else []),
         *(["chosen:", *chosen] if chosen else []),
-        *([] if memory_fits else ["It would not fit into memory: the plan above says what to change."]),
+        *([] if memory_fits else [NO_MEMORY]),
         "Time is not known before the first step. Nothing was trained, and nothing is left behind.",
     ]
 

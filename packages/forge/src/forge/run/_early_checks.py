@@ -10,23 +10,48 @@ from typing import Any
 
 import forge_accel
 import forge_algos
+import forge_data
 import forge_dist
 from forge._errors import SettingsError
 from forge.memory._forecast import without_measurements
 from forge.run._choices import Tried, check_warmup, quantized
+from forge.run._rows import SETTINGS, Rows
 from forge.run._starting_model import Start
-from forge.tasks._answers import read_prompts
+from forge.tasks._answers import read_prompts, tokenized
 from forge.tasks._task import Task
 from forge.trackers._table import check_trackers
 
 
-def check_names(task: Task, s: Any) -> None:
-    """Refuse model, settings, trackers and prompts before anything else is done."""
+def check_names(task: Task, s: Any, rows: Rows) -> None:
+    """Refuse models, settings, trackers, prompts and columns before anything else is done."""
     forge_dist.check_model_path(s.model.model_path, task=task.model_task)
-    forge_dist.check_hub_name(s.model.model_path)
+    for name, path in {"model_path": s.model.model_path, **task.other_models(s)}.items():
+        try:
+            forge_dist.check_hub_name(path)
+        except forge_dist.ModelError as error:
+            raise forge_dist.ModelError(str(error).replace("model_path", name, 1)) from None
     task.check_settings(s)
     check_trackers(s.tracking.chosen())
     read_prompts(task, s)
+    for setting in SETTINGS:
+        if setting not in rows and getattr(s.data, setting) is not None:
+            task.check_rows(s, setting)
+
+
+def check_prompts(task: Task, s: Any, tokenizer: Any) -> dict[str, int]:
+    """Return the tokens of each of `eval_prompts` by its place, as the model will be asked.
+
+    Raises:
+        SettingsError: the chat template refuses one.
+        forge_data.ForgeDataError: the template itself is refused.
+
+    """
+    asked = read_prompts(task, s)
+    if not asked:
+        return {}
+    template = {name: getattr(s.data, name, None) for name in ("chat_template", "chat_template_kwargs")}
+    with_it = forge_data.with_template(tokenizer, template["chat_template"], template["chat_template_kwargs"])
+    return {each.where: len(tokenized(with_it, each)) for each in asked}
 
 
 def check_before_rows(task: Task, s: Any, machine: forge_accel.Accelerator, start: Start, tried: Tried) -> None:

@@ -21,9 +21,10 @@ from forge.memory._target import Target
 from forge.memory._tokens import choose_tokens
 from forge.reports._plan import plan_figures
 from forge.run._choices import check_shards, check_warmup, choose_sizes, try_packing
-from forge.run._early_checks import check_before_rows
+from forge.run._early_checks import check_before_rows, check_prompts
 from forge.run._full_state import ended_for_good, finished_error
 from forge.run._memory import is_small, planned_of, write_plan
+from forge.run._positions import check_positions
 from forge.run._resume import compare_model, compare_order, compare_settings, former_tokens, same_request
 from forge.run._rows import Rows, describe_rows
 from forge.run._run_directory import NoDirectory, RunDirectory
@@ -113,6 +114,7 @@ def prepare(
     if open_tokens and (former := former_tokens(s, out.path if out.resuming else None)) is not None:
         chosen["max_tokens_per_gpu"] = former
         s = with_chosen(s, chosen)
+    asked = check_prompts(task, s, tokenizer)
     if not out.resuming:
         check_before_rows(task, s, machine, start, try_packing(task, s, machine, report))
     paths = {"train": "data_path", **({"eval": "eval_data_path"} if s.data.eval_data_path else {})}
@@ -123,6 +125,8 @@ def prepare(
         report.note(f"held out {found.held_out}", event="data", part="eval_data_path", items=str(found.held_out))
     report.note(f"training on {found.train}", event="data", part="data_path", items=str(found.train))
     task.check_data(s, report, found.train.store, None if found.held_out is None else found.held_out.store)
+    parts = [found.train] if found.held_out is None else [found.train, found.held_out]
+    check_positions(task, s, start.path, parts, asked, report)
     memory = None
     if open_tokens and not chosen and target is not None and (target.elsewhere or not is_small(start.path)):
         planned = planned_of(task, s, machine, divided, start, tokenizer, found, identity)

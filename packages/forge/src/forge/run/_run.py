@@ -29,7 +29,6 @@ from forge.run._choices import (
     load_frozen,
     load_with_attention,
     report_routers,
-    warn_of_positions,
     warn_of_rounding,
 )
 from forge.run._directories import keep_written, remove_at_once
@@ -56,7 +55,7 @@ from forge.trackers._watchers import Watchers
 def run(task: Task, s: Any, rows: Rows | None = None, callbacks: Callbacks | None = None) -> RunResult:
     """Run a verb with composed settings, and rows in memory, on the ranks that they ask for."""
     s = absolute_paths(task, s)
-    check_names(task, s)
+    check_names(task, s, rows or {})
     callbacks = callbacks or Callbacks()
     return on_ranks(task, s, rows or {}, callbacks, partial(_on_rank, task, rows or {}, callbacks))
 
@@ -130,7 +129,6 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
     report.note(f"packing: {s.packing.packing}: {packing}")
     if s.packing.packing == "off":
         report.note(f"packing: {cost_alone(model, plan, train)}")
-    warn_of_positions(report, model, [train] if held_out is None else [train, held_out])
     adaptation = adapt_model(task, s, start, model, tokenizer, train, Path(found["root"]), strategy, autocast, report)
     model = adaptation.model
     task.add_modules(model, s)
@@ -196,7 +194,7 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
     if out.resuming and out.metrics_bytes < at.metrics_bytes:
         report.note(f"WARNING: metrics.jsonl was lost; it begins anew after step {at.step}")
     if isinstance(out, RunDirectory):
-        watchers.begin(out.place("trackers"), found["identity"]["run"], s.tracking, as_values(s), machine)
+        watchers.begin(out.place("trackers"), found["identity"]["run"], s.tracking, as_values(s), machine, num_steps)
         storage.begin(found["identity"]["run"], report.note)
 
         def watch(values: dict[str, Any]) -> None:

@@ -86,7 +86,10 @@ def _check_trained(s: Any) -> None:
         "osft": "osft_train_rest=[embeddings, head] trains them, and all other rows",
         "ia3": f"name the embedding and the head in modules_to_save, or {lora}",
     }.get(kind, f"{lora}, or adapter=none")
-    trained = {"osft": "embeddings" in s.adapter.osft_train_rest, "ia3": s.adapter.modules_to_save is not None}
+    trained = {
+        "osft": bool({"embeddings", "all"} & set(s.adapter.osft_train_rest)),
+        "ia3": s.adapter.modules_to_save is not None,
+    }
     if not trained.get(kind, kind not in ("prefix", "prompt", "adapter_prompt")):
         raise SettingsError(
             f"add_tokens with adapter={kind}: the new tokens' rows would stay the mean of the others: {remedy}."

@@ -8,6 +8,8 @@ from typing import Any, cast
 
 import attrs
 
+from forge.trackers._kubeflow import in_trainjob
+
 
 def _text(_: object, field: attrs.Attribute[str | None], value: object) -> None:
     """Raise TypeError unless the value is None or a text that names something."""
@@ -46,8 +48,8 @@ class TrackerSettings:
             ),
         ),
     )
-    """Trackers that are sent the record: wandb, mlflow, tensorboard, trackio, or one of the entry-point group forge.trackers.
-    By default those of which a setting is given."""
+    """Trackers that are sent the record: wandb, mlflow, tensorboard, trackio, kubeflow, or one of the entry-point group
+    forge.trackers. By default those of which a setting is given, and kubeflow in a TrainJob that takes updates."""
     wandb_project: str | None = _optional()
     """Project at Weights & Biases; by default that of WANDB_PROJECT, or forge."""
     wandb_entity: str | None = _optional()
@@ -77,7 +79,7 @@ class TrackerSettings:
         return [name for name in names if getattr(self, name) is not None]
 
     def chosen(self) -> tuple[str, ...]:
-        """Return the trackers of this run: those named, or those of which a setting is given."""
+        """Return the trackers of this run: those named, or those with a setting and a TrainJob's."""
         if self.trackers is not None:
             return tuple(dict.fromkeys(self.trackers))
-        return tuple(dict.fromkeys(name.partition("_")[0] for name in self.given()))
+        return (*dict.fromkeys(name.partition("_")[0] for name in self.given()), *(["kubeflow"] if in_trainjob() else []))

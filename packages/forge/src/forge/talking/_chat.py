@@ -114,7 +114,10 @@ def _converse(sides: list[_Side], system: str | None, sampling: Sampling) -> Non
         for side in sides:
             if len(sides) > 1:
                 print(f"[{side.name}]")
-            side.say(line, sampling)
+            try:
+                side.say(line, sampling)
+            except SettingsError as error:
+                print(f"{error} /reset forgets it.", file=sys.stderr)
 
 
 def _lines() -> Iterator[str]:

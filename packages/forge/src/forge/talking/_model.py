@@ -115,6 +115,7 @@ class AnsweringModel:
         else:
             text = self._tokenizer.apply_chat_template(list(asked), tokenize=False, add_generation_prompt=True)
             inputs = self._tokenizer(text, add_special_tokens=False, return_tensors="pt")
+        self._check_room(inputs["input_ids"].shape[1], sampling)
         drawn = (
             {"do_sample": True, "temperature": sampling.temperature}
             if sampling.temperature
@@ -134,6 +135,18 @@ class AnsweringModel:
         )
         made = str(self._tokenizer.decode(tokens[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))
         return made[: _end(made, sampling.stop)].strip()
+
+    def _check_room(self, tokens: int, sampling: Sampling) -> None:
+        """Raise SettingsError where prompt and answer exceed the model's table of positions."""
+        table = forge_dist.position_table(self._model)
+        if table is None or tokens + sampling.max_new_tokens <= table:
+            return
+        left = table - tokens
+        remedy = f"Set max_new_tokens to {left:,} or less, or shorten" if left > 0 else "Shorten"
+        raise SettingsError(
+            f"the conversation has {tokens:,} tokens, and an answer of max_new_tokens={sampling.max_new_tokens:,} may follow; "
+            f"this model has a table of {table:,} positions, beyond which it reads nothing. {remedy} the conversation."
+        )
 
 
 def _streamer(tokenizer: Any, shown: Callable[[str], None], stop: Sequence[str]) -> Any:

@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,7 +20,15 @@ _FILE = "answers.jsonl"
 Messages = list[dict[str, str]]
 
 
-def read_prompts(task: Task, s: Any) -> list[str | Messages]:
+class Asked(NamedTuple):
+    """A prompt of `eval_prompts`."""
+
+    prompt: str | Messages
+    where: str
+    """File and row, or the text itself where it was given so."""
+
+
+def read_prompts(task: Task, s: Any) -> list[Asked]:
     """Read the prompts of `eval_prompts`: texts, and those of files.
 
     Raises:
@@ -30,16 +38,16 @@ def read_prompts(task: Task, s: Any) -> list[str | Messages]:
     given = s.evaluation.eval_prompts or ()
     if given and task.model_task == "reward":
         raise SettingsError("eval_prompts has no effect: a reward model gives texts a number and writes none. Leave it out.")
-    found: list[str | Messages] = []
+    found: list[Asked] = []
     for each in given:
         if not each.strip():
             raise SettingsError("eval_prompts holds an empty prompt. Leave it out.")
-        found += _of_file(Path(each)) if is_prompt_file(each) else [each]
-    for prompt in found:
+        found += _of_file(Path(each)) if is_prompt_file(each) else [Asked(each, repr(_short(each)))]
+    for prompt, where in found:
         try:
             json.dumps(prompt, ensure_ascii=False).encode()
         except UnicodeEncodeError as error:
-            raise SettingsError(f"eval_prompts {_short(str(prompt))!r}: is not UTF-8: {error.reason}.") from error
+            raise SettingsError(f"eval_prompts {where}: is not UTF-8: {error.reason}.") from error
     return found
 
 
@@ -62,7 +70,7 @@ class Answers:
 
     """
 
-    def __init__(self, run: Run, prompts: Sequence[str | Messages], path: Path, step: int) -> None:
+    def __init__(self, run: Run, prompts: Sequence[Asked], path: Path, step: int) -> None:
         self._run, self._prompts, self._file = run, prompts, path / _FILE
         self._step = -1
         if not prompts:
@@ -89,7 +97,7 @@ class Answers:
         if not self._prompts or step <= self._step:
             return
         run, self._step = self._run, step
-        mine = [_ids(run.tokenizer, prompt) for prompt in self._prompts] if run.strategy.data_parallel_rank == 0 else []
+        mine = [tokenized(run.tokenizer, asked) for asked in self._prompts] if run.strategy.data_parallel_rank == 0 else []
         if not mine and not run.strategy.divides:
             return
         made = self._sampler.sample(
@@ -105,7 +113,7 @@ class Answers:
             return
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         lines = []
-        for prompt, completion in zip(self._prompts, made, strict=True):
+        for (prompt, _), completion in zip(self._prompts, made, strict=True):
             answer = str(run.tokenizer.decode(completion.ids, skip_special_tokens=True)).strip()
             lines.append(json.dumps({"step": step, "prompt": prompt, "answer": answer, "time": now}, ensure_ascii=False) + "\n")
             asked = prompt if isinstance(prompt, str) else prompt[-1]["content"]
@@ -114,37 +122,62 @@ class Answers:
             file.writelines(lines)
 
 
-def _ids(tokenizer: Any, prompt: str | Messages) -> Any:
-    """Tokenize a prompt as the model is asked: by its chat template, where it has one."""
+def tokenized(tokenizer: Any, asked: Asked) -> Any:
+    """Tokenize a prompt as the model is asked: by its chat template, where it has one.
+
+    Raises:
+        SettingsError: the template refuses it, or nothing is left of it.
+
+    """
+    prompt, where = asked
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     if tokenizer.chat_template:
-        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        return np.asarray(tokenizer(text, add_special_tokens=False)["input_ids"], np.int32)
-    return np.asarray(tokenizer(messages[-1]["content"])["input_ids"], np.int32)
+        try:
+            text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        except Exception as error:
+            raise SettingsError(
+                f"eval_prompts {where}: the chat template does not write it: {' '.join(str(error).split())}. Write it as the "
+                "template takes conversations, or leave it out."
+            ) from error
+        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    else:
+        ids = tokenizer(messages[-1]["content"])["input_ids"]
+    if not ids:
+        raise SettingsError(f"eval_prompts {where}: no token is left of it. Give a text, or leave it out.")
+    return np.asarray(ids, np.int32)
 
 
-def _of_file(path: Path) -> list[str | Messages]:
+def _of_file(path: Path) -> list[Asked]:
     """Read prompts from a file: a line each, or rows of JSON with a prompt or messages."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError) as error:
         raise SettingsError(f"eval_prompts {path}: cannot be read: {getattr(error, 'strerror', None) or error}.") from error
-    if path.suffix != ".jsonl":
-        return [line for line in lines if line.strip()]
-    found: list[str | Messages] = []
+    found: list[Asked] = []
     for number, line in enumerate(lines, 1):
+        where = f"{path}:{number}"
+        if not line.strip():
+            continue
+        if path.suffix != ".jsonl":
+            found.append(Asked(line, where))
+            continue
         try:
-            row: Any = json.loads(line) if line.strip() else None
+            row: Any = json.loads(line)
         except ValueError as error:
-            raise SettingsError(f"eval_prompts {path}:{number}: is not JSON: {error}.") from error
-        if row is not None:
-            found.append(_of_row(row, f"{path}:{number}"))
+            raise SettingsError(f"eval_prompts {where}: is not JSON: {error}.") from error
+        found.append(Asked(_of_row(row, where), where))
+    if not found:
+        raise SettingsError(
+            f"eval_prompts {path}: holds no prompt: its lines are empty. Write a prompt a line, or leave it out."
+        )
     return found
 
 
 def _of_row(row: Any, where: str) -> str | Messages:
     """Return the prompt of a row: its `prompt`, or its messages before the last answer."""
     asked = row.get("prompt", row.get("messages")) if isinstance(row, dict) else row
+    if isinstance(asked, str) and not asked.strip():
+        asked = None
     if isinstance(asked, list):
         if not all(isinstance(m, dict) and isinstance(m.get("role"), str) and isinstance(m.get("content"), str) for m in asked):
             raise SettingsError(f"eval_prompts {where}: each of its messages must have a role and a content, both texts.")

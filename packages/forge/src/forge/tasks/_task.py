@@ -129,9 +129,23 @@ class Task(ABC):
             except forge_dist.ModelError as error:
                 raise forge_dist.ModelError(str(error).replace("model_path", name)) from None
 
+    def check_rows(self, s: Any, setting: str) -> None:
+        """Refuse files for their first row, as `prepare` would, or for columns that no row has."""
+        forge_data.check_first_row(
+            getattr(s.data, setting),
+            format=s.data.data_format,
+            rename_columns=s.data.rename_columns,
+            on_bad_row=s.data.on_bad_row,
+            preprocess=s.data.preprocess,
+        )
+
     def other_models(self, s: Any) -> dict[str, str]:  # noqa: ARG002 - most have none
         """Return the paths of further models by setting; a resume needs the same ones."""
         return {}
+
+    def row_readers(self, s: Any) -> dict[str, str]:
+        """Return those of the further models that are given the rows' own tokens."""
+        return self.other_models(s)
 
     def prepare(self, s: Any, path: Any, tokenizer: Any, directory: Path, report: Reporter, **more: Any) -> Any:
         """Tokenize rows into a store in `directory`; `more` is passed to `forge_data.prepare`."""

@@ -58,7 +58,12 @@ class TrackerProcess:
                 # Ctrl-C is the run's, which ends this process in its own time.
                 start_new_session=True,
             )
-        about = {"directory": str(self._run.directory), "id": self._run.id, "trackers": dict(self._run.settings)}
+        about = {
+            "directory": str(self._run.directory),
+            "id": self._run.id,
+            "trackers": dict(self._run.settings),
+            "num_steps": self._run.num_steps,
+        }
         with contextlib.suppress(BrokenPipeError):
             self._stdin.write(json.dumps({**about, "settings": dict(self._settings)}) + "\n")
             self._stdin.flush()

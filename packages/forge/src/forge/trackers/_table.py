@@ -8,6 +8,7 @@ from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 
 from forge._errors import SettingsError
+from forge.trackers._kubeflow import check_kubeflow
 from forge.trackers._tracker import TrackedRun, Tracker
 
 GROUP = "forge.trackers"
@@ -18,8 +19,9 @@ _BUILT_IN = {
     "mlflow": (EntryPoint("mlflow", "forge.trackers._built_in:mlflow", GROUP), "mlflow"),
     "tensorboard": (EntryPoint("tensorboard", "forge.trackers._built_in:tensorboard", GROUP), "tensorboard"),
     "trackio": (EntryPoint("trackio", "forge.trackers._built_in:trackio", GROUP), "trackio"),
+    "kubeflow": (EntryPoint("kubeflow", "forge.trackers._kubeflow:kubeflow", GROUP), ""),
 }
-"""Name → its entry point, and the module that it needs beside accelerate."""
+"""Name → its entry point, and the module that it needs beside accelerate; none where it needs neither."""
 
 
 def check_trackers(names: Sequence[str]) -> None:
@@ -35,9 +37,12 @@ def check_trackers(names: Sequence[str]) -> None:
             close = difflib.get_close_matches(name, known, n=1)
             hint = f" Did you mean {close[0]!r}?" if close else ""
             raise SettingsError(f"trackers: there is no tracker {name!r}; known are {', '.join(sorted(known))}.{hint}")
-        needed = ("accelerate", _BUILT_IN[name][1]) if name in _BUILT_IN else ()
+        module = _BUILT_IN[name][1] if name in _BUILT_IN else ""
+        needed = ("accelerate", module) if module else ()
         if any(find_spec(module) is None for module in needed):
             raise SettingsError(f"trackers: {name} is not installed: `pip install 'forge-llm[{name}]'`, or leave it out.")
+        if name == "kubeflow":
+            check_kubeflow()
 
 
 def make_tracker(name: str, run: TrackedRun) -> Tracker:

@@ -35,6 +35,8 @@ class TrackedRun:
     """Identity of the run, the same at each start: with it a tracker goes on where it was."""
     settings: Mapping[str, str | None]
     """Settings of the trackers, such as `wandb_project`."""
+    num_steps: int | None = None
+    """Steps that the run will make; None where that is not known."""
 
     @property
     def name(self) -> str:

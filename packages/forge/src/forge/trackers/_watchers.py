@@ -42,7 +42,15 @@ class Watchers:
         self._run: Path | None = None
         self._machine: Any = None
 
-    def begin(self, folder: Path, run_id: str, trackers: Any, values: Mapping[str, Any], machine: Any) -> None:
+    def begin(
+        self,
+        folder: Path,
+        run_id: str,
+        trackers: Any,
+        values: Mapping[str, Any],
+        machine: Any,
+        num_steps: int | None = None,
+    ) -> None:
         """Start the trackers, once the run's metrics.jsonl is the one that it goes on with.
 
         Args:
@@ -51,11 +59,12 @@ class Watchers:
             trackers: their settings.
             values: every setting of the run.
             machine: the accelerator, whose random states callbacks leave as they are.
+            num_steps: of the run; None where that is not known.
 
         """
         self._run, self._machine = folder.parent, machine
         own = attrs.asdict(trackers, filter=lambda field, _: field.name != "trackers")
-        run = TrackedRun(directory=folder.parent, id=run_id, settings=own)
+        run = TrackedRun(directory=folder.parent, id=run_id, settings=own, num_steps=num_steps)
         sent = {name: _plain(value) for name, value in redact(dict(values)).items() if value is not None}
         for name in trackers.chosen():
             process = TrackerProcess(name, run, sent, self._seconds)

@@ -30,7 +30,9 @@ _LAST_ATTEMPTS = 3
 def main(name: str, seconds: str) -> None:
     """Send until the run has ended and all is sent, or the time is over."""
     about = json.loads(sys.stdin.readline())
-    run = TrackedRun(directory=Path(about["directory"]), id=about["id"], settings=about["trackers"])
+    run = TrackedRun(
+        directory=Path(about["directory"]), id=about["id"], settings=about["trackers"], num_steps=about["num_steps"]
+    )
     ended = threading.Event()
     threading.Thread(target=_watch, args=(ended, float(seconds)), daemon=True).start()
     sys.exit(0 if send(name, run, about["settings"], ended) else 1)

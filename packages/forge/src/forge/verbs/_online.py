@@ -67,10 +67,24 @@ class OnlineTask(Task):
             except forge_dist.ModelError as error:
                 raise forge_dist.ModelError(str(error).replace("model_path", name)) from None
 
+    def check_rows(self, s: Any, setting: str) -> None:
+        """Look at the first row of each file of prompts."""
+        forge_data.check_first_row(
+            getattr(s.data, setting),
+            prompts=True,
+            rename_columns=s.data.rename_columns,
+            on_bad_row=s.data.on_bad_row,
+            preprocess=s.data.preprocess,
+        )
+
     def other_models(self, s: Any) -> dict[str, str]:
         """Return the path of the reward model, where there is one."""
         path = s.objective.reward_model_path
         return {} if path is None else {"reward_model_path": path}
+
+    def row_readers(self, s: Any) -> dict[str, str]:  # noqa: ARG002 - the same for all settings
+        """Return none: a reward model has a tokenizer of its own."""
+        return {}
 
     def prepare(self, s: Any, path: Any, tokenizer: Any, directory: Path, report: Reporter, **more: Any) -> Any:  # noqa: ARG002 - prompts are few
         """Tokenize prompts."""
@@ -97,8 +111,14 @@ class OnlineTask(Task):
         """Plan prompts."""
         return Prompts(store, max_new_tokens=s.objective.max_new_tokens)
 
-    def check_data(self, s: Any, report: Reporter, train: Any, held_out: Any) -> None:
-        """Check nothing: the lint looks at what is learned, and of prompts nothing is."""
+    def check_data(self, s: Any, report: Reporter, train: Any, held_out: Any) -> None:  # noqa: ARG002 - nothing to say
+        """Refuse rows without the fields that a reward function takes.
+
+        The lint looks at what is learned, and of prompts nothing is.
+        """
+        for setting, store in (("data_path", train), ("eval_data_path" if s.data.eval_data_path else "data_path", held_out)):
+            for name in s.objective.reward if store is not None else ():
+                _check_columns(name, setting, store)
 
     def steps(self, s: Any, endless: forge_packing.BatchPlan) -> int | None:  # noqa: ARG002 - the same for all prompts
         """Plan as many rollouts as `max_steps` optimizer steps need."""
@@ -125,6 +145,22 @@ class OnlineTask(Task):
     def step_source(self, run: Run) -> RolloutSteps:
         """Sample, reward and learn from rollouts."""
         return RolloutSteps(run, self.objective(run.settings.objective), self.updates(run.settings))
+
+
+def _check_columns(reward: str, setting: str, store: Any) -> None:
+    """Raise SettingsError where a reward function takes a field that no row has."""
+    missing = forge_algos.online.reward_columns(reward)
+    seen: set[str] = set()
+    for prompt in store if missing else ():
+        seen |= prompt.columns.keys()
+        if not missing - seen:
+            return
+    if missing - seen:
+        has = ", ".join(sorted(seen)) or "none but the prompt"
+        raise SettingsError(
+            f"reward {reward!r}: it takes the field {min(missing - seen)}, which no row of {setting} has (they have {has}). "
+            "Correct the function or the rows; a column of another name is read with rename_columns."
+        )
 
 
 @attrs.frozen(kw_only=True)

@@ -54,6 +54,16 @@ class Pretrain(Task):
             **more,
         )
 
+    def check_rows(self, s: Any, setting: str) -> None:
+        """Look at the first row of each file of documents."""
+        forge_data.check_first_row(
+            getattr(s.data, setting),
+            format="document",
+            rename_columns=s.data.rename_columns,
+            on_bad_row=s.data.on_bad_row,
+            preprocess=s.data.preprocess,
+        )
+
     def items(self, s: Any, store: Any) -> DocumentBlocks:
         """Plan blocks of the documents."""
         if store.weights is not None:

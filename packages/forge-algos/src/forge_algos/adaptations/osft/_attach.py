@@ -17,6 +17,7 @@ from typing import Any
 import attrs
 import torch
 from torch import nn
+from transformers.pytorch_utils import Conv1D
 
 from forge_algos._errors import AdapterError, OptimizerError
 from forge_algos._experts import expert_stacks
@@ -286,12 +287,14 @@ def _targets(model: nn.Module, settings: AdapterSettings) -> dict[str, Target]:
             found[name] = Target(module=stack.module, key=stack.key, parameter=stack.parameter, shape=(N, M), experts=E, free=0)
         else:
             module = model.get_submodule(name)
-            if not isinstance(module, nn.Linear) or not module.weight.is_floating_point():
+            if not isinstance(module, (nn.Linear, Conv1D)) or not module.weight.is_floating_point():
                 raise AdapterError(
-                    f"osft: {name} is of {type(module).__name__}, and only nn.Linear in a float dtype has weights that could "
-                    "be taken apart"
+                    f"osft: {name} is of {type(module).__name__}, and only a linear layer in a float dtype has weights that "
+                    "could be taken apart"
                 )
-            shape = (module.out_features, module.in_features)
+            # The rows of a Conv1D's weight are its inputs; ΔW and its protected directions are turned likewise.
+            linear = isinstance(module, nn.Linear)
+            shape = (module.out_features, module.in_features) if linear else (module.nx, module.nf)
             found[name] = Target(module=module, parameter=f"{name}.weight", shape=shape, free=0)
         names = shared[id(found[name].weight)]
         if len(names) > 1:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers.pytorch_utils import Conv1D
 
 from forge_algos.adaptations.osft._linear import Pair, moved_linear
 
@@ -25,6 +26,8 @@ class Delta(nn.Module, ABC):
 
     off = False
     """Whether the layer computes with W alone."""
+    transposed = False
+    """Whether the layer multiplies by W itself, as transformers' Conv1D does, and not by Wᵀ."""
 
     @abstractmethod
     def factors(self) -> tuple[torch.Tensor, torch.Tensor, Pair | None]:
@@ -40,9 +43,11 @@ class Delta(nn.Module, ABC):
             return moved if without is None else addmm_(moved, without[0], without[1].mT, alpha=-1)
 
     def forward(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """Compute x float[..., M] through W + ΔW: float[..., N]."""
+        """Compute x float[..., M] through W + ΔW: float[..., N]; where transposed, from N to M."""
         self._follow(x.device)
         left, right, without = self.factors()
+        if self.transposed:
+            weight, left, right, without = weight.t(), right, left, without and (without[1], without[0])
         return moved_linear(x, weight, bias, left, right, without)
 
     def added(self, weight: torch.Tensor) -> torch.Tensor:
@@ -67,8 +72,9 @@ class Delta(nn.Module, ABC):
         """Remove from the gradients what may not move."""
 
 
-def attach(linear: nn.Linear, delta: Delta) -> None:
+def attach(linear: nn.Linear | Conv1D, delta: Delta) -> None:
     """Let `linear` compute with the ΔW of `delta`."""
+    delta.transposed = isinstance(linear, Conv1D)
     layer: Any = linear
     layer.add_module(CHILD, delta)
     layer.forward = MethodType(_forward, linear)
@@ -107,7 +113,7 @@ def addmm_(matrix: torch.Tensor, left: torch.Tensor, right: torch.Tensor, *, alp
 
 def _forward(self: Any, x: torch.Tensor) -> torch.Tensor:
     if self.osft.off:
-        return nn.functional.linear(x, self.weight, self.bias)
+        return type(self).forward(self, x)
     return self.osft(x, self.weight, self.bias)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers.pytorch_utils import Conv1D
 
 from forge_algos._errors import AdapterError, UnevenRanksError
 from forge_algos._modules import mode
@@ -82,7 +83,7 @@ def _record_cosines(
     """Record the cosines of a module's forward; a forward hook."""
     before = args[0] if args else kwargs["hidden_states"]
     after = output[0] if isinstance(output, tuple) else output
-    if isinstance(module, nn.Linear) and module.bias is not None:
+    if isinstance(module, (nn.Linear, Conv1D)) and module.bias is not None:
         after = after - module.bias
     mean.add(before, after, lengths_of_lines(model))
 
@@ -97,7 +98,7 @@ def _measured_modules(model: nn.Module, targets: Sequence[str]) -> tuple[dict[st
     modules = dict(model.named_modules())
     for name in targets:
         module = modules.get(name)
-        if isinstance(module, nn.Linear) and module.in_features == module.out_features:
+        if isinstance(module, (nn.Linear, Conv1D)) and module.weight.shape[0] == module.weight.shape[1]:
             square[name] = module
         elif (layer := _layer(model, name)) is not None:
             layered[name] = layer

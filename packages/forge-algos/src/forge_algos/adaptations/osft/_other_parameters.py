@@ -1,6 +1,7 @@
 """Parameters that OSFT may train whole beside its targets, by kind."""
 
 from collections.abc import Iterator, Sequence
+from typing import get_args
 
 from torch import nn
 
@@ -13,10 +14,12 @@ from forge_algos.settings._adapter import Rest
 def train_rest(model: nn.Module, kinds: Sequence[Rest]) -> dict[str, list[str]]:
     """Let the parameters of these kinds train, and return their names by kind.
 
-    Those of a reward model's `score` are there under "score", whatever was asked for. A head tied to the embeddings is one
-    weight with them: either kind trains it.
+    "all" stands for the kinds that the model has. Those of a reward model's `score` are there under "score", whatever was asked
+    for. A head tied to the embeddings is one weight with them: either kind trains it.
     """
     found: dict[str, list[str]] = {}
+    if "all" in kinds:
+        kinds = [kind for kind in get_args(Rest) if kind in _all(model)]
     for kind in dict.fromkeys(kinds):
         found[kind] = [name for name, of in _kinds(model) if kind in of]
         if not found[kind]:

@@ -97,6 +97,22 @@ def check_reward(name: str) -> None:
         ) from error
 
 
+def reward_columns(name: str) -> set[str]:
+    """Return the fields of the rows without which a reward function cannot be called.
+
+    They are its arguments without a default, but for `prompts` and `completions`.
+
+    Raises:
+        RewardError: as `load_reward`.
+    """
+    try:
+        parameters = inspect.signature(load_reward(name)).parameters.values()
+    except (TypeError, ValueError):
+        return set()  # a function of C says nothing about its arguments
+    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return {each.name for each in parameters if each.kind in named and each.default is each.empty} - {"prompts", "completions"}
+
+
 def score(reward: Reward, inputs: RewardInputs, *, on_error: Literal["stop", "skip"] = "stop") -> NDArray[np.float32]:
     """Call a reward function: float32[B], NaN where a completion cannot be scored.
 

@@ -1,0 +1,200 @@
+"""State-space and linear-attention layers that run the documents of a packed row apart.
+
+A layer with a state or a convolution (Mamba 2, gated delta net, short convolutions) carries one document of a row into the
+next, while attention beside it in the same model can keep documents apart. Such a layer is given the row's documents as lines
+of a batch, padded on the right without a mask, which a causal layer cannot see; all other layers see the packed row.
+"""
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from typing import Any
+
+import attrs
+import torch
+from torch import nn
+
+from forge_algos._modules import causal_model
+from forge_algos.isolation._rows import OF_ROWS, divide, in_a_row, shortest
+
+Agree = Callable[[int], int]
+
+_STATE = frozenset({"A_log", "dt_bias", "slope_rate"})
+"""Names of the parameters and buffers that a layer with a recurrent state has."""
+_BOUNDS = OF_ROWS - {"position_ids"}
+"""Arguments that say where the documents of a row begin."""
+_NAME = "_documents_apart"
+"""Attribute of a causal model whose layers run documents apart: their `_Layer`s."""
+
+
+def divide_layers(model: nn.Module, agree: Agree = lambda number: number) -> list[str]:
+    """Run the documents of later packed rows apart in layers with a state or a convolution.
+
+    A layer learns where documents begin from the `cu_seq_lens_q` that it, or the layer that holds it, is called with, so that
+    activation checkpointing finds them again. Calls without it are passed on as they are.
+
+    Args:
+        model: bare or wrapped; where it is divided over ranks, every rank calls this.
+        agree: number of forwards of this rank → the largest of all ranks, as of `run_documents_alone`.
+
+    Returns:
+        list[str]: names of the layers, empty where the model has none.
+    """
+    causal = causal_model(model)
+    found = dict(_layers_with_state(causal))
+    if found:
+        apart = _Apart(agree)
+        for name, module in found.items():
+            layer = _Layer(module, causal.get_submodule(name.rpartition(".")[0]), apart)
+            layer.install()
+            apart.layers.append(layer)
+        setattr(causal, _NAME, apart)
+    return list(found)
+
+
+def undivide_layers(model: nn.Module) -> None:
+    """Undo `divide_layers`."""
+    if (apart := _apart(model)) is not None:
+        for layer in apart.layers:
+            layer.remove()
+        delattr(causal_model(model), _NAME)
+
+
+def divided_layers(model: nn.Module) -> int:
+    """Count the layers that run the documents of a packed row apart."""
+    apart = _apart(model)
+    return 0 if apart is None else len(apart.layers)
+
+
+def lengths_in_layer(model: nn.Module) -> torch.Tensor | None:
+    """Return the lengths int64[B] of the running layer's documents; None outside of one.
+
+    They are 0 in a forward that is made for other ranks alone.
+    """
+    apart = _apart(model)
+    return None if apart is None else apart.lengths
+
+
+def _apart(model: nn.Module) -> "_Apart | None":
+    return getattr(causal_model(model), _NAME, None)
+
+
+def _layers_with_state(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the outermost modules with a convolution over time or a state's parameters."""
+    inside = ""
+    for name, module in model.named_modules():
+        if inside and name.startswith(inside):
+            continue
+        own = [*module._parameters, *module._buffers]
+        if not _STATE.isdisjoint(own) or any(isinstance(child, nn.Conv1d) for child in module.children()):
+            inside = f"{name}."
+            yield name, module
+
+
+@attrs.frozen
+class _Lines:
+    """Documents of a row as the lines of one batch or several."""
+
+    lengths: list[int]
+    groups: list[list[int]]
+    missing: int
+    """Forwards of other ranks beyond this one's."""
+
+
+class _Apart:
+    """What the divided layers of a model share."""
+
+    def __init__(self, agree: Agree) -> None:
+        self.agree = agree
+        self.layers: list[_Layer] = []
+        self.lengths: torch.Tensor | None = None
+
+    def lines(self, boundaries: torch.Tensor) -> _Lines:
+        """Divide the documents of a row once; the tensor of their boundaries keeps the answer."""
+        answers: dict[_Apart, _Lines] = boundaries.__dict__.setdefault(_NAME, {})
+        if self not in answers:
+            lengths = [stop - start for start, stop in pairwise(boundaries.tolist())]
+            groups = divide(lengths, "padded")
+            answers[self] = _Lines(lengths, groups, self.agree(len(groups)) - len(groups))
+        return answers[self]
+
+
+class _Layer:
+    """Replaced forward of a layer, and hooks on its holder that read the documents' ends."""
+
+    def __init__(self, module: nn.Module, holder: nn.Module, apart: _Apart) -> None:
+        self.module = module
+        self.holder = holder
+        self.apart = apart
+        self.plain: Callable[..., Any] = module.forward
+        self.names = list(inspect.signature(self.plain).parameters)
+        self._boundaries: torch.Tensor | None = None
+        self._hooks: list[Any] = []
+
+    def install(self) -> None:
+        """Put `forward` in the place of the module's own."""
+        self._hooks = [
+            self.holder.register_forward_pre_hook(self._begin, with_kwargs=True),
+            self.holder.register_forward_hook(self._end, always_call=True),
+        ]
+        self.module.forward = self.forward
+
+    def remove(self) -> None:
+        """Give the module its own forward back."""
+        for hook in self._hooks:
+            hook.remove()
+        del self.module.forward
+
+    def _begin(self, _module: nn.Module, _args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._boundaries = kwargs.get("cu_seq_lens_q")
+
+    def _end(self, *_: Any) -> None:
+        self._boundaries = None
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the layer: a packed row by its documents, any other call as it is."""
+        given = {**dict(zip(self.names, args, strict=False)), **kwargs}
+        boundaries = given.get("cu_seq_lens_q", self._boundaries)
+        if boundaries is None:
+            return self.plain(*args, **kwargs)
+        tokens = given[self.names[0]].shape[1]
+        lines = self.apart.lines(boundaries)
+        rest = {name: value for name, value in given.items() if name not in _BOUNDS}
+        outs = [self._run(rest, lines.lengths, documents, tokens) for documents in lines.groups]
+        whole = in_a_row([_states(out) for out in outs], lines.groups, lines.lengths)[None]
+        for _ in range(lines.missing):
+            idle = self._run(rest, lines.lengths, [shortest(lines.lengths)], tokens, counts=False)
+            # Weight 0: its backward pass runs, and adds nothing.
+            whole = whole + (_states(idle) * 0.0).sum()
+        # A layer returns hidden states, or a tuple of them and what only a cache or a look at its weights would ask for.
+        return (whole, *(None for _ in outs[0][1:])) if isinstance(outs[0], tuple) else whole
+
+    def _run(
+        self, given: dict[str, Any], lengths: Sequence[int], documents: Sequence[int], tokens: int, *, counts: bool = True
+    ) -> Any:
+        """Run some documents as lines [B, S], padded on the right without a mask."""
+        lines = _cut(given, lengths, documents, tokens)
+        device = lines[self.names[0]].device
+        self.apart.lengths = torch.tensor([lengths[document] if counts else 0 for document in documents], device=device)
+        try:
+            return self.plain(**lines)
+        finally:
+            self.apart.lengths = None
+
+
+def _states(out: Any) -> torch.Tensor:
+    return out[0] if isinstance(out, tuple) else out
+
+
+def _cut(given: dict[str, Any], lengths: Sequence[int], documents: Sequence[int], tokens: int) -> dict[str, Any]:
+    """Cut what is given for a row [1, T, ...] into lines [B, S, ...] of some documents."""
+
+    def cut(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return tuple(cut(part) for part in value)
+        if not isinstance(value, torch.Tensor) or value.dim() < 2 or value.shape[:2] != (1, tokens):
+            return value
+        parts = value[0].split(list(lengths))
+        return nn.utils.rnn.pad_sequence([parts[document] for document in documents], batch_first=True)
+
+    return {name: cut(value) for name, value in given.items()}

@@ -1,0 +1,94 @@
+"""First row of each file → what `prepare` would refuse it for, without a tokenizer."""
+
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from forge_data._errors import BadPairError, DataError
+from forge_data._formats import AUTO
+from forge_data.formats._prompts import question
+from forge_data.formats._registry import check_name, convert, detect
+from forge_data.reading._huggingface import is_saved
+from forge_data.reading._memory import InMemoryRows
+from forge_data.reading._row_changes import RowChanges
+from forge_data.reading._sources import DataPath, Source, resolve
+
+
+def check_first_row(
+    data_path: DataPath,
+    *,
+    format: str = AUTO,  # noqa: A002 - what it is called everywhere else
+    prompts: bool = False,
+    rename_columns: Mapping[str, str] | None = None,
+    on_bad_row: str = "error",
+    preprocess: object = None,
+) -> None:
+    """Refuse files for their first row, or for columns to rename that no row has.
+
+    It is what `prepare` or `prepare_prompts` would refuse, and nothing else: it reads one row of each file, and all only where
+    that one lacks a column that is to be renamed. Rows in memory, rows of the hub and of URLs, and what `preprocess` makes are
+    left to them, and so is a pair that prefers nothing.
+
+    Args:
+        data_path: as for `prepare`.
+        format: as for `prepare`.
+        prompts: whether the rows are prompts, as for `prepare_prompts`.
+        rename_columns: as for `prepare`.
+        on_bad_row: as for `prepare`; with `skip` only columns are looked at.
+        preprocess: as for `prepare`; with any, nothing is looked at.
+
+    Raises:
+        DataError: nothing is there, the first row of a file cannot be read or has no known format, or no row has a column
+            that is to be renamed.
+    """
+    if not prompts:
+        check_name(format)
+    if InMemoryRows.of(data_path, "data_path") is not None or preprocess is not None or not _is_local(data_path):
+        return
+    sources = resolve(data_path)
+    changes, seen = RowChanges(None, rename_columns or {}), set[str]()
+    first: list[tuple[str, dict[str, Any]]] = []
+    for source in sources:
+        try:
+            record = next(source.records(), None)
+            if record is not None:
+                first += [(record.place, fields) for fields in changes(record.place, record.fields, seen)]
+        except DataError:
+            if on_bad_row == "error":
+                raise
+    if not changes.rename.keys() <= seen:
+        _see_all(sources, changes, seen)
+        changes.check(seen)
+    for place, fields in first if on_bad_row == "error" else ():
+        with suppress(BadPairError):  # which a setting may allow
+            if prompts:
+                question(place, fields)
+            else:
+                convert(detect(place, fields) if format == AUTO else format, place, fields, None)
+
+
+def _is_local(data_path: Any) -> bool:
+    """Return whether every entry is a file, glob or directory on this machine, or nothing."""
+    entries = list(data_path) if isinstance(data_path, (list, tuple, Mapping)) else [data_path]
+    for entry in map(str, entries):
+        path = Path(entry).expanduser()
+        try:
+            there = path.exists()
+        except (OSError, ValueError):
+            continue  # resolving it says why
+        if "://" in entry or (not there and ":" in entry) or (there and is_saved(path)):
+            return False
+    return True
+
+
+def _see_all(sources: list[Source], changes: RowChanges, seen: set[str]) -> None:
+    """Add the columns of every row that can be read, until those to rename were seen."""
+    for source in sources:
+        try:
+            for record in source.records(lambda *_: None):
+                seen.update(record.fields)
+                if changes.rename.keys() <= seen:
+                    return
+        except DataError:
+            continue

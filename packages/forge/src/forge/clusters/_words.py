@@ -1,0 +1,52 @@
+"""Settings by name → the words of a command line that sets them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+
+from forge._errors import SettingsError
+from forge.settings._settings import dashed
+
+
+def as_words(values: Mapping[str, object]) -> list[str]:
+    """Write settings as flags; one without a value (None) is left out.
+
+    >>> as_words({"max_seq_len": 40, "keep_best": True, "async_save": False, "target_modules": ["q_proj", "v_proj"]})
+    ['--max-seq-len=40', '--keep-best', '--no-async-save', '--target-modules', 'q_proj', 'v_proj']
+    >>> as_words({"data_path": {"a.jsonl": 0.7, "b.jsonl": 0.3}})
+    ['--data-path', 'a.jsonl=0.7', 'b.jsonl=0.3']
+
+    Raises:
+        SettingsError: a value that no flag can carry.
+
+    """
+    words: list[str] = []
+    for name, value in values.items():
+        flag = f"--{dashed(name)}"
+        if value is None:
+            continue
+        if isinstance(value, bool):
+            words.append(flag if value else f"--no-{dashed(name)}")
+        elif isinstance(value, Mapping):
+            words += _listed(flag, name, [f"{key}={_text(each)}" for key, each in value.items()])
+        elif isinstance(value, Sequence) and not isinstance(value, str):
+            words += _listed(flag, name, [_text(each) for each in value])
+        else:
+            # One word, so that a value may begin with a dash.
+            words.append(f"{flag}={_text(value)}")
+    return words
+
+
+def _listed(flag: str, name: str, found: list[str]) -> list[str]:
+    """Return the words of a flag that takes several."""
+    wrong = next((word for word in found if word.startswith("-")), None)
+    if not found or wrong is not None:
+        what = "is empty" if wrong is None else f"holds {wrong!r}, which begins with a dash"
+        raise SettingsError(f"{name} {what}: a command line cannot say that. Leave it out, or write it otherwise.")
+    return [flag, *found]
+
+
+def _text(value: object) -> str:
+    """Write one value as a shell and YAML read it."""
+    return value if isinstance(value, str) else json.dumps(value)

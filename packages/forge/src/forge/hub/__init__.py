@@ -1,0 +1,47 @@
+"""Calls of training_hub → training verbs of forge, with its names and defaults.
+
+Files here import `verbs`, `backends`, `reports`, `run`, `settings` and what these import; not `cli`. `_table.py` has every
+parameter: the calls, docs/migrating/training-hub.md and the tests follow it.
+"""
+
+from forge.backends._backend import Backend
+from forge.hub._algorithms import (
+    Algorithm,
+    AlgorithmRegistry,
+    GRPOAlgorithm,
+    LoRAGRPOAlgorithm,
+    LoRASFTAlgorithm,
+    OSFTAlgorithm,
+    SFTAlgorithm,
+    create_algorithm,
+)
+from forge.hub._callbacks import TrainingHubCallback, TrainingHubContext
+from forge.hub._estimate import estimate
+from forge.hub._functions import embedding_sft, gepa, grpo, lora_grpo, lora_sft, osft, sft
+from forge.hub._plot import plot_loss
+from forge.hub._translate import Call, translate
+
+__all__ = [
+    "Algorithm",
+    "AlgorithmRegistry",
+    "Backend",
+    "Call",
+    "GRPOAlgorithm",
+    "LoRAGRPOAlgorithm",
+    "LoRASFTAlgorithm",
+    "OSFTAlgorithm",
+    "SFTAlgorithm",
+    "TrainingHubCallback",
+    "TrainingHubContext",
+    "create_algorithm",
+    "embedding_sft",
+    "estimate",
+    "gepa",
+    "grpo",
+    "lora_grpo",
+    "lora_sft",
+    "osft",
+    "plot_loss",
+    "sft",
+    "translate",
+]

@@ -1,0 +1,166 @@
+"""Call of a function of training_hub → a training verb of forge and its settings."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import forge
+from forge._errors import SettingsError
+from forge.hub._callbacks import adapted
+from forge.hub._parameter import REQUIRED
+from forge.hub._table import FUNCTIONS, REFUSED, SWITCHES
+from forge.hub._values import lora_adapter, lora_batch
+from forge.settings._elsewhere import unknown
+from forge.settings._settings import flat_fields
+
+OWN_LOOP = frozenset({"unsloth", "art", "verl"})
+"""Backends of training_hub that are forge's own loop here."""
+_TOOLS = "forge.hub._tool_calls"
+
+
+class Call(NamedTuple):
+    """A training verb with its settings."""
+
+    verb: str
+    settings: dict[str, Any]
+    callbacks: list[object]
+
+
+def signature(function: str) -> inspect.Signature:
+    """Return the signature of a function as training_hub documents it, without annotations."""
+    names = [each for each in FUNCTIONS[function] if each.documented]
+    keyword = {"callbacks", "enable_jit_checkpoint", "checkpoint_storage", "eval_data_path", "per_device_eval_batch_size"}
+    parameters = [
+        inspect.Parameter(
+            each.name,
+            inspect.Parameter.KEYWORD_ONLY if each.name in keyword else inspect.Parameter.POSITIONAL_OR_KEYWORD,
+            default=each.default,
+        )
+        for each in names
+    ]
+    return inspect.Signature([*parameters, inspect.Parameter("kwargs", inspect.Parameter.VAR_KEYWORD)])
+
+
+def translate(function: str, /, **given: Any) -> Call:
+    """Return what a call of training_hub is in forge: the verb, its settings, the callbacks.
+
+    Args:
+        function: `sft`, `osft`, `lora_sft`, `grpo` or `lora_grpo`.
+        given: its parameters by name, and settings of forge.
+
+    Raises:
+        SettingsError: a parameter is missing, unknown, has a value that is not available, or has no effect.
+
+    >>> call = translate(
+    ...     "osft",
+    ...     model_path="m",
+    ...     data_path="d",
+    ...     ckpt_output_dir="o",
+    ...     unfreeze_rank_ratio=0.25,
+    ...     effective_batch_size=16,
+    ...     max_tokens_per_gpu=2048,
+    ...     max_seq_len=1024,
+    ...     learning_rate=5e-6,
+    ...     unmask_messages=True,
+    ... )
+    >>> call.verb, call.settings["train_on"], call.settings["num_epochs"]
+    ('osft', 'all', 1)
+    """
+    if function not in FUNCTIONS:
+        raise SettingsError(REFUSED.get(function, f"there is no function {function!r}; known are {', '.join(FUNCTIONS)}."))
+    table = {each.name: each for each in FUNCTIONS[function]}
+    missing = [name for name, each in table.items() if each.default is REQUIRED and given.get(name) is None]
+    if missing:
+        raise SettingsError(f"{function}: {', '.join(missing)} {'are' if len(missing) > 1 else 'is'} required.")
+    # None is "left out" there, for every parameter.
+    given = {name: value for name, value in given.items() if value is not None}
+    for name, each in table.items():
+        if each.default is not REQUIRED and each.default is not None:
+            given.setdefault(name, each.default)
+    for name in SWITCHES & given.keys():
+        if not isinstance(given[name], bool):
+            raise SettingsError(f"{function}: {name} must be True or False, not {given[name]!r}.")
+    verb = _verb(function, given)
+    settings: dict[str, Any] = {}
+    unknown_names: dict[str, str] = {}
+    known = {field.name for _, field in flat_fields(getattr(forge, verb).task.settings)}
+    callbacks = adapted(given.get("callbacks", ()))
+    for name, value in given.items():
+        if name in ("callbacks", "backend"):
+            continue
+        if name in table:
+            _add(settings, table[name].settings(function, value, given), name)
+        elif name in known or _of_backend(given.get("backend"), name):
+            _add(settings, {name: value}, name)
+        else:
+            unknown_names[name] = ""
+    if unknown_names:
+        raise SettingsError(unknown(unknown_names, known | table.keys(), what=f"{function}: unknown parameter"))
+    for name, value in _defaults(function, given).items():
+        if name in known and not (name == "num_epochs" and settings.keys() & {"max_steps", "max_tokens"}):
+            settings.setdefault(name, value)
+    backend = given.get("backend", "forge")
+    if backend not in OWN_LOOP:
+        settings["backend"] = backend
+    return Call(verb, settings, callbacks)
+
+
+def _verb(function: str, given: Mapping[str, Any]) -> str:
+    """Return the training verb of a call."""
+    if given.get("is_pretraining") and function in ("sft", "osft"):
+        return "pretrain"
+    return {"lora_sft": "sft", "lora_grpo": "grpo"}.get(function, function)
+
+
+def _defaults(function: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what training_hub sets where a call leaves it open, in forge's settings."""
+    if function == "sft":
+        return {"num_epochs": 1, "checkpoint_at_epoch": True}
+    if function == "osft":
+        return {"num_epochs": 1, "adapter": "osft"}
+    if function == "lora_sft":
+        return {
+            "adapter": lora_adapter(given),
+            "effective_batch_size": lora_batch(given),
+            "lora_alpha": 32,
+            "num_epochs": 3,
+            "learning_rate": 2e-4,
+            "max_seq_len": 2048,
+            "lr_scheduler": "linear",
+            "warmup_steps": 10,
+            "weight_decay": 0.01,
+            "max_grad_norm": 0.3,
+            "full_state_every_steps": 500,
+            "keep_last_n": 3,
+            **({"eval_every_steps": 500} if "eval_data_path" in given else {}),
+        }
+    found: dict[str, Any] = {"lr_scheduler": "constant"}
+    if function == "lora_grpo":
+        found["adapter"] = "lora"
+    if "reward_fn" not in given and not given.get("reward") and not given.get("reward_model_path"):
+        found |= {"reward": (f"{_TOOLS}:tool_call",), "preprocess": f"{_TOOLS}:call_prompts"}
+    return found
+
+
+def _add(settings: dict[str, Any], new: Mapping[str, object], name: str) -> None:
+    """Add settings; two values of one contradict each other, unless they rename columns."""
+    for setting, value in new.items():
+        before = settings.get(setting)
+        if isinstance(value, dict) and isinstance(before, dict):
+            settings[setting] = {**before, **value}
+        elif setting in settings and before != value:
+            raise SettingsError(f"{name} asks for {setting}={value!r}, and another parameter for {before!r}: give one.")
+        else:
+            settings[setting] = value
+
+
+def _of_backend(backend: Any, name: str) -> bool:
+    """Return whether a backend has a setting of this name of its own."""
+    from forge.settings._backends import FORGE, backend_class
+
+    if not isinstance(backend, str) or backend == FORGE or backend in OWN_LOOP:
+        return False
+    own = backend_class(backend).Settings
+    return own is not None and name in {field.name for field in own.__attrs_attrs__}

@@ -1,0 +1,86 @@
+"""Rows and prompts longer than a model's positions → an error, or a warning."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import forge_accel
+import forge_dist
+from forge._errors import SettingsError
+from forge._progress import Reporter
+from forge.tasks._task import Task
+from forge.tasks.items._items import Items
+
+_SHORTER_TABLE = 4
+"""Positions that a table may have less than the configuration says."""
+_VIRTUAL = ("prefix", "prompt")
+"""Adapters whose virtual tokens take positions before a text's own."""
+
+
+def check_positions(task: Task, s: Any, path: str, parts: Sequence[Items], asked: Mapping[str, int], report: Reporter) -> None:
+    """Refuse what is beyond a table of positions, and warn where a model was made for fewer.
+
+    Args:
+        task: the verb.
+        s: its settings.
+        path: directory or hub name of the model that the run starts from.
+        parts: the training and the held-out items.
+        asked: place of each of `eval_prompts` → its tokens.
+        report: gets the warning.
+
+    Raises:
+        SettingsError: a row, or a prompt with its answer, is longer than such a table.
+
+    """
+    virtual = s.adapter.num_virtual_tokens if s.adapter.adapter in _VIRTUAL else 0
+    longest = max(int(items.longest.max()) for items in parts) + virtual
+    answered = max(asked.values(), default=0) + s.evaluation.eval_max_new_tokens + virtual if asked else 0
+    if (limit := _exceeded(task, path, max(longest, answered))) is not None:
+        table = _table(task, path)
+        if table is not None:
+            _refuse_rows(parts, table - virtual, f"model_path {s.model.model_path}")
+            _refuse_prompts(s, asked, table - virtual)
+        elif over := sum(int((items.longest + virtual > limit).sum()) for items in parts):
+            report.note(
+                f"WARNING: {over:,} samples have more tokens than the {limit:,} positions this model was made for "
+                f"(max_position_embeddings); max_seq_len={limit} would drop them."
+            )
+    for name, other in task.row_readers(s).items():
+        if _exceeded(task, other, longest - virtual) is not None and (table := _table(task, other)) is not None:
+            _refuse_rows(parts, table, f"{name} {other}")
+
+
+def _exceeded(task: Task, path: str, longest: int) -> int | None:
+    """Return the positions that a configuration names, if a text is about as long or longer."""
+    limit = forge_dist.max_positions(path, task=task.model_task)
+    return limit if limit is not None and longest > limit - _SHORTER_TABLE else None
+
+
+def _table(task: Task, path: str) -> int | None:
+    request = forge_dist.LoadRequest(model_path=path, dtype=forge_accel.float32, attention="eager", task=task.model_task)
+    return forge_dist.position_table(forge_dist.outline_model(request))
+
+
+def _refuse_rows(parts: Sequence[Items], table: int, model: str) -> None:
+    for items in parts:
+        over = int((items.longest > table).sum())
+        if not over:
+            continue
+        row = int(items.longest.argmax())
+        shorter = items.shorter if items.shorter.startswith("lower") else f"set {items.shorter}"
+        raise SettingsError(
+            f"{items.source(row)} has a text of {int(items.longest[row]):,} tokens, and {model} has a table of {table:,} "
+            f"positions, beyond which it reads nothing; {over:,} of {len(items):,} are longer. Take a model with more "
+            f"positions, or {shorter} (at most {table:,} tokens)."
+        )
+
+
+def _refuse_prompts(s: Any, asked: Mapping[str, int], table: int) -> None:
+    for where, tokens in asked.items():
+        if tokens + s.evaluation.eval_max_new_tokens > table:
+            raise SettingsError(
+                f"eval_prompts {where}: has {tokens:,} tokens, and an answer of eval_max_new_tokens="
+                f"{s.evaluation.eval_max_new_tokens:,} may follow; model_path {s.model.model_path} has a table of {table:,} "
+                "positions, beyond which it reads nothing. Lower eval_max_new_tokens, or shorten the prompt."
+            )
