@@ -51,7 +51,7 @@ __version__ = "0.5.1"
 # Each module with the public names that it defines; a module is imported when one of its names is first used.
 _PUBLIC = {
     "_errors": "BackendError DataLintError ForgeError OutOfMemoryError PreemptedError PushError RecipeError RunDirectoryError "
-    "RunWriteError SettingsError TrackingError",
+    "RunWriteError SettingsError StorageError TrackingError",
     "_result": "RunResult",
     "cli._track": "track",
     "exporting._export": "export",

@@ -162,7 +162,7 @@ class OwnLoopBackend(Backend):
         if where.role == "worker":
             raise SettingsError(f"backend={self.name} starts torchrun itself: call it once, without a launcher.")
         s = absolute_paths(request.task, request.settings)
-        check_names(request.task, s)
+        check_names(request.task, s, request.rows)
         return request._replace(settings=s)
 
     def _shards(self, s: Any) -> int:
@@ -291,7 +291,7 @@ class Follower:
 
 
 def exports(folder: Path) -> Iterator[tuple[float, Path]]:
-    """Yield the number of samples and the folder of each export; inf for the last one's own name."""
+    """Yield the number of samples and the folder of each export; inf for `last_epoch`."""
     for each in folder.glob("*/"):
         name = each.name.removeprefix("samples_")
         if each.name == "last_epoch":
