@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import signal
+import subprocess
+import sys
+import time
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -162,3 +166,44 @@ def test_flags_and_recipes_say_without_end(given: dict[str, Any], tmp_path: Path
     assert capsys.readouterr().out.count("steps: without end") == 3
     assert main(["sft", *words, "--num-epochs", "forever"]) == 2
     assert "a whole number or 'inf' is wanted, not 'forever'" in capsys.readouterr().err
+
+
+def steps_of(run: Path) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl that are of steps, as far as they are written."""
+    file = run / "metrics.jsonl"
+    lines = file.read_text().splitlines(keepends=True) if file.exists() else []
+    return [line for line in map(json.loads, (each for each in lines if each.endswith("\n"))) if "lr" in line]
+
+
+def grown(process: subprocess.Popen[bytes], run: Path, number: int) -> None:
+    """Wait until a run has so many steps."""
+    end = time.monotonic() + 240
+    while len(steps_of(run)) < number:
+        assert process.poll() is None, "ended before"
+        assert time.monotonic() < end, "no further step"
+        time.sleep(0.05)
+
+
+@pytest.mark.lane
+@pytest.mark.slow
+def test_a_run_without_end_on_other_ranks_and_killed(given: dict[str, Any], tmp_path: Path) -> None:
+    """Two ranks stopped by SIGTERM, one process killed, then ended: the steps of one uninterrupted process."""
+    run = tmp_path / "run"
+    words = [word for name, value in given.items() if value is not True for word in (f"--{name.replace('_', '-')}", str(value))]
+    endless = [sys.executable, "-m", "forge", "sft", *words, "--num-epochs", "inf", "--full-state-every-steps", "1"]
+    with subprocess.Popen([*endless, "--nproc-per-node", "2"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as first:
+        grown(first, run, 3)
+        first.terminate()
+        assert first.wait(timeout=240) == 75
+    before = len(steps_of(run))
+    with subprocess.Popen(endless, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as second:
+        grown(second, run, before + 3)
+        second.kill()
+    last = len(steps_of(run)) + 2
+    ended = forge.sft(**given, max_steps=last)
+    whole = forge.sft(**given | {"ckpt_output_dir": str(tmp_path / "whole")}, max_steps=last)
+    found, wanted = (steps_of(each.output_dir) for each in (ended, whole))
+    assert [(line["step"], line["epoch"], line["samples"]) for line in found] == [
+        (line["step"], line["epoch"], line["samples"]) for line in wanted
+    ]
+    assert [line["loss"] for line in found] == pytest.approx([line["loss"] for line in wanted], rel=1e-5)
