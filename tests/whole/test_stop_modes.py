@@ -19,6 +19,7 @@ import forge
 from forge.cli._app import main
 from forge.run._run_directory import RunDirectory
 
+from ..lanes import ci_keeps
 from .starts import metrics, untimed, weights
 from .verbs import VERBS, settings_of
 
@@ -53,7 +54,7 @@ class StopAfter:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("schedule", ["constant", "inverse_sqrt"])
+@pytest.mark.parametrize("schedule", ci_keeps(["constant"], ["constant", "inverse_sqrt"]))
 def test_a_run_without_end_is_stopped_resumed_and_given_an_end(given: dict[str, Any], schedule: str, tmp_path: Path) -> None:
     """Stopped twice, once in its second epoch, then ended: the same bits as a run whose end was known at once."""
     given |= {"lr_scheduler": schedule, "warmup_steps": 2}
@@ -124,7 +125,8 @@ def test_the_limit_that_is_reached_first_ends_a_run(given: dict[str, Any], tmp_p
         assert forge.sft(**given | {"ckpt_output_dir": str(tmp_path / str(number))}, **limits).steps == steps
 
 
-@pytest.mark.parametrize("verb", [verb for verb in VERBS if verb not in ONLINE])
+@pytest.mark.slow
+@pytest.mark.parametrize("verb", ci_keeps(["pretrain", "dpo"], [verb for verb in VERBS if verb not in ONLINE]))
 def test_every_verb_plans_by_tokens_and_without_end(
     verb: str, model_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -138,7 +140,7 @@ def test_every_verb_plans_by_tokens_and_without_end(
     assert "without end" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("verb", ONLINE)
+@pytest.mark.parametrize("verb", ci_keeps(["grpo"], ONLINE))
 def test_online_methods_run_without_end_and_refuse_tokens(
     verb: str, model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
