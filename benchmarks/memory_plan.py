@@ -4,7 +4,7 @@ Each is a model of a configuration, an adapter, an optimizer, a dtype and docume
 on an outline of the model; the measured side is the meter of the accelerator around two steps of `forge_algos.train`: torch's
 profiler on a CPU, the allocator's statistics on a GPU. `--table` prints the table of docs/memory.md.
 
-    hatch run bench:python benchmarks/memory_plan.py [--table] [--device cpu]
+    hatch run bench:memory_plan [--table] [--device cpu]
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import threading
 import types
 from typing import Any
 
@@ -84,3 +85,25 @@ def test_what_takes_time_is_said() -> None:
     quiet = Reporter(lambda _: None, quiet=True)
     quiet.doing("exporting")
     quiet.progress("tokenizing")(1, 2)
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.3])
+def test_what_takes_long_says_so_while_it_does(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line once it takes a while, another at its end with the time, in the log too; nothing where it is quick."""
+    monkeypatch.setattr(_progress, "_SHORT_SECONDS", 0.1)
+    made, printed = reporter(terminal=False)
+    logged: list[str] = []
+    made._log = logged.append
+    with made.taking("loading it", "loaded it"):
+        threading.Event().wait(seconds)
+        seen = printed.getvalue()
+    assert (seen, logged) == (("loading it ...\n", ["loaded it in 0.3 s"]) if seconds else ("", []))
+
+
+def test_what_fails_is_not_said_to_be_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error is what there is to say."""
+    monkeypatch.setattr(_progress, "_SHORT_SECONDS", 0.0)
+    made, printed = reporter(terminal=False)
+    with pytest.raises(ValueError, match="no"), made.taking("loading it", "loaded it"):
+        raise ValueError("no")
+    assert "loaded" not in printed.getvalue()

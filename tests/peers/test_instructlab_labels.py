@@ -24,6 +24,7 @@ finally:
     sys.path.pop(0)
 
 # Headers that end where the content begins, turn ends that are the EOS, and no text of the template's own within a turn.
+# SmolLM3 is not among them: rows without reasoning are rendered with thinking off, and theirs with the template's default.
 RIGHT = [
     "chatml",
     "command-r",
@@ -34,7 +35,6 @@ RIGHT = [
     "mistral-nemo",
     "phi-4",
     "qwen2.5",
-    "smollm3",
     "zephyr",
 ]
 WITHOUT_SYSTEM = {"mistral", "mistral-nemo"}

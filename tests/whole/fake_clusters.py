@@ -127,6 +127,8 @@ class Controller:
     volume: Path
     """Mounted at /workspace."""
     bin: Path
+    preflight: bool = True
+    """Whether the runtime's init container is started before a node."""
     pods: list[Pod] = attrs.field(factory=list)
     history: list[tuple[int, str, int]] = attrs.field(factory=list)
     """(pod, container, exit status) of each container that ended."""
@@ -141,7 +143,10 @@ class Controller:
             while len(done) < trainer["numNodes"]:
                 assert time.monotonic() < end, self.logs()
                 for index in sorted(waiting):
-                    self.pods.append(self._start(Pod(index, self.volume / f"pod-{index}-{len(self.pods)}.log"), port))
+                    pod = Pod(
+                        index, self.volume / f"pod-{index}-{len(self.pods)}.log", "preflight" if self.preflight else "node"
+                    )
+                    self.pods.append(self._start(pod, port))
                 waiting.clear()
                 tick()
                 for pod in self.pods:

@@ -165,6 +165,14 @@ def test_a_dry_run_of_several_ranks_answers_once(
     assert rank == 0 or not shown.err
 
 
+def test_a_machine_is_named_as_it_was_given(given: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The flag on a command line, the argument in Python."""
+    assert main(["sft", *words_of(given), "--ckpt-output-dir", str(tmp_path / "run"), "--dry-run", "--for", "garbage"]) == 2
+    assert capsys.readouterr().err.startswith("forge: --for garbage: give the number of devices")
+    with pytest.raises(forge.SettingsError, match="^machine='garbage': give"):
+        forge.dry_run(forge.sft, **given, ckpt_output_dir=tmp_path / "run", machine="garbage")
+
+
 def test_for_is_for_dry_runs(given: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Without --dry-run it has no effect, and is refused."""
     assert main(["sft", *words_of(given), "--ckpt-output-dir", str(tmp_path / "run"), "--for", "24GB"]) == 2

@@ -64,6 +64,20 @@ def test_two_tasks_in_sequence(model_dir: Path, tmp_path: Path, capsys: pytest.C
     assert f"model_path: {export}" in (tmp_path / "second" / "config.yaml").read_text()
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["recipes", "run", "kto", "seed=[1, 2]"], "seed must be a whole number, not [1, 2] (seed=[1, 2])"),
+        (["recipes", "run", "kto", "k=[1,2]"], "unknown option --k"),
+        (["sft", "--seed", "1", "2", "3"], "'3': nothing takes this here"),
+    ],
+)
+def test_values_that_nothing_takes_are_named(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """By setting, or as they were written; no inside words."""
+    assert _cli.main(words) == 2
+    assert said in capsys.readouterr().err
+
+
 def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """`ls`, `show` and `cp`; what is given beside `run` are settings, refused as those of the verb are."""
     monkeypatch.chdir(tmp_path)

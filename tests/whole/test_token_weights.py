@@ -11,7 +11,9 @@ import pytest
 
 import forge
 
+from ..ranks import run_on_ranks
 from .conftest import conversations, write_rows
+from .verbs import run_verb
 
 ONE_STEP: dict[str, Any] = {"max_steps": 1, "effective_batch_size": 12, "learning_rate": 1e-3, "lint": "off"}
 
@@ -68,6 +70,27 @@ def test_a_run(model_dir: Path, tmp_path: Path, budget: int) -> None:
     before, step = lines_of(tmp_path / "run")[:2]
     assert (before["eval_loss"], before["eval_loss_tokens"]) == (pytest.approx(loss, rel=1e-5), pytest.approx(count, rel=1e-9))
     assert (step["loss"], step["loss_tokens"]) == (pytest.approx(loss, rel=1e-5), pytest.approx(count, rel=1e-9))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["fsdp2", "ddp"])
+def test_ranks_weigh_as_one_process(strategy: str, model_dir: Path, tmp_path: Path) -> None:
+    """Two ranks, whose rows weigh unequally, take the steps of one process."""
+    given = {
+        "model_path": str(model_dir),
+        "data_path": str(write_rows(tmp_path / "rows.jsonl", weighted(12))),
+        "max_tokens_per_gpu": 64,
+        **ONE_STEP,
+        "max_steps": 3,
+        "effective_batch_size": 4,
+    }
+    run_verb("sft", given | {"ckpt_output_dir": str(tmp_path / "one")})
+    divided = given | {"ckpt_output_dir": str(tmp_path / "two"), "strategy": strategy}
+    run_on_ranks(run_verb, 2, "sft", divided, str(tmp_path), joined=False)
+    one, two = lines_of(tmp_path / "one"), lines_of(tmp_path / "two")
+    assert len({line["loss_tokens"] % 1 for line in one} - {0.0}) > 0
+    for name, close in (("loss", 1e-5), ("grad_norm", 1e-4), ("loss_tokens", 1e-9)):
+        assert [line[name] for line in two] == pytest.approx([line[name] for line in one], rel=close)
 
 
 def test_documents(model_dir: Path, tmp_path: Path) -> None:

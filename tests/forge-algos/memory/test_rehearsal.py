@@ -140,3 +140,20 @@ def test_what_needs_numbers_is_said() -> None:
     rehearsal, adaptation, model, moved = made("llama", forge_algos.AdapterSettings(), "adamw", outline=True)
     with pytest.raises(forge_algos.RehearsalError, match="needs values that only the loaded model has"):
         rehearsal.step(model, moved, [Row(30)], objective=Sparse, adaptation=adaptation)
+
+
+def test_a_defect_of_our_own_is_no_lack_of_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A TypeError that a file of this package raises is not taken for a computation that needs values; a model's is."""
+    from forge_algos.memory import _rehearsal
+
+    rehearsal, adaptation, model, moved = made("llama", forge_algos.AdapterSettings(), "adamw", outline=True)
+
+    class Odd(forge_algos.SFT):
+        def terms(self, head: Any, row: Any) -> Any:
+            raise TypeError("a model's")
+
+    with pytest.raises(forge_algos.RehearsalError, match="TypeError: a model's"):
+        rehearsal.step(model, moved, [Row(30)], objective=Odd, adaptation=adaptation)
+    monkeypatch.setattr(_rehearsal, "schedule", eval("lambda *_, **__: 1 + ''", vars(_rehearsal)))
+    with pytest.raises(TypeError, match="unsupported operand"):
+        rehearsal.step(model, moved, [Row(30)], objective=forge_algos.SFT, adaptation=adaptation)

@@ -83,9 +83,9 @@ def test_a_run_without_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     endless = forge_packing.plan([3, 9, 4], batch_size=2, max_tokens=12, epochs=None)
     endless.save(tmp_path / "plan.npz")
     words = ["plan", str(tmp_path / "plan.npz"), "--step", str(10**12)]
-    assert _cli.main([*words, "--draw", str(tmp_path / "drawing.svg")]) == 0
+    assert _cli.main([*words, "--draw", str(tmp_path / "drawing.html")]) == 0
     assert f"step {10**12}: {endless.figures(10**12).samples} samples" in capsys.readouterr().out
-    assert "the first 1,024 steps, measured at" in (tmp_path / "drawing.svg").read_text()
+    assert "The first 1,024 steps, measured at" in (tmp_path / "drawing.html").read_text()
     assert _cli.main([*words[:-1], "-1"]) == 2
     assert "--step -1 is not in this plan: steps are counted from 0" in capsys.readouterr().err
 
@@ -98,8 +98,8 @@ def test_a_run_without_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         (["plan.npz", "--max-tokens-per-gpu", "5"], "--max-tokens-per-gpu 5 is less than the longest sample, 12 tokens"),
         (["plan.npz", "--step", "6"], "--step 6 is not in this plan: it has 6 steps, counted from 0"),
         (["plan.npz", "--step", "-1"], "--step -1 is not in this plan"),
-        (["plan.npz", "--draw", "x.png"], "the drawing is an SVG"),
-        (["plan.npz", "--draw", "nowhere/x.svg"], "nowhere/x.svg: cannot be written"),
+        (["plan.npz", "--draw", "x.svg"], "the drawing is a page for a browser"),
+        (["plan.npz", "--draw", "nowhere/x.html"], "nowhere/x.html: cannot be written"),
         (["nothing"], "nothing is no plan: give a plan.npz, a run directory"),
         (["."], "is no plan"),
         (["store", "--max-tokens-per-gpu", "8"], "--max-tokens-per-gpu 8 is less than the longest sample, 9 tokens"),
@@ -137,12 +137,12 @@ def test_refusals(
 def test_the_drawing_is_written_whole(
     saved: forge_packing.BatchPlan, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """--draw writes the SVG, names it, and leaves nothing else."""
+    """--draw writes the page, names it, and leaves nothing else."""
     before = {path.name for path in tmp_path.iterdir()}
-    assert _cli.main(["plan", str(tmp_path / "plan.npz"), "--draw", str(tmp_path / "packing.svg")]) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == str(tmp_path / "packing.svg")
-    assert {path.name for path in tmp_path.iterdir()} == before | {"packing.svg"}
-    assert (tmp_path / "packing.svg").read_text(encoding="utf-8").startswith("<svg")
+    assert _cli.main(["plan", str(tmp_path / "plan.npz"), "--draw", str(tmp_path / "packing.html")]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == str(tmp_path / "packing.html")
+    assert {path.name for path in tmp_path.iterdir()} == before | {"packing.html"}
+    assert (tmp_path / "packing.html").read_text(encoding="utf-8").startswith("<!doctype html>")
 
 
 def test_every_setting_is_an_option(capsys: pytest.CaptureFixture[str]) -> None:

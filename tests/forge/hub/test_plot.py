@@ -72,6 +72,8 @@ def test_refusals(tmp_path):
             plot_loss(run, **arguments)
     with pytest.raises(SettingsError, match="is empty"):
         plot_loss([])
+    with pytest.raises(SettingsError, match="must be a run directory or a list"):
+        plot_loss(3)
     with pytest.raises(RunDirectoryError, match="has no training_log.jsonl or"):
         plot_loss(tmp_path)
     with pytest.raises(RunDirectoryError, match="has no other.jsonl"):

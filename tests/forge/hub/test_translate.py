@@ -172,7 +172,11 @@ def test_unknown_names():
         ("lora_sft", {"bnb_4bit_quant_type": "nf4"}, "without load_in_4bit"),
         ("lora_sft", {"bf16": True, "load_in_4bit": True, "bnb_4bit_compute_dtype": "float32"}, "one dtype"),
         ("lora_sft", {"effective_batch_size": 8, "micro_batch_size": 2}, "micro_batch_size has no effect beside"),
-        ("lora_sft", {"nproc_per_node": "auto"}, "effective_batch_size is required where the number of processes is 'auto'"),
+        ("lora_sft", {"nproc_per_node": "auto"}, "effective_batch_size is required where .* is 'auto'"),
+        ("lora_sft", {"micro_batch_size": -1}, "is -1, and no number of 1 or more"),
+        ("sft", {"is_pretraining": "yes"}, "is_pretraining must be True or False"),
+        ("lora_sft", {"load_in_4bit": "no"}, "load_in_4bit must be True or False"),
+        ("lora_grpo", {"max_lora_rank": "x"}, "max_lora_rank"),
         ("lora_sft", {"eval_steps": 5}, "eval_steps has no effect without eval_data_path"),
         ("lora_sft", {"fp16": True}, "float16 overflows"),
         ("lora_grpo", {"reward_fn": len}, "a reward is named"),
@@ -234,8 +238,11 @@ def test_functions_that_there_are_not(name):
     """gepa and embedding_sft say what to use."""
     with pytest.raises(SettingsError, match=name.partition("_")[0]):
         getattr(forge.hub, name)(model_path="m")
-    with pytest.raises(SettingsError):
-        create_algorithm(name)
+    for call in (create_algorithm, translate):
+        with pytest.raises(SettingsError, match=name.partition("_")[0]):
+            call(name)
+    with pytest.raises(SettingsError, match="no function 'nothing'; known are sft"):
+        translate("nothing")
 
 
 class Watcher(TrainingHubCallback):

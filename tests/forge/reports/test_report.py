@@ -237,12 +237,24 @@ def test_compare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
     assert said[0] == ["setting", "a/run", "b/run"]
     assert said[1] == ["seed", "1", "2"]
     assert ["loss", "0.75", "0.6"] in said
+    memory = next(line for line in said if line[:1] == ["memory"])
+    assert memory[2::2] == ["GiB", "GiB"]
     assert said[-1] == ["compare.html"]
     page = Elements((tmp_path / "compare.html").read_text())
     data = json.loads(page.inside["scriptdata"])
     names = [line["name"] for line in data["charts"][0]["lines"]]
     assert names == ["a/run", "a/run: held out", "b/run", "b/run: held out"]
     assert compare([runs[0], runs[0]], output=tmp_path / "same.html").startswith("no setting differs")
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "log.txt", "config.yaml/x"])
+def test_a_file_of_a_run_is_answered_with_the_run(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`forge report RUN/config.yaml` says which directory is meant, and nothing of putting files back."""
+    run = make_run(tmp_path / "run")
+    (run / "log.txt").touch()
+    assert main(["report", str(run / name)]) == 2
+    said = capsys.readouterr().err
+    assert f"{run / name}: is a file, and not the directory of a run. Give its run, {run}." in said
 
 
 def test_a_renewal_never_ends_or_slows_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -295,3 +295,15 @@ def test_killed_while_publishing(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").touch()
     with pytest.raises(RunDirectoryError, match=r"thesis\.tex"), RunDirectory(tmp_path):
         pass
+
+
+@pytest.mark.parametrize(("text", "steps"), [(b'{"loss": 1.0}\n\xff\n', True), (b"\xff\xfe\n", False)])
+def test_a_record_that_is_not_text_is_looked_through(text: bytes, steps: bool, tmp_path: Path) -> None:
+    """Whether a run has steps is asked before anything is known of its files."""
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.yaml").write_text("seed: 1\n")
+    (run / "metrics.jsonl").write_bytes(text)
+    with RunDirectory(run) as out:
+        assert out.resuming
+        assert out.has_steps is steps

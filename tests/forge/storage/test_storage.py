@@ -328,7 +328,7 @@ def test_a_state_pruned_while_it_is_copied(run, url, monkeypatch):
         assert snapshots(Remote(url), Remote(url).names())[0].step == 1
         step(run, 1)
         upload.sync()
-    assert not (run / ".forge-storage").exists()
+    assert not (run / ".forge-storage.tmp").exists()
 
 
 class Note:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self
 
@@ -12,6 +14,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 _PATIENCE_SECONDS = 30.0
 """Seconds after which somebody without a terminal hears how far a preparation is."""
+_SHORT_SECONDS = 2.0
+"""Seconds that may pass without a word."""
 _WIDTH = 72
 _SHOWN = ("accuracy", "margin", "reward", "kl")
 """Figures of a step that its line shows beside the loss."""
@@ -70,6 +74,27 @@ class Reporter:
             self._bar.update(self._task, description=what)
         elif line:
             self._console.print(f"{what} ...", markup=False)
+
+    @contextmanager
+    def taking(self, what: str, done: str) -> Iterator[None]:
+        """Say what is being done once it takes two seconds, and at its end how long it took.
+
+        Args:
+            what: such as `loading org/model`.
+            done: such as `loaded org/model`, for the log.
+
+        """
+        began = time.perf_counter()
+        waiting = threading.Timer(_SHORT_SECONDS, self.doing, (what,))
+        waiting.daemon = True
+        if not self._quiet:
+            waiting.start()
+        try:
+            yield
+        finally:
+            waiting.cancel()
+        if (seconds := time.perf_counter() - began) > _SHORT_SECONDS:
+            self.note(f"{done} in {_clock(seconds) if seconds >= 60 else f'{seconds:.1f} s'}")
 
     def steps(self, num_steps: int | None, *, done: int = 0) -> Self:
         """Set the number of steps, `done` of them before this start: `with reporter.steps(n): ...`.

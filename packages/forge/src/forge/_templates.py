@@ -55,6 +55,11 @@ def size(count: float) -> str:
     return f"{count:,.4g} TiB"
 
 
+def figure(value: float | None, name: str) -> str:
+    """Write a figure of metrics.jsonl: memory as a size, anything else as a number."""
+    return size(value) if name == "memory" and value is not None and math.isfinite(value) else number(value)
+
+
 def number(value: float | None) -> str:
     """Write a figure in five digits; a dash for none."""
     if value is None or not math.isfinite(value):

@@ -164,13 +164,24 @@ def _explained() -> Iterator[None]:
             # Of a number with data that meets others without, torch itself looks at the gradient.
             warnings.filterwarnings("ignore", message=r"The \.grad attribute of a Tensor that is not a leaf")
             yield
-    except (RuntimeError, NotImplementedError, AssertionError, TypeError, ValueError, AttributeError, LookupError) as error:
-        if getattr(error, "exit_status", None) is not None:
+    except (RuntimeError, AssertionError, TypeError, ValueError, AttributeError, LookupError) as error:
+        # torch says that data is missing in errors of these kinds, and models, which meet tensors without data, in others.
+        # What this package itself raises otherwise is a defect.
+        if getattr(error, "exit_status", None) is not None or (not isinstance(error, RuntimeError) and _is_ours(error)):
             raise
         text = " ".join(str(error).split())[:200]
         raise RehearsalError(
             f"a computation needs values that only the loaded model has ({type(error).__name__}: {text})"
         ) from error
+
+
+def _is_ours(error: BaseException) -> bool:
+    """Return whether an error was raised in a file of this package, and not in what it called."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    name = "" if trace is None else str(trace.tb_frame.f_globals.get("__name__", ""))
+    return name.partition(".")[0] == __name__.partition(".")[0]
 
 
 @contextmanager

@@ -60,6 +60,10 @@ def main(argv: Sequence[str] | None = None, make: Callable[[str | None, Sequence
         flags = getattr(command, "flags", flags)
         status = command(*bound.args, **bound.kwargs)
         sys.stdout.flush()
+    except cyclopts.UnusedCliTokensError as error:
+        left = ", ".join(map(repr, error.unused_tokens or ()))
+        what = f"{left}: nothing takes this here: the option or argument before it takes no more. Quote a value with spaces."
+        return _print_error(what, 2, debug=debug)
     except cyclopts.CycloptsError as error:
         return _print_error(str(error), 2, debug=debug)
     except Terminated:

@@ -19,7 +19,10 @@ from forge.cli._options import converter_of, field_texts, with_signature
 _FIXED = ("effective_batch_size", "num_epochs", "max_steps", "max_tokens", "seed")
 _OWN = {
     "path": (str, "A saved plan (plan.npz), a run directory, or a token store to plan for."),
-    "draw": (str | None, "Draw the step's load on each rank, and the fill over the run, into this SVG file."),
+    "draw": (
+        str | None,
+        "Write a page that shows the step's load on each rank, and the fill over the run, into this HTML file.",
+    ),
     "step": (int | None, "Step whose figures are printed and drawn. By default step 0 is drawn."),
     "world_size": (int | None, "Ranks to divide each step over. By default those of the plan, or 1."),
 }
@@ -45,7 +48,7 @@ def plan_command() -> Any:
         if step is not None:
             print(_figures(batch_plan, at))
         if drawing is not None:
-            print(_draw(batch_plan, at, drawing))
+            print(_draw(batch_plan, at, drawing, Path(path).expanduser().resolve()))
 
     parameters = []
     for name, (kind, text) in _OWN.items():
@@ -67,7 +70,7 @@ def plan_command() -> Any:
         parameters,
         "Show which samples share a step and a micro-batch, and how well that fills the ranks; trains nothing.\n\n"
         "A saved plan can be shown on other ranks or with other micro-batches; for a token store every option counts. "
-        "Example: forge plan runs/first --world-size 8 --draw plan.svg",
+        "Example: forge plan runs/first --world-size 8 --draw plan.html",
     )
     # The names of forge_packing.plan, in its messages.
     command.flags |= {"batch_size": "--effective-batch-size"}
@@ -161,18 +164,20 @@ def _figures(batch_plan: forge_packing.BatchPlan, step: int) -> str:
 
 
 def _drawing(draw: str) -> Path:
-    """Return the path of the drawing. Raises SettingsError where it is no SVG file."""
+    """Return the path of the page. Raises SettingsError where it is no HTML file."""
     file = Path(draw).expanduser()
-    if file.suffix.lower() != ".svg":
-        raise SettingsError(f"draw={file}: the drawing is an SVG; give a file that ends in .svg.")
+    if file.suffix.lower() not in (".html", ".htm"):
+        raise SettingsError(f"draw={file}: the drawing is a page for a browser; give a file that ends in .html.")
     return file
 
 
-def _draw(batch_plan: forge_packing.BatchPlan, step: int, file: Path) -> Path:
-    """Write the drawing of a step, at once or not at all."""
-    from forge.reports._plan_svg import draw
+def _draw(batch_plan: forge_packing.BatchPlan, step: int, file: Path, path: Path) -> Path:
+    """Write the page of a plan, at once or not at all."""
+    from forge.reports._plan_page import plan_page
 
-    text = draw(batch_plan, step)
+    # Of `runs/first/plan/plan.npz` it is the run that says what it is.
+    named = path.parents[1] if path.name == "plan.npz" and path.parent.name == "plan" else path
+    text = plan_page(batch_plan, step, named.name)
     temporary = file.with_name(f".{file.name}.{secrets.token_hex(4)}.tmp")
     try:
         temporary.write_text(text, encoding="utf-8")

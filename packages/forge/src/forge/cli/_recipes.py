@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+import attrs
 import cyclopts
 import yaml
 
@@ -12,8 +14,9 @@ from forge._errors import SettingsError
 from forge._new_file import write_new_file
 from forge.cli._options import command_of
 from forge.settings._recipe import verb_of
-from forge.settings._settings import dashed
+from forge.settings._settings import converted, dashed, flat_fields
 from forge.settings._shipped import about, shipped, shipped_recipe
+from forge.verbs._registry import task_of
 
 
 def ls() -> str:
@@ -70,6 +73,7 @@ def as_verb(words: Sequence[str]) -> list[str]:
         return list(words)
     file = shipped_recipe(words[2])
     found = [verb_of(file) or "sft", str(file)]
+    fields = {field.name: field for _, field in flat_fields(task_of(found[0]).settings)}
     rest = iter(words[3:])
     for word in rest:
         if word.startswith("-"):
@@ -77,16 +81,19 @@ def as_verb(words: Sequence[str]) -> list[str]:
         name, equals, value = word.partition("=")
         if not equals or not name:
             raise SettingsError(f"{word!r} is no setting: write name=value, such as model_path=org/model.")
-        found += _flag(f"--{dashed(name)}", value)
+        found += _flag(name, value, fields)
     return found
 
 
-def _flag(flag: str, text: str) -> list[str]:
+def _flag(name: str, text: str, fields: Mapping[str, attrs.Attribute[Any]]) -> list[str]:
     """Return the words of a flag with a value as YAML has it: a switch, a list, or one word."""
+    flag = f"--{dashed(name)}"
     try:
         value = yaml.safe_load(text)
     except yaml.YAMLError:
         value = text
+    if isinstance(value, list) and name in fields and "words" not in fields[name].metadata:
+        converted(fields[name], value, f"{name}={text}")  # refused here where it takes one value alone
     if isinstance(value, bool) and text in ("true", "false"):
         return [flag if value else f"--no-{flag.removeprefix('--')}"]
     return [flag, *map(str, value)] if isinstance(value, list) else [flag, text]

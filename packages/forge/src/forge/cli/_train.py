@@ -99,7 +99,8 @@ def verb_command(task: Task, words: Sequence[str] = ()) -> Any:
         f"Prints the directory of the trained model. Example: forge {task.name} --model-path org/model --data-path train.jsonl "
         "--ckpt-output-dir runs/first",
     )
-    command.flags["for_"] = "--for"
+    # The argument of forge.dry_run, in messages.
+    command.flags["machine"] = "--for"
     # The name of the setting in forge_data's messages.
     command.flags["format"] = "--data-format"
     return command

@@ -54,16 +54,17 @@ def export(
     rows = _rows(request.vocabulary(tokenizer))
     proofs = []
     model: Any
-    report.doing(f"loading {request.folder}{' and merging it into its base' if merge else ''}")
-    if merge:
-        merged = forge_dist.merge_adapter(request.folder, rows, task=request.task)
-        model = merged.model
-        proofs.append(
-            f"Merged: on {merged.tokens} tokens its logits are those of the adapter beside its base within "
-            f"{merged.difference:.1e} of the largest."
-        )
-    else:
-        model = forge_dist.load_trained(str(request.folder), dtype=forge_accel.float32, device="cpu", task=request.task)
+    merging = " and merging it into its base" if merge else ""
+    with report.taking(f"loading {request.folder}{merging}", f"loaded {request.folder}"):
+        if merge:
+            merged = forge_dist.merge_adapter(request.folder, rows, task=request.task)
+            model = merged.model
+            proofs.append(
+                f"Merged: on {merged.tokens} tokens its logits are those of the adapter beside its base within "
+                f"{merged.difference:.1e} of the largest."
+            )
+        else:
+            model = forge_dist.load_trained(str(request.folder), dtype=forge_accel.float32, device="cpu", task=request.task)
     _check_range(request, model)
     with forge_dist.atomic_directory(request.output) as folder:
         try:

@@ -55,6 +55,8 @@ def plot_loss(
 
     """
     single = isinstance(ckpt_output_dirs, (str, Path))
+    if not single and not isinstance(ckpt_output_dirs, Sequence):
+        raise SettingsError(f"ckpt_output_dirs must be a run directory or a list of them, not {ckpt_output_dirs!r}.")
     runs = [Path(each).expanduser() for each in ([ckpt_output_dirs] if single else ckpt_output_dirs)]  # type: ignore[list-item]
     if not runs:
         raise SettingsError("ckpt_output_dirs is empty: give a run directory, or several.")

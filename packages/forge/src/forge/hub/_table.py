@@ -356,3 +356,9 @@ REFUSED: Mapping[str, str] = {
     "then use sentence-transformers itself.",
 }
 """Function of training_hub → why there is none here, and what to use."""
+
+SWITCHES = frozenset(
+    """is_pretraining unmask_messages use_processed_dataset process_data disable_flash_attn sample_packing bf16 load_in_4bit
+    flash_attention use_rslora use_dora use_dr_grpo""".split()
+)
+"""Parameters that are True or False."""

@@ -10,7 +10,7 @@ import forge
 from forge._errors import SettingsError
 from forge.hub._callbacks import adapted
 from forge.hub._parameter import REQUIRED
-from forge.hub._table import FUNCTIONS
+from forge.hub._table import FUNCTIONS, REFUSED, SWITCHES
 from forge.hub._values import lora_adapter, lora_batch
 from forge.settings._elsewhere import unknown
 from forge.settings._settings import flat_fields
@@ -68,6 +68,8 @@ def translate(function: str, /, **given: Any) -> Call:
     >>> call.verb, call.settings["train_on"], call.settings["num_epochs"]
     ('osft', 'all', 1)
     """
+    if function not in FUNCTIONS:
+        raise SettingsError(REFUSED.get(function, f"there is no function {function!r}; known are {', '.join(FUNCTIONS)}."))
     table = {each.name: each for each in FUNCTIONS[function]}
     missing = [name for name, each in table.items() if each.default is REQUIRED and given.get(name) is None]
     if missing:
@@ -77,6 +79,9 @@ def translate(function: str, /, **given: Any) -> Call:
     for name, each in table.items():
         if each.default is not REQUIRED and each.default is not None:
             given.setdefault(name, each.default)
+    for name in SWITCHES & given.keys():
+        if not isinstance(given[name], bool):
+            raise SettingsError(f"{function}: {name} must be True or False, not {given[name]!r}.")
     verb = _verb(function, given)
     settings: dict[str, Any] = {}
     unknown_names: dict[str, str] = {}

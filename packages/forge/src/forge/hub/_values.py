@@ -118,7 +118,7 @@ def lr_scheduler_kwargs(value: Any, _given: Given) -> Taken:
 
 def lr_scheduler(value: Any, _given: Given) -> Taken:
     """Take a schedule by transformers' name."""
-    return {"lr_scheduler": {"constant_with_warmup": "constant"}.get(value, value)}
+    return {"lr_scheduler": "constant" if value == "constant_with_warmup" else value}
 
 
 def adamw_betas(value: Any, _given: Given) -> Taken:
@@ -216,8 +216,11 @@ def lora_batch(given: Given) -> int:
     numbers = [given.get("micro_batch_size", 2), given.get("gradient_accumulation_steps", 1), *ranks]
     total = 1
     for number in numbers:
-        if not str(number).isdecimal():
-            raise SettingsError(f"effective_batch_size is required where the number of processes is {number!r}.")
+        if not str(number).isdecimal() or int(number) < 1:
+            raise SettingsError(
+                f"effective_batch_size is required where micro_batch_size, gradient_accumulation_steps, nproc_per_node or "
+                f"nnodes is {number!r}, and no number of 1 or more."
+            )
         total *= int(number)
     return total
 
@@ -225,7 +228,7 @@ def lora_batch(given: Given) -> int:
 def dataset_type(value: Any, _given: Given) -> Taken:
     """Take a format by its name there."""
     known = {"chat_template": "messages", "alpaca": "alpaca", "input_output": "prompt_completion", "passthrough": "text"}
-    return {"data_format": known.get(value, value)}
+    return {"data_format": known.get(value, value) if isinstance(value, str) else value}
 
 
 def renamed(ours: str) -> Any:
@@ -266,6 +269,6 @@ def reward_fn(value: Any, _given: Given) -> Taken:
 
 def max_lora_rank(value: Any, given: Given) -> Taken:
     """Accept a bound of a sampler that is no bound."""
-    if value >= given.get("lora_r", 16):
+    if isinstance(value, int) and value >= given.get("lora_r", 16):
         return {}
     raise SettingsError(f"max_lora_rank={value} is less than lora_r={given.get('lora_r', 16)}. Leave it out.")

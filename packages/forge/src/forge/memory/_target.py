@@ -62,7 +62,7 @@ class Target:
         found = _WORDS.fullmatch(words.strip())
         if found is None or float(found[3]) <= 0.5 or (found[1] is not None and int(found[1]) == 0):
             raise SettingsError(
-                f"for {words!r}: give the number of devices, a name and the memory of each, such as 8xH100-80GB, or 24GB."
+                f"machine={words!r}: give the number of devices, a name and the memory of each, such as 8xH100-80GB, or 24GB."
             )
         limit = int(float(found[3]) * 2**30) - 2**29
         return cls(name=words.strip(), devices=int(found[1]) if found[1] else None, limit=limit, block=_BLOCK, elsewhere=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from forge._errors import SettingsError
-from forge._templates import number
+from forge._templates import figure
 from forge.reports._charts import charts, table
 from forge.reports._curves import Curves
 from forge.reports._page import PLOTS, page, reading, write_page
@@ -71,7 +71,7 @@ def compare(runs: Sequence[str | Path], *, output: str | Path = "compare.html") 
         )
     file = write_page(Path(output).expanduser(), text, "output")
     settings = _columns(["setting", *names], [[one.name, *one.values] for one in differing])
-    figures = _columns(["last figure", *names], [[name, *map(number, values)] for name, values in last])
+    figures = _columns(["last figure", *names], [[name, *values] for name, values in last])
     return "\n".join([*(settings if differing else ["no setting differs"]), "", *figures, "", str(file)])
 
 
@@ -104,10 +104,10 @@ def _names(paths: Sequence[Path]) -> list[str]:
     return [f"{path} ({place})" for place, path in enumerate(paths, 1)]
 
 
-def _last(curves: Sequence[Curves]) -> list[tuple[str, list[float | None]]]:
-    """Return the last value of each figure in each run."""
+def _last(curves: Sequence[Curves]) -> list[tuple[str, list[str]]]:
+    """Return the last value of each figure in each run, as text."""
     rows = list(dict.fromkeys(row["name"] for one in curves for row in table(one.figures)))
-    return [(name, [one.figures[name].last if name in one.figures else None for one in curves]) for name in rows]
+    return [(name, [figure(one.figures[name].last if name in one.figures else None, name) for one in curves]) for name in rows]
 
 
 def _word(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""Batch plan → one SVG: the load of a step on each rank, and the fill over the run."""
+"""Batch plan → two SVGs: the load of a step on each rank, and the fill over the run."""
 
 from __future__ import annotations
 
@@ -17,32 +17,57 @@ _MOST_COLUMNS = 96
 _MEASURED, _MEASURED_STEPS, _STRETCHES, _STEPS_EACH = 2**17, 2**11, 32, 16
 # Steps of an endless run that are drawn.
 _ENDLESS = 2**10
-# The colours of pages/look.css: distinguishable by lightness alone too.
-_STYLE = """
-text { font: 13px system-ui, sans-serif; fill: #1d1c1a }
-.title { font-size: 15px; font-weight: 600 } .soft { fill: #56534d }
-.paper { fill: #fbfaf7 } .even { fill: #0b62a8 } .odd { fill: #8bbae0 } .idle { fill: url(#hatch) } .stripe { stroke: #8b8880 }
-.axis { stroke: #77736b; fill: none } .grid { stroke: #e5e1d8 }
-.bound { stroke: #c25100; stroke-width: 2; stroke-dasharray: 6 4 }
-@media (prefers-color-scheme: dark) {
-text { fill: #e9e7e2 } .soft { fill: #a9a69f } .paper { fill: #141517 } .grid { stroke: #303236 } .axis { stroke: #8b8880 }
-.even { fill: #6fb7f5 } .odd { fill: #326aa0 } .bound { stroke: #ff9f57 }
-}
-"""
 
 
-def draw(plan: forge_packing.BatchPlan, step: int) -> str:
-    """Draw a step's micro-batches on each rank, and below it the fill over the run."""
-    parts, height = _ranks(plan, step, top=16)
-    below, height = _fill(plan, top=height + 34)
-    name = f"Batch plan: step {step} on {plan.world_size} rank{'s' if plan.world_size > 1 else ''}, and fill over the run"
-    root = f' xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" style="max-width: 100%; height: auto"'
-    paper = '<rect class="paper" width="100%" height="100%"/>'
-    head = f"<style>{_STYLE}</style>\n"
-    return svg(name, _WIDTH, height, [paper, *parts, *below], hatching="stripe", more=root, head=head) + "\n"
+def draw_step(plan: forge_packing.BatchPlan, step: int) -> str:
+    """Draw a step's micro-batches on each rank."""
+    parts, height = _ranks(plan, step)
+    name = f"Step {step} on {plan.world_size} rank{'s' if plan.world_size > 1 else ''}: micro-batches, and waiting"
+    return _svg(name, height, parts)
 
 
-def _ranks(plan: forge_packing.BatchPlan, step: int, top: float) -> tuple[list[str], float]:
+def draw_fill(plan: forge_packing.BatchPlan) -> tuple[str, str, str]:
+    """Draw the fill over the run; return the drawing, its title and what it says of itself."""
+    columns = _columns(plan)
+    capacity = plan.max_tokens * plan.world_size
+    together = sum(column.tokens for column in columns) / (sum(column.micro_batches for column in columns) * capacity)
+    steps = _steps(plan)
+    about = f"{steps:,} step{'s' if steps > 1 else ''}"
+    if plan.endless:
+        about = f"the first {about}"
+    if not _whole(plan):
+        about += f", measured at the first {_STEPS_EACH} of each of {len(columns)} stretches"
+    if len(columns) < steps:
+        about += "; strokes: emptiest to fullest step"
+    title = f"Fill over the run: {together:.1%} of {plan.max_tokens:,} tokens"
+    parts, height = _fill(columns, capacity, steps)
+    return _svg(title, height, parts), title, about[0].upper() + about[1:] + "."
+
+
+def step_words(plan: forge_packing.BatchPlan, step: int) -> tuple[str, str]:
+    """Return the title of a step's drawing and what there is to see."""
+    found = plan.figures(step)
+    ranks = min(plan.world_size, _MOST_RANKS)
+    shown = f" The first {ranks} of {plan.world_size:,} ranks are drawn." if ranks < plan.world_size else ""
+    longer = found.makespan / found.least_makespan - 1
+    slowest = (
+        "No division of its samples would take less time."
+        if longer < 0.0005
+        else f"The step takes {longer:.1%} longer than the least that any division of its samples could take."
+    )
+    return (
+        f"Step {step}: {found.samples:,} samples, {found.tokens:,} tokens",
+        f"{found.micro_batches:,} micro-batches on each rank (no division has fewer than {found.fewest_micro_batches:,}), "
+        f"{found.fill:.1%} full. {slowest} Hatched: a rank waits for the slowest. Dashed: where the step would end at the "
+        f"earliest. Point at a bar for its figures.{shown}",
+    )
+
+
+def _svg(name: str, height: float, parts: list[str]) -> str:
+    return svg(name, _WIDTH, height, parts, hatching="stripe", more=' xmlns="http://www.w3.org/2000/svg"')
+
+
+def _ranks(plan: forge_packing.BatchPlan, step: int) -> tuple[list[str], float]:
     """Draw a row for each rank: its micro-batches and its waiting, pass by pass."""
     figures = plan.figures(step)
     ranks = min(plan.world_size, _MOST_RANKS)
@@ -51,18 +76,8 @@ def _ranks(plan: forge_packing.BatchPlan, step: int, top: float) -> tuple[list[s
     scale = _PLOT / max(figures.makespan, figures.least_makespan)
     row_height = max(3.0, min(24.0, 420 / ranks))
     gap = 1 if row_height > 5 else 0
-    parts = [
-        text(_LEFT, top + 14, f"Step {step}: {figures.samples:,} samples, {figures.tokens:,} tokens", "title"),
-        text(
-            _LEFT,
-            top + 33,
-            f"micro-batches: {figures.micro_batches} a rank (lower bound {figures.fewest_micro_batches}), fill "
-            f"{figures.fill:.1%}, makespan {figures.makespan / figures.least_makespan:.3f} of its lower bound; hatched: waits "
-            "for the slowest",
-            "soft",
-        ),
-    ]
-    first = top + 48
+    parts: list[str] = []
+    first = 10.0
     for rank in range(ranks):
         y, x = first + rank * row_height, 0.0
         for number in range(figures.micro_batches):
@@ -79,10 +94,9 @@ def _ranks(plan: forge_packing.BatchPlan, step: int, top: float) -> tuple[list[s
             parts.append(text(_LEFT - 8, y + row_height / 2 + 4, f"rank {rank}", "soft", "end"))
     bottom = first + ranks * row_height
     bound = _LEFT + figures.least_makespan * scale
-    parts.append(line(bound, first - 6, bound, bottom + 6, "bound", "lower bound of the makespan"))
+    parts.append(line(bound, first - 6, bound, bottom + 6, "bound", "no division ends earlier"))
     parts += _ticks(bottom + 4, max(figures.makespan, figures.least_makespan), scale)
-    shown = f", the first {ranks} of {plan.world_size:,} ranks" if ranks < plan.world_size else ""
-    parts.append(text(_LEFT, bottom + 40, f"cost, in tokens without attention (dashed: no division takes less){shown}", "soft"))
+    parts.append(text(_LEFT, bottom + 40, "time, as the number of tokens that take it, attention counted in", "soft"))
     return parts, bottom + 48
 
 
@@ -134,26 +148,12 @@ def _columns(plan: forge_packing.BatchPlan) -> list[_Column]:
     return columns
 
 
-def _fill(plan: forge_packing.BatchPlan, top: float) -> tuple[list[str], float]:
+def _fill(columns: list[_Column], capacity: int, steps: int) -> tuple[list[str], float]:
     """Draw a bar to the mean fill of each column, and a stroke from the lowest to the highest."""
-    columns = _columns(plan)
     height = 160.0
-    base = top + 48 + height
+    base = 10 + height
     each = _PLOT / len(columns)
-    capacity = plan.max_tokens * plan.world_size
-    together = sum(column.tokens for column in columns) / (sum(column.micro_batches for column in columns) * capacity)
-    steps = _steps(plan)
-    about = f"{steps:,} step{'s' if steps > 1 else ''}"
-    if plan.endless:
-        about = f"the first {about}"
-    if not _whole(plan):
-        about += f", measured at the first {_STEPS_EACH} of each of {len(columns)} stretches"
-    if len(columns) < steps:
-        about += "; strokes: emptiest to fullest step"
-    parts = [
-        text(_LEFT, top + 14, f"Fill over the run: {together:.1%} of {plan.max_tokens:,} tokens", "title"),
-        text(_LEFT, top + 33, about, "soft"),
-    ]
+    parts: list[str] = []
     for share in (0.0, 0.25, 0.5, 0.75, 1.0):
         y = base - share * height
         parts.append(line(_LEFT, y, _WIDTH - _RIGHT, y, "grid"))

@@ -90,6 +90,11 @@ def read_record(path: Path, *, running: bool | None = None) -> Record:
     except FileNotFoundError:
         what = "there is no such directory" if not path.exists() else "is no run directory: it has no config.yaml"
         raise SettingsError(f"{path}: {what}. Give the ckpt_output_dir of a run.") from None
+    except NotADirectoryError:
+        # `RUN/config.yaml`, or another file of a run, whether or not it is there.
+        run = next((folder for folder in path.parents if (folder / "config.yaml").is_file()), None)
+        meant = f"its run, {run}" if run is not None else "the ckpt_output_dir of a run"
+        raise SettingsError(f"{path}: is a file, and not the directory of a run. Give {meant}.") from None
     except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
         raise SettingsError(f"{file}: cannot be read: {' '.join(str(error).split())}. Put the run's own back.") from error
     if not isinstance(values, dict):

@@ -306,6 +306,7 @@ def load_frozen(
     dtype: forge_accel.Choice[Any],
     strategy: forge_dist.Strategy,
     longest: int,
+    report: Reporter,
 ) -> Any:
     """Load a frozen model for the same ranks, with the attention of the first where it fits."""
     refusals: list[Exception] = []
@@ -314,9 +315,10 @@ def load_frozen(
     ways += [_Way(same, "off"), *(_Way(machine.attention(name, dtype.value), "off") for name in ("sdpa", "eager"))]
     for way in ways:
         try:
-            model = strategy.load_frozen(
-                path, dtype=dtype.value, attention=way.attention.value.name, attention_function=way.attention.value.function
-            )
+            with report.taking(f"loading {path}", f"loaded {path}"):
+                model = strategy.load_frozen(
+                    path, dtype=dtype.value, attention=way.attention.value.name, attention_function=way.attention.value.function
+                )
             with strategy.computing(model):
                 keep_apart(model, machine, dtype, strategy, way.packing, longest)
         except (forge_algos.PackedBatchError, forge_dist.ModelError) as error:

@@ -124,7 +124,8 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
     # model: on its ranks, with an attention that computes it, with its adapter, its optimizer and its schedule
     machine.seed(s.plan.seed)
     longest = max(int(items.longest.max()) for items in (train, held_out) if items is not None)
-    s, model, (attention, packing) = load_with_attention(task, s, start.path, machine, dtype, strategy, longest)
+    with report.taking(f"loading {start.path}", f"loaded {start.path}, and tried how its samples stay apart,"):
+        s, model, (attention, packing) = load_with_attention(task, s, start.path, machine, dtype, strategy, longest)
     report.note(f"attention: {attention}")
     report.note(f"packing: {s.packing.packing}: {packing}")
     if s.packing.packing == "off":
@@ -160,7 +161,7 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
         autocast=autocast,
         root=Path(found["root"]),
         load_frozen=lambda path: load_frozen(
-            start.path if path == s.model.model_path else path, s, machine, dtype, strategy, longest
+            start.path if path == s.model.model_path else path, s, machine, dtype, strategy, longest, report
         ),
         report=report,
         metrics=out.metrics,

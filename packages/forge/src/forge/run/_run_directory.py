@@ -127,7 +127,7 @@ class RunDirectory:
         ):
             return True
         try:
-            lines = (self.path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+            lines = (self.path / "metrics.jsonl").read_text(encoding="utf-8", errors="replace").splitlines()
         except OSError:
             return True
         return any('"loss"' in line for line in lines)

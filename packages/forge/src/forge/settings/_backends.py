@@ -18,6 +18,8 @@ FORGE = "forge"
 _SHIPPED = {
     FORGE: EntryPoint(FORGE, "forge.backends._forge:ForgeBackend", GROUP),
     "trl": EntryPoint("trl", "forge.backends._trl:TRLBackend", GROUP),
+    "instructlab-training": EntryPoint("instructlab-training", "forge.backends._instructlab:InstructLabBackend", GROUP),
+    "mini-trainer": EntryPoint("mini-trainer", "forge.backends._mini_trainer:MiniTrainerBackend", GROUP),
 }
 """Name → its class, imported when it is chosen."""
 

@@ -167,6 +167,7 @@ TOLD = {
         "forge export RUN --merge, or with --format gguf": "save_pretrained_merged save_pretrained_gguf merge_lora",
         "shorten the file, or set max_steps": "max_samples max_train_samples",
         "weights are given beside the paths: data_path={'a.jsonl': 0.7, 'b.jsonl': 0.3}": "mix_strategy interleave_probs",
+        "an argument of the verbs in Python: a list of objects that watch the run": "callbacks",
         "merge it first: forge export RUN --merge": "adapter_name_or_path lora_model_dir",
         "files are read in constant memory": "streaming buffer_size",
         _ALWAYS_ON: """remove_unused_columns dataloader_num_workers dataloader_pin_memory save_final_checkpoint save_safetensors
@@ -177,7 +178,7 @@ TOLD = {
             parallelism_config sequence_parallel_degree loraplus_lr_ratio relora pissa_init init_lora_weights loftq_config gptq
             use_galore use_apollo use_badam use_adam_mini sync_ref_model use_weighting
             disable_dropout ld_alpha discopop_tau f_alpha_divergence_coef dataset_exact_deduplication
-            min_sample_len tool_format val_loss_improvement_threshold callbacks lora_bias""",
+            min_sample_len tool_format val_loss_improvement_threshold lora_bias""",
         "forge push RUN org/name uploads an export": "push_to_hub hub_model_id hub_strategy",
     }.items()
     for theirs in names.split()

@@ -13,7 +13,7 @@ from forge._errors import StorageError
 from forge.storage._remote import BLOCK, LocalFileError, Remote
 from forge.storage._snapshot import FOLDER, HOLDER, Snapshot, StoredFile, group_of, grows, local_files, newest_step, snapshots
 
-_LINKS = ".forge-storage"
+_LINKS = ".forge-storage.tmp"
 """Hidden folder of a run directory with links to what is copied now, which outlast pruning."""
 
 
@@ -33,6 +33,7 @@ class Upload:
         self._owner = secrets.token_hex(8)
         self._newest: Snapshot | None = None
         self._tidied = False
+        self._seen: object = None
         self.copied = 0
         """Snapshots that were written."""
 
@@ -60,12 +61,17 @@ class Upload:
             StorageError: the URL cannot be read or written, or another process took it over.
 
         """
+        # Most looks find nothing new: then only two folders are listed.
+        look = _complete(self._run)
+        if look == self._seen:
+            return False
         local = local_files(self._run)
         fresh = {path for path in local if not self._known(path, local[path])}
         groups = {group_of(path) for path in fresh} - {""}
         before = None if self._newest is None else self._newest.step
         went_back = before is not None and (newest_step(local) or 0) < before
         if not groups and not went_back and "result.json" not in fresh:
+            self._seen = look
             return False
         if not {"config.yaml", "run.json"} <= local.keys():
             raise StorageError(
@@ -165,3 +171,15 @@ class Upload:
         for name in sorted(left - named, key=lambda name: (not name.startswith(f"{FOLDER}/"), name)):
             self._remote.remove(name)
         self._tidied = True
+
+
+def _complete(run: Path) -> list[tuple[str, int, int]]:
+    """Return what tells states, exports and the result from those of an earlier look."""
+    found = []
+    for place in (*run.glob("full_state/step_*"), *run.glob("hf_format/*"), run / "result.json"):
+        try:
+            about = place.stat()
+        except FileNotFoundError:
+            continue
+        found.append((place.name, about.st_ino, about.st_mtime_ns))
+    return sorted(found)

@@ -14,6 +14,7 @@ import forge_accel
 import forge_data
 import forge_dist
 from forge._errors import SettingsError
+from forge._progress import Reporter
 from forge._redact import is_hub_form
 from forge.run._directories import last_export, run_values
 
@@ -81,9 +82,10 @@ class AnsweringModel:
         directory = find_model(model_path)
         self._machine = forge_accel.accelerator()
         self._machine.seed(seed)
-        self._model: Any = forge_dist.load_trained(
-            directory, dtype=self._machine.dtype("auto").value, device=self._machine.device.value
-        )
+        with Reporter(lambda _: None).taking(f"loading {directory}", f"loaded {directory}"):
+            self._model: Any = forge_dist.load_trained(
+                directory, dtype=self._machine.dtype("auto").value, device=self._machine.device.value
+            )
         self._tokenizer: Any = forge_data.load_tokenizer(directory)
         self.about: str = f"{directory}: {_template(self._tokenizer.chat_template, model_path)}"
         """Which chat template and which thinking mode answers are asked with, in words."""
