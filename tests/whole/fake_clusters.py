@@ -7,6 +7,7 @@ with PET_* as Kubeflow Trainer V2 sets them, and a new pod in the place of one t
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -101,6 +102,15 @@ def sbatch(script: Path, folder: Path, nodes: int, **more: object) -> subprocess
         text=True,
         start_new_session=True,
     )
+
+
+def expanded(text: str, env: dict[str, Any]) -> str:
+    """What Kubernetes makes of an argument or a variable: `$(NAME)` is looked up, `$$` is a dollar."""
+
+    def one(found: re.Match[str]) -> str:
+        return "$" if found[0] == "$$" else str(env.get(found[1], found[0]))
+
+    return re.sub(r"\$\$|\$\(([^()]*)\)", one, text)
 
 
 @attrs.define
@@ -205,14 +215,15 @@ class Controller:
             "JOB_COMPLETION_INDEX": pod.index,
         }
         if pod.container == "node":
-            words = [*trainer["command"], *trainer["args"]]
+            words = [*trainer["command"], *(expanded(word, env) for word in trainer["args"])]
         else:
             (container,) = spec["initContainers"]
             words = container["command"]
             for patch in self.job["spec"].get("runtimePatches", []):
                 (job,) = patch["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
                 for patched in job["template"]["spec"]["template"]["spec"]["initContainers"]:
-                    env |= {each["name"]: each["value"].replace("/workspace", str(self.volume)) for each in patched["env"]}
+                    for each in patched["env"]:
+                        env[each["name"]] = expanded(each["value"], env).replace("/workspace", str(self.volume))
         own = self.volume.parent / f"recipe-{pod.index}.yaml"  # each container has a /tmp of its own
         with pod.log.open("ab") as log:
             pod.process = subprocess.Popen(

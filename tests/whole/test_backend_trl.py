@@ -54,6 +54,20 @@ def test_both_backends_make_the_same_steps(verb: str, model_dir: Path, tmp_path:
     assert "loaded back" in log
 
 
+def test_what_accelerate_left_in_the_environment_changes_nothing(
+    model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Variables of another shell neither wrap the model nor choose its dtype."""
+    given = settings("sft", model_dir, tmp_path, max_steps=2)
+    plain = forge.sft(**given, backend="trl", ckpt_output_dir=tmp_path / "plain")
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
+    odd = forge.sft(**given, backend="trl", ckpt_output_dir=tmp_path / "odd")
+    assert losses(odd.output_dir) == losses(plain.output_dir)
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    forge.sft(**given, backend="trl", ckpt_output_dir=tmp_path / "fsdp")
+    assert losses(tmp_path / "fsdp") == losses(plain.output_dir)
+
+
 def test_grpo_learns_from_the_same_reward_functions(model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Reward functions get prompts, completions and the rows' fields; every optimizer step on a rollout is a line."""
     monkeypatch.syspath_prepend(tmp_path)

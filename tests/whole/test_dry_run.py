@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -42,6 +43,15 @@ def test_a_dry_run_says_what_would_happen(given: dict[str, Any], tmp_path: Path,
     assert "memory on 2xH100-80GB, on each of 2 ranks" in shown.err
     assert "it fits" in shown.err
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_a_dry_run_leaves_the_environment_as_it_was(given: dict[str, Any], tmp_path: Path) -> None:
+    """What DeepSpeed reads at its import is gone again: the next run of this process is no half of a launcher's."""
+    before = {name: value for name, value in os.environ.items() if "RANK" in name}
+    forge.dry_run(forge.sft, **given, strategy="zero1", ckpt_output_dir=tmp_path / "run")
+    assert {name: value for name, value in os.environ.items() if "RANK" in name} == before
+    forge.dry_run(forge.sft, **given, ckpt_output_dir=tmp_path / "run")
 
 
 def test_a_dry_run_leaves_a_run_as_it_was(given: dict[str, Any], tmp_path: Path) -> None:

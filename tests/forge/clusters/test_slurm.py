@@ -63,6 +63,8 @@ def test_a_shell_reads_the_command_back(recipe: Path) -> None:
         ({"grace": 0}, "grace must be"),
         ({"grace": 10**6}, "grace must be at most"),
         ({"name": "a\n#SBATCH --x"}, "name must be one word"),
+        ({"name": "../a"}, "name must have no /"),
+        ({"time": "\u0661:\u0660\u0660"}, "time must be"),
         ({"partition": "a b"}, "partition must be one word"),
         ({"account": ""}, "account must be one word"),
         ({"time": "soon"}, "time must be"),

@@ -14,6 +14,8 @@ from forge.cli._app import main
 from forge.clusters import ForgeConfig, LoraConfig, runtimes, train_job
 from forge.clusters._trainjob import as_yaml
 
+from ...whole.fake_clusters import expanded
+
 ROOT = Path(__file__).parents[3]
 GIVEN = {"model_path": "org/model", "data_path": "train.jsonl", "ckpt_output_dir": "first", "learning_rate": 0.001}
 BOTH = {"model_uri": "hf://org/model", "dataset_uri": "hf://org/rows"}
@@ -219,3 +221,42 @@ def test_the_adapters_of_the_proposal_reach_the_command() -> None:
     """`peft_config` becomes flags like any other setting."""
     made = train_job(ForgeConfig(settings=GIVEN, peft_config=LoraConfig(lora_rank=8)), dataset_uri="hf://org/rows")
     assert {"--adapter=lora", "--lora-r=8"} < set(made["spec"]["trainer"]["args"])
+
+
+def test_dollars_are_what_the_recipe_says() -> None:
+    """Kubernetes expands `$(NAME)` and `$$` in arguments and variables: what comes out is what was written."""
+    odd = "a $$b $(PET_NNODES) $HOME $"
+    settings = {**GIVEN, "ckpt_output_dir": f"/workspace/output/{odd}", "wandb_run_name": odd}
+    document = job(settings)
+    env = {"PET_NNODES": "4"}
+    args = [expanded(word, env) for word in document["spec"]["trainer"]["args"]]
+    assert f"--ckpt-output-dir=/workspace/output/{odd}" in args
+    assert f"--wandb-run-name={odd}" in args
+    (patch,) = document["spec"]["runtimePatches"]
+    (node,) = patch["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
+    (container,) = node["template"]["spec"]["template"]["spec"]["initContainers"]
+    recipe = next(each["value"] for each in container["env"] if each["name"] == "FORGE_RECIPE")
+    assert yaml.safe_load(expanded(recipe, env))["wandb_run_name"] == odd
+
+
+@pytest.mark.parametrize(("nodes", "runtime", "most"), [(1, None, 33), (1000, None, 33), (1, "mine", 48), (1000, "mine", 46)])
+def test_names_leave_room_for_those_of_pods(nodes: int, runtime: str | None, most: int) -> None:
+    """A TrainJob of 63 characters is taken by the cluster, and its pods, whose names are longer, are never made."""
+    assert job(name="a" * most, nodes=nodes, runtime=runtime)["metadata"]["name"] == "a" * most
+    with pytest.raises(SettingsError, match=f"name must be at most {most} "):
+        job(name="a" * (most + 1), nodes=nodes, runtime=runtime)
+
+
+def test_texts_stay_texts_in_every_reader_of_yaml() -> None:
+    """What YAML 1.2, or Kubernetes' reader, takes for a switch or a number is quoted."""
+    settings = {**GIVEN, "adapter": "lora", "target_modules": ["y", "1e5", "0o17", "q_proj"]}
+    text = as_yaml(train_job(ForgeConfig(settings=settings), dataset_uri="hf://org/rows", name="n"))
+    for written in ("name: 'n'", "- 'y'", "- '1e5'", "- '0o17'", "- q_proj"):
+        assert f"{written}\n" in text
+
+
+@pytest.mark.parametrize("option", [{"image": ""}, {"image": "a b"}, {"runtime": ""}, {"runtime": "Mine: x"}])
+def test_names_of_images_and_runtimes_are_names(option: dict[str, str]) -> None:
+    """What no cluster could find is refused before it is asked."""
+    with pytest.raises(SettingsError, match=f"{next(iter(option))} must be"):
+        job(**option)

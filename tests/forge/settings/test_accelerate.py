@@ -27,6 +27,7 @@ def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
     ("config", "settings"),
     [
         ({"distributed_type": "NO"}, {}),
+        ({"distributed_type": False}, {}),  # a bare NO
         ({"mixed_precision": "bf16"}, {"dtype": "bfloat16"}),
         ({"mixed_precision": "no"}, {"dtype": "float32"}),
         ({"mixed_precision": False}, {"dtype": "float32"}),
@@ -108,6 +109,15 @@ def test_keys_that_have_an_effect(config: dict[str, Any], settings: dict[str, An
         ({"parallelism_config": {"tp_size": 2}}, "parallelism_config_tp_size: 2: only data are divided"),
         ({"parallelism_config": {"dp_shard_size": "all"}}, "a whole number is wanted"),
         ({"colour": None}, "colour: None: forge knows no such key"),
+        ({"gpu_ids": 0}, "gpu_ids: 0: choose devices"),
+        ({"num_processes": True}, "num_processes: True: a number of processes"),
+        ({"num_machines": True}, "num_machines: True: a number of machines"),
+        ({"machine_rank": 3}, "machine_rank: 3: machines are numbered from 0, and num_machines is 1"),
+        ({"use_cpu": "no"}, "use_cpu: no: true or false is wanted"),
+        ({**FSDP, "fsdp_config": {"fsdp_offload_params": "false"}}, "fsdp_offload_params: false: true or false is wanted"),
+        ({**FSDP, "fsdp_config": {1: 2}}, "keys with values are wanted below it"),
+        ({**ZERO, "deepspeed_config": {"zero_stage": True}}, "zero_stage: True: a stage from 0 to 3"),
+        ({**ZERO, "deepspeed_config": {"gradient_clipping": True}}, "gradient_clipping: True: a number is wanted"),
     ],
 )
 def test_keys_that_are_refused(config: dict[str, Any], named: str) -> None:

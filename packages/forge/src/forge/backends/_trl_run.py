@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import os
 import time
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -257,7 +259,7 @@ def _run(
     began = time.perf_counter()
     steps = Steps(task, prepared, plan.steps, plan.updates, out, report, machine, plan.optimizer_steps)
     reference = _reference(task, s, start, adaptation.model, load)
-    with report.steps(plan.optimizer_steps):
+    with report.steps(plan.optimizer_steps), _without_accelerate():
         _train(task, s, prepared, plan, given, tokenizer, adaptation.model, reference, (optimizer, scheduler), steps, ranks)
     _restore(adaptation.model, pads)
 
@@ -283,6 +285,22 @@ def _run(
     if ranks.is_first:
         write_result(result)
     return result
+
+
+@contextlib.contextmanager
+def _without_accelerate() -> Iterator[None]:
+    """Hide what a launcher, an earlier run or another shell left: Accelerate would wrap the model or change its dtype by it."""
+
+    def take() -> dict[str, str]:
+        names = [name for name in os.environ if name.startswith(("ACCELERATE_", "FSDP_"))]
+        return {name: os.environ.pop(name) for name in names}
+
+    left = take()
+    try:
+        yield
+    finally:
+        take()
+        os.environ.update(left)
 
 
 def _train(

@@ -13,6 +13,12 @@ def count(name: str, value: object, least: int) -> None:
         raise SettingsError(f"{name} must be a whole number of {least} or more, not {value!r}.")
 
 
+def check_image(image: str) -> None:
+    """Raise SettingsError unless an image has a name."""
+    if not image or any(sign.isspace() for sign in image):
+        raise SettingsError(f"image must be the name of a container image, not {image!r}.")
+
+
 def processes(settings: Any, gpus: int, nproc_per_node: int | None) -> int:
     """Return the processes of each node: asked for, the recipe's, or one an accelerator.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Any
@@ -23,6 +24,11 @@ def dumped(manifest: Mapping[str, Any]) -> str:
     return yaml.dump(dict(manifest), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=2**30)
 
 
+def literal(text: str) -> str:
+    """Write a text so that Kubernetes, which expands `$(NAME)` and `$$` in arguments and variables, reads it as it is."""
+    return text.replace("$", "$$")
+
+
 class _Dumper(yaml.SafeDumper):
     """Safe YAML dumper that writes text of several lines as a block, and no anchors."""
 
@@ -30,8 +36,13 @@ class _Dumper(yaml.SafeDumper):
         return True
 
 
+_QUOTED = re.compile(r"[yYnN]|[-+]?[\d._]+[eE][-+]?\d+|[-+]?0[oO]\d+")
+"""Texts that other readers of YAML take for a switch or a number (y, 1e5, 0o17), and this one's writer leaves bare."""
+
+
 def _block(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+    style = "|" if "\n" in text else "'" if _QUOTED.fullmatch(text) else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
 _Dumper.add_representer(str, _block)

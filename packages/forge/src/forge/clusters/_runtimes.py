@@ -7,6 +7,7 @@ from typing import Any
 
 from forge._errors import PreemptedError, SettingsError
 from forge._new_file import write_new_file
+from forge.clusters._checks import check_image
 from forge.clusters._config import ForgeConfig
 from forge.clusters._manifests import API, API_VERSION, RUNTIMES, VOLUME, WORKSPACE, dumped
 
@@ -45,8 +46,7 @@ def runtimes(image: str = _IMAGE, *, output: str | Path | None = None) -> str:
         output: The file to write, which must not exist; by default it is printed.
 
     """
-    if not image or any(sign.isspace() for sign in image):
-        raise SettingsError(f"image must be the name of a container image, not {image!r}.")
+    check_image(image)
     documents = [dumped(_runtime(size, image)) for size in RUNTIMES]
     text = _HEAD + "---\n".join(documents)
     return text.rstrip("\n") if output is None else f"{write_new_file(output, text)}: install them with kubectl apply -f"

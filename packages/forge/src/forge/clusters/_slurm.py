@@ -13,7 +13,7 @@ from forge.clusters._checks import count, processes
 from forge.clusters._config import ForgeConfig
 
 _WORD = re.compile(r"[\w.,:@%+/=\[\]-]+")
-_TIME = re.compile(r"\d+|\d+:\d\d(:\d\d)?|\d+-\d\d?(:\d\d){0,2}")
+_TIME = re.compile(r"\d+|\d+:\d\d(:\d\d)?|\d+-\d\d?(:\d\d){0,2}", re.ASCII)
 
 _MOST_GRACE = 65535
 """Seconds that Slurm's option --signal takes at most."""
@@ -64,6 +64,8 @@ def sbatch(
     for argument, value in (("name", job), ("partition", partition), ("account", account)):
         if value is not None and not _WORD.fullmatch(value):
             raise SettingsError(f"{argument} must be one word of letters, digits and .,:@%+/=[]-, not {value!r}.")
+    if "/" in job:
+        raise SettingsError(f"name must have no /, for the log file is named after it, not {job!r}.")
     if time is not None and not _TIME.fullmatch(time):
         raise SettingsError(f"time must be a time limit of Slurm, such as 24:00:00 or 1-12, not {time!r}.")
     options = [

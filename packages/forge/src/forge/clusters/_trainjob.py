@@ -12,13 +12,16 @@ import attrs
 import yaml
 
 from forge._errors import SettingsError
-from forge.clusters._checks import count, processes
+from forge.clusters._checks import check_image, count, processes
 from forge.clusters._config import ForgeConfig
-from forge.clusters._manifests import API, API_VERSION, RUNTIMES, WORKSPACE, dumped
+from forge.clusters._manifests import API, API_VERSION, RUNTIMES, WORKSPACE, dumped, literal
 from forge.settings._settings import flat_fields
 from forge.verbs._registry import task_of
 
-_NAME = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
+_NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+_RUNTIME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
+_LONGEST = 63
+"""Characters that Kubernetes takes of the name of a job or a pod, which begins with the name of the TrainJob."""
 _RESOURCE = re.compile(r"[a-z0-9.-]+/[A-Za-z0-9._-]+")
 _SCHEMES = ("hf://", "s3://")
 _FUNCTION = re.compile(r"([A-Za-z_][\w.]*):[A-Za-z_]\w*")
@@ -63,13 +66,22 @@ def train_job(
     """
     verb = config.verb
     job = f"forge-{verb}" if name is None else name
-    if not _NAME.fullmatch(job):
-        raise SettingsError(f"name must be at most 63 of a-z, 0-9 and -, beginning with a letter, not {job!r}.")
     count("nodes", nodes, 1)
     count("gpus", gpus, 0)
+    shipped = runtime is None
+    ends = [f"-node-0-{nodes - 1}-abcde", *(["-dataset-initializer-0-0-abcde"] if shipped else [])]
+    most = _LONGEST - max(map(len, ends))
+    if not _NAME.fullmatch(job) or len(job) > most:
+        raise SettingsError(
+            f"name must be at most {most} of a-z, 0-9 and -, beginning with a letter, not {job!r}: the names of its pods begin "
+            f"with it, and have {_LONGEST} characters at most."
+        )
+    if runtime is not None and not _RUNTIME.fullmatch(runtime):
+        raise SettingsError(f"runtime must be the name of a ClusterTrainingRuntime, of a-z, 0-9, - and ., not {runtime!r}.")
+    if image is not None:
+        check_image(image)
     if not _RESOURCE.fullmatch(gpu_resource):
         raise SettingsError(f"gpu_resource must be a resource of Kubernetes, such as nvidia.com/gpu, not {gpu_resource!r}.")
-    shipped = runtime is None
     if machine is not None:
         if not shipped:
             raise SettingsError(
@@ -91,7 +103,7 @@ def train_job(
         # Always: the controller counts resources with "gpu" in their name, and otherwise takes one process for each CPU.
         "numProcPerNode": procs,
         "command": list(config.entrypoint),
-        "args": config.words(values),
+        "args": [literal(word) for word in config.words(values)],
         **({"image": image} if image is not None else {}),
         **({"resourcesPerNode": {"limits": {gpu_resource: str(gpus)}}} if gpus else {}),
     }
@@ -122,7 +134,7 @@ def _preflight(values: Mapping[str, object], verb: str, machine: str | None) -> 
     """Return the patch that gives the preflight container of the runtime this job's recipe."""
     plain = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
     recipe = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=2**30)
-    env = [{"name": "FORGE_VERB", "value": verb}, {"name": "FORGE_RECIPE", "value": recipe}]
+    env = [{"name": "FORGE_VERB", "value": verb}, {"name": "FORGE_RECIPE", "value": literal(recipe)}]
     if machine is not None:
         env.append({"name": "FORGE_MACHINE", "value": machine})
     pod = {"spec": {"initContainers": [{"name": "preflight", "env": env}]}}

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 from forge._errors import SettingsError
 from forge.settings._settings import dashed
@@ -29,7 +31,7 @@ def as_words(values: Mapping[str, object]) -> list[str]:
         if isinstance(value, bool):
             words.append(flag if value else f"--no-{dashed(name)}")
         elif isinstance(value, Mapping):
-            words += _listed(flag, name, [f"{key}={_text(each)}" for key, each in value.items()])
+            words += _listed(flag, name, [f"{key}={_argument(name, each)}" for key, each in value.items()])
         elif isinstance(value, Sequence) and not isinstance(value, str):
             words += _listed(flag, name, [_text(each) for each in value])
         else:
@@ -47,6 +49,17 @@ def _listed(flag: str, name: str, found: list[str]) -> list[str]:
     return [flag, *found]
 
 
+def _argument(name: str, value: object) -> str:
+    """Write one value of a mapping; of arguments of a template texts that would be read as JSON are quoted."""
+    if name == "chat_template_kwargs" and isinstance(value, str):
+        with suppress(ValueError):
+            json.loads(value)
+            return json.dumps(value)
+    return _text(value)
+
+
 def _text(value: object) -> str:
-    """Write one value as a shell and YAML read it."""
+    """Write one value as the command line reads it."""
+    if isinstance(value, float) and math.isinf(value):
+        return str(value)  # JSON has no number without end
     return value if isinstance(value, str) else json.dumps(value)

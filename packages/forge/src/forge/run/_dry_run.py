@@ -63,29 +63,30 @@ def rehearsed(
         s = s.resolved("dtype", "bfloat16", f"what {wanted.name} computes fastest")
     s = choose_machine(s, machine, machine.dtype(s.device.dtype))
     ranks = _ranks(where, wanted)
-    strategy = forge_dist.make_strategy(
-        s.strategy,
-        ranks,
-        device=machine.device.value,
-        adapter=s.adapter.adapter not in ("none", "osft"),
-        optimizer=s.optimizer.optimizer,
-    )
-    aim = wanted or Target.here(machine, processes=where.local_world_size or 1)
-    path = Path(s.checkpoints.ckpt_output_dir)
-    with RunDirectory(path, resume=s.checkpoints.resume) as out:
-        report = Reporter(out.log, every=s.report.logging_steps, quiet=quiet)
-        if (line := Storage(s.storage.checkpoint_storage).check()) is not None:
-            report.note(line)
-        found = prepare(
-            task, s, rows or {}, out, machine, (strategy.name, strategy.data_parallel_size), report, target=aim, dry=True
+    with ranks.at_exit:  # what a strategy sets in this process ends with the rehearsal
+        strategy = forge_dist.make_strategy(
+            s.strategy,
+            ranks,
+            device=machine.device.value,
+            adapter=s.adapter.adapter not in ("none", "osft"),
+            optimizer=s.optimizer.optimizer,
         )
-        if found["finished"]:
-            return f"{path} holds this very run, finished: the same command would return its result and train nothing.", {}
-        s = with_chosen(with_descriptions(s, found["rows"]), found["chosen"])
-        prepared = open_prepared(task, s, machine, Path(found["root"]), strategy.data_parallel_size)
-        memory = json.loads((out.root / FILE).read_text(encoding="utf-8"))
-        lines = _lines(task, prepared, path, memory_fits=memory["fits"] is not False, resuming=out.resuming)
-        return "\n".join(lines), memory
+        aim = wanted or Target.here(machine, processes=where.local_world_size or 1)
+        path = Path(s.checkpoints.ckpt_output_dir)
+        with RunDirectory(path, resume=s.checkpoints.resume) as out:
+            report = Reporter(out.log, every=s.report.logging_steps, quiet=quiet)
+            if (line := Storage(s.storage.checkpoint_storage).check()) is not None:
+                report.note(line)
+            found = prepare(
+                task, s, rows or {}, out, machine, (strategy.name, strategy.data_parallel_size), report, target=aim, dry=True
+            )
+            if found["finished"]:
+                return f"{path} holds this very run, finished: the same command would return its result and train nothing.", {}
+            s = with_chosen(with_descriptions(s, found["rows"]), found["chosen"])
+            prepared = open_prepared(task, s, machine, Path(found["root"]), strategy.data_parallel_size)
+            memory = json.loads((out.root / FILE).read_text(encoding="utf-8"))
+            lines = _lines(task, prepared, path, memory_fits=memory["fits"] is not False, resuming=out.resuming)
+            return "\n".join(lines), memory
 
 
 def _ranks(where: forge_dist.Topology, target: Target | None) -> forge_dist.Ranks:

@@ -183,7 +183,8 @@ def translated(config: Mapping[str, Any], where: str, decided: Collection[str] =
     >>> translated({"distributed_type": "FSDP", "fsdp_config": {"fsdp_offload_params": True}}, "fsdp.yaml")
     {'strategy': 'fsdp2', 'cpu_offload': True}
     """
-    kind = str(config.get("distributed_type", "NO"))
+    said = config.get("distributed_type", "NO")
+    kind = "NO" if said is False else str(said)  # YAML 1.1 reads a bare NO as false
     flat = _flat(config, kind, where)
     settings: Settings = {"strategy": "fsdp2"} if kind == "FSDP" else {}
     for key, value in flat.items():
@@ -208,7 +209,7 @@ def _flat(config: Mapping[str, Any], kind: str, where: str) -> dict[str, Any]:
         if key not in ("distributed_type", "fsdp_config", "deepspeed_config", "parallelism_config"):
             flat[key] = value
         elif key != "distributed_type" and value:
-            if not isinstance(value, Mapping):
+            if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
                 raise _refused(where, key, value, "keys with values are wanted below it")
             if key not in (_SECTIONS.get(kind), "parallelism_config"):
                 raise _refused(where, key, "...", f"it has no effect with distributed_type {kind}")
@@ -226,7 +227,9 @@ def _effect(key: str, value: Any, flat: Mapping[str, Any]) -> Settings | str:
         known = " or ".join(str(each).lower() if isinstance(each, bool) else str(each) for each in _ALWAYS[key])
         return {} if value is None or value in _ALWAYS[key] else f"here it is {known}"
     if key in _REFUSED:
-        return {} if value in _NOTHING or (key == "dynamo_config" and _uncompiled(value)) else _REFUSED[key]
+        # 0 switches a key off, but is the number of a device too.
+        number = key == "gpu_ids" and type(value) is int
+        return {} if (value in _NOTHING and not number) or (key == "dynamo_config" and _uncompiled(value)) else _REFUSED[key]
     return {} if key in _TAKEN else "forge knows no such key of Accelerate"
 
 
@@ -240,22 +243,39 @@ def _with_prefix(section: Mapping[str, Any], name: str) -> dict[str, Any]:
     return {key if key.startswith(prefix) else prefix + key: value for key, value in section.items()}
 
 
+def _whole(value: Any) -> bool:
+    """Return whether a value is a number from 1."""
+    return type(value) is int and value >= 1
+
+
+def _switch(on: Settings) -> Callable[[Any, Mapping[str, Any]], Settings | str]:
+    """Return what reads a key that is true or false: a text such as "false" is neither."""
+    return lambda value, _: (on if value else {}) if isinstance(value, bool | None) else "true or false is wanted"
+
+
 def _processes(value: Any, flat: Mapping[str, Any]) -> Settings | str:
     machines = flat.get("num_machines") or 1
-    if not isinstance(value, int) or value < 1:
+    if not _whole(value):
         return "a number of processes from 1 is wanted; give nproc_per_node"
-    if not isinstance(machines, int) or machines < 1 or value % machines:
+    if not _whole(machines) or value % machines:
         return f"it cannot be divided over num_machines {machines}; give nproc_per_node and nnodes"
     return {"nproc_per_node": value // machines}
 
 
 def _machines(value: Any, flat: Mapping[str, Any]) -> Settings | str:
-    if not isinstance(value, int) or value < 1:
+    if not _whole(value):
         return "a number of machines from 1 is wanted; give nnodes"
     if value == 1:
         return {}
     at = {"node_rank": "machine_rank", "master_addr": "main_process_ip", "master_port": "main_process_port"}
     return {"nnodes": value, **{ours: flat[theirs] for ours, theirs in at.items() if flat.get(theirs) is not None}}
+
+
+def _machine_rank(value: Any, flat: Mapping[str, Any]) -> Settings | str:
+    machines = flat.get("num_machines") or 1
+    if value is None or (type(value) is int and 0 <= value < (machines if _whole(machines) else 1)):
+        return {}
+    return f"machines are numbered from 0, and num_machines is {machines}"
 
 
 def _precision(value: Any, _: Mapping[str, Any]) -> Settings | str:
@@ -286,7 +306,7 @@ def _reshard(value: Any, flat: Mapping[str, Any]) -> Settings | str:
 
 def _zero(value: Any, _: Mapping[str, Any]) -> Settings | str:
     stages = {0: "ddp", 1: "zero1", 2: "zero2", 3: "zero3"}
-    return {"strategy": stages[value]} if value in stages else "a stage from 0 to 3 is wanted"
+    return {"strategy": stages[value]} if type(value) is int and value in stages else "a stage from 0 to 3 is wanted"
 
 
 def _offload(value: Any, flat: Mapping[str, Any]) -> Settings | str:
@@ -301,12 +321,13 @@ def _offload(value: Any, flat: Mapping[str, Any]) -> Settings | str:
 def _clipping(value: Any, _: Mapping[str, Any]) -> Settings | str:
     if value in ("auto", None):
         return {}
-    return {"max_grad_norm": float(value)} if isinstance(value, int | float) else "a number is wanted"
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return {"max_grad_norm": float(value)} if number else "a number is wanted"
 
 
 def _replicas(_value: Any, flat: Mapping[str, Any]) -> Settings | str:
     copies, shards = (flat.get(f"parallelism_config_dp_{what}_size") or 1 for what in ("replicate", "shard"))
-    if not all(isinstance(size, int) for size in (copies, shards)):
+    if not _whole(copies) or not _whole(shards):
         return "a whole number is wanted"
     if shards > 1:
         return {"strategy": "hsdp", "shard_size": shards} if copies > 1 else {"strategy": "fsdp2"}
@@ -320,12 +341,13 @@ def _one(value: Any, _: Mapping[str, Any]) -> Settings | str:
 _READ: dict[str, Callable[[Any, Mapping[str, Any]], Settings | str]] = {
     "num_processes": _processes,
     "num_machines": _machines,
+    "machine_rank": _machine_rank,
     "mixed_precision": _precision,
-    "use_cpu": lambda value, _: {"device": "cpu"} if value else {},
+    "use_cpu": _switch({"device": "cpu"}),
     "fsdp_sharding_strategy": _sharding,
     "fsdp_reshard_after_forward": _reshard,
-    "fsdp_offload_params": lambda value, _: {"cpu_offload": True} if value else {},
-    "fsdp_activation_checkpointing": lambda value, _: {"activation_checkpointing": True} if value else {},
+    "fsdp_offload_params": _switch({"cpu_offload": True}),
+    "fsdp_activation_checkpointing": _switch({"activation_checkpointing": True}),
     "zero_stage": _zero,
     "offload_optimizer_device": _offload,
     "offload_param_device": _offload,
@@ -338,7 +360,7 @@ _READ: dict[str, Callable[[Any, Mapping[str, Any]], Settings | str]] = {
 
 _TAKEN = frozenset(
     {
-        *("machine_rank", "main_process_ip", "main_process_port", "fsdp_min_num_params"),
+        *("main_process_ip", "main_process_port", "fsdp_min_num_params"),
         *(f"parallelism_config_{name}" for name in ("cp_backend", "cp_comm_strategy", "sp_backend", "sp_seq_length")),
         *(f"parallelism_config_{name}" for name in ("sp_seq_length_is_variable", "sp_attn_implementation")),
     }
