@@ -127,7 +127,7 @@ def _average(values: Sequence[tuple[float, float]], span: int) -> list[tuple[flo
 
 
 def _drawn(curves: Sequence[tuple[str, Sequence[tuple[float, float]], int, bool]]) -> str:
-    """Draw curves, each with its name, its points, the number of its run and whether it is an average."""
+    """Draw curves: name, points, number of the run, whether it is an average."""
     points = [point for _, values, _, _ in curves for point in values]
     x_ticks = _ticks(min(x for x, _ in points), max(x for x, _ in points))
     y_ticks = _ticks(min(y for _, y in points), max(y for _, y in points))
