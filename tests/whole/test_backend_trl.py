@@ -155,6 +155,23 @@ def test_rows_in_memory_and_callbacks(model_dir: Path, tmp_path: Path) -> None:
     assert seen == [1, 2, 2]
 
 
+@pytest.mark.parametrize("verb", ["sft", "grpo"])
+def test_nothing_is_sent_to_anybody(verb: str, model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """TRL tells its makers what is trained, whenever a trainer is made: here it is told not to."""
+    import trl.trainer.base_trainer as base
+    from huggingface_hub import constants
+
+    allowed: list[bool] = []
+    monkeypatch.delenv("CI", raising=False)
+    monkeypatch.setattr(base, "send_telemetry", lambda **_: allowed.append(not constants.HF_HUB_DISABLE_TELEMETRY))
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_TELEMETRY", False)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "forge_test_rewards", raising=False)
+    getattr(forge, verb)(**settings(verb, model_dir, tmp_path, backend="trl", max_steps=1), ckpt_output_dir=tmp_path / "run")
+    assert allowed == [False]
+    assert constants.HF_HUB_DISABLE_TELEMETRY is False
+
+
 def test_compare_shows_the_backends_side_by_side(model_dir: Path, tmp_path: Path) -> None:
     """`forge compare` names the backend of each run, and lays their losses over each other."""
     from forge.reports._compare import compare
