@@ -2,7 +2,9 @@
 
 import inspect
 import json
+from importlib.metadata import EntryPoint
 
+import attrs
 import pytest
 
 import forge
@@ -12,6 +14,7 @@ from forge.hub._parameter import REQUIRED
 from forge.hub._table import FUNCTIONS, REFUSED
 from forge.hub._tool_calls import call_prompts, tool_call
 from forge.hub._translate import signature
+from forge.settings import _backends as backends
 from forge.settings._settings import flat_fields, resolve
 
 PATHS = {"model_path": "m", "data_path": "d", "ckpt_output_dir": "o"}
@@ -295,6 +298,42 @@ def test_registry():
     algorithm = create_algorithm("osft")
     assert set(algorithm.get_required_params()) == {*PATHS, *OSFT}
     assert "seed" in algorithm.get_optional_params()
+
+
+@attrs.frozen(kw_only=True)
+class OthersSettings:
+    """What another trainer has of its own."""
+
+    use_liger_kernels: bool = False
+    disable_flash_attn: bool = False
+
+
+class Other(forge.backends.Backend):
+    """Another trainer."""
+
+    name = "other"
+    Settings = OthersSettings
+
+    def capabilities(self):
+        """Return that it has everything."""
+        return forge.backends.Capabilities()
+
+    def execute_training(self, params):
+        """Return what it was given."""
+        return params
+
+
+def test_settings_of_a_backend(monkeypatch):
+    """What a backend has of its own is passed to it, under the name that it has there."""
+    monkeypatch.setitem(backends._SHIPPED, "other", EntryPoint("other", f"{__name__}:Other", backends.GROUP))
+    call = translate("sft", **PATHS, backend="other", disable_flash_attn=True, use_liger=True)
+    assert {"backend": "other", "disable_flash_attn": True, "use_liger_kernels": True}.items() <= call.settings.items()
+    assert "attention" not in call.settings
+    assert "other" in AlgorithmRegistry.list_backends("sft")
+    params = create_algorithm("sft", "other").train(**PATHS, use_liger=True)
+    assert params["verb"] == "sft"
+    assert params["use_liger_kernels"] is True
+    assert params["num_epochs"] == 1
 
 
 TRACE = {
