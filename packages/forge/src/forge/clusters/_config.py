@@ -108,7 +108,7 @@ class ForgeConfig:
         return self.words(values)
 
     def words(self, values: Mapping[str, object]) -> list[str]:
-        """Write settings as flags of the verb. Raises SettingsError for what it would read otherwise."""
+        """Write settings as flags. Raises SettingsError for what would be read otherwise."""
         for _, field in flat_fields(task_of(self.verb).settings):
             value, read = values.get(field.name), field.metadata.get("words")
             if read is not None and isinstance(value, Mapping):
