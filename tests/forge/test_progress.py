@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import threading
+import types
 from typing import Any
 
 import pytest
@@ -55,6 +56,19 @@ def test_others_hear_each_half_minute(clock: list[float]) -> None:
         "tokenizing: 400 of 1,000, 2:00 left",
         "tokenizing: 600",
     ]
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_steps_without_end_have_no_time_left(terminal: bool) -> None:
+    """A bar without an end, or lines without one; those of a run with an end have both."""
+    out: Any = types.SimpleNamespace(step=3, loss=2.0, figures={}, learning_rate=0.1, grad_norm=1.0)
+    for steps, shown in ((None, False), (8, True)):
+        made, printed = reporter(terminal=terminal)
+        with made.steps(steps, done=1):
+            made.step(out, 10.0)
+        assert ("3/8" in printed.getvalue()) == shown
+        if not terminal:
+            assert ("ETA" in printed.getvalue()) == shown
 
 
 def test_what_takes_time_is_said() -> None:

@@ -127,6 +127,8 @@ class Controller:
     volume: Path
     """Mounted at /workspace."""
     bin: Path
+    preflight: bool = True
+    """Whether the runtime's init container is started before a node."""
     pods: list[Pod] = attrs.field(factory=list)
     history: list[tuple[int, str, int]] = attrs.field(factory=list)
     """(pod, container, exit status) of each container that ended."""
@@ -141,7 +143,10 @@ class Controller:
             while len(done) < trainer["numNodes"]:
                 assert time.monotonic() < end, self.logs()
                 for index in sorted(waiting):
-                    self.pods.append(self._start(Pod(index, self.volume / f"pod-{index}-{len(self.pods)}.log"), port))
+                    pod = Pod(
+                        index, self.volume / f"pod-{index}-{len(self.pods)}.log", "preflight" if self.preflight else "node"
+                    )
+                    self.pods.append(self._start(pod, port))
                 waiting.clear()
                 tick()
                 for pod in self.pods:
@@ -200,14 +205,17 @@ class Controller:
             "JOB_COMPLETION_INDEX": pod.index,
         }
         if pod.container == "node":
-            words = [*trainer["command"], *trainer["args"]]
+            words = [*trainer["command"], *(word.replace("$$", "$") for word in trainer["args"])]
         else:
             (container,) = spec["initContainers"]
             words = container["command"]
             for patch in self.job["spec"].get("runtimePatches", []):
                 (job,) = patch["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
                 for patched in job["template"]["spec"]["template"]["spec"]["initContainers"]:
-                    env |= {each["name"]: each["value"].replace("/workspace", str(self.volume)) for each in patched["env"]}
+                    env |= {
+                        each["name"]: each["value"].replace("$$", "$").replace("/workspace", str(self.volume))
+                        for each in patched["env"]
+                    }
         own = self.volume.parent / f"recipe-{pod.index}.yaml"  # each container has a /tmp of its own
         with pod.log.open("ab") as log:
             pod.process = subprocess.Popen(

@@ -16,8 +16,8 @@ RUNNERS = {"pytest", "pytest_xdist", "hypothesis"}
 """What runs tests and imports nothing that a leaf could lean on."""
 IN_THE_MAIN_ENVIRONMENT = {"accelerate", "deepspeed"}
 """Its tests take minutes, and are run once."""
-IN_A_LANE = {"eval"}
-"""Hundreds of megabytes, which the lanes' environment has."""
+IN_A_LANE = {"eval", "instructlab", "mini-trainer"}
+"""Hundreds of megabytes, or kernels to be built, which the lanes' environment has."""
 NOT_RUN = {"trackio"}
 """Brings a web server of its own; docs/trackers.md says that no test sends anything to it."""
 

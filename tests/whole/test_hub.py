@@ -211,8 +211,10 @@ def test_tool_call_traces_are_prompts(model_dir: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.lane
-def test_the_snippet_of_grpo(model_dir: Path, tmp_path: Path) -> None:
-    """It runs whole: 15 steps with 8 completions of up to 512 tokens for each of three prompts."""
+def test_the_snippet_of_grpo(model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its 15 steps run, with 8 completions for each of three prompts; of 32 tokens, where it leaves the default of 512."""
+    shorter = SNIPPETS["lora_grpo art"].replace("num_iterations=15,", "num_iterations=15,\n    max_tokens=32,")
+    monkeypatch.setitem(SNIPPETS, "lora_grpo art", shorter)
     places = {"model_path": model_dir, "data_path": traces(tmp_path / "t.jsonl"), "ckpt_output_dir": tmp_path / "run"}
     assert snippet("lora_grpo art", **places).steps == 15
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -95,3 +97,21 @@ def test_the_command(given: dict[str, Any], capsys: pytest.CaptureFixture[str]) 
     for line in ("seed: 67", "lr_scheduler: constant", "target_modules: [q_proj, k_proj]", "unfreeze_rank_ratio: 0.25"):
         assert line in config
     assert json.loads((run / "run.json").read_text())["verb"] == "osft"
+
+
+@pytest.mark.lane
+@pytest.mark.slow
+def test_the_command_under_torchrun(given: dict[str, Any], tmp_path: Path) -> None:
+    """Two ranks make the steps of one, and print the model once."""
+    words = [word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    words += ["--training-mode", "token", "--max-tokens", "200"]
+    line = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "forge.mini", *words]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "ranks: 2, " in (tmp_path / "run" / "log.txt").read_text()
+    assert len(done.stdout.split()) == 1
+    alone = words.copy()
+    alone[alone.index(str(tmp_path / "run"))] = str(tmp_path / "alone")
+    assert main(alone) == 0
+    losses = [[each["loss"] for each in metrics(tmp_path / name)] for name in ("run", "alone")]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)

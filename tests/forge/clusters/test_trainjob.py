@@ -107,7 +107,7 @@ def test_what_the_parts_promise_each_other() -> None:
 
 def test_a_recipe_stands_where_the_pod_finds_it() -> None:
     """Model and rows where the initializers put them, the run on the volume, all in flags and in preflight's recipe."""
-    data = {"a.jsonl": 0.5, "/data/b.jsonl": 0.5}
+    data = {"a.jsonl": 0.5, "/workspace/dataset/b.jsonl": 0.5}
     spec = job(
         {**GIVEN, "data_path": data, "eval_data_path": ["c.jsonl", "https://x/d.jsonl"], "nproc_per_node": 2}, nodes=2, gpus=4
     )["spec"]
@@ -117,7 +117,7 @@ def test_a_recipe_stands_where_the_pod_finds_it() -> None:
     assert spec["trainer"]["resourcesPerNode"] == {"limits": {"nvidia.com/gpu": "4"}}
     assert spec["trainer"]["args"] == [
         "--model-path=/workspace/model",
-        *("--data-path", "/workspace/dataset/a.jsonl=0.5", "/data/b.jsonl=0.5"),
+        *("--data-path", "/workspace/dataset/a.jsonl=0.5", "/workspace/dataset/b.jsonl=0.5"),
         "--ckpt-output-dir=/workspace/output/first",
         "--learning-rate=0.001",
         *("--eval-data-path", "/workspace/dataset/c.jsonl", "https://x/d.jsonl"),
@@ -127,11 +127,18 @@ def test_a_recipe_stands_where_the_pod_finds_it() -> None:
     env = {variable["name"]: variable["value"] for variable in container["env"]}
     assert (container["name"], env["FORGE_VERB"]) == ("preflight", "sft")
     recipe = yaml.safe_load(env["FORGE_RECIPE"])
-    assert recipe["data_path"] == {"/workspace/dataset/a.jsonl": 0.5, "/data/b.jsonl": 0.5}
+    assert recipe["data_path"] == {"/workspace/dataset/a.jsonl": 0.5, "/workspace/dataset/b.jsonl": 0.5}
     assert recipe["ckpt_output_dir"] == "/workspace/output/first"
     assert "FORGE_MACHINE" not in env
     patch = str(job(nodes=2, gpus=8, machine="16xH100-80GB")["spec"]["runtimePatches"])
     assert "'name': 'FORGE_MACHINE', 'value': '16xH100-80GB'" in patch
+
+
+def test_kubernetes_expands_nothing() -> None:
+    """`$(HOME)` and `$$` of a setting are escaped where Kubernetes would read them."""
+    spec = job({**GIVEN, "eval_prompts": ["$(HOME) costs $$5"], "validation_split": 0.5})["spec"]
+    assert "$$(HOME) costs $$$$5" in spec["trainer"]["args"]
+    assert "$$(HOME) costs $$$$5" in str(spec["runtimePatches"])
 
 
 def test_a_runtime_of_ones_own_is_taken_as_it_is() -> None:
@@ -156,6 +163,12 @@ def test_other_accelerators_are_asked_for_by_name() -> None:
     [
         (GIVEN, {"dataset_uri": None}, "give dataset_uri"),
         ({**GIVEN, "model_path": "/models/m"}, {}, "give model_uri"),
+        ({"data_path": "a.jsonl"}, {}, "model_path is required"),
+        ({**GIVEN, "data_path": "/data/a.jsonl"}, {}, "data_path='/data/a.jsonl' is outside of /workspace"),
+        ({**GIVEN, "eval_data_path": "../../a.jsonl"}, {}, "eval_data_path='../../a.jsonl' is outside of /workspace"),
+        ({**GIVEN, "data_path": "~/a.jsonl"}, {"runtime": "mine"}, "is outside of /workspace"),
+        ({**GIVEN, "ckpt_output_dir": "~/run"}, {"runtime": "mine"}, "ckpt_output_dir=~/run is lost"),
+        ({**GIVEN, "rename_columns": {"question": "a=b"}}, {}, "rename_columns=.* a command line would read"),
         (GIVEN, {"dataset_uri": "/rows"}, "dataset_uri must be"),
         (GIVEN, {"model_uri": "hf://"}, "model_uri must be"),
         ({**GIVEN, "ckpt_output_dir": "/tmp/run"}, {}, "ckpt_output_dir=/tmp/run is lost"),
@@ -189,7 +202,9 @@ def test_files_and_functions_of_this_machine_are_refused(tmp_path: Path, monkeyp
         job({**GIVEN, "preprocess": "rows:f"})
     with pytest.raises(SettingsError, match="chat_template='template.jinja' is a file of this machine"):
         job({**GIVEN, "chat_template": "template.jinja"})
-    assert job({**GIVEN, "preprocess": "elsewhere:f"})
+    with pytest.raises(SettingsError, match="is a file of this machine"):
+        job({**GIVEN, "chat_template": str(tmp_path / "template.jinja")})
+    assert job({**GIVEN, "preprocess": "elsewhere:f", "chat_template": "/workspace/dataset/template.jinja"})
 
 
 def test_the_command_writes_a_new_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,7 +2,9 @@
 
 import inspect
 import json
+from importlib.metadata import EntryPoint
 
+import attrs
 import pytest
 
 import forge
@@ -12,6 +14,7 @@ from forge.hub._parameter import REQUIRED
 from forge.hub._table import FUNCTIONS, REFUSED
 from forge.hub._tool_calls import call_prompts, tool_call
 from forge.hub._translate import signature
+from forge.settings import _backends as backends
 from forge.settings._settings import flat_fields, resolve
 
 PATHS = {"model_path": "m", "data_path": "d", "ckpt_output_dir": "o"}
@@ -295,6 +298,63 @@ def test_registry():
     algorithm = create_algorithm("osft")
     assert set(algorithm.get_required_params()) == {*PATHS, *OSFT}
     assert "seed" in algorithm.get_optional_params()
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "backend", "name"),
+    [
+        (forge.hub.SFTAlgorithm, forge.hub.InstructLabTrainingSFTBackend, "instructlab-training"),
+        (forge.hub.OSFTAlgorithm, forge.hub.MiniTrainerOSFTBackend, "mini-trainer"),
+    ],
+)
+def test_an_injected_backend(algorithm, backend, name, monkeypatch):
+    """`SFTAlgorithm(backend=InstructLabTrainingSFTBackend())` asks for that trainer, as does its name."""
+    function, seen = algorithm.function, []
+    task = getattr(forge, function).task
+    verb = type("Verb", (), {"task": task, "__call__": lambda _, **settings: seen.append(settings)})
+    monkeypatch.setattr(forge, function, verb())
+    algorithm(backend=backend()).train(**CALLS[function])
+    create_algorithm(function, name).train(**CALLS[function])
+    getattr(forge.hub, function)(**CALLS[function], backend=name)
+    assert [settings["backend"] for settings in seen] == [name] * 3
+    assert seen[0] == seen[1] == seen[2]
+    assert name in AlgorithmRegistry.list_backends(function)
+
+
+@attrs.frozen(kw_only=True)
+class OthersSettings:
+    """What another trainer has of its own."""
+
+    use_liger_kernels: bool = False
+    disable_flash_attn: bool = False
+
+
+class Other(forge.backends.Backend):
+    """Another trainer."""
+
+    name = "other"
+    Settings = OthersSettings
+
+    def capabilities(self):
+        """Return that it has everything."""
+        return forge.backends.Capabilities()
+
+    def execute_training(self, params):
+        """Return what it was given."""
+        return params
+
+
+def test_settings_of_a_backend(monkeypatch):
+    """What a backend has of its own is passed to it, under the name that it has there."""
+    monkeypatch.setitem(backends._SHIPPED, "other", EntryPoint("other", f"{__name__}:Other", backends.GROUP))
+    call = translate("sft", **PATHS, backend="other", disable_flash_attn=True, use_liger=True)
+    assert {"backend": "other", "disable_flash_attn": True, "use_liger_kernels": True}.items() <= call.settings.items()
+    assert "attention" not in call.settings
+    assert "other" in AlgorithmRegistry.list_backends("sft")
+    params = create_algorithm("sft", "other").train(**PATHS, use_liger=True)
+    assert params["verb"] == "sft"
+    assert params["use_liger_kernels"] is True
+    assert params["num_epochs"] == 1
 
 
 TRACE = {

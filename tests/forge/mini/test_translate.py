@@ -172,6 +172,8 @@ def test_wrong_arguments() -> None:
         TorchrunArgs(rdzv_endpoint="a:1", master_addr="b")
     with pytest.raises(forge.SettingsError, match=r"forge\.mini\.TrainingArgs is wanted"):
         run_training(TorchrunArgs(), {})  # type: ignore[arg-type]
+    with pytest.raises(forge.SettingsError, match=r"TorchrunArgs"):
+        run_training(None, TrainingArgs(**REQUIRED))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import forge_packing as packing
     from forge import backends as backends, clusters as clusters, mini as mini
     from forge._errors import (
+        BackendError as BackendError,
         DataLintError as DataLintError,
         ForgeError as ForgeError,
         OutOfMemoryError as OutOfMemoryError,
@@ -49,8 +50,8 @@ __version__ = "0.5.1"
 
 # Each module with the public names that it defines; a module is imported when one of its names is first used.
 _PUBLIC = {
-    "_errors": "DataLintError ForgeError OutOfMemoryError PreemptedError PushError RecipeError RunDirectoryError RunWriteError "
-    "SettingsError StorageError TrackingError",
+    "_errors": "BackendError DataLintError ForgeError OutOfMemoryError PreemptedError PushError RecipeError RunDirectoryError "
+    "RunWriteError SettingsError StorageError TrackingError",
     "_result": "RunResult",
     "cli._track": "track",
     "exporting._export": "export",

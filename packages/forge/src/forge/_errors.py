@@ -9,6 +9,7 @@
     ├── PushError (OSError)              the Hub does not answer, or refuses an upload: exit status 1
     ├── RunWriteError (OSError)          a file of a run that had begun cannot be written: exit status 1
     ├── StorageError (OSError)           checkpoint_storage does not answer, or has not got the whole run: exit status 1
+    ├── BackendError (RuntimeError)      another trainer's loop failed, or left no model: exit status 1
     ├── TrackingError (RuntimeError)     a tracker has not got the whole record: exit status 1
     └── PreemptedError (RuntimeError)    a signal asked the run to stop, and its state is saved: exit status 75
 
@@ -65,6 +66,12 @@ class RunWriteError(ForgeError, OSError):
 
 class StorageError(ForgeError, OSError):
     """`checkpoint_storage` cannot be read or written, or has not got the whole of a run."""
+
+    exit_status: ClassVar[int] = 1
+
+
+class BackendError(ForgeError, RuntimeError):
+    """Another trainer's loop failed, or ended without a model; the message names its own log."""
 
     exit_status: ClassVar[int] = 1
 

@@ -242,6 +242,9 @@ class Ranks:
         self._heartbeat.stop()
         with contextlib.suppress(RuntimeError):
             if self._topology.has_group:
+                # Rank 0 holds the store, and this process goes on: it is let go once nobody asks it any more.
+                dist.barrier() if self._group is None else self.barrier()
+                self._hosted = None
                 if self._checkpoint_group is not None:
                     dist.destroy_process_group(self._checkpoint_group)
             elif self._group is not None:

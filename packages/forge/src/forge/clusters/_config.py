@@ -12,7 +12,7 @@ from forge._errors import SettingsError
 from forge.clusters._kep import AdapterConfig, FsdpConfig, LoraConfig, PrefixConfig, QLoraConfig, ZeroConfig
 from forge.clusters._words import as_words
 from forge.settings._recipe import read_recipe, verb_of
-from forge.settings._settings import required, resolve
+from forge.settings._settings import flat_fields, required, resolve
 from forge.verbs._registry import VERBS, task_of
 
 _PLACES = ("nnodes", "node_rank", "master_addr", "master_port", "rdzv_endpoint", "rdzv_id")
@@ -105,4 +105,14 @@ class ForgeConfig:
         # What is still open is the business of whoever renders: a model that an initializer fetches, say.
         open_names = [name for name in required(task_of(self.verb).settings) if name not in values]
         self.checked(**dict.fromkeys(open_names, "?"))
+        return self.words(values)
+
+    def words(self, values: Mapping[str, object]) -> list[str]:
+        """Write settings as flags. Raises SettingsError for what would be read otherwise."""
+        for _, field in flat_fields(task_of(self.verb).settings):
+            value, read = values.get(field.name), field.metadata.get("words")
+            if read is not None and isinstance(value, Mapping):
+                words = as_words({field.name: value})[1:]
+                if read(words) not in (dict(value), tuple(words)):
+                    raise SettingsError(f"{field.name}={value!r}: a command line would read {' '.join(words)} otherwise.")
         return as_words(values)

@@ -15,7 +15,6 @@ from forge._errors import SettingsError
 from forge.clusters._checks import count, processes
 from forge.clusters._config import ForgeConfig
 from forge.clusters._manifests import API, API_VERSION, RUNTIMES, WORKSPACE, dumped
-from forge.clusters._words import as_words
 from forge.settings._settings import flat_fields
 from forge.verbs._registry import task_of
 
@@ -23,7 +22,7 @@ _NAME = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
 _RESOURCE = re.compile(r"[a-z0-9.-]+/[A-Za-z0-9._-]+")
 _SCHEMES = ("hf://", "s3://")
 _FUNCTION = re.compile(r"([A-Za-z_][\w.]*):[A-Za-z_]\w*")
-_HUB = re.compile(r"[\w.-]+/[\w.-]+")
+_HUB = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
 
 
 def train_job(
@@ -81,7 +80,7 @@ def train_job(
     model_uri = _place_model(values, model_uri, shipped=shipped)
     _place_rows(values, dataset_uri, shipped=shipped)
     _place_output(values, job, shipped=shipped)
-    _refuse_local(values, verb)
+    _refuse_local(values, verb, shipped=shipped)
     checked = attrs.evolve(config, settings=values, peft_config=None, sharding_config=None).checked()
     procs = processes(checked, gpus, nproc_per_node)
     # The controller says it, and a flag would outrank it.
@@ -92,7 +91,7 @@ def train_job(
         # Always: the controller counts resources with "gpu" in their name, and otherwise takes one process for each CPU.
         "numProcPerNode": procs,
         "command": list(config.entrypoint),
-        "args": as_words(values),
+        "args": [_literal(word) for word in config.words(values)],
         **({"image": image} if image is not None else {}),
         **({"resourcesPerNode": {"limits": {gpu_resource: str(gpus)}}} if gpus else {}),
     }
@@ -119,11 +118,16 @@ def as_yaml(job: Mapping[str, Any]) -> str:
     return f"# Written by `forge kubeflow render`. Start it with kubectl apply -f FILE.\n{dumped(job)}"
 
 
+def _literal(text: str) -> str:
+    """Escape what Kubernetes would expand in arguments and variables, `$(NAME)`."""
+    return text.replace("$", "$$")
+
+
 def _preflight(values: Mapping[str, object], verb: str, machine: str | None) -> dict[str, Any]:
     """Return the patch that gives the preflight container of the runtime this job's recipe."""
     plain = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
     recipe = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=2**30)
-    env = [{"name": "FORGE_VERB", "value": verb}, {"name": "FORGE_RECIPE", "value": recipe}]
+    env = [{"name": "FORGE_VERB", "value": verb}, {"name": "FORGE_RECIPE", "value": _literal(recipe)}]
     if machine is not None:
         env.append({"name": "FORGE_MACHINE", "value": machine})
     pod = {"spec": {"initContainers": [{"name": "preflight", "env": env}]}}
@@ -156,6 +160,8 @@ def _place_model(values: dict[str, object], uri: str | None, *, shipped: bool) -
     if uri is not None:
         values["model_path"] = str(WORKSPACE / "model")
         return _uri("model_uri", uri)
+    if path is None:
+        raise SettingsError("model_path is required: give it in the recipe, or model_uri.")
     if shipped:
         raise SettingsError(
             f"model_path={path!r} is no name on the Hub, and a pod does not see this machine's directories: give model_uri, "
@@ -176,46 +182,57 @@ def _place_rows(values: dict[str, object], uri: str | None, *, shipped: bool) ->
         return
     _uri("dataset_uri", uri)
 
-    def placed(path: str) -> str:
-        return path if "://" in path or os.path.isabs(path) else str(folder / path)
+    def placed(name: str, path: str) -> str:
+        if "://" in path:
+            return path
+        found = str(folder / path)
+        if path.startswith("~") or (shipped and not _inside(found)):
+            raise SettingsError(
+                f"{name}={path!r} is outside of {WORKSPACE}, where the job's volume is: give a path in dataset_uri."
+            )
+        return found
 
     values.setdefault("data_path", str(folder))
     for name in ("data_path", "eval_data_path"):
         value = values.get(name)
         if isinstance(value, str):
-            values[name] = placed(value)
+            values[name] = placed(name, value)
         elif isinstance(value, Mapping):
-            values[name] = {placed(path): weight for path, weight in value.items()}
+            values[name] = {placed(name, path): weight for path, weight in value.items()}
         elif isinstance(value, (list, tuple)):
-            values[name] = [placed(path) for path in value]
+            values[name] = [placed(name, path) for path in value]
 
 
 def _place_output(values: dict[str, object], job: str, *, shipped: bool) -> None:
     """Put the run directory on the shared volume."""
-    path = str(values.get("ckpt_output_dir") or job)
-    if not os.path.isabs(path):
-        path = str(WORKSPACE / "output" / path)
-    if shipped and WORKSPACE not in PurePosixPath(os.path.normpath(path)).parents:
+    given = str(values.get("ckpt_output_dir") or job)
+    path = str(WORKSPACE / "output" / given)
+    if given.startswith("~") or (shipped and not _inside(path)):
         raise SettingsError(
-            f"ckpt_output_dir={path} is lost with the pod: give a directory below {WORKSPACE}, which is the job's volume."
+            f"ckpt_output_dir={given} is lost with the pod: give a directory below {WORKSPACE}, which is the job's volume."
         )
     values["ckpt_output_dir"] = path
 
 
-def _refuse_local(values: Mapping[str, object], verb: str) -> None:
+def _inside(path: str) -> bool:
+    """Return whether a path is below the volume."""
+    return WORKSPACE in PurePosixPath(os.path.normpath(path)).parents
+
+
+def _refuse_local(values: Mapping[str, object], verb: str, *, shipped: bool) -> None:
     """Raise SettingsError for a setting that names a file or a module of this machine."""
     known = {field.name for _, field in flat_fields(task_of(verb).settings)}
     for name in known & set(values):
         for text in _texts(values[name]):
             function = _FUNCTION.fullmatch(text)
             module = function and function[1].replace(".", "/")
-            here = next((file for file in (f"{module}.py", f"{module}/__init__.py") if module and os.path.exists(file)), None)
-            if here:
+            file = next((file for file in (f"{module}.py", f"{module}/__init__.py") if module and os.path.exists(file)), None)
+            if file:
                 raise SettingsError(
-                    f"{name}={text!r} is in {here} of this machine: put it into the image, where PYTHONPATH finds it."
+                    f"{name}={text!r} is in {file} of this machine: put it into the image, where PYTHONPATH finds it."
                 )
-            relative = not os.path.isabs(os.path.expanduser(text)) and "://" not in text
-            if (relative or text.startswith("~")) and os.path.exists(os.path.expanduser(text)) and name != "ckpt_output_dir":
+            here = os.path.exists(os.path.expanduser(text)) and "://" not in text
+            if here and name != "ckpt_output_dir" and not (os.path.isabs(text) and (_inside(text) or not shipped)):
                 raise SettingsError(
                     f"{name}={text!r} is a file of this machine, which a pod does not see: put it into the data set or the "
                     f"image, and give its path there, below {WORKSPACE}."

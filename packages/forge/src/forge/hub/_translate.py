@@ -6,12 +6,15 @@ import inspect
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import attrs
+
 import forge
 from forge._errors import SettingsError
 from forge.hub._callbacks import adapted
 from forge.hub._parameter import REQUIRED
 from forge.hub._table import FUNCTIONS, REFUSED, SWITCHES
 from forge.hub._values import lora_adapter, lora_batch
+from forge.settings._backends import FORGE, backend_class
 from forge.settings._elsewhere import unknown
 from forge.settings._settings import flat_fields
 
@@ -90,9 +93,12 @@ def translate(function: str, /, **given: Any) -> Call:
     for name, value in given.items():
         if name in ("callbacks", "backend"):
             continue
-        if name in table:
+        own = _of_backend(given.get("backend"), name)
+        if own is not None:
+            _add(settings, {own: value}, name)
+        elif name in table:
             _add(settings, table[name].settings(function, value, given), name)
-        elif name in known or _of_backend(given.get("backend"), name):
+        elif name in known:
             _add(settings, {name: value}, name)
         else:
             unknown_names[name] = ""
@@ -156,11 +162,14 @@ def _add(settings: dict[str, Any], new: Mapping[str, object], name: str) -> None
             settings[setting] = value
 
 
-def _of_backend(backend: Any, name: str) -> bool:
-    """Return whether a backend has a setting of this name of its own."""
-    from forge.settings._backends import FORGE, backend_class
-
+def _of_backend(backend: Any, name: str) -> str | None:
+    """Return the setting that a backend has of its own for a parameter; None where it has none."""
     if not isinstance(backend, str) or backend == FORGE or backend in OWN_LOOP:
-        return False
+        return None
     own = backend_class(backend).Settings
-    return own is not None and name in {field.name for field in own.__attrs_attrs__}
+    fields = set() if own is None else {field.name for field in attrs.fields(own)}
+    return next((each for each in (name, _THEIRS.get(name, name)) if each in fields), None)
+
+
+_THEIRS = {"use_liger": "use_liger_kernels"}
+"""Parameter of training_hub → what mini-trainer calls it."""

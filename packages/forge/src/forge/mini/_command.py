@@ -15,9 +15,9 @@ import forge
 from forge._errors import SettingsError
 from forge.cli._app import main as run_command
 from forge.cli._options import converter_of, field_texts, with_signature
-from forge.mini._run import run_training
+from forge.mini._run import train
 from forge.mini._translate import NAMES
-from forge.mini._types import PretrainingConfig, TorchrunArgs, TrainingArgs
+from forge.mini._types import PretrainingConfig, TrainingArgs
 
 _DEFAULTS: dict[str, Any] = {"lr_scheduler": "constant_with_warmup", "seed": 67}
 """Defaults of its command where its Python interface has others."""
@@ -76,8 +76,8 @@ def _train(
     except ValueError as error:
         raise SettingsError(f"lr_scheduler_kwargs is no JSON: {error}.") from error
     patterns = osft_target_patterns
-    result = run_training(
-        TorchrunArgs(),
+    result = train(
+        None,
         TrainingArgs(
             **{**_DEFAULTS, **given},
             lr_scheduler_kwargs=kwargs,

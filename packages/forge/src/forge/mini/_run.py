@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from forge._errors import SettingsError
 from forge.mini._translate import translate
 from forge.mini._types import TorchrunArgs, TrainingArgs
 
@@ -29,6 +30,13 @@ def run_training(torch_args: TorchrunArgs, train_args: TrainingArgs) -> RunResul
         PreemptedError: a signal asked the run to stop, and its state is saved.
 
     """
+    if torch_args is None:
+        raise SettingsError("torch_args must be a forge.mini.TorchrunArgs, not None.")
+    return train(torch_args, train_args)
+
+
+def train(torch_args: TorchrunArgs | None, train_args: TrainingArgs) -> RunResult:
+    """Train on processes that are started here, or with None on those that there are."""
     from forge.verbs._registry import task_of, verb
 
     name, settings = translate(torch_args, train_args)

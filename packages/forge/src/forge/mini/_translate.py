@@ -79,8 +79,12 @@ _LIMITS = {TrainingMode.EPOCH: "max_epochs", TrainingMode.STEP: "max_steps", Tra
 _OSFT = ("osft_unfreeze_rank_ratio", "osft_target_patterns")
 
 
-def translate(torch_args: TorchrunArgs, train_args: TrainingArgs) -> tuple[str, dict[str, Any]]:
+def translate(torch_args: TorchrunArgs | None, train_args: TrainingArgs) -> tuple[str, dict[str, Any]]:
     """Return the training verb and its settings.
+
+    Args:
+        torch_args: processes to start; None where torchrun started this one, or nobody asks for several.
+        train_args: the training.
 
     Raises:
         SettingsError: an argument asks for what forge does not have, or has no effect with the others.
@@ -92,7 +96,7 @@ def translate(torch_args: TorchrunArgs, train_args: TrainingArgs) -> tuple[str, 
 
     """
     for args, kind in ((torch_args, TorchrunArgs), (train_args, TrainingArgs)):
-        if not isinstance(args, kind):
+        if not isinstance(args, kind) and not (args is None and kind is TorchrunArgs):
             raise SettingsError(f"a forge.mini.{kind.__name__} is wanted, not {args!r}.")
     for name in _WORDS:
         value = getattr(train_args, name)
@@ -117,7 +121,7 @@ def translate(torch_args: TorchrunArgs, train_args: TrainingArgs) -> tuple[str, 
     elif train_args.osft:
         settings["adapter"] = "osft"
     # Every block is recomputed there, for which max_tokens_per_gpu was chosen.
-    return verb, {**settings, "activation_checkpointing": True, **_launch(torch_args)}
+    return verb, {**settings, "activation_checkpointing": True, **({} if torch_args is None else _launch(torch_args))}
 
 
 def _refused(args: TrainingArgs, name: str, why: str) -> SettingsError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -122,8 +123,8 @@ def _seen(mark: Path) -> bool:
 
 def _facts(s: Any, host: str, devices: int, processes: int, *, seen: bool) -> dict[str, Any]:
     """Return what must be alike on all nodes, and what this one lacks."""
-    data = s.data.data_path
-    paths = [s.model.model_path, *([data] if isinstance(data, str) else data)]
+    parts = [part for part in (s.data.data_path, s.data.eval_data_path) if part is not None]
+    paths = [s.model.model_path, *(path for part in parts for path in ([part] if isinstance(part, str) else part))]
     return {
         "host": host,
         "seen": seen,
@@ -136,7 +137,7 @@ def _facts(s: Any, host: str, devices: int, processes: int, *, seen: bool) -> di
 
 def _exists(path: str) -> bool:
     """Return whether a path, or a pattern's or `name:split`'s folder, is here."""
-    plain = path.partition("*")[0]
+    plain = re.split(r"[*?[]", path)[0]
     return any(
         os.path.exists(each) for each in (path, path.rpartition(":")[0], os.path.dirname(plain) if plain != path else "")
     )

@@ -237,20 +237,24 @@ def _uncompiled(value: Any) -> bool:
 def _with_prefix(section: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Spell the keys of a section as its longest form does: `fsdp_offload_params`."""
     prefix = {"fsdp_config": "fsdp_", "parallelism_config": "parallelism_config_"}.get(name, "")
-    return {key if key.startswith(prefix) else prefix + key: value for key, value in section.items()}
+    return {key if key.startswith(prefix) else prefix + key: value for key, value in ((str(k), v) for k, v in section.items())}
+
+
+def _counts(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
 def _processes(value: Any, flat: Mapping[str, Any]) -> Settings | str:
     machines = flat.get("num_machines") or 1
-    if not isinstance(value, int) or value < 1:
+    if not _counts(value):
         return "a number of processes from 1 is wanted; give nproc_per_node"
-    if not isinstance(machines, int) or machines < 1 or value % machines:
+    if not _counts(machines) or value % machines:
         return f"it cannot be divided over num_machines {machines}; give nproc_per_node and nnodes"
     return {"nproc_per_node": value // machines}
 
 
 def _machines(value: Any, flat: Mapping[str, Any]) -> Settings | str:
-    if not isinstance(value, int) or value < 1:
+    if not _counts(value):
         return "a number of machines from 1 is wanted; give nnodes"
     if value == 1:
         return {}
@@ -286,7 +290,7 @@ def _reshard(value: Any, flat: Mapping[str, Any]) -> Settings | str:
 
 def _zero(value: Any, _: Mapping[str, Any]) -> Settings | str:
     stages = {0: "ddp", 1: "zero1", 2: "zero2", 3: "zero3"}
-    return {"strategy": stages[value]} if value in stages else "a stage from 0 to 3 is wanted"
+    return {"strategy": stages[value]} if value in stages and not isinstance(value, bool) else "a stage from 0 to 3 is wanted"
 
 
 def _offload(value: Any, flat: Mapping[str, Any]) -> Settings | str:
@@ -301,12 +305,13 @@ def _offload(value: Any, flat: Mapping[str, Any]) -> Settings | str:
 def _clipping(value: Any, _: Mapping[str, Any]) -> Settings | str:
     if value in ("auto", None):
         return {}
-    return {"max_grad_norm": float(value)} if isinstance(value, int | float) else "a number is wanted"
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return {"max_grad_norm": float(value)} if number else "a number is wanted"
 
 
 def _replicas(_value: Any, flat: Mapping[str, Any]) -> Settings | str:
     copies, shards = (flat.get(f"parallelism_config_dp_{what}_size") or 1 for what in ("replicate", "shard"))
-    if not all(isinstance(size, int) for size in (copies, shards)):
+    if not all(map(_counts, (copies, shards))):
         return "a whole number is wanted"
     if shards > 1:
         return {"strategy": "hsdp", "shard_size": shards} if copies > 1 else {"strategy": "fsdp2"}

@@ -150,7 +150,7 @@ TOLD = {
         "eval_every_steps; before the first and after the last step is always measured": """eval_strategy evaluation_strategy
             evals_per_epoch validate_at_epoch min_samples_per_validation""",
         _SAVING: "save_strategy save_steps saves_per_epoch save_only_model",
-        "max_steps or num_epochs say how long": "training_mode",
+        "num_epochs (or inf), max_steps and max_tokens say how long": "training_mode",
         "a resumed run is continued, nothing is overwritten": "overwrite_output_dir",
         "choose on_nan: stop (the default) or skip": "loss_watchdog_threshold loss_watchdog_patience",
         "logging_steps counts lines of the log; metrics.jsonl has every step": "logging_strategy logging_first_step",

@@ -148,8 +148,12 @@ class Remote:
         except Exception as error:
             if missing and isinstance(error, FileNotFoundError):
                 raise
-            why = " ".join((getattr(error, "strerror", None) or str(error) or type(error).__name__).split())
-            raise StorageError(f"checkpoint_storage {self.url}: {what}: {why}") from error
+            why = " ".join((getattr(error, "strerror", None) or str(error) or type(error).__name__).split()).rstrip(".")
+            if isinstance(error, NotImplementedError):
+                why = "addresses of this kind can only be read"
+            raise StorageError(
+                f"checkpoint_storage {self.url}: {what}: {why}. Check the address, what you may do there, and the network."
+            ) from error
 
 
 class LocalFileError(Exception):
