@@ -205,14 +205,17 @@ class Controller:
             "JOB_COMPLETION_INDEX": pod.index,
         }
         if pod.container == "node":
-            words = [*trainer["command"], *trainer["args"]]
+            words = [*trainer["command"], *(word.replace("$$", "$") for word in trainer["args"])]
         else:
             (container,) = spec["initContainers"]
             words = container["command"]
             for patch in self.job["spec"].get("runtimePatches", []):
                 (job,) = patch["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
                 for patched in job["template"]["spec"]["template"]["spec"]["initContainers"]:
-                    env |= {each["name"]: each["value"].replace("/workspace", str(self.volume)) for each in patched["env"]}
+                    env |= {
+                        each["name"]: each["value"].replace("$$", "$").replace("/workspace", str(self.volume))
+                        for each in patched["env"]
+                    }
         own = self.volume.parent / f"recipe-{pod.index}.yaml"  # each container has a /tmp of its own
         with pod.log.open("ab") as log:
             pod.process = subprocess.Popen(
