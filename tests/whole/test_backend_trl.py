@@ -13,14 +13,13 @@ import pytest
 import forge
 from forge.cli._app import main
 
+from ..lanes import ci_keeps
 from .starts import metrics
 from .verbs import settings_of
 
 pytest.importorskip("trl", reason="TRL is not installed here: forge-llm[trl]")
 # What TRL, accelerate and their dependencies warn about; none of it is about the rows.
 pytestmark = pytest.mark.filterwarnings("ignore")
-
-OFFLINE = ("sft", "dpo", "kto", "reward")
 
 
 def settings(verb: str, model_dir: Path, folder: Path, **more: Any) -> dict[str, Any]:
@@ -35,7 +34,7 @@ def losses(run: Path) -> list[float]:
     return [line["loss"] for line in metrics(run) if "loss" in line]
 
 
-@pytest.mark.parametrize("verb", OFFLINE)
+@pytest.mark.parametrize("verb", ci_keeps(["sft", "dpo"], ["sft", "dpo", "kto", "reward"]))
 def test_both_backends_make_the_same_steps(verb: str, model_dir: Path, tmp_path: Path) -> None:
     """Same rows, same settings: losses, gradient norms and rates of every step agree; so do the exports' losses."""
     given = settings(verb, model_dir, tmp_path)
@@ -94,6 +93,7 @@ def test_an_adapter_is_exported_alone(verb: str, model_dir: Path, tmp_path: Path
     )
 
 
+@pytest.mark.lane
 @pytest.mark.slow
 def test_two_ranks_train_as_one(model_dir: Path, tmp_path: Path) -> None:
     """Under forge's own launcher each rank has its share of a step; the token means are those of the whole step."""
@@ -104,6 +104,7 @@ def test_two_ranks_train_as_one(model_dir: Path, tmp_path: Path) -> None:
     assert (tmp_path / "2" / "result.json").is_file()
 
 
+@pytest.mark.lane
 def test_the_own_settings_take_effect(model_dir: Path, tmp_path: Path) -> None:
     """How a step is cut and DPO's length weight change the run; padding changes no figure."""
     given = settings("dpo", model_dir, tmp_path, backend="trl", max_steps=2)
@@ -167,6 +168,23 @@ def test_rows_in_memory_and_callbacks(model_dir: Path, tmp_path: Path) -> None:
     given = settings("sft", model_dir, tmp_path, backend="trl", max_steps=2, effective_batch_size=2, lint="off")
     forge.sft(**{**given, "data_path": rows}, ckpt_output_dir=tmp_path / "run", callbacks=[Watch()])
     assert seen == [1, 2, 2]
+
+
+@pytest.mark.parametrize("verb", ci_keeps(["grpo"], ["sft", "grpo"]))
+def test_nothing_is_sent_to_anybody(verb: str, model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """TRL tells its makers what is trained, whenever a trainer is made: here it is told not to."""
+    import trl.trainer.base_trainer as base
+    from huggingface_hub import constants
+
+    allowed: list[bool] = []
+    monkeypatch.delenv("CI", raising=False)
+    monkeypatch.setattr(base, "send_telemetry", lambda **_: allowed.append(not constants.HF_HUB_DISABLE_TELEMETRY))
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_TELEMETRY", False)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "forge_test_rewards", raising=False)
+    getattr(forge, verb)(**settings(verb, model_dir, tmp_path, backend="trl", max_steps=1), ckpt_output_dir=tmp_path / "run")
+    assert allowed == [False]
+    assert constants.HF_HUB_DISABLE_TELEMETRY is False
 
 
 def test_compare_shows_the_backends_side_by_side(model_dir: Path, tmp_path: Path) -> None:

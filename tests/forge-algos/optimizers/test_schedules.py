@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, strategies as st
 from transformers import get_scheduler
 
-from forge_algos import OptimizerError, OptimizerSettings, lr_factor, schedule
+from forge_algos import SCHEDULES_WITHOUT_LENGTH, OptimizerError, OptimizerSettings, lr_factor, schedule
 
 NAMES = {"cosine": "cosine", "linear": "linear", "constant": "constant_with_warmup"}
 FURTHER = {
@@ -119,3 +119,23 @@ def test_a_decay_longer_than_the_run_is_refused():
     with pytest.raises(OptimizerError, match="warmup_steps=4 and decay_steps=7 are more than the run's 10 steps"):
         schedule(optimizer(), config, 10)
     schedule(optimizer(), config, 11)
+
+
+@pytest.mark.parametrize("lr_scheduler", SCHEDULES_WITHOUT_LENGTH)
+@pytest.mark.parametrize("warmup_steps", [0, 3])
+def test_a_run_without_end_has_the_rates_of_any_length(lr_scheduler, warmup_steps):
+    """Step by step those of a run of 40 steps, and of one that is longer; further on they never rise again."""
+    given = {"lr_scheduler": lr_scheduler, "warmup_steps": warmup_steps}
+    endless = [lr_factor(step, num_steps=None, **given) for step in range(1, 41)]
+    for num_steps in (40, 1000):
+        assert endless == [lr_factor(step, num_steps=num_steps, **given) for step in range(1, 41)]
+    late = [lr_factor(step, num_steps=None, **given) for step in (10**5, 10**6, 10**9)]
+    assert late == sorted(late, reverse=True)
+    assert 0 < late[-1] <= 1
+
+
+@pytest.mark.parametrize("lr_scheduler", [name for name in (*NAMES, *FURTHER) if name not in SCHEDULES_WITHOUT_LENGTH])
+def test_a_schedule_that_needs_the_end_is_refused_without_one(lr_scheduler):
+    """The message names those that do not."""
+    with pytest.raises(OptimizerError, match=f"lr_scheduler={lr_scheduler} needs to know the end.*constant or inverse_sqrt"):
+        lr_factor(1, num_steps=None, lr_scheduler=lr_scheduler)

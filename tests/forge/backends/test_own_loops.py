@@ -242,6 +242,17 @@ def test_steps_are_recorded_while_they_are_written(tmp_path: Path) -> None:
     assert follower.last == out.lines[0]
 
 
+def test_what_cannot_be_recorded_is_raised(tmp_path: Path) -> None:
+    """A full disk, or a line that is none, ends the run with an error; a failure of the library itself comes first."""
+    out: Any = Out()
+    file = tmp_path / "log.jsonl"
+    file.write_text("no JSON\n")
+    with pytest.raises(json.JSONDecodeError), Follower(MiniTrainerBackend(), file, out):
+        pass
+    with pytest.raises(KeyError), Follower(MiniTrainerBackend(), file, out):
+        raise KeyError
+
+
 def test_exports_are_found_by_their_samples(tmp_path: Path) -> None:
     """mini-trainer writes a float into the name; instructlab-training's last has a name of its own; others are no exports."""
     for name in ("samples_16.0", "samples_8", "last_epoch", "samples_8.0_best_val_loss", "other"):

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 import forge
+from forge.backends import _trl
 from forge.backends._trl import REFUSED, TRLBackend
 from forge.backends._trl_arguments import BY_FORGE, CLASSES, OBJECTIVE, Cut, arguments, cut_step, short_steps, spread
 from forge.backends._trl_rows import planned_batches, rows_of
@@ -173,6 +174,16 @@ def test_what_trl_does_not_have_is_refused(verb: str, given: dict[str, Any], mes
     reward = {"reward": ("m:f",)} if verb == "grpo" else {}
     with pytest.raises(forge.SettingsError, match=message):
         getattr(forge, verb)(model_path="m", data_path="d", ckpt_output_dir="o", backend="trl", **reward, **given)
+
+
+def test_an_old_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an older TRL cannot be given is not found out by a TypeError."""
+    pytest.importorskip("trl", reason="TRL is not installed here: forge-llm[trl]")
+    monkeypatch.setattr(_trl, "version", lambda _: "1.9.0")
+    with pytest.raises(
+        forge.SettingsError, match=r"trl 1.9.0 is installed, and 1.16 is needed: `pip install 'forge-llm\[trl\]'"
+    ):
+        forge.sft(model_path="m", data_path="d", ckpt_output_dir="o", backend="trl")
 
 
 @pytest.mark.parametrize(

@@ -136,6 +136,13 @@ def test_a_recipe_stands_where_the_pod_finds_it() -> None:
     assert "'name': 'FORGE_MACHINE', 'value': '16xH100-80GB'" in patch
 
 
+def test_kubernetes_expands_nothing() -> None:
+    """`$(HOME)` and `$$` of a setting are escaped where Kubernetes would read them."""
+    spec = job({**GIVEN, "eval_prompts": ["$(HOME) costs $$5"], "validation_split": 0.5})["spec"]
+    assert "$$(HOME) costs $$$$5" in spec["trainer"]["args"]
+    assert "$$(HOME) costs $$$$5" in str(spec["runtimePatches"])
+
+
 def test_a_runtime_of_ones_own_is_taken_as_it_is() -> None:
     """No initializer and no patch that it may not have; paths are those in its volume."""
     settings = {**GIVEN, "model_path": "/models/m", "data_path": "/rows/train.jsonl", "ckpt_output_dir": "/runs/first"}

@@ -45,6 +45,15 @@ def test_curves(tmp_path):
     assert "http" not in re.sub(r'xmlns="[^"]*"', "", Path(picture).read_text(encoding="utf-8"))
 
 
+def test_runs_of_one_name(tmp_path):
+    """Two directories of the same name have colours of their own."""
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    picture = plot_loss([a_run(tmp_path / "a" / "run", [2.0, 1.0]), a_run(tmp_path / "b" / "run", [3.0, 1.0])], ema=True)
+    colors = re.findall(r'<polyline [^>]*stroke="(#\w+)"', Path(picture).read_text(encoding="utf-8"))
+    assert colors[0] == colors[1] != colors[2] == colors[3]
+
+
 def test_an_average():
     """The weight of a new value is 2 / (span + 1), as pandas' ewm(span, adjust=False) has it."""
     from forge.hub._plot import _average

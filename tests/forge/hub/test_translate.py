@@ -300,6 +300,27 @@ def test_registry():
     assert "seed" in algorithm.get_optional_params()
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "backend", "name"),
+    [
+        (forge.hub.SFTAlgorithm, forge.hub.InstructLabTrainingSFTBackend, "instructlab-training"),
+        (forge.hub.OSFTAlgorithm, forge.hub.MiniTrainerOSFTBackend, "mini-trainer"),
+    ],
+)
+def test_an_injected_backend(algorithm, backend, name, monkeypatch):
+    """`SFTAlgorithm(backend=InstructLabTrainingSFTBackend())` asks for that trainer, as does its name."""
+    function, seen = algorithm.function, []
+    task = getattr(forge, function).task
+    verb = type("Verb", (), {"task": task, "__call__": lambda _, **settings: seen.append(settings)})
+    monkeypatch.setattr(forge, function, verb())
+    algorithm(backend=backend()).train(**CALLS[function])
+    create_algorithm(function, name).train(**CALLS[function])
+    getattr(forge.hub, function)(**CALLS[function], backend=name)
+    assert [settings["backend"] for settings in seen] == [name] * 3
+    assert seen[0] == seen[1] == seen[2]
+    assert name in AlgorithmRegistry.list_backends(function)
+
+
 @attrs.frozen(kw_only=True)
 class OthersSettings:
     """What another trainer has of its own."""

@@ -262,19 +262,25 @@ class Follower:
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._follow, daemon=True)
         self._read = 0
+        self._failed: Exception | None = None
 
     def __enter__(self) -> Self:
         self._thread.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._done.set()
         self._thread.join()
+        if self._failed is not None and kind is None:
+            raise self._failed
 
     def _follow(self) -> None:
-        while not self._done.wait(_POLL_SECONDS):
+        try:
+            while not self._done.wait(_POLL_SECONDS):
+                self._record()
             self._record()
-        self._record()
+        except Exception as error:  # noqa: BLE001 - raised in the thread that waits for this one
+            self._failed = error
 
     def _record(self) -> None:
         """Record the whole lines that were written since."""

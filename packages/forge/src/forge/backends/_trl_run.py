@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import os
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -287,7 +287,7 @@ def _run(
     return result
 
 
-@contextlib.contextmanager
+@contextmanager
 def _without_accelerate() -> Iterator[None]:
     """Hide what a launcher, an earlier run or another shell left: Accelerate would wrap the model or change its dtype by it."""
 
@@ -317,8 +317,6 @@ def _train(
     ranks: forge_dist.Ranks,
 ) -> None:
     """Let TRL's trainer make the steps."""
-    # Beside offline mode, this is how TRL is told to send nothing.
-    os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
     if ranks.world_size > 1:
         os.environ.update(LOCAL_RANK=str(ranks.local_rank), RANK=str(ranks.rank), WORLD_SIZE=str(ranks.world_size))
     import trl
@@ -341,7 +339,8 @@ def _train(
         from forge.backends._trl_prompts import prompts_of, reward_functions
 
         rows = prompts_of(prepared.train, plan.steps, tokenizer)
-        trainer = kind(**named, train_dataset=Dataset.from_list(rows), reward_funcs=reward_functions(s))
+        with _nothing_sent():
+            trainer = kind(**named, train_dataset=Dataset.from_list(rows), reward_funcs=reward_functions(s))
     else:
         planned: Any = PlannedRows(rows_of(task.name, prepared.train), len(prepared.train))
         batches: Any = planned_batches(plan.steps, plan.cut, ranks.rank, ranks.world_size)
@@ -360,12 +359,29 @@ def _train(
         # The trainer prepares a data set of its own, of which it makes no step: one row is enough.
         Planned.__name__ = Planned.__qualname__ = kind.__name__
         named |= {"ref_model": reference} if task.name in ("dpo", "kto") else {}
-        trainer = Planned(**named, train_dataset=Dataset.from_list(_SEEN[task.name]))
+        with _nothing_sent():
+            trainer = Planned(**named, train_dataset=Dataset.from_list(_SEEN[task.name]))
     trainer.remove_callback(PrinterCallback)
     trainer.train()
     if "ref" in getattr(model, "peft_config", {}):
         # The copy of the adapter's first weights with which TRL compares.
         model.delete_adapter("ref")
+
+
+@contextmanager
+def _nothing_sent() -> Iterator[None]:
+    """Keep a trainer that is being made from sending telemetry.
+
+    The environment variable for that is read once, when huggingface_hub is imported, which is long ago.
+    """
+    from huggingface_hub import constants
+
+    before = constants.HF_HUB_DISABLE_TELEMETRY
+    constants.HF_HUB_DISABLE_TELEMETRY = True
+    try:
+        yield
+    finally:
+        constants.HF_HUB_DISABLE_TELEMETRY = before
 
 
 _SEEN: dict[str, list[dict[str, Any]]] = {

@@ -24,11 +24,6 @@ def dumped(manifest: Mapping[str, Any]) -> str:
     return yaml.dump(dict(manifest), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=2**30)
 
 
-def literal(text: str) -> str:
-    """Write a text so that Kubernetes, which expands `$(NAME)` and `$$` in arguments and variables, reads it as it is."""
-    return text.replace("$", "$$")
-
-
 class _Dumper(yaml.SafeDumper):
     """Safe YAML dumper that writes text of several lines as a block, and no anchors."""
 

@@ -5,6 +5,8 @@ parameter: the calls, docs/migrating/training-hub.md and the tests follow it.
 """
 
 from forge.backends._backend import Backend
+from forge.backends._instructlab import InstructLabBackend as InstructLabTrainingSFTBackend
+from forge.backends._mini_trainer import MiniTrainerBackend as MiniTrainerOSFTBackend
 from forge.hub._algorithms import (
     Algorithm,
     AlgorithmRegistry,
@@ -27,8 +29,10 @@ __all__ = [
     "Backend",
     "Call",
     "GRPOAlgorithm",
+    "InstructLabTrainingSFTBackend",
     "LoRAGRPOAlgorithm",
     "LoRASFTAlgorithm",
+    "MiniTrainerOSFTBackend",
     "OSFTAlgorithm",
     "SFTAlgorithm",
     "TrainingHubCallback",

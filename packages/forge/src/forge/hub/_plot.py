@@ -69,14 +69,14 @@ def plot_loss(
         raise SettingsError(f"output_path={str(target)!r}: the picture is an .svg, which browsers show. Name it so.")
     keys = tuple(metric_keys) if metric_keys is not None else _KEYS
     curves = []
-    for run, label in zip(runs, labels or [run.resolve().name for run in runs], strict=True):
+    for number, (run, label) in enumerate(zip(runs, labels or [run.resolve().name for run in runs], strict=True)):
         file = _metrics(run, metrics_file)
         values = list(_values(file, keys))
         if not values:
             raise SettingsError(f"{file}: no line has {' or '.join(keys)}. Name a figure of it in metric_keys.")
-        curves.append((label, values, False))
+        curves.append((label, values, number, False))
         if ema:
-            curves.append((f"{label} (EMA)", _average(values, ema_span), True))
+            curves.append((f"{label} (EMA)", _average(values, ema_span), number, True))
     try:
         forge_dist.write_text_atomically(target, _drawn(curves))
     except forge_dist.ExportError as error:
@@ -126,8 +126,9 @@ def _average(values: Sequence[tuple[float, float]], span: int) -> list[tuple[flo
     return found
 
 
-def _drawn(curves: Sequence[tuple[str, Sequence[tuple[float, float]], bool]]) -> str:
-    points = [point for _, values, _ in curves for point in values]
+def _drawn(curves: Sequence[tuple[str, Sequence[tuple[float, float]], int, bool]]) -> str:
+    """Draw curves: name, points, number of the run, whether it is an average."""
+    points = [point for _, values, _, _ in curves for point in values]
     x_ticks = _ticks(min(x for x, _ in points), max(x for x, _ in points))
     y_ticks = _ticks(min(y for _, y in points), max(y for _, y in points))
 
@@ -148,9 +149,8 @@ def _drawn(curves: Sequence[tuple[str, Sequence[tuple[float, float]], bool]]) ->
         text(_WIDTH / 2, _HEIGHT - 14, "step", anchor="middle"),
         text(16, _TOP - 12, "loss"),
     ]
-    of_runs = [label for label, _, dashed in curves if not dashed]
-    for number, (label, values, dashed) in enumerate(curves):
-        color = _COLORS[of_runs.index(label.removesuffix(" (EMA)") if dashed else label) % len(_COLORS)]
+    for number, (label, values, of_run, dashed) in enumerate(curves):
+        color = _COLORS[of_run % len(_COLORS)]
         dash = ' stroke-dasharray="7 4"' if dashed else ""
         joined = " ".join(f"{x:.2f},{y:.2f}" for x, y in (place(*point) for point in values))
         parts.append(

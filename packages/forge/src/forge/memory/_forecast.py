@@ -85,13 +85,14 @@ def plan_of(bare: Rehearsed, target: Target) -> MemoryPlan:
     worst, several = largest_micro_batch(planned.plan)
     notes = [] if planned.draft is not None else ["no small model of its configuration could be probed: packing is assumed"]
     step = bare.step(worst, several=several, first=planned.num_steps == 1)
-    phases = [_divided(planned, "step", step.parts, bare.layers)]
+    phases = [_divided(planned, "step", step.parts, bare.layers, on_host=target.block == 1)]
     if planned.held_out is not None:
         rows = [int(planned.held_out.lengths.argmax())]
         evaluation = bare.evaluation(_filled(planned, planned.held_out, rows))
-        phases.append(_divided(planned, "evaluation", evaluation.parts, bare.layers))
+        phases.append(_divided(planned, "evaluation", evaluation.parts, bare.layers, on_host=target.block == 1))
     phases += [
-        _divided(planned, name, parts, bare.layers) for name, parts in bare.copies(step.parts, on_host=target.block == 1)
+        _divided(planned, name, parts, bare.layers, on_host=target.block == 1)
+        for name, parts in bare.copies(step.parts, on_host=target.block == 1)
     ]
     if step.guesses:
         notes.append(f"assumed where the model asks for a value: {', '.join(step.guesses[:3])}")
@@ -199,12 +200,15 @@ class Rehearsed(NamedTuple):
 
     def copies(self, step: Mapping[str, int], *, on_host: bool) -> list[tuple[str, dict[str, int]]]:
         """Return the parts of what is held while a state is saved and an export loaded back."""
-        held = {name: step[name] for name in ("weights", "optimizer")}
         trained = sum(p.numel() * p.element_size() for p in self.model.parameters() if p.requires_grad)
-        held = {"weights": held["weights"], "gradients": trained, "optimizer": held["optimizer"]}
-        state = trained + held["optimizer"] if self.planned.settings.checkpoints.async_save else 0
-        on_device = state if on_host else 0
-        return [("saving", {**held, "copies": on_device}), ("export", {**held, "copies": self.weights})]
+        # The state of an optimizer is there after its first step, which may be the only one.
+        kept = [t for state in self.optimizer.state.values() for t in state.values() if hasattr(t, "nbytes")]
+        held = {"weights": step["weights"], "gradients": trained}
+        held["optimizer"] = max(step["optimizer"], sum(t.nbytes for t in kept))
+        # Each rank writes a part of the state, and copies that.
+        state = -(-(trained + held["optimizer"]) // self.planned.ranks) if self.planned.settings.checkpoints.async_save else 0
+        loaded = self.weights + (trained if self.planned.frozen else 0)
+        return [("saving", {**held, "copies": state if on_host else 0}), ("export", {**held, "copies": loaded})]
 
     def _step(self, source: Any, batches: list[Any], *, first: bool) -> Any:
         s = self.planned.settings
@@ -297,15 +301,22 @@ _DIVIDED = {
 }
 
 
-def _divided(planned: Planned, name: str, parts: Mapping[str, int], layers: int) -> Phase:
+_SHARDED = ("fsdp2", "hsdp")
+
+
+def _divided(planned: Planned, name: str, parts: Mapping[str, int], layers: int, *, on_host: bool) -> Phase:
     """Divide one rank's parts by the ranks that share them, and add what they exchange."""
     found, ranks = dict(parts), planned.ranks
     if ranks > 1 and planned.strategy in _DIVIDED:
         shared = planned.settings.strategy.shard_size or ranks if planned.strategy == "hsdp" else ranks
         whole = parts.get("weights", 0)
-        for part in _DIVIDED[planned.strategy]:
+        divided = set(_DIVIDED[planned.strategy])
+        if planned.strategy in _SHARDED:
+            # An adapter is whole on each rank. On a host the shards that transformers reads are views of whole tensors.
+            divided -= ({"gradients", "optimizer"} if planned.frozen else set()) | ({"weights"} if on_host else set())
+        for part in divided:
             found[part] = -(-found.get(part, 0) // shared)
-        if "weights" in _DIVIDED[planned.strategy]:
+        if "weights" in _DIVIDED[planned.strategy] and name != "saving":
             # The weights of the layer that computes and of the next, gathered, and the gradients of one before they are summed.
             found["collectives"] = 3 * whole // max(1, layers)
     elif ranks > 1:
@@ -337,14 +348,16 @@ def _changes(planned: Planned, target: Target, worst: Any, several: bool) -> lis
         try:
             other = attrs.evolve(planned, settings=with_it)
             bare = Rehearsed.of(other, target)
-            phase = _divided(other, "step", bare.step(rows, several=several, first=False).parts, bare.layers)
+            phase = _divided(
+                other, "step", bare.step(rows, several=several, first=False).parts, bare.layers, on_host=target.block == 1
+            )
             found.append(Change(setting=setting, cost=cost, planned=phase.planned))
         except (forge_algos.ForgeAlgosError, forge_dist.ForgeDistError):
             continue
     if planned.ranks > 1 and planned.strategy == "ddp" and not planned.frozen:
         bare = Rehearsed.of(planned, target)
         parts = bare.step(worst, several=several, first=False).parts
-        phase = _divided(attrs.evolve(planned, strategy="fsdp2"), "step", parts, bare.layers)
+        phase = _divided(attrs.evolve(planned, strategy="fsdp2"), "step", parts, bare.layers, on_host=target.block == 1)
         cost = "ranks exchange weights in every forward"
         found.append(Change(setting="strategy=fsdp2", cost=cost, planned=phase.planned))
     return found

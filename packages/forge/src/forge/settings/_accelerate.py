@@ -243,9 +243,8 @@ def _with_prefix(section: Mapping[str, Any], name: str) -> dict[str, Any]:
     return {key if key.startswith(prefix) else prefix + key: value for key, value in section.items()}
 
 
-def _whole(value: Any) -> bool:
-    """Return whether a value is a number from 1."""
-    return type(value) is int and value >= 1
+def _counts(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
 def _switch(on: Settings) -> Callable[[Any, Mapping[str, Any]], Settings | str]:
@@ -255,15 +254,15 @@ def _switch(on: Settings) -> Callable[[Any, Mapping[str, Any]], Settings | str]:
 
 def _processes(value: Any, flat: Mapping[str, Any]) -> Settings | str:
     machines = flat.get("num_machines") or 1
-    if not _whole(value):
+    if not _counts(value):
         return "a number of processes from 1 is wanted; give nproc_per_node"
-    if not _whole(machines) or value % machines:
+    if not _counts(machines) or value % machines:
         return f"it cannot be divided over num_machines {machines}; give nproc_per_node and nnodes"
     return {"nproc_per_node": value // machines}
 
 
 def _machines(value: Any, flat: Mapping[str, Any]) -> Settings | str:
-    if not _whole(value):
+    if not _counts(value):
         return "a number of machines from 1 is wanted; give nnodes"
     if value == 1:
         return {}
@@ -273,7 +272,7 @@ def _machines(value: Any, flat: Mapping[str, Any]) -> Settings | str:
 
 def _machine_rank(value: Any, flat: Mapping[str, Any]) -> Settings | str:
     machines = flat.get("num_machines") or 1
-    if value is None or (type(value) is int and 0 <= value < (machines if _whole(machines) else 1)):
+    if value is None or (type(value) is int and 0 <= value < (machines if _counts(machines) else 1)):
         return {}
     return f"machines are numbered from 0, and num_machines is {machines}"
 
@@ -306,7 +305,7 @@ def _reshard(value: Any, flat: Mapping[str, Any]) -> Settings | str:
 
 def _zero(value: Any, _: Mapping[str, Any]) -> Settings | str:
     stages = {0: "ddp", 1: "zero1", 2: "zero2", 3: "zero3"}
-    return {"strategy": stages[value]} if type(value) is int and value in stages else "a stage from 0 to 3 is wanted"
+    return {"strategy": stages[value]} if value in stages and not isinstance(value, bool) else "a stage from 0 to 3 is wanted"
 
 
 def _offload(value: Any, flat: Mapping[str, Any]) -> Settings | str:
@@ -327,7 +326,7 @@ def _clipping(value: Any, _: Mapping[str, Any]) -> Settings | str:
 
 def _replicas(_value: Any, flat: Mapping[str, Any]) -> Settings | str:
     copies, shards = (flat.get(f"parallelism_config_dp_{what}_size") or 1 for what in ("replicate", "shard"))
-    if not _whole(copies) or not _whole(shards):
+    if not all(map(_counts, (copies, shards))):
         return "a whole number is wanted"
     if shards > 1:
         return {"strategy": "hsdp", "shard_size": shards} if copies > 1 else {"strategy": "fsdp2"}

@@ -29,8 +29,8 @@ class BackendSettings:
     """Setting of the backend: which trainer makes the steps."""
 
     backend: str = attrs.field(default=FORGE, validator=[attrs.validators.instance_of(str), attrs.validators.min_len(1)])
-    """Trainer that makes the steps: forge itself, or one of the entry-point group forge.backends, whose own settings are then
-    taken too."""
+    """Trainer that makes the steps: forge itself, trl, instructlab-training, mini-trainer, or one of the entry-point group
+    forge.backends. Its own settings are then taken too."""
 
 
 def shipped_names() -> list[str]:

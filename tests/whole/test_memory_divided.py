@@ -1,0 +1,85 @@
+"""Saving and export on two ranks: what the memory plan says beside what they take, in bytes of torch's allocator."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = """
+import json, os, sys
+import forge, forge_accel, forge_dist
+from forge.run import _full_state, _memory
+
+_memory._SMALL = 0
+machine, optimizers, found = forge_accel.accelerator("cpu"), [], {}
+
+def local(tensor):
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+def measured(name, call, model):
+    tensors = [*model.parameters(), *model.buffers(), *(p.grad for p in model.parameters() if p.grad is not None)]
+    tensors += [t for s in optimizers[-1].state.values() for t in s.values() if hasattr(t, "untyped_storage")]
+    storages = [local(t).untyped_storage() for t in tensors]
+    meter = machine.meter()
+    meter.start(sum({s.data_ptr(): s.nbytes() for s in storages}.values()))
+    try:
+        return call()
+    finally:
+        found[name] = max(found.get(name, 0), meter.stop())
+
+save = _full_state.FullStates.save
+
+def saving(self, strategy, model, optimizer, scheduler, where, *, wait=False):
+    optimizers.append(optimizer)
+    return measured("saving", lambda: save(self, strategy, model, optimizer, scheduler, where, wait=True), model)
+
+_full_state.FullStates.save = saving
+for name in ("export_model", "check_export"):
+    def wrapped(model, *given, _call=getattr(forge_dist, name), **more):
+        return measured("export", lambda: _call(model, *given, **more), model)
+    setattr(forge_dist, name, wrapped)
+settings = json.loads(sys.argv[1])
+forge.sft(**settings)
+if os.environ["RANK"] == "0":
+    print("FOUND " + json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module")
+def model(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of 34 MB, beside which what Python holds is little."""
+    from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig
+
+    path = tmp_path_factory.mktemp("larger")
+    shutil.copytree(model_dir, path, dirs_exist_ok=True)
+    shape = {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 8, "num_attention_heads": 4}
+    ids = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+    vocabulary = AutoConfig.from_pretrained(model_dir).vocab_size
+    AutoModelForCausalLM.from_config(LlamaConfig(**shape, **ids, vocab_size=vocabulary)).save_pretrained(path)
+    return path
+
+
+@pytest.mark.lane
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+@pytest.mark.parametrize("adapter", ["none", "lora"])
+def test_saving_and_export_take_what_was_planned(strategy: str, adapter: str, model: Path, chats: Path, tmp_path: Path) -> None:
+    """Never under by more than 5 percent, and over by no more than what ranks exchange in a step."""
+    run = {"model_path": str(model), "data_path": str(chats), "ckpt_output_dir": str(tmp_path / "run"), "max_steps": 2}
+    run |= {"effective_batch_size": 8, "strategy": strategy, "adapter": adapter, "keep_full_state": True}
+    (tmp_path / "rank.py").write_text(SCRIPT)
+    words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(tmp_path / "rank.py"), json.dumps(run)]
+    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=600, check=False, env=os.environ)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("FOUND "))[6:])
+    memory = json.loads((tmp_path / "run" / "memory.json").read_text())
+    planned = {phase["name"]: phase["planned"] for phase in memory["phases"]}
+    ratios = {name: planned[name] / found[name] for name in ("saving", "export")}
+    print(strategy, adapter, {name: (found[name], round(ratio, 3)) for name, ratio in ratios.items()})
+    assert all(0.95 <= ratio <= 1.25 for ratio in ratios.values()), ratios
