@@ -220,6 +220,40 @@ def test_a_torn_snapshot_is_passed_over(run, url):
     assert "snapshots/000009.json" not in remote.names()
 
 
+def test_a_lone_damaged_snapshot_is_no_empty_url(run, url, tmp_path):
+    """Its run is not begun anew, which would remove the copy; half of the very first one is passed over."""
+    folder = tmp_path / "elsewhere" / "ünï cödé"
+    step(run, 1)
+    copied(url, run)
+    first = folder / "snapshots" / "000001.json"
+    whole = first.read_text()
+    first.write_text(whole[:-9])
+    assert snapshots(Remote(url), Remote(url).names()) == []
+    first.write_text(whole)
+    step(run, 2)
+    copied(url, run)
+    (only,) = folder.glob("snapshots/*.json")
+    for text in ("", only.read_text()[:-9]):
+        only.write_text(text)
+        before = content(folder)
+        with pytest.raises(StorageError, match="json is damaged, and no other snapshot is there"):
+            Storage(url).prepare(tmp_path / "new", resuming=False)
+        assert content(folder) == before
+
+
+@pytest.mark.parametrize("change", [{"at": 5}, {"bytes": "5"}, {"modified": None}, {"sha256": 1}])
+def test_a_snapshot_with_other_values(run, url, tmp_path, change):
+    """One error that names the file, before anything is fetched."""
+    step(run, 1)
+    copied(url, run)
+    (only,) = (tmp_path / "elsewhere").rglob("snapshots/*.json")
+    about = json.loads(only.read_text())
+    about["files"]["config.yaml"] |= change
+    only.write_text(json.dumps(about))
+    with pytest.raises(StorageError, match=r"json is not what a run writes"):
+        Storage(url).prepare(tmp_path / "new", resuming=False)
+
+
 def test_hostile_names_are_refused(run, url, tmp_path):
     """A snapshot that would write outside of the run directory."""
     step(run, 1)
@@ -464,15 +498,21 @@ def test_addresses(tmp_path, run):
         "https://host/run?token=1": "holds a password or a query",
         "": "must be a URL",
         "http://[": "is no address",
+        "s3:/bucket/run": "is no address, and a strange path",
+        "file://run": "must have a whole path after file://",
     }.items():
         with pytest.raises((TypeError, ValueError), match=f"checkpoint_storage {why}"):
             StorageSettings(checkpoint_storage=bad)
     with pytest.raises(SettingsError, match="nosuch.*Give a URL of fsspec"):
         Storage("nosuch://x").prepare(run, resuming=True)
+    with pytest.raises(SettingsError, match="zip://x: cannot be opened"):
+        Storage("zip://x").prepare(run, resuming=True)
     with pytest.raises(SettingsError, match="lies in ckpt_output_dir"):
         Storage(f"file://{run}/copy").prepare(run, resuming=True)
     file = tmp_path / "file"
     file.write_text("x")
+    with pytest.raises(SettingsError, match="is a file. Give a directory"):
+        Storage(f"file://{file}").prepare(run, resuming=True)
     with pytest.raises(StorageError, match="cannot be written"):
         Storage(f"file://{file}/run").prepare(run, resuming=True)
     assert Storage(None).check() is None

@@ -289,7 +289,10 @@ def _run(
 
 @contextmanager
 def _without_accelerate() -> Iterator[None]:
-    """Hide what a launcher, an earlier run or another shell left: Accelerate would wrap the model or change its dtype by it."""
+    """Hide Accelerate's variables of a launcher, an earlier run or another shell.
+
+    It would wrap the model, or change its dtype, by them.
+    """
 
     def take() -> dict[str, str]:
         names = [name for name in os.environ if name.startswith(("ACCELERATE_", "FSDP_"))]

@@ -50,7 +50,7 @@ def _listed(flag: str, name: str, found: list[str]) -> list[str]:
 
 
 def _argument(name: str, value: object) -> str:
-    """Write one value of a mapping; of arguments of a template texts that would be read as JSON are quoted."""
+    """Write one value of a mapping; a template's argument that JSON would read is quoted."""
     if name == "chat_template_kwargs" and isinstance(value, str):
         with suppress(ValueError):
             json.loads(value)

@@ -209,7 +209,7 @@ def _flat(config: Mapping[str, Any], kind: str, where: str) -> dict[str, Any]:
         if key not in ("distributed_type", "fsdp_config", "deepspeed_config", "parallelism_config"):
             flat[key] = value
         elif key != "distributed_type" and value:
-            if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
+            if not isinstance(value, Mapping):
                 raise _refused(where, key, value, "keys with values are wanted below it")
             if key not in (_SECTIONS.get(kind), "parallelism_config"):
                 raise _refused(where, key, "...", f"it has no effect with distributed_type {kind}")
@@ -240,7 +240,7 @@ def _uncompiled(value: Any) -> bool:
 def _with_prefix(section: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Spell the keys of a section as its longest form does: `fsdp_offload_params`."""
     prefix = {"fsdp_config": "fsdp_", "parallelism_config": "parallelism_config_"}.get(name, "")
-    return {key if key.startswith(prefix) else prefix + key: value for key, value in section.items()}
+    return {key if key.startswith(prefix) else prefix + key: value for key, value in ((str(k), v) for k, v in section.items())}
 
 
 def _counts(value: Any) -> bool:

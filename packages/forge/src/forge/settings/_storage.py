@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import urllib.parse
 
 import attrs
@@ -13,6 +14,10 @@ def _address(_: object, field: attrs.Attribute[str | None], value: object) -> No
         return
     if not isinstance(value, str) or not value.strip() or "\0" in value:
         raise TypeError(f"{field.name} must be a URL such as s3://bucket/run, or a path, not {value!r}")
+    if re.match(r"[a-z][a-z0-9+.-]+:/(?!/)", value):
+        raise ValueError(f"{field.name} is no address, and a strange path: {value!r}. A URL has two slashes after its colon")
+    if re.match(r"file://[^/]", value):
+        raise ValueError(f"{field.name} must have a whole path after file://, such as file:///shared/run, not {value!r}")
     try:
         address = urllib.parse.urlsplit(value)
         secret = address.password is not None or (address.query if "://" in value else "")

@@ -39,6 +39,11 @@ class Remote:
             raise SettingsError(
                 f"checkpoint_storage {url}: {error}. Give a URL of fsspec such as s3://bucket/run, or a path."
             ) from error
+        except Exception as error:  # what a file system of fsspec raises is its own
+            raise SettingsError(
+                f"checkpoint_storage {url}: cannot be opened ({' '.join(str(error).split()) or type(error).__name__}). Give a "
+                "URL of fsspec such as s3://bucket/run, or a path."
+            ) from error
         self._root = root.rstrip("/")
 
     @property

@@ -90,7 +90,7 @@ def snapshots(remote: Remote, names: Mapping[str, int]) -> list[Snapshot]:
     """Return the snapshots that are whole records, the newest first.
 
     Raises:
-        StorageError: one was written by a later version, or names files outside of a run directory.
+        StorageError: one was written by a later version, or names files outside of a run directory; or none is whole.
 
     """
     numbers = sorted((int(found[1]) for name in names if (found := _NAME.fullmatch(name))), reverse=True)
@@ -102,6 +102,12 @@ def snapshots(remote: Remote, names: Mapping[str, int]) -> list[Snapshot]:
         except (ValueError, FileNotFoundError):
             continue  # a kill left half of it, or its process removes it now
         found.append(_snapshot(remote, name, number, about))
+    # A kill leaves half of the newest alone, and of the first one nothing is lost: the one before it goes only afterwards.
+    if not found and max(numbers, default=0) > 1:
+        raise StorageError(
+            f"checkpoint_storage {remote.url}: {FOLDER}/{max(numbers):06}.json is damaged, and no other snapshot is there. Put "
+            "it back, or give another checkpoint_storage: a run that began anew would remove what is copied there."
+        )
     return found
 
 
@@ -113,6 +119,9 @@ def _snapshot(remote: Remote, name: str, number: int, about: Any) -> Snapshot:
         )
     try:
         files = {path: StoredFile(**file) for path, file in about["files"].items()}
+        for path, file in files.items():
+            if [*map(type, attrs.astuple(file))] != [str, int, str, int]:
+                raise TypeError(path)
         found = Snapshot(number=number, run=str(about["run"]), files=files)
     except (KeyError, TypeError, AttributeError) as error:
         raise StorageError(

@@ -163,6 +163,8 @@ class Storage:
         assert self._url is not None
         remote = Remote(self._url)
         names = remote.names()
+        if "" in names:
+            raise SettingsError(f"checkpoint_storage {self._url}: is a file. Give a directory of this run's own, new or empty.")
         if names and HOLDER not in names:
             shown = ", ".join(sorted(names)[:3]) + (", ..." if len(names) > 3 else "")
             raise RunDirectoryError(
