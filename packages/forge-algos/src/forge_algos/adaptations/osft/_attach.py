@@ -17,14 +17,13 @@ from typing import Any
 import attrs
 import torch
 from torch import nn
-from transformers.pytorch_utils import Conv1D
 
 from forge_algos._errors import AdapterError, OptimizerError
 from forge_algos._experts import expert_stacks
 from forge_algos.adaptations.base._adaptation import Adaptation, Context, Importance, Ranks
 from forge_algos.adaptations.base._targets import resolve_targets
 from forge_algos.adaptations.osft._bases import Bases, Directions, StackedDirections, stack_fingerprint, walk_bases, walk_stack
-from forge_algos.adaptations.osft._delta import CHILD, MARK, Delta, attach, attach_to_stack
+from forge_algos.adaptations.osft._delta import CHILD, MARK, Delta, attach, attach_to_stack, is_transposed
 from forge_algos.adaptations.osft._direct import Direct
 from forge_algos.adaptations.osft._factors import Factors
 from forge_algos.adaptations.osft._other_parameters import tied, train_rest
@@ -286,16 +285,15 @@ def _targets(model: nn.Module, settings: AdapterSettings) -> dict[str, Target]:
             E, N, M = stack.shape
             found[name] = Target(module=stack.module, key=stack.key, parameter=stack.parameter, shape=(N, M), experts=E, free=0)
         else:
-            module = model.get_submodule(name)
-            if not isinstance(module, (nn.Linear, Conv1D)) or not module.weight.is_floating_point():
+            module: Any = model.get_submodule(name)
+            if not (isinstance(module, nn.Linear) or is_transposed(module)) or not module.weight.is_floating_point():
                 raise AdapterError(
                     f"osft: {name} is of {type(module).__name__}, and only a linear layer in a float dtype has weights that "
                     "could be taken apart"
                 )
             # The rows of a Conv1D's weight are its inputs; ΔW and its protected directions are turned likewise.
-            linear = isinstance(module, nn.Linear)
-            shape = (module.out_features, module.in_features) if linear else (module.nx, module.nf)
-            found[name] = Target(module=module, parameter=f"{name}.weight", shape=shape, free=0)
+            rows, columns = _shape(module)
+            found[name] = Target(module=module, parameter=f"{name}.weight", shape=(rows, columns), free=0)
         names = shared[id(found[name].weight)]
         if len(names) > 1:
             raise AdapterError(
@@ -303,6 +301,10 @@ def _targets(model: nn.Module, settings: AdapterSettings) -> dict[str, Target]:
                 "target_modules"
             )
     return found
+
+
+def _shape(linear: Any) -> tuple[int, int]:
+    return (linear.nx, linear.nf) if is_transposed(linear) else (linear.out_features, linear.in_features)
 
 
 def _importance(settings: AdapterSettings, importance: Importance | None, names: list[str]) -> Mapping[str, float] | None:

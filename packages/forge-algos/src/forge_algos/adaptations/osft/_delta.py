@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers.pytorch_utils import Conv1D
 
 from forge_algos.adaptations.osft._linear import Pair, moved_linear
 
@@ -72,12 +71,20 @@ class Delta(nn.Module, ABC):
         """Remove from the gradients what may not move."""
 
 
-def attach(linear: nn.Linear | Conv1D, delta: Delta) -> None:
+def attach(linear: nn.Module, delta: Delta) -> None:
     """Let `linear` compute with the ΔW of `delta`."""
-    delta.transposed = isinstance(linear, Conv1D)
+    delta.transposed = is_transposed(linear)
     layer: Any = linear
     layer.add_module(CHILD, delta)
     layer.forward = MethodType(_forward, linear)
+
+
+def is_transposed(module: object) -> bool:
+    """Return whether a linear layer is transformers' Conv1D, whose weight is [inputs, outputs]."""
+    # Deferred: training without an adapter needs no transformers.
+    from transformers.pytorch_utils import Conv1D
+
+    return isinstance(module, Conv1D)
 
 
 def attach_to_stack(experts: nn.Module, key: str, delta: nn.Module) -> None:

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers.pytorch_utils import Conv1D
 
 from forge_algos._errors import AdapterError, UnevenRanksError
 from forge_algos._modules import mode
 from forge_algos._parallel import ALONE, Parallel
+from forge_algos.adaptations.osft._delta import is_transposed
 from forge_algos.batches._learned import RowLoader
 from forge_algos.batches._packed import PackedBatch
 from forge_algos.isolation._alone import lengths_of_lines
@@ -78,14 +78,18 @@ class _Mean:
 
 
 def _record_cosines(
-    model: nn.Module, mean: _Mean, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+    model: nn.Module, mean: _Mean, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
 ) -> None:
     """Record the cosines of a module's forward; a forward hook."""
     before = args[0] if args else kwargs["hidden_states"]
     after = output[0] if isinstance(output, tuple) else output
-    if isinstance(module, (nn.Linear, Conv1D)) and module.bias is not None:
+    if _is_linear(module) and module.bias is not None:
         after = after - module.bias
     mean.add(before, after, lengths_of_lines(model))
+
+
+def _is_linear(module: Any) -> bool:
+    return isinstance(module, nn.Linear) or is_transposed(module)
 
 
 def _measured_modules(model: nn.Module, targets: Sequence[str]) -> tuple[dict[str, nn.Module], dict[str, nn.Module]]:
@@ -97,8 +101,8 @@ def _measured_modules(model: nn.Module, targets: Sequence[str]) -> tuple[dict[st
     layered: dict[str, nn.Module] = {}
     modules = dict(model.named_modules())
     for name in targets:
-        module = modules.get(name)
-        if isinstance(module, (nn.Linear, Conv1D)) and module.weight.shape[0] == module.weight.shape[1]:
+        module: Any = modules.get(name)
+        if _is_linear(module) and module.weight.shape[0] == module.weight.shape[1]:
             square[name] = module
         elif (layer := _layer(model, name)) is not None:
             layered[name] = layer
