@@ -8,6 +8,7 @@ import attrs
 import pytest
 
 import forge
+import forge.hub
 from forge import SettingsError
 from forge.hub import AlgorithmRegistry, TrainingHubCallback, create_algorithm, translate
 from forge.hub._parameter import REQUIRED
@@ -194,6 +195,30 @@ def test_refusals(function, given, why):
     """Each says what to write instead."""
     with pytest.raises(SettingsError, match=why):
         translate(function, **{**CALLS[function], **given})
+
+
+@pytest.mark.parametrize(
+    ("function", "given", "why"),
+    [
+        ("lora_sft", {"field_messages": "a", "field_instruction": "a"}, "rename_columns of 'a' to be 'instruction'"),
+        ("lora_sft", {"field_messages": ["a"]}, "field_messages must be the name of a column"),
+        ("sft", {"is_pretraining": True, "block_size": 8, "document_column_name": ["a"]}, "document_column_name must be"),
+        ("osft", {"lr_scheduler_kwargs": {"min_lr_ratio": 0.1, "min_lr_rate": 0.2}}, "both say min_lr_ratio"),
+    ],
+)
+def test_nothing_is_left_out_in_silence(function, given, why):
+    """Two parameters that say one thing differently; and values that are no names."""
+    with pytest.raises(SettingsError, match=why):
+        translate(function, **CALLS[function], **given)
+
+
+def test_names_that_are_none():
+    """One clear error, of a rank that is a text too."""
+    with pytest.raises(SettingsError, match="an algorithm is named by a text"):
+        create_algorithm(["sft"])
+    with pytest.raises(SettingsError, match="backend must be a backend or its name"):
+        forge.hub.sft(**PATHS, backend=["x"])
+    assert translate("lora_grpo", **PATHS, max_lora_rank=64, lora_r="8").settings["lora_r"] == "8"
 
 
 @pytest.mark.parametrize(

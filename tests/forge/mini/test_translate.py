@@ -127,6 +127,8 @@ def test_the_verb_that_is_asked_for() -> None:
         ({"lr_scheduler": ["cosine"]}, "lr_scheduler must be a string"),
         ({"validation_frequency": 2, "min_samples_per_validation": 9}, "both say how often"),
         ({"min_samples_per_validation": "often"}, "min_samples_per_validation must be a whole number"),
+        ({"lr_scheduler_kwargs": {"min_lr_ratio": 0.1, "min_lr_rate": 0.2}}, "min_lr_rate and another name both say"),
+        ({"validate_at_final": True}, "validate_at_final=True has no effect without held-out rows"),
         ({"pretraining_config": {"block_size": 3}}, "pretraining_config must be a forge.mini.PretrainingConfig"),
     ],
 )

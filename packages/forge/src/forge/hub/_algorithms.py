@@ -148,6 +148,8 @@ class AlgorithmRegistry:
             SettingsError: there is none of this name.
 
         """
+        if not isinstance(name, str):
+            raise SettingsError(f"an algorithm is named by a text, not {name!r}.")
         if name in REFUSED:
             raise SettingsError(REFUSED[name])
         if name not in cls._algorithms:
@@ -221,7 +223,7 @@ def function_of(name: str) -> Any:
     def call(*args: Any, **kwargs: Any) -> Any:
         given = bound(name, args, kwargs)
         backend = given.pop("backend", None)
-        registered = AlgorithmRegistry._backends.get(name, {}).get(backend)
+        registered = AlgorithmRegistry._backends.get(name, {}).get(backend) if isinstance(backend, str) else None
         return kinds[name](backend=registered() if registered else backend).train(**given)
 
     function: Any = call

@@ -155,6 +155,12 @@ def _add(settings: dict[str, Any], new: Mapping[str, object], name: str) -> None
     for setting, value in new.items():
         before = settings.get(setting)
         if isinstance(value, dict) and isinstance(before, dict):
+            twice = next((key for key in value if before.get(key, value[key]) != value[key]), None)
+            if twice is not None:
+                raise SettingsError(
+                    f"{name} asks for {setting} of {twice!r} to be {value[twice]!r}, and another parameter for "
+                    f"{before[twice]!r}: give one."
+                )
             settings[setting] = {**before, **value}
         elif setting in settings and before != value:
             raise SettingsError(f"{name} asks for {setting}={value!r}, and another parameter for {before!r}: give one.")

@@ -46,6 +46,7 @@ def block_size(value: Any, given: Given) -> Taken:
 def document_column_name(value: Any, given: Given) -> Taken:
     """Rename a column of documents."""
     _only_pretraining("document_column_name", given)
+    _column("document_column_name", value)
     return {} if value == _COLUMN else {"rename_columns": {value: "text"}}
 
 
@@ -60,6 +61,11 @@ def max_seq_len(value: Any, given: Given) -> Taken:
             f"max_seq_len={block} or more, or leave it out."
         )
     return {}
+
+
+def _column(name: str, value: Any) -> None:
+    if not isinstance(value, str):
+        raise SettingsError(f"{name} must be the name of a column, not {value!r}.")
 
 
 def _only_pretraining(name: str, given: Given) -> None:
@@ -106,13 +112,14 @@ def lr_scheduler_kwargs(value: Any, _given: Given) -> Taken:
     """Take arguments of transformers' schedules that are settings of their own."""
     if not isinstance(value, dict):
         raise SettingsError(f"lr_scheduler_kwargs must be a mapping of names to values, not {value!r}.")
-    found = {}
+    found: dict[str, Any] = {}
     for name, each in value.items():
         if name not in _SCHEDULE:
             raise SettingsError(
                 f"lr_scheduler_kwargs: {name!r} is not available; there are {', '.join(sorted(_SCHEDULE))}. Leave it out."
             )
-        found[_SCHEDULE[name]] = each
+        if found.setdefault(_SCHEDULE[name], each) != each:
+            raise SettingsError(f"lr_scheduler_kwargs: {name!r} and another name both say {_SCHEDULE[name]}: give one.")
     return found
 
 
@@ -235,6 +242,7 @@ def renamed(ours: str) -> Any:
     """Return how a column's name is taken."""
 
     def take(value: Any, _given: Given) -> Taken:
+        _column(f"field_{ours}", value)
         return {} if value == ours else {"rename_columns": {value: ours}}
 
     return take
@@ -269,6 +277,8 @@ def reward_fn(value: Any, _given: Given) -> Taken:
 
 def max_lora_rank(value: Any, given: Given) -> Taken:
     """Accept a bound of a sampler that is no bound."""
-    if isinstance(value, int) and value >= given.get("lora_r", 16):
+    rank = given.get("lora_r", 16)
+    # What is no number is refused as lora_r.
+    if isinstance(value, int) and not (isinstance(rank, int) and value < rank):
         return {}
     raise SettingsError(f"max_lora_rank={value} is less than lora_r={given.get('lora_r', 16)}. Leave it out.")

@@ -165,16 +165,19 @@ def _schedule(args: TrainingArgs) -> dict[str, Any]:
     more = args.lr_scheduler_kwargs or {}
     if not isinstance(more, dict):
         raise SettingsError(f"lr_scheduler_kwargs must be a mapping, not {more!r}.")
-    for name, value in more.items():
+    for name, given in more.items():
+        value = given
         if name in _RATES:
-            numbers = all(isinstance(each, int | float) and each > 0 for each in (value, args.learning_rate))
+            numbers = all(isinstance(each, int | float) and each > 0 for each in (given, args.learning_rate))
             # What is no number is refused with the other settings.
-            found["min_lr_ratio"] = value / args.learning_rate if numbers else value
+            ours, value = "min_lr_ratio", given / args.learning_rate if numbers else given
         elif name in _SCHEDULE_ARGUMENTS:
-            found[_SCHEDULE_ARGUMENTS[name]] = value
+            ours = _SCHEDULE_ARGUMENTS[name]
         else:
             known = ", ".join(sorted({*_SCHEDULE_ARGUMENTS, *_RATES}))
             raise SettingsError(f"lr_scheduler_kwargs: {name}={value!r} is not available; there are {known}.")
+        if found.setdefault(ours, value) != value:
+            raise SettingsError(f"lr_scheduler_kwargs: {name} and another name both say how low the rate ends: give one.")
     return found
 
 
@@ -196,6 +199,11 @@ def _end(args: TrainingArgs) -> dict[str, Any]:
 def _validation(args: TrainingArgs) -> dict[str, Any]:
     """Return how often held-out rows are measured."""
     often = args.min_samples_per_validation
+    if args.validate_at_final and not args.validation_split and args.validation_data_path is None:
+        raise SettingsError(
+            "validate_at_final=True has no effect without held-out rows: set validation_data_path or validation_split, or "
+            "leave it out."
+        )
     if often is None:
         return {}
     if args.validation_frequency is not None:
