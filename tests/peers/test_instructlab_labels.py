@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import random
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +11,11 @@ import pytest
 
 import forge_data
 
+from .data_families import FAMILIES
+
 data_process = pytest.importorskip(
     "instructlab.training.data_process", reason="instructlab-training is not installed here: see docs/development.md"
 )
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "forge-data"))
-try:
-    FAMILIES = importlib.import_module("families").FAMILIES
-finally:
-    sys.path.pop(0)
 
 # Headers that end where the content begins, turn ends that are the EOS, and no text of the template's own within a turn.
 # SmolLM3 is not among them: rows without reasoning are rendered with thinking off, and theirs with the template's default.

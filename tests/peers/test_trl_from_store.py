@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +10,10 @@ import pytest
 
 import forge_data
 
+from .data_families import FAMILIES
+
 trl = pytest.importorskip("trl", reason="TRL is not installed here: `hatch run peers:test`")
 torch = pytest.importorskip("torch", reason="TRL needs torch")
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "forge-data"))
-try:
-    FAMILIES = importlib.import_module("families").FAMILIES
-finally:
-    sys.path.pop(0)
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # what TRL warns about while a trainer is made; none of it is about the rows
 

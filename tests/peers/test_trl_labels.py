@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import random
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +10,9 @@ import pytest
 
 import forge_data
 
-trl = pytest.importorskip("trl", reason="TRL is not installed here: `hatch run peers:test`")
+from .data_families import FAMILIES
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "forge-data"))
-try:
-    FAMILIES = importlib.import_module("families").FAMILIES
-finally:
-    sys.path.pop(0)
+trl = pytest.importorskip("trl", reason="TRL is not installed here: `hatch run peers:test`")
 
 # What TRL 1.16 and its libraries warn about while a trainer is made; none of it is about the rows.
 pytestmark = pytest.mark.filterwarnings("ignore")

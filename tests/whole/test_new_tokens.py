@@ -181,11 +181,11 @@ def larger_tokenizer(model_dir: Path, path: Path) -> Path:
 
 
 def test_a_tokenizer_larger_than_the_embedding(model_dir: Path, rows: Path, tmp_path: Path) -> None:
-    """It is refused before the data are read, whether they have the id or not; add_tokens gives the tokens rows."""
+    """It is refused before anything is written, though no row has the id; add_tokens gives the tokens rows."""
     path = larger_tokenizer(model_dir, tmp_path / "model")
     given: dict[str, Any] = {**SHORT, "model_path": path, "data_path": rows, "max_steps": 1}
     with pytest.raises(ModelError, match=r"1 tokens without a row .* 362 rows: the first is '<extra>' with id 362"):
-        forge.sft(**{**given, "data_path": tmp_path / "nowhere.jsonl"}, ckpt_output_dir=tmp_path / "run")
+        forge.sft(**given, ckpt_output_dir=tmp_path / "run")
     assert not (tmp_path / "run").exists()
     forge.sft(**given, add_tokens=("<extra>",), ckpt_output_dir=tmp_path / "run")
     assert "new tokens: 1 ('<extra>' 362)" in (tmp_path / "run" / "log.txt").read_text()

@@ -28,6 +28,7 @@ def run_of(rank: int, seeds: list[int]) -> Any:
         held_out=SimpleNamespace(lengths=LENGTHS),
         plan=plan,
         num_steps=plan.num_steps,
+        steps_from=lambda first: range(first, plan.num_steps),
     )
 
 

@@ -83,7 +83,9 @@ def test_no_tracker_holds_up_another_or_the_run(tmp_path: Path) -> None:
     assert steps == [1, 2, 3], "what it missed is sent when it is back, and nothing twice"
 
 
-@pytest.mark.parametrize(("name", "said"), [("tensorbord", "Did you mean 'tensorboard'"), ("nothing", "known are mlflow")])
+@pytest.mark.parametrize(
+    ("name", "said"), [("tensorbord", "Did you mean 'tensorboard'"), ("nothing", "known are kubeflow, mlflow")]
+)
 def test_an_unknown_tracker_is_refused(name: str, said: str) -> None:
     """By name, with the nearest one."""
     with pytest.raises(SettingsError, match=said):
