@@ -154,7 +154,7 @@ def test_a_model_that_was_refused_is_freed(
 @pytest.mark.parametrize(
     "verb",
     ci_keeps(
-        ["sft", "distill", "dpo", "kto", "reward", "grpo"],
+        ["sft", "dpo", "grpo"],
         ["sft", "osft", "pretrain", "distill", "dpo", "kto", "reward", "ppo", "grpo"],
     ),
 )
