@@ -27,6 +27,8 @@ TOGETHER = "together and not lane"
 """Tests of leaves that are skipped where the leaf is alone."""
 MINUTES = 20
 """What this may take on two cores. It is reported, not enforced: no machine is as fast as another."""
+LAST_LINES = 40
+"""How much of a failed step's output is printed again at the end."""
 
 
 @dataclass
@@ -39,6 +41,7 @@ class Step:
     ended: threading.Event = field(default_factory=threading.Event)
     state: str = "not run"
     seconds: float = 0.0
+    output: str = ""
 
     @property
     def report(self) -> Path:
@@ -53,10 +56,10 @@ class Step:
         print(f"... {self.name}", flush=True)
         piped = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         done = subprocess.run(self.command, cwd=ROOT, env=environ, text=True, errors="replace", check=False, **piped)
-        self.seconds = time.monotonic() - began
+        self.seconds, self.output = time.monotonic() - began, done.stdout
         self.state = "FAILED" if done.returncode else "ok"
         with printing:
-            print(f"\n=== {self.name}: {' '.join(self.command)}\n{done.stdout}", end="")
+            print(f"\n=== {self.name}: {' '.join(self.command)}\n{self.output}", end="")
             print(f"=== {self.name}: {self.state} after {self.seconds:.0f} s", flush=True)
         self.ended.set()
 
@@ -132,6 +135,9 @@ def summary(done: list[Step], seconds: float) -> int:
     print("\n=== where the time went\n" + "\n".join(lines))
     print("\n=== the 20 slowest test files")
     print("\n".join(f"{spent:6.0f} s  {total.tests[file]:5} tests  {file}" for file, spent in slowest))
+    # Whoever sees only the end of this output sees why a step failed.
+    for step in (step for step in done if step.state == "FAILED"):
+        print(f"\n=== the end of what {step.name} printed\n" + "\n".join(step.output.splitlines()[-LAST_LINES:]))
     if total.failed:
         print("\n=== failed\n" + "\n".join(total.failed))
     print(f"\n{seconds:.0f} s in all, of {60 * MINUTES} on two cores")
