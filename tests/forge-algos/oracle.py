@@ -115,3 +115,14 @@ def worst(ours, theirs):
     assert ours.keys() == theirs.keys()
     whole = float(sum(g.double().square().sum() for g in theirs.values())) ** 0.5
     return max(float((ours[n] - theirs[n]).norm()) / max(float(theirs[n].norm()), 1e-3 * whole) for n in theirs)
+
+
+def assert_other_calls_are_equal(model, plain):
+    """A padded batch under a mask and a cache, and a generation, are those of `plain` to the bit."""
+    ids = torch.arange(3, 15).view(2, 6)
+    mask = torch.ones_like(ids)
+    mask[0, :2] = 0
+    inputs = {"input_ids": ids, "attention_mask": mask, "use_cache": True}
+    assert torch.equal(model(**inputs).logits, plain(**inputs).logits)
+    settings = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    assert torch.equal(model.generate(ids, **settings), plain.generate(ids, **settings))

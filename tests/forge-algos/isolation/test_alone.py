@@ -17,7 +17,7 @@ from forge_algos.isolation import _rows
 from forge_algos.isolation._alone import HOW, lengths_of_lines, run_documents_alone, runs_alone
 from forge_algos.isolation._rows import divide
 
-from ..oracle import CPU, SIZES, make, naive, pack, samples
+from ..oracle import CPU, SIZES, assert_other_calls_are_equal, make, naive, pack, samples
 
 LENGTHS = (5, 2, 9, 5, 17, 1, 40)
 
@@ -168,13 +168,7 @@ def test_other_calls_are_as_before():
     """A padded batch under a mask, and a cache, reach the decoder unchanged."""
     plain, model = make().eval(), make().eval()
     run_documents_alone(model, device=CPU)
-    ids = torch.arange(3, 15).view(2, 6)
-    mask = torch.ones_like(ids)
-    mask[0, :2] = 0
-    inputs = {"input_ids": ids, "attention_mask": mask, "use_cache": True}
-    assert torch.equal(model(**inputs).logits, plain(**inputs).logits)
-    settings = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
-    assert torch.equal(model.generate(ids, **settings), plain.generate(ids, **settings))
+    assert_other_calls_are_equal(model, plain)
 
 
 def test_completions_do_not_share_a_prompt():

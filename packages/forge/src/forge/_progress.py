@@ -7,10 +7,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+if TYPE_CHECKING:
+    from forge._result import RunResult
 
 _PATIENCE_SECONDS = 30.0
 """Seconds after which somebody without a terminal hears how far a preparation is."""
@@ -46,6 +49,15 @@ class Reporter:
         """Print and log a line; `event="resumed"` and what else is given make it an event."""
         self._log(line, **event)
         self._console.print(line, markup=False)
+
+    def finished(self, result: RunResult, items: str) -> None:
+        """Note the end of a run: steps, samples (or what the items are), time, and where its model is."""
+        skipped = f" ({result.skipped:,} skipped: not finite)" if result.skipped else ""
+        self.note(
+            f"finished: {result.steps} steps{skipped}, {result.samples:,} {items}, {result.seconds:.0f} s; the model is in "
+            f"{result.model_dir}",
+            event="finished",
+        )
 
     def progress(self, what: str) -> Callable[[int, int], None]:
         """Return a function `(done, total)` that shows how far a preparation is, with time left.

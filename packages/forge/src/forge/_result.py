@@ -25,19 +25,19 @@ class RunResult:
     """Optimizer steps made."""
     samples: int
     """Samples trained on, repetitions counted."""
-    skipped: int
+    skipped: int = 0
     """Steps that updated nothing, because their loss or gradient was not finite (`on_nan=skip`)."""
     loss: float
     """Training loss of the last step."""
-    eval_before: dict[str, float] | None
+    eval_before: dict[str, float] | None = None
     """Held-out figures before the first step, named as in metrics.jsonl (`eval_loss`, `eval_accuracy`, ...); None without
     held-out data."""
-    eval_after: dict[str, float] | None
+    eval_after: dict[str, float] | None = None
     """Held-out figures after the last step, of the model as exported (a bfloat16 directory is exported in bfloat16)."""
-    best_step: int | None
+    best_step: int | None = None
     """Step after which the figure of `metric_for_best` was best, 0 where no step was better than none; with `keep_best` its
     model is in `best_dir`."""
-    best_value: float | None
+    best_value: float | None = None
     """Best held-out figure."""
     seconds: float
     """Wall-clock time from the first step to the last export, of all starts together."""

@@ -12,7 +12,9 @@ causal model cannot see what comes later); lines of equally long documents; one 
 import inspect
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from itertools import accumulate, pairwise
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -37,7 +39,7 @@ from forge_algos.isolation._isolation import (
     require_isolation,
 )
 from forge_algos.isolation._layers import divide_layers, divided_layers, lengths_in_layer, undivide_layers
-from forge_algos.isolation._rows import OF_ROWS, Lines, divide, in_a_row, shortest
+from forge_algos.isolation._rows import OF_ROWS, Lines, divide, in_a_row, run_in_lines
 from forge_algos.settings._packing import Packing
 
 Agree = Callable[[int], int]
@@ -244,12 +246,8 @@ class _Alone:
         groups = divide(lengths, self.lines)
         # Before the first forward: in it a rank may already wait for the others.
         missing = self.agree(len(groups)) - len(groups)
-        outs = [self._forward(name, row, documents, starts, lengths, rest) for documents in groups]
-        whole = in_a_row([getattr(out, self.output) for out in outs], groups, lengths)[None]
-        for _ in range(missing):
-            idle = self._forward(name, row, [shortest(lengths)], starts, lengths, rest, counts=False)
-            # Weight 0: its backward pass runs, and adds nothing.
-            whole = whole + (getattr(idle, self.output) * 0.0).sum()
+        forward = partial(self._forward, name, row, starts, lengths, rest)
+        outs, whole = run_in_lines(forward, attrgetter(self.output), groups, lengths, missing)
         keep = given.get("logits_to_keep", 0)
         if self.output == "logits":
             whole = whole[:, keep] if isinstance(keep, torch.Tensor) else whole[:, -keep:]
@@ -261,10 +259,10 @@ class _Alone:
         self,
         name: str,
         row: torch.Tensor,
-        documents: Sequence[int],
         starts: Sequence[int],
         lengths: Sequence[int],
         rest: dict[str, Any],
+        documents: Sequence[int],
         *,
         counts: bool = True,
     ) -> Any:

@@ -7,6 +7,7 @@ of a batch, padded on the right without a mask, which a causal layer cannot see;
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -15,7 +16,7 @@ import torch
 from torch import nn
 
 from forge_algos._modules import causal_model
-from forge_algos.isolation._rows import OF_ROWS, divide, in_a_row, shortest
+from forge_algos.isolation._rows import OF_ROWS, divide, run_in_lines
 
 Agree = Callable[[int], int]
 
@@ -160,17 +161,13 @@ class _Layer:
         tokens = given[self.names[0]].shape[1]
         lines = self.apart.lines(boundaries)
         rest = {name: value for name, value in given.items() if name not in _BOUNDS}
-        outs = [self._run(rest, lines.lengths, documents, tokens) for documents in lines.groups]
-        whole = in_a_row([_states(out) for out in outs], lines.groups, lines.lengths)[None]
-        for _ in range(lines.missing):
-            idle = self._run(rest, lines.lengths, [shortest(lines.lengths)], tokens, counts=False)
-            # Weight 0: its backward pass runs, and adds nothing.
-            whole = whole + (_states(idle) * 0.0).sum()
+        run = partial(self._run, rest, lines.lengths, tokens)
+        outs, whole = run_in_lines(run, _states, lines.groups, lines.lengths, lines.missing)
         # A layer returns hidden states, or a tuple of them and what only a cache or a look at its weights would ask for.
         return (whole, *(None for _ in outs[0][1:])) if isinstance(outs[0], tuple) else whole
 
     def _run(
-        self, given: dict[str, Any], lengths: Sequence[int], documents: Sequence[int], tokens: int, *, counts: bool = True
+        self, given: dict[str, Any], lengths: Sequence[int], tokens: int, documents: Sequence[int], *, counts: bool = True
     ) -> Any:
         """Run some documents as lines [B, S], padded on the right without a mask."""
         lines = _cut(given, lengths, documents, tokens)

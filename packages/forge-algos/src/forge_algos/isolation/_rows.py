@@ -1,7 +1,7 @@
 """Documents of a packed row → lines of ordinary batches, and back."""
 
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
 
 import torch
 
@@ -53,6 +53,33 @@ def in_a_row(lines: Sequence[torch.Tensor], groups: Sequence[Sequence[int]], len
     return torch.cat([found[document] for document in range(len(lengths))])
 
 
-def shortest(lengths: Sequence[int]) -> int:
-    """Return the number of the shortest document."""
+def run_in_lines(
+    run: Callable[..., Any],
+    states: Callable[[Any], torch.Tensor],
+    groups: Sequence[Sequence[int]],
+    lengths: Sequence[int],
+    missing: int,
+) -> tuple[list[Any], torch.Tensor]:
+    """Run the documents of a row group by group, and join what comes out.
+
+    Args:
+        run: numbers of documents → the output of their lines; `counts=False` for a forward that is made for other ranks alone.
+        states: output → its lines float[B, S, ...].
+        groups: documents of each forward.
+        lengths: tokens of each document.
+        missing: forwards of other ranks beyond this one's.
+
+    Returns:
+        tuple: each forward's output, and the row float[1, T, ...].
+    """
+    outs = [run(documents) for documents in groups]
+    whole = in_a_row([states(out) for out in outs], groups, lengths)[None]
+    for _ in range(missing):
+        idle = run([_shortest(lengths)], counts=False)
+        # Weight 0: its backward pass runs, and adds nothing.
+        whole = whole + (states(idle) * 0.0).sum()
+    return outs, whole
+
+
+def _shortest(lengths: Sequence[int]) -> int:
     return min(range(len(lengths)), key=lengths.__getitem__)

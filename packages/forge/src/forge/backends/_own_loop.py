@@ -207,17 +207,15 @@ class OwnLoopBackend(Backend):
             raise BackendError(f"backend={self.name} ended without a step in {self.logs(folder)}: its own log lies beside it.")
         directory = self._take_over(prepared, folder, out, int(last["samples"]), report)
         seconds = time.perf_counter() - began
-        report.note(f"finished: {last['step']} steps, {seconds:.0f} s; the model is in {directory}", event="finished")
         result = RunResult(
             output_dir=out.path,
             model_dir=directory,
             steps=int(last["step"]),
             samples=int(last["samples"]),
-            skipped=0,
             loss=float(last["loss"]),
-            **dict.fromkeys(("eval_before", "eval_after", "best_step", "best_value")),  # ty: ignore
             seconds=seconds,
         )
+        report.finished(result, "samples")
         write_result(result)
         return result
 

@@ -265,23 +265,15 @@ def _run(
 
     directory = _export(task, s, out, adaptation, tokenizer, strategy, train, f"samples_{steps.samples}", report)
     seconds = time.perf_counter() - began
-    report.note(
-        f"finished: {steps.step} steps, {steps.samples:,} {task.items_are}, {seconds:.0f} s; the model is in {directory}",
-        event="finished",
-    )
     result = RunResult(
         output_dir=out.path,
         model_dir=directory,
         steps=steps.step,
         samples=steps.samples,
-        skipped=0,
         loss=steps.loss,
-        eval_before=None,
-        eval_after=None,
-        best_step=None,
-        best_value=None,
         seconds=seconds,
     )
+    report.finished(result, task.items_are)
     if ranks.is_first:
         write_result(result)
     return result

@@ -387,11 +387,6 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
         else:
             warn_of_rounding(report, (at.eval_before or {}).get("eval_loss"), trained.loss, after.loss, str(export_dtype))
     seconds = at.seconds + time.perf_counter() - began
-    skipped = f" ({at.skipped:,} skipped: not finite)" if at.skipped else ""
-    report.note(
-        f"finished: {at.step} steps{skipped}, {at.samples:,} {task.items_are}, {seconds:.0f} s; the model is in {directory}",
-        event="finished",
-    )
     result = RunResult(
         output_dir=out.path,
         model_dir=directory,
@@ -405,6 +400,7 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
         best_value=at.best.value,
         seconds=seconds,
     )
+    report.finished(result, task.items_are)
     if ranks.is_first:
         write_result(result)
         if not keeps_states(s) and not faults:
