@@ -18,7 +18,13 @@ if TYPE_CHECKING:
         StrategyError as StrategyError,
         WorkerError as WorkerError,
     )
-    from forge_dist._files import atomic_directory as atomic_directory, write_text_atomically as write_text_atomically
+    from forge_dist._files import (
+        atomic_directory as atomic_directory,
+        file_damage as file_damage,
+        file_hash as file_hash,
+        write_bytes_atomically as write_bytes_atomically,
+        write_text_atomically as write_text_atomically,
+    )
     from forge_dist._settings import (
         CheckpointSettings as CheckpointSettings,
         LaunchSettings as LaunchSettings,
@@ -59,7 +65,7 @@ __version__ = "0.4.0"
 # Each module with the public names that it defines; a module is imported when one of its names is first used.
 _PUBLIC = {
     "_errors": "CheckpointError ExportError ForgeDistError LaunchError MeetingError ModelError StrategyError WorkerError",
-    "_files": "atomic_directory write_text_atomically",
+    "_files": "atomic_directory file_damage file_hash write_bytes_atomically write_text_atomically",
     "_settings": "CheckpointSettings LaunchSettings ModelSettings StrategySettings",
     "_strategy_table": "StrategySpec",
     "adapters._base_model": "AdapterBase adapter_base",
