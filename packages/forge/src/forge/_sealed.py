@@ -1,4 +1,4 @@
-"""JSON object of a run ↔ its text with a SHA-256 of itself, so that no bit of it changes unnoticed."""
+"""JSON object of a run ↔ its text with a SHA-256 of itself: no bit of it changes unnoticed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ def sealed(values: Mapping[str, Any]) -> str:
 
 
 def unsealed(file: Path) -> tuple[dict[str, Any], bool]:
-    """Read what `sealed` wrote; return the values, and whether they were sealed (an earlier version's are not).
+    """Read what `sealed` wrote; return the values, and whether they were sealed.
+
+    Those of an earlier version were not.
 
     Raises:
         ValueError: it is not whole; the message says what is wrong, and begins with no name.

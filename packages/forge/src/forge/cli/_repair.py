@@ -1,9 +1,10 @@
-"""Finished run that was damaged → the same run whole again, or what of it only training again can make."""
+"""Damaged finished run → the run whole again, or what of it only training again can make."""
 
 from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from forge.saving._damage import Damage, again, damage_of, finished_values, has_
 from forge.saving._directories import run_values
 from forge.saving._exports import put_back, samples_of
 from forge.saving._full_state import FOLDER as STATES, step_in
-from forge.saving._hashes import FILE, FOLDER, Hashes, damaged_files, hash_export, known_hashes, write_hashes
+from forge.saving._hashes import FILE, FOLDER, Hashes, damaged_files, hash_export, hashes_in_events, known_hashes, write_hashes
 from forge.settings._recipe import read_recipe, verb_of
 from forge.settings._settings import resolve
 from forge.settings._storage import StorageSettings
@@ -32,7 +33,7 @@ _SCRATCH = ".forge-repairing"
 
 
 def repair(run: str | Path) -> str:
-    """Make a damaged run whole: every file of its exports as it was recorded, and the records themselves.
+    """Make a damaged run whole: every file of its exports as recorded, and the records.
 
     result.json and hashes.json are written again from events.jsonl; a file of an export is taken from another export that has
     the same, or the last export is made again from the full state of the last step, bit for bit. What cannot be made so, only
@@ -64,13 +65,16 @@ def repair(run: str | Path) -> str:
                 "goes on with it."
             )
         put_back(path)
-        damage = damage_of(path)
-        said = _mend_records(path, damage)
-        said += [f"{FOLDER}/{name}/{file}: taken from {source}" for name, file, source in _take_twins(path, damage)]
+        damage, known = damage_of(path), {**hashes_in_events(path), **known_hashes(path)}
+        said = _mend_result(path, damage)
+        said += [f"{FOLDER}/{name}/{file}: taken from {source}" for name, file, source in _take_twins(path, damage, known)]
         left = damage_of(path)
     if left.exports and (state := _last_state(path)) is not None:
-        said += _make_again(path, verb, state, left)
-        left = damage_of(path)
+        said += _make_again(path, verb, state, left, known)
+    if damage.record is not None and known:
+        write_hashes(path, known)
+        said.append(f"{FOLDER}/{FILE}: written again from events.jsonl, for it {damage.record}")
+    left = damage_of(path)
     if left:
         done = f" Made whole: {'; '.join(said)}." if said else ""
         raise RunDirectoryError(f"{path}: is still damaged: {left}.{done} {_only_training(path, verb, left)}")
@@ -79,22 +83,18 @@ def repair(run: str | Path) -> str:
     return "\n".join([*said, f"{path} is whole again."])
 
 
-def _mend_records(path: Path, damage: Damage) -> list[str]:
-    """Write result.json and hashes.json again from events.jsonl; return what was done."""
-    said = []
+def _mend_result(path: Path, damage: Damage) -> list[str]:
+    """Write result.json again from events.jsonl; return what was done."""
     values = finished_values(path)
-    if damage.result is not None and values is not None:
-        forge_dist.write_text_atomically(path / RESULT, sealed(values))
-        said.append(f"{RESULT}: written again from events.jsonl, for it {damage.result}")
-    if damage.record is not None and known_hashes(path):
-        write_hashes(path, known_hashes(path))
-        said.append(f"{FOLDER}/{FILE}: written again from events.jsonl, for it {damage.record}")
-    return said
+    if damage.result is None or values is None:
+        return []
+    forge_dist.write_text_atomically(path / RESULT, sealed(values))
+    return [f"{RESULT}: written again from events.jsonl, for it {damage.result}"]
 
 
-def _take_twins(path: Path, damage: Damage) -> list[tuple[str, str, str]]:
-    """Take damaged files from other exports whose record says that they are the same; return (export, file, source)."""
-    known, taken = known_hashes(path), []
+def _take_twins(path: Path, damage: Damage, known: Mapping[str, Hashes]) -> list[tuple[str, str, str]]:
+    """Take damaged files from exports that have the same; return (export, file, source)."""
+    taken = []
     for name, files in damage.exports.items():
         wanted = known.get(name, {})
         for file in wanted if "" in files else files:
@@ -117,11 +117,11 @@ def _last_state(path: Path) -> Path | None:
     return next((state for state in (path / STATES).glob("step_*") if step_in(state) == steps), None)
 
 
-def _make_again(path: Path, verb: str, state: Path, damage: Damage) -> list[str]:
-    """Make the last export again from a full state, in a hidden folder; take what is damaged from there."""
+def _make_again(path: Path, verb: str, state: Path, damage: Damage, known: Mapping[str, Hashes]) -> list[str]:
+    """Make the last export again from a full state; take what is damaged from there."""
     last = read_result(path).model_dir.name
-    wanted = known_hashes(path).get(last)
-    damaged = [name for name in damage.exports if name == last or _same(known_hashes(path).get(name), wanted)]
+    wanted = known.get(last)
+    damaged = [name for name in damage.exports if name == last or (wanted is not None and known.get(name) == wanted)]
     if not damaged:
         return []
     task, scratch = task_of(verb), path / _SCRATCH
@@ -147,14 +147,10 @@ def _make_again(path: Path, verb: str, state: Path, damage: Damage) -> list[str]
             for file in missing:
                 _put(made / file, path / FOLDER / name / file)
         if wanted is None:
-            write_hashes(path, {**known_hashes(path), last: files})
+            write_hashes(path, {**known, last: files})
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return [f"{FOLDER}/{name}: made again from {STATES}/{state.name}" for name in damaged]
-
-
-def _same(files: Hashes | None, wanted: Hashes | None) -> bool:
-    return files is not None and files == wanted
 
 
 def _put(source: Path, target: Path) -> None:

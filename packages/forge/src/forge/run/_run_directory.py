@@ -242,7 +242,7 @@ class RunDirectory:
         return (self.root / "metrics.jsonl").stat().st_size
 
     def settle(self) -> int:
-        """Make the lines of metrics.jsonl durable, and return its length: a full state may record it now.
+        """Make metrics.jsonl durable, and return its length: a full state may record it now.
 
         Raises:
             RunWriteError: the disk does not take them.

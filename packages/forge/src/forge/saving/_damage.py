@@ -95,7 +95,10 @@ def last_name(run: Path) -> str:
 
 
 def finished_values(run: Path) -> dict[str, Any] | None:
-    """Return what result.json held, from the event of the run's end; None where it did not end, or went on since."""
+    """Return what result.json held, from the event of the run's end.
+
+    None where it did not end, or went on since.
+    """
     last: dict[str, Any] = {}
     for last in events(run, "started", "resumed", "finished"):  # noqa: B007 - the last one counts
         pass
@@ -142,7 +145,7 @@ def again(run: Path, verb: str) -> str:
 
 
 def _looks_whole(directory: Path) -> bool:
-    """Return whether an export of which no hashes were recorded has a configuration and whole headers."""
+    """Return whether an export without hashes has a configuration and whole headers."""
     from safetensors import SafetensorError, safe_open
 
     if not any((directory / name).is_file() for name in ("config.json", "adapter_config.json")):

@@ -1,4 +1,4 @@
-"""Trained model → exports in hf_format/, each whole, loaded back and recorded by hash before it has its name.
+"""Trained model → exports in hf_format/, each whole, loaded back and recorded by hash.
 
 An export in the place of another one, such as a better best, is made beside it, and the other one goes afterwards::
 
@@ -113,7 +113,7 @@ class Exports:
             return None
         files = hash_export(place, self._ranks)
         # A last export that differs from the model in memory is not recorded: the run is not proved.
-        self._ranks.first(lambda: self._settle(place, directory, None if differs and final else files, then))
+        self._ranks.first(lambda: take_name(self._run, place, directory, None if differs and final else files, then))
         if check is not None:
             what = "mean reward" if self._task == "reward" else "loss"
             self._report.note(
@@ -132,7 +132,7 @@ class Exports:
         return directory
 
     def _state_of(self, directory: Path) -> str:
-        """Return whether an export of this name is `new`, `kept` as it is whole already, or is to be `replaced`."""
+        """Return whether an export is `new`, is `kept` for it is whole, or is to be `replaced`."""
         if (left := _beside(directory)).exists():
             remove_at_once(left)
         if not directory.exists():
@@ -165,29 +165,41 @@ class Exports:
         except Exception as error:  # noqa: BLE001 - whatever a check meets, what was trained is written and stays
             return None, error
 
-    def _settle(self, place: Path, directory: Path, files: Hashes | None, then: Callable[[], None] | None) -> None:
-        """Give an export its name and record it; then the one that had the name goes."""
-        former, mark = directory.with_name(f".{directory.name}{_REPLACED}"), directory.with_name(MARK)
-        if place != directory:
-            if directory.name == BEST and mark.exists():
-                mark.rename(_former_mark(mark))
-            if directory.exists():
-                directory.rename(former)
-            place.rename(directory)
-        record_hashes(self._run, directory.name, files)
-        if then is not None:
-            then()
-        if former.exists():
-            remove_at_once(former)
-        _former_mark(mark).unlink(missing_ok=True)
-
     def _remove_others(self, directory: Path, *, final: bool) -> None:
-        """Remove the former exports where only the newest is kept, and after the last one those of later steps."""
+        """Remove former exports where only the newest is kept; after the last one, later ones."""
         own = samples_of(directory.name)
         for other in sorted(directory.parent.glob("samples_*")):
             count = samples_of(other.name)
             if count is not None and own is not None and ((self._newest_only and count < own) or (final and count > own)):
                 remove_at_once(other)
+
+
+def take_name(run: Path, place: Path, directory: Path, files: Hashes | None, then: Callable[[], None] | None = None) -> None:
+    """Give an export its name and record it; then the one that had the name goes.
+
+    `put_back` undoes what a kill leaves of this.
+
+    Args:
+        run: the run directory.
+        place: where the export was made; its own name where there was none of it.
+        directory: its name.
+        files: hashes to record; None takes it out of the record.
+        then: called before the one that had the name goes.
+
+    """
+    former, mark = directory.with_name(f".{directory.name}{_REPLACED}"), directory.with_name(MARK)
+    if place != directory:
+        if directory.name == BEST and mark.exists():
+            mark.rename(_former_mark(mark))
+        if directory.exists():
+            directory.rename(former)
+        place.rename(directory)
+    record_hashes(run, directory.name, files)
+    if then is not None:
+        then()
+    if former.exists():
+        remove_at_once(former)
+    _former_mark(mark).unlink(missing_ok=True)
 
 
 def samples_of(name: str) -> int | None:
@@ -197,7 +209,7 @@ def samples_of(name: str) -> int | None:
 
 
 def put_back(run: Path) -> None:
-    """Give an export its name back whose replacing a kill broke off, and best.json its former content."""
+    """Undo the replacing of exports that a kill broke off; best.json has its former content."""
     folder = run / FOLDER
     mark = folder / MARK
     for former in sorted(folder.glob(f".*{_REPLACED}")):

@@ -1,4 +1,4 @@
-"""Exports of a run → the size and SHA-256 of each of their files, recorded when they were made.
+"""Exports of a run → size and SHA-256 of each of their files, recorded when they were made.
 
 They stand in hf_format/hashes.json, and once more in the event of each export, from which a lost record is written again.
 """
@@ -66,7 +66,7 @@ def hashes_in_events(run: Path) -> dict[str, Hashes]:
 
 
 def known_hashes(run: Path) -> dict[str, Hashes]:
-    """Return export → its hashes, from the record, or from the events where it is gone or damaged."""
+    """Return export → its hashes, from the record, or from the events without a whole one."""
     try:
         return read_hashes(run)
     except (OSError, ValueError):
@@ -86,6 +86,7 @@ def record_hashes(run: Path, export: str, files: Hashes | None) -> None:
 
 def write_hashes(run: Path, known: Mapping[str, Hashes]) -> None:
     """Write the record of the exports that are there. Raises forge_dist.ExportError."""
+    (run / FOLDER).mkdir(exist_ok=True)
     there = {name: files for name, files in sorted(known.items()) if (run / FOLDER / name).is_dir()}
     forge_dist.write_text_atomically(run / FOLDER / FILE, sealed(there))
 
@@ -98,7 +99,7 @@ def damaged_files(directory: Path, files: Hashes) -> dict[str, str]:
 
 
 def events(run: Path, *kinds: str) -> Iterator[dict[str, Any]]:
-    """Yield the events of these kinds in their order; a line that is torn, or is no JSON, is left out."""
+    """Yield the events of these kinds in their order; a torn line is left out."""
     try:
         lines = (run / "events.jsonl").read_bytes().splitlines()
     except OSError:

@@ -27,7 +27,7 @@ class Need:
     """Files of one kind that a run writes to one place."""
 
     what: str
-    """`full states` or `exports`, and where they are no part of the run directory, whose."""
+    """`full state` or `export`, or what of them lies elsewhere."""
     place: Path
     each: int
     """Bytes of one; 0 where that is not known before the model is loaded."""
@@ -39,7 +39,7 @@ class Need:
 
     def __str__(self) -> str:
         number = f"{self.surely}" if self.surely == self.most else f"{self.surely} to {self.most}"
-        return f"{number} {self.what} of {size(self.each)}"
+        return f"{number} {self.what}{'s' * (self.most != 1)} of {size(self.each)}"
 
 
 @attrs.frozen(kw_only=True)
@@ -86,7 +86,7 @@ class Room:
                 ways = f", take less ({', '.join(self.remedies)})" if self.remedies else ""
                 raise RunDirectoryError(
                     f"ckpt_output_dir {path}: the disk of {disk.place} has less room than the run takes: {size(disk.surely)} "
-                    f"at its peak ({what}), and {size(disk.free)} are free. Make room{ways}, or give a directory on another disk."
+                    f"at its peak ({what}), and {size(disk.free)} are free. Make room{ways}, or give another directory."
                 )
 
 
@@ -107,14 +107,14 @@ def room_of(s: Any, plan: Any, samples: int, num_steps: int | None, model_path: 
     surely, most = states_at_once(s, plan, samples, num_steps)
     exports = exports_at_once(s, plan, samples, num_steps)
     needs = [
-        Need(what="full states", place=path, each=state, surely=surely, most=most, there=_there(path / STATES)),
-        Need(what="exports", place=path, each=export, surely=exports[0], most=exports[1], there=_there(path / FOLDER)),
+        Need(what="full state", place=path, each=state, surely=surely, most=most, there=_there(path / STATES)),
+        Need(what="export", place=path, each=export, surely=exports[0], most=exports[1], there=_there(path / FOLDER)),
     ]
     if s.storage.checkpoint_storage is not None and (folder := Remote(s.storage.checkpoint_storage).local_folder) is not None:
         needs += [
-            Need(what="full states copied", place=folder, each=state, surely=1, most=most, there=_there(folder / STATES)),
+            Need(what="copied full state", place=folder, each=state, surely=1, most=most, there=_there(folder / STATES)),
             Need(
-                what="exports copied",
+                what="copied export",
                 place=folder,
                 each=export,
                 surely=exports[0],
@@ -124,7 +124,7 @@ def room_of(s: Any, plan: Any, samples: int, num_steps: int | None, model_path: 
         ]
     if s.checkpoints.emergency_dir is not None:
         place = Path(s.checkpoints.emergency_dir)
-        needs.append(Need(what="full state in emergency_dir", place=place, each=state, surely=1, most=1))
+        needs.append(Need(what="emergency full state", place=place, each=state, surely=1, most=1))
     return Room(disks=_by_disk([need for need in needs if need.each]), remedies=tuple(_remedies(s, exports[0], export)))
 
 
@@ -165,7 +165,7 @@ def exports_kept(s: Any, plan: Any, samples: int) -> int | None:
 
 
 def _sizes(s: Any, model_path: str, memory: MemoryPlan | None) -> tuple[int, int]:
-    """Return the bytes of a full state and of an export, 0 where they are not known; at the least."""
+    """Return the least bytes of a full state and of an export, 0 where they are not known."""
     known = memory is not None and memory.state > 0
     state = memory.state if memory is not None and known else 0
     folder = Path(model_path).expanduser()
