@@ -84,7 +84,7 @@ def test_a_silent_owner_is_followed_and_writes_nothing_more(owner: RunLock, tmp_
     fall_silent(owner)
     with RunLock(tmp_path, say=[].append) as second:
         assert f"process {os.getpid()} on host host-b" in second.followed
-        assert f"which stood still for {LEASE} s" in second.followed
+        assert second.followed.endswith(f" UTC by its own clock and stood still for {LEASE} s")
         assert records(tmp_path) == [".forge-owner-2"]
         for check in (owner.check, owner.check_lately):
             with pytest.raises(RunTakenOverError, match=r"lost it and ends without writing anything more: process \d+ on host"):
@@ -139,8 +139,7 @@ def test_a_killed_owner_of_this_host_is_followed_at_once(words: tuple[str, ...],
     said: list[str] = []
     with RunLock(tmp_path, say=said.append) as lock:
         assert said == []
-        assert f"process {process.pid} on host" in lock.followed
-        assert "which is gone" in lock.followed
+        assert lock.followed == ""
 
 
 @pytest.mark.slow

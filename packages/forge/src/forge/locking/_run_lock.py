@@ -111,7 +111,7 @@ class RunLock:
         self.lost = False
         """Whether another process took the directory over."""
         self.followed = ""
-        """Sentence on the owner that was taken over from, or empty."""
+        """Sentence on the owner that stood still and was taken over from, or empty."""
 
     def __enter__(self) -> Self:
         self.acquire()
@@ -213,9 +213,8 @@ class RunLock:
         for other, text in judged.items():
             with contextlib.suppress(FileNotFoundError):
                 other.unlink()
-            if not self.followed and (owner := Owner.read(text)) is not None:
-                why = "which is gone" if owner.is_gone else f"which stood still for {owner_lease(owner):g} s"
-                self.followed = f"took over {self._path} from {owner}, {why}"
+            if (owner := Owner.read(text)) is not None and not owner.is_gone:
+                self.followed = f"took over {self._path} from {owner} and stood still for {owner_lease(owner):g} s"
         return True
 
     def _outwait(self, file: Path, text: bytes) -> None:
