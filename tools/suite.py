@@ -8,7 +8,7 @@ import tempfile
 import xml.etree.ElementTree as ET
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -70,9 +70,10 @@ def run(
     report.parent.mkdir(parents=True, exist_ok=True)
     report.unlink(missing_ok=True)
     command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *writing(report), *arguments]
-    with temporary_folder() as variables, open(output or os.devnull, "w", encoding="utf-8") as out:
-        where = {"stdout": out, "stderr": subprocess.STDOUT} if output else {}
-        subprocess.run(command, cwd=root, env=environ | variables, check=False, **where)
+    with temporary_folder() as variables, ExitStack() as files:
+        out = files.enter_context(output.open("w", encoding="utf-8")) if output else None
+        stderr = subprocess.STDOUT if output else None
+        subprocess.run(command, cwd=root, env=environ | variables, stdout=out, stderr=stderr, check=False)
     return read(report)
 
 
