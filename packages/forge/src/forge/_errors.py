@@ -60,7 +60,7 @@ class PushError(ForgeError, OSError):
 
 
 class RunTakenOverError(ForgeError, RuntimeError):
-    """Another run took over the output directory of this one, which was silent for longer than its lease."""
+    """Another run took over the output directory of this one, which stood still for its lease."""
 
     exit_status: ClassVar[int] = 1
 

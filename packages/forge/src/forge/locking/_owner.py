@@ -1,4 +1,4 @@
-"""Process → the record by which others know that it owns a run directory, and whether it is proved to be gone.
+"""Process → the record of a run directory's owner, and whether that owner is proved to be gone.
 
 A directory may be reached from several hosts, and from containers of one host, whose numbers of processes mean nothing to each
 other. So a record names the space in which its number of a process is true: the boot of a kernel and a namespace of it.
@@ -77,7 +77,7 @@ class Owner:
 
     @property
     def is_gone(self) -> bool:
-        """Whether it is proved that this process does not live any more: never of one that cannot be asked from here."""
+        """Whether this process is proved to be gone: never of one that cannot be asked from here."""
         if not self.space or self.space != space_here():
             return False
         lives, started = _life(self.pid)

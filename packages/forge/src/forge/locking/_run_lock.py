@@ -56,7 +56,7 @@ def lease_seconds() -> float:
 
 
 def has_owner(path: Path) -> bool:
-    """Return whether a process seems to own a directory; only for what is shown, it takes no lock.
+    """Return whether a process seems to own a directory, for what is shown; takes no lock.
 
     Of an owner that cannot be asked from here its last renewal is compared with this host's clock.
     """
@@ -150,13 +150,15 @@ class RunLock:
         """
         if self._file is None:
             return
+        # The time before the look: a process may be stopped right after it.
+        now = _clock()
         if self.lost or not self._is_ours():
             self.lost = True
             raise RunTakenOverError(
                 f"{self._said}: this run lost it and ends without writing anything more: {self._successor()} Let that run go "
                 "on, or stop it and start the same command again."
             )
-        self._verified = _clock()
+        self._verified = now
 
     def check_lately(self) -> None:
         """Like `check`, without looking at the directory where it was looked at moments ago."""
@@ -193,7 +195,7 @@ class RunLock:
                 raise
 
     def _follow(self) -> bool:
-        """Outwait the owners that are there and follow them; return False where another process was faster."""
+        """Outwait the owners and follow them; return False where another process was faster."""
         judged = _records(self._path)
         for file, text in judged.items():
             self._outwait(file, text)
@@ -218,7 +220,12 @@ class RunLock:
         return True
 
     def _outwait(self, file: Path, text: bytes) -> None:
-        """Return once an owner is gone, or stood still for its lease. Raises RunDirectoryError for one that lives."""
+        """Return once an owner is gone, or stood still for its lease.
+
+        Raises:
+            RunDirectoryError: it lives.
+
+        """
         owner = Owner.read(text)
         if owner is not None and owner.is_gone:
             return
@@ -277,12 +284,13 @@ class RunLock:
     def _keep(self) -> None:
         """Renew the lease until the end."""
         while not self._ended.wait(self._lease / _RENEWALS):
+            now = _clock()
             try:
                 if not self._is_ours():
                     self.lost = True
                     return
                 self._renew()
-                self._verified = _clock()
+                self._verified = now
             except OSError:
                 # A full disk, a server that is away: what is written next is checked by itself.
                 continue
@@ -311,7 +319,7 @@ class RunLock:
 
 
 def unwritable(said: str, error: OSError) -> RunDirectoryError:
-    """Return the error of a directory, named as in `said`, that the system does not let this process write to."""
+    """Return the error of a directory, named as in `said`, that this process cannot write to."""
     remedy = "Give a directory that you may write to."
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         remedy = "Make room, or give another directory."
@@ -323,7 +331,7 @@ def unwritable(said: str, error: OSError) -> RunDirectoryError:
 
 
 def owner_lease(owner: Owner) -> float:
-    """Return the lease of an owner, in seconds; of a record that claims a longer one than there is, the longest."""
+    """Return the lease of an owner, in seconds, and at most the longest there is."""
     return owner.lease if 0 < owner.lease <= _LEASE_SECONDS else _LEASE_SECONDS
 
 

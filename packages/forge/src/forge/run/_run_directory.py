@@ -321,7 +321,7 @@ class RunDirectory:
             self.resuming = (self.path / "config.yaml").exists()
 
     def _undo(self) -> None:
-        """Remove what this object made, and only that, and release the lock; nothing of a directory that was lost."""
+        """Remove what this object made, unless the directory was lost, and release the lock."""
         for entry in () if self._lock.lost else self._entries:
             if entry.is_dir():
                 shutil.rmtree(entry, ignore_errors=True)
