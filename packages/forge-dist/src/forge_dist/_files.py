@@ -20,7 +20,8 @@ _guards: list[tuple[Path, Callable[[], None]]] = []
 def guarded(root: str | os.PathLike[str], check: Callable[[], None]) -> Iterator[None]:
     """Call `check` before anything under `root` gets its final name or is removed.
 
-    Within the block. For a process that may lose its directory to another one: an exception of `check` keeps the file system as it is.
+    Within the block. For a process that may lose its directory to another one: an exception of `check` keeps the file system
+    as it is.
 
     >>> with guarded("runs/first", lambda: print("still ours")):
     ...     check_guards("runs/first/full_state/step_3")

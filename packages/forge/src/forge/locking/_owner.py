@@ -1,4 +1,4 @@
-"""Process → the record of a run directory's owner, and whether that owner is proved to be gone.
+"""Process → the record of a run directory's owner, and whether it is proved to be gone.
 
 A directory may be reached from several hosts, and from containers of one host, whose numbers of processes mean nothing to each
 other. So a record names the space in which its number of a process is true: the boot of a kernel and a namespace of it.
