@@ -20,8 +20,10 @@ if TYPE_CHECKING:
     )
     from forge_dist._files import (
         atomic_directory as atomic_directory,
+        check_guards as check_guards,
         file_damage as file_damage,
         file_hash as file_hash,
+        guarded as guarded,
         write_bytes_atomically as write_bytes_atomically,
         write_text_atomically as write_text_atomically,
     )
@@ -65,7 +67,7 @@ __version__ = "0.4.0"
 # Each module with the public names that it defines; a module is imported when one of its names is first used.
 _PUBLIC = {
     "_errors": "CheckpointError ExportError ForgeDistError LaunchError MeetingError ModelError StrategyError WorkerError",
-    "_files": "atomic_directory file_damage file_hash write_bytes_atomically write_text_atomically",
+    "_files": "atomic_directory check_guards file_damage file_hash guarded write_bytes_atomically write_text_atomically",
     "_settings": "CheckpointSettings LaunchSettings ModelSettings StrategySettings",
     "_strategy_table": "StrategySpec",
     "adapters._base_model": "AdapterBase adapter_base",

@@ -187,6 +187,7 @@ def take_name(run: Path, place: Path, directory: Path, files: Hashes | None, the
         then: called before the one that had the name goes.
 
     """
+    forge_dist.check_guards(directory)
     former, mark = directory.with_name(f".{directory.name}{_REPLACED}"), directory.with_name(MARK)
     if place != directory:
         if directory.name == BEST and mark.exists():
