@@ -108,8 +108,10 @@ def main() -> int:
     try:
         hatch.run(environ, printing)
         tests, beside = steps()
-        with ThreadPoolExecutor(2) as lanes:
-            for _ in lanes.map(lambda lane: [step.run(environ, printing) for step in lane], (tests, beside)):
+        with suite.temporary_folder() as variables, ThreadPoolExecutor(2) as lanes:
+            for _ in lanes.map(
+                lambda lane, more: [step.run(environ | more, printing) for step in lane], (tests, beside), (variables, {})
+            ):
                 pass
         return summary([hatch, *tests, *beside], time.monotonic() - began)
     finally:
