@@ -162,7 +162,7 @@ class Strategy(abc.ABC):
         return self._cut(request, self.read_frozen)
 
     def _cut(self, request: LoadRequest, read: "Callable[[LoadRequest], PreTrainedModel]") -> "PreTrainedModel":
-        """Read a model whose packed rows the context ranks share, where there are several and the attention allows it."""
+        """Read a model, whose packed rows ranks share if they can with its attention."""
         if self.settings.cp_size == 1 or request.attention_function is None:
             return read(request)
         if self._context is None:
