@@ -32,6 +32,7 @@ from forge.run._stores import STORES, compare_stores, copy_linked, fingerprints,
 from forge.saving._damage import has_result, refuse_damaged_run
 from forge.saving._full_state import ended_for_good, finished_error
 from forge.saving._room import room_of
+from forge.settings._settings import row_tokens
 from forge.tasks._task import Task
 from forge.tasks.items._items import Items
 
@@ -216,7 +217,7 @@ def open_prepared(task: Task, s: Any, machine: forge_accel.Accelerator, root: Pa
     endless = forge_packing.plan(
         train.lengths,
         batch_size=s.plan.effective_batch_size,
-        max_tokens=s.plan.max_tokens_per_gpu,
+        max_tokens=row_tokens(s),
         world_size=shards,
         seed=s.plan.seed,
         epochs=None,

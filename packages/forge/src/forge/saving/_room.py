@@ -16,6 +16,7 @@ from forge._errors import RunDirectoryError
 from forge.memory._memory_plan import MemoryPlan, size
 from forge.saving._full_state import FOLDER as STATES
 from forge.saving._hashes import FOLDER
+from forge.settings._backends import FORGE
 from forge.storage._remote import Remote
 
 _MOMENTS = {"adamw": 2.0, "schedule_free": 2.0, "muon": 1.0, "adamw_8bit": 0.5}
@@ -167,7 +168,8 @@ def exports_kept(s: Any, plan: Any, samples: int) -> int | None:
 def _sizes(s: Any, model_path: str, memory: MemoryPlan | None) -> tuple[int, int]:
     """Return the least bytes of a full state and of an export, 0 where they are not known."""
     known = memory is not None and memory.state > 0
-    state = memory.state if memory is not None and known else 0
+    keeps = s.backend.backend == FORGE  # the others save no full states
+    state = memory.state if memory is not None and known and keeps else 0
     folder = Path(model_path).expanduser()
     stored = sum(file.stat().st_size for file in folder.glob("*.safetensors")) if folder.is_dir() else 0
     if s.adapter.adapter not in ("none", "osft"):
@@ -176,7 +178,7 @@ def _sizes(s: Any, model_path: str, memory: MemoryPlan | None) -> tuple[int, int
         return state, 0
     width = forge_dist.base_dtype(model_path).itemsize
     asked = s.checkpoints.save_dtype
-    if not known and s.adapter.adapter == "none":
+    if not known and keeps and s.adapter.adapter == "none":
         state = int(4 * (1 + _MOMENTS.get(s.optimizer.optimizer, 0.0)) * (stored // width))
     return state, stored if asked is None else stored // width * getattr(forge_accel, asked).itemsize
 
