@@ -45,6 +45,7 @@ def launch(
     log_dir: Path,
     environ: Mapping[str, str] | None = None,
     signals: list[int] | None = None,
+    families: Sequence[type[Exception]] = (),
 ) -> int:
     """Start this Python with `arguments` as each rank of this node, and wait for their end.
 
@@ -57,6 +58,8 @@ def launch(
         log_dir: folder for the logs; made if it is not there.
         environ: variables that the workers get beside this process's own.
         signals: a list to which the signals that this process received are appended.
+        families: base classes of exceptions that are raised here as they were in a worker, beside Python's and this package's;
+            any other class becomes a WorkerError that names it.
 
     Returns:
         0, or 75 if the workers ended early because of a signal (`SystemExit(75)` under `worker_report`).
@@ -85,14 +88,21 @@ def launch(
         try:
             rendezvous = make_rendezvous(topology)
             with Logs(log_dir, Path(reports), rendezvous, _worker_environment(topology, environ or {})) as logs:
-                return _run(topology, arguments, rendezvous, logs, [] if signals is None else signals)
+                return _run(topology, arguments, rendezvous, logs, [] if signals is None else signals, families)
         except Interrupted:
             return PREEMPTED
         finally:
             gc.collect()
 
 
-def _run(topology: Topology, arguments: Sequence[str], rendezvous: "Rendezvous", logs: "Logs", signals: list[int]) -> int:
+def _run(
+    topology: Topology,
+    arguments: Sequence[str],
+    rendezvous: "Rendezvous",
+    logs: "Logs",
+    signals: list[int],
+    families: Sequence[type[Exception]],
+) -> int:
     result, supervisor = _run_agent(topology, arguments, rendezvous, logs, signals)
     logs.close()
     if not result.is_failed():
@@ -101,7 +111,7 @@ def _run(topology: Topology, arguments: Sequence[str], rendezvous: "Rendezvous",
     cause = root_cause([_failure(rank, failure, logs, supervisor) for rank, failure in result.failures.items()])
     if _was_preempted(cause, supervisor.signals):
         return PREEMPTED
-    raise error_of(root_cause_on_all_nodes(rendezvous, report_of(cause))) from None
+    raise error_of(root_cause_on_all_nodes(rendezvous, report_of(cause)), families) from None
 
 
 def _run_agent(

@@ -13,6 +13,7 @@ from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs
 
 from forge_dist.launching._rendezvous import Rendezvous
 from forge_dist.ranks._failure_report import LAUNCHER, REPORT
+from forge_dist.ranks._messages import SECRET
 from forge_dist.ranks._store import ROUND
 
 _CHUNK = 1 << 16
@@ -65,6 +66,7 @@ class Logs(LogsSpecs):
                 self.log_of[local_rank], self.report_of[local_rank] = log, report
                 env.update(self._environ)
                 env.update({REPORT: str(report), LAUNCHER: str(os.getpid()), ROUND: self._rendezvous.round})
+                env[SECRET] = self._rendezvous.secret
                 # What is printed is streamed, and is kept when the process is killed.
                 env.setdefault("PYTHONUNBUFFERED", "1")
                 file = log.open("ab", buffering=0)

@@ -2,7 +2,7 @@
 
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from threading import Thread
@@ -12,6 +12,7 @@ import attrs
 
 from forge_dist._errors import WorkerError
 from forge_dist.ranks._failure_report import rebuild_exception
+from forge_dist.ranks._messages import Messages
 from forge_dist.ranks._network import unreachable
 from forge_dist.ranks._store import publish_failure, published_failure
 
@@ -96,14 +97,14 @@ def report_of(failure: Failure) -> dict[str, Any]:
     }
 
 
-def error_of(report: Mapping[str, Any]) -> Exception:
-    """Return the exception to raise in the launcher."""
+def error_of(report: Mapping[str, Any], families: Sequence[type[Exception]] = ()) -> Exception:
+    """Return the exception to raise in the launcher; of which classes, see `rebuild_exception`."""
     if report.get("complete"):
         error = WorkerError(report["text"])
         if report["traceback"]:
             error.add_note(f"the log ends with:\n{report['traceback']}")
         return error
-    return rebuild_exception(report)
+    return rebuild_exception(report, families)
 
 
 def _signal_name(number: int) -> str:
@@ -150,23 +151,23 @@ def root_cause_on_all_nodes(rendezvous: "Rendezvous", report: Mapping[str, Any])
 
 def _exchange_causes(rendezvous: "Rendezvous", report: Mapping[str, Any]) -> Mapping[str, Any]:
     # Imported here: a launcher reads this file before it takes signals, and torch takes seconds.
-    from torch.distributed import PrefixStore, Store, TCPStore
+    from torch.distributed import TCPStore
 
     assert rendezvous.store_address is not None
     host, port = rendezvous.store_address
     if unreachable(host, port, _RETRY_SECONDS):
         return report
     client = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=_SEARCH_SECONDS))
-    store: Store = PrefixStore(f"forge/{rendezvous.round}", client)
+    store = Messages(client, rendezvous.secret, f"forge/{rendezvous.round}")
     publish_failure(store, report)
     found = published_failure(store)
     if report["consequence"]:
-        _wait_until(lambda: store.check(["failed"]))
+        _wait_until(lambda: published_failure(store) is not None)
         found = published_failure(store)
-    store.add("heard", 1)
+    store.count("heard")
     if rendezvous.node_rank == 0:
         # This launcher may host the store: it stays until the other nodes have read it.
-        _wait_until(lambda: store.add("heard", 0) >= rendezvous.nodes)
+        _wait_until(lambda: store.count("heard", 0) >= rendezvous.nodes)
     return report if found is None else found
 
 

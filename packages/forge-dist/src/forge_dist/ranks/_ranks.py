@@ -2,7 +2,6 @@
 
 import contextlib
 import socket
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -17,6 +16,7 @@ from forge_dist.ranks._failure_report import PREEMPTED, exit_status_of, failure_
 from forge_dist.ranks._first import run_on_first
 from forge_dist.ranks._heartbeat import Heartbeat
 from forge_dist.ranks._meeting import meet_in_group
+from forge_dist.ranks._messages import Messages
 from forge_dist.ranks._network import choose_interface
 from forge_dist.ranks._store import connect_store, first_line, publish_failure
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 # The heartbeat notices ranks that are gone; this limits waiting for one that lives and does something long, such as an export.
 COLLECTIVE_TIMEOUT = timedelta(hours=2)
-_POLL_SECONDS = 0.05
 
 
 class Ranks:
@@ -37,7 +36,7 @@ class Ranks:
 
     def __init__(self, topology: Topology) -> None:
         self._topology = topology
-        self._store: dist.Store | None = None
+        self._store: Messages | None = None
         self._hosted: dist.Store | None = None
         self._heartbeat: Heartbeat | None = None
         self._group: dist.ProcessGroup | None = None
@@ -111,7 +110,7 @@ class Ranks:
                     choose_interface(*self._topology.master)
                 dist.init_process_group(
                     backend,
-                    store=dist.PrefixStore("group", self._store),
+                    store=dist.PrefixStore("group", self._store.store),
                     rank=self.rank,
                     world_size=self.world_size,
                     timeout=COLLECTIVE_TIMEOUT,
@@ -137,9 +136,9 @@ class Ranks:
         self._store.set(f"here/{self.rank}", f"{self.host} {backend}")
         keys = [f"here/{rank}" for rank in range(self.world_size)]
         try:
-            self._store.wait(keys, timedelta(seconds=max(seconds, 1.0)))
+            self._store.store.wait(keys, timedelta(seconds=max(seconds, 1.0)))
         except dist.DistStoreError as error:
-            missing = [str(rank) for rank, key in enumerate(keys) if not self._store.check([key])]
+            missing = [str(rank) for rank, key in enumerate(keys) if not self._store.has(key)]
             raise MeetingError(
                 f"rank{'s' * (len(missing) > 1)} {', '.join(missing)} of {self.world_size} did not come within {seconds:g} "
                 "s: check the logs of the nodes that should have started them"
@@ -235,10 +234,10 @@ class Ranks:
         assert self._heartbeat is not None
         # The host of the store may be gone as soon as all have left.
         with contextlib.suppress(dist.DistError, RuntimeError):
-            left = self._store.add("left", 1)
-            while left < self.world_size:
-                time.sleep(_POLL_SECONDS)
-                left = self._store.add("left", 0)
+            if self._store.count("left") == self.world_size:
+                self._store.set("all left", "")
+            else:
+                self._store.wait("all left")
         self._heartbeat.stop()
         with contextlib.suppress(RuntimeError):
             if self._topology.has_group:
@@ -260,7 +259,8 @@ class Ranks:
         assert self._heartbeat is not None
         self._heartbeat.stop()
         if self._store is not None:
-            publish_failure(self._store, failure_report(error, rank=self.rank, host=self.host))
+            # Over the heartbeat's connection: the other one may be waiting for what never comes.
+            publish_failure(self._heartbeat.store, failure_report(error, rank=self.rank, host=self.host))
 
 
 @contextmanager
