@@ -145,11 +145,22 @@ def test_somebodys_files_are_never_removed(tmp_path: Path) -> None:
     assert [entry.name for entry in (tmp_path / "run").iterdir()] == ["mine"]
 
 
-@pytest.mark.parametrize("name", ["a\0b", "\udcff"])
+@pytest.mark.parametrize("name", ["a\0b", "\udcff", "a\nforge: finished", "a\x1b[2J", "\x9b2J"])
 def test_names_that_no_file_can_hold(name: str, tmp_path: Path) -> None:
-    """A name with a NUL, or one that is not UTF-8, is refused before any work is done."""
-    with pytest.raises(RunDirectoryError, match="name"):
+    """A name with a NUL or a control character, or one that is not UTF-8, is refused before any work is done."""
+    with pytest.raises(RunDirectoryError, match="the name ") as caught:
         RunDirectory(f"{tmp_path}/{name}")
+    assert str(caught.value).isprintable()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_log_controls_no_terminal(tmp_path: Path) -> None:
+    """What a line quotes is escaped in log.txt, which people read with cat."""
+    with RunDirectory(tmp_path / "run") as out:
+        out.publish("")
+        out.log("model\x1b]0;title\x07 \u202e\nsecond")
+    written = [line.split("  ", 1)[1] for line in (tmp_path / "run" / "log.txt").read_text().splitlines()]
+    assert written == ["model\\x1b]0;title\\x07 \\u202e", "second"]
 
 
 def published(path: Path) -> None:

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from forge._printable import printable
+
 if TYPE_CHECKING:
     from forge._result import RunResult
 
@@ -48,7 +50,7 @@ class Reporter:
     def note(self, line: str, **event: object) -> None:
         """Print and log a line; `event="resumed"` and what else is given make it an event."""
         self._log(line, **event)
-        self._console.print(line, markup=False)
+        self._print(line)
 
     def finished(self, result: RunResult, items: str) -> None:
         """Note the end of a run: steps, samples or other items, time, and where its model is."""
@@ -76,16 +78,16 @@ class Reporter:
             left = f", {_clock((now - began) / done * (total - done))} left" if total and done else ""
             line = f"{what}: {done:,}" + (f" of {total:,}{left}" if total else "")
             # The rest of a longer line before it is written over.
-            self._console.print(line.ljust(_WIDTH) if live else line, end="\r" if live else "\n", markup=False)
+            self._print(line.ljust(_WIDTH) if live else line, end="\r" if live else "\n")
 
         return show
 
     def doing(self, what: str, *, line: bool = True) -> None:
         """Say what takes time now: on the bar, or where there is none in a line; never in the log."""
         if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, description=what)
+            self._bar.update(self._task, description=printable(what))
         elif line:
-            self._console.print(f"{what} ...", markup=False)
+            self._print(f"{what} ...")
 
     @contextmanager
     def taking(self, what: str, done: str) -> Iterator[None]:
@@ -160,7 +162,11 @@ class Reporter:
         )
         self._log(line)
         if self._bar is None:
-            self._console.print(line, markup=False)
+            self._print(line)
+
+    def _print(self, line: str, end: str = "\n") -> None:
+        """Print what may quote the name of a file, which may hold what controls a terminal."""
+        self._console.print(printable(line, keep="\n"), end=end, markup=False)
 
 
 def _clock(seconds: float) -> str:

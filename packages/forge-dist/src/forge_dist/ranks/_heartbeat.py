@@ -211,5 +211,6 @@ class Heartbeat:
             return
         report = failure_report(WorkerError(reason), rank=self._topology.rank, host=self._host)
         write_report({**report, "cause": failure})
-        os.write(2, f"forge: {reason}; rank {self._topology.rank} leaves\n".encode())
+        shown = "".join(sign if sign.isprintable() or sign == "\n" else repr(sign)[1:-1] for sign in reason)
+        os.write(2, f"forge: {shown}; rank {self._topology.rank} leaves\n".encode(errors="replace"))
         os._exit(1)
