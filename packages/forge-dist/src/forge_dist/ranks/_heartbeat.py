@@ -9,7 +9,6 @@ many nodes and ranks each asks less often (`beat_seconds`).
 import json
 import os
 import threading
-import time
 from contextlib import suppress
 from typing import Any
 
@@ -19,8 +18,10 @@ from forge_dist.ranks._failure_report import failure_report, write_report
 from forge_dist.ranks._messages import Messages
 from forge_dist.ranks._network import unreachable
 from forge_dist.ranks._store import connect_store, published_failure
+from forge_dist.watching._beats import current_beats
+from forge_dist.watching._stacks import dump_now
+from forge_dist.watching._watch import TICK_SECONDS, AwakeClock
 
-_TICK_SECONDS = 0.5
 _BEAT_REQUESTS, _LOOK_REQUESTS = 4, 3
 """Requests of a beat of a node's first rank, and of a look of every other one."""
 NODES_BUDGET, RANKS_BUDGET = 70.0, 120.0
@@ -43,21 +44,6 @@ def beat_seconds(nodes: int, ranks: int, *, leads: bool, least: float) -> float:
     if leads:
         return max(least, (nodes * _BEAT_REQUESTS + 1) / NODES_BUDGET)
     return max(least, (ranks - nodes) * _LOOK_REQUESTS / RANKS_BUDGET)
-
-
-class AwakeClock:
-    """Clock that stands still while the process is stopped or swapped out."""
-
-    def __init__(self) -> None:
-        self._last = time.monotonic()
-        self.seconds = 0.0
-
-    def tick(self) -> float:
-        """Add the time since the last tick, at most two tick lengths; return the sum in seconds."""
-        now = time.monotonic()
-        self.seconds += min(now - self._last, 2 * _TICK_SECONDS)
-        self._last = now
-        return self.seconds
 
 
 def _beat_of(node: int) -> str:
@@ -87,6 +73,8 @@ class Heartbeat:
         # node -> its last count, and when (on our clock) it changed; the pulse counts as node -1.
         self._counts: dict[int, tuple[int, float]] = {}
         self._names: dict[int, str] = {}
+        # node -> beats of the rank that speaks for it, by which the others know that the run moves.
+        self._moved: dict[int, int] = {}
 
     def start(self) -> None:
         """Start both threads."""
@@ -120,10 +108,14 @@ class Heartbeat:
     def _exchange(self, count: int) -> None:
         t = self._topology
         if t.local_rank == 0:
-            self.store.set(_beat_of(t.node_rank or 0), json.dumps([count, self._host, t.rank]))
+            own = current_beats()
+            moved = 0 if own is None else own.count
+            self.store.set(_beat_of(t.node_rank or 0), json.dumps([count, self._host, t.rank, moved]))
         if t.rank == 0:
             lost = self._read_nodes()
-            self.store.set("pulse", json.dumps([count, self._host, lost]))
+            moved = sum(self._moved.values())
+            self.store.set("pulse", json.dumps([count, self._host, lost, moved]))
+            self._note_elsewhere(moved)
         else:
             lost = self._read_pulse()
         failure = published_failure(self.store)
@@ -137,7 +129,7 @@ class Heartbeat:
 
     def _reconnect(self) -> None:
         assert self._topology.master is not None
-        if not unreachable(*self._topology.master, _TICK_SECONDS):
+        if not unreachable(*self._topology.master, TICK_SECONDS):
             with suppress(LaunchError):
                 self.store = connect_store(self._topology, second=True)
 
@@ -147,9 +139,11 @@ class Heartbeat:
         if len(nodes) < self._nodes:
             new = [node for node in range(self._nodes) if node not in self._counts]
             nodes += new if self.store.has(*map(_beat_of, new)) else [node for node in new if self.store.has(_beat_of(node))]
+        if not nodes:
+            return ""
         for node, text in zip(nodes, self.store.read([*map(_beat_of, nodes)]), strict=True):
             if text is not None:
-                count, host, rank = json.loads(text)
+                count, host, rank, self._moved[node] = json.loads(text)
                 self._names[node] = f"host {host} (rank {rank})"
             elif node in self._counts:
                 count, _ = self._counts[node]  # no message of this run: the node is as silent as one that sends none
@@ -169,7 +163,8 @@ class Heartbeat:
             return ""
         (text,) = self.store.read(["pulse"])
         if text is not None:
-            count, host, lost = json.loads(text)
+            count, host, lost, moved = json.loads(text)
+            self._note_elsewhere(moved)
             self._names[-1] = f"host {host} (rank 0)"
         elif -1 in self._counts:
             (count, _), lost = self._counts[-1], ""
@@ -177,6 +172,12 @@ class Heartbeat:
             return ""
         silent = self._silent_seconds(-1, count)
         return lost or (self._silence_message(-1, silent) if silent > self._limit else "")
+
+    def _note_elsewhere(self, moved: int) -> None:
+        """Tell who watches this rank that others move: it may wait for them."""
+        own = current_beats()
+        if own is not None:
+            own.elsewhere(moved)
 
     def _silent_seconds(self, node: int, count: int) -> float:
         """Note a node's count; return the seconds since it last changed."""
@@ -191,7 +192,7 @@ class Heartbeat:
 
     def _watch_store(self) -> None:
         """Watch the time since the store last answered: the other thread may hang in a call."""
-        while not self._stopped.wait(_TICK_SECONDS):
+        while not self._stopped.wait(TICK_SECONDS):
             silent = self._clock.tick() - self._answered
             if silent > self._limit:
                 who = self._names.get(-1, "the host of rank 0")
@@ -211,6 +212,8 @@ class Heartbeat:
             return
         report = failure_report(WorkerError(reason), rank=self._topology.rank, host=self._host)
         write_report({**report, "cause": failure})
+        # Where it hangs is worth as much as what the others did.
+        dump_now()
         shown = "".join(sign if sign.isprintable() or sign == "\n" else repr(sign)[1:-1] for sign in reason)
         os.write(2, f"forge: {shown}; rank {self._topology.rank} leaves\n".encode(errors="replace"))
         os._exit(1)
