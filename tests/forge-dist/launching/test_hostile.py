@@ -1,6 +1,5 @@
 """Somebody who reaches a run's store, and speaks in its name."""
 
-import json
 import subprocess
 import sys
 
@@ -28,16 +27,16 @@ with worker_report(), join(topology(LaunchSettings())) as ranks:
     (here / f"answer_{ranks.rank}").write_text(answer)
 """
 HOSTILE = """
-import json, sys
+import json, os, sys
 from datetime import timedelta
 from pathlib import Path
 from torch.distributed import TCPStore
 
 host, port, here, what = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4]
 store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=20))
-keys = store.list_keys()
-(here / "keys").write_text(json.dumps(keys))
-(start,) = {key.rpartition("beat/")[0] for key in keys if "beat/" in key}
+start = f"forge/{os.environ['FORGE_ROUND']}/"
+if hasattr(store, "list_keys"):  # by which anybody finds it
+    assert any(key.startswith(start) for key in store.list_keys())
 report = {
     "module": "hostile_module", "class": "Boom", "text": "\\x1b[2J", "traceback": "", "exit_status": 0, "rank": 7,
     "host": "nowhere", "time": 1.0, "consequence": False,
@@ -71,7 +70,6 @@ def run(tmp_path, monkeypatch):
 def test_a_forged_failure_ends_nothing(run, tmp_path):
     """Keys are listed, a failure with exit status 0 is set: it ended the run with status 0; no rank heeds it now."""
     assert run("speak") == 0
-    assert "failed" not in str(json.loads((tmp_path / "keys").read_text()))
     assert [(tmp_path / f"answer_{rank}").read_text() for rank in range(2)] == ["true", "true"]
     assert not (tmp_path / "imported").exists()
 

@@ -45,7 +45,7 @@ def make_rendezvous(topology: Topology) -> "Rendezvous":
     Raises:
         MeetingError: nothing answers at rdzv_endpoint.
     """
-    if topology.max_nodes == 1 and topology.rdzv_endpoint is None and not os.environ.get(SECRET, "").strip():
+    if topology.max_nodes == 1 and not os.environ.get(SECRET, "").strip():
         secret = secrets.token_hex(16)
     else:
         secret = run_secret(topology.rdzv_id)

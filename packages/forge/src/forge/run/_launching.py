@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -122,7 +123,9 @@ def _with_origins(s: Any, where: forge_dist.Topology) -> Any:
 
 def _log_dir(path: Path) -> Path:
     """Return the folder of this process's logs in a run directory."""
-    return path / "logs" / f"{time.strftime('%Y%m%d-%H%M%S')}-{socket.gethostname()}-{os.getpid()}"
+    # Containers may have one name, and the same numbers of processes.
+    here = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}"
+    return path / "logs" / f"{time.strftime('%Y%m%d-%H%M%S')}-{here}"
 
 
 def _launch(task: Task, s: Any, rows: Rows, where: forge_dist.Topology) -> RunResult:
