@@ -127,7 +127,7 @@ class _Apart:
 
 
 class _Holder:
-    """Hooks on a module that holds divided layers: they read where the documents of its row begin."""
+    """Hooks on a module that holds divided layers; they read where documents begin."""
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module

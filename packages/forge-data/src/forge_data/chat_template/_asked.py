@@ -36,7 +36,7 @@ class Asked(NamedTuple):
 
     @property
     def empty_block(self) -> str:
-        r"""The closed block without reasoning that ends the prompt, where the answer is written without it; "" for none.
+        r"""Closed block without reasoning that ends the prompt, and that the answer lacks; or "".
 
         The model is told that it has thought already, so that what the template writes in the place of the block follows it.
 

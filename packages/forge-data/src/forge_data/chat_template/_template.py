@@ -146,7 +146,7 @@ class ChatTemplate:
         return self._program(chat.place, self._source(chat.tools)).marks
 
     def repeats(self, chat: Chat) -> bool:
-        """Tell whether the template of a conversation is rendered by transformers, and reads no clock and draws nothing."""
+        """Tell whether transformers renders the template, which reads no clock and draws nothing."""
         from transformers import PreTrainedTokenizerBase
 
         kind = type(self._tokenizer)

@@ -86,7 +86,7 @@ class ConversationReader:
         return self._template.render_batch(chats)
 
     def frame(self, chat: Chat, what: Sequence[str]) -> Frame | None:
-        """Return what stands around the contents of conversations with these roles; None if that is not known."""
+        """Return what stands around contents of conversations with these roles; None if unknown."""
         return self._layouts.known_frame(chat, what)
 
     def read(
@@ -331,7 +331,7 @@ class ConversationReader:
 
 
 def _behind(made: Conversation, at: int, block: str) -> Conversation:
-    """Put the block that ends a turn's prompt before what is learned of it, which begins at `at`."""
+    """Put the block that ends a turn's prompt before what is learned, which begins at `at`."""
     size = len(block)
     return attrs.evolve(
         made,

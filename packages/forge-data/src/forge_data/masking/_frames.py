@@ -1,4 +1,4 @@
-"""Conversation of a known layout → what stands around its contents, which any other of the same roles is written with.
+"""Conversation of a known layout → what stands around the contents of all with its roles.
 
 `Layout` proves that the template's text depends on the contents only by writing them. So the text of further contents, its
 learned spans and its owners follow from those of one conversation, and nothing is rendered.

@@ -59,7 +59,7 @@ class Layout(NamedTuple):
 
 
 class _Candidate(NamedTuple):
-    """What stands around the contents of one conversation; None where that is not the same for others."""
+    """What stands around the contents of a conversation; None where that differs for others."""
 
     frame: Frame | None
     confirmed: bool
@@ -80,7 +80,7 @@ class Layouts:
         return layout if isinstance(layout, Layout) and not chat.template_kwargs and _allows(layout.absent, chat) else None
 
     def frame(self, chat: Chat, what: Sequence[str], rendered: RenderedChat, filled: Filled) -> None:
-        """Take the frame of a conversation whose layout was found, or compare it with that of an earlier one."""
+        """Take the frame of a conversation of a known layout, or compare it with an earlier one."""
         layout, key = self._known[_key(chat, what)], _key(chat, what)
         known, contents = self._frames.get(key), [message["content"] for message in chat.messages]
         assert isinstance(layout, Layout)

@@ -32,9 +32,9 @@ _OF_LOADING = ("is_local", "local_files_only")
 
 
 def merge(store_dir: str | os.PathLike[str], parts: Sequence[str | os.PathLike[str]]) -> TokenStore | PromptStore:
-    """Join the parts that `prepare` or `prepare_prompts` made with `shard="K/N"` into the store of all rows.
+    """Join the parts that `shard="K/N"` made into the store of all rows.
 
-    It is the very store that they make without `shard`, byte for byte, and is opened again by them; duplicates and outliers of
+    Parts are made by `prepare` or `prepare_prompts`. It is the very store that they make without `shard`, byte for byte, and is opened again by them; duplicates and outliers of
     samples are found among all rows. Every byte of the parts is verified.
 
     Args:
@@ -79,7 +79,7 @@ def merge(store_dir: str | os.PathLike[str], parts: Sequence[str | os.PathLike[s
 
 
 def _lint(parts: list[_Part], writer: StoreWriter, manifest: Manifest) -> str | None:
-    """Report the findings on all parts, and those among all rows; None of prompts, which are not linted."""
+    """Report the findings on all parts and among all rows; None of prompts."""
     samples = [part for part in parts if isinstance(part, TokenStore)]
     if not samples:
         return None

@@ -108,7 +108,7 @@ def _known(
     format: str,  # noqa: A002 - as above
     learned: tuple[Any, Any, Any],
 ) -> TokenizedExample | None:
-    """Tokenise a row of messages alone, if a row of the same roles was before; None where it must be looked at."""
+    """Tokenise a row of plain messages with known roles; None where it must be looked at."""
     if type(row) is not dict or row.keys() != {_MESSAGES} or type(row[_MESSAGES]) is not list:
         return None
     # A format of another package may claim the row.
@@ -119,7 +119,7 @@ def _known(
 
 
 def _fits(example: TokenizedExample, max_seq_len: object, on_overflow: object) -> bool:
-    """Tell whether nothing is to be done about an example's length, and something of it is learned."""
+    """Tell whether an example is not too long, and something of it is learned."""
     limited = max_seq_len is not None and not (type(max_seq_len) is int and len(example) <= max_seq_len)
     return not limited and on_overflow in ON_OVERFLOW and example.loss_count > 0
 

@@ -73,7 +73,7 @@ class BatchTokenizer:
             return self._by_cache(texts)
 
     def one(self, text: str) -> Tokenised | None:
-        """Tokenise one text without special tokens of the tokenizer's own; None where its class does that in its own way."""
+        """Tokenise one text, no special tokens added; None where its class does so in its own way."""
         backend: Any = self._tokenizer.backend_tokenizer
         # What transformers sets anew with each call.
         if not self._direct or backend.truncation is not None or backend.padding is not None or backend.encode_special_tokens:

@@ -126,7 +126,7 @@ class Encoder:
         return self.finish(self.begin(samples))
 
     def encode_known(self, messages: Sequence[Mapping[str, Any]]) -> TokenizedExample | None:
-        """Tokenise a conversation with roles and contents alone, if its text is known without rendering it.
+        """Tokenise messages of roles and contents alone, where nothing must be rendered for it.
 
         It is what `encode` makes; None where that must decide.
         """

@@ -64,7 +64,7 @@ def kept_encoder(tokenizer: "PreTrainedTokenizerBase", options: Options) -> Enco
 
 
 def known_encoder(tokenizer: "PreTrainedTokenizerBase", train_on: str, turns: str, turn_end: str | None) -> Encoder | None:
-    """Return the encoder that a call with these arguments and no others of the template's left, None without one."""
+    """Return the encoder that a call with these arguments left; None without one."""
     found = _found((id(tokenizer), train_on, turns, turn_end, "{}"), tokenizer)
     return None if found is None else found.encoder
 
