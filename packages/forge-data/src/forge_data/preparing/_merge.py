@@ -34,8 +34,8 @@ _OF_LOADING = ("is_local", "local_files_only")
 def merge(store_dir: str | os.PathLike[str], parts: Sequence[str | os.PathLike[str]]) -> TokenStore | PromptStore:
     """Join the parts that `shard="K/N"` made into the store of all rows.
 
-    Parts are made by `prepare` or `prepare_prompts`. It is the very store that they make without `shard`, byte for byte, and is opened again by them; duplicates and outliers of
-    samples are found among all rows. Every byte of the parts is verified.
+    Parts are made by `prepare` or `prepare_prompts`. It is the very store that they make without `shard`, byte for byte, and is
+    opened again by them; duplicates and outliers of samples are found among all rows. Every byte of the parts is verified.
 
     Args:
         store_dir: directory of the store: missing, empty, or a store, which is replaced once the new one is complete.
