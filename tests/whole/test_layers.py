@@ -45,7 +45,7 @@ STAGES = {
     """,
     "forge-dist": """
         .
-        environment  loading
+        environment  loading  watching
         ranks  adapters  context
         strategies  checkpoints  launching
         strategies/fsdp  strategies/zero

@@ -156,6 +156,7 @@ ELSEWHERE = {
     "master_port": "tests/forge-dist/environment/test_topology.py",
     "max_restarts": "tests/forge-dist/environment/test_topology.py",
     "connect_seconds": "tests/forge-dist/launching/test_rendezvous.py",
+    "stall_timeout": "tests/whole/test_standing_still.py",
 }
 
 

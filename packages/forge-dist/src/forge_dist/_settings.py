@@ -251,3 +251,8 @@ class LaunchSettings:
 
     connect_seconds: float = attrs.field(default=300.0, validator=_minutes)
     """Seconds that nodes wait for each other before the missing ones are reported."""
+
+    stall_timeout: float | None = attrs.field(default=None, validator=_optional(_minutes))
+    """Seconds without progress after which a step has stalled: the run ends and names the rank; the same command goes on. By
+    default ten times the slowest step so far, at least ten minutes; 0 never ends it. Loading, exporting and other long phases
+    have half an hour without a sign of progress, or this where it is longer."""

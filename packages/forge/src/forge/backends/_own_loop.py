@@ -56,6 +56,7 @@ REFUSED_BY_ALL: dict[str, str] = {
     ),
     **dict.fromkeys(("nnodes", "node_rank", "rdzv_id", "rdzv_endpoint", "master_addr", "master_port"), _NODE),
     **dict.fromkeys(("max_restarts", "connect_seconds"), _NODE),
+    "stall_timeout": "its processes are not watched",
     **dict.fromkeys(("eval_data_path", "validation_split", "eval_every_steps", "keep_best", "metric_for_best"), _EVAL),
     **dict.fromkeys(("early_stopping_patience", "eval_prompts", "eval_max_new_tokens"), _EVAL),
     **dict.fromkeys(("full_state_every_steps", "full_state_every_minutes", "accelerate_full_state_at_epoch"), _STATES),

@@ -10,6 +10,7 @@ import os
 import select
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
@@ -24,6 +25,8 @@ from forge.cli._words import check_words
 from forge.verbs._registry import VERBS, task_of
 
 _DEBUG = "FORGE_DEBUG"
+_ANSWER_SECONDS = 3.0
+"""How long a further rank that torchrun started leaves the first one the word, which most likely fails for the same reason."""
 _COMPLETION = "--install-completion"
 
 
@@ -95,6 +98,10 @@ def _output_closed() -> bool:
 
 
 def _print_error(message: str, status: int, *, debug: bool) -> int:
+    if os.environ.get("RANK", "0") != "0":
+        # torchrun ends the other ranks soon after the first one: then they say nothing, and the message is there once.
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        time.sleep(_ANSWER_SECONDS)
     if debug:
         traceback.print_exc()
     # A message may quote the name of a file, and a name may hold what controls a terminal.

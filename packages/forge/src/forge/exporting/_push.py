@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
 import threading
 import urllib.error
 import urllib.request
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import forge_data
+import forge_dist
 from forge._errors import ForgeError, PushError, SettingsError
 from forge._redact import is_hub_form
 from forge.exporting._model_card import model_card
@@ -44,8 +44,8 @@ def push(run: str | Path, repo: str, *, public: bool = False) -> str:
 
     if not is_hub_form(repo) or repo.count("/") != 1:
         raise SettingsError(f"repo={repo!r} is no name on the Hub: give org/name.")
-    with tempfile.TemporaryDirectory() as scratch:
-        request = ExportRequest.of(run, Path(scratch) / "export", merge=False, dtype=None, format="hf")
+    with forge_dist.temporary_folder() as scratch:
+        request = ExportRequest.of(run, scratch / "export", merge=False, dtype=None, format="hf")
     card = _card(request)
     files = [file for file in sorted(request.folder.rglob("*")) if file.is_file() and file.name != "README.md"]
     token = get_token()

@@ -56,7 +56,7 @@ def on_ranks(
             result = _launch(task, s, rows, where)
         callbacks.end(result)
         return result
-    with forge_dist.worker_report(), forge_dist.join(where) as ranks:
+    with forge_dist.worker_report(), forge_dist.join(where, log_dir=_log_dir(Path(s.checkpoints.ckpt_output_dir))) as ranks:
         return body(s, ranks)
 
 
@@ -109,10 +109,15 @@ def _with_origins(s: Any, where: forge_dist.Topology) -> Any:
     return s
 
 
+def _log_dir(path: Path) -> Path:
+    """Return the folder of this process's logs in a run directory."""
+    return path / "logs" / f"{time.strftime('%Y%m%d-%H%M%S')}-{socket.gethostname()}-{os.getpid()}"
+
+
 def _launch(task: Task, s: Any, rows: Rows, where: forge_dist.Topology) -> RunResult:
     """Start the ranks of this node as processes, wait for them, and read the result."""
     path = Path(s.checkpoints.ckpt_output_dir)
-    logs = path / "logs" / f"{time.strftime('%Y%m%d-%H%M%S')}-{socket.gethostname()}-{os.getpid()}"
+    logs = _log_dir(path)
     made = make_directories(path) + make_directories(logs)
     settings = logs / "settings.json"
     try:
@@ -128,7 +133,9 @@ def _launch(task: Task, s: Any, rows: Rows, where: forge_dist.Topology) -> RunRe
             raise preempted(path, signal.Signals(received[0]).name if received else "a signal")
     except BaseException as error:
         refused = getattr(error, "exit_status", None) == ForgeError.exit_status
-        if refused or not (path / "config.yaml").exists():
+        # A rank that died is named with its log, which then stays, however early it was.
+        named = isinstance(error, forge_dist.WorkerError)
+        if refused or not (named or (path / "config.yaml").exists()):
             shutil.rmtree(logs)
             remove_empty([folder for folder in made if folder != logs])
         raise

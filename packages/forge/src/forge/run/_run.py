@@ -88,7 +88,12 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
     # device: what this machine can do, each choice with its reason
     machine = forge_accel.accelerator(s.device.device)
     dtype = machine.dtype(s.device.dtype)
-    autocast = partial(machine.autocast, dtype.value)
+
+    def autocast() -> Any:
+        # Called for each micro-batch, of steps and of evaluations: whoever watches this rank sees that it moves.
+        forge_dist.beat()
+        return machine.autocast(dtype.value)
+
     s = choose_machine(s, machine, dtype)
     device = machine.device.value
     strategy = forge_dist.make_strategy(
@@ -117,7 +122,7 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
     s, train, held_out, plan = open_prepared(task, s, machine, Path(found["root"]), strategy.data_parallel_size)
     # The model is exported, and asked from then on, with the template and the arguments that it was trained with.
     tokenizer.chat_template = train.store.tokenizer().chat_template
-    ranks.connect(machine.collective_backend.value, device)
+    ranks.connect(machine.collective_backend.value, device, traces=machine.collective_traces)
     ranks.agree({"settings": s.digest(), "data": train.store.fingerprint, "plan": plan.fingerprint})
     verify_on_node(ranks, train, held_out)
 
@@ -290,7 +295,10 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
         )
 
     def watched(steps: Any) -> Any:
-        return steps if first_steps is None else first_steps.watched(steps, model, optimizer, source.objective.tokens)
+        found = steps if first_steps is None else first_steps.watched(steps, model, optimizer, source.objective.tokens)
+        for each in found:
+            forge_dist.doing()
+            yield each
 
     updates, patience = task.updates(s), s.evaluation.early_stopping_patience
     with StopSignal() as stop, states.files, report.steps(num_steps, done=at.step):

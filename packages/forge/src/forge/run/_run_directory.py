@@ -93,6 +93,7 @@ class RunDirectory:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        _name_for_good(error, self.path)
         refused = not self.published or (not self.began and getattr(error, "exit_status", None) == 2)
         # On a full disk the last line may not be written, which must not hide why the run ended.
         with contextlib.suppress(OSError, RunTakenOverError):
@@ -348,8 +349,8 @@ class NoDirectory:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        return
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        _name_for_good(error, self.path)
 
     def publish(self, config: str) -> None:
         """Do nothing on this rank."""
@@ -366,6 +367,16 @@ class NoDirectory:
 
     def metrics(self, values: Mapping[str, object]) -> None:
         """Do nothing on this rank."""
+
+
+def _name_for_good(error: BaseException | None, path: Path) -> None:
+    """Let an error name files as they are called in a run, not in the hidden folder."""
+    if error is None:
+        return
+    staging = str(path / _STAGING)
+    error.args = tuple(arg.replace(staging, str(path)) if isinstance(arg, str) else arg for arg in error.args)
+    if isinstance(error, OSError) and isinstance(error.filename, str):
+        error.filename = error.filename.replace(staging, str(path))
 
 
 def _ending(error: BaseException) -> tuple[str, str]:
