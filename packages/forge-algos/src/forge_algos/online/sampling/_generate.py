@@ -20,6 +20,7 @@ from forge_algos._errors import RolloutError
 from forge_algos._modules import causal_model, mode, unwrap, virtual_tokens
 from forge_algos._parallel import ALONE, Parallel
 from forge_algos.isolation._alone import runs_alone
+from forge_algos.isolation._layers import divided_layers
 from forge_algos.online.sampling._draw import DrawToken, Warp, uniforms
 from forge_algos.online.sampling._sampler import Completion
 
@@ -115,7 +116,7 @@ class GenerateSampler:
             # The batch is sorted: its first prompt is the longest.
             longest, virtual = len(prompts[wanted[start][0]]), virtual_tokens(self._model)
             rows = max(1, self._batch_tokens // (virtual + longest + max_new_tokens))
-            if virtual or runs_alone(self._model):
+            if virtual or runs_alone(self._model) or divided_layers(self._model):
                 # No padding: PEFT puts virtual tokens before it, and so farther from a shorter prompt than in training; and not
                 # every model with a state leaves padding out of it.
                 rows = min(rows, sum(len(prompts[prompt]) == longest for prompt, _ in wanted[start:]))
