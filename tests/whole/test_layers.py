@@ -75,6 +75,7 @@ STAGES = {
         settings  storage
         tasks  reports
         memory
+        saving
         run
         backends
         verbs  exporting  talking  reports/osft

@@ -22,7 +22,10 @@ if TYPE_CHECKING:
     from forge_dist._files import (
         atomic_directory as atomic_directory,
         check_guards as check_guards,
+        file_damage as file_damage,
+        file_hash as file_hash,
         guarded as guarded,
+        write_bytes_atomically as write_bytes_atomically,
         write_text_atomically as write_text_atomically,
     )
     from forge_dist._settings import (
@@ -68,7 +71,7 @@ __version__ = "0.4.0"
 _PUBLIC = {
     "_errors": "CheckpointError ExportError ForgeDistError LaunchError MeetingError ModelError StallError StrategyError "
     "WorkerError",
-    "_files": "atomic_directory check_guards guarded write_text_atomically",
+    "_files": "atomic_directory check_guards file_damage file_hash guarded write_bytes_atomically write_text_atomically",
     "_settings": "CheckpointSettings LaunchSettings ModelSettings StrategySettings",
     "_strategy_table": "StrategySpec",
     "_temporary": "temporary_folder",

@@ -7,16 +7,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 import forge_dist
 from forge._printable import printable
-
-if TYPE_CHECKING:
-    from forge._result import RunResult
+from forge._result import RunResult, result_values
 
 _PATIENCE_SECONDS = 30.0
 """Seconds after which somebody without a terminal hears how far a preparation is."""
@@ -60,6 +58,7 @@ class Reporter:
             f"finished: {result.steps} steps{skipped}, {result.samples:,} {items}, {result.seconds:.0f} s; the model is in "
             f"{result.model_dir}",
             event="finished",
+            result=result_values(result),
         )
 
     def progress(self, what: str) -> Callable[[int, int], None]:

@@ -191,6 +191,10 @@ def _track() -> Callable[..., None]:
     return command_of(forge.track, "forge track runs/first --trackers tensorboard", show=show)
 
 
+def _repair() -> Callable[..., None]:
+    return command_of(forge.repair, "forge repair runs/first")
+
+
 def _push() -> Callable[..., None]:
     return command_of(forge.push, "forge push runs/first org/name", positional=2)
 
@@ -259,6 +263,7 @@ _COMMANDS: dict[str, tuple[str, Callable[[], Callable[..., Any] | cyclopts.App],
     "serve": ("Serve a model over HTTP as OpenAI's interface has it, by transformers' server.", _serve, {}),
     "export": ("Write a model to hand on: merged or not, for transformers or as GGUF, with a model card.", _export, {}),
     "track": ("Send the record of a run that has ended to trackers: W&B, MLflow, TensorBoard, trackio.", _track, {}),
+    "repair": ("Make a finished run whole whose files were damaged, or say what only training again makes.", _repair, {}),
     "push": ("Upload a run's export to the Hugging Face Hub, private, with its model card.", _push, {}),
     # forge-data parses its own words, `--help` too, so that it has the same command line without this package.
     "data": (

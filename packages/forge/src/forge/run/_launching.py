@@ -26,8 +26,8 @@ import forge_dist
 import forge_packing
 from forge._errors import ForgeError, PreemptedError
 from forge._result import RunResult, read_result
-from forge.run._directories import make_directories, remove_empty
 from forge.run._rows import Rows, tokenize_rows
+from forge.saving._directories import make_directories, remove_empty
 from forge.settings._recipe import as_values
 from forge.settings._settings import resolve
 from forge.tasks._task import Task
@@ -72,9 +72,24 @@ def on_ranks(
         return body(s, ranks)
 
 
-def preempted(path: Path, why: str, failed: str | None = None) -> PreemptedError:
-    """Return the error of a run that was asked to stop; `failed` is why its state was not saved."""
+def preempted(path: Path, why: str, failed: str | None = None, rescued: Path | None = None) -> PreemptedError:
+    """Return the error of a run that was asked to stop.
+
+    Args:
+        path: the run directory.
+        why: what asked.
+        failed: why its state was not saved there.
+        rescued: the state in emergency_dir.
+
+    """
     latest = path / "full_state" / "latest"
+    if rescued is not None:
+        error = PreemptedError(
+            f"stopped by {why}: its state could not be saved ({failed}), and is in {rescued} (emergency_dir). The same command "
+            "resumes it."
+        )
+        error.received = why
+        return error
     if not latest.exists():
         error = PreemptedError(f"stopped by {why} before there was a state to resume from. {failed or ''}".rstrip())
         # As a process that the signal ended.
