@@ -63,6 +63,11 @@ BASE: dict[str, Any] = {
 }
 """Two epochs of four steps, with exports between, held-out rows and a best model."""
 SAVING = ({"full_state_every_steps": 1}, {"full_state_every_steps": 3}, {}, {"async_save": False, "full_state_every_steps": 2})
+ADAPTERS: dict[str, dict[str, Any]] = {
+    "none": {},
+    "lora": {"adapter": "lora", "lora_r": 4},
+    "lora with dropout": {"adapter": "lora", "lora_r": 4, "lora_dropout": 0.3},
+}
 RECORDS = ("log.txt", "events.jsonl", "metrics.jsonl", "report.html")
 """Files that nobody trains from: a flipped byte in one changes itself alone."""
 SECONDS = 2.0
@@ -107,14 +112,16 @@ def draw(seed: int, number: int) -> Fault:
     # Only the first rank writes the run's own files.
     rank = 0 if on_files or moment in ("exporting", "checking") else by.randrange(ranks)
     other = [name for name in WAYS if name != way and WAYS[name][1] <= 2 and not name.startswith("zero")]
+    again = by.choice(other) if by.random() < 0.25 else way
     return Fault(
         way=way,
-        again=by.choice(other) if by.random() < 0.25 else way,
+        again=again,
         kind=kind,
         moment=moment,
         count=count,
         rank=rank,
-        adapter=by.choice(("none", "lora")),
+        # Which numbers dropout draws follows from how the work is divided.
+        adapter=by.choice(("none", "lora with dropout" if again == way else "lora")),
         saving=by.randrange(len(SAVING)),
         seed=by.randrange(2**31),
     )
@@ -136,7 +143,7 @@ class Ground:
 
     def settings(self, way: str, adapter: str, saving: int, run: Path) -> dict[str, Any]:
         """Settings of a run."""
-        adapted = {"adapter": "lora", "lora_r": 4, "lora_dropout": 0.3} if adapter == "lora" else {}
+        adapted = ADAPTERS[adapter]
         return {**self.given, **adapted, **SAVING[saving], "strategy": WAYS[way][0], "ckpt_output_dir": str(run)}
 
     def undisturbed(self, way: str, adapter: str) -> Path:
