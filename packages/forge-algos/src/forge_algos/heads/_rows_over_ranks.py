@@ -1,4 +1,4 @@
-"""Division of scored rows over ranks that share a packed row, so that none of them computes all logits.
+"""Division of scored rows over ranks that share a packed row.
 
 A package that cuts packed rows over ranks, such as forge_dist, sets `NAME` on the causal model; packages agree by shape, so
 this file states the shape. What the ranks exchange has exact gradients for the sum of what each of them computes.
@@ -51,5 +51,5 @@ _WHOLE = Whole()
 
 
 def rows_over_ranks(model: nn.Module) -> RowsOverRanks:
-    """Return how the scored rows of a model are divided: all on this rank, if no package says otherwise."""
+    """Return how the scored rows of a model are divided over ranks; all are here by default."""
     return getattr(causal_model(model), NAME, _WHOLE)

@@ -25,12 +25,15 @@ class Part:
         self.seen = tuple(places.to(device) for places in cut.seen)
 
     def whole(self, states: torch.Tensor) -> torch.Tensor:
-        """Gather float[t, ...] of each rank's own tokens to float[T, ...] in the row's order; collective."""
+        """Gather float[t, ...] of each rank's tokens to the row's float[T, ...]; collective."""
         found = gather(states.flatten(1), (self.order,), self.cut.longest, self.group)
         return found.view(len(self.order), *states.shape[1:])
 
     def keys_and_values(self, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Gather [1, Hk, t, head] of each rank to [1, Hk, keys, head], those that this rank's queries see; collective."""
+        """Gather keys and values that this rank's queries see; collective.
+
+        From [1, Hk, t, head] of each rank to [1, Hk, keys, head].
+        """
         both = (key, value)
         rows = torch.cat([states[0].transpose(0, 1).flatten(1) for states in both], dim=1)
         found = gather(rows, self.seen, self.cut.longest, self.group)

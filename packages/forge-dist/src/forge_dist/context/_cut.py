@@ -1,4 +1,4 @@
-"""Cut of a packed row over ranks: which tokens each rank has, and which keys their queries see.
+"""Cut of a packed row over ranks: the tokens of each, and the keys that their queries see.
 
 A row of T tokens is cut into 2 R chunks, of which rank r has those numbered r and 2 R - 1 - r: a token sees the ones before it,
 so early chunks have little to attend to and late ones much, and each rank has as much work as the others. A cut may fall on any

@@ -1,4 +1,4 @@
-"""A decoder whose packed rows are cut over ranks: outside of it the row is whole, inside each rank has a part."""
+"""Decoder whose packed rows are cut over ranks: the row is whole outside, in parts inside."""
 
 import inspect
 from collections.abc import Callable

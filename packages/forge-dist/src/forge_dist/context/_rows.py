@@ -1,4 +1,4 @@
-"""Rows of which each context rank computes a part, with gradients that are exact for the sum over the ranks."""
+"""Rows of which each context rank computes a part, with gradients exact for their sum."""
 
 from itertools import pairwise
 from typing import Any
@@ -19,7 +19,7 @@ class RowsOverRanks:
         self._rank = distributed.get_rank(group)
 
     def part(self, rows: int) -> slice:
-        """Return this rank's part of so many rows, contiguous; empty where there are fewer than ranks."""
+        """Return this rank's part of so many rows, contiguous; it may be empty."""
         return slice(*self._bounds(rows)[self._rank : self._rank + 2])
 
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
