@@ -163,8 +163,8 @@ def _check_classes(config: Mapping[str, Any], where: str) -> None:
 
 @functools.cache
 def _class_names() -> set[str]:
-    """Return the public names of transformers in small letters: listing them takes a sixth of a second."""
-    import transformers
+    """Return the public names of transformers in small letters."""
+    import transformers  # which takes a sixth of a second to list them
 
     return {name.lower() for name in dir(transformers)}
 
