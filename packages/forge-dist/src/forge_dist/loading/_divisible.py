@@ -1,4 +1,4 @@
-"""Configuration → whether a model's layers and experts can be divided over ranks; no weight is read."""
+"""Configuration → whether a model's layers and experts can be divided over ranks."""
 
 import re
 from typing import Any

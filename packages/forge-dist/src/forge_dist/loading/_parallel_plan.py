@@ -1,4 +1,4 @@
-"""Plan by which transformers divides a model's layers over ranks, and what of it is used here.
+"""Plan by which transformers divides a model's layers, and what of it is used here.
 
 Two kinds of its rules are left out. Embedding and head stay whole beside their FSDP shards, so that what computes in the head's
 place sees its weight, and a tie stays one weight. And rules that add up gradients of a norm over ranks at every backward pass
@@ -30,7 +30,7 @@ def keep_plan(model: "PreTrainedModel") -> None:
 
 
 def partial_parameters(model: nn.Module) -> list[nn.Parameter]:
-    """Return the trained parameters of which each rank of a tensor has a part of the gradient."""
+    """Return the trained parameters of whose gradient each rank has a part."""
     found: list[nn.Parameter] = []
     for owner in model.modules():
         rules: set[str] = getattr(owner, _PARTIAL, set())

@@ -44,7 +44,7 @@ def make_strategy(
     else:
         spec = spec_of("single")
     _refuse_idle_options(settings, spec, name, ranks.world_size)
-    _check_groups(settings, ranks.world_size, adapter=adapter)
+    _check_groups(settings, ranks.world_size, adapter=adapter, optimizer=optimizer)
     kind: type[Strategy] = spec.load(name)
     return kind(settings, ranks, device=device, name=name, reason=reason, adapter=adapter)
 
@@ -76,8 +76,8 @@ def _refuse_idle_options(settings: StrategySettings, spec: StrategySpec, name: s
         raise StrategyError(f"{idle[0]}={getattr(settings, idle[0])!r} has no effect with {ranks}: leave it out")
 
 
-def _check_groups(settings: StrategySettings, world_size: int, *, adapter: bool) -> None:
-    """Refuse ranks that cannot be put into groups, and an adapter in layers that they divide."""
+def _check_groups(settings: StrategySettings, world_size: int, *, adapter: bool, optimizer: str) -> None:
+    """Refuse ranks that cannot be put into groups, and what cannot train layers that they divide."""
     sizes = {name: getattr(settings, name) for name in ("tp_size", "cp_size") if getattr(settings, name) > 1}
     said = " and ".join(f"{name}={size}" for name, size in sizes.items())
     if world_size % math.prod(sizes.values()):
@@ -93,4 +93,15 @@ def _check_groups(settings: StrategySettings, world_size: int, *, adapter: bool)
         raise StrategyError(
             f"tp_size={settings.tp_size} divides the layers that an adapter would be put into: leave tp_size out (fsdp2 "
             "divides the weights beside an adapter too), or train all weights"
+        )
+    divided = next((name for name in ("tp_size", "ep_size") if getattr(settings, name) > 1), None)
+    if divided and optimizer == "muon":
+        raise StrategyError(
+            f"{divided}={getattr(settings, divided)} divides matrices, which muon needs whole: use optimizer=adamw or "
+            f"schedule_free, or leave {divided} out"
+        )
+    if world_size == settings.tp_size > 1 and optimizer == "schedule_free":
+        raise StrategyError(
+            f"tp_size={world_size} on {world_size} ranks leaves some weights whole, and schedule_free counts those apart: its "
+            "states could go on nowhere else. Use optimizer=adamw, or more ranks"
         )

@@ -51,7 +51,7 @@ def scale_grads(parameters: Iterable[nn.Parameter], factor: float) -> None:
 
 
 def _shard_groups(grad: torch.Tensor) -> tuple[ProcessGroup, ...]:
-    """Return the groups of ranks that hold the shards of a gradient, one for each dimension; none where it is whole here.
+    """Return the groups of ranks that hold a gradient's shards, one a dimension; none if whole.
 
     Raises:
         NotImplementedError: it waits for a sum over ranks, which no strategy here leaves behind.

@@ -80,7 +80,10 @@ def check_sharded(strategy: str, optimizer: torch.optim.Optimizer) -> None:
 
 
 def move_one_by_one(optimizer: torch.optim.Optimizer) -> None:
-    """Have an optimizer move each weight by itself where weights lie on different meshes, which torch cannot move together."""
+    """Have an optimizer move each weight by itself where weights lie on different meshes.
+
+    torch cannot move those together.
+    """
     meshes = {getattr(parameter, "device_mesh", None) for _, parameter in _parameters(optimizer)}
     for group in optimizer.param_groups if len(meshes) > 1 else ():
         group.update({name: False for name in ("foreach", "fused") if name in group})

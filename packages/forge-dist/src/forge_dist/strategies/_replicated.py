@@ -74,7 +74,7 @@ def _sum_flat(parameters: list[nn.Parameter], group: ProcessGroup | None) -> Non
 
 
 def sum_local_grads(parameters: Iterable[nn.Parameter], group: ProcessGroup) -> None:
-    """Sum this rank's parts of gradients over ranks that hold the same parts; those without one are left alone."""
+    """Sum what this rank has of each gradient over ranks that have the same part of it."""
     for parameter in parameters:
         if parameter.grad is not None:
             distributed.all_reduce(local(parameter.grad), group=group)

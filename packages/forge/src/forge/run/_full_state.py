@@ -119,7 +119,7 @@ class FullStates:
                 "another ckpt_output_dir."
             )
         strategy.load_state(model, optimizer, found)
-        scheduler.load_state_dict(found.about["schedule"])
+        scheduler.load_state_dict(_for_groups(found.about["schedule"], len(optimizer.param_groups)))
         for group, rate in zip(optimizer.param_groups, scheduler.get_last_lr(), strict=True):
             group["lr"] = rate
         self._saved = found.step
@@ -158,3 +158,17 @@ class FullStates:
             about = {"position": attrs.asdict(at), "schedule": scheduler.state_dict()}
             self.files.save(at.step, strategy.state(model, optimizer), about, must_match=self._must_match, wait=wait)
             self._saved, self._saved_at = at.step, time.monotonic()
+
+
+def _for_groups(schedule: dict[str, Any], groups: int) -> dict[str, Any]:
+    """Return a schedule's state for so many groups of parameters.
+
+    Weights that ranks divide have groups of their own beside whole ones, so their number depends on the division; where their
+    values are alike, they are those of any number.
+    """
+    had = len(schedule["base_lrs"])
+
+    def alike(value: Any) -> bool:
+        return isinstance(value, list) and len(value) == had and all(each == value[0] for each in value)
+
+    return {name: value[:1] * groups if had != groups and alike(value) else value for name, value in schedule.items()}

@@ -93,11 +93,11 @@ class FSDP(TorchStrategy):
 
     @property
     def _sharded_over(self) -> int:
-        """Number of ranks that each hold a shard of what they compute with whole; the others divide the layers."""
+        """Number of ranks over which a tensor is sharded that each of them computes with whole."""
         return self.shard_size // self.settings.tp_size
 
     def _check_copy(self) -> None:
-        """Refuse groups of ranks that do not fit into the ranks of a copy, and options of shards where there are none."""
+        """Refuse groups that do not fit into a copy's ranks, and idle options of shards."""
         s, ranks = self.settings, f"the {self.shard_size} ranks of a copy{' (shard_size)' if self.name == 'hsdp' else ''}"
         if self.shard_size % (s.tp_size * s.cp_size):
             said = " times ".join(
@@ -106,6 +106,11 @@ class FSDP(TorchStrategy):
             raise StrategyError(f"{said} does not divide {ranks}: use divisors of them")
         if self.shard_size % s.ep_size:
             raise StrategyError(f"ep_size={s.ep_size} does not divide {ranks}: use a divisor of them")
+        if self._sharded_over == 1 and self.shard_size < self.world_size:
+            raise StrategyError(
+                f"shard_size={self.shard_size} leaves nothing to shard beside tp_size={s.tp_size}: use twice as many or more, "
+                "or strategy=fsdp2"
+            )
         if self._sharded_over == 1:
             for name in ("gather_dtype", "reshard_after_forward", "cpu_offload"):
                 value = getattr(s, name)
