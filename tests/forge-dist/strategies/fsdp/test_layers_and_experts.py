@@ -7,11 +7,12 @@ import pytest
 import torch
 
 import forge_dist
-from forge_dist import Checkpoints
+from forge_dist import Checkpoints, StrategyError, StrategySettings
+from forge_dist.loading._divisible import check_divisible
 
 from ....ranks import run_on_ranks
 from ...divided import SAMPLES
-from ...training import alone, oracle, report, start, train
+from ...training import Absent, alone, oracle, report, start, train
 
 MIXTURES = ("qwen3_moe", "mixtral")
 
@@ -122,3 +123,63 @@ def test_they_train_as_one_process(name, ranks, options, data, paths, tmp_path):
     assert {key: value.shape for key, value in plain.state_dict().items()} == {
         key: value.shape for key, value in AutoModelForCausalLM.from_pretrained(path).state_dict().items()
     }
+
+
+@pytest.mark.parametrize(
+    ("world_size", "options", "how", "said"),
+    [
+        (3, {"tp_size": 2}, {}, "tp_size=2 does not divide 3 ranks"),
+        (4, {"tp_size": 2, "cp_size": 4}, {}, "tp_size=2 and cp_size=4 do not divide 4 ranks"),
+        (4, {"ep_size": 3}, {}, "ep_size=3 does not divide the 4 ranks of a copy"),
+        (4, {"tp_size": 4, "ep_size": 2}, {}, "ep_size=2 is no multiple of tp_size=4"),
+        (
+            8,
+            {"strategy": "hsdp", "shard_size": 4, "ep_size": 8},
+            {},
+            r"divide the 4 ranks of a copy \(shard",
+        ),
+        (4, {"strategy": "hsdp", "shard_size": 2, "tp_size": 2}, {}, "leaves nothing to shard beside tp_size=2"),
+        (2, {"tp_size": 2, "gather_dtype": "bfloat16"}, {}, "gather_dtype='bfloat16' has no effect where all 2 ranks"),
+        (2, {"tp_size": 2}, {"adapter": True}, "tp_size=2 divides the layers that an adapter would be put into"),
+        (4, {"ep_size": 2}, {"optimizer": "muon"}, "ep_size=2 divides matrices, which muon needs whole"),
+        (2, {"tp_size": 2}, {"optimizer": "schedule_free"}, "leaves some weights whole"),
+        (1, {"tp_size": 2}, {}, "tp_size=2 has no effect with one rank"),
+    ],
+)
+def test_what_does_not_fit_is_refused(world_size, options, how, said):
+    """Before a model is read, by the names of the settings."""
+    given = {"device": torch.device("cpu"), "adapter": False, **how}
+    with pytest.raises(StrategyError, match=said):
+        forge_dist.make_strategy(StrategySettings(**options), Absent(world_size), **given)
+
+
+@pytest.mark.parametrize("name", ["tp_size", "ep_size"])
+def test_ddp_has_neither(name):
+    """Whole copies are not divided."""
+    with pytest.raises(ValueError, match=f"{name}=2 has no effect with strategy=ddp; leave it out, or use fsdp2, hsdp"):
+        StrategySettings(strategy="ddp", **{name: 2})
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes", "said"),
+    [
+        ("qwen3", {"tp_size": 4}, "tp_size=4 does not divide its 2 num_key_value_heads"),
+        ("qwen3", {"ep_size": 2}, "no plan by which experts of Qwen3ForCausalLM are divided"),
+        ("mixtral", {"ep_size": 3}, "ep_size=3 does not divide its 4 experts"),
+        ("qwen3_moe", {"tp_size": 2}, r"experts.gate_up_proj is several weights in one.*divide its experts by ep_size=2 too"),
+    ],
+)
+def test_models_that_cannot_be_divided(name, sizes, said, paths):
+    """Their configuration says so, without a weight being read."""
+    with pytest.raises(StrategyError, match=said):
+        check_divisible(paths[name], **sizes)
+
+
+def test_a_model_without_a_plan(tmp_path):
+    """transformers divides the layers of the architectures that it has a plan for."""
+    import transformers
+
+    config = transformers.GPT2Config(n_embd=16, n_layer=1, n_head=4, vocab_size=61)
+    transformers.GPT2LMHeadModel(config).save_pretrained(tmp_path)
+    with pytest.raises(StrategyError, match="no plan by which layers of GPT2LMHeadModel are divided"):
+        check_divisible(str(tmp_path), tp_size=2)
