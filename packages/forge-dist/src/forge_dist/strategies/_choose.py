@@ -77,7 +77,7 @@ def _refuse_idle_options(settings: StrategySettings, spec: StrategySpec, name: s
 
 
 def _check_groups(settings: StrategySettings, world_size: int, *, adapter: bool, optimizer: str) -> None:
-    """Refuse ranks that cannot be put into groups, and what cannot train layers that they divide."""
+    """Refuse groups that do not fit the ranks, and what cannot train layers that they divide."""
     sizes = {name: getattr(settings, name) for name in ("tp_size", "cp_size") if getattr(settings, name) > 1}
     said = " and ".join(f"{name}={size}" for name, size in sizes.items())
     if world_size % math.prod(sizes.values()):
