@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-PARTS = ("weights", "gradients", "optimizer", "activations", "head")
+PARTS = ("weights", "gradients", "optimizer", "activations", "head", "cache")
 """What tensors are for, in the order of a table."""
 
 _aten = torch.ops.aten
@@ -97,17 +97,24 @@ class Tracker(TorchDispatchMode):
         """Number of allocations and releases so far."""
         return len(self._events)
 
-    def peak(self, since: int = 0) -> Peak:
-        """Return the worst moment after the first `since` allocations and releases."""
-        held = most = 0
+    def peak(self, since: int = 0, *, always: Mapping[str, int] | None = None) -> Peak:
+        """Return the worst moment after the first `since` allocations and releases.
+
+        Args:
+            since: a former `position`.
+            always: parts that have buffers of their own at all times, with their bytes, which count in the place of tensors.
+        """
+        always = always or {}
+        held = most = sum(always.values())
         at = -1
-        for index, (_, number) in enumerate(self._events):
-            held += number
+        for index, (storage, number) in enumerate(self._events):
+            held += 0 if self._part_of[storage] in always else number
             if index >= since and held > most:
                 most, at = held, index
         parts = dict.fromkeys(PARTS, 0)
         for storage, number in self._events[: at + 1]:
             parts[self._part_of[storage]] += number
+        parts |= always
         return Peak(bytes=most, parts=parts, guesses=tuple(self._guesses))
 
     def _see(self, tensor: torch.Tensor, part: str | None = None) -> None:

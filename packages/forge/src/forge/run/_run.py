@@ -103,7 +103,7 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
     s = s if s.strategy.strategy != "auto" else s.resolved("strategy", strategy.name, strategy.reason)
     report.note(f"device: {machine.device.reason}")
     report.note(f"dtype: {dtype.reason}")
-    report.note(f"ranks: {ranks.world_size}, {strategy.reason}")
+    report.note(f"ranks: {ranks.world_size}, {strategy.reason}", event="machine", ranks=ranks.world_size, device=machine.name)
 
     # data and plan: the first rank makes them, before there is a process group whose collectives could time out
     divided = (strategy.name, strategy.data_parallel_size)
@@ -146,6 +146,11 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
     rounds = export_dtype is not None and export_dtype != forge_accel.float32
     as_plain: Any = {"without": (*task.extra_modules, *adaptation.additions), "plain": adaptation.plain}
 
+    def frozen(path: str) -> Any:
+        found = load_frozen(start.path if path == s.model.model_path else path, s, machine, dtype, strategy, longest, report)
+        this.others.add(found)
+        return found
+
     this = Run(
         settings=s,
         model=model,
@@ -160,9 +165,7 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
         device=device,
         autocast=autocast,
         root=Path(found["root"]),
-        load_frozen=lambda path: load_frozen(
-            start.path if path == s.model.model_path else path, s, machine, dtype, strategy, longest, report
-        ),
+        load_frozen=frozen,
         report=report,
         metrics=out.metrics,
         identity=found["identity"],
@@ -290,7 +293,7 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
         )
 
     def watched(steps: Any) -> Any:
-        return steps if first_steps is None else first_steps.watched(steps, model, optimizer, source.objective.tokens)
+        return steps if first_steps is None else first_steps.watched(steps, (model, *this.others), optimizer, source.objective)
 
     updates, patience = task.updates(s), s.evaluation.early_stopping_patience
     with StopSignal() as stop, states.files, report.steps(num_steps, done=at.step):

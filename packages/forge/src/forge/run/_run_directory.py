@@ -67,6 +67,7 @@ class RunDirectory:
         self._replaces = False
         self._made: list[Path] = []
         self._entries: list[Path] = []
+        self._fetched: list[Path] = []
         self._lock = -1
         self._files: dict[str, TextIO] = {}
         self._report = LiveReport(self.path, self.log)
@@ -77,7 +78,7 @@ class RunDirectory:
             self._claim()
             shutil.rmtree(self.staging, ignore_errors=True)
             self.staging.mkdir()
-            self._entries = [self.staging]
+            self._entries.append(self.staging)
             # All are opened here, so that a directory that cannot be written is refused before any work.
             for name in _GROWING:
                 self._open(name)
@@ -93,7 +94,11 @@ class RunDirectory:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        refused = not self.published or (not self.began and getattr(error, "exit_status", None) == 2)
+        status = getattr(error, "exit_status", None)
+        refused = not self.published or (not self.began and status == 2)
+        if status == 2 and not self.began:
+            # After any other end the same command goes on from what was fetched.
+            self._entries += self._fetched
         # On a full disk the last line may not be written, which must not hide why the run ended.
         with contextlib.suppress(OSError, RunWriteError):
             if error is not None and not refused:
@@ -317,7 +322,9 @@ class RunDirectory:
                 f"ckpt_output_dir {self.path}: is not empty (it holds {shown}). Give a new or empty directory."
             )
         if self._prepare is not None:
+            before = set(self.path.iterdir())
             self._prepare(self.path, resuming=self.resuming)
+            self._fetched = sorted(set(self.path.iterdir()) - before)
             self.resuming = (self.path / "config.yaml").exists()
 
     def _undo(self) -> None:
