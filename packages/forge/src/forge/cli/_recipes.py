@@ -87,7 +87,7 @@ def as_verb(words: Sequence[str]) -> list[str]:
 
 
 def _flag(name: str, text: str, fields: Mapping[str, attrs.Attribute[Any]]) -> list[str]:
-    """Return the words of a flag with a value as YAML has it: a switch, a list, a mapping, or one word."""
+    """Return the words of a flag whose value is YAML: a switch, a list, a mapping, or one word."""
     flag = f"--{dashed(name)}"
     try:
         value = yaml.safe_load(text)

@@ -100,7 +100,7 @@ class ForgeConfig:
         return resolve(task.settings, (origin, self.to_settings()), ("argument", given))
 
     def to_args(self) -> list[str]:
-        """Return the words that follow the entry point, escaped as Kubernetes reads a container's arguments."""
+        """Return the words that follow the entry point, escaped as Kubernetes reads arguments."""
         values = self.to_settings()
         # What is still open is the business of whoever renders: a model that an initializer fetches, say.
         open_names = [name for name in required(task_of(self.verb).settings) if name not in values]

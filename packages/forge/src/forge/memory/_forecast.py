@@ -197,7 +197,7 @@ class Rehearsed(NamedTuple):
         return self._within(rehearse)
 
     def rollout(self) -> tuple[Any, int]:
-        """Rehearse the sampling of completions; return that and the tokens of the largest micro-batch."""
+        """Rehearse the sampling; return that and the tokens of the largest micro-batch."""
 
         def rehearse(source: RehearsedRollouts, *_: Any) -> tuple[Any, int]:
             return (

@@ -161,7 +161,7 @@ def _held_out(figures: dict[str, Curve]) -> tuple[str, Curve] | None:
 
 
 def _cost(run: Record, curves: Curves, num_steps: int | None, price: float | None) -> dict[str, Any]:
-    """Return seconds, tokens, their rates, hours of devices, and the time left where the run goes on."""
+    """Return seconds, tokens, their rates, hours of devices, and the time left of a run."""
     figures = curves.figures
     seconds = run.result.get("seconds") or active_seconds(run.events, curves.times)
     tokens = figures["tokens"].total if "tokens" in figures else None

@@ -73,7 +73,7 @@ def _is_adapter(path: str) -> bool:
 
 
 def _refuse_texts(parts: Sequence[Items], tokenizer: Any, table: int, model: str) -> None:
-    """Refuse prompts that are too long for a model with another tokenizer, with room for a completion.
+    """Refuse prompts that leave no room in the table of a model with another tokenizer.
 
     A completion's tokens are taken for as many of that model's.
     """

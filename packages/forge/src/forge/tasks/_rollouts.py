@@ -119,7 +119,7 @@ class RolloutSteps:
 
 
 class RehearsedRollouts:
-    """Rollouts of a run without data, for its memory plan: every completion is as long as it may be."""
+    """Rollouts of a run without data: every completion is as long as it may be."""
 
     def __init__(self, run: Run, objective: forge_algos.Objective) -> None:
         self.objective = objective
@@ -129,7 +129,7 @@ class RehearsedRollouts:
             run.load_frozen(run.settings.model.model_path)
 
     def batches(self) -> list[Any]:
-        """Return the largest micro-batch of the updates on a rollout, after one beside which it runs."""
+        """Return the largest micro-batch of a rollout's updates, after one beside which it runs."""
         run, own = self._run, self._own
         updates = forge_algos.online.rollout_batches(
             self._rollout(),
@@ -147,7 +147,7 @@ class RehearsedRollouts:
         return _tokens(self.batches()[-1])
 
     def caches(self) -> Iterator[Any]:
-        """Sample the first and the last token of the largest batches of a rollout, and of held-out prompts."""
+        """Sample the first and the last token of the largest batches, held-out prompts included."""
         run, own = self._run, self._own
         sampler = sampler_of(run)
         held_out = [] if run.held_out is None else [run.held_out.batch(range(len(run.held_out)))]
