@@ -35,6 +35,8 @@ class _Side:
         asked = [*self._history, {"role": "user", "content": line}]
         try:
             self._model.answer(asked, sampling, show)
+            if not "".join(made).strip():
+                print("(ended at once, without a word)", end="")
         except KeyboardInterrupt as stopped:
             _only_ctrl_c(stopped)
             print(" (stopped)", end="")
