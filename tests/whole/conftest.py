@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import shutil
 import sys
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ import pytest
 from .repository import ROOT
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 CHATML = (
@@ -108,6 +109,20 @@ def chats(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
+def hanging(tmp_path: Path) -> Any:
+    """`(variables, mark)`: of `variables(rank, step, how)` that rank stands still (`hang.py`); `mark` is there once it does."""
+    site, mark = tmp_path / "site", tmp_path / "hangs"
+    site.mkdir()
+    shutil.copyfile(ROOT / "tests" / "whole" / "hang.py", site / "sitecustomize.py")
+
+    def variables(rank: int, step: int, how: str) -> dict[str, str]:
+        path = os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")])
+        return {"FORGE_TEST_HANG": f"{rank} {step} {how} {mark}", "PYTHONPATH": path}
+
+    return variables, mark
+
+
+@pytest.fixture
 def browser() -> Iterator[Any]:
     """A headless Chromium, as the tests of forge-data's page have it."""
     place = importlib.util.spec_from_file_location("page_browser", ROOT / "tests" / "forge-data" / "browser.py")
@@ -121,3 +136,27 @@ def browser() -> Iterator[Any]:
     yield opened
     opened.close()
     sys.modules.pop("page_browser", None)
+
+
+@pytest.fixture(scope="session")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """A directory of the tiny model of a name in `tiny`, with a tokenizer of its vocabulary."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from transformers import PreTrainedTokenizerFast
+
+    from . import tiny
+
+    made: dict[str, Path] = {}
+    words = WordLevel({f"word{number}": number for number in range(tiny.VOCABULARY)}, unk_token="word3")
+    ends = {"pad_token": "word0", "bos_token": "word1", "eos_token": "word2"}
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(words), unk_token="word3", **ends)
+
+    def directory(name: str) -> Path:
+        if name not in made:
+            made[name] = tmp_path_factory.mktemp("saved")
+            tiny.save(name, made[name])
+            tokenizer.save_pretrained(made[name])
+        return made[name]
+
+    return directory

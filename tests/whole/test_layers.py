@@ -45,8 +45,8 @@ STAGES = {
     """,
     "forge-dist": """
         .
-        environment  loading
-        ranks  adapters
+        environment  loading  watching
+        ranks  adapters  context
         strategies  checkpoints  launching
         strategies/fsdp  strategies/zero
         exporting
@@ -75,6 +75,7 @@ STAGES = {
         settings  storage
         tasks  reports
         memory
+        saving
         run
         backends
         verbs  exporting  talking  reports/osft

@@ -22,7 +22,7 @@ else:
 
 SaveDtype = Literal["float32", "bfloat16", "float16"]
 
-STRATEGY_OPTIONS = ("shard_size", "gather_dtype", "reshard_after_forward", "cpu_offload")
+STRATEGY_OPTIONS = ("shard_size", "cp_size", "gather_dtype", "reshard_after_forward", "cpu_offload")
 """Fields of StrategySettings that have an effect under some strategies only (`StrategySpec.options`)."""
 
 
@@ -168,6 +168,13 @@ class CheckpointSettings:
     """Keep the last full states of a finished run, without which it cannot be trained for more steps. They are kept too where
     accelerate_full_state_at_epoch=true is given."""
 
+    max_failed_saves: int = attrs.field(default=3, validator=_positive)
+    """End the run once so many full states in a row could not be saved (a full disk), before more is lost."""
+
+    emergency_dir: str | None = attrs.field(default=None, validator=_optional(_text))
+    """Directory on another file system that gets a full state when ckpt_output_dir takes none: when a run ends by
+    max_failed_saves, or its last export cannot be written. The same command goes on from there."""
+
     keep_last_checkpoint_only: bool = attrs.field(default=False, validator=_switch)
     """Keep the newest export only; the previous one is deleted once the new one was loaded back and compared."""
 
@@ -189,6 +196,10 @@ class StrategySettings:
 
     shard_size: int | None = attrs.field(default=None, validator=_optional(_positive))
     """With strategy=hsdp: ranks that share one copy of the model, a divisor of all ranks; by default those of a node."""
+
+    cp_size: int = attrs.field(default=1, validator=_positive)
+    """With fsdp2, hsdp and ddp: consecutive ranks that share each packed row (context parallel), which may be cut at any token;
+    for samples that are too long for one rank. max_tokens_per_gpu counts the tokens of one of them."""
 
     gather_dtype: Literal["float32", "bfloat16"] = attrs.field(
         default="float32", validator=_one_of(Literal["float32", "bfloat16"])
@@ -247,3 +258,8 @@ class LaunchSettings:
 
     connect_seconds: float = attrs.field(default=300.0, validator=_minutes)
     """Seconds that nodes wait for each other before the missing ones are reported."""
+
+    stall_timeout: float | None = attrs.field(default=None, validator=_optional(_minutes))
+    """Seconds without progress after which a step has stalled: the run ends and names the rank; the same command goes on. By
+    default ten times the slowest step so far, at least ten minutes; 0 never ends it. Loading, exporting and other long phases
+    have half an hour without a sign of progress, or this where it is longer."""

@@ -22,6 +22,7 @@ import forge_packing
 from forge._progress import Reporter
 from forge.memory._memory_plan import MEASURED, Change, MemoryPlan, Phase
 from forge.memory._target import Target
+from forge.settings._settings import row_tokens
 from forge.tasks._reference_logps import make_up_references
 from forge.tasks._rollouts import LOOKED_AT, RehearsedRollouts
 from forge.tasks._task import Run, Task
@@ -106,9 +107,20 @@ def plan_of(bare: Rehearsed, target: Target) -> MemoryPlan:
     ]
     if step.guesses:
         notes.append(f"assumed where the model asks for a value: {', '.join(step.guesses[:3])}")
+    if (sharing := planned.settings.strategy.cp_size) > 1:
+        notes.append(f"activations are those of one of the {sharing} ranks that share a row (cp_size)")
     if planned.ranks > 1:
         notes.append(f"what {planned.ranks} ranks divide is computed from one rank's step (strategy={planned.strategy})")
-    return MemoryPlan(target=target, ranks=planned.ranks, tokens=tokens, phases=tuple(phases), notes=tuple(notes))
+    held = bare.held(step.parts)
+    return MemoryPlan(
+        target=target,
+        ranks=planned.ranks,
+        tokens=tokens,
+        phases=tuple(phases),
+        notes=tuple(notes),
+        trained=held["gradients"],
+        state=held["gradients"] + held["optimizer"],
+    )
 
 
 def forecast_steps(planned: Planned, target: Target, steps: Sequence[Sequence[Any]]) -> Phase | None:
@@ -138,7 +150,7 @@ def largest_micro_batch(plan: forge_packing.BatchPlan) -> tuple[Any, bool]:
 
 def _filled(planned: Planned, items: Items, rows: list[int]) -> list[int]:
     """Add items to `rows` until a micro-batch is full."""
-    left = planned.settings.plan.max_tokens_per_gpu - int(items.lengths[rows].sum())
+    left = row_tokens(planned.settings) - int(items.lengths[rows].sum())
     for index in range(len(items)):
         if index not in rows and items.lengths[index] <= left:
             rows.append(index)
@@ -223,15 +235,23 @@ class Rehearsed(NamedTuple):
 
     def copies(self, step: Mapping[str, int], *, on_host: bool) -> list[tuple[str, dict[str, int]]]:
         """Return the parts of what is held while a state is saved and an export loaded back."""
-        trained = sum(p.numel() * p.element_size() for p in self.model.parameters() if p.requires_grad)
-        # The state of an optimizer is there after its first step, which may be the only one.
-        kept = [t for state in self.optimizer.state.values() for t in state.values() if hasattr(t, "nbytes")]
-        held = {"weights": step["weights"], "gradients": trained}
-        held["optimizer"] = max(step["optimizer"], sum(t.nbytes for t in kept))
+        held = self.held(step)
+        trained = held["gradients"]
         # Each rank writes a part of the state, and copies that.
         state = -(-(trained + held["optimizer"]) // self.planned.ranks) if self.planned.settings.checkpoints.async_save else 0
         loaded = self.weights + (trained if self.planned.frozen else 0)
         return [("saving", {**held, "copies": state if on_host else 0}), ("export", {**held, "copies": loaded})]
+
+    def held(self, step: Mapping[str, int]) -> dict[str, int]:
+        """Return weights, gradients and the optimizer's state between two steps."""
+        trained = sum(p.numel() * p.element_size() for p in self.model.parameters() if p.requires_grad)
+        # The state of an optimizer is there after its first step, which may be the only one.
+        kept = [t for state in self.optimizer.state.values() for t in state.values() if hasattr(t, "nbytes")]
+        return {
+            "weights": step["weights"],
+            "gradients": trained,
+            "optimizer": max(step["optimizer"], sum(t.nbytes for t in kept)),
+        }
 
     def _step(self, source: Any, batches: list[Any], *, first: bool) -> Any:
         s = self.planned.settings
@@ -340,6 +360,8 @@ _BUCKET = 25 * 2**20
 def _divided(planned: Planned, name: str, parts: Mapping[str, int], layers: int, *, on_host: bool) -> Phase:
     """Divide one rank's parts by the ranks that share them, and add what they exchange."""
     found, ranks = dict(parts), planned.ranks
+    if "activations" in found:
+        found["activations"] = -(-found["activations"] // planned.settings.strategy.cp_size)
     if ranks > 1 and planned.strategy in _DIVIDED:
         shared = planned.settings.strategy.shard_size or ranks if planned.strategy == "hsdp" else ranks
         whole = parts.get("weights", 0)
@@ -370,7 +392,7 @@ def _changes(planned: Planned, target: Target, worst: Any, several: bool) -> lis
             tried.append((f"max_tokens_per_gpu={tokens}", cost, with_it, worst))
     elif len(worst) > 1:
         half = worst[: (len(worst) + 1) // 2]
-        tokens = int(planned.train.lengths[half].sum())
+        tokens = -(-int(planned.train.lengths[half].sum()) // s.strategy.cp_size)
         tried.append((f"max_tokens_per_gpu={tokens}", "the same steps in more, smaller micro-batches", s, half))
     if not s.strategy.activation_checkpointing:
         with_it = s.with_value("strategy", "activation_checkpointing", value=True)

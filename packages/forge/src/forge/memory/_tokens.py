@@ -41,6 +41,8 @@ def choose_tokens(planned: Planned, target: Target) -> tuple[int | None, str, Me
     default, least = planned.settings.plan.max_tokens_per_gpu, int(planned.train.lengths.max())
     if planned.held_out is not None:
         least = max(least, int(planned.held_out.lengths.max()))
+    sharing = planned.settings.strategy.cp_size
+    least = -(-least // sharing)
     if target.limit is None:
         return None, f"the memory of {target.name} is not known", forecast(planned, target)
     room = int(_FILLED * target.limit)
@@ -49,12 +51,12 @@ def choose_tokens(planned: Planned, target: Target) -> tuple[int | None, str, Me
 
         def with_tokens(tokens: int) -> MemoryPlan:
             settings = planned.settings.with_value("plan", "max_tokens_per_gpu", tokens)
-            other = attrs.evolve(planned, settings=settings, plan=planned.plan.reshape(max_tokens=tokens))
+            other = attrs.evolve(planned, settings=settings, plan=planned.plan.reshape(max_tokens=tokens * sharing))
             return plan_of(bare._replace(planned=other), target)
 
         # A prompt becomes several completions.
         each = getattr(planned.settings.objective, "num_generations", 1)
-        share, mean = each * _share_of_step(planned.plan), planned.train.lengths.mean()
+        share, mean = -(-each * _share_of_step(planned.plan) // sharing), planned.train.lengths.mean()
         useful = min(target.most_tokens, share + least, int(_ITEMS * mean))
         most = max(least, -(-max(default, useful) // _GRAIN) * _GRAIN)
         tokens, found = _largest(with_tokens, least, most, room)
