@@ -54,7 +54,7 @@ def sources(kind, folder):
         case "parquet":
             datasets.Dataset.from_list(some).to_parquet(folder / "a.parquet", batch_size=4)
         case "saved":
-            datasets.Dataset.from_list(some).save_to_disk(folder / "a")
+            datasets.Dataset.from_list(some).save_to_disk(str(folder / "a"))
             return folder / "a"
         case "several":
             (folder / "a.jsonl").write_text(lines(some[:3]))

@@ -49,6 +49,8 @@ RENAMED = {
         "attention": "attn_implementation flash_attn",
         "activation_checkpointing": "gradient_checkpointing use_gradient_checkpointing",
         "shard_size": "dp_shard_size",
+        "tp_size": "tensor_parallel_size tensor_parallel_degree tp_degree",
+        "ep_size": "expert_parallel_size expert_parallel_degree expert_model_parallel_size ep_degree",
         "cp_size": "context_parallel_size context_parallel_degree cp_degree sequence_parallel_degree",
         "eval_every_steps": "eval_steps validation_frequency",
         "metric_for_best": "metric_for_best_model",
@@ -75,6 +77,9 @@ RENAMED = {
         "kl_weight": "kl_coef",
         "clip": "epsilon cliprange",
         "clip_high": "epsilon_high",
+        "dual_clip": "delta clip_ratio_c",
+        "overlong_buffer": "soft_punish_cache overlong_buffer_len",
+        "max_resamples": "max_num_gen_batches",
         "mask_truncated": "mask_truncated_completions",
         "updates_per_pass": "steps_per_generation",
         "num_iterations": "ppo_epochs num_ppo_epochs",
@@ -97,12 +102,18 @@ SWITCHES = {
     "unmask_messages": "train_on=all",
     "mask_history": "train_on=last",
     "precompute_ref_log_probs": "reference=stored",
+    "use_bias_correction_kl": "kl_estimator=unbiased",
+    "importance_sampling_level": "loss_type=gspo, whose ratio is a completion's; other ratios are each token's",
+    "dynamic_sampling": "on_equal_rewards=resample",
+    "filter_groups": "on_equal_rewards=resample",
 }
 """Switch elsewhere → setting that is as if it were on."""
 
 _STEP = "effective_batch_size is the samples of a whole step over all GPUs; micro-batches follow from max_tokens_per_gpu"
 _SAVING = "save_samples exports a model, full_state_every_steps saves what resuming needs"
-_SHARDING = "choose strategy (ddp, fsdp2, hsdp, zero1, zero2, zero3); cpu_offload, shard_size and cp_size belong to it"
+_SHARDING = (
+    "choose strategy (ddp, fsdp2, hsdp, zero1, zero2, zero3); cpu_offload, shard_size, tp_size, cp_size, ep_size belong to it"
+)
 _SCHEDULE = "min_lr_ratio, decay_steps, power and num_cycles are settings of their own"
 _ALWAYS_ON = "always so"
 _KERNELS = "logits are never held whole, so there is no such kernel to switch on"
@@ -175,7 +186,7 @@ TOLD = {
             group_by_length do_train do_eval overwrite_cache plot_loss include_num_input_tokens_seen ddp_timeout
             gradient_checkpointing_kwargs""",
         _NO_CODE: "trust_remote_code",
-        _OFF: """torch_compile activation_offloading use_unsloth use_kt plugins tensor_parallel_size
+        _OFF: """torch_compile activation_offloading use_unsloth use_kt plugins
             parallelism_config loraplus_lr_ratio relora pissa_init init_lora_weights loftq_config gptq
             use_galore use_apollo use_badam use_adam_mini sync_ref_model use_weighting
             disable_dropout ld_alpha discopop_tau f_alpha_divergence_coef dataset_exact_deduplication
@@ -211,21 +222,21 @@ OWN = {
         "orpo": "learn_prompt",
         "reward": "centering",
         "ppo": "lam value_weight value_clip whiten",
-        "grpo": "scale_rewards",
+        "grpo": "scale_rewards dual_clip kl_estimator",
         "sft and osft": "loss neftune_alpha",
         "dpo and grpo": "loss_type",
         "dpo and kto": "reference reference_path",
         "kto": "desirable_weight undesirable_weight",
         "simpo and ppo": "gamma",
-        "grpo and rloo": "on_equal_rewards",
+        "grpo and rloo": "on_equal_rewards max_resamples min_group_reward max_group_reward",
         "sft, osft and pretrain": "z_loss",
         "sft, osft, pretrain, dpo and simpo": "label_smoothing",
         "distill, dpo, orpo, simpo and kto": "beta",
         "distill, ppo, grpo and rloo": "temperature",
         "dpo, orpo, simpo, kto and reward": "on_bad_pair",
         "ppo, grpo and rloo": """max_prompt_len num_generations reward reward_weights reward_model_path on_reward_error
-            max_new_tokens top_p top_k clip clip_high updates_per_pass mask_truncated missing_eos_penalty kl_weight
-            num_iterations""",
+            max_new_tokens top_p top_k clip clip_high updates_per_pass mask_truncated missing_eos_penalty
+            overlong_buffer kl_weight num_iterations""",
         "sft, osft, dpo, orpo, simpo, kto and reward": "normalize",
         "sft, dpo and all others but pretrain": "chat_template chat_template_kwargs on_overflow",
         "sft, dpo and all others but pretrain, ppo, grpo and rloo": "max_seq_len train_on turns turn_end data_format",

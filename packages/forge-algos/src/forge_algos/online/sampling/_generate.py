@@ -86,10 +86,11 @@ class GenerateSampler:
         top_p: float,
         top_k: int,
         seed: int,
-        first: int = 0,
+        numbers: Sequence[int] | None = None,
     ) -> list[Completion]:
         """Sample as `Sampler.sample`; with `synced` every rank calls it, one without prompts too."""
-        wanted = [(number, which) for number in range(len(prompts)) for which in range(num_generations)]
+        known = range(len(prompts)) if numbers is None else numbers
+        wanted = [(prompt, which) for prompt in range(len(prompts)) for which in range(num_generations)]
         found: dict[tuple[int, int], Completion] = {}
         # Prompts of similar length side by side: less padding.
         wanted.sort(key=lambda pair: len(prompts[pair[0]]), reverse=True)
@@ -102,8 +103,8 @@ class GenerateSampler:
                     self._generate([np.zeros(1, np.int64)], torch.zeros(1, 1), [], 1)
                     continue
                 batch = batches.pop(0)
-                numbers = uniforms(seed, [(first + prompt, which) for prompt, which in batch], max_new_tokens)
-                rows = self._generate([prompts[prompt] for prompt, _ in batch], numbers, warps, max_new_tokens)
+                drawn = uniforms(seed, [(known[prompt], which) for prompt, which in batch], max_new_tokens)
+                rows = self._generate([prompts[prompt] for prompt, _ in batch], drawn, warps, max_new_tokens)
                 found.update(zip(batch, rows, strict=True))
         return [found[pair] for pair in sorted(found)]
 
