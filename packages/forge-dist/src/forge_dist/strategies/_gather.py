@@ -6,6 +6,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from forge_dist._third_party_logs import quiet_redistribution
 from forge_dist.strategies._wrappers import resharded
 
 
@@ -36,4 +37,5 @@ def _gathered(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     # Shards in the host's memory go to the device first: its backend may not communicate tensors of the host.
     on_device: torch.Tensor = tensor.to(device)
     assert isinstance(on_device, DTensor)
-    return on_device.full_tensor()
+    with quiet_redistribution():
+        return on_device.full_tensor()
