@@ -108,7 +108,7 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
     s = s if s.strategy.strategy != "auto" else s.resolved("strategy", strategy.name, strategy.reason)
     report.note(f"device: {machine.device.reason}")
     report.note(f"dtype: {dtype.reason}")
-    report.note(f"ranks: {ranks.world_size}, {strategy.reason}")
+    report.note(f"ranks: {ranks.world_size}, {strategy.reason}", event="machine", ranks=ranks.world_size, device=machine.name)
 
     # data and plan: the first rank makes them, before there is a process group whose collectives could time out
     divided = (strategy.name, strategy.data_parallel_size)
@@ -150,6 +150,11 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
     export_dtype = None if adaptation.writes != "model" else stored if asked is None else getattr(forge_accel, asked)
     rounds = export_dtype is not None and export_dtype != forge_accel.float32
 
+    def frozen(path: str) -> Any:
+        found = load_frozen(start.path if path == s.model.model_path else path, s, machine, dtype, strategy, longest, report)
+        this.others.add(found)
+        return found
+
     this = Run(
         settings=s,
         model=model,
@@ -164,9 +169,7 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
         device=device,
         autocast=autocast,
         root=Path(found["root"]),
-        load_frozen=lambda path: load_frozen(
-            start.path if path == s.model.model_path else path, s, machine, dtype, strategy, longest, report
-        ),
+        load_frozen=frozen,
         report=report,
         metrics=out.metrics,
         identity=found["identity"],
@@ -269,7 +272,8 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
         )
 
     def watched(steps: Any) -> Any:
-        found = steps if first_steps is None else first_steps.watched(steps, model, optimizer, source.objective.tokens)
+        models = (model, *this.others)
+        found = steps if first_steps is None else first_steps.watched(steps, models, optimizer, source.objective)
         for each in found:
             forge_dist.doing()
             yield each
