@@ -106,6 +106,13 @@ def test_states_that_fail_end_the_run_and_it_goes_on_from_emergency_dir(
     alike(run, undisturbed)
 
 
+def test_emergency_dir_within_the_run_is_refused(given: dict[str, Any], tmp_path: Path) -> None:
+    """It would be full with it."""
+    with pytest.raises(forge.SettingsError, match="emergency_dir .* lies in ckpt_output_dir"):
+        forge.sft(**given, ckpt_output_dir=tmp_path / "run", emergency_dir=tmp_path / "run" / "spare")
+    assert not (tmp_path / "run").exists()
+
+
 def test_without_emergency_dir_the_end_is_clear(given: dict[str, Any], undisturbed: Path, tmp_path: Path) -> None:
     """No state was ever saved: the message says that the same command begins anew, and it does, with the exports there."""
     settings = {**given, "ckpt_output_dir": tmp_path / "run", "max_failed_saves": 5}
