@@ -10,6 +10,7 @@ goes when it ends; CI_KEEP=1 leaves it there.
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -77,11 +78,16 @@ def steps() -> tuple[list[Step], list[Step]]:
     others = ["tests/whole", "tests/forge", "tests/tools", "tests/peers"]
     tests.insert(2, testing("everything together", everything, "hatch", "run", "test", *others))
     # What a leaf's own environment lacks: DeepSpeed, other leaves.
-    leaves = [f"tests/{leaf}" for leaf in alone]
+    leaves = [f"tests/{leaf}" for leaf in alone if any("mark.together" in text for text in sources(leaf))]
     tests.insert(3, testing("leaves together", everything, "hatch", "run", "test", "-m", TOGETHER, *leaves))
     checks = ["hatch check code", "hatch check fmt", "hatch check types", "hatch run wheels", "hatch run docs:build"]
     environments = [made["forge-packing"], made["forge-data"], everything, *(made[leaf] for leaf in alone[2:])]
     return tests, [*environments, *(Step(check, check.split()) for check in checks)]
+
+
+def sources(leaf: str) -> list[str]:
+    """Return the texts of a leaf's tests and of what they share."""
+    return [path.read_text(encoding="utf-8") for path in (ROOT / "tests" / leaf).rglob("*.py")]
 
 
 def testing(name: str, needs: Step, *command: str) -> Step:
@@ -108,8 +114,10 @@ def main() -> int:
     try:
         hatch.run(environ, printing)
         tests, beside = steps()
-        with ThreadPoolExecutor(2) as lanes:
-            for _ in lanes.map(lambda lane: [step.run(environ, printing) for step in lane], (tests, beside)):
+        with suite.temporary_folder() as variables, ThreadPoolExecutor(2) as lanes:
+            for _ in lanes.map(
+                lambda lane, more: [step.run(environ | more, printing) for step in lane], (tests, beside), (variables, {})
+            ):
                 pass
         return summary([hatch, *tests, *beside], time.monotonic() - began)
     finally:
@@ -137,10 +145,13 @@ def summary(done: list[Step], seconds: float) -> int:
     print("\n".join(f"{spent:6.0f} s  {total.tests[file]:5} tests  {file}" for file, spent in slowest))
     # Whoever sees only the end of this output sees why a step failed.
     for step in (step for step in done if step.state == "FAILED"):
-        print(f"\n=== the end of what {step.name} printed\n" + "\n".join(step.output.splitlines()[-LAST_LINES:]))
+        last = step.output.splitlines()[-LAST_LINES:]
+        print(f"\n=== the end of what {step.name} printed\n" + "\n".join(line[:300] for line in last))
     if total.failed:
         print("\n=== failed\n" + "\n".join(total.failed))
-    print(f"\n{seconds:.0f} s in all, of {60 * MINUTES} on two cores")
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    busy = (used.ru_utime + used.ru_stime) / (seconds * (os.cpu_count() or 1))
+    print(f"\n{seconds:.0f} s in all, of {60 * MINUTES} on two cores; {busy:.0%} of the processors' time was used")
     print(f"{total.passed} passed, {len(total.failed)} failed, {total.skipped} skipped")
     return int(bool(total.failed) or any(step.state != "ok" for step in done))
 

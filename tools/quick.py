@@ -7,6 +7,7 @@ all but the lanes.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -38,7 +39,8 @@ def main(arguments: list[str]) -> int:
     began = time.monotonic()
     command = [sys.executable, "-m", "pytest", "-q", *QUICK, *suite.TWO_PROCESSES]
     command += ["--durations=8", "--durations-min=2", *chosen, *arguments]
-    status = subprocess.run(command, cwd=ROOT, check=False).returncode
+    with suite.temporary_folder() as variables:
+        status = subprocess.run(command, cwd=ROOT, env=os.environ | variables, check=False).returncode
     print(f"{time.monotonic() - began:.0f} s. A test that takes seconds here is marked `slow`, or made faster.")
     return status
 

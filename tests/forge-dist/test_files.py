@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from forge_dist import ExportError, atomic_directory, write_text_atomically
+from forge_dist import ExportError, atomic_directory, check_guards, guarded, write_text_atomically
 
 SLOW_BODY = """
 import sys, time
@@ -138,3 +138,37 @@ def test_a_directory_that_cannot_be_made_durable_is_not_there(tmp_path, monkeypa
     ):
         (folder / "file").write_text("text")
     assert list(tmp_path.iterdir()) == []
+
+
+class Lost(RuntimeError):
+    """The directory belongs to another process."""
+
+
+def refuse():
+    raise Lost
+
+
+def test_a_guard_keeps_everything_as_it_was(tmp_path):
+    """What may not be written any more gets no name: the old content stays, nothing is left beside it."""
+    (tmp_path / "best.json").write_text("old")
+    with guarded(tmp_path, refuse):
+        with pytest.raises(Lost):
+            write_text_atomically(tmp_path / "best.json", "new")
+        with pytest.raises(Lost), atomic_directory(tmp_path / "hf_format" / "samples_8") as folder:
+            (folder / "file").touch()
+        with pytest.raises(Lost):
+            check_guards(tmp_path)
+    assert (tmp_path / "best.json").read_text() == "old"
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["best.json", "hf_format"]
+    write_text_atomically(tmp_path / "best.json", "new")
+
+
+def test_a_guard_concerns_its_directory_alone(tmp_path, monkeypatch):
+    """Other directories, one whose name begins alike too, are none of its business; paths may be relative."""
+    monkeypatch.chdir(tmp_path)
+    with guarded("run", refuse):
+        check_guards("run-2/file")
+        check_guards(tmp_path)
+        with pytest.raises(Lost):
+            check_guards(tmp_path / "run" / "full_state" / ".." / "file")
+    check_guards("run")

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from pathlib import Path
 
 import suite
 
@@ -60,3 +61,16 @@ def test_reports_add_up(tmp_path):
     one.add(other)
     assert (one.passed, len(one.failed), one.skipped, one.tests["test_it.py"]) == (2, 4, 2, 8)
     assert one.seconds["test_it.py"] == seconds
+
+
+def test_temporary_folders_lie_in_memory_where_there_is_room(tmp_path, monkeypatch):
+    """A folder of the run's own takes them and is removed with what is left there; without room all stays as it was."""
+    with suite.temporary_folder(tmp_path) as variables:
+        folder = Path(variables["TMPDIR"])
+        assert folder.parent == tmp_path
+        (folder / "left").write_text("behind")
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setattr(suite, "LEAST_BYTES", 1 << 80)
+    for place in (tmp_path, tmp_path / "absent"):
+        with suite.temporary_folder(place) as variables:
+            assert variables == {}

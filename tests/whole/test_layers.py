@@ -71,7 +71,7 @@ STAGES = {
     """,
     "forge": """
         .
-        tasks/items  trackers
+        tasks/items  trackers  locking
         settings  storage
         tasks  reports
         memory

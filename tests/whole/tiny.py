@@ -83,7 +83,14 @@ OTHER_CONFIGS: dict[str, Callable[[], PretrainedConfig]] = {
     "falcon: a mask made without positions": lambda: FalconConfig(**_OLD_SHAPE, initializer_range=0.1),
     "lfm2: a convolution": lambda: Lfm2Config(**_SHAPE, layer_types=["conv", "full_attention"]),
     "mamba2: a state": lambda: Mamba2Config(
-        vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=2, num_heads=8, head_dim=8, n_groups=1
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_heads=8,
+        head_dim=8,
+        n_groups=1,
+        state_size=16,
+        chunk_size=16,
     ),
     "qwen3.5: a state, and an error of transformers": lambda: Qwen3_5TextConfig(
         **_SHAPE,

@@ -3,6 +3,7 @@
 import attrs
 import pytest
 
+from forge_dist import guarded
 from forge_dist.checkpoints._folder import announce, begin, finish, listed, prune, tidy
 
 from .test_manifest import EXAMPLE
@@ -142,3 +143,21 @@ def test_latest_is_a_line_of_text(tmp_path):
     assert announce(tmp_path, tmp_path / "step_5") is None
     assert (tmp_path / "latest").read_text() == "step_5\n"
     assert "cannot be written" in announce(tmp_path / "nowhere", tmp_path / "step_6")
+
+
+def test_a_directory_that_was_lost_is_left_alone(tmp_path):
+    """A guard that refuses keeps a full state from getting its name, and those that are there from being removed."""
+
+    def refuse():
+        raise RuntimeError("lost")
+
+    put(tmp_path, 5, "old")
+    temporary = begin(tmp_path, 5)
+    with guarded(tmp_path, refuse):
+        with pytest.raises(RuntimeError, match="lost"):
+            finish(temporary, tmp_path, attrs.evolve(EXAMPLE, step=5))
+        with pytest.raises(RuntimeError, match="lost"):
+            prune(tmp_path, tmp_path / "step_9", 1, ())
+    assert (tmp_path / "step_5" / "data").read_text() == "old"
+    tidy(tmp_path)
+    assert names(tmp_path) == ["step_5"]

@@ -290,7 +290,7 @@ def test_killed_while_publishing(tmp_path: Path) -> None:
     (tmp_path / "log.txt").touch()
     with RunDirectory(tmp_path) as out:
         assert not out.resuming
-        assert sorted(entry.name for entry in tmp_path.iterdir()) == [".forge-preparing"]
+        assert sorted(entry.name for entry in tmp_path.iterdir()) == [".forge-owner-1", ".forge-preparing"]
     (tmp_path / ".forge-preparing").mkdir()
     (tmp_path / "thesis.tex").touch()
     with pytest.raises(RunDirectoryError, match=r"thesis\.tex"), RunDirectory(tmp_path):

@@ -18,7 +18,12 @@ if TYPE_CHECKING:
         StrategyError as StrategyError,
         WorkerError as WorkerError,
     )
-    from forge_dist._files import atomic_directory as atomic_directory, write_text_atomically as write_text_atomically
+    from forge_dist._files import (
+        atomic_directory as atomic_directory,
+        check_guards as check_guards,
+        guarded as guarded,
+        write_text_atomically as write_text_atomically,
+    )
     from forge_dist._settings import (
         CheckpointSettings as CheckpointSettings,
         LaunchSettings as LaunchSettings,
@@ -60,7 +65,7 @@ __version__ = "0.4.0"
 # Each module with the public names that it defines; a module is imported when one of its names is first used.
 _PUBLIC = {
     "_errors": "CheckpointError ExportError ForgeDistError LaunchError MeetingError ModelError StrategyError WorkerError",
-    "_files": "atomic_directory write_text_atomically",
+    "_files": "atomic_directory check_guards guarded write_text_atomically",
     "_settings": "CheckpointSettings LaunchSettings ModelSettings StrategySettings",
     "_strategy_table": "StrategySpec",
     "adapters._base_model": "AdapterBase adapter_base",

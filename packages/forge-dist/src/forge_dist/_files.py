@@ -7,11 +7,41 @@ Written under a hidden name beside the final one, made durable (fsync), then ren
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from forge_dist._errors import ExportError
+
+_guards: list[tuple[Path, Callable[[], None]]] = []
+
+
+@contextmanager
+def guarded(root: str | os.PathLike[str], check: Callable[[], None]) -> Iterator[None]:
+    """Call `check` before anything under `root` gets its final name or is removed.
+
+    Within the block. For a process that may lose its directory to another one: an exception of `check` keeps the file system
+    as it is.
+
+    >>> with guarded("runs/first", lambda: print("still ours")):
+    ...     check_guards("runs/first/full_state/step_3")
+    ...     check_guards("runs/second")
+    still ours
+    """
+    guard = (Path(os.path.abspath(root)), check)
+    _guards.append(guard)
+    try:
+        yield
+    finally:
+        _guards.remove(guard)
+
+
+def check_guards(path: str | os.PathLike[str]) -> None:
+    """Call the checks of `guarded` that concern `path`; their exceptions pass."""
+    target = Path(os.path.abspath(path))
+    for root, check in _guards:
+        if target.is_relative_to(root):
+            check()
 
 
 def _hidden_sibling(target: Path) -> Path:
@@ -58,6 +88,7 @@ def atomic_directory(path: str | os.PathLike[str]) -> Iterator[Path]:
                     _sync(Path(folder, name))
                 _sync(Path(folder))
             _refuse_existing(target)
+            check_guards(target)
             temporary.rename(target)
             _sync(target.parent)
         except OSError as error:
@@ -82,6 +113,7 @@ def write_text_atomically(path: str | os.PathLike[str], text: str) -> None:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
+        check_guards(target)
         temporary.replace(target)
         _sync(target.parent)
     except OSError as error:

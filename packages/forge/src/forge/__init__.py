@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         PushError as PushError,
         RecipeError as RecipeError,
         RunDirectoryError as RunDirectoryError,
+        RunTakenOverError as RunTakenOverError,
         RunWriteError as RunWriteError,
         SettingsError as SettingsError,
         StorageError as StorageError,
@@ -51,7 +52,7 @@ __version__ = "0.5.1"
 # Each module with the public names that it defines; a module is imported when one of its names is first used.
 _PUBLIC = {
     "_errors": "BackendError DataLintError ForgeError OutOfMemoryError PreemptedError PushError RecipeError RunDirectoryError "
-    "RunWriteError SettingsError StorageError TrackingError",
+    "RunTakenOverError RunWriteError SettingsError StorageError TrackingError",
     "_result": "RunResult",
     "cli._track": "track",
     "exporting._export": "export",

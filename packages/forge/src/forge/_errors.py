@@ -7,6 +7,7 @@
     ├── RunDirectoryError (OSError)      the output directory holds something else, is in use, or cannot be written
     ├── OutOfMemoryError (MemoryError)   a phase of the run asked for more memory than there is: exit status 1
     ├── PushError (OSError)              the Hub does not answer, or refuses an upload: exit status 1
+    ├── RunTakenOverError (RuntimeError)  another run took the output directory over: exit status 1
     ├── RunWriteError (OSError)          a file of a run that had begun cannot be written: exit status 1
     ├── StorageError (OSError)           checkpoint_storage does not answer, or has not got the whole run: exit status 1
     ├── BackendError (RuntimeError)      another trainer's loop failed, or left no model: exit status 1
@@ -54,6 +55,12 @@ class OutOfMemoryError(ForgeError, MemoryError):
 
 class PushError(ForgeError, OSError):
     """The Hub does not answer, or refuses an upload: nothing of it is there."""
+
+    exit_status: ClassVar[int] = 1
+
+
+class RunTakenOverError(ForgeError, RuntimeError):
+    """Another run took over the output directory of this one, which stood still for its lease."""
 
     exit_status: ClassVar[int] = 1
 

@@ -51,7 +51,7 @@ class Reporter:
         self._console.print(line, markup=False)
 
     def finished(self, result: RunResult, items: str) -> None:
-        """Note the end of a run: steps, samples (or what the items are), time, and where its model is."""
+        """Note the end of a run: steps, samples or other items, time, and where its model is."""
         skipped = f" ({result.skipped:,} skipped: not finite)" if result.skipped else ""
         self.note(
             f"finished: {result.steps} steps{skipped}, {result.samples:,} {items}, {result.seconds:.0f} s; the model is in "

@@ -21,7 +21,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from forge_dist._errors import ExportError
-from forge_dist._files import write_text_atomically
+from forge_dist._files import check_guards, write_text_atomically
 from forge_dist.checkpoints._manifest import MANIFEST, Manifest
 
 LATEST = "latest"
@@ -93,6 +93,7 @@ def finish(temporary: Path, root: Path, manifest: Manifest) -> Path:
         file.flush()
         os.fsync(file.fileno())
     _sync(temporary)
+    check_guards(target)
     replaced = None
     if target.exists():
         # No portable call swaps two directories. A kill between the two renames is undone by tidy().
@@ -152,6 +153,7 @@ def delete(path: Path) -> None:
     Raises:
         OSError: it cannot be renamed or deleted.
     """
+    check_guards(path)
     hidden = path.with_name(_hidden(step_of(path) or 0, "pruned"))
     path.rename(hidden)
     shutil.rmtree(hidden)

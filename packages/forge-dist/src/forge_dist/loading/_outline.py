@@ -1,5 +1,6 @@
 """Model directory → what loading it would report: headers are read, and no weights."""
 
+import functools
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -153,12 +154,19 @@ def _check_classes(config: Mapping[str, Any], where: str) -> None:
         )
     named = [str(name) for name in config.get("architectures") or ()]
     # A few published configurations write a class with other capitals.
-    known = {name.lower() for name in dir(transformers)}
-    if named and not any(name.lower() in known for name in named):
+    if named and not any(name.lower() in _class_names() for name in named):
         raise ModelError(
             f"{where}: its config.json has architectures {json.dumps(named)}, and transformers {version} has no such class. A "
             f"newer one may: `pip install --upgrade transformers`.{code}"
         )
+
+
+@functools.cache
+def _class_names() -> set[str]:
+    """Return the public names of transformers in small letters."""
+    import transformers  # which takes a sixth of a second to list them
+
+    return {name.lower() for name in dir(transformers)}
 
 
 def _short(error: Exception) -> str:

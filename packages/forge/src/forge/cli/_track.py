@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 from collections.abc import Sequence
@@ -12,6 +11,7 @@ from typing import Any
 import attrs
 
 from forge._errors import RunDirectoryError, SettingsError, TrackingError
+from forge.locking._run_lock import RunLock
 from forge.run._directories import run_values
 from forge.settings._trackers import TrackerSettings
 from forge.trackers._state import read_sent
@@ -78,28 +78,14 @@ def track(
     if not settings.chosen():
         raise SettingsError("trackers is empty, and the run has none: name one, such as tensorboard.")
     check_trackers(settings.chosen())
-    lock = _locked(path)
+    lock = RunLock(path, busy="this run goes on at this moment, and sends its record itself", remedy="")
     warnings: list[str] = []
-    try:
-        with Watchers(note=warnings.append, seconds=_SECONDS) as watchers:
-            watchers.begin(path / "trackers", _identity(path), settings, values, None)
-    finally:
-        os.close(lock)
+    with lock, Watchers(note=warnings.append, seconds=_SECONDS) as watchers:
+        watchers.begin(path / "trackers", _identity(path), settings, values, None)
     failed = [line.removeprefix("WARNING: ") for line in warnings if line.startswith("WARNING")]
     if failed:
         raise TrackingError("\n".join(failed))
     return {name: read_sent(path, name).lines for name in settings.chosen()}
-
-
-def _locked(path: Path) -> int:
-    """Lock a run directory as a run does; closing the returned descriptor releases it."""
-    lock = os.open(path, os.O_RDONLY)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        os.close(lock)
-        raise RunDirectoryError(f"{path}: this run goes on at this moment, and sends its record itself.") from error
-    return lock
 
 
 def _identity(path: Path) -> str:

@@ -6,7 +6,6 @@ A run may be killed while it writes, and is read while it writes: what is missin
 from __future__ import annotations
 
 import datetime
-import fcntl
 import json
 import os
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ import attrs
 import yaml
 
 from forge._errors import SettingsError
+from forge.locking._run_lock import has_owner
 from forge.settings._recipe import origins_in
 
 _STARTS = ("started", "resumed")
@@ -151,25 +151,12 @@ def active_seconds(events: list[dict[str, Any]], times: list[tuple[str, str]]) -
 
 
 def _state(path: Path, events: list[dict[str, Any]], result: dict[str, Any], running: bool | None) -> str:
-    if running or (running is None and _is_locked(path)):
+    if running or (running is None and has_owner(path)):
         return "running"
     if result:
         return "finished"
     kinds = [event["event"] for event in events if event["event"] in _STARTS + _ENDINGS]
     return kinds[-1] if kinds and kinds[-1] in _ENDINGS else "killed"
-
-
-def _is_locked(path: Path) -> bool:
-    """Return whether a process holds the run directory's lock."""
-    with suppress(OSError):
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        finally:
-            os.close(handle)
-    return False
 
 
 def _object(file: Path) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import yaml
 
 import forge_dist
 from forge._errors import RunDirectoryError, SettingsError
+from forge.locking._run_lock import unwritable
 
 
 def make_directories(path: Path) -> list[Path]:
@@ -36,9 +37,7 @@ def make_directories(path: Path) -> list[Path]:
         remove_empty(made)
         if isinstance(error, RunDirectoryError):
             raise
-        raise RunDirectoryError(
-            f"ckpt_output_dir {path}: cannot be written: {error.strerror or error}. Give a directory that you may write to."
-        ) from error
+        raise unwritable(f"ckpt_output_dir {path}", error) from error
     return made
 
 
@@ -53,6 +52,7 @@ def remove_empty(folders: list[Path]) -> None:
 
 def remove_at_once(directory: Path) -> None:
     """Remove a directory so that a kill leaves no half of it under its name."""
+    forge_dist.check_guards(directory)
     hidden = directory.with_name(f".{directory.name}.{os.getpid()}.tmp")
     directory.rename(hidden)
     shutil.rmtree(hidden)

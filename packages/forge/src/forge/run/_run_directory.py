@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import fcntl
 import json
 import math
 import os
@@ -21,7 +20,8 @@ from types import TracebackType
 from typing import Any, Self, TextIO
 
 import forge_dist
-from forge._errors import ForgeError, RunDirectoryError, RunWriteError
+from forge._errors import ForgeError, RunDirectoryError, RunTakenOverError, RunWriteError
+from forge.locking._run_lock import RunLock, is_record, unwritable
 from forge.reports._report import LiveReport
 from forge.run._directories import make_directories, remove_at_once, remove_empty
 from forge.storage._restore import remove_half
@@ -42,7 +42,7 @@ _LOGS = "logs"
 class RunDirectory:
     """Run directory, locked for this process; a context manager.
 
-    The lock is on the directory itself and held by the process, so that it is released when the process dies.
+    A run that lost its lock to another one (`forge.locking`) writes nothing more: RunTakenOverError instead.
 
     Args:
         path: of the directory; new, empty, or a run's.
@@ -67,7 +67,8 @@ class RunDirectory:
         self._replaces = False
         self._made: list[Path] = []
         self._entries: list[Path] = []
-        self._lock = -1
+        self._lock = RunLock(self.path, name="ckpt_output_dir")
+        self._guard = contextlib.ExitStack()
         self._files: dict[str, TextIO] = {}
         self._report = LiveReport(self.path, self.log)
 
@@ -86,19 +87,20 @@ class RunDirectory:
             raise
         except OSError as error:
             self._undo()
-            raise RunDirectoryError(
-                f"ckpt_output_dir {self.path}: cannot be written: {error.strerror or error}. Give a directory that you may "
-                "write to."
-            ) from error
+            raise unwritable(f"ckpt_output_dir {self.path}", error) from error
+        if self._lock.followed:
+            self.log(self._lock.followed, event="taken_over")
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         refused = not self.published or (not self.began and getattr(error, "exit_status", None) == 2)
         # On a full disk the last line may not be written, which must not hide why the run ended.
+        with contextlib.suppress(OSError, RunTakenOverError):
+            self._lock.check()
         with contextlib.suppress(OSError, RunWriteError):
-            if error is not None and not refused:
+            if error is not None and not refused and not self._lock.lost:
                 self.log(*_ending(error))
-            if not refused:
+            if not refused and not self._lock.lost:
                 self._report.renew(ended=True)
         for handle in self._files.values():
             with contextlib.suppress(OSError):
@@ -152,6 +154,7 @@ class RunDirectory:
         A resumed run keeps its own data and appends to its log; plan and config.yaml are replaced, as they say how the run is
         divided now.
         """
+        self._lock.check()
         (self.staging / "config.yaml").write_text(config, encoding="utf-8")
         if self.resuming:
             self._publish_resumed()
@@ -276,6 +279,7 @@ class RunDirectory:
 
     def _append(self, name: str, text: str) -> None:
         try:
+            self._lock.check_lately()
             self._files[name].write(text)
             self._files[name].flush()
         except OSError as error:
@@ -289,15 +293,11 @@ class RunDirectory:
 
     def _claim(self) -> None:
         """Lock the directory, and find out whether it is new, holds a run, or holds anything else."""
-        self._lock = os.open(self.path, os.O_RDONLY)
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise RunDirectoryError(
-                f"ckpt_output_dir {self.path}: another run is writing to it now. Give another directory, or wait for that run."
-            ) from error
+        self._lock.acquire()
+        self._guard.enter_context(forge_dist.guarded(self.path, self._lock.check))
         remove_half(self.path)
-        held = sorted(entry.name for entry in self.path.iterdir() if entry.name not in (_STAGING, _LOGS))
+        names = [entry.name for entry in self.path.iterdir() if not is_record(entry.name)]
+        held = sorted(name for name in names if name not in (_STAGING, _LOGS))
         if self.staging.exists() and "config.yaml" not in held:
             # A run was killed while it published what it had prepared: it is made again.
             for name in _PREPARED.intersection(held):
@@ -321,20 +321,19 @@ class RunDirectory:
             self.resuming = (self.path / "config.yaml").exists()
 
     def _undo(self) -> None:
-        """Remove what this object made, and only that, and release the lock."""
-        for entry in self._entries:
+        """Remove what this object made, unless the directory was lost, and release the lock."""
+        for entry in () if self._lock.lost else self._entries:
             if entry.is_dir():
                 shutil.rmtree(entry, ignore_errors=True)
             else:
                 entry.unlink(missing_ok=True)
+        self._release()
         remove_empty(self._made)
         self._made.clear()
-        self._release()
 
     def _release(self) -> None:
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
+        self._guard.close()
+        self._lock.release()
 
 
 class NoDirectory:

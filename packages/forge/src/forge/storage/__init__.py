@@ -1,4 +1,4 @@
 """Run directory → a copy of it at a URL, complete or not counted, and a run directory again.
 
-Imports the package's own files and `settings`.
+Imports the package's own files, `locking` and `settings`.
 """

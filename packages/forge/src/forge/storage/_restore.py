@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from forge._errors import StorageError
+from forge.locking._run_lock import is_record
 from forge.storage._remote import Remote
 from forge.storage._snapshot import Snapshot
 
@@ -68,7 +69,7 @@ def remove_half(run: Path) -> bool:
         return False
     if not (run / "config.yaml").exists():
         for entry in run.iterdir():
-            if entry.name not in (RESTORING, "logs"):
+            if entry.name not in (RESTORING, "logs") and not is_record(entry.name):
                 shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
     shutil.rmtree(staging)
     return True
