@@ -258,7 +258,10 @@ class Checkpoints:
         return {"refused": refused, "problem": problem, "folder": temporary, "planned": planned}
 
     def _next_serial(self) -> int:
-        """Return the serial of the next save; the manifests on disk are read once for it, by the first rank."""
+        """Return the serial of the next save.
+
+        The first rank reads the manifests on disk for it, once.
+        """
         if self._ranks.is_first:
             self._serial = next_serial(folder.listed(self._root)) if self._serial is None else self._serial + 1
         return self._serial or 0

@@ -1,4 +1,4 @@
-"""Plan of a run's saves, made by the first rank, which sends each rank its own part; kept while nothing changes."""
+"""Plan of a run's saves, made by the first rank and kept while nothing changes."""
 
 import hashlib
 import json
@@ -29,7 +29,7 @@ class SharedPlan:
         """Name → chunks of all ranks; empty but on the first rank."""
 
     def covers(self, digests: Sequence[str]) -> bool:
-        """Return, on the first rank, whether the plan was made for the pieces of these digests, by rank."""
+        """Return whether the plan was made for the pieces of these digests; on the first rank."""
         return self._digests == list(digests)
 
     def make(self, pieces: Mapping[str, Piece], digests: Sequence[str]) -> None:

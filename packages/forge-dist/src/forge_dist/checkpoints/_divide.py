@@ -1,4 +1,4 @@
-"""Division of a save: which rank writes which piece, from a short description of what each rank holds.
+"""Division of a save: what each rank holds, described shortly → which one writes what.
 
 R ranks of a model of N tensors hold R × N pieces, but a rank's pieces are of few kinds (dtype, shape, place), and most tensors
 are divided like another. So a description is a table of kinds and a number for each name, and each way of dividing is looked at
@@ -21,7 +21,10 @@ _WRITES, _LEAVES = b"10"
 
 
 class Description(NamedTuple):
-    """What one rank holds, as JSON has it; the catalog is the first rank's names, which all ranks know."""
+    """What one rank holds, as JSON has it.
+
+    The catalog is the first rank's names, which all ranks know.
+    """
 
     kinds: list[Piece]
     """Distinct pieces of this rank."""

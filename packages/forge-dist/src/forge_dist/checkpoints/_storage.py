@@ -1,4 +1,4 @@
-"""Full states as storage of torch.distributed.checkpoint: read by its `load`, written by its `save`.
+"""Full states as storage of torch.distributed.checkpoint, for its `load` and `save`.
 
 torch's own storage pickles what it knows about a checkpoint; here that is the manifest, JSON with a digest of every file.
 """
@@ -35,7 +35,9 @@ from forge_dist.checkpoints._write import WrittenFile, file_of, write_file
 
 
 class ForgeReader(StorageReader):
-    """Reader of one full state for `torch.distributed.checkpoint.load`, on any ranks and divided in any way.
+    """Reader of one full state for `torch.distributed.checkpoint.load`.
+
+    On any number of ranks, divided in any way.
 
     Names are the state's own ("model/FQN", "optimizer/FQN/KEY"). Every file that a rank reads from is verified by its SHA-256
     before; those of a `Checkpoint` were when it was found. Which of several states is the newest whole one, `Checkpoints` says.
@@ -102,7 +104,9 @@ class ForgeReader(StorageReader):
 
 
 class ForgeWriter(StorageWriter):
-    """Writer of one full state for `torch.distributed.checkpoint.save`: whole under its name, or not there.
+    """Writer of one full state for `torch.distributed.checkpoint.save`.
+
+    It is whole under its name, or not there.
 
     `Checkpoints.save` writes the same files, plans with less communication, keeps several states and goes on beside the
     training; this is for programs that save through torch.

@@ -100,7 +100,10 @@ def as_stored(model: "PreTrainedModel", state: dict[str, torch.Tensor]) -> dict[
 def _blocks(
     model: "PreTrainedModel", sources: dict[str, torch.Tensor], files: Mapping[str, torch.Tensor]
 ) -> tuple[dict[str, tuple[str, ...]], dict[str, tuple[str, ...]]]:
-    """Find the smallest blocks that can be converted apart: tensors, layers, or all; and what each becomes."""
+    """Find the smallest blocks that can be converted apart, and what each becomes.
+
+    They are tensors, layers, or all.
+    """
     ways: tuple[Callable[[str], str], ...] = (str, _layer)
     for way in ways:
         members: dict[str, list[str]] = {}

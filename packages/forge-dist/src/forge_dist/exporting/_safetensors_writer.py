@@ -38,7 +38,9 @@ _ORDER = {dtype: -position for position, dtype in enumerate(_TYPES)}
 
 
 def split_into_files(tensors: Mapping[str, torch.Tensor]) -> "StateDictSplit":
-    """Divide `tensors` into files of at most FILE_SIZE, as transformers does; only shapes and dtypes are used.
+    """Divide `tensors` into files of at most FILE_SIZE, as transformers does.
+
+    Only shapes and dtypes are used.
 
     Raises:
         ValueError: a dtype that safetensors files of models do not hold.

@@ -1,4 +1,4 @@
-"""Shares of the ranks in an export: who writes which file, and where each tensor is needed for that."""
+"""Shares of the ranks in an export: who writes which file, and needs which tensors."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import chain, zip_longest
@@ -12,9 +12,9 @@ from forge_dist.exporting._layout import Layout
 
 
 def rank_of_files(files: Sequence[str], layout: Layout, world_size: int) -> dict[str, int]:
-    """Return file → the one rank that writes it: as many ranks as there are files, spread over the nodes.
+    """Return file → the one rank that writes it.
 
-    Rank 0 writes them all where the files' layout can only be made of all tensors at once.
+    As many ranks as there are files, spread over the nodes. Rank 0 writes them all where the files' layout can only be made of all tensors at once.
     """
     if len(set(layout.blocks.values())) == 1:
         return dict.fromkeys(files, 0)
@@ -46,7 +46,7 @@ def destinations(layout: Layout, first_names: Mapping[str, str], rank_of: Mappin
 
 
 class Beside:
-    """A call made in a thread, beside what follows it; a context manager that waits for the last one.
+    """Calls made in a thread, beside what follows; a context manager that waits for the last.
 
     One at a time: `call` waits until the one before it is done, so no more than one tensor waits to be written.
     """

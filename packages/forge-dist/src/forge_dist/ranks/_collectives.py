@@ -137,7 +137,10 @@ _COMPRESSED = b"\x78"  # zlib's first byte, with which no JSON begins
 
 
 def to_json(value: object) -> bytes:
-    """Encode a value as JSON, a long one compressed. Raises TypeError or ValueError where that is impossible."""
+    """Encode a value as JSON, a long one compressed.
+
+    Raises TypeError or ValueError where that is impossible.
+    """
     data = json.dumps(value).encode()
     return data if len(data) <= _SHORT else zlib.compress(data, 1)
 

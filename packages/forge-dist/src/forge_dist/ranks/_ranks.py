@@ -211,7 +211,7 @@ class Ranks:
         return None if parts is None else [collectives.from_json(part) for part in parts]
 
     def scatter(self, values: Sequence[object] | None) -> Any:
-        """Return this rank's of rank 0's values (as JSON), one for each rank; the others' are ignored; *collective*."""
+        """Return this rank's of rank 0's values (as JSON), one for each rank; *collective*."""
         parts = [collectives.to_json(value) for value in values or ()] if self.is_first else None
         if self._group is None:
             self._check_connected()

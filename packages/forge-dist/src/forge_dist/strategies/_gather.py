@@ -1,4 +1,4 @@
-"""Gather the tensors of a divided model one at a time, whole, each on the ranks that want it."""
+"""Gather the tensors of a divided model one at a time, each on the ranks that want it."""
 
 from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING
@@ -53,7 +53,10 @@ def destinations(state: Mapping[str, torch.Tensor], names: Wanted | None) -> Map
 
 
 def first_ranks(tensor: torch.Tensor, wanted_on: Collection[int], ranks: "Ranks") -> torch.Tensor:
-    """Return rank 0's buffer where another rank wants it: buffers are not kept the same while training."""
+    """Return rank 0's buffer where another rank wants it.
+
+    Buffers are not kept the same while training.
+    """
     if ranks.world_size == 1 or set(wanted_on) <= {0}:
         return tensor.detach()
     shared = tensor.detach().clone()
@@ -81,7 +84,7 @@ def _gathered(tensor: torch.Tensor, wanted_on: Collection[int], rank: int) -> to
 
 
 def _gathered_on(tensor: DTensor, dim: int, destination: int) -> torch.Tensor | None:
-    """Return the whole tensor on one rank of the group that divides it along one dimension of the mesh."""
+    """Return the whole tensor on one rank of the group along one dimension of the mesh."""
     group = tensor.device_mesh.get_group(dim)
     along, parts = tensor.placements[dim].dim, tensor.device_mesh.size(dim)  # pyrefly: ignore[missing-attribute]
     along %= tensor.dim()

@@ -40,7 +40,10 @@ def same_bits(first: torch.Tensor, second: torch.Tensor) -> bool:
 def prove_model(
     files: "Files", model: "PreTrainedModel", layout: Layout, tensors: WholeTensors, names: Collection[str]
 ) -> None:
-    """Raise ExportError unless `files` hold the whole `tensors` of these `names`, each cast to its stored dtype."""
+    """Raise ExportError unless `files` hold these `names` as they are among `tensors`.
+
+    Each is cast to its stored dtype.
+    """
     left = set(names)
     for name, tensor in in_file_layout(model, layout, tensors):
         if name in left:
