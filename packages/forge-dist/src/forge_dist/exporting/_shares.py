@@ -14,7 +14,8 @@ from forge_dist.exporting._layout import Layout
 def rank_of_files(files: Sequence[str], layout: Layout, world_size: int) -> dict[str, int]:
     """Return file → the one rank that writes it.
 
-    As many ranks as there are files, spread over the nodes. Rank 0 writes them all where the files' layout can only be made of all tensors at once.
+    As many ranks as there are files, spread over the nodes. Rank 0 writes them all where the files' layout can only be made of
+    all tensors at once.
     """
     if len(set(layout.blocks.values())) == 1:
         return dict.fromkeys(files, 0)
