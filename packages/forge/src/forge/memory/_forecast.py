@@ -85,14 +85,13 @@ def plan_of(bare: Rehearsed, target: Target) -> MemoryPlan:
     worst, several = largest_micro_batch(planned.plan)
     notes = [] if planned.draft is not None else ["no small model of its configuration could be probed: packing is assumed"]
     step = bare.step(worst, several=several, first=planned.num_steps == 1)
-    phases = [_divided(planned, "step", step.parts, bare.layers, on_host=target.block == 1)]
+    phases = [_divided(planned, "step", step.parts, bare.layers)]
     if planned.held_out is not None:
         rows = [int(planned.held_out.lengths.argmax())]
         evaluation = bare.evaluation(_filled(planned, planned.held_out, rows))
-        phases.append(_divided(planned, "evaluation", evaluation.parts, bare.layers, on_host=target.block == 1))
+        phases.append(_divided(planned, "evaluation", evaluation.parts, bare.layers))
     phases += [
-        _divided(planned, name, parts, bare.layers, on_host=target.block == 1)
-        for name, parts in bare.copies(step.parts, on_host=target.block == 1)
+        _divided(planned, name, parts, bare.layers) for name, parts in bare.copies(step.parts, on_host=target.block == 1)
     ]
     if step.guesses:
         notes.append(f"assumed where the model asks for a value: {', '.join(step.guesses[:3])}")
@@ -304,7 +303,7 @@ _DIVIDED = {
 _SHARDED = ("fsdp2", "hsdp")
 
 
-def _divided(planned: Planned, name: str, parts: Mapping[str, int], layers: int, *, on_host: bool) -> Phase:
+def _divided(planned: Planned, name: str, parts: Mapping[str, int], layers: int) -> Phase:
     """Divide one rank's parts by the ranks that share them, and add what they exchange."""
     found, ranks = dict(parts), planned.ranks
     if ranks > 1 and planned.strategy in _DIVIDED:
@@ -312,8 +311,8 @@ def _divided(planned: Planned, name: str, parts: Mapping[str, int], layers: int,
         whole = parts.get("weights", 0)
         divided = set(_DIVIDED[planned.strategy])
         if planned.strategy in _SHARDED:
-            # An adapter is whole on each rank. On a host the shards that transformers reads are views of whole tensors.
-            divided -= ({"gradients", "optimizer"} if planned.frozen else set()) | ({"weights"} if on_host else set())
+            # An adapter is whole on each rank.
+            divided -= {"gradients", "optimizer"} if planned.frozen else set()
         for part in divided:
             found[part] = -(-found.get(part, 0) // shared)
         if "weights" in _DIVIDED[planned.strategy] and name != "saving":
@@ -348,16 +347,14 @@ def _changes(planned: Planned, target: Target, worst: Any, several: bool) -> lis
         try:
             other = attrs.evolve(planned, settings=with_it)
             bare = Rehearsed.of(other, target)
-            phase = _divided(
-                other, "step", bare.step(rows, several=several, first=False).parts, bare.layers, on_host=target.block == 1
-            )
+            phase = _divided(other, "step", bare.step(rows, several=several, first=False).parts, bare.layers)
             found.append(Change(setting=setting, cost=cost, planned=phase.planned))
         except (forge_algos.ForgeAlgosError, forge_dist.ForgeDistError):
             continue
     if planned.ranks > 1 and planned.strategy == "ddp" and not planned.frozen:
         bare = Rehearsed.of(planned, target)
         parts = bare.step(worst, several=several, first=False).parts
-        phase = _divided(attrs.evolve(planned, strategy="fsdp2"), "step", parts, bare.layers, on_host=target.block == 1)
+        phase = _divided(attrs.evolve(planned, strategy="fsdp2"), "step", parts, bare.layers)
         cost = "ranks exchange weights in every forward"
         found.append(Change(setting="strategy=fsdp2", cost=cost, planned=phase.planned))
     return found
