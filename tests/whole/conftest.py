@@ -12,7 +12,7 @@ import pytest
 from .repository import ROOT
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 CHATML = (
@@ -106,3 +106,27 @@ def browser() -> Iterator[Any]:
     yield opened
     opened.close()
     sys.modules.pop("page_browser", None)
+
+
+@pytest.fixture(scope="session")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """A directory of the tiny model of a name in `tiny`, with a tokenizer of its vocabulary."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from transformers import PreTrainedTokenizerFast
+
+    from . import tiny
+
+    made: dict[str, Path] = {}
+    words = WordLevel({f"word{number}": number for number in range(tiny.VOCABULARY)}, unk_token="word3")
+    ends = {"pad_token": "word0", "bos_token": "word1", "eos_token": "word2"}
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(words), unk_token="word3", **ends)
+
+    def directory(name: str) -> Path:
+        if name not in made:
+            made[name] = tmp_path_factory.mktemp("saved")
+            tiny.save(name, made[name])
+            tokenizer.save_pretrained(made[name])
+        return made[name]
+
+    return directory

@@ -33,16 +33,25 @@ WAYS: dict[str, tuple[int, dict[str, Any]]] = {
     "fsdp2 x2": (2, {"strategy": "fsdp2"}),
     "fsdp2 x4": (4, {"strategy": "fsdp2"}),
     "hsdp 2x2": (4, {"strategy": "hsdp", "shard_size": 2}),
+    "cp2": (2, {"strategy": "fsdp2", "cp_size": 2}),
+    "cp2 ddp": (2, {"strategy": "ddp", "cp_size": 2}),
+    "fsdp2 with cp2 x4": (4, {"strategy": "fsdp2", "cp_size": 2}),
+    "hsdp 2x2 with cp2": (4, {"strategy": "hsdp", "shard_size": 2, "cp_size": 2}),
     "zero1 x2": (2, {"strategy": "zero1"}),
     "zero2 x2": (2, {"strategy": "zero2"}),
     "zero3 x2": (2, {"strategy": "zero3"}),
 }
 ADAPTERS: dict[str, dict[str, Any]] = {"full": {}, "lora": {"adapter": "lora", "lora_r": 4}}
 
-IN_CI = [("full", "ddp x2"), ("full", "fsdp2 x4"), ("full", "hsdp 2x2"), ("full", "zero3 x2"), ("lora", "fsdp2 x2")]
+IN_CI = [
+    *(("full", way) for way in ("ddp x2", "fsdp2 x4", "hsdp 2x2", "fsdp2 with cp2 x4", "zero3 x2")),
+    *(("lora", way) for way in ("fsdp2 x2", "cp2")),
+]
 """Pairs of adapter and way: each structure, and one that is adapted."""
 
-TOPOLOGIES = {name: WAYS[name] for name in ("single", "ddp x2", "fsdp2 x2", "fsdp2 x4")} | {"ddp x4": (4, {"strategy": "ddp"})}
+TOPOLOGIES = {name: WAYS[name] for name in ("single", "ddp x2", "fsdp2 x2", "fsdp2 x4", "cp2")} | {
+    "ddp x4": (4, {"strategy": "ddp"})
+}
 
 needs_deepspeed = pytest.mark.skipif(
     importlib.util.find_spec("deepspeed") is None, reason="the extra deepspeed is not installed"
@@ -158,7 +167,7 @@ def stopped(short: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 # In CI each is left once and gone on with once; ranks become more, fewer and others in kind.
-CHAIN = ["single", "fsdp2 x4", "ddp x2", "ddp x4", "fsdp2 x2", "single"]
+CHAIN = ["single", "fsdp2 x4", "ddp x2", "cp2", "ddp x4", "fsdp2 x2", "single"]
 
 
 @pytest.mark.parametrize(("before", "after"), ci_keeps(list(pairwise(CHAIN)), list(product(TOPOLOGIES, repeat=2))))

@@ -8,9 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from transformers import PreTrainedTokenizerFast
 
 import forge
 import forge_algos
@@ -40,24 +37,6 @@ BY_LAYERS = {"lfm2: a convolution", QWEN}
 """Those packed, of which only the layers with a state or a convolution run documents apart."""
 MAMBA, FALCON = "mamba2: a state", "falcon: a mask made without positions"
 SETTINGS: dict[str, Any] = {**three_steps.SETTINGS, "validation_split": 0.2}
-
-
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """A directory of the tiny model of a name, with a tokenizer of its vocabulary."""
-    made: dict[str, Path] = {}
-    words = WordLevel({f"word{number}": number for number in range(tiny.VOCABULARY)}, unk_token="word3")
-    ends = {"pad_token": "word0", "bos_token": "word1", "eos_token": "word2"}
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(words), unk_token="word3", **ends)
-
-    def directory(name: str) -> Path:
-        if name not in made:
-            made[name] = tmp_path_factory.mktemp("alone")
-            tiny.save(name, made[name])
-            tokenizer.save_pretrained(made[name])
-        return made[name]
-
-    return directory
 
 
 @pytest.mark.slow

@@ -46,7 +46,7 @@ STAGES = {
     "forge-dist": """
         .
         environment  loading
-        ranks  adapters
+        ranks  adapters  context
         strategies  checkpoints  launching
         strategies/fsdp  strategies/zero
         exporting

@@ -141,12 +141,12 @@ def test_trl_without_routers_is_refused(model_dir: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
-def test_two_ranks_are_one_process(strategy: str, mixture: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("division", [{"strategy": "ddp"}, {"strategy": "fsdp2"}, {"strategy": "fsdp2", "cp_size": 2}], ids=str)
+def test_two_ranks_are_one_process(division: dict[str, Any], mixture: Path, tmp_path: Path) -> None:
     """The totals of a step are those of all ranks, and the gradient norms too."""
     given = {"model_path": str(mixture), "data_path": str(rows(tmp_path)), "max_tokens_per_gpu": 64, **SETTINGS}
     run_verb("sft", given | {"ckpt_output_dir": str(tmp_path / "one")})
-    divided = given | {"ckpt_output_dir": str(tmp_path / "two"), "strategy": strategy}
+    divided = given | {"ckpt_output_dir": str(tmp_path / "two"), **division}
     run_on_ranks(run_verb, 2, "sft", divided, str(tmp_path), joined=False)
     for name in ("loss", "aux_loss"):
         assert figures(tmp_path / "two", name) == pytest.approx(figures(tmp_path / "one", name), rel=1e-5)

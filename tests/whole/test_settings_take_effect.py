@@ -142,6 +142,7 @@ ELSEWHERE = {
     "tensorboard_log_dir": "tests/whole/test_watched.py",
     "strategy": "tests/whole/test_any_ranks.py",
     "shard_size": "tests/whole/test_any_ranks.py",
+    "cp_size": "tests/whole/test_any_ranks.py",
     "gather_dtype": "tests/forge-dist/strategies/test_torch.py",
     "reshard_after_forward": "tests/forge-dist/strategies/test_torch.py",
     "cpu_offload": "tests/forge-dist/strategies/test_choose.py",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -58,13 +59,19 @@ def test_a_resume_is_invisible(verb: str, alone: Any, model_dir: Path, folder: P
 @pytest.mark.parametrize(
     ("verb", "strategy"),
     ci_keeps(
-        [*((verb, "fsdp2") for verb in ("distill", "dpo", "kto", "reward", "ppo")), ("grpo", "ddp")],
-        [*((verb, "fsdp2") for verb in OTHERS_THAN_SFT), ("dpo", "ddp"), ("grpo", "ddp")],
+        [
+            *((verb, "fsdp2") for verb in ("distill", "dpo", "kto", "reward", "ppo")),
+            ("grpo", "ddp"),
+            *((verb, "fsdp2 cp2") for verb in ("distill", "ppo", "grpo")),
+        ],
+        [*product(OTHERS_THAN_SFT, ("fsdp2", "fsdp2 cp2")), ("dpo", "ddp"), ("grpo", "ddp")],
     ),
 )
 def test_the_same_on_two_ranks(verb: str, strategy: str, alone: Any, model_dir: Path, folder: Path, tmp_path: Path) -> None:
     """Two ranks make one process's steps and sample its completions: the same figures but for rounding."""
-    given = settings_of(verb, model_dir, folder) | {"strategy": strategy, "ckpt_output_dir": str(tmp_path / "run")}
+    name, *sharing = strategy.split()
+    division = {"strategy": name, **({"cp_size": 2} if sharing else {})}
+    given = settings_of(verb, model_dir, folder) | division | {"ckpt_output_dir": str(tmp_path / "run")}
     run_on_ranks(run_verb, 2, verb, given, str(folder), joined=False)
     found, one = metrics(tmp_path / "run"), metrics(alone(verb))
     assert len(found) == len(one)

@@ -435,3 +435,27 @@ def test_shapes_that_do_not_belong_together_are_refused():
         document_attention(LAYER, query, key[:, :2], value[:, :2], None)
     with pytest.raises(AttentionError, match="head size"):
         document_attention(LAYER, query[0], key[0], value[0], None)
+
+
+@pytest.mark.parametrize("variant", [{}, {"sliding_window": 3}, {"softcap": 2.0}, {"s_aux": torch.linspace(-1.0, 1.0, 9)}])
+def test_the_last_queries_of_samples_with_all_their_keys(variant):
+    """What a part of each sample's queries attends to is what they attend to in the whole row, and so are the gradients."""
+    whole = [states.requires_grad_() for states in states(14)]
+    (query, key, value), lengths, own = whole, (5, 9), (2, 6)
+    expected, _ = document_attention(LAYER, *whole, None, cu_seq_lens_q=ends(*lengths), **variant)
+    rows = torch.cat([torch.arange(5)[-own[0] :], torch.arange(5, 14)[-own[1] :]])
+    given = {"cu_seq_lens_q": ends(*own), "cu_seq_lens_k": ends(*lengths)}
+    found, _ = document_attention(LAYER, query[:, :, rows], key, value, None, **given, **variant)
+    torch.testing.assert_close(found, expected[:, rows])
+    weights = torch.randn(found.shape, generator=torch.Generator().manual_seed(1))
+    mine, theirs = (torch.autograd.grad((out * weights).sum(), whole) for out in (found, expected[:, rows]))
+    for ours, other in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(ours, other)
+
+
+@pytest.mark.parametrize("keys", [ends(5, 8), ends(14), ends(1, 13), ends(4, 5, 5)])
+def test_keys_that_do_not_fit_their_queries_are_refused(keys):
+    """Ends of the keys cover them, and give each sample at least its queries."""
+    query, key, value = states(8, keys=14)
+    with pytest.raises(AttentionError, match="cu_seq_lens_k must rise from 0 to the 14 keys"):
+        document_attention(LAYER, query, key, value, None, cu_seq_lens_q=ends(2, 6), cu_seq_lens_k=keys)

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
         places_alone as places_alone,
     )
     from forge_algos.isolation._guard import PackedGuard as PackedGuard, guard_packed as guard_packed
+    from forge_algos.isolation._layers import layers_apart as layers_apart
     from forge_algos.isolation._prompt_sharing import shares_prompts as shares_prompts
     from forge_algos.losses import LossTerms as LossTerms, nll as nll
     from forge_algos.memory._rehearsal import Rehearsal as Rehearsal, tensors_of as tensors_of
@@ -110,6 +111,7 @@ _PUBLIC = {
     "batches._packed": "PackedBatch",
     "isolation._alone": "keep_documents_apart places_alone",
     "isolation._guard": "PackedGuard guard_packed",
+    "isolation._layers": "layers_apart",
     "isolation._prompt_sharing": "shares_prompts",
     "losses": "LossTerms nll",
     "memory._rehearsal": "Rehearsal tensors_of",

@@ -61,7 +61,7 @@ class StrategySpec:
             raise StrategyError(f"strategy={name}: {self.strategy} could not be loaded: {error}") from error
 
 
-_FSDP_OPTIONS = ("gather_dtype", "reshard_after_forward", "cpu_offload")
+_FSDP_OPTIONS = ("cp_size", "gather_dtype", "reshard_after_forward", "cpu_offload")
 _ZERO = "forge_dist.strategies.zero._strategy:ZeroStrategy"
 _DEEPSPEED = "forge-dist[deepspeed]"
 
@@ -74,6 +74,7 @@ STRATEGIES = {
     "ddp": StrategySpec(
         strategy="forge_dist.strategies._ddp:DDP",
         about="whole copies",
+        options=("cp_size",),
     ),
     "fsdp2": StrategySpec(
         strategy="forge_dist.strategies.fsdp._strategy:FSDP",

@@ -18,6 +18,7 @@ from forge_accel.attention._refusals import (
     check_positions,
     check_shapes,
     document_lengths,
+    key_lengths,
     refuse_kv_rows,
     refuse_unsupported,
 )
@@ -54,7 +55,7 @@ def document_attention(
     Args:
         module: The attention layer; `is_causal` is read from it.
         query: [B, H, T, head], B = 1 where packed.
-        key: [B, Hk, T', head]; H is a multiple of Hk; T' = T where packed.
+        key: [B, Hk, T', head]; H is a multiple of Hk; T' = T where packed, or more where `cu_seq_lens_k` says whose they are.
         value: [B, Hk, T', value head].
         attention_mask: Of an ordinary call: bool (True: attend) or additive, [B or 1, H or 1, T, T'], causality included.
         scaling: Factor of the scores; None is head ** -0.5.
@@ -62,7 +63,9 @@ def document_attention(
         sliding_window: Positions that a token attends to, its own included; None is all.
         is_causal: Overrides the layer's; False is refused.
         cu_seq_lens_q: Where the samples end: int32 [samples + 1], from 0 to T.
-        cu_seq_lens_k: Where the samples end in `kv_rows`; without it the same as `cu_seq_lens_q`, or None.
+        cu_seq_lens_k: Where the samples end in `kv_rows`; without it where they end among the keys, if there are more keys than
+            queries (a part of each sample's queries, with all keys that they see: the last query is at the last key); else the
+            same as `cu_seq_lens_q`, or None.
         kv_rows: int64 [Tk], sample after sample: the positions whose keys and values it attends to, in their order; its last
             query is at its last key. None: its own.
         softcap: Cap of the scores, c · tanh(s / c) (Gemma 2); None: they have none.
@@ -114,7 +117,8 @@ def document_attention(
         return value.new_zeros(1, 0, query.shape[1], value.shape[3]), None
     # Split, not sliced: the gradient of a slice is a tensor of the row's length, once for each sample.
     if kv_rows is None or cu_seq_lens_k is None:
-        seen = zip(key.split(lengths, dim=2), value.split(lengths, dim=2), strict=True)
+        sizes = lengths if key.shape[2] == query.shape[2] else key_lengths(cu_seq_lens_k, key.shape[2], lengths)
+        seen = zip(key.split(sizes, dim=2), value.split(sizes, dim=2), strict=True)
     else:
         seen = gathered_samples(key, value, lengths, cu_seq_lens_k, kv_rows)
     outputs = [

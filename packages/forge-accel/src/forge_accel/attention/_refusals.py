@@ -74,7 +74,8 @@ def check_packed(
         raise AttentionError(
             "a packed row (cu_seq_lens_q) came with an attention mask: the two contradict each other. Pass attention_mask=None."
         )
-    if key.shape[2] != query.shape[2]:
+    more = key.shape[2] != query.shape[2]
+    if more and (kv_rows is not None or cu_seqlens_k is None or cu_seqlens_k is cu_seqlens):
         raise AttentionError(
             f"a packed row (cu_seq_lens_q) met a KV cache: {query.shape[2]} queries, {key.shape[2]} keys. Pass use_cache=False."
         )
@@ -93,7 +94,10 @@ def check_packed(
                 f"{list(cu_seqlens.shape)}, as cu_seq_lens_q."
             )
     elif (
-        cu_seqlens_k is not None and cu_seqlens_k is not cu_seqlens and not torch.equal(cu_seqlens_k.to(cu_seqlens), cu_seqlens)
+        not more
+        and cu_seqlens_k is not None
+        and cu_seqlens_k is not cu_seqlens
+        and not torch.equal(cu_seqlens_k.to(cu_seqlens), cu_seqlens)
     ):
         raise AttentionError("cu_seq_lens_k differs from cu_seq_lens_q: without kv_rows documents attend to themselves only.")
 
@@ -124,6 +128,23 @@ def document_lengths(cu_seqlens: torch.Tensor, tokens: int) -> list[int]:
         shown = ", ".join(map(str, ends[:4])) + (", ..." if len(ends) > 4 else "")
         raise AttentionError(f"cu_seq_lens_q must rise from 0 to the row's {tokens} tokens; it goes {shown} to {ends[-1]}.")
     return lengths
+
+
+def key_lengths(ends_k: torch.Tensor | None, keys: int, lengths: list[int]) -> list[int]:
+    """Convert the ends of the samples' keys into their numbers of keys.
+
+    Raises:
+        AttentionError: they do not cover the keys in order, or a sample has fewer keys than queries.
+
+    """
+    ends = [] if ends_k is None else ends_k.tolist()
+    found = [end - start for start, end in pairwise(ends)]
+    fit = len(found) == len(lengths) and all(seen >= own for own, seen in zip(lengths, found, strict=True))
+    if not fit or ends[0] != 0 or ends[-1] != keys:
+        raise AttentionError(
+            f"cu_seq_lens_k must rise from 0 to the {keys} keys, and give each sample at least as many as it has queries."
+        )
+    return found
 
 
 def check_positions(position_ids: object, queries: int, keys: int) -> None:

@@ -55,10 +55,10 @@ def varlen_attention(
     Args:
         kernel: Function with the signature of `varlen_attn` as of torch 2.11 or later.
         query: [1, H, T, head].
-        key: [1, Hk, T, head].
-        value: [1, Hk, T, head].
+        key: [1, Hk, T', head].
+        value: [1, Hk, T', head].
         cu_seqlens: Where the samples end, integers [samples + 1].
-        cu_seqlens_k: Where they end in `kv_rows`; without `kv_rows` it is not read.
+        cu_seqlens_k: Where they end in `kv_rows`, or among the keys where there are more of them than queries; else not read.
         kv_rows: int64 [Tk], the positions whose keys and values each sample attends to; None: its own.
         max_length_q: The most queries of a sample; None where it has to be read from the ends.
         max_length_k: The most keys of a sample; None likewise.
@@ -73,8 +73,9 @@ def varlen_attention(
     query, key, value = (states[0].transpose(0, 1).to(dtype) for states in (query, key, value))
     ends = ends_k = cu_seqlens.to(device=query.device, dtype=torch.int32)
     most = most_k = _longest(max_length_q, ends)
-    if kv_rows is not None and cu_seqlens_k is not None:
-        key, value = gather_rows(key, kv_rows, dim=0), gather_rows(value, kv_rows, dim=0)
+    if cu_seqlens_k is not None and (kv_rows is not None or len(key) != len(query)):
+        if kv_rows is not None:
+            key, value = gather_rows(key, kv_rows, dim=0), gather_rows(value, kv_rows, dim=0)
         ends_k = cu_seqlens_k.to(device=query.device, dtype=torch.int32)
         most_k = _longest(max_length_k, ends_k)
     heads = query.shape[1] // key.shape[1]

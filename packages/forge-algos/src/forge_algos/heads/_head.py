@@ -20,6 +20,7 @@ from forge_algos._modules import causal_model, decoder, head
 from forge_algos.heads._forward_override import compute_beside, compute_inside
 from forge_algos.heads._layout import lay_out
 from forge_algos.heads._probe import PROBED_TOKENS, problem_of, transform_of
+from forge_algos.heads._rows_over_ranks import RowsOverRanks, rows_over_ranks
 from forge_algos.losses import LossTerms, _check
 from forge_algos.losses._nll import Likelihood, nll_of_rows
 from forge_algos.losses._rows import Given, LogitSource, Projected, Tensors, product_dtype
@@ -70,13 +71,16 @@ class Head:
         """
         likelihood = Likelihood(dft=dft, label_smoothing=label_smoothing, z_loss=z_loss)
         found: list[LossTerms] = []
+        ranks = rows_over_ranks(self.model)
+        mine = ranks.part(len(rows))
 
         def compute(source: LogitSource, tensors: Tensors) -> tuple[torch.Tensor]:
-            found.append(nll_of_rows(source, tensors, targets, likelihood, weights))
+            own = None if weights is None else weights[mine]
+            found.append(nll_of_rows(source, tensors, targets[mine], likelihood, own))
             return (found[0].sum,)
 
-        (loss,) = self._scored(inputs, rows, compute)
-        return found[0]._replace(sum=loss)
+        (loss,) = self._scored(inputs, rows[mine], compute)
+        return _over(ranks, found[0]._replace(sum=loss), len(rows))
 
     def logps(
         self,
@@ -103,12 +107,15 @@ class Head:
         Raises:
             LossError: a temperature that is not above 0, or `beside` for a model without accessible hidden states.
         """
+        ranks = rows_over_ranks(self.model)
+        mine = ranks.part(len(rows))
 
         def compute(source: LogitSource, tensors: Tensors) -> tuple[torch.Tensor]:
-            return (logps_of_rows(source, tensors, targets),)
+            return (logps_of_rows(source, tensors, targets[mine]),)
 
-        found = self._scored(inputs, rows, compute, temperature=temperature, beside=beside)
-        return found if beside is not None else found[0]
+        part, *rest = self._scored(inputs, rows[mine], compute, temperature=temperature, beside=beside)
+        logps = ranks.gather(part, len(rows))
+        return (logps, *rest) if beside is not None else logps
 
     def logps_and_entropy(
         self,
@@ -123,14 +130,16 @@ class Head:
         The entropy is that of the rows' distributions, without a gradient.
         """
         entropy: list[torch.Tensor] = []
+        ranks = rows_over_ranks(self.model)
+        mine = ranks.part(len(rows))
 
         def compute(source: LogitSource, tensors: Tensors) -> tuple[torch.Tensor]:
-            logps, found = logps_and_entropy_of_rows(source, tensors, targets)
+            logps, found = logps_and_entropy_of_rows(source, tensors, targets[mine])
             entropy.append(found)
             return (logps,)
 
-        logps, *rest = self._scored(inputs, rows, compute, temperature=temperature, beside=beside)
-        return (logps, entropy[0], *rest)
+        part, *rest = self._scored(inputs, rows[mine], compute, temperature=temperature, beside=beside)
+        return (ranks.gather(part, len(rows)), ranks.gather(entropy[0], len(rows)), *rest)
 
     def distillation(
         self,
@@ -158,22 +167,23 @@ class Head:
         """
         found: list[LossTerms] = []
         wanted = torch.is_grad_enabled()
+        ranks = rows_over_ranks(self.model)
+        mine = ranks.part(len(rows))
+        own = None if weights is None else weights[mine]
 
         def taught(teacher_source: LogitSource, teacher_tensors: Tensors) -> tuple[()]:
             def compute(source: LogitSource, tensors: Tensors) -> tuple[torch.Tensor]:
-                found.append(
-                    distillation_of_rows(source, tensors, (teacher_source, teacher_tensors), beta=beta, weights=weights)
-                )
+                found.append(distillation_of_rows(source, tensors, (teacher_source, teacher_tensors), beta=beta, weights=own))
                 return (found[0].sum,)
 
             with torch.set_grad_enabled(wanted):
-                (loss,) = self._scored(inputs, rows, compute, temperature=temperature)
+                (loss,) = self._scored(inputs, rows[mine], compute, temperature=temperature)
             found.append(found[0]._replace(sum=loss))
             return ()
 
         with torch.no_grad():
-            teacher._scored(teacher_inputs, rows, taught, temperature=temperature)
-        return found[1]
+            teacher._scored(teacher_inputs, rows[mine], taught, temperature=temperature)
+        return _over(ranks, found[1], len(rows))
 
     def _scored(
         self,
@@ -223,6 +233,12 @@ class Head:
         logits = layout.packed(logits)
         logits_MV = logits[0] if keeps else logits[0].index_select(0, rows)
         return (*compute(Given(given=logits.dtype, temperature=temperature), (logits_MV,)), *rest)
+
+
+def _over(ranks: RowsOverRanks, part: LossTerms, rows: int) -> LossTerms:
+    """Add up the terms of each rank's part of the rows."""
+    stats = {name: ranks.sum(value) for name, value in part.stats.items()}
+    return part._replace(sum=ranks.sum(part.sum), count=rows, stats=stats)
 
 
 def choose_head(model: nn.Module, *, device: torch.device) -> Head:

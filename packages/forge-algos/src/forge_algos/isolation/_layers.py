@@ -67,6 +67,12 @@ def divided_layers(model: nn.Module) -> int:
     return 0 if apart is None else len(apart.layers)
 
 
+def layers_apart(model: nn.Module) -> list[str]:
+    """Name the layers that run the documents of a packed row apart, each with its class."""
+    apart, names = _apart(model), {module: name for name, module in causal_model(model).named_modules()}
+    return [] if apart is None else [f"{names[layer.module]} ({type(layer.module).__name__})" for layer in apart.layers]
+
+
 def lengths_in_layer(model: nn.Module) -> torch.Tensor | None:
     """Return the lengths int64[B] of the running layer's documents; None outside of one.
 

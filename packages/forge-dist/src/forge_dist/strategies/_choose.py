@@ -43,6 +43,7 @@ def make_strategy(
     else:
         spec = spec_of("single")
     _refuse_idle_options(settings, spec, name, ranks.world_size)
+    _check_shared(settings, ranks.world_size)
     kind: type[Strategy] = spec.load(name)
     return kind(settings, ranks, device=device, name=name, reason=reason, adapter=adapter)
 
@@ -72,3 +73,11 @@ def _refuse_idle_options(settings: StrategySettings, spec: StrategySpec, name: s
     if idle:
         ranks = "one rank" if world_size == 1 else f"{world_size} ranks under strategy={name}"
         raise StrategyError(f"{idle[0]}={getattr(settings, idle[0])!r} has no effect with {ranks}: leave it out")
+
+
+def _check_shared(settings: StrategySettings, world_size: int) -> None:
+    """Refuse ranks that cannot be put into groups which share their data."""
+    if world_size % settings.cp_size:
+        raise StrategyError(
+            f"cp_size={settings.cp_size} does not divide {world_size} ranks: use a divisor of them, or start another number"
+        )

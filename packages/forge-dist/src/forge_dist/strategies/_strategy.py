@@ -13,8 +13,11 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from forge_dist._errors import StrategyError
 from forge_dist._settings import StrategySettings
+from forge_dist.context._decoder import ContextParallel
 from forge_dist.loading._attention import AttentionFunction
 from forge_dist.loading._load import read_model
 from forge_dist.loading._model_path import Task
@@ -79,6 +82,7 @@ class Strategy(abc.ABC):
         """Why it is this one, for the log."""
         self.adapter: bool = adapter
         """Whether only an adapter is trained."""
+        self._context: ContextParallel | None = None
 
     @property
     def world_size(self) -> int:
@@ -87,8 +91,8 @@ class Strategy(abc.ABC):
 
     @property
     def dims(self) -> ParallelDims:
-        """Arrangement of the ranks; here each has a copy of the model and a data shard of its own."""
-        return ParallelDims(dp_replicate=self.world_size)
+        """Arrangement of the ranks; here each has a copy of the model."""
+        return ParallelDims(dp_replicate=self.world_size // self.settings.cp_size, non_data=self.settings.cp_size)
 
     @property
     def data_parallel_size(self) -> int:
@@ -116,21 +120,27 @@ class Strategy(abc.ABC):
         """Load this rank's part of the model, in eval mode. Arguments and errors as `load_model`.
 
         A reward model's new head is what rank 0 draws, on every rank. A quantized base is whole on every rank until `wrap`.
+        Where ranks share packed rows (cp_size), the decoder cuts them, and `attention_function` sees a part of the queries with
+        all of their keys; with `attention=None`, as of an export that is compared, each rank runs whole rows.
 
         Raises:
             ModelError: as `load_model`.
-            StrategyError: this model, or a quantized one, cannot be divided so.
+            StrategyError: this model, or a quantized one, cannot be divided so; or rows cannot be cut with this attention.
         """
-        return self.read(
-            LoadRequest(
-                model_path=model_path,
-                dtype=dtype,
-                attention=attention,
-                attention_function=attention_function,
-                task=task,
-                quantization=quantization,
-            )
+        request = LoadRequest(
+            model_path=model_path,
+            dtype=dtype,
+            attention=attention,
+            attention_function=attention_function,
+            task=task,
+            quantization=quantization,
         )
+        if self.settings.cp_size > 1 and attention is not None and attention_function is None:
+            raise StrategyError(
+                f"cp_size={self.settings.cp_size} cuts packed rows, which attention={attention} cannot attend over ranks: use "
+                "attention=documents, or leave cp_size out"
+            )
+        return self._cut(request, self.read)
 
     def load_frozen(
         self,
@@ -149,11 +159,24 @@ class Strategy(abc.ABC):
         zero1 and zero2. Where it is divided every forward is collective: all ranks make it, together, with or without
         `torch.no_grad`.
         """
-        return self.read_frozen(
-            LoadRequest(
-                model_path=model_path, dtype=dtype, attention=attention, attention_function=attention_function, task=task
-            )
+        request = LoadRequest(
+            model_path=model_path, dtype=dtype, attention=attention, attention_function=attention_function, task=task
         )
+        return self._cut(request, self.read_frozen)
+
+    def _cut(self, request: LoadRequest, read: "Callable[[LoadRequest], PreTrainedModel]") -> "PreTrainedModel":
+        """Read a model, whose packed rows ranks share if they can with its attention."""
+        if self.settings.cp_size == 1 or request.attention_function is None:
+            return read(request)
+        if self._context is None:
+            self._context = ContextParallel(self._context_mesh())
+        model = read(self._context.request(request))
+        self._context.divide(model, request.model_path)
+        return model
+
+    def _context_mesh(self) -> DeviceMesh:
+        sizes = (self.data_parallel_size, self.settings.cp_size)
+        return init_device_mesh(self.device.type, sizes, mesh_dim_names=("dp", "cp"))["cp"]
 
     def read(self, request: LoadRequest) -> "PreTrainedModel":
         """Read this rank's part of a model, for `load`; here the whole of it."""
@@ -220,7 +243,7 @@ class Strategy(abc.ABC):
         """Run the backward pass of this rank's summed loss divided by the global count.
 
         After the last micro-batch the gradients are the sums over data shards (and micro-batches) of what each one's loss
-        gives, never their means.
+        gives, never their means. The ranks of a data shard give the same loss, which counts once.
         """
 
     @abc.abstractmethod

@@ -31,7 +31,8 @@ class TorchStrategy(Strategy):
         return model
 
     def backward(self, loss: torch.Tensor) -> None:
-        loss.backward()
+        # What context ranks exchange sums the gradients of them all, and each of them has the row's whole loss.
+        (loss / self.settings.cp_size if self.settings.cp_size > 1 else loss).backward()
 
     def grad_norm(self, parameters: Iterable[nn.Parameter]) -> torch.Tensor:
         return grad_norm(parameters, self.device)

@@ -51,7 +51,7 @@ REFUSED_BY_ALL: dict[str, str] = {
     "attention": "it chooses its own",
     "moe_aux_loss": "it adds what transformers adds",
     **dict.fromkeys(
-        ("shard_size", "gather_dtype", "reshard_after_forward", "cpu_offload", "activation_checkpointing"),
+        ("shard_size", "cp_size", "gather_dtype", "reshard_after_forward", "cpu_offload", "activation_checkpointing"),
         "it divides the model in its own way",
     ),
     **dict.fromkeys(("nnodes", "node_rank", "rdzv_id", "rdzv_endpoint", "master_addr", "master_port"), _NODE),

@@ -22,6 +22,7 @@ import forge_packing
 from forge._progress import Reporter
 from forge.memory._memory_plan import MEASURED, Change, MemoryPlan, Phase
 from forge.memory._target import Target
+from forge.settings._settings import row_tokens
 from forge.tasks._reference_logps import make_up_references
 from forge.tasks._task import Run, Task
 from forge.tasks.items._items import Items
@@ -95,6 +96,8 @@ def plan_of(bare: Rehearsed, target: Target) -> MemoryPlan:
     ]
     if step.guesses:
         notes.append(f"assumed where the model asks for a value: {', '.join(step.guesses[:3])}")
+    if (sharing := planned.settings.strategy.cp_size) > 1:
+        notes.append(f"activations are those of one of the {sharing} ranks that share a row (cp_size)")
     if planned.ranks > 1:
         notes.append(f"what {planned.ranks} ranks divide is computed from one rank's step (strategy={planned.strategy})")
     tokens = int(planned.train.lengths[worst].sum())
@@ -128,7 +131,7 @@ def largest_micro_batch(plan: forge_packing.BatchPlan) -> tuple[Any, bool]:
 
 def _filled(planned: Planned, items: Items, rows: list[int]) -> list[int]:
     """Add items to `rows` until a micro-batch is full."""
-    left = planned.settings.plan.max_tokens_per_gpu - int(items.lengths[rows].sum())
+    left = row_tokens(planned.settings) - int(items.lengths[rows].sum())
     for index in range(len(items)):
         if index not in rows and items.lengths[index] <= left:
             rows.append(index)
@@ -306,6 +309,8 @@ _SHARDED = ("fsdp2", "hsdp")
 def _divided(planned: Planned, name: str, parts: Mapping[str, int], layers: int) -> Phase:
     """Divide one rank's parts by the ranks that share them, and add what they exchange."""
     found, ranks = dict(parts), planned.ranks
+    if "activations" in found:
+        found["activations"] = -(-found["activations"] // planned.settings.strategy.cp_size)
     if ranks > 1 and planned.strategy in _DIVIDED:
         shared = planned.settings.strategy.shard_size or ranks if planned.strategy == "hsdp" else ranks
         whole = parts.get("weights", 0)
@@ -330,7 +335,7 @@ def _changes(planned: Planned, target: Target, worst: Any, several: bool) -> lis
     tried: list[tuple[str, str, Any, Any]] = []
     if len(worst) > 1:
         half = worst[: (len(worst) + 1) // 2]
-        tokens = int(planned.train.lengths[half].sum())
+        tokens = -(-int(planned.train.lengths[half].sum()) // s.strategy.cp_size)
         tried.append((f"max_tokens_per_gpu={tokens}", "the same steps in more, smaller micro-batches", s, half))
     if not s.strategy.activation_checkpointing:
         with_it = s.with_value("strategy", "activation_checkpointing", value=True)

@@ -40,6 +40,8 @@ def choose_tokens(planned: Planned, target: Target) -> tuple[int | None, str, Me
     default, least = planned.settings.plan.max_tokens_per_gpu, int(planned.train.lengths.max())
     if planned.held_out is not None:
         least = max(least, int(planned.held_out.lengths.max()))
+    sharing = planned.settings.strategy.cp_size
+    least = -(-least // sharing)
     if target.limit is None:
         return None, f"the memory of {target.name} is not known", forecast(planned, target)
     room = int(_FILLED * target.limit)
@@ -48,10 +50,12 @@ def choose_tokens(planned: Planned, target: Target) -> tuple[int | None, str, Me
 
         def with_tokens(tokens: int) -> MemoryPlan:
             settings = planned.settings.with_value("plan", "max_tokens_per_gpu", tokens)
-            other = attrs.evolve(planned, settings=settings, plan=planned.plan.reshape(max_tokens=tokens))
+            other = attrs.evolve(planned, settings=settings, plan=planned.plan.reshape(max_tokens=tokens * sharing))
             return plan_of(bare._replace(planned=other), target)
 
-        useful = min(target.most_tokens, _share_of_step(planned.plan) + least, int(_ITEMS * planned.train.lengths.mean()))
+        useful = min(
+            target.most_tokens, -(-_share_of_step(planned.plan) // sharing) + least, int(_ITEMS * planned.train.lengths.mean())
+        )
         most = max(least, -(-max(default, useful) // _GRAIN) * _GRAIN)
         tokens, found = _largest(with_tokens, least, most, room)
     except (forge_algos.RehearsalError, forge_dist.ModelError) as error:

@@ -14,6 +14,7 @@ import forge_dist
 from forge._errors import SettingsError
 from forge._progress import Reporter
 from forge.run._starting_model import Start, untrained
+from forge.settings._settings import row_tokens
 from forge.tasks._task import Task
 from forge.tasks.items._items import Items
 from forge.tasks.items._samples import Samples
@@ -128,7 +129,7 @@ def _calibration(task: Task, s: Any, tokenizer: Any, train: Items, root: Path, r
             f"osft_rank=adaptive measures on rows to imitate, and forge {task.name} has none: set osft_calibration_path to "
             "such rows, or osft_rank=uniform."
         )
-    return list(_few_batches(train, s.plan.max_tokens_per_gpu))
+    return list(_few_batches(train, row_tokens(s)))
 
 
 def _few_batches(items: Samples, most: int) -> Sequence[Any]:

@@ -34,16 +34,19 @@ def choose_sizes(s: Any, machine: forge_accel.Accelerator, parts: list[Items]) -
         s = s.resolved("num_epochs", s.plan.epochs, "neither num_epochs nor max_steps nor max_tokens was given")
     longest = max(int(items.lengths.max()) for items in parts)
     given, chosen = s.plan.max_tokens_per_gpu, s.origins["max_tokens_per_gpu"].startswith("chosen: ")
-    if given is not None and not (chosen and longest > given):
+    sharing = s.strategy.cp_size
+    least = -(-longest // sharing)
+    if given is not None and not (chosen and least > given):
         for items in parts:
             row = int(items.lengths.argmax())
-            if items.lengths[row] > given:
+            if items.lengths[row] > given * sharing:
+                over = "" if sharing == 1 else f" on each of the {sharing} ranks that share a row (cp_size)"
                 raise SettingsError(
-                    f"{items.size(row)}, more than max_tokens_per_gpu={given:,}, and is never cut to fit. "
-                    f"Set max_tokens_per_gpu to {longest:,} or more, or {items.shorter}."
+                    f"{items.size(row)}, more than max_tokens_per_gpu={given:,}{over}, and is never cut to fit. "
+                    f"Set max_tokens_per_gpu to {least:,} or more, or {items.shorter}."
                 )
-    elif longest > machine.default_tokens:
-        s = s.resolved("max_tokens_per_gpu", longest, "the longest sample")
+    elif least > machine.default_tokens:
+        s = s.resolved("max_tokens_per_gpu", least, "the longest sample")
     else:
         s = s.resolved("max_tokens_per_gpu", machine.default_tokens, f"what suits {machine.name}")
     if s.optimizer.learning_rate is None:
@@ -118,8 +121,8 @@ def load_with_attention(
             s = s.resolved("packing", "on" if packed else "off", why)
         return s, model, (reason, why)
     leaks = [error for error in refusals if isinstance(error, forge_algos.PackedBatchError)]
-    if s.packing.packing == "on" and leaks:
-        raise _no_packing(leaks[0]) from leaks[0]
+    if (s.packing.packing == "on" or s.strategy.cp_size > 1) and leaks:
+        raise _no_packing(s, leaks[0]) from leaks[0]
     if leaks and leaks[-1] is refusals[-1] and len(refusals) > 1:
         first = str(refusals[0]).partition(". ")[0]
         raise forge_algos.PackedBatchError(f"{first}. Its samples cannot run alone either: {leaks[-1]}") from leaks[-1]
@@ -140,8 +143,10 @@ def try_packing(task: Task, s: Any, machine: forge_accel.Accelerator, report: Re
         report.note("packing=on is tried once the model is loaded: no small model of its configuration can be made")
     elif tried.model is not None and not tried.packed:
         report.note(f"packing: samples will run alone, as a small random model of this configuration shows ({tried.why})")
-    if s.packing.packing == "on" and tried.model is None and tried.leak is not None:
-        raise _no_packing(tried.leak) from tried.leak
+    if (s.packing.packing == "on" or s.strategy.cp_size > 1) and tried.model is None and tried.leak is not None:
+        raise _no_packing(s, tried.leak) from tried.leak
+    if s.strategy.cp_size > 1 and tried.model is not None and (layers := forge_algos.layers_apart(tried.model)):
+        raise _no_packing(s, forge_algos.PackedBatchError(f"{layers[0]} carries a state from token to token"))
     return tried
 
 
@@ -171,7 +176,7 @@ def try_ways(task: Task, s: Any, machine: forge_accel.Accelerator) -> Tried:
             break
         draft, packed, why = found
         return Tried(way.attention.value, packed, draft, why, None)
-    leaks = [error for error in refusals if isinstance(error, forge_algos.PackedBatchError)]
+    leaks = [error for error in refusals if s.strategy.cp_size > 1 or isinstance(error, forge_algos.PackedBatchError)]
     return Tried(ways[0].attention.value, ways[0].packing == "on", None, "", leaks[0] if leaks else None)
 
 
@@ -194,7 +199,13 @@ def _try_way(task: Task, s: Any, machine: forge_accel.Accelerator, way: _Way) ->
     return draft, packed, why
 
 
-def _no_packing(leak: Exception) -> Exception:
+def _no_packing(s: Any, leak: Exception) -> Exception:
+    if (sharing := s.strategy.cp_size) > 1:
+        why = str(leak).partition(". ")[0].partition(": use ")[0]
+        return forge_algos.PackedBatchError(
+            f"cp_size={sharing} cuts packed rows over ranks, which this model does not allow: {why}. "
+            "Leave cp_size out; activation_checkpointing=true and cpu_offload=true make room in other ways."
+        )
     return forge_algos.PackedBatchError(f"packing=on: {leak}. With packing=auto its samples run alone.")
 
 
@@ -213,6 +224,9 @@ def _ways(s: Any, machine: forge_accel.Accelerator, dtype: forge_accel.Choice[An
     """List the ways to run the model, the first choice first."""
     auto, packing = s.device.attention == "auto", s.packing.packing
     chosen = machine.attention(s.device.attention, dtype.value)
+    if s.strategy.cp_size > 1:
+        # Ranks can share no other row than a packed one, and only this attention gathers its keys.
+        return [_Way(chosen, "on")]
     packed = [chosen, *([machine.attention("eager", dtype.value)] if auto and chosen.value.name != "eager" else [])]
     # A forward of whole lines needs no attention that knows documents.
     alone = [machine.attention(name, dtype.value) for name in ("sdpa", "eager")] if auto else [chosen]

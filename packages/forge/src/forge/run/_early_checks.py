@@ -15,8 +15,10 @@ import forge_dist
 from forge._errors import SettingsError
 from forge.memory._forecast import without_measurements
 from forge.run._choices import Tried, check_warmup, quantized
+from forge.run._positions import VIRTUAL
 from forge.run._rows import SETTINGS, Rows
 from forge.run._starting_model import Start
+from forge.settings._recipe import as_values
 from forge.tasks._answers import read_prompts, tokenized
 from forge.tasks._task import Task
 from forge.trackers._table import check_trackers
@@ -31,11 +33,41 @@ def check_names(task: Task, s: Any, rows: Rows) -> None:
         except forge_dist.ModelError as error:
             raise forge_dist.ModelError(str(error).replace("model_path", name, 1)) from None
     task.check_settings(s)
+    _check_cut(s)
     check_trackers(s.tracking.chosen())
     read_prompts(task, s)
     for setting in SETTINGS:
         if setting not in rows and getattr(s.data, setting) is not None:
             task.check_rows(s, setting)
+
+
+def _check_cut(s: Any) -> None:
+    """Refuse settings with which ranks cannot share packed rows.
+
+    Raises:
+        SettingsError: cp_size and one of them.
+
+    """
+    if s.strategy.cp_size == 1:
+        return
+    reasons = {
+        "packing": "a sample that runs alone is in no packed row" if s.packing.packing == "off" else "",
+        "attention": "only attention=documents gathers the keys of a row"
+        if s.device.attention not in ("auto", "documents")
+        else "",
+        "adapter": "its virtual tokens stand before each sample, where a row has no place"
+        if s.adapter.adapter in VIRTUAL
+        else "",
+        "osft_rank": "importance is measured on whole rows" if s.adapter.osft_rank == "adaptive" else "",
+        "neftune_alpha": "its noise is drawn for whole rows" if getattr(s.objective, "neftune_alpha", 0) else "",
+    }
+    for name, why in reasons.items():
+        if why:
+            value = as_values(s)[name]
+            raise SettingsError(
+                f"cp_size={s.strategy.cp_size} cuts packed rows over ranks, and with {name}={value} it cannot: {why}. "
+                f"Leave one of the two out."
+            )
 
 
 def check_prompts(task: Task, s: Any, tokenizer: Any) -> dict[str, int]:

@@ -48,7 +48,7 @@ def planned_of(
         task: the verb.
         s: its settings.
         machine: the accelerator of this process.
-        strategy: name, and number of ranks.
+        strategy: name, and number of data shards.
         start: the model that it starts from.
         tokenizer: of that model.
         prepared: data and plan.
@@ -62,7 +62,7 @@ def planned_of(
         machine=machine,
         dtype=dtype,
         strategy=strategy[0],
-        ranks=strategy[1],
+        ranks=strategy[1] * s.strategy.cp_size,
         attention=tried.attention,
         packed=tried.packed,
         draft=tried.model,

@@ -14,7 +14,7 @@ from forge.tasks.items._items import Items
 
 _SHORTER_TABLE = 4
 """Positions that a table may have less than the configuration says."""
-_VIRTUAL = ("prefix", "prompt")
+VIRTUAL = ("prefix", "prompt")
 """Adapters whose virtual tokens take positions before a text's own."""
 
 
@@ -33,7 +33,7 @@ def check_positions(task: Task, s: Any, path: str, parts: Sequence[Items], asked
         SettingsError: a row, or a prompt with its answer, is longer than such a table.
 
     """
-    virtual = s.adapter.num_virtual_tokens if s.adapter.adapter in _VIRTUAL else 0
+    virtual = s.adapter.num_virtual_tokens if s.adapter.adapter in VIRTUAL else 0
     longest = max(int(items.longest.max()) for items in parts) + virtual
     answered = max(asked.values(), default=0) + s.evaluation.eval_max_new_tokens + virtual if asked else 0
     if (limit := _exceeded(task, path, max(longest, answered))) is not None:

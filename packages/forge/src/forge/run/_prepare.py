@@ -30,6 +30,7 @@ from forge.run._rows import Rows, describe_rows
 from forge.run._run_directory import NoDirectory, RunDirectory
 from forge.run._starting_model import starting_model
 from forge.run._stores import STORES, compare_stores, copy_linked, fingerprints, link_stores
+from forge.settings._settings import row_tokens
 from forge.tasks._task import Task
 from forge.tasks.items._items import Items
 
@@ -198,7 +199,7 @@ def open_prepared(task: Task, s: Any, machine: forge_accel.Accelerator, root: Pa
     endless = forge_packing.plan(
         train.lengths,
         batch_size=s.plan.effective_batch_size,
-        max_tokens=s.plan.max_tokens_per_gpu,
+        max_tokens=row_tokens(s),
         world_size=shards,
         seed=s.plan.seed,
         epochs=None,

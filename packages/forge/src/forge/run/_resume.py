@@ -22,7 +22,15 @@ from forge.tasks.items._items import Items
 
 DIVISION = frozenset(
     {
-        *("max_tokens_per_gpu", "strategy", "shard_size", "reshard_after_forward", "cpu_offload", "activation_checkpointing"),
+        *(
+            "max_tokens_per_gpu",
+            "strategy",
+            "shard_size",
+            "cp_size",
+            "reshard_after_forward",
+            "cpu_offload",
+            "activation_checkpointing",
+        ),
         *("nproc_per_node", "nnodes", "node_rank", "rdzv_id", "rdzv_endpoint", "master_addr", "master_port"),
         *("max_restarts", "connect_seconds", "device", "attention", "packing", "num_proc", "resume"),
     }

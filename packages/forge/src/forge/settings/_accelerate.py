@@ -325,16 +325,24 @@ def _clipping(value: Any, _: Mapping[str, Any]) -> Settings | str:
 
 
 def _replicas(_value: Any, flat: Mapping[str, Any]) -> Settings | str:
-    copies, shards = (flat.get(f"parallelism_config_dp_{what}_size") or 1 for what in ("replicate", "shard"))
-    if not all(map(_counts, (copies, shards))):
+    sizes = ("dp_replicate", "dp_shard", "cp")
+    copies, shards, sharing = (flat.get(f"parallelism_config_{what}_size") or 1 for what in sizes)
+    if not all(map(_counts, (copies, shards, sharing))):
         return "a whole number is wanted"
     if shards > 1:
-        return {"strategy": "hsdp", "shard_size": shards} if copies > 1 else {"strategy": "fsdp2"}
+        # There dp_shard counts the data shards; here shard_size counts all ranks that share a copy.
+        return {"strategy": "hsdp", "shard_size": shards * sharing} if copies > 1 else {"strategy": "fsdp2"}
     return {"strategy": "ddp"} if copies > 1 else {}
 
 
+def _context(value: Any, _: Mapping[str, Any]) -> Settings | str:
+    if not _counts(value or 1):
+        return "a whole number is wanted"
+    return {} if value in (None, 1) else {"cp_size": value}
+
+
 def _one(value: Any, _: Mapping[str, Any]) -> Settings | str:
-    return {} if value in (None, 1) else "only data are divided (dp_replicate_size, dp_shard_size)"
+    return {} if value in (None, 1) else "only data and packed rows are divided (dp_replicate_size, dp_shard_size, cp_size)"
 
 
 _READ: dict[str, Callable[[Any, Mapping[str, Any]], Settings | str]] = {
@@ -353,7 +361,8 @@ _READ: dict[str, Callable[[Any, Mapping[str, Any]], Settings | str]] = {
     "gradient_clipping": _clipping,
     "parallelism_config_dp_replicate_size": _replicas,
     "parallelism_config_dp_shard_size": _replicas,
-    **dict.fromkeys((f"parallelism_config_{kind}_size" for kind in ("tp", "cp", "sp")), _one),
+    "parallelism_config_cp_size": _context,
+    **dict.fromkeys((f"parallelism_config_{kind}_size" for kind in ("tp", "sp")), _one),
 }
 """Key → what makes settings of its value and the other keys, or says why it cannot."""
 

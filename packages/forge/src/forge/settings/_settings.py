@@ -40,6 +40,11 @@ def _whole(_: object, field: attrs.Attribute[int], value: object) -> None:
         raise TypeError(f"{field.name} must be a whole number, not {value!r}")
 
 
+def row_tokens(s: Any) -> int:
+    """Return the most tokens of a packed row, which the ranks of `cp_size` share."""
+    return s.plan.max_tokens_per_gpu * s.strategy.cp_size
+
+
 @attrs.frozen(kw_only=True)
 class ReportSettings:
     """Settings of the progress report."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import forge_algos
 import forge_packing
+from forge.settings._settings import row_tokens
 from forge.tasks._seeds import step_seed
 from forge.tasks._task import Evaluation, Run
 from forge.tasks.items._items import Ints
@@ -49,7 +50,5 @@ class OfflineSteps:
 
 def shard_of(run: Run, lengths: Ints) -> list[Any]:
     """Divide items into micro-batches, equally many a shard, and return this rank's."""
-    divided = forge_packing.divide(
-        lengths, max_tokens=run.settings.plan.max_tokens_per_gpu, world_size=run.strategy.data_parallel_size
-    )
+    divided = forge_packing.divide(lengths, max_tokens=row_tokens(run.settings), world_size=run.strategy.data_parallel_size)
     return list(divided[run.strategy.data_parallel_rank])

@@ -9,6 +9,7 @@ import forge_algos
 import forge_data
 import forge_dist
 from forge._errors import SettingsError
+from forge.settings._settings import row_tokens
 from forge.tasks._reference_model import why_not_off
 from forge.tasks._seeds import step_seed
 from forge.tasks._task import Evaluation, Run
@@ -97,7 +98,7 @@ class RolloutSteps:
             settings=self._own,
             rewards=self._rewards,
             decode=lambda ids: tokenizer.decode(ids, skip_special_tokens=True),
-            max_tokens=run.settings.plan.max_tokens_per_gpu,
+            max_tokens=row_tokens(run.settings),
             seed=seed,
             rows=rows,
             device=run.device,
@@ -114,7 +115,7 @@ class RolloutSteps:
         run = self._run
         return forge_algos.online.rollout_batches(
             rollout,
-            max_tokens=run.settings.plan.max_tokens_per_gpu,
+            max_tokens=row_tokens(run.settings),
             updates=self._own.updates_per_pass,
             passes=self._own.num_iterations,
             share_prompts=self._shares,

@@ -15,20 +15,19 @@ from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
 
 from forge_dist.loading._fsdp_groups import RESHARDED, fsdp_groups
 from forge_dist.loading._quantization import four_bit_layers
-from forge_dist.strategies._parallel_dims import ParallelDims
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-def shard_quantized(model: "PreTrainedModel", *, device: torch.device, dims: ParallelDims, cpu_offload: bool) -> None:
+def shard_quantized(model: "PreTrainedModel", *, device: torch.device, sizes: tuple[int, int], cpu_offload: bool) -> None:
     """Shard every parameter of `model` that is not trained, in place; collective.
 
     The codes of a weight are sharded like any tensor; the few constants that scale them (0.13 to 0.5 bits a weight) stay whole
-    on every rank.
+    on every rank. `sizes` are the number of copies, and the ranks that share one.
     """
-    sizes = (dims.dp_shard,) if dims.dp_replicate == 1 else (dims.dp_replicate, dims.dp_shard)
-    mesh = init_device_mesh(device.type, sizes, mesh_dim_names=("dp_replicate", "dp_shard")[-len(sizes) :])
+    shape = sizes[-1:] if sizes[0] == 1 else sizes
+    mesh = init_device_mesh(device.type, shape, mesh_dim_names=("dp_replicate", "dp_shard")[-len(shape) :])
     policy = CPUOffloadPolicy() if cpu_offload else OffloadPolicy()
     trained = {parameter for parameter in model.parameters() if parameter.requires_grad}
     layers = four_bit_layers(model).values()

@@ -55,7 +55,10 @@ class FSDP(TorchStrategy):
 
     @property
     def dims(self) -> ParallelDims:
-        return ParallelDims(dp_replicate=self.world_size // self.shard_size, dp_shard=self.shard_size)
+        shared = self.settings.cp_size
+        return ParallelDims(
+            dp_replicate=self.world_size // self.shard_size, dp_shard=self.shard_size // shared, non_data=shared
+        )
 
     def _check_device(self) -> None:
         accelerator = torch.accelerator.current_accelerator()
@@ -80,6 +83,10 @@ class FSDP(TorchStrategy):
             raise StrategyError(
                 f"strategy=hsdp with shards over one rank is {world_size} whole copies: use strategy=ddp, or a shard_size"
             )
+        if size % self.settings.cp_size:
+            raise StrategyError(
+                f"cp_size={self.settings.cp_size} does not divide the {size} ranks of a copy (shard_size): use a divisor"
+            )
         return size
 
     def read(self, request: LoadRequest) -> "PreTrainedModel":
@@ -93,7 +100,7 @@ class FSDP(TorchStrategy):
         from transformers.distributed import DistributedConfig
 
         divided = DistributedConfig(
-            fsdp_size=self.dims.dp_shard,
+            fsdp_size=self.shard_size,
             dp_replicate_size=self.dims.dp_replicate if self.dims.dp_replicate > 1 else None,
             fsdp_cpu_offload=self.settings.cpu_offload,
             fsdp_mixed_precision=self.settings.gather_dtype == "bfloat16",
@@ -156,7 +163,8 @@ class FSDP(TorchStrategy):
             self._placeholders.restore()
         base = base_of(model)  # pyrefly: ignore[bad-argument-type]  it came from `load`
         if awaits_sharding(base):
-            shard_quantized(base, device=self.device, dims=self.dims, cpu_offload=self.settings.cpu_offload)
+            sizes = (self.dims.dp_replicate, self.shard_size)
+            shard_quantized(base, device=self.device, sizes=sizes, cpu_offload=self.settings.cpu_offload)
             self._configure_groups(model)
         unshard_copied_modules(model)
         self._root = _root_of(model)
