@@ -75,6 +75,7 @@ def plan(world_size: int, copies: int, layers: int, *, memory: bool) -> dict[str
     """Plan a save: seconds and bytes of rank 0 and of the worst other rank; with `memory` their peaks instead of seconds."""
     wire = Wire(world_size)
     seconds: dict[int, float] = dict.fromkeys(range(world_size), 0.0)
+    busy: dict[int, float] = dict.fromkeys(range(world_size), 0.0)
     peaks: dict[int, int] = dict.fromkeys(range(world_size), 0)
     gathered = 0
     plans = {}
@@ -85,12 +86,13 @@ def plan(world_size: int, copies: int, layers: int, *, memory: bool) -> dict[str
         held = pieces(rank, world_size, copies, layers)
         if memory:
             tracemalloc.start()
-        began = time.perf_counter()
+        began, working = time.perf_counter(), time.process_time()
         digest_of(held)
         plans[rank] = SharedPlan(wire)  # pyrefly: ignore[bad-argument-type]  as much of Ranks as it needs
         with suppress(WaitingError):
             plans[rank].make(held, [])
         seconds[rank] += time.perf_counter() - began
+        busy[rank] += time.process_time() - working
         if memory:
             peaks[rank] = max(peaks[rank], tracemalloc.get_traced_memory()[1])
             tracemalloc.stop()
@@ -99,11 +101,11 @@ def plan(world_size: int, copies: int, layers: int, *, memory: bool) -> dict[str
     others = range(1, world_size)
     for rank in others:
         turn(rank)
-    seconds[0] = 0.0
+    seconds[0] = busy[0] = 0.0
     turn(0)  # the plan
     # The coordinator's part is whole now. Of the others two are gone through with what they receive.
     for rank in (1, world_size - 1):
-        seconds[rank] = 0.0
+        seconds[rank] = busy[rank] = 0.0
         turn(rank)
     if not memory:
         gathered = sum(len(json.dumps(pieces(rank, world_size, copies, layers))) for rank in (0, world_size - 1)) // 2
@@ -117,8 +119,9 @@ def plan(world_size: int, copies: int, layers: int, *, memory: bool) -> dict[str
     found["rank_0"]["receives_bytes"] = world_size * longest
     if memory:
         return {"rank_0": {"peak_bytes": peaks[0]}, "others": {"peak_bytes": max(peaks[rank] for rank in others)}}
-    found["rank_0"]["seconds"] = round(seconds[0], 3)
+    found["rank_0"] |= {"seconds": round(seconds[0], 3), "processor_seconds": round(busy[0], 3)}
     found["others"]["seconds"] = round(max(seconds[rank] for rank in others), 3)
+    found["others"]["processor_seconds"] = round(max(busy[rank] for rank in others), 3)
     began = time.perf_counter()
     text = manifest(world_size, plans[0]).to_text()
     found["manifest"] = {"bytes": len(text), "seconds": round(time.perf_counter() - began, 3)}
@@ -291,7 +294,8 @@ def main() -> None:
     judged = 512 if 512 in sizes else max(sizes)
     worst = [plans[f"{strategy}x{judged}"][who] for strategy in ("fsdp2", "hsdp") for who in ("rank_0", "others")]
     ratios = {
-        "plan_seconds": SECONDS / max(each["seconds"] for each in worst),
+        # The processor's time: on a busy machine other processes take their turns within the seconds.
+        "plan_seconds": SECONDS / max(each["processor_seconds"] for each in worst),
         "plan_bytes": MEGABYTES * 2**20 / max(each["peak_bytes"] for each in worst),
         "store_requests": REQUESTS
         / max(stores[str(judged)][phase]["requests_per_second"] for phase in ("first", "beat", "leave")),
